@@ -1,0 +1,211 @@
+"""Batches: frozen dataclasses whose fields say how rows of them are taken, joined and moved.
+
+A field made with `rows()` holds one entry per sample: a tensor [N, ...], a tuple of N values, a nested batch, or a mapping
+of those. A field made with `shared()` holds one value for all rows; joining batches that disagree on it raises, because
+taking the first would drop the rest in silence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, cast
+
+from .errors import BatchError
+
+__all__ = ["Batch", "rows", "same", "shared"]
+
+_KIND = "unirl.batch"
+
+
+def rows(**kwargs: Any) -> Any:
+    """A field with one entry per sample."""
+    return field(metadata={_KIND: "rows"}, **kwargs)
+
+
+def shared(**kwargs: Any) -> Any:
+    """A field with one value for all samples."""
+    return field(metadata={_KIND: "shared"}, **kwargs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Base of everything that has rows. Subclasses are frozen dataclasses; operations return new ones."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of samples, padding included."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def _fields(self, kind: str) -> list[str]:
+        return [f.name for f in dataclasses.fields(self) if f.metadata.get(_KIND) == kind]
+
+    def _check_rows(self) -> None:
+        """Raise when a row field does not have one entry per sample. Subclasses call it from `__post_init__`."""
+        for name in self._fields("rows"):
+            _check_length(f"{type(self).__name__}.{name}", getattr(self, name), self.num_rows)
+
+    def _map_rows(self, change: Callable[[Any], Any]) -> Self:
+        changed = {name: _apply(getattr(self, name), change) for name in self._fields("rows")}
+        return dataclasses.replace(self, **changed)
+
+    def select(self, indices: Sequence[int]) -> Self:
+        """The rows at `indices`, in that order; a row may be named more than once."""
+        wanted = [int(i) for i in indices]
+        bad = [i for i in wanted if not 0 <= i < self.num_rows]
+        if bad:
+            raise BatchError(
+                f"{type(self).__name__}.select: row {bad[0]} was asked for; there are {self.num_rows}, counted from 0."
+            )
+        return self._map_rows(lambda value: _take(value, wanted))
+
+    def split(self, sizes: Sequence[int]) -> list[Self]:
+        """Consecutive pieces of these sizes, which must add up to the number of rows."""
+        if sum(sizes) != self.num_rows or any(size < 0 for size in sizes):
+            raise BatchError(
+                f"{type(self).__name__}.split: sizes {list(sizes)} add up to {sum(sizes)}; there are {self.num_rows} rows."
+            )
+        pieces: list[Self] = []
+        start = 0
+        for size in sizes:
+            pieces.append(self.select(range(start, start + size)))
+            start += size
+        return pieces
+
+    def chunks(self, size: int) -> list[Self]:
+        """Consecutive pieces of `size` rows; the last may be smaller. `size` 0 gives one piece."""
+        if size < 0:
+            raise BatchError(f"{type(self).__name__}.chunks: size {size} was asked for; it must be 0 or more.")
+        if size == 0 or size >= self.num_rows:
+            return [self]
+        full, rest = divmod(self.num_rows, size)
+        return self.split([size] * full + ([rest] if rest else []))
+
+    @classmethod
+    def concat(cls, batches: Sequence[Self]) -> Self:
+        """One batch of all rows. Raises `BatchError` when a shared field disagrees or a row field is only partly there."""
+        if not batches:
+            raise BatchError(f"{cls.__name__}.concat: nothing to join.")
+        first = batches[0]
+        if any(type(batch) is not type(first) for batch in batches):
+            kinds = sorted({type(batch).__name__ for batch in batches})
+            raise BatchError(f"{cls.__name__}.concat: the pieces are of different types: {', '.join(kinds)}.")
+        changed: dict[str, Any] = {}
+        for item in dataclasses.fields(first):
+            name, kind = item.name, item.metadata.get(_KIND)
+            values = [getattr(batch, name) for batch in batches]
+            where = f"{type(first).__name__}.{name}"
+            if kind == "rows":
+                changed[name] = _join(where, values)
+            elif kind == "shared":
+                for index, value in enumerate(values[1:], start=1):
+                    if not same(values[0], value):
+                        raise BatchError(
+                            f"{where}: piece 0 has {_brief(values[0])}, piece {index} has {_brief(value)}. "
+                            "A shared field must agree in all pieces; join only what was made from one request."
+                        )
+        return dataclasses.replace(first, **changed)
+
+    def repeat(self, times: int) -> Self:
+        """Each row `times` times, next to each other."""
+        if times < 0:
+            raise BatchError(f"{type(self).__name__}.repeat: {times} times were asked for; it must be 0 or more.")
+        return self.select([row for row in range(self.num_rows) for _ in range(times)])
+
+    def to(self, device: Any) -> Self:
+        """The same batch with its tensors, shared ones included, on `device`."""
+
+        def move(value: Any) -> Any:
+            return value.to(device) if _is_tensor(value) else value
+
+        moved = {
+            item.name: _apply(getattr(self, item.name), move)
+            for item in dataclasses.fields(self)
+            if item.metadata.get(_KIND)
+        }
+        return dataclasses.replace(self, **moved)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equality that understands tensors, mappings and nested batches; tensors must agree bit for bit."""
+    if _is_tensor(left) or _is_tensor(right):
+        if not (_is_tensor(left) and _is_tensor(right)):
+            return False
+        return left.shape == right.shape and left.dtype == right.dtype and bool((left == right).all())
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        one, other = cast(Mapping[Any, Any], left), cast(Mapping[Any, Any], right)
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return bool(left == right)
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "index_select") and hasattr(value, "dtype")
+
+
+def _apply(value: Any, change: Callable[[Any], Any]) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return {key: _apply(item, change) for key, item in cast(Mapping[Any, Any], value).items()}
+    return change(value)
+
+
+def _take(value: Any, indices: list[int]) -> Any:
+    if isinstance(value, Batch):
+        return value.select(indices)
+    if _is_tensor(value):
+        import torch
+
+        return value.index_select(0, torch.tensor(indices, dtype=torch.int64, device=value.device))
+    return tuple(value[i] for i in indices)
+
+
+def _check_length(where: str, value: Any, num_rows: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, Mapping):
+        for key, item in cast(Mapping[Any, Any], value).items():
+            _check_length(f"{where}[{key!r}]", item, num_rows)
+        return
+    found = value.shape[0] if _is_tensor(value) else len(value)
+    if found != num_rows:
+        raise BatchError(f"{where}: {found} entries for {num_rows} samples; it needs one entry per sample.")
+
+
+def _join(where: str, values: list[Any]) -> Any:
+    absent = [value is None for value in values]
+    if all(absent):
+        return None
+    if any(absent):
+        raise BatchError(
+            f"{where}: piece {absent.index(True)} has none, piece {absent.index(False)} has some. "
+            "Fill it in every piece, or in none, before joining."
+        )
+    first = values[0]
+    if isinstance(first, Mapping):
+        keys = set(cast(Mapping[str, Any], first))
+        for index, value in enumerate(values[1:], start=1):
+            if set(value) != keys:
+                raise BatchError(
+                    f"{where}: piece 0 has keys {sorted(keys)}, piece {index} has {sorted(value)}; they must agree."
+                )
+        return {key: _join(f"{where}[{key!r}]", [value[key] for value in values]) for key in first}
+    if isinstance(first, Batch):
+        return type(first).concat(values)
+    if _is_tensor(first):
+        import torch
+
+        shapes = {(tuple(value.shape[1:]), value.dtype) for value in values}
+        if len(shapes) > 1:
+            raise BatchError(f"{where}: the pieces have rows of different shape or dtype: {sorted(map(str, shapes))}.")
+        return torch.cat(values)
+    return tuple(item for value in values for item in value)
+
+
+def _brief(value: Any) -> str:
+    text = repr(value).replace("\n", " ")
+    return text if len(text) <= 120 else text[:117] + "..."

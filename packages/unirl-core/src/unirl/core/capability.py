@@ -1,0 +1,128 @@
+"""Capabilities and needs as data: what a part provides, at which level, and what an algorithm asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Literal
+
+__all__ = ["Cap", "Needs", "Support"]
+
+
+class Support(StrEnum):
+    """How a capability is provided."""
+
+    NATIVE = "native"
+    """By the part itself."""
+    REPLAY = "replay"
+    """By recomputing it with the model that trains."""
+    NO = "no"
+    """Not at all; asking for it is refused."""
+    UNKNOWN = "unknown"
+    """Not stated; treated as no, and named as unstated."""
+
+
+class Cap(StrEnum):
+    """One thing that a part can do. The sentence says what is promised."""
+
+    # Rollouts.
+    LATENT_ROLLOUT = "latent-rollout"
+    """Generates latent tracks: image or video diffusion."""
+    TEXT_ROLLOUT = "text-rollout"
+    """Generates text tracks."""
+    SIGMAS = "sigmas"
+    """Uses the sigmas of the request, bit for bit, and echoes them."""
+    INITIAL_NOISE = "initial-noise"
+    """Starts from the initial noise that the request's recipe gives."""
+    STEP_NOISE = "step-noise"
+    """Draws the noise of each SDE step from the request's recipe."""
+    SDE_STEPS = "sde-steps"
+    """Is stochastic at the steps that the request names, deterministic elsewhere."""
+    SDE_STEPS_PER_GROUP = "sde-steps-per-group"
+    """Takes another set of SDE steps for each group."""
+    TRAJECTORY_WINDOW = "trajectory-window"
+    """Returns the latents around the SDE steps."""
+    TRAJECTORY_FULL = "trajectory-full"
+    """Returns the latents of every step."""
+    LOG_PROBS_GAUSSIAN = "log-probs-gaussian"
+    """Gives the log-prob of every SDE step under the policy that sampled it."""
+    LOG_PROBS_TOKEN = "log-probs-token"
+    """Gives the log-prob of every token under the policy that sampled it."""
+    CONDITIONS = "conditions"
+    """Returns the conditions (prompt embeddings) that it generated from."""
+    GUIDANCE = "guidance"
+    """Honours classifier-free guidance, negative prompts included, and echoes the scale."""
+    MEDIA_REFS = "media-refs"
+    """Takes images or videos as conditions."""
+    # Weights of an engine.
+    WEIGHTS_SHARED = "weights-shared"
+    """Samples from the very module that trains; nothing is transferred."""
+    WEIGHTS_FULL = "weights-full"
+    """Takes full weights and returns the checksum of what it then holds."""
+    WEIGHTS_LORA = "weights-lora"
+    """Takes LoRA weights under a name."""
+    SLEEP = "sleep"
+    """Gives its device memory back between rollouts."""
+    # Models.
+    LATENT_STAGE = "latent-stage"
+    """Has a denoiser: encode, velocity, schedule, decode."""
+    TEXT_STAGE = "text-stage"
+    """Has a decoder of tokens."""
+    LORA = "lora"
+    """Names the layers that LoRA adapts."""
+    # Backends.
+    TRAIN_LORA = "train-lora"
+    """Trains LoRA adapters."""
+    TRAIN_FULL = "train-full"
+    """Trains all weights of the trainable module."""
+    REFERENCE_ADAPTER_OFF = "reference-adapter-off"
+    """Gives the reference policy by switching the adapter off."""
+    REFERENCE_COPY = "reference-copy"
+    """Keeps a frozen copy of the initial weights as the reference policy."""
+    EMA = "ema"
+    """Keeps an exponential moving average of what it trains."""
+    LAGGED_POLICY = "lagged-policy"
+    """Keeps a lagged policy (an EMA adapter or copy) that rollouts and losses can use."""
+    THROUGH_SAMPLER = "through-sampler"
+    """Backpropagates a reward through the sampler."""
+    # Rewards.
+    REWARD_SAMPLE = "reward-sample"
+    """Scores samples one by one."""
+    REWARD_GROUP = "reward-group"
+    """Scores the samples of a group against each other."""
+    REWARD_DIFFERENTIABLE = "reward-differentiable"
+    """Is differentiable with respect to the media."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What an algorithm asks of the rest of a plan."""
+
+    track: Literal["latent", "text", "any"] = "any"
+    trajectory: Literal["none", "window", "full"] = "none"
+    log_probs: Literal["none", "gaussian", "token"] = "none"
+    reference: Literal["none", "policy"] = "none"
+    """`policy` is satisfied by an adapter that can be switched off or by a frozen copy."""
+    old_policy: Literal["none", "snapshot", "ema"] = "none"
+    gradient: Literal["surrogate", "through-sampler"] = "surrogate"
+    reward: Literal["scalar", "group", "differentiable"] = "scalar"
+    critic: bool = False
+    stochastic: bool = False
+    """Needs steps with noise: eta 0 and deterministic kernels are refused."""
+    multi_update: bool = True
+    """Valid for several optimizer steps on one rollout."""
+
+    def merged(self, other: Needs) -> Needs:
+        """Both needs at once: where `other` differs from the default it decides."""
+        default = Needs()
+        changed = {
+            f.name: getattr(other, f.name)
+            for f in fields(self)
+            if getattr(other, f.name) != getattr(default, f.name)
+        }
+        return Needs(**{**{f.name: getattr(self, f.name) for f in fields(self)}, **changed})
+
+
+Capabilities = Mapping[Cap, Support]
+"""What a part says of itself. A capability that is not named is `Support.UNKNOWN`."""

@@ -1,0 +1,213 @@
+"""The schema of a recipe: what every part's config inherits, and the sections that belong to no part.
+
+Plain dataclasses, used by Hydra as structured configs. Facts of a model are not here; they stay on its spec.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = [
+    "AdvantageConfig",
+    "DataConfig",
+    "EvalConfig",
+    "LatentSamplingConfig",
+    "PartConfig",
+    "RecipeConfig",
+    "RewardConfig",
+    "RunConfig",
+    "ScheduleConfig",
+    "SdeStepsConfig",
+    "TrainConfig",
+]
+
+
+@dataclass
+class PartConfig:
+    """What the config of every part has. A plugin's config dataclass inherits it."""
+
+    use: str = ""
+    """Short name of the part. Set by choosing it (`engine=trainside`), never by hand."""
+
+
+@dataclass
+class RewardConfig(PartConfig):
+    """What the config of every reward has."""
+
+    weight: float = 1.0
+    """Factor of this reward in the combined one."""
+
+
+@dataclass
+class RunConfig:
+    name: str = ""
+    """Name of the run; empty takes the recipe's name."""
+    steps: int = 100
+    """Rollout-to-update rounds."""
+    seed: int = 0
+    """Seed of all counter-based noise, the data order and every random choice."""
+    dir: str = ""
+    """Run folder; empty makes `runs/<name>-<time>`."""
+    save_every: int = 0
+    """Steps between checkpoints; 0 saves at the end only. Ctrl-C saves as well."""
+    keep: int = 2
+    """Checkpoints kept, newest first; 0 keeps all."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+    media_every: int = 10
+    """Steps between sample images sent to the trackers; 0 sends none."""
+    threads: int = 0
+    """CPU threads of torch; 0 leaves torch's own choice."""
+
+
+@dataclass
+class DataConfig:
+    train: str = "???"
+    """Prompt file, `.txt`, `.jsonl` or `.json`."""
+    eval: str = ""
+    """Held-out prompt file; empty evaluates nothing."""
+    prompts_per_step: int = 16
+    """Distinct prompts of one rollout."""
+    samples_per_prompt: int = 8
+    """Samples of one prompt: the group that advantages compare."""
+    shuffle: bool = True
+    """Draw a new order each epoch, from the run's seed."""
+    prompt_key: str = "prompt"
+    """Key that holds the prompts of a `.json` object."""
+
+
+@dataclass
+class ScheduleConfig:
+    variant: str = "exact"
+    """`exact` shifts once; `diffusers-default` repeats diffusers' double shift, for paper reproduction."""
+    shift: float | None = None
+    """Static shift; None takes the checkpoint's scheduler config."""
+
+
+@dataclass
+class SdeStepsConfig:
+    """Which denoise steps are stochastic, and so trained on."""
+
+    mode: str = "all"
+    """`all`, `fraction`, `random`, `window`, `fixed` or `none`."""
+    first: float = 0.0
+    """Start of the pool, as a fraction of the steps."""
+    last: float = 1.0
+    """End of the pool (exclusive), as a fraction of the steps."""
+    count: int | None = None
+    """Steps drawn from the pool in mode `random`."""
+    steps: list[int] = field(default_factory=lambda: list[int]())
+    """The steps of mode `fixed`, counted from 0."""
+    window: int = 4
+    """Width of the sliding window."""
+    strategy: str = "progressive"
+    """`progressive` or `random` motion of the window."""
+    move_every: int = 25
+    """Training steps between moves of the window."""
+    overlap: int = 0
+    """Steps that two neighbouring windows share."""
+    roll_back: bool = False
+    """Start over after the last window instead of staying there."""
+    per_group: bool = False
+    """Draw for each group of its own; a group always shares its steps."""
+
+
+@dataclass
+class LatentSamplingConfig:
+    """How a latent track is sampled."""
+
+    kind: str = "latent"
+    steps: int = 10
+    height: int = 512
+    width: int = 512
+    frames: int = 1
+    guidance_scale: float = 1.0
+    """Classifier-free guidance; 1 is none and needs no negative prompt."""
+    guidance_mode: str = "batched"
+    """`batched`, `two-pass` or `norm-corrected`."""
+    negative_prompt: str = ""
+    kernel: str = "flow-sde"
+    """SDE kernel: `flow-sde`, `dance-sde`, `cps`, `ddim-eta`, `euler`, `dpm2`."""
+    eta: float = 0.7
+    """Noise level of the kernel; 0 is deterministic."""
+    kernel_options: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Further arguments of the kernel, such as `constants: false` for cps."""
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    sde: SdeStepsConfig = field(default_factory=SdeStepsConfig)
+    same_initial_noise: bool = False
+    """Give all samples of a group the same initial noise."""
+    max_sequence_length: int = 256
+    """Text tokens of the longest encoder."""
+    decode: bool = True
+    """Decode the final latents to media for the rewards."""
+
+
+@dataclass
+class AdvantageConfig:
+    scope: str = "group"
+    """Where the standard deviation comes from: `group` or `global`. The mean is always the group's with
+    `group` centring, see `center`."""
+    center: str = "group"
+    """Where the mean comes from: `group` or `global`."""
+    normalize: bool = True
+    """Divide by the standard deviation."""
+    ddof: int = 0
+    """0 population, 1 Bessel."""
+    eps: float = 1e-4
+    """Added to the standard deviation."""
+    leave_one_out: bool = False
+    """Compare with the mean of the other samples of the group (RLOO)."""
+    clip: float | None = 5.0
+    """Bound of the absolute advantage; None is none."""
+    combine: str = "sum-then-normalize"
+    """Several rewards: `sum-then-normalize` or `normalize-then-sum`."""
+    constant_reward: str = "fail"
+    """When every sample of a step has one reward: `fail`, or `skip` the update and count it."""
+
+
+@dataclass
+class TrainConfig:
+    updates_per_step: int = 1
+    """Optimizer steps per rollout: its rows are split in that many mini-batches."""
+    micro_batch: int = 0
+    """Samples per forward and backward; 0 takes a whole mini-batch. Never changes the gradient."""
+    replay: str = "stacked"
+    """`stacked` runs all SDE steps of a micro-batch in one forward, `serial` one after the other."""
+    old_log_probs: str = "replay"
+    """Where the old log-probs come from: `replay`, or `engine` where the measured gap allows it."""
+    logp_gap_max: float | None = None
+    """Largest |log-prob of the engine - of the replay| allowed; None is the clip range of the algorithm."""
+
+
+@dataclass
+class EvalConfig:
+    every: int = 0
+    """Steps between evaluations; 0 evaluates at the start and the end only when there is held-out data."""
+    num_prompts: int = 0
+    """Prompts evaluated, in file order; 0 takes all."""
+    samples_per_prompt: int = 1
+    seed: int = 20_000
+    """Evaluation noise, the same every time, apart from that of training."""
+    sampling: dict[str, Any] = field(default_factory=lambda: {"kernel": "euler"})
+    """Keys of `sampling` that evaluation changes."""
+    threshold: float | None = None
+    """Also report the share of samples whose reward reaches this value."""
+
+
+@dataclass
+class RecipeConfig:
+    """A whole recipe. The part sections take the config dataclass of the part that is chosen."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    sampling: Any = None
+    model: Any = None
+    engine: Any = None
+    backend: Any = None
+    algorithm: Any = None
+    reward: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    tracker: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)

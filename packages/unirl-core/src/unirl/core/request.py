@@ -1,0 +1,59 @@
+"""Requests: everything that decides what an engine generates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .array import Array
+from .batch import Batch, rows, shared
+
+if TYPE_CHECKING:
+    from .config import LatentSamplingConfig
+    from .data import MediaRef
+
+__all__ = ["LatentRequest", "Request"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentRequest(Batch):
+    """How one latent track is sampled."""
+
+    sampling: LatentSamplingConfig = shared()
+    sigmas: Array = shared()
+    """[T+1] fp32, falling, ending in 0. The single source of truth: engines use these and echo them."""
+    sde_steps: Array = rows()
+    """[N, S] int64, rising, -1 is none; samples of one group share theirs."""
+    noise_ids: tuple[str, ...] = rows()
+    """Id that keys the initial noise of each sample: its own, or its group's when the group shares it."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.noise_ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(Batch):
+    """Samples to generate. Noise is a pure function of (seed, rollout, id, step), so any split of it gives the same."""
+
+    sample_ids: tuple[str, ...] = rows()
+    group_ids: tuple[str, ...] = rows()
+    prompt_ids: tuple[str, ...] = rows()
+    prompts: tuple[str, ...] = rows()
+    metadata: tuple[Mapping[str, Any], ...] = rows()
+    media: tuple[tuple[MediaRef, ...], ...] = rows()
+    tracks: Mapping[str, LatentRequest] = rows()
+    """Track name -> how it is sampled."""
+    seed: int = shared()
+    rollout: int = shared()
+    """Number of this rollout in the run; part of the noise key."""
+    policy_version: int = shared()
+    """Version that the samples are to be made with."""
+
+    def __post_init__(self) -> None:
+        self._check_rows()
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.sample_ids)

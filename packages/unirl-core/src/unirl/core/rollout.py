@@ -1,0 +1,74 @@
+"""Rollouts: what an engine gives back, and the check that it used what the request said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .batch import same
+from .errors import BatchError, EchoMismatch
+from .request import LatentRequest, Request
+from .track import KernelChoice, Track
+
+__all__ = ["Rollout", "verify_echo"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """Tracks by name. Children name their parents; every parent id must exist."""
+
+    tracks: Mapping[str, Track]
+
+    def __post_init__(self) -> None:
+        for name, track in self.tracks.items():
+            if track.parent_track is None:
+                continue
+            parent = self.tracks.get(track.parent_track)
+            if parent is None:
+                raise BatchError(
+                    f"Rollout: track {name!r} names the parent track {track.parent_track!r}; there are {sorted(self.tracks)}."
+                )
+            unknown = set(track.parent_ids or ()) - set(parent.sample_ids)
+            if track.parent_ids is None or unknown:
+                raise BatchError(
+                    f"Rollout: track {name!r} has parent ids that track {track.parent_track!r} lacks: {sorted(unknown)[:3]}."
+                )
+
+    def replaced(self, name: str, track: Track) -> Rollout:
+        """The same rollout with another track of this name."""
+        return Rollout(tracks={**self.tracks, name: track})
+
+
+def verify_echo(request: Request, rollout: Rollout) -> None:
+    """Raise EchoMismatch when an engine did not use what the request said: ids, sigmas, noise, SDE steps, kernel, guidance.
+
+    Compared bit for bit: an engine that rounds a sigma samples from another policy than the one that is trained.
+    """
+    for name, wanted in request.tracks.items():
+        track = rollout.tracks.get(name)
+        if track is None:
+            raise EchoMismatch(f"track {name!r} was asked for; the engine returned {sorted(rollout.tracks)}.")
+        _compare(f"{name}.sample_ids", request.sample_ids, track.sample_ids)
+        _compare(f"{name}.group_ids", request.group_ids, track.group_ids)
+        _compare(f"{name}.policy_version", (request.policy_version,) * request.num_rows, track.policy_version)
+        _compare_latent(name, wanted, track)
+
+
+def _compare_latent(name: str, wanted: LatentRequest, track: Track) -> None:
+    segment, sampling = track.latent, wanted.sampling
+    _compare(f"{name}.sigmas", wanted.sigmas, segment.sigmas)
+    _compare(f"{name}.sde_steps", wanted.sde_steps, segment.sde_steps)
+    kernel = KernelChoice(
+        name=sampling.kernel, eta=sampling.eta, options=tuple(sorted(sampling.kernel_options.items()))
+    )
+    _compare(f"{name}.kernel", kernel, segment.kernel)
+    _compare(f"{name}.guidance_scale", sampling.guidance_scale, segment.guidance_scale)
+    _compare(f"{name}.guidance_mode", sampling.guidance_mode, segment.guidance_mode)
+
+
+def _compare(what: str, asked: object, used: object) -> None:
+    if not same(asked, used):
+        raise EchoMismatch(
+            f"{what}: the request says {asked!r}, the engine used {used!r}. "
+            "Rollout and training would differ; fix the engine or lower its capability in its spec."
+        )

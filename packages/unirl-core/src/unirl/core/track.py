@@ -1,0 +1,257 @@
+"""Tracks: one modality and stage of a rollout, with its lineage, its segment and what was found out about each sample."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Self
+
+from .array import Array
+from .batch import Batch, rows, shared
+from .errors import BatchError
+
+__all__ = ["Conditions", "KernelChoice", "LatentSegment", "Status", "TextSegment", "Track"]
+
+
+class Status(IntEnum):
+    """What became of a sample."""
+
+    COMPLETED = 0
+    TRUNCATED = 1
+    """Stopped by a length limit."""
+    ABORTED = 2
+    """Stopped before its end; not to be trained on."""
+    PADDING = 3
+    """A copy that fills a batch; its weight is 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions(Batch):
+    """What a sample is generated from, held once per prompt however many samples share it."""
+
+    values: Mapping[str, Array] = shared()
+    """name -> [U, ...], one row per distinct prompt."""
+    index: Array = rows()
+    """[N] int64, the row of `values` of each sample."""
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.index.shape[0])
+
+    def expanded(self) -> dict[str, Array]:
+        """name -> [N, ...], one row per sample."""
+        return {name: value.index_select(0, self.index) for name, value in self.values.items()}
+
+    def compact(self) -> Self:
+        """The same samples, without the prompts that none of them uses."""
+        import torch
+
+        used, index = torch.unique(self.index, return_inverse=True)
+        values = {name: value.index_select(0, used) for name, value in self.values.items()}
+        return dataclasses.replace(self, values=values, index=index)
+
+    @classmethod
+    def concat(cls, batches: Sequence[Self]) -> Self:
+        """All samples; the prompts of the pieces are kept side by side."""
+        import torch
+
+        if not batches:
+            raise BatchError("Conditions.concat: nothing to join.")
+        names = set(batches[0].values)
+        for piece, batch in enumerate(batches):
+            if set(batch.values) != names:
+                raise BatchError(
+                    f"Conditions.values: piece 0 has {sorted(names)}, piece {piece} has {sorted(batch.values)}."
+                )
+        values: dict[str, Array] = {}
+        for name in batches[0].values:
+            shapes = {tuple(batch.values[name].shape[1:]) for batch in batches}
+            if len(shapes) > 1:
+                raise BatchError(
+                    f"Conditions.values[{name!r}]: the pieces have rows of different shapes {sorted(map(str, shapes))}; "
+                    "encode the prompts of one request together."
+                )
+            values[name] = torch.cat([batch.values[name] for batch in batches])
+        offset = 0
+        index: list[Array] = []
+        for batch in batches:
+            index.append(batch.index + offset)
+            offset += int(next(iter(batch.values.values())).shape[0]) if batch.values else 0
+        return cls(values=values, index=torch.cat(index))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelChoice:
+    """The SDE kernel of a segment, by name, so that whoever replays it uses the same one."""
+
+    name: str
+    eta: float
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentSegment(Batch):
+    """Trajectories of a denoiser, stored only where they are trained on: {i, i+1 for SDE step i} and the end."""
+
+    latents: Array = rows()
+    """[N, K, ...] fp32 latents at the stored positions."""
+    positions: Array = rows()
+    """[N, K] int64, rising; index into `sigmas` of each stored latent; -1 is no latent."""
+    sde_steps: Array = rows()
+    """[N, S] int64, rising; the steps that were stochastic, step i going from sigmas[i] to sigmas[i+1]; -1 is none."""
+    log_probs: Array | None = rows(default=None)
+    """[N, S] log-prob of each SDE step: from the engine at first, the frozen old one after the anchor pass."""
+    means: Array | None = rows(default=None)
+    """[N, S, ...] means of the SDE steps under the old policy, for losses that need them."""
+    sigmas: Array = shared()
+    """[T+1] fp32, falling, ending in 0."""
+    kernel: KernelChoice = shared()
+    guidance_scale: float = shared(default=1.0)
+    guidance_mode: str = shared(default="batched")
+    initial_noise: tuple[str, ...] | None = rows(default=None)
+    """Digest of the x_T that each sample started from, `unirl.numerics.noise.noise_digest`."""
+
+    def __post_init__(self) -> None:
+        self._check_rows()
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.latents.shape[0])
+
+    @property
+    def num_steps(self) -> int:
+        """Denoise steps T."""
+        return int(self.sigmas.shape[0]) - 1
+
+    @property
+    def final(self) -> Array:
+        """[N, ...] the clean latents. Raises BatchError when the end was not stored."""
+        at_end = self.positions == self.num_steps
+        if not bool(at_end.any(dim=1).all()):
+            raise BatchError(
+                f"LatentSegment.final: position {self.num_steps} is not stored for every sample; "
+                "ask the engine for the trajectory window, which always has the end."
+            )
+        slot = at_end.to(dtype=self.positions.dtype).argmax(dim=1)
+        return self.latents[range(self.num_rows), slot]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSegment(Batch):
+    """Generated tokens, packed: samples of any length without padding."""
+
+    tokens: tuple[Array, ...] = rows()
+    """Per sample [L_n] int64."""
+    log_probs: tuple[Array, ...] | None = rows(default=None)
+    """Per sample [L_n] fp32, at the sampling temperature."""
+    mask: tuple[Array, ...] | None = rows(default=None)
+    """Per sample [L_n] bool; False tokens are not trained on (tool output, forced text)."""
+    temperature: float = shared(default=1.0)
+
+    def __post_init__(self) -> None:
+        self._check_rows()
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(int(tokens.shape[0]) for tokens in self.tokens)
+
+    @property
+    def cu_seqlens(self) -> tuple[int, ...]:
+        """Offsets of the packed tokens, N+1 of them, from 0."""
+        offsets = [0]
+        for length in self.lengths:
+            offsets.append(offsets[-1] + length)
+        return tuple(offsets)
+
+    def packed(self) -> Array:
+        """[sum L_n] all tokens after each other."""
+        import torch
+
+        return torch.cat(list(self.tokens))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Track(Batch):
+    """All samples of one stage. Padding rows have weight 0 and count nowhere."""
+
+    name: str = shared()
+    sample_ids: tuple[str, ...] = rows()
+    group_ids: tuple[str, ...] = rows()
+    """The group that a sample's advantage is compared within."""
+    parent_track: str | None = shared(default=None)
+    """Track that these samples were made from; None for a root."""
+    parent_ids: tuple[str, ...] | None = rows(default=None)
+    """Sample of the parent track (or prompt, for a root) that each sample was made from."""
+    prompts: tuple[str, ...] = rows()
+    metadata: tuple[Mapping[str, Any], ...] = rows()
+    conditions: Mapping[str, Conditions] = rows(default_factory=lambda: dict[str, Conditions]())
+    """`positive`, and `negative` under guidance."""
+    segment: LatentSegment | TextSegment | None = rows(default=None)
+    images: Array | None = rows(default=None)
+    """[N, 3, H, W] fp32 in [0, 1]."""
+    videos: tuple[Array, ...] | None = rows(default=None)
+    """Per sample [F, 3, H, W] fp32 in [0, 1]."""
+    texts: tuple[str, ...] | None = rows(default=None)
+    rewards: Array | None = rows(default=None)
+    """[N] fp32, the combined reward."""
+    reward_parts: Mapping[str, Array] = rows(default_factory=lambda: dict[str, Array]())
+    """name -> [N]; every reward by its name, and its components as `name/part`."""
+    advantages: Array | None = rows(default=None)
+    """[N] fp32."""
+    weights: Array = rows()
+    """[N] fp32; 0 is padding or filtered."""
+    status: tuple[Status, ...] = rows()
+    policy_version: tuple[int, ...] = rows()
+    """Version of the policy that made each sample."""
+
+    def __post_init__(self) -> None:
+        self._check_rows()
+        if len(set(self.real_ids)) != len(self.real_ids):
+            twice = next(i for i in self.real_ids if self.real_ids.count(i) > 1)
+            raise BatchError(f"Track.sample_ids: {twice!r} stands twice in track {self.name!r}; ids must be unique.")
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.sample_ids)
+
+    @property
+    def real_ids(self) -> list[str]:
+        """Ids of the samples that are no padding."""
+        return [i for i, s in zip(self.sample_ids, self.status, strict=True) if s is not Status.PADDING]
+
+    @property
+    def latent(self) -> LatentSegment:
+        """The segment of a latent track. Raises BatchError for any other."""
+        if not isinstance(self.segment, LatentSegment):
+            raise BatchError(f"Track {self.name!r}: a latent segment was asked for; it has {type(self.segment).__name__}.")
+        return self.segment
+
+    def padded(self, to: int) -> Self:
+        """The same track with `to` rows: the last row again, at weight 0 and status PADDING."""
+        missing = to - self.num_rows
+        if missing < 0 or (missing and not self.num_rows):
+            raise BatchError(f"Track.padded: {to} rows were asked for; there are {self.num_rows} already.")
+        if missing == 0:
+            return self
+        tail = dataclasses.replace(
+            self.select([self.num_rows - 1]), weights=self.weights[-1:] * 0, status=(Status.PADDING,)
+        ).repeat(missing)
+        return type(self).concat([self, tail])
+
+    def without_padding(self) -> Self:
+        keep = [i for i, status in enumerate(self.status) if status is not Status.PADDING]
+        return self if len(keep) == self.num_rows else self.select(keep)
+
+    def groups(self) -> dict[str, list[int]]:
+        """Rows of each group, in order of first appearance; padding left out."""
+        found: dict[str, list[int]] = {}
+        for row, (group, status) in enumerate(zip(self.group_ids, self.status, strict=True)):
+            if status is not Status.PADDING:
+                found.setdefault(group, []).append(row)
+        return found
