@@ -27,6 +27,8 @@ class LatentRequest(Batch):
     """[N, S] int64, rising, -1 is none; samples of one group share theirs."""
     noise_ids: tuple[str, ...] = rows()
     """Id that keys the initial noise of each sample: its own, or its group's when the group shares it."""
+    initial_noise: tuple[str, ...] = rows()
+    """Digest of the x_T that a sample must start from; "" where it is not checked (one row of a request is enough)."""
 
     @property
     def num_rows(self) -> int:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from .array import Array, Module
 
 if TYPE_CHECKING:
-    from .config import LatentSamplingConfig, TrainConfig
+    from .config import LatentSamplingConfig
     from .data import MediaRef
     from .events import Event
-    from .request import Request
+    from .request import LatentRequest, Request
     from .rollout import Rollout
     from .spec import ModelSpec
     from .track import Track
@@ -180,7 +180,28 @@ class Losses:
 
 
 class Algorithm(Protocol):
-    """Loss terms over a track. Build: `build(config) -> Algorithm`."""
+    """What is asked of a rollout, and loss terms over it.
+
+    Build: `build(config, *, advantage: AdvantageConfig, reward_weights: Mapping[str, float], train: TrainConfig)`.
+    """
+
+    def latent_request(
+        self,
+        sampling: LatentSamplingConfig,
+        *,
+        sigmas: Array,
+        latent_shape: tuple[int, ...],
+        seed: int,
+        rollout: int,
+        sample_ids: Sequence[str],
+        group_ids: Sequence[str],
+    ) -> LatentRequest:
+        """How a latent track is to be sampled so that this algorithm can train on it: noise ids and SDE steps."""
+        ...
+
+    def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
+        """The track with its advantages, and numbers for the log. Reads `rewards` and `reward_parts`."""
+        ...
 
     def anchor(self, track: Track, replay: Replay) -> Track:
         """Freeze what the updates compare with (old log-probs, old means), before the first update.

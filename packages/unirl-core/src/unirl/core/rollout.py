@@ -64,6 +64,10 @@ def _compare_latent(name: str, wanted: LatentRequest, track: Track) -> None:
     _compare(f"{name}.kernel", kernel, segment.kernel)
     _compare(f"{name}.guidance_scale", sampling.guidance_scale, segment.guidance_scale)
     _compare(f"{name}.guidance_mode", sampling.guidance_mode, segment.guidance_mode)
+    echoed = segment.initial_noise or ("",) * len(wanted.initial_noise)
+    for row, digest in enumerate(wanted.initial_noise):
+        if digest:
+            _compare(f"{name}.initial_noise of {track.sample_ids[row]!r}", digest, echoed[row])
 
 
 def _compare(what: str, asked: object, used: object) -> None:

@@ -1,0 +1,87 @@
+"""The event stream of a run: what happened, in order, as one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Event", "EventStream", "read_events"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One thing that happened.
+
+    Kinds: `run_started`, `run_resumed`, `rollout`, `step` (metrics and phase times), `evaluated`, `images`,
+    `checkpoint_saved`, `finding` (something a user should know), `run_finished`.
+    """
+
+    kind: str
+    step: int
+    """Steps completed when it happened."""
+    time: float = field(default_factory=time.time)
+    """Seconds since the epoch."""
+    data: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """JSON-able values."""
+
+
+class EventStream:
+    """Appends events to `events.jsonl` and hands each to the listeners, in order.
+
+    A line is written and flushed before any listener sees it; the file is only ever appended to.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._listeners: list[Callable[[Event], None]] = []
+        self._file = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8")
+            _end_line(path, self._file)
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        self._listeners.append(listener)
+
+    def emit(self, kind: str, *, step: int, **data: Any) -> Event:
+        event = Event(kind=kind, step=step, data=data)
+        if self._file is not None:
+            line = {"kind": event.kind, "step": event.step, "time": round(event.time, 3), **data}
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            self._file.flush()
+        for listener in self._listeners:
+            listener(event)
+        return event
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._file = None
+
+
+def read_events(path: Path) -> list[Event]:
+    """The events of a run. A last line that a crash cut off is left out; any other bad line raises ValueError."""
+    events: list[Event] = []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            item: dict[str, Any] = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise ValueError(f"{path}:{number}: not a JSON object: {error}") from error
+        events.append(Event(kind=item.pop("kind"), step=item.pop("step"), time=item.pop("time"), data=item))
+    return events
+
+
+def _end_line(path: Path, file: Any) -> None:
+    """Close a line that a crash left open, so that the next event does not continue it."""
+    if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
+        file.write("\n")

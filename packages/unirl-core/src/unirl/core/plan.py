@@ -1,0 +1,104 @@
+"""Plans: a recipe with every part chosen, every value set, and where each came from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from .config import (
+    AdvantageConfig,
+    DataConfig,
+    EvalConfig,
+    LatentSamplingConfig,
+    PartConfig,
+    RunConfig,
+    TrainConfig,
+)
+from .spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec, TrackerSpec
+
+__all__ = ["Choice", "Origin", "Plan", "plan_hash"]
+
+S = TypeVar("S", bound=Spec, covariant=True)
+
+NOT_HASHED = ("run.name", "run.dir", "run.steps", "run.save_every", "run.keep", "run.media_every", "run.threads", "tracker")
+"""Keys that do not change the numbers of a step; a resumed run may differ in them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice(Generic[S]):
+    """One part of a plan."""
+
+    key: str
+    """Where it stands in the recipe: `model`, `reward.shapes`."""
+    spec: S
+    config: PartConfig
+    """An instance of the spec's config dataclass, filled in."""
+    dist: str
+    version: str
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a value came from."""
+
+    source: str
+    """`default`, `recipe` or `command line`."""
+    detail: str
+    """The dataclass, file or override it stands in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    recipe: str
+    """Name of the recipe."""
+    model: Choice[ModelSpec]
+    engine: Choice[EngineSpec]
+    backend: Choice[BackendSpec]
+    algorithm: Choice[AlgorithmSpec]
+    rewards: Mapping[str, Choice[RewardSpec]]
+    trackers: Mapping[str, Choice[TrackerSpec]]
+    sampling: Mapping[str, LatentSamplingConfig]
+    """Track name -> how it is sampled."""
+    run: RunConfig
+    data: DataConfig
+    advantage: AdvantageConfig
+    train: TrainConfig
+    eval: EvalConfig
+    resolved: Mapping[str, Any]
+    """The whole recipe as plain data, every interpolation resolved."""
+    origins: Mapping[str, Origin]
+    """Key path of every leaf -> where it came from."""
+    hash: str
+    """Of everything in `resolved` that changes the numbers, with the dist versions of the parts."""
+
+    @property
+    def choices(self) -> list[Choice[Spec]]:
+        """Every part, in the order in which it is built."""
+        return [
+            self.model,
+            self.backend,
+            self.engine,
+            self.algorithm,
+            *self.rewards.values(),
+            *self.trackers.values(),
+        ]
+
+
+def plan_hash(resolved: Mapping[str, Any]) -> str:
+    """First 16 hex digits of the SHA-256 of the values that change the numbers of a run."""
+    kept = {key: dict(value) if isinstance(value, Mapping) else value for key, value in resolved.items()}
+    for path in NOT_HASHED:
+        section, _, key = path.partition(".")
+        if not key:
+            kept.pop(section, None)
+        elif isinstance(kept.get(section), dict):
+            kept[section].pop(key, None)
+    text = json.dumps(kept, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
