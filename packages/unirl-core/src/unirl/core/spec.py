@@ -104,6 +104,9 @@ class EngineSpec(Spec):
 class BackendSpec(Spec):
     kind: ClassVar[Kind] = "backend"
 
+    trains_key: str = "trains"
+    """Config key that says what trains: `lora` or `full`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmSpec(Spec):

@@ -1,0 +1,353 @@
+"""May these parts work together? One pure function for compose, train, conformance and the generated docs.
+
+`match_parts` looks at specs alone, `match` at a whole plan. Neither imports an implementation, so both are a matter of
+microseconds. Every refusal is one sentence that says what was asked, what was found and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .capability import Cap, Needs, Support
+from .spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec
+
+if TYPE_CHECKING:
+    from .catalog import Catalog
+    from .config import LatentSamplingConfig
+    from .plan import Plan
+
+__all__ = ["DETERMINISTIC_KERNELS", "Reason", "Verdict", "match", "match_parts"]
+
+DETERMINISTIC_KERNELS = ("euler", "dpm2")
+"""Kernels without noise: they have no log-prob, so nothing that takes a ratio can train on them."""
+
+ECHOED = (Cap.SIGMAS, Cap.INITIAL_NOISE, Cap.STEP_NOISE, Cap.SDE_STEPS)
+"""What an engine must take from the request before its trajectories can be trained on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """Why a combination is refused."""
+
+    key: str
+    """Key path that decides it."""
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.text}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    reasons: tuple[Reason, ...]
+
+    @property
+    def accepted(self) -> bool:
+        return not self.reasons
+
+
+def match(plan: Plan, *, catalog: Catalog | None = None) -> Verdict:
+    """Whether a plan can run. With a catalog, plugins may add reasons through `unirl_check_plan`."""
+    algorithm = plan.algorithm.spec
+    needs = algorithm.needs
+    for key, further in algorithm.when.items():
+        if getattr(plan.algorithm.config, key):
+            needs = needs.merged(further)
+    trains = _trains(plan)
+    reasons = [
+        *_parts(
+            plan.model.spec,
+            plan.engine.spec,
+            algorithm,
+            plan.backend.spec,
+            {key: choice.spec for key, choice in plan.rewards.items()},
+            needs=needs,
+            trains=(trains,),
+        ),
+        *_geometry(plan, needs),
+        *_rewards(plan),
+        *_old_log_probs(plan),
+    ]
+    for track, sampling in plan.sampling.items():
+        key = "sampling" if len(plan.sampling) == 1 else f"sampling.{track}"
+        reasons += _sampling(key, sampling, plan, needs)
+    if catalog is not None:
+        reasons += [Reason(key=owner, text=text) for owner, text in catalog.check_plan(plan)]
+    return Verdict(reasons=tuple(reasons))
+
+
+def match_parts(
+    *,
+    model: ModelSpec,
+    engine: EngineSpec,
+    algorithm: AlgorithmSpec,
+    backend: BackendSpec | None = None,
+    rewards: Mapping[str, RewardSpec] | None = None,
+) -> Verdict:
+    """Whether parts fit by their specs, whatever their settings. Used for the matrix and the docs."""
+    return Verdict(
+        reasons=tuple(_parts(model, engine, algorithm, backend, rewards or {}, needs=algorithm.needs))
+    )
+
+
+def _parts(
+    model: ModelSpec,
+    engine: EngineSpec,
+    algorithm: AlgorithmSpec,
+    backend: BackendSpec | None,
+    rewards: Mapping[str, RewardSpec],
+    *,
+    needs: Needs,
+    trains: Collection[Cap] = (Cap.TRAIN_LORA, Cap.TRAIN_FULL),
+) -> Iterator[Reason]:
+    asks = f"algorithm {algorithm.name!r}"
+    kinds = set(model.tracks.values())
+    if needs.track != "any" and needs.track not in kinds:
+        yield Reason(
+            key="algorithm",
+            text=f"{asks} trains {needs.track} tracks; model {model.name!r} generates {_names(kinds)}. "
+            f"Choose a model with a {needs.track} track.",
+        )
+    for kind in sorted(kinds):
+        stage, rollout = (
+            (Cap.LATENT_STAGE, Cap.LATENT_ROLLOUT) if kind == "latent" else (Cap.TEXT_STAGE, Cap.TEXT_ROLLOUT)
+        )
+        yield from _lacks("model", model, stage, asks=f"a {kind} track")
+        yield from _lacks("engine", engine, rollout, asks=f"the {kind} track of model {model.name!r}")
+    if needs.trajectory != "none":
+        for cap in ECHOED:
+            yield from _lacks("engine", engine, cap, asks=f"{asks}, which trains on trajectories,")
+        window = engine.support(Cap.TRAJECTORY_WINDOW) is Support.NATIVE
+        full = engine.support(Cap.TRAJECTORY_FULL) is Support.NATIVE
+        if not full and (needs.trajectory == "full" or not window):
+            cap = Cap.TRAJECTORY_FULL if needs.trajectory == "full" else Cap.TRAJECTORY_WINDOW
+            yield from _lacks("engine", engine, cap, asks=asks)
+    if needs.critic:
+        yield Reason(key="algorithm", text=f"{asks} needs a critic; backends do not train one yet.")
+    if backend is not None:
+        yield from _backend(model, engine, algorithm, backend, needs=needs, trains=trains)
+    wanted = {"group": Cap.REWARD_GROUP, "differentiable": Cap.REWARD_DIFFERENTIABLE}.get(needs.reward)
+    for key, reward in rewards.items():
+        if wanted is not None:
+            yield from _lacks(f"reward.{key}", reward, wanted, asks=asks)
+
+
+def _backend(
+    model: ModelSpec,
+    engine: EngineSpec,
+    algorithm: AlgorithmSpec,
+    backend: BackendSpec,
+    *,
+    needs: Needs,
+    trains: Collection[Cap],
+) -> Iterator[Reason]:
+    asks = f"algorithm {algorithm.name!r}"
+    if not any(backend.support(cap) is Support.NATIVE for cap in trains):
+        yield Reason(key="backend", text=f"{_names(trains)} was asked for; backend {backend.name!r} cannot.")
+    if tuple(trains) == (Cap.TRAIN_LORA,):
+        yield from _lacks("model", model, Cap.LORA, asks="training LoRA adapters")
+    if engine.support(Cap.WEIGHTS_SHARED) is not Support.NATIVE:
+        carriers = {Cap.TRAIN_LORA: (Cap.WEIGHTS_LORA, Cap.WEIGHTS_FULL), Cap.TRAIN_FULL: (Cap.WEIGHTS_FULL,)}
+        if not any(engine.support(c) is Support.NATIVE for cap in trains for c in carriers[cap]):
+            yield Reason(
+                key="engine",
+                text=f"engine {engine.name!r} neither shares the weights that train nor takes them ({_names(trains)}); "
+                "its rollouts would come from the initial policy for ever.",
+            )
+    if needs.reference == "policy":
+        ways = (Cap.REFERENCE_ADAPTER_OFF,) if tuple(trains) == (Cap.TRAIN_LORA,) else (Cap.REFERENCE_COPY,)
+        if not any(backend.support(cap) is Support.NATIVE for cap in ways):
+            yield from _lacks("backend", backend, ways[0], asks=f"{asks} with a KL to the reference policy")
+    if needs.old_policy == "ema":
+        yield from _lacks("backend", backend, Cap.LAGGED_POLICY, asks=asks)
+    if needs.gradient == "through-sampler":
+        yield from _lacks("backend", backend, Cap.THROUGH_SAMPLER, asks=asks)
+
+
+def _lacks(key: str, spec: Spec, cap: Cap, *, asks: str) -> Iterator[Reason]:
+    found = spec.support(cap)
+    if found is not Support.NATIVE:
+        says = "does not state it" if found is Support.UNKNOWN else f"states {found.value!r}"
+        yield Reason(key=key, text=f"{asks} needs {cap.value!r}; {spec.kind} {spec.name!r} {says}.")
+
+
+def _trains(plan: Plan) -> Cap:
+    mode = getattr(plan.backend.config, plan.backend.spec.trains_key)
+    return Cap.TRAIN_LORA if mode == "lora" else Cap.TRAIN_FULL
+
+
+def _geometry(plan: Plan, needs: Needs) -> Iterator[Reason]:
+    data, train = plan.data, plan.train
+    samples = data.prompts_per_step * data.samples_per_prompt
+    for key, value, least in (
+        ("run.steps", plan.run.steps, 0),
+        ("data.prompts_per_step", data.prompts_per_step, 1),
+        ("data.samples_per_prompt", data.samples_per_prompt, 1),
+        ("train.updates_per_step", train.updates_per_step, 1),
+        ("train.micro_batch", train.micro_batch, 0),
+        ("eval.every", plan.eval.every, 0),
+        ("eval.num_prompts", plan.eval.num_prompts, 0),
+        ("eval.samples_per_prompt", plan.eval.samples_per_prompt, 1),
+        ("run.save_every", plan.run.save_every, 0),
+        ("run.keep", plan.run.keep, 0),
+    ):
+        if value < least:
+            yield Reason(key=key, text=f"{value} was asked for; it must be {least} or more.")
+    if train.updates_per_step > samples:
+        yield Reason(
+            key="train.updates_per_step",
+            text=f"{train.updates_per_step} updates cannot be made of {samples} samples "
+            f"(data.prompts_per_step {data.prompts_per_step} x data.samples_per_prompt {data.samples_per_prompt}); "
+            f"use {samples} or fewer.",
+        )
+    if train.updates_per_step > 1 and not needs.multi_update:
+        yield Reason(
+            key="train.updates_per_step",
+            text=f"{train.updates_per_step} updates were asked for; algorithm {plan.algorithm.name!r} is valid for one "
+            "on each rollout.",
+        )
+    if data.samples_per_prompt < 2 and plan.advantage.center == "group" and needs.gradient == "surrogate":
+        yield Reason(
+            key="data.samples_per_prompt",
+            text="a group of 1 has no spread, so every advantage would be 0; use 2 or more, or advantage.center=global.",
+        )
+    for key, value, allowed in (
+        ("advantage.scope", plan.advantage.scope, ("group", "global")),
+        ("advantage.center", plan.advantage.center, ("group", "global")),
+        ("advantage.combine", plan.advantage.combine, ("sum-then-normalize", "normalize-then-sum")),
+        ("advantage.constant_reward", plan.advantage.constant_reward, ("fail", "skip")),
+        ("train.replay", train.replay, ("stacked", "serial")),
+        ("train.old_log_probs", train.old_log_probs, ("replay", "engine")),
+    ):
+        if value not in allowed:
+            yield Reason(key=key, text=f"{value!r} was asked for; it is one of {_names(allowed)}.")
+
+
+def _rewards(plan: Plan) -> Iterator[Reason]:
+    if not plan.rewards:
+        yield Reason(
+            key="reward", text="no reward was chosen; add one, such as `+reward@reward.shapes=shapes`."
+        )
+    for key, choice in plan.rewards.items():
+        media = choice.spec.media
+        kinds = {_media(kind, plan.sampling.get(track)) for track, kind in plan.model.spec.tracks.items()}
+        if media not in kinds:
+            yield Reason(
+                key=f"reward.{key}",
+                text=f"reward {choice.name!r} scores {media}; model {plan.model.name!r} gives {_names(kinds)} here.",
+            )
+    weights = [getattr(choice.config, "weight") for choice in plan.rewards.values()]  # noqa: B009
+    if weights and not any(weights):
+        yield Reason(key="reward", text="every reward has weight 0, so there is nothing to learn; raise one.")
+
+
+def _media(kind: str, sampling: LatentSamplingConfig | None) -> str:
+    if kind == "text":
+        return "text"
+    return "video" if sampling is not None and sampling.frames > 1 else "image"
+
+
+def _old_log_probs(plan: Plan) -> Iterator[Reason]:
+    if plan.train.old_log_probs == "engine":
+        yield from _lacks(
+            "engine", plan.engine.spec, Cap.LOG_PROBS_GAUSSIAN, asks="train.old_log_probs=engine"
+        )
+
+
+def _sampling(key: str, sampling: LatentSamplingConfig, plan: Plan, needs: Needs) -> Iterator[Reason]:
+    engine, sde = plan.engine.spec, sampling.sde
+    allowed = ("batched", "two-pass", "norm-corrected")
+    if sampling.steps < 1:
+        yield Reason(key=f"{key}.steps", text=f"{sampling.steps} was asked for; it must be 1 or more.")
+        return
+    if sampling.guidance_mode not in allowed:
+        yield Reason(
+            key=f"{key}.guidance_mode", text=f"{sampling.guidance_mode!r} is not one of {_names(allowed)}."
+        )
+    for where, kernel in (
+        (key, sampling.kernel),
+        ("eval.sampling", plan.eval.sampling.get("kernel", sampling.kernel)),
+    ):
+        if kernel not in engine.kernels:
+            yield Reason(
+                key=f"{where}.kernel",
+                text=f"{kernel!r} was asked for; engine {engine.name!r} runs {_names(engine.kernels)}.",
+            )
+    if sampling.guidance_scale != 1.0:
+        asks = f"guidance_scale {sampling.guidance_scale}"
+        yield from _lacks("engine", engine, Cap.GUIDANCE, asks=asks)
+        yield from _lacks("model", plan.model.spec, Cap.GUIDANCE, asks=asks)
+    if sde.per_group:
+        yield from _lacks("engine", engine, Cap.SDE_STEPS_PER_GROUP, asks=f"{key}.sde.per_group")
+    if needs.stochastic:
+        yield from _stochastic(key, sampling, plan)
+    yield from _sde_range(key, sampling)
+
+
+def _stochastic(key: str, sampling: LatentSamplingConfig, plan: Plan) -> Iterator[Reason]:
+    asks = f"algorithm {plan.algorithm.name!r} takes ratios of log-probs"
+    if sampling.kernel in DETERMINISTIC_KERNELS:
+        yield Reason(
+            key=f"{key}.kernel",
+            text=f"{asks}, and {sampling.kernel!r} is deterministic; use flow-sde, dance-sde or cps.",
+        )
+    elif sampling.eta <= 0:
+        yield Reason(
+            key=f"{key}.eta",
+            text=f"{asks}, and at eta {sampling.eta} the steps are deterministic and have none; use eta above 0, such as 0.7.",
+        )
+    if sampling.sde.mode == "none":
+        yield Reason(key=f"{key}.sde.mode", text=f"{asks}, and mode 'none' makes no step stochastic.")
+
+
+def _sde_range(key: str, sampling: LatentSamplingConfig) -> Iterator[Reason]:
+    sde, steps = sampling.sde, sampling.steps
+    modes = ("all", "fraction", "random", "window", "fixed", "none")
+    if sde.mode not in modes:
+        yield Reason(key=f"{key}.sde.mode", text=f"{sde.mode!r} is not one of {_names(modes)}.")
+        return
+    if not 0 <= sde.first < sde.last <= 1:
+        yield Reason(
+            key=f"{key}.sde.first",
+            text=f"the pool goes from {sde.first} to {sde.last} of the steps; it needs 0 <= first < last <= 1.",
+        )
+        return
+    pool = int(steps * sde.last + 1e-9) - int(steps * sde.first + 1e-9)
+    if sde.mode in ("fraction", "random", "window") and pool < 1:
+        yield Reason(
+            key=f"{key}.sde.last",
+            text=f"from {sde.first} to {sde.last} of {steps} steps there is no step; widen the range.",
+        )
+    if sde.mode == "random" and not 1 <= (sde.count or 0) <= pool:
+        yield Reason(
+            key=f"{key}.sde.count",
+            text=f"{sde.count} steps were asked for; the pool has {pool} (from {sde.first} to {sde.last} of {steps}).",
+        )
+    if sde.mode == "window" and not 1 <= sde.window <= pool:
+        yield Reason(
+            key=f"{key}.sde.window",
+            text=f"a window of {sde.window} steps was asked for; the pool has {pool}.",
+        )
+    if sde.mode == "window" and not 0 <= sde.overlap < sde.window:
+        yield Reason(
+            key=f"{key}.sde.overlap",
+            text=f"{sde.overlap} was asked for; it must be 0 or more and less than the window of {sde.window}.",
+        )
+    if sde.mode == "fixed":
+        if not sde.steps:
+            yield Reason(
+                key=f"{key}.sde.steps",
+                text="mode 'fixed' was asked for with no steps; name some, such as [0,1].",
+            )
+        for step in sde.steps:
+            if not 0 <= step < steps:
+                yield Reason(
+                    key=f"{key}.sde.steps",
+                    text=f"step {step} is past the last step {steps - 1} ({key}.steps = {steps}). Steps count from 0.",
+                )
+
+
+def _names(values: Iterable[str]) -> str:
+    return ", ".join(sorted(str(value) for value in values)) or "nothing"
