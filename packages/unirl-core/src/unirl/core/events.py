@@ -33,7 +33,8 @@ class Event:
 class EventStream:
     """Appends events to `events.jsonl` and hands each to the listeners, in order.
 
-    A line is written and flushed before any listener sees it; the file is only ever appended to.
+    A line is written and flushed before any listener sees it; the file is only ever appended to. A last line that a
+    crash cut off is removed when the stream opens.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -41,8 +42,8 @@ class EventStream:
         self._file = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
+            _mend_last_line(path)
             self._file = path.open("a", encoding="utf-8")
-            _end_line(path, self._file)
 
     def listen(self, listener: Callable[[Event], None]) -> None:
         self._listeners.append(listener)
@@ -81,7 +82,15 @@ def read_events(path: Path) -> list[Event]:
     return events
 
 
-def _end_line(path: Path, file: Any) -> None:
-    """Close a line that a crash left open, so that the next event does not continue it."""
-    if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
-        file.write("\n")
+def _mend_last_line(path: Path) -> None:
+    """Close a last line that lacks only its end; remove one that a crash cut off, which no reader could tell from damage."""
+    content = path.read_bytes() if path.exists() else b""
+    start = content.rfind(b"\n") + 1
+    if start == len(content):
+        return
+    try:
+        json.loads(content[start:])
+    except ValueError:
+        os.truncate(path, start)
+    else:
+        path.write_bytes(content + b"\n")
