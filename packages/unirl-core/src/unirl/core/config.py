@@ -45,6 +45,8 @@ class RunConfig:
     """Name of the run; empty takes the recipe's name."""
     steps: int = 100
     """Rollout-to-update rounds."""
+    stop_at: int = 0
+    """Stop, resumable, once this many steps are done; 0 goes on to the end."""
     seed: int = 0
     """Seed of all counter-based noise, the data order and every random choice."""
     dir: str = ""
@@ -187,6 +189,8 @@ class EvalConfig:
     num_prompts: int = 0
     """Prompts evaluated, in file order; 0 takes all."""
     samples_per_prompt: int = 1
+    policy: str = "live"
+    """Weights that are evaluated: `live`, `ema`, `lagged` or `reference`."""
     seed: int = 20_000
     """Evaluation noise, the same every time, apart from that of training."""
     sampling: dict[str, Any] = field(default_factory=lambda: {"kernel": "euler"})

@@ -87,9 +87,7 @@ def match_parts(
     rewards: Mapping[str, RewardSpec] | None = None,
 ) -> Verdict:
     """Whether parts fit by their specs, whatever their settings. Used for the matrix and the docs."""
-    return Verdict(
-        reasons=tuple(_parts(model, engine, algorithm, backend, rewards or {}, needs=algorithm.needs))
-    )
+    return Verdict(reasons=tuple(_parts(model, engine, algorithm, backend, rewards or {}, needs=algorithm.needs)))
 
 
 def _parts(
@@ -227,9 +225,7 @@ def _geometry(plan: Plan, needs: Needs) -> Iterator[Reason]:
 
 def _rewards(plan: Plan) -> Iterator[Reason]:
     if not plan.rewards:
-        yield Reason(
-            key="reward", text="no reward was chosen; add one, such as `+reward@reward.shapes=shapes`."
-        )
+        yield Reason(key="reward", text="no reward was chosen; add one, such as `+reward@reward.shapes=shapes`.")
     for key, choice in plan.rewards.items():
         media = choice.spec.media
         kinds = {_media(kind, plan.sampling.get(track)) for track, kind in plan.model.spec.tracks.items()}
@@ -251,9 +247,7 @@ def _media(kind: str, sampling: LatentSamplingConfig | None) -> str:
 
 def _old_log_probs(plan: Plan) -> Iterator[Reason]:
     if plan.train.old_log_probs == "engine":
-        yield from _lacks(
-            "engine", plan.engine.spec, Cap.LOG_PROBS_GAUSSIAN, asks="train.old_log_probs=engine"
-        )
+        yield from _lacks("engine", plan.engine.spec, Cap.LOG_PROBS_GAUSSIAN, asks="train.old_log_probs=engine")
 
 
 def _sampling(key: str, sampling: LatentSamplingConfig, plan: Plan, needs: Needs) -> Iterator[Reason]:
@@ -263,9 +257,7 @@ def _sampling(key: str, sampling: LatentSamplingConfig, plan: Plan, needs: Needs
         yield Reason(key=f"{key}.steps", text=f"{sampling.steps} was asked for; it must be 1 or more.")
         return
     if sampling.guidance_mode not in allowed:
-        yield Reason(
-            key=f"{key}.guidance_mode", text=f"{sampling.guidance_mode!r} is not one of {_names(allowed)}."
-        )
+        yield Reason(key=f"{key}.guidance_mode", text=f"{sampling.guidance_mode!r} is not one of {_names(allowed)}.")
     for where, kernel in (
         (key, sampling.kernel),
         ("eval.sampling", plan.eval.sampling.get("kernel", sampling.kernel)),

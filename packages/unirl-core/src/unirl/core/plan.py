@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from .config import (
     AdvantageConfig,
@@ -19,11 +19,21 @@ from .config import (
 )
 from .spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec, TrackerSpec
 
-__all__ = ["Choice", "Origin", "Plan", "plan_hash"]
+__all__ = ["Choice", "Origin", "Plan", "leaves", "numeric_leaves", "plan_hash"]
 
 S = TypeVar("S", bound=Spec, covariant=True)
 
-NOT_HASHED = ("run.name", "run.dir", "run.steps", "run.save_every", "run.keep", "run.media_every", "run.threads", "tracker")
+NOT_HASHED = (
+    "run.name",
+    "run.dir",
+    "run.steps",
+    "run.stop_at",
+    "run.save_every",
+    "run.keep",
+    "run.media_every",
+    "run.threads",
+    "tracker",
+)
 """Keys that do not change the numbers of a step; a resumed run may differ in them."""
 
 
@@ -76,7 +86,7 @@ class Plan:
     origins: Mapping[str, Origin]
     """Key path of every leaf -> where it came from."""
     hash: str
-    """Of everything in `resolved` that changes the numbers, with the dist versions of the parts."""
+    """Of everything in `resolved` that changes the numbers, see `plan_hash`."""
 
     @property
     def choices(self) -> list[Choice[Spec]]:
@@ -91,14 +101,28 @@ class Plan:
         ]
 
 
+def leaves(values: Mapping[str, Any], *, under: str = "") -> dict[str, Any]:
+    """Key path -> value of every leaf; an empty mapping or list is a leaf of its own."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        path = f"{under}.{key}" if under else str(key)
+        if isinstance(value, Mapping) and value:
+            found |= leaves(cast(Mapping[str, Any], value), under=path)
+        else:
+            found[path] = value
+    return found
+
+
+def numeric_leaves(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """The leaves that change the numbers of a run."""
+    return {
+        path: value
+        for path, value in leaves(resolved).items()
+        if not any(path == skipped or path.startswith(f"{skipped}.") for skipped in NOT_HASHED)
+    }
+
+
 def plan_hash(resolved: Mapping[str, Any]) -> str:
     """First 16 hex digits of the SHA-256 of the values that change the numbers of a run."""
-    kept = {key: dict(value) if isinstance(value, Mapping) else value for key, value in resolved.items()}
-    for path in NOT_HASHED:
-        section, _, key = path.partition(".")
-        if not key:
-            kept.pop(section, None)
-        elif isinstance(kept.get(section), dict):
-            kept[section].pop(key, None)
-    text = json.dumps(kept, sort_keys=True, separators=(",", ":"), default=str)
+    text = json.dumps(numeric_leaves(resolved), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,72 @@
+"""Handing a run's events, numbers and images to its trackers. A tracker that fails is reported once and left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from .errors import RunFailed
+from .events import Event, EventStream
+from .roles import RunInfo, Tracker
+
+if TYPE_CHECKING:
+    from .track import Track
+
+__all__ = ["MAX_IMAGES", "Trackers"]
+
+MAX_IMAGES = 64
+"""Images handed to trackers at once."""
+
+
+class Trackers:
+    """The trackers of a run. Losing a dashboard must not lose the run: a failure becomes a `finding` event."""
+
+    def __init__(self, trackers: Mapping[str, Tracker], events: EventStream) -> None:
+        self._trackers = dict(trackers)
+        self._events = events
+        events.listen(self._on_event)
+
+    def start(self, run: RunInfo) -> None:
+        """Start every tracker. Raises RunFailed when one cannot start: that is seen best before the first step."""
+        for name, tracker in self._trackers.items():
+            try:
+                tracker.start(run)
+            except Exception as error:
+                raise RunFailed(
+                    f"tracker.{name}: could not start: {error}. Leave it out with `~tracker.{name}` or fix its settings."
+                ) from error
+
+    def images(self, key: str, track: Track, *, step: int) -> None:
+        """Show the first images of a scored track, if it has any."""
+        if track.images is None or track.rewards is None:
+            return
+        images = track.images[:MAX_IMAGES].detach().cpu()
+        captions = [f"{p} | reward {float(r):.2f}" for p, r in zip(track.prompts, track.rewards, strict=True)]
+        for name, tracker in list(self._trackers.items()):
+            self._guarded(name, lambda t=tracker: t.images(key, images, captions[: len(images)], step=step), step=step)
+
+    def finish(self, status: Literal["done", "stopped", "failed"], *, step: int) -> None:
+        for name, tracker in list(self._trackers.items()):
+            self._guarded(name, lambda t=tracker: t.finish(status), step=step)
+
+    def _on_event(self, event: Event) -> None:
+        for name, tracker in list(self._trackers.items()):
+            self._guarded(name, lambda t=tracker: _show(t, event), step=event.step)
+
+    def _guarded(self, name: str, call: object, *, step: int) -> None:
+        assert callable(call)
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - recorded as a finding, and the tracker is left out
+            self._trackers.pop(name, None)
+            text = f"tracker.{name} failed and is off from here: {type(error).__name__}: {error}"
+            self._events.emit("finding", step=step, text=text)
+
+
+def _show(tracker: Tracker, event: Event) -> None:
+    if event.kind in ("step", "evaluated"):
+        prefix = "eval/" if event.kind == "evaluated" else ""
+        numbers = {prefix + key: value for key, value in event.data["metrics"].items()}
+        numbers |= {f"seconds/{key}": value for key, value in event.data.get("phases", {}).items()}
+        tracker.log(numbers, step=event.step)
+    tracker.event(event)
