@@ -1,0 +1,85 @@
+"""From per-element losses to one number, such that no split of the batch can change the gradient.
+
+The denominator is the weight of the whole optimiser step over all ranks, known before the first backward; a
+micro-batch adds its share.  Nobody averages averages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossTerm:
+    """One term of a loss on one micro-batch."""
+
+    name: str
+    """Terms of equal name share a total."""
+    values: Tensor
+    """[n, ...] per element, with gradient."""
+    weights: Tensor
+    """[n, ...] >= 0, same shape.  An element of weight 0 contributes nothing, whatever its value."""
+    scale: float = 1.0
+    """Factor of the term in the loss."""
+
+    def __post_init__(self) -> None:
+        if self.values.shape != self.weights.shape:
+            raise ValueError(
+                f"loss term '{self.name}': values have shape {list(self.values.shape)}, weights "
+                f"{list(self.weights.shape)}. Expand the weights, so that it is plain what each element "
+                "weighs."
+            )
+
+
+def reduce_terms(terms: Iterable[LossTerm], *, totals: Mapping[str, Tensor]) -> Tensor:
+    """Sum over terms of scale * sum(values * weights) / totals[name].  Returns a scalar to call backward on.
+
+    totals: name -> scalar weight of the whole step, `weight_totals` of all its micro-batches, summed over
+    ranks. Keep them on the CPU: they are looked at.
+    A term whose total is 0 gives exactly 0, still attached to the graph, so that ranks stay in step.
+
+    A value at weight 0 may be NaN or infinite: it is masked before it is multiplied, and gets gradient 0.
+    What made it must have finite derivatives, for 0 times infinity is NaN again.
+
+    Raises ValueError when a total is missing, or is 0 although an element has weight.
+    """
+    reduced: list[Tensor] = []
+    for term in terms:
+        if term.name not in totals:
+            raise ValueError(f"loss term '{term.name}' has no total; totals are for {sorted(totals)}.")
+        is_counted = term.weights > 0
+        values = torch.where(is_counted, term.values, torch.zeros_like(term.values))
+        total = float(totals[term.name])
+        if not total > 0:
+            if total < 0 or bool(is_counted.any()):
+                raise ValueError(
+                    f"loss term '{term.name}': its total is {total}, but elements have weight. Totals must "
+                    "count the weights of every micro-batch of the step."
+                )
+            total = 1.0
+        reduced.append(term.scale * (values * term.weights).sum() / total)
+    if not reduced:
+        raise ValueError("reduce_terms: there are no loss terms. An algorithm returns at least one.")
+    return torch.stack(reduced).sum()
+
+
+def weight_totals(terms_or_weights: Iterable[LossTerm] | Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weight each name carries, as fp64 scalars.  Add them up over micro-batches and ranks.
+
+    terms_or_weights: loss terms, where equal names add up, or name -> weights of any shape.
+    """
+    named: Iterable[tuple[str, Tensor]]
+    if isinstance(terms_or_weights, Mapping):
+        named = cast("Mapping[str, Tensor]", terms_or_weights).items()
+    else:
+        named = ((term.name, term.weights) for term in terms_or_weights)
+    totals: dict[str, Tensor] = {}
+    for name, weights in named:
+        weight = weights.detach().double().sum()
+        totals[name] = totals[name] + weight if name in totals else weight
+    return totals
