@@ -83,7 +83,7 @@ def read_events(path: Path) -> list[Event]:
 
 
 def _mend_last_line(path: Path) -> None:
-    """Close a last line that lacks only its end; remove one that a crash cut off, which no reader could tell from damage."""
+    """Close a last line that lacks only its end; remove one that a crash cut off, which would read as damage later."""
     content = path.read_bytes() if path.exists() else b""
     start = content.rfind(b"\n") + 1
     if start == len(content):
@@ -93,4 +93,5 @@ def _mend_last_line(path: Path) -> None:
     except ValueError:
         os.truncate(path, start)
     else:
-        path.write_bytes(content + b"\n")
+        with path.open("ab") as file:
+            file.write(b"\n")
