@@ -105,8 +105,8 @@ class SdeStepsConfig:
     """Width of the sliding window."""
     strategy: str = "progressive"
     """`progressive` or `random` motion of the window."""
-    move_every: int = 25
-    """Training steps between moves of the window."""
+    move_every: int | None = None
+    """Steps of the run between moves of the window; None is 25 for a progressive window, 1 for a random one."""
     overlap: int = 0
     """Steps that two neighbouring windows share."""
     roll_back: bool = False
@@ -193,7 +193,7 @@ class EvalConfig:
     """Weights that are evaluated: `live`, `ema`, `lagged` or `reference`."""
     seed: int = 20_000
     """Evaluation noise, the same every time, apart from that of training."""
-    sampling: dict[str, Any] = field(default_factory=lambda: {"kernel": "euler"})
+    sampling: dict[str, Any] = field(default_factory=lambda: {"kernel": "euler", "eta": 0.0})
     """Keys of `sampling` that evaluation changes."""
     threshold: float | None = None
     """Also report the share of samples whose reward reaches this value."""

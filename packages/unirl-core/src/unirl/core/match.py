@@ -214,13 +214,14 @@ def _geometry(plan: Plan, needs: Needs) -> Iterator[Reason]:
     for key, value, allowed in (
         ("advantage.scope", plan.advantage.scope, ("group", "global")),
         ("advantage.center", plan.advantage.center, ("group", "global")),
+        ("advantage.ddof", plan.advantage.ddof, (0, 1)),
         ("advantage.combine", plan.advantage.combine, ("sum-then-normalize", "normalize-then-sum")),
         ("advantage.constant_reward", plan.advantage.constant_reward, ("fail", "skip")),
         ("train.replay", train.replay, ("stacked", "serial")),
         ("train.old_log_probs", train.old_log_probs, ("replay", "engine")),
     ):
         if value not in allowed:
-            yield Reason(key=key, text=f"{value!r} was asked for; it is one of {_names(allowed)}.")
+            yield Reason(key=key, text=f"{value!r} was asked for; it is one of {_names(map(str, allowed))}.")
 
 
 def _rewards(plan: Plan) -> Iterator[Reason]:

@@ -1,0 +1,69 @@
+"""How a latent track is to be sampled: noise ids, SDE steps, and the digest that proves the initial noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from unirl.core.config import LatentSamplingConfig, SdeStepsConfig
+from unirl.core.request import LatentRequest
+from unirl.numerics.noise import INITIAL, noise, noise_digest
+from unirl.numerics.sde_steps import select_sde_steps
+
+__all__ = ["plan_latents", "sde_steps_of"]
+
+
+def plan_latents(
+    sampling: LatentSamplingConfig,
+    *,
+    sigmas: Tensor,
+    latent_shape: Sequence[int],
+    seed: int,
+    rollout: int,
+    sample_ids: Sequence[str],
+    group_ids: Sequence[str],
+) -> LatentRequest:
+    """The latent part of a request.  Samples of a group share their SDE steps, and x_T if `same_initial_noise`.
+
+    sigmas: [T+1].  latent_shape: of one sample.  sample_ids, group_ids: [N].
+    The digest of the first row's x_T is sent along, so that an engine which starts elsewhere is caught; one row is
+    enough to see that, and keeps the caller from drawing all the noise a second time.
+
+    Raises ValueError for SDE steps that do not fit the schedule.
+    """
+    noise_ids = tuple(group_ids if sampling.same_initial_noise else sample_ids)
+    digests = [""] * len(noise_ids)
+    if noise_ids:
+        first = noise(seed=seed, rollout=rollout, ids=noise_ids[:1], step=INITIAL, shape=latent_shape)
+        digests[0] = noise_digest(first)[0]
+    steps = sde_steps_of(
+        sampling.sde, num_steps=int(sigmas.shape[0]) - 1, rollout=rollout, group_ids=group_ids, seed=seed
+    )
+    return LatentRequest(
+        sampling=sampling, sigmas=sigmas, sde_steps=steps, noise_ids=noise_ids, initial_noise=tuple(digests)
+    )
+
+
+def sde_steps_of(sde: SdeStepsConfig, *, num_steps: int, rollout: int, group_ids: Sequence[str], seed: int) -> Tensor:
+    """The stochastic steps of each sample, as `sampling.sde` asks.  Returns [N, S] int64; S is 0 for mode 'none'."""
+    if sde.mode == "none":
+        return torch.zeros((len(group_ids), 0), dtype=torch.int64)
+    chosen = select_sde_steps(
+        mode=sde.mode,  # type: ignore[arg-type]  # a recipe's text; select_sde_steps names the known modes
+        num_steps=num_steps,
+        rollout=rollout,
+        group_ids=group_ids,
+        seed=seed,
+        first=float(sde.first),
+        last=float(sde.last),
+        count=sde.count,
+        window=sde.window,
+        strategy=sde.strategy,  # type: ignore[arg-type]  # as above
+        move_every=sde.move_every,
+        overlap=sde.overlap,
+        roll_back=sde.roll_back,
+        per_group=sde.per_group,
+        steps=sde.steps,
+    )
+    return torch.tensor(chosen, dtype=torch.int64)

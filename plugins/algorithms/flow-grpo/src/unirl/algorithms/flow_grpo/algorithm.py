@@ -1,0 +1,189 @@
+"""Flow-GRPO: the clipped surrogate over the SDE steps of a flow model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+from unirl.algorithms.flow_grpo.config import FlowGrpoConfig
+from unirl.core.config import AdvantageConfig, LatentSamplingConfig, TrainConfig
+from unirl.core.request import LatentRequest
+from unirl.core.roles import Losses, Metric, Replay
+from unirl.core.track import Track
+from unirl.numerics.advantages import Advantages, Mode, Scope, combine_rewards
+from unirl.numerics.latent_request import plan_latents
+from unirl.numerics.losses import (
+    ClipSchedule,
+    clip_schedule,
+    clipped_surrogate,
+    flow_grpo_kl,
+    gaussian_kl,
+    mean_shift_squared,
+    ratio_norm,
+)
+from unirl.numerics.reduction import LossTerm
+from unirl.numerics.replay import Replayed
+
+__all__ = ["FlowGrpo", "build"]
+
+
+def build(
+    config: FlowGrpoConfig, *, advantage: AdvantageConfig, reward_weights: Mapping[str, float], train: TrainConfig
+) -> FlowGrpo:
+    return FlowGrpo(config, advantage=advantage, reward_weights=reward_weights, train=train)
+
+
+class FlowGrpo:
+    """Flow-GRPO, arXiv 2505.05470, equation 6, with the variants that differ from it by a setting.
+
+    DanceGRPO (2505.07818) is the kernel `dance-sde`; Flow-GRPO-Fast and MixGRPO (2507.21802) are windows of SDE steps;
+    GRPO-Guard (2510.22319) is `ratio_norm` with `step_weight: inverse-dt`.
+    """
+
+    def __init__(
+        self,
+        config: FlowGrpoConfig,
+        *,
+        advantage: AdvantageConfig,
+        reward_weights: Mapping[str, float],
+        train: TrainConfig,
+    ) -> None:
+        self._config = config
+        self._advantage = advantage
+        self._reward_weights = reward_weights
+        self._replays_anchor = train.old_log_probs == "replay" or config.ratio_norm
+
+    def latent_request(
+        self,
+        sampling: LatentSamplingConfig,
+        *,
+        sigmas: Tensor,
+        latent_shape: tuple[int, ...],
+        seed: int,
+        rollout: int,
+        sample_ids: Sequence[str],
+        group_ids: Sequence[str],
+    ) -> LatentRequest:
+        return plan_latents(
+            sampling,
+            sigmas=sigmas,
+            latent_shape=latent_shape,
+            seed=seed,
+            rollout=rollout,
+            sample_ids=sample_ids,
+            group_ids=group_ids,
+        )
+
+    def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
+        found = _advantages(track, self._advantage, reward_weights=self._reward_weights)
+        metrics = {
+            "advantage_abs_mean": float(found.values.abs().mean()),
+            "groups": float(found.num_groups),
+            "zero_spread_groups": float(found.num_zero_spread_groups),
+            "singleton_groups": float(found.num_singleton_groups),
+        }
+        return dataclasses.replace(track, advantages=found.values), metrics
+
+    def anchor(self, track: Track, replay: Replay) -> Track:
+        """Replace the engine's log-probs by replayed ones, which differ from those of the update by nothing."""
+        if not self._replays_anchor:
+            return track
+        with torch.no_grad():
+            old = replay(track)
+        means = old.means if self._config.ratio_norm else None
+        segment = dataclasses.replace(track.latent, log_probs=old.log_probs.detach(), means=means)
+        return dataclasses.replace(track, segment=segment)
+
+    def weights(self, track: Track) -> Mapping[str, Tensor]:
+        segment = track.latent
+        rows = track.weights
+        if self._config.drop_zero_advantage:
+            rows = rows * (_of(track.advantages) != 0)
+        policy = rows[:, None] * (segment.sde_steps >= 0)
+        if not self._config.kl_coef:
+            return {"policy": policy}
+        return {"policy": policy, "kl": track.weights[:, None] * (segment.sde_steps >= 0)}
+
+    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+        config, segment = self._config, track.latent
+        new = cast(Replayed, replay(track))
+        weights = self.weights(track)
+        log_ratio = new.log_probs - _of(segment.log_probs)
+        if config.ratio_norm:
+            shift = mean_shift_squared(new.means, _of(segment.means))
+            log_ratio = ratio_norm(log_ratio, mean_shift_sq=shift, std=new.std)
+        schedule = cast(ClipSchedule, config.clip_schedule)
+        low = clip_schedule(schedule, config.clip_range, progress)
+        high = low if config.clip_range_high is None else clip_schedule(schedule, config.clip_range_high, progress)
+        surrogate = clipped_surrogate(
+            log_ratio, _of(track.advantages), clip_low=low, clip_high=high, dual_clip=config.dual_clip
+        )
+        values = surrogate.loss * _step_weights(config.step_weight, track, new)
+        terms = [LossTerm(name="policy", values=values, weights=weights["policy"])]
+        metrics = _metrics(surrogate.ratio, surrogate.clipped, log_ratio.detach(), weights["policy"])
+        if config.kl_coef:
+            with torch.no_grad():
+                reference = cast(Replayed, replay(track, policy="reference"))
+            if config.kl_form == "gaussian":
+                kl = gaussian_kl(new.means, reference.means, new.std)
+            else:
+                kl = flow_grpo_kl(new.means, reference.means, new.g)
+            terms.append(LossTerm(name="kl", values=kl, weights=weights["kl"], scale=config.kl_coef))
+            metrics["kl"] = _mean(kl.detach(), weights["kl"])
+        return Losses(terms=terms, metrics=metrics)
+
+
+def _advantages(track: Track, config: AdvantageConfig, *, reward_weights: Mapping[str, float]) -> Advantages:
+    return combine_rewards(
+        {name: track.reward_parts[name] for name in reward_weights},
+        weights=reward_weights,
+        group_ids=track.group_ids,
+        mode=cast(Mode, config.combine),
+        scope=cast(Scope, config.scope),
+        center=cast(Scope, config.center),
+        ddof=1 if config.ddof else 0,
+        eps=config.eps,
+        normalize=config.normalize,
+        leave_one_out=config.leave_one_out,
+        clip=config.clip,
+        row_weights=track.weights,
+    )
+
+
+def _step_weights(kind: str, track: Track, replayed: Replayed) -> Tensor | float:
+    """[n, S] factor of each step's loss."""
+    if kind == "uniform":
+        return 1.0
+    if kind == "noise":
+        # The mean is over a row's own steps: one over the micro-batch would make the loss depend on its split.
+        std = replayed.std.reshape(replayed.log_probs.shape)
+        counted = replayed.valid.to(std.dtype)
+        return std / ((std * counted).sum(dim=1, keepdim=True) / counted.sum(dim=1, keepdim=True).clamp(min=1))
+    sigmas, steps = track.latent.sigmas, track.latent.sde_steps.clamp(min=0)
+    return 1.0 / (sigmas[steps] - sigmas[steps + 1])
+
+
+def _metrics(ratio: Tensor, clipped: Tensor, log_ratio: Tensor, weights: Tensor) -> dict[str, Metric]:
+    counted = weights > 0
+    deviation = torch.where(counted, (ratio - 1).abs(), torch.zeros_like(ratio))
+    return {
+        "ratio_mean": _mean(ratio, weights),
+        "ratio_max_dev": Metric(total=float(deviation.max()) if deviation.numel() else 0.0, reduce="max"),
+        "clip_fraction": _mean(clipped.float(), weights),
+        "approx_kl": _mean(0.5 * log_ratio.square(), weights),
+    }
+
+
+def _mean(values: Tensor, weights: Tensor) -> Metric:
+    counted = weights > 0
+    kept = torch.where(counted, values * weights, torch.zeros_like(values))
+    return Metric(total=float(kept.sum()), weight=float(weights.sum()))
+
+
+def _of(value: Tensor | None) -> Tensor:
+    """A field that the phases before this one have filled."""
+    assert value is not None
+    return value

@@ -1,0 +1,208 @@
+"""Flow-GRPO against golden vectors and against itself, on a denoiser of one parameter."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from unirl.algorithms.flow_grpo.algorithm import FlowGrpo
+from unirl.algorithms.flow_grpo.config import FlowGrpoConfig
+from unirl.core.config import AdvantageConfig, LatentSamplingConfig, SdeStepsConfig, TrainConfig
+from unirl.core.track import KernelChoice, LatentSegment, Status, Track
+from unirl.numerics.reduction import reduce_terms, weight_totals
+from unirl.numerics.replay import Replayed
+
+OLD = (-1.0, -1.0002, -0.9999, -1.00005)
+NEW = (-0.99985, -1.00025, -1.0001, -1.00004)
+ADVANTAGES = (1.5, -0.7, 5.0, -2.0)
+
+
+def make(*, combine: str = "sum-then-normalize", **settings: object) -> FlowGrpo:
+    return FlowGrpo(
+        FlowGrpoConfig(**settings),  # type: ignore[arg-type]
+        advantage=AdvantageConfig(combine=combine),
+        reward_weights={"one": 0.5, "two": 0.5},
+        train=TrainConfig(),
+    )
+
+
+def make_track(*, log_probs: Tensor, advantages: Tensor, means: Tensor | None = None) -> Track:
+    rows, steps = log_probs.shape
+    segment = LatentSegment(
+        latents=torch.zeros(rows, steps + 1, 2),
+        positions=torch.arange(steps + 1).repeat(rows, 1),
+        sde_steps=torch.arange(steps).repeat(rows, 1),
+        log_probs=log_probs,
+        means=means,
+        sigmas=torch.linspace(1, 0, steps + 1),
+        kernel=KernelChoice(name="flow-sde", eta=0.7),
+    )
+    return Track(
+        name="image",
+        sample_ids=tuple(f"p/{row}" for row in range(rows)),
+        group_ids=("p",) * rows,
+        prompts=("p",) * rows,
+        metadata=({},) * rows,
+        segment=segment,
+        advantages=advantages,
+        weights=torch.ones(rows),
+        status=(Status.COMPLETED,) * rows,
+        policy_version=(0,) * rows,
+    )
+
+
+class FixedReplay:
+    """Log-probs and means that are given, for losses whose expected values are given too."""
+
+    def __init__(self, log_probs: Tensor, *, means: Tensor | None = None, std: float = 0.35) -> None:
+        self.asked: list[str] = []
+        self.reference: FixedReplay | None = None
+        rows, steps = log_probs.shape
+        filled = torch.zeros(rows, steps, 2) if means is None else means
+        wide = torch.full((rows, steps, 1), std)
+        self._replayed = Replayed(
+            log_probs=log_probs,
+            means=filled,
+            std=wide,
+            g=wide,
+            next=filled,
+            valid=torch.ones(rows, steps, dtype=torch.bool),
+        )
+
+    def __call__(self, track: Track, *, policy: str = "live") -> Replayed:
+        self.asked.append(policy)
+        return self.reference(track) if policy == "reference" and self.reference else self._replayed
+
+
+def loss_of(algorithm: FlowGrpo, track: Track, replay: object) -> tuple[Tensor, dict[str, float]]:
+    losses = algorithm.loss(track, replay, progress=0.0)  # type: ignore[arg-type]
+    numbers = {name: metric.total / metric.weight for name, metric in losses.metrics.items()}
+    return reduce_terms(losses.terms, totals=weight_totals(algorithm.weights(track))), numbers
+
+
+def test_the_loss_meets_the_golden_vector() -> None:
+    track = make_track(
+        log_probs=torch.tensor(OLD, dtype=torch.float64)[:, None],
+        advantages=torch.tensor(ADVANTAGES, dtype=torch.float64),
+    )
+    replay = FixedReplay(torch.tensor(NEW, dtype=torch.float64)[:, None])
+    loss, numbers = loss_of(make(clip_range=1e-4), track, replay)
+    # fp64 throughout: the vector has 16 digits.
+    assert float(loss) == pytest.approx(-0.9497912747545868, rel=1e-12)
+    assert numbers["clip_fraction"] == 0.5
+    assert replay.asked == ["live"], "without a KL the reference policy never runs"
+
+
+def test_guard_meets_the_golden_vector() -> None:
+    biases = (2e-5, 5e-6, 3e-5, 2e-5)
+    std = 0.35
+    # A shift d in every element has mean square d^2, so d = s * sqrt(2 b) makes the bias b.
+    shifts = torch.tensor([std * math.sqrt(2 * b) for b in biases], dtype=torch.float64)
+    track = make_track(
+        log_probs=torch.tensor(OLD, dtype=torch.float64)[:, None],
+        advantages=torch.tensor(ADVANTAGES, dtype=torch.float64),
+        means=torch.zeros(4, 1, 2, dtype=torch.float64),
+    )
+    replay = FixedReplay(
+        torch.tensor(NEW, dtype=torch.float64)[:, None],
+        means=shifts[:, None, None].expand(4, 1, 2).contiguous(),
+        std=std,
+    )
+    replay._replayed = dataclasses.replace(replay._replayed, std=replay._replayed.std.double())
+    loss, _ = loss_of(make(clip_range=2e-6, ratio_norm=True), track, replay)
+    # std passes through fp32 once (0.35), which leaves 8 digits of the 16.
+    assert float(loss) == pytest.approx(-0.9499214771850496, rel=1e-8)
+
+
+def test_equal_log_probs_give_ratio_one_and_the_gradient_of_reinforce() -> None:
+    old = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    advantages = torch.tensor([1.0, -1.0, 0.5, 0.0])
+    new = old.clone().requires_grad_()
+    loss, numbers = loss_of(make(), make_track(log_probs=old, advantages=advantages), FixedReplay(new))
+    loss.backward()
+    assert numbers["ratio_max_dev"] == 0.0
+    assert new.grad is not None
+    # -A times the gradient of the log-prob, averaged over 12 elements.
+    torch.testing.assert_close(new.grad, -advantages[:, None].expand(4, 3) / 12, rtol=1e-6, atol=0)
+
+
+def test_zero_advantages_give_no_gradient() -> None:
+    new = torch.zeros(4, 3, requires_grad=True)
+    loss, _ = loss_of(make(), make_track(log_probs=torch.zeros(4, 3), advantages=torch.zeros(4)), FixedReplay(new))
+    loss.backward()
+    assert new.grad is not None
+    assert not new.grad.any()
+
+
+def test_padding_counts_nowhere_even_when_it_is_nan() -> None:
+    track = make_track(log_probs=torch.zeros(2, 3), advantages=torch.tensor([1.0, 1.0]))
+    padded = dataclasses.replace(track, weights=torch.tensor([1.0, 0.0]))
+    poisoned = torch.tensor([[0.0] * 3, [math.nan] * 3], requires_grad=True)
+    loss, numbers = loss_of(make(), padded, FixedReplay(poisoned))
+    assert float(loss.detach()) == -1.0
+    assert numbers["ratio_max_dev"] == 0.0
+
+
+def test_the_kl_term_is_the_gaussian_divergence_of_the_means() -> None:
+    track = make_track(log_probs=torch.zeros(2, 1), advantages=torch.zeros(2))
+    replay = FixedReplay(torch.zeros(2, 1), std=0.5)
+    replay.reference = FixedReplay(torch.zeros(2, 1), means=torch.full((2, 1, 2), 0.1), std=0.5)
+    losses = make(kl_coef=0.04).loss(track, replay, progress=0.0)  # type: ignore[arg-type]
+    assert [(term.name, term.scale) for term in losses.terms] == [("policy", 1.0), ("kl", 0.04)]
+    assert replay.asked == ["live", "reference"]
+    # 0.1^2 / (2 * 0.5^2) = 0.02, in fp32.
+    torch.testing.assert_close(losses.terms[1].values, torch.full((2, 1), 0.02), rtol=1e-6, atol=0)
+
+
+def test_normalise_then_sum_keeps_a_reward_of_small_scale() -> None:
+    # Two rewards of very different scale: the sum follows the wide one, the normalised sum weighs them alike.
+    one, two = torch.tensor([0.0, 1.0, 0.0, 1.0]), torch.tensor([0.0, 0.0, 100.0, 100.0])
+    track = dataclasses.replace(
+        make_track(log_probs=torch.zeros(4, 1), advantages=torch.zeros(4)),
+        rewards=0.5 * one + 0.5 * two,
+        reward_parts={"one": one, "two": two},
+    )
+    found, _ = make(combine="normalize-then-sum").advantages(track)
+    # eps is 1e-4 over stds of 0.5 and 50, hence 2e-4 relative at most.
+    torch.testing.assert_close(found.advantages, torch.tensor([-1.0, 0.0, 0.0, 1.0]), rtol=3e-4, atol=3e-4)
+    summed, numbers = make().advantages(track)
+    wanted = torch.tensor([-1.00995, -0.98995, 0.98995, 1.00995])
+    torch.testing.assert_close(summed.advantages, wanted, rtol=0, atol=1e-5)
+    assert numbers["groups"] == 1
+
+
+def test_step_weights_do_not_depend_on_the_split() -> None:
+    track = make_track(log_probs=torch.zeros(4, 3), advantages=torch.tensor([1.0, -1.0, 2.0, 0.5]))
+    replayed = FixedReplay(torch.zeros(4, 3))
+    replayed._replayed = dataclasses.replace(
+        replayed._replayed, std=torch.rand(4, 3, 1, generator=torch.Generator().manual_seed(1)) + 0.1
+    )
+    algorithm = make(step_weight="noise")
+    whole = algorithm.loss(track, replayed, progress=0.0).terms[0].values  # type: ignore[arg-type]
+    first = FixedReplay(torch.zeros(1, 3))
+    first._replayed = dataclasses.replace(first._replayed, std=replayed._replayed.std[:1])
+    alone = algorithm.loss(track.select([0]), first, progress=0.0).terms[0].values  # type: ignore[arg-type]
+    assert torch.equal(whole[:1], alone)
+
+
+def test_a_request_shares_noise_and_steps_within_a_group() -> None:
+    sampling = LatentSamplingConfig(
+        steps=4, same_initial_noise=True, sde=SdeStepsConfig(mode="random", count=2, per_group=True)
+    )
+    ids = tuple(f"{group}/{number}" for group in "abcdefgh" for number in range(2))
+    request = make().latent_request(
+        sampling,
+        sigmas=torch.linspace(1, 0, 5),
+        latent_shape=(4, 2, 2),
+        seed=0,
+        rollout=3,
+        sample_ids=ids,
+        group_ids=tuple(i[0] for i in ids),
+    )
+    assert request.noise_ids == tuple(i[0] for i in ids)
+    pairs = request.sde_steps.view(8, 2, 2)
+    assert torch.equal(pairs[:, 0], pairs[:, 1]), "the samples of a group share their steps"
+    assert len({tuple(row) for row in pairs[:, 0].tolist()}) > 1, "groups draw their own"
