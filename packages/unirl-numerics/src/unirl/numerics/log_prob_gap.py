@@ -1,0 +1,63 @@
+"""How far an engine's log-probs are from those of the model that trains: the measure of promise "ratio 1"."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from unirl.core.errors import RunFailed
+from unirl.core.roles import Metric
+from unirl.core.track import LatentSegment, Track
+
+if TYPE_CHECKING:
+    from unirl.core.roles import Policy, Replay, ReplayedLike
+
+    from .tally import Reducer
+
+__all__ = ["GapMeter"]
+
+
+class GapMeter:
+    """A replay that also measures how far the engine's log-probs are from those of the model that trains."""
+
+    def __init__(self, replay: Replay) -> None:
+        self._replay = replay
+        self.was_called = False
+        self._largest = 0.0
+        self._total = 0.0
+        self._count = 0
+
+    def __call__(self, track: Track, *, policy: Policy = "live") -> ReplayedLike:
+        self.was_called = True
+        replayed = self._replay(track, policy=policy)
+        segment = track.segment
+        if policy == "live" and isinstance(segment, LatentSegment) and segment.log_probs is not None:
+            counts = replayed.valid & (track.weights > 0)[:, None]
+            gap = (segment.log_probs - replayed.log_probs.detach()).abs().double()[counts]
+            # A gap that is no number is an infinite one, which every bound refuses.
+            gap = torch.nan_to_num(gap, nan=math.inf, posinf=math.inf)
+            if gap.numel():
+                self._largest = max(self._largest, float(gap.max()))
+                self._total += float(gap.sum())
+                self._count += gap.numel()
+        return replayed
+
+    def metrics(self) -> dict[str, Metric]:
+        """Over what was replayed so far. A weight of 0 says that the engine gave no log-probs."""
+        return {
+            "logp_gap_max": Metric(total=self._largest, weight=float(self._count), reduce="max"),
+            "logp_gap_mean": Metric(total=self._total, weight=float(self._count)),
+        }
+
+    def check(self, bound: float | None, ranks: Reducer) -> None:
+        """Raise RunFailed on every rank when the gap of any is larger than the bound."""
+        if bound is None:
+            return
+        largest = float(ranks.all_reduce_max(torch.tensor([self._largest], dtype=torch.float64))[0])
+        if largest > bound:
+            raise RunFailed(
+                f"train.logp_gap_max: the engine's log-probs are off by up to {largest:.3g} from those of the model "
+                f"that trains, {bound:.3g} is allowed. Its weights or its arithmetic differ: check the weight sync "
+                "and the precision of the engine, or allow more."
+            )

@@ -1,0 +1,268 @@
+"""The train stack: one rollout's rows in, optimizer steps out. Every training backend runs this one.
+
+An algorithm gives loss terms, a backend gives backward and step; what lies between is here: which rows form an update,
+the anchor pass, the global denominators, exact metrics. No split of the rows changes a gradient, because every term is
+divided by its weight over all micro-batches and ranks, known before the first backward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+
+import torch
+from torch import Tensor
+from unirl.core.errors import BatchError
+from unirl.core.roles import Metric, TrainReport
+from unirl.core.track import Status, Track
+
+from .log_prob_gap import GapMeter
+from .reduction import LossTerm, reduce_terms, weight_totals
+from .tally import Tally
+
+if TYPE_CHECKING:
+    from unirl.core.roles import Algorithm, Replay
+
+__all__ = ["StepReport", "Updater", "mini_batches", "train_on"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """What one optimizer step did."""
+
+    grad_norm: float
+    """Of all gradients over all ranks, before clipping."""
+    grad_rms: float
+    """Root mean square of the gradient elements that the optimizer was given, after clipping."""
+    skipped: bool = False
+    """A gradient was not finite, so the weights were left as they are."""
+    metrics: Mapping[str, float] = field(default_factory=lambda: dict[str, float]())
+    """Further numbers of this step, averaged over the updates."""
+
+
+class Updater(Protocol):
+    """What a backend does for the stack. Every method is called equally often, in the same order, on every rank."""
+
+    @property
+    def device(self) -> Any:
+        """Where micro-batches are to be."""
+        ...
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that hold different rows."""
+        ...
+
+    @property
+    def gradient_reduction(self) -> Literal["mean", "sum"]:
+        """How gradients of the ranks are joined. FSDP and DDP average, so the loss is multiplied by the ranks."""
+        ...
+
+    def zero_grad(self) -> None: ...
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradients of `loss`. `last` is the last micro-batch of an update: gradients are then complete."""
+        ...
+
+    def step(self) -> StepReport: ...
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
+        """values: fp64 on the CPU. Returns their sum over the ranks, fp64 on the CPU."""
+        ...
+
+    def all_reduce_max(self, values: Tensor) -> Tensor:
+        """values: fp64 on the CPU. Returns their maximum over the ranks, fp64 on the CPU."""
+        ...
+
+
+def train_on(
+    track: Track,
+    algorithm: Algorithm,
+    *,
+    replay: Replay,
+    updates: int,
+    micro_batch: int,
+    progress: float,
+    apply: Updater,
+    logp_gap_max: float | None = None,
+) -> TrainReport:
+    """Train on the rows of this rank: `updates` optimizer steps of equal share.
+
+    Rows of weight 0 are left out; a rank with fewer rows than others repeats its last one at weight 0, for all ranks
+    must run the same forwards. `mini_batches` says which rows form an update.
+    micro_batch: rows per forward and backward; 0 takes a whole mini-batch.
+    The algorithm's anchor pass runs on the very micro-batches of the updates, before the first of them, because
+    results in bf16 depend on the batch's shape.
+    logp_gap_max: bound of |log-prob of the engine - of the replay|; None is none. The gap is measured in the anchor
+    pass, or in the first update where the anchor replays nothing.
+
+    Metrics are exact over micro-batches and ranks: the algorithm's own, `loss`, `grad_norm` (mean and `_max`),
+    `grad_rms`, `ratio_max_dev_first` (the `ratio_max_dev` of the first update), and `logp_gap_max` and `logp_gap_mean`
+    where the engine gave log-probs. An update whose terms all weigh nothing takes no step: `updates_empty` counts them.
+
+    Raises BatchError when the geometry does not fit, or when the weights of a loss differ from what `weights` said;
+    RunFailed when the engine's log-probs are off by more than `logp_gap_max`, before any step is taken.
+    """
+    _check_geometry(track, updates=updates, micro_batch=micro_batch)
+    batches = _micro_batches(track, updates=updates, micro_batch=micro_batch, apply=apply)
+    meter = GapMeter(replay)
+    batches = [[_anchored(micro, algorithm, meter, apply) for micro in micros] for micros in batches]
+    measures_first = not meter.was_called
+    meter.check(logp_gap_max, apply)
+
+    everything, first, reports = Tally(), Tally(), list[StepReport]()
+    num_empty = 0
+    for micros in batches:
+        announced = _sum([weight_totals(algorithm.weights(micro)) for micro in micros])
+        totals = _over_ranks(announced, apply)
+        if not any(total > 0 for total in totals.values()):
+            num_empty += 1
+            continue
+        is_first = not reports
+        through = meter if is_first and measures_first else replay
+        tally = first if is_first else Tally()
+        apply.zero_grad()
+        found = _accumulate(micros, algorithm, through, totals, progress=progress, apply=apply, tally=tally)
+        _check_weights(announced, found)
+        if through is meter:
+            meter.check(logp_gap_max, apply)
+        reports.append(apply.step())
+        everything.merge(tally)
+
+    everything.add(meter.metrics())
+    metrics = everything.reduced(apply)
+    first_metrics = first.reduced(apply)
+    if "ratio_max_dev" in first_metrics:
+        metrics["ratio_max_dev_first"] = first_metrics["ratio_max_dev"]
+    metrics.update(_step_metrics(reports))
+    if num_empty:
+        metrics["updates_empty"] = float(num_empty)
+    num_skipped = sum(report.skipped for report in reports)
+    return TrainReport(metrics=metrics, num_updates=len(reports) - num_skipped, num_skipped=num_skipped)
+
+
+def mini_batches(group_ids: Sequence[str], updates: int) -> list[list[int]]:
+    """Rows of each update: every group is dealt over the updates in turn, so each gets its share of every group.
+
+    Sizes differ by one at most; so do the shares of a group. A row's place depends on its place in its group alone
+    where group sizes are multiples of `updates`: any number of ranks then makes the same updates. Rows keep their
+    order within an update, and one update is the batch as it stands.
+    """
+    dealt: list[list[int]] = [[] for _ in range(updates)]
+    groups: dict[str, list[int]] = {}
+    for row, group in enumerate(group_ids):
+        groups.setdefault(group, []).append(row)
+    for place, row in enumerate(row for rows in groups.values() for row in rows):
+        dealt[place % updates].append(row)
+    return [sorted(rows) for rows in dealt]
+
+
+def _check_geometry(track: Track, *, updates: int, micro_batch: int) -> None:
+    num_rows = sum(status is not Status.PADDING for status in track.status)
+    if micro_batch < 0:
+        raise BatchError(
+            f"train.micro_batch: {micro_batch} was asked for; it must be 0 (a whole mini-batch) or the rows of a "
+            "forward."
+        )
+    if updates < 1:
+        raise BatchError(f"train.updates_per_step: {updates} was asked for; it must be 1 or more.")
+    if updates > max(num_rows, 1):
+        raise BatchError(
+            f"train.updates_per_step: {updates} updates were asked for; this rank has {num_rows} samples of track "
+            f"{track.name!r}, and each update needs one. Sample more, or use {max(num_rows, 1)} updates or fewer."
+        )
+
+
+def _micro_batches(track: Track, *, updates: int, micro_batch: int, apply: Updater) -> list[list[Track]]:
+    """The micro-batches of each update; as many and as large on every rank."""
+    counted = [row for row in range(track.num_rows) if float(track.weights[row]) != 0]
+    # Also the negative minimum, so that a rank without rows is seen by all instead of hanging the others.
+    sizes = apply.all_reduce_max(torch.tensor([len(counted), -track.num_rows], dtype=torch.float64))
+    most, has_rows = int(sizes[0]), int(sizes[1]) < 0
+    if not has_rows:
+        raise BatchError(
+            f"Track {track.name!r}: a rank has no rows at all; give every rank at least one, padding will do."
+        )
+    if counted or not most:
+        kept = track.select(counted).padded(most)
+    else:
+        empty = track.select([0])
+        kept = dataclasses.replace(empty, weights=empty.weights * 0, status=(Status.PADDING,)).repeat(most)
+    dealt = mini_batches(kept.group_ids, updates)
+    return [kept.select(rows).chunks(micro_batch) if rows else [] for rows in dealt]
+
+
+def _anchored(micro: Track, algorithm: Algorithm, replay: Replay, apply: Updater) -> Track:
+    """The micro-batch with what the updates compare with, back where its tensors were."""
+    home = micro.weights.device
+    with torch.no_grad():
+        return algorithm.anchor(micro.to(apply.device), replay).to(home)
+
+
+def _sum(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Weight of each term over the micro-batches of this rank, fp64 on the CPU."""
+    totals: dict[str, Tensor] = {}
+    for part in parts:
+        for name, weight in part.items():
+            totals[name] = totals.get(name, torch.zeros((), dtype=torch.float64)) + weight.cpu()
+    return totals
+
+
+def _over_ranks(totals: Mapping[str, Tensor], apply: Updater) -> dict[str, Tensor]:
+    """Weight of each term over all ranks. They all have micro-batches, or none has."""
+    if apply.num_ranks == 1 or not totals:
+        return dict(totals)
+    names = sorted(totals)
+    summed = apply.all_reduce_sum(torch.tensor([float(totals[name]) for name in names], dtype=torch.float64))
+    return dict(zip(names, summed, strict=True))
+
+
+def _accumulate(
+    micros: Sequence[Track],
+    algorithm: Algorithm,
+    replay: Replay,
+    totals: Mapping[str, Tensor],
+    *,
+    progress: float,
+    apply: Updater,
+    tally: Tally,
+) -> dict[str, Tensor]:
+    """Forward and backward of every micro-batch of one update; returns what the terms weighed."""
+    factor = apply.num_ranks if apply.gradient_reduction == "mean" else 1
+    found: list[Mapping[str, Tensor]] = []
+    for number, micro in enumerate(micros, start=1):
+        there = micro.to(apply.device)
+        losses = algorithm.loss(there, replay, progress=progress)
+        terms = cast("Sequence[LossTerm]", losses.terms)
+        loss = reduce_terms(terms, totals=totals)
+        found.append(weight_totals(terms))
+        tally.add({**losses.metrics, "loss": Metric(total=float(loss.detach()), reduce="sum")})
+        apply.backward(loss * factor, last=number == len(micros))
+    return _sum(found)
+
+
+def _check_weights(said: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    # 1e-5: the weights are fp32, and may be summed on another device in another order.
+    if said.keys() != found.keys() or any(
+        not math.isclose(float(said[name]), float(found[name]), rel_tol=1e-5, abs_tol=1e-12) for name in said
+    ):
+        raise BatchError(
+            f"algorithm: weights() announced { {n: float(w) for n, w in said.items()} }, the terms of loss() weigh "
+            f"{ {n: float(w) for n, w in found.items()} }. They must be equal, or the gradient depends on the batching."
+        )
+
+
+def _step_metrics(reports: Sequence[StepReport]) -> dict[str, float]:
+    """Means over the updates that stepped; a skipped one has no norm worth a mean."""
+    stepped = [report for report in reports if not report.skipped]
+    if not stepped:
+        return {}
+    metrics = {
+        "grad_norm": sum(report.grad_norm for report in stepped) / len(stepped),
+        "grad_norm_max": max(report.grad_norm for report in stepped),
+        "grad_rms": sum(report.grad_rms for report in stepped) / len(stepped),
+    }
+    for name in stepped[0].metrics:
+        metrics[name] = sum(report.metrics[name] for report in stepped) / len(stepped)
+    return metrics
