@@ -116,7 +116,7 @@ def _install_for_cpu(uv: str, groups: list[str], environment: dict[str, str]) ->
 
 
 def _find_links() -> list[str]:
-    """Where pip is told to look for wheels, so that a machine that keeps a CPU build is honoured; uv does not look."""
+    """Where pip is told to look for wheels: a machine that keeps a CPU build there is honoured; uv does not look."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     )

@@ -1,0 +1,144 @@
+"""Which package may import which. Read from the imports themselves, so that a wrong arrow cannot hide."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MEMBERS = sorted(
+    path.parent for path in [*ROOT.glob("packages/*/pyproject.toml"), *ROOT.glob("plugins/*/*/pyproject.toml")]
+)
+
+ALLOWED = {
+    "unirl.core": set[str](),
+    "unirl.numerics": {"unirl.core"},
+    "unirl.runtime": {"unirl.core"},
+    "unirl.conformance": {"unirl.core"},
+    "unirl.quickstart": {"unirl.core"},
+}
+"""Packages that a package may import besides itself; everything else is a plugin."""
+PLUGIN_MAY = {"unirl.core", "unirl.numerics", "unirl.runtime"}
+HEAVY = {"torch", "ray", "hydra", "omegaconf", "transformers", "diffusers", "peft", "numpy", "safetensors"}
+
+
+def module_of(member: Path) -> str:
+    with (member / "pyproject.toml").open("rb") as file:
+        return tomllib.load(file)["tool"]["uv"]["build-backend"]["module-name"]
+
+
+PACKAGES = {module_of(member): member for member in MEMBERS}
+
+
+def files(package: str) -> list[Path]:
+    return sorted((PACKAGES[package] / "src").rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(next(parent for parent in path.parents if parent.name == "src")).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path, *, top_level_only: bool = False) -> Iterator[str]:
+    """Modules that a file imports when it runs: what stands under TYPE_CHECKING is left out."""
+    yield from _imports(ast.parse(path.read_text(encoding="utf-8")).body, path, top_level_only=top_level_only)
+
+
+def _imports(body: list[ast.stmt], path: Path, *, top_level_only: bool) -> Iterator[str]:
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = module_name(path).split(".")
+                keep = len(package) - node.level + (path.name == "__init__.py")
+                base = ".".join([*package[:keep], *([node.module] if node.module else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from _imports(node.orelse, path, top_level_only=top_level_only)
+        elif not (top_level_only and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
+            for name in ("body", "orelse", "finalbody", "handlers"):
+                inner = getattr(node, name, [])
+                for child in inner:
+                    yield from _imports(
+                        child.body if isinstance(child, ast.ExceptHandler) else [child],
+                        path,
+                        top_level_only=top_level_only,
+                    )
+
+
+def package_of(module: str) -> str | None:
+    found = [package for package in PACKAGES if module == package or module.startswith(f"{package}.")]
+    return max(found, key=len, default=None)
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_a_package_imports_only_what_its_room_may(package: str) -> None:
+    allowed = {package} | ALLOWED.get(package, PLUGIN_MAY)
+    wrong = {
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in files(package)
+        for name in imports(path)
+        if (target := package_of(name)) is not None and target not in allowed
+    }
+    assert not wrong, f"{package} may import {sorted(allowed)}: {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_a_package_declares_every_sibling_that_it_imports(package: str) -> None:
+    with (PACKAGES[package] / "pyproject.toml").open("rb") as file:
+        declared = {item.split(">")[0].split("=")[0].strip() for item in tomllib.load(file)["project"]["dependencies"]}
+    dist_of = {
+        name: tomllib.loads((member / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
+        for name, member in PACKAGES.items()
+    }
+    used = {target for path in files(package) for name in imports(path) if (target := package_of(name))} - {package}
+    missing = {dist_of[name] for name in used} - declared
+    assert not missing, f"{package} imports from {sorted(missing)} without declaring it"
+
+
+def test_no_module_is_in_an_import_circle() -> None:
+    modules = {module_name(path): path for package in PACKAGES for path in files(package)}
+    graph = {
+        name: {target for target in imports(path, top_level_only=True) if target in modules and target != name}
+        for name, path in modules.items()
+    }
+    done: set[str] = set()
+
+    def walk(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, "import circle: " + " -> ".join([*trail[trail.index(name) :], name])
+        if name not in done:
+            for target in sorted(graph[name]):
+                walk(target, (*trail, name))
+            done.add(name)
+
+    for name in sorted(graph):
+        walk(name, ())
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("plugins/*/*/src/**/plugin.py")), ids=lambda p: str(p.parent.name))
+def test_a_plugin_module_is_light(path: Path) -> None:
+    wrong = [name for name in imports(path, top_level_only=True) if name.split(".")[0] in HEAVY]
+    assert not wrong, f"{path.relative_to(ROOT)} is imported to list plugins; it must not import {wrong}"
+    others = [
+        name
+        for name in imports(path, top_level_only=True)
+        if name.startswith("unirl.") and not name.startswith("unirl.core")
+    ]
+    assert not others, f"{path.relative_to(ROOT)} may import unirl.core and the standard library only, not {others}"
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_no_namespace_folder_has_an_init_file(package: str) -> None:
+    source = PACKAGES[package] / "src"
+    leaf = source.joinpath(*package.split("."))
+    between = [parent for parent in leaf.parents if parent.is_relative_to(source) and parent != source]
+    wrong = [str(folder.relative_to(ROOT)) for folder in between if (folder / "__init__.py").exists()]
+    assert not wrong, f"an __init__.py in {wrong} would hide every other dist of the namespace"
+    assert (leaf / "py.typed").is_file(), f"{package} ships no py.typed"

@@ -1,0 +1,117 @@
+"""The wheels: what is in them, and that they alone, in an empty environment, train."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NAMESPACES = (
+    "",
+    "models/",
+    "engines/",
+    "backends/",
+    "algorithms/",
+    "rewards/",
+    "trackers/",
+    "transports/",
+    "launchers/",
+)
+QUICKSTART = [
+    "unirl-core",
+    "unirl-numerics",
+    "unirl-model-sd3",
+    "unirl-engine-trainside",
+    "unirl-backend-fsdp2",
+    "unirl-algo-flow-grpo",
+    "unirl-reward-rules",
+    "unirl-tracker-report",
+    "unirl-quickstart",
+]
+
+
+def uv() -> str:
+    own = ROOT / ".uv-bin" / "bin" / "uv"
+    found = shutil.which("uv") or (str(own) if own.is_file() else None)
+    assert found, "uv is missing; `python3 bootstrap.py --dev` brings it"
+    return found
+
+
+def run(*command: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH", "UV_PYTHON")}
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd or ROOT,
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("wheels")
+    run(uv(), "build", "--all-packages", "--wheel", "--quiet", "--out-dir", folder)
+    return {path.name.split("-")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
+
+
+def test_every_dist_of_the_workspace_builds(wheels: dict[str, Path]) -> None:
+    members = [*ROOT.glob("packages/*/pyproject.toml"), *ROOT.glob("plugins/*/*/pyproject.toml")]
+    assert len(wheels) == len(members)
+
+
+def test_wheels_leave_the_namespace_open_and_carry_types_and_licence(wheels: dict[str, Path]) -> None:
+    for name, path in wheels.items():
+        inside = zipfile.ZipFile(path).namelist()
+        shadowing = {f"unirl/{namespace}__init__.py" for namespace in NAMESPACES} & set(inside)
+        assert not shadowing, f"{name} ships {shadowing}, which would hide every other dist"
+        assert any(entry.endswith("/py.typed") for entry in inside), f"{name} ships no py.typed"
+        assert any(entry.endswith("licenses/LICENSE") for entry in inside), f"{name} ships no licence"
+        strays = {entry.split("/")[0] for entry in inside} - {"unirl"}
+        assert all(stray.endswith(".dist-info") for stray in strays), f"{name} ships {strays} beside the namespace"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_wheels_alone_train_two_steps_in_an_empty_environment(wheels: dict[str, Path], tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("bootstrap", ROOT / "bootstrap.py")
+    assert spec is not None and spec.loader is not None
+    bootstrap = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bootstrap)
+
+    python = tmp_path / "venv" / "bin" / "python"
+    run(uv(), "venv", "--quiet", "--python", sys.executable, tmp_path / "venv")
+    # The versions under test, torch's build included; what the wheels need is for the wheels to say.
+    listed = run(uv(), "pip", "freeze", "--python", sys.executable, "--exclude-editable").stdout
+    pins = tmp_path / "pins.txt"
+    pins.write_text("".join(line + "\n" for line in listed.splitlines() if not line.startswith("unirl")))
+    links = [part for place in bootstrap._find_links() for part in ("--find-links", place)]
+    backend = [] if links or ("torch==2" in listed and "+cpu" not in listed) else ["--torch-backend", "cpu"]
+    run(
+        *(uv(), "pip", "install", "--quiet", "--python", python, "--constraint", pins, *links, *backend),
+        *(wheels[name] for name in QUICKSTART),
+    )
+    home = tmp_path / "elsewhere"
+    home.mkdir()
+    origin = run(python, "-c", "import unirl.core; print(unirl.core.__file__)", cwd=home).stdout
+    assert str(tmp_path) in origin, "the test must run the wheels, not the checkout"
+    run(
+        *(python, "-m", "unirl.core.cli", "train", "quickstart", "run.steps=2", "run.dir=out", "eval.num_prompts=4"),
+        cwd=home,
+        HF_HUB_OFFLINE="1",
+    )
+    events = [json.loads(line) for line in (home / "out" / "events.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["kind"] == "step"] == [1, 2]
+    assert events[-1]["status"] == "done"
