@@ -1,0 +1,160 @@
+"""Advantages against golden vectors and hand-made cases."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unirl.numerics.advantages import advantages, combine_rewards
+
+ONE_GROUP = ["g"] * 4
+# Golden vectors have six digits.
+GOLDEN = 6e-7
+
+
+def values(rewards, group_ids=ONE_GROUP, **options):
+    return advantages(torch.tensor(rewards), group_ids=group_ids, **options).values
+
+
+def close(found, expected, tolerance=GOLDEN):
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float32), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "options", "expected"),
+    [
+        ([0.0, 1, 1, 0], {"ddof": 1, "eps": 1e-6}, [-0.866024, 0.866024, 0.866024, -0.866024]),
+        ([2.0, 4, 6, 8], {"ddof": 1, "eps": 1e-6}, [-1.161895, -0.387298, 0.387298, 1.161895]),
+        ([0.0, 1, 1, 0], {"normalize": False}, [-0.5, 0.5, 0.5, -0.5]),
+        ([2.0, 4, 6, 8], {"normalize": False}, [-3.0, -1.0, 1.0, 3.0]),
+        ([0.0, 1, 1, 0], {"normalize": False, "leave_one_out": True}, [-2 / 3, 2 / 3, 2 / 3, -2 / 3]),
+        ([2.0, 4, 6, 8], {"normalize": False, "leave_one_out": True}, [-4.0, -4 / 3, 4 / 3, 4.0]),
+    ],
+    ids=["grpo", "grpo 2", "dr-grpo", "dr-grpo 2", "rloo", "rloo 2"],
+)
+def test_one_group_gives_the_golden_numbers(rewards, options, expected):
+    close(values(rewards, **options), expected)
+
+
+def test_the_std_may_come_from_the_whole_batch():
+    """Flow-GRPO: centred per group, divided by the population std of all rewards."""
+    rewards, groups = [0.0, 2, 10, 14], ["a", "a", "b", "b"]
+    std = math.sqrt(sum((r - 6.5) ** 2 for r in rewards) / 4)
+    close(values(rewards, groups, scope="global"), [x / (std + 1e-4) for x in (-1, 1, -2, 2)])
+    bessel = math.sqrt(sum((r - 6.5) ** 2 for r in rewards) / 3)
+    close(values(rewards, groups, scope="global", ddof=1), [x / (bessel + 1e-4) for x in (-1, 1, -2, 2)])
+    whitened = [(r - 6.5) / (std + 1e-4) for r in rewards]
+    close(values(rewards, groups, scope="global", center="global"), whitened)
+
+
+def test_clipping_comes_last():
+    close(values([0.0, 0, 0, 10], normalize=False, clip=5.0), [-2.5, -2.5, -2.5, 5.0])
+
+
+@given(st.permutations(range(7)))
+@settings(max_examples=20, deadline=None)
+def test_ragged_groups_in_any_order(order):
+    rewards = [1.0, 3, 5, 7, 9, 4, 8]
+    groups = ["a", "a", "b", "b", "b", "c", "c"]
+    expected = [-1, 1, -2, 0, 2, -2, 2]
+    found = values([rewards[i] for i in order], [groups[i] for i in order], normalize=False)
+    close(found, [float(expected[i]) for i in order])
+
+
+def test_groups_without_signal_are_exactly_0_and_counted():
+    # The mean of three times 0.1 is not 0.1 in floating point.
+    rewards = torch.tensor([0.1, 0.1, 0.1, 5.0, 1.0, 2.0])
+    groups = ["same", "same", "same", "alone", "pair", "pair"]
+    for options in ({}, {"ddof": 1}, {"scope": "global"}, {"leave_one_out": True}, {"eps": 0.0}, {"normalize": False}):
+        found = advantages(rewards, group_ids=groups, **options)
+        assert found.values[:4].tolist() == [0.0] * 4
+        assert found.values[4] < 0 < found.values[5]
+        assert (found.num_groups, found.num_zero_spread_groups, found.num_singleton_groups) == (3, 1, 1)
+
+
+def test_global_centring_gives_groups_without_spread_their_due():
+    found = advantages(torch.tensor([1.0, 1, 3, 3]), group_ids=["a", "a", "b", "b"], scope="global", center="global")
+    close(found.values, [-1.0, -1, 1, 1], 2e-4)  # eps = 1e-4 in the denominator
+    assert found.num_zero_spread_groups == 2
+    assert advantages(torch.ones(4), group_ids=ONE_GROUP, center="global").values.tolist() == [0.0] * 4
+
+
+def test_rows_of_weight_0_take_no_part():
+    rewards = torch.tensor([1.0, float("nan"), 3.0, 100.0, 7.0])
+    weights = torch.tensor([1.0, 0, 1, 0, 1])
+    groups = ["a", "a", "a", "a", "b"]
+    for scope in ("group", "global"):
+        found = advantages(rewards, group_ids=groups, weights=weights, scope=scope, eps=0.0)
+        kept = advantages(rewards[[0, 2, 4]], group_ids=["a", "a", "b"], scope=scope, eps=0.0)
+        assert torch.equal(found.values[[0, 2, 4]], kept.values)
+        assert found.values[[1, 3]].tolist() == [0.0, 0.0]
+        assert (found.num_groups, found.num_singleton_groups) == (2, 1)
+    nothing = advantages(rewards, group_ids=groups, weights=torch.zeros(5))
+    assert nothing.values.tolist() == [0.0] * 5 and nothing.num_groups == 0
+
+
+@given(
+    st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=12),
+    st.floats(-50, 50),
+    st.integers(-3, 6),
+)
+@settings(max_examples=50, deadline=None)
+def test_adding_a_constant_or_scaling_by_a_power_of_two_changes_nothing(rewards, offset, exponent):
+    groups = ["g"] * len(rewards)
+    base = torch.tensor(rewards, dtype=torch.float64)
+    spread = float(base.max() - base.min())
+    if 0 < spread < 1e-2:
+        return  # the offset would swallow the spread
+    found = advantages(base, group_ids=groups, eps=0.0).values
+    moved = advantages(base * 2.0**exponent + offset, group_ids=groups, eps=0.0).values
+    # fp64 throughout, with numbers of up to 6,400 against a spread of at least 1e-2 / 8.
+    torch.testing.assert_close(moved, found, rtol=0, atol=1e-6)
+
+
+def test_two_rewards_can_be_summed_before_or_after_normalising():
+    """With R1 = [0,1,0,1] and R2 = [0,0,100,100], halves: the sum is decided by R2 alone."""
+    parts = {"first": torch.tensor([0.0, 1, 0, 1]), "second": torch.tensor([0.0, 0, 100, 100])}
+    options = {"weights": {"first": 0.5, "second": 0.5}, "group_ids": ONE_GROUP, "eps": 0.0}
+    close(
+        combine_rewards(parts, **options).values,
+        [-1.00995, -0.98995, 0.98995, 1.00995],
+        1e-5,  # five digits
+    )
+    close(combine_rewards(parts, mode="normalize-then-sum", **options).values, [-1.0, 0, 0, 1])
+    clipped = combine_rewards(parts, mode="normalize-then-sum", clip=0.25, **options)
+    close(clipped.values, [-0.25, 0, 0, 0.25])
+
+
+def test_a_combined_group_is_without_spread_when_every_part_is():
+    parts = {"a": torch.tensor([1.0, 1, 1, 2]), "b": torch.tensor([5.0, 5, 3, 4])}
+    groups = ["x", "x", "y", "y"]
+    for mode in ("sum-then-normalize", "normalize-then-sum"):
+        found = combine_rewards(parts, weights={"a": 1.0, "b": 1.0}, group_ids=groups, mode=mode)
+        assert found.num_zero_spread_groups == 1
+        assert found.values[:2].tolist() == [0.0, 0.0]
+
+
+def test_one_reward_of_weight_1_is_that_reward():
+    rewards = torch.tensor([2.0, 4, 6, 9])
+    for mode in ("sum-then-normalize", "normalize-then-sum"):
+        found = combine_rewards({"r": rewards}, weights={"r": 1.0}, group_ids=ONE_GROUP, mode=mode)
+        assert torch.equal(found.values, advantages(rewards, group_ids=ONE_GROUP).values)
+
+
+def test_what_makes_no_sense_is_refused():
+    bad = torch.tensor([1.0, 2, float("nan"), float("inf")])
+    with pytest.raises(ValueError, match="sample 2 has nan, and 2 in all"):
+        advantages(bad, group_ids=ONE_GROUP)
+    with pytest.raises(ValueError, match=r"rewards\['b'\]: sample 2 has nan"):
+        combine_rewards({"a": torch.ones(4), "b": bad}, weights={"a": 1, "b": 1}, group_ids=ONE_GROUP)
+    with pytest.raises(ValueError, match=r"rewards are \['a'\], weights are for \['b'\]"):
+        combine_rewards({"a": torch.ones(4)}, weights={"b": 1}, group_ids=ONE_GROUP)
+    with pytest.raises(ValueError, match="4 rewards but 3 group ids"):
+        advantages(torch.ones(4), group_ids=["a"] * 3)
+    with pytest.raises(ValueError, match="scope 'rank' is not known"):
+        advantages(torch.ones(4), group_ids=ONE_GROUP, scope="rank")
+    with pytest.raises(ValueError, match="mode 'product' is not known"):
+        combine_rewards({"a": torch.ones(4)}, weights={"a": 1}, group_ids=ONE_GROUP, mode="product")
+    with pytest.raises(ValueError, match="numbers >= 0"):
+        advantages(torch.ones(4), group_ids=ONE_GROUP, weights=-torch.ones(4))

@@ -1,0 +1,204 @@
+"""Losses and divergences against golden vectors and identities."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unirl.numerics.kernels import FlowSde
+from unirl.numerics.losses import (
+    clip_schedule,
+    clipped_surrogate,
+    flow_grpo_kl,
+    gaussian_kl,
+    mean_shift_squared,
+    ratio_norm,
+)
+
+OLD = torch.tensor([-1.0, -1.0002, -0.9999, -1.00005], dtype=torch.float64)
+NEW = torch.tensor([-0.99985, -1.00025, -1.0001, -1.00004], dtype=torch.float64)
+ADVANTAGES = torch.tensor([1.5, -0.7, 6.0, -2.0], dtype=torch.float64).clamp(-5, 5)
+GOLDEN = 1e-11  # golden numbers to 12 digits, in fp64
+
+
+def close(found, expected, tolerance=GOLDEN):
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=found.dtype), rtol=0, atol=tolerance)
+
+
+def test_the_flow_grpo_loss_gives_the_golden_numbers():
+    found = clipped_surrogate(NEW - OLD, ADVANTAGES, clip_low=1e-4, clip_high=1e-4)
+    close(found.ratio, [1.000150011251, 0.99995000125, 0.999800019999, 1.00001000005])
+    close(found.loss, [-1.50015, 0.699965000875, -4.999000099993, 2.0000200001])
+    close(found.loss.mean(), -0.9497912747545868, 1e-15)
+    assert found.clipped.tolist() == [True, False, True, False]  # a clip fraction of 0.5
+    # The third moved against its advantage: outside the range, and pulled back by its gradient.
+    assert found.binding.tolist() == [True, False, False, False]
+
+
+def test_the_guard_loss_gives_the_golden_numbers():
+    d = torch.tensor([2e-5, 5e-6, 3e-5, 2e-5], dtype=torch.float64)
+    std = torch.full((4,), 0.35, dtype=torch.float64)
+    log_ratio = ratio_norm(NEW - OLD, mean_shift_sq=d * 2 * std.square(), std=std)
+    found = clipped_surrogate(log_ratio, ADVANTAGES, clip_low=2e-6, clip_high=2e-6)
+    close(found.ratio, [1.00005950177, 0.999984250124, 0.99994050177, 1.000010500055])
+    close(found.loss.mean(), -0.9499214771850496, 1e-12)
+
+
+def test_the_ppo_loss_gives_the_golden_numbers():
+    log_ratio = torch.tensor([0.5, -0.5, 1.5, 0.1], dtype=torch.float64)
+    weight = torch.tensor([1.0, 1, -1, -1], dtype=torch.float64)
+    expected = [-1.2, -0.6065306597, 4.4816890703, 1.1051709181]
+    plain = clipped_surrogate(log_ratio, weight, clip_low=0.2, clip_high=0.2)
+    close(plain.loss, expected, 1e-10)
+    dual = clipped_surrogate(log_ratio, weight, clip_low=0.2, clip_high=0.2, dual_clip=3.0)
+    close(dual.loss, [*expected[:2], 3.0, expected[3]], 1e-10)
+    assert dual.binding.tolist() == [True, False, True, False]
+    dapo = clipped_surrogate(log_ratio, weight, clip_low=0.2, clip_high=0.28)
+    close(dapo.loss[0], -1.28, 1e-12)
+
+
+def test_gspo_ratios_give_the_golden_numbers():
+    """A sequence's log-ratio is the mean over its tokens; the loss is the same function."""
+    log_ratio = torch.tensor([(0.1 - 0.1 + 0.1) / 3, (0.1 - 0.3) / 2], dtype=torch.float64)
+    found = clipped_surrogate(log_ratio, torch.ones(2, dtype=torch.float64), clip_low=3e-4, clip_high=4e-4)
+    close(found.ratio, [1.033895113514, 0.904837418036])
+
+
+def test_at_ratio_1_the_loss_is_minus_the_advantage_and_the_gradient_is_reinforce():
+    log_prob = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
+    weight = torch.tensor([1.5, -0.7, 0.0])
+    found = clipped_surrogate(log_prob - log_prob.detach(), weight, clip_low=1e-4, clip_high=1e-4)
+    assert torch.equal(found.loss, -weight)
+    assert not found.clipped.any() and not found.binding.any()
+    (gradient,) = torch.autograd.grad(found.loss.sum(), [log_prob])
+    assert torch.equal(gradient, -weight)
+
+
+@given(
+    st.floats(-3, 3),
+    st.floats(-5, 5),
+    st.floats(0.0, 0.5),
+    st.floats(0.0, 0.9),
+    st.one_of(st.none(), st.floats(2.0, 5.0)),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_surrogate_is_its_formula_and_binding_is_where_the_gradient_is_0(log_ratio, weight, low, high, dual):
+    x = torch.tensor([log_ratio], dtype=torch.float64, requires_grad=True)
+    found = clipped_surrogate(
+        x, torch.tensor([weight], dtype=torch.float64), clip_low=low, clip_high=high, dual_clip=dual
+    )
+    r = math.exp(log_ratio)
+    expected = max(-weight * r, -weight * min(max(r, 1 - low), 1 + high))
+    if dual is not None and weight < 0:
+        expected = min(expected, -weight * dual)
+    assert float(found.loss.detach()) == pytest.approx(expected, rel=1e-12, abs=1e-300)  # fp64 rounding
+    (gradient,) = torch.autograd.grad(found.loss.sum(), [x])
+    near_edge = min(abs(r - 1 + low), abs(r - 1 - high), abs(r - (dual or 99))) < 1e-9
+    if weight != 0 and not near_edge:
+        assert bool(found.binding) == (float(gradient) == 0)
+        assert bool(found.clipped) == (not 1 - low <= r <= 1 + high)
+
+
+def test_advantages_of_samples_reach_every_step():
+    log_ratio = torch.zeros(3, 4)
+    weight = torch.tensor([1.0, 2.0, 3.0])
+    found = clipped_surrogate(log_ratio, weight, clip_low=0.1, clip_high=0.1)
+    assert torch.equal(found.loss, -weight[:, None].expand(3, 4))
+    # Four samples and four steps must not be confused: [4] is per sample.
+    square = clipped_surrogate(torch.zeros(4, 4), torch.arange(4.0), clip_low=0.1, clip_high=0.1)
+    assert torch.equal(square.loss[:, 0], -torch.arange(4.0))
+    with pytest.raises(ValueError, match="leading dims"):
+        clipped_surrogate(log_ratio, torch.ones(4), clip_low=0.1, clip_high=0.1)
+
+
+def test_ranges_that_make_no_sense_are_refused():
+    for low, high, dual in ((1.0, 0.1, None), (-0.1, 0.1, None), (0.1, -0.1, None), (0.1, 0.1, 1.05)):
+        with pytest.raises(ValueError, match="clipped_surrogate"):
+            clipped_surrogate(torch.zeros(1), torch.ones(1), clip_low=low, clip_high=high, dual_clip=dual)
+
+
+def test_the_clip_schedules():
+    for name, start, middle, end in (
+        ("constant", 2.0, 2.0, 2.0),
+        ("linear", 2.0, 1.5, 1.0),
+        ("cosine", 2.0, 1.0, 0.0),
+    ):
+        assert [clip_schedule(name, 2.0, p) for p in (0.0, 0.5, 1.0)] == pytest.approx([start, middle, end])
+    with pytest.raises(ValueError, match="'step' is not known"):
+        clip_schedule("step", 1.0, 0.5)
+    with pytest.raises(ValueError, match=r"progress = 1\.5"):
+        clip_schedule("linear", 1.0, 1.5)
+
+
+def transitions(sigma, sigma_next, eta, *, seed=0, shape=(4, 2, 3)):
+    """Two fp64 means of a Flow-SDE step, its s and g, and the velocities they came from."""
+    generator = torch.Generator().manual_seed(seed)
+    x, v, v_ref = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
+    g = eta * math.sqrt(sigma / (1 - sigma))
+    dt = sigma_next - sigma
+
+    def mean(velocity):
+        return x + dt * velocity + 0.5 * g**2 * dt * (x + (1 - sigma) * velocity) / sigma
+
+    std = torch.full((4, 1, 1), g * math.sqrt(-dt), dtype=torch.float64)
+    return mean(v), mean(v_ref), std, torch.full_like(std, g), v, v_ref, dt
+
+
+@given(st.floats(0.05, 0.99), st.floats(0.05, 0.9), st.floats(0.1, 1.5))
+@settings(max_examples=30, deadline=None)
+def test_three_forms_of_the_kl_agree(sigma, fraction, eta):
+    """True Gaussian KL == flow_grpo's coded form / (-dt) == the paper's form in the velocities."""
+    mean, reference, std, g, v, v_ref, dt = transitions(sigma, sigma * fraction, eta)
+    true = gaussian_kl(mean, reference, std, batch_dims=1)
+    coded = flow_grpo_kl(mean, reference, g, batch_dims=1)
+    factor = float(g[0, 0, 0]) * (1 - sigma) / (2 * sigma) + 1 / float(g[0, 0, 0])
+    paper = -dt / 2 * factor**2 * (v - v_ref).square().flatten(1).mean(dim=1)
+    torch.testing.assert_close(coded / -dt, true, rtol=1e-12, atol=0)  # fp64
+    torch.testing.assert_close(paper, true, rtol=1e-9, atol=0)  # fp64, with a difference of means inside
+    for row in range(4):
+        normal = torch.distributions.Normal(mean[row], std[row])
+        other = torch.distributions.Normal(reference[row], std[row])
+        by_torch = torch.distributions.kl_divergence(normal, other).mean()
+        torch.testing.assert_close(true[row], by_torch, rtol=1e-9, atol=0)
+
+
+def test_the_kl_takes_what_replay_gives():
+    mean, reference = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5)
+    std = torch.rand(2, 3, 1, 1) + 0.5
+    found = gaussian_kl(mean, reference, std)
+    assert found.shape == (2, 3)
+    assert torch.equal(found, gaussian_kl(mean, reference, std.view(2, 3)))
+    expected = float((mean - reference)[1, 2].square().mean() / (2 * std[1, 2] ** 2))
+    assert float(found[1, 2]) == pytest.approx(expected, rel=1e-6)  # fp32
+    assert float(gaussian_kl(mean, mean, std).abs().max()) == 0
+    with pytest.raises(ValueError, match="must be equal"):
+        gaussian_kl(mean, reference[:, :1], std)
+
+
+def test_ratio_norm_removes_the_bias_of_the_log_ratio():
+    """log r + b == mean(shift * noise) / s exactly, whose mean over the noise is 0."""
+    mean, old_mean, std, *_ = transitions(0.75, 0.6, 0.7)
+    noise = torch.randn(mean.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    x_next = old_mean + std * noise
+
+    def log_prob(centre):
+        return torch.distributions.Normal(centre, std).log_prob(x_next).flatten(1).mean(dim=1)
+
+    shift = mean - old_mean
+    log_ratio = log_prob(mean) - log_prob(old_mean)
+    found = ratio_norm(log_ratio, mean_shift_sq=mean_shift_squared(mean, old_mean, batch_dims=1), std=std)
+    torch.testing.assert_close(found, (shift * noise).flatten(1).mean(dim=1), rtol=1e-9, atol=1e-12)  # fp64
+
+
+def test_the_kl_of_the_kernels_own_std_is_that_of_its_transitions():
+    x, v, v_ref = torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(0)).unbind(0)
+    sigma, sigma_next = torch.tensor([0.9, 0.5]), torch.tensor([0.7, 0.4])
+    step, reference = (
+        FlowSde().transition(x, velocity=each, sigma=sigma, sigma_next=sigma_next, sigma_max=0.9) for each in (v, v_ref)
+    )
+    found = gaussian_kl(step.mean, reference.mean, step.std, batch_dims=1)
+    g2 = 0.49 * sigma / (1 - sigma)
+    factor = g2.sqrt() * (1 - sigma) / (2 * sigma) + g2.rsqrt()
+    expected = (sigma - sigma_next) / 2 * factor**2 * (v - v_ref).square().flatten(1).mean(dim=1)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)  # fp32, with a difference of means inside
