@@ -39,6 +39,7 @@ class EventStream:
 
     def __init__(self, path: Path | None = None) -> None:
         self._listeners: list[Callable[[Event], None]] = []
+        self._said: set[str] = set()
         self._file = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,6 +58,12 @@ class EventStream:
         for listener in self._listeners:
             listener(event)
         return event
+
+    def finding(self, text: str, *, step: int, once: str = "") -> None:
+        """Something that a user should know. Findings of one `once` key are said the first time only."""
+        if not once or once not in self._said:
+            self._said.add(once)
+            self.emit("finding", step=step, text=text)
 
     def close(self) -> None:
         if self._file is not None:

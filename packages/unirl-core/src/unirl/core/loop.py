@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -106,6 +106,7 @@ def _step(
         found = _learn(parts, plan, track, step=step, phases=phases, trackers=trackers)
         metrics |= {prefix + key: value for key, value in found.items()}
     parts.backend.end_rollout()
+    _watch_gap(plan, metrics, step=step + 1, events=events)
     events.emit("step", step=step + 1, metrics=metrics, phases=phases.seconds, samples=request.num_rows)
 
 
@@ -129,7 +130,7 @@ def _learn(
     if value is not None:
         if plan.advantage.constant_reward == "fail":
             raise RewardFailed(
-                f"reward: all {track.num_rows} samples of step {step} got {value:g}, so there is nothing to learn from. "
+                f"reward: all {track.num_rows} samples of step {step} got {value:g}: there is nothing to learn from. "
                 "Look at the samples and the reward; advantage.constant_reward=skip leaves out such steps instead."
             )
         return {**metrics, "steps_skipped": 1.0}
@@ -139,3 +140,14 @@ def _learn(
         progress = step / max(1, plan.run.steps - 1)
         report = parts.backend.train(track, parts.algorithm, progress=progress)
     return {**metrics, **found, **report.metrics, "updates": report.num_updates, "updates_skipped": report.num_skipped}
+
+
+def _watch_gap(plan: Plan, metrics: Mapping[str, float], *, step: int, events: EventStream) -> None:
+    """Say once when the engine's log-probs are off by more than half of what is allowed; past it the stack stops."""
+    bound = plan.logp_gap_max
+    for key, gap in metrics.items():
+        if key.endswith("logp_gap_max") and bound is not None and gap > bound / 2:
+            text = (
+                f"{key}: log-probs of engine {plan.engine.name!r} are off by {gap:.2e}; the run stops at {bound:.2e}."
+            )
+            events.finding(text, step=step, once="logp_gap")

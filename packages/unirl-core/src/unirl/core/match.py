@@ -209,7 +209,7 @@ def _geometry(plan: Plan, needs: Needs) -> Iterator[Reason]:
     if data.samples_per_prompt < 2 and plan.advantage.center == "group" and needs.gradient == "surrogate":
         yield Reason(
             key="data.samples_per_prompt",
-            text="a group of 1 has no spread, so every advantage would be 0; use 2 or more, or advantage.center=global.",
+            text="a group of 1 has no spread, so all advantages would be 0; use 2 or more, or advantage.center=global.",
         )
     for key, value, allowed in (
         ("advantage.scope", plan.advantage.scope, ("group", "global")),
@@ -289,7 +289,7 @@ def _stochastic(key: str, sampling: LatentSamplingConfig, plan: Plan) -> Iterato
     elif sampling.eta <= 0:
         yield Reason(
             key=f"{key}.eta",
-            text=f"{asks}, and at eta {sampling.eta} the steps are deterministic and have none; use eta above 0, such as 0.7.",
+            text=f"{asks}, and at eta {sampling.eta} the steps are deterministic; use eta above 0, such as 0.7.",
         )
     if sampling.sde.mode == "none":
         yield Reason(key=f"{key}.sde.mode", text=f"{asks}, and mode 'none' makes no step stochastic.")

@@ -89,6 +89,13 @@ class Plan:
     """Of everything in `resolved` that changes the numbers, see `plan_hash`."""
 
     @property
+    def logp_gap_max(self) -> float | None:
+        """Largest log-prob gap that is allowed: `train.logp_gap_max`, or else the algorithm's clip range."""
+        if self.train.logp_gap_max is not None or not self.algorithm.spec.clip_key:
+            return self.train.logp_gap_max
+        return float(getattr(self.algorithm.config, self.algorithm.spec.clip_key))
+
+    @property
     def choices(self) -> list[Choice[Spec]]:
         """Every part, in the order in which it is built."""
         return [

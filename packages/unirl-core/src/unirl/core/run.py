@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import time
@@ -114,7 +115,7 @@ def train(
             )
         return RunResult(folder=folder, status=status, step=step, resume_command=resume_command)
     except UniRLError as error:
-        events.emit("finding", step=step, text=str(error))
+        events.finding(str(error), step=step)
         if checkpoints.any():
             error.add_note(f"Completed steps are saved; go on with `{resume_command}`.")
         raise
@@ -136,10 +137,11 @@ def build_parts(plan: Plan, *, catalog: Catalog) -> Parts:
     torch.manual_seed(plan.run.seed)
     device = _device(plan.run.device)
     model = _build(plan.model, catalog, device=device)
-    backend = _build(plan.backend, catalog, model=model, train=plan.train, steps=plan.run.steps, seed=plan.run.seed)
+    settings = dataclasses.replace(plan.train, logp_gap_max=plan.logp_gap_max)
+    backend = _build(plan.backend, catalog, model=model, train=settings, steps=plan.run.steps, seed=plan.run.seed)
     engine = _build(plan.engine, catalog, model=model, device=device)
     weights = {key: float(getattr(choice.config, "weight")) for key, choice in plan.rewards.items()}  # noqa: B009
-    algorithm = _build(plan.algorithm, catalog, advantage=plan.advantage, reward_weights=weights, train=plan.train)
+    algorithm = _build(plan.algorithm, catalog, advantage=plan.advantage, reward_weights=weights, train=settings)
     rewards = {key: _build(choice, catalog, device=device) for key, choice in plan.rewards.items()}
     return Parts(
         model=model, backend=backend, engine=engine, algorithm=algorithm, rewards=rewards, reward_weights=weights
@@ -274,7 +276,7 @@ def _announce(
         text = (
             f"run.steps was {checkpoint.state['steps']}, is {plan.run.steps}: schedules over progress go on from there."
         )
-        events.emit("finding", step=checkpoint.step, text=text)
+        events.finding(text, step=checkpoint.step)
 
 
 class _Stop:

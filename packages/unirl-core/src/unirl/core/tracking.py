@@ -33,7 +33,7 @@ class Trackers:
                 tracker.start(run)
             except Exception as error:
                 raise RunFailed(
-                    f"tracker.{name}: could not start: {error}. Leave it out with `~tracker.{name}` or fix its settings."
+                    f"tracker.{name}: could not start: {error}. Fix its settings, or leave it out with `~tracker.{name}`."
                 ) from error
 
     def images(self, key: str, track: Track, *, step: int) -> None:
@@ -60,7 +60,7 @@ class Trackers:
         except Exception as error:  # noqa: BLE001 - recorded as a finding, and the tracker is left out
             self._trackers.pop(name, None)
             text = f"tracker.{name} failed and is off from here: {type(error).__name__}: {error}"
-            self._events.emit("finding", step=step, text=text)
+            self._events.finding(text, step=step)
 
 
 def _show(tracker: Tracker, event: Event) -> None:

@@ -1,0 +1,245 @@
+"""What fits together, and what the refusal says."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from unirl.core.capability import Cap, Needs, Support
+from unirl.core.config import (
+    AdvantageConfig,
+    DataConfig,
+    EvalConfig,
+    LatentSamplingConfig,
+    PartConfig,
+    RewardConfig,
+    RunConfig,
+    SdeStepsConfig,
+    TrainConfig,
+)
+from unirl.core.match import match, match_parts
+from unirl.core.plan import Choice, Plan
+from unirl.core.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec
+
+NATIVE, NO = Support.NATIVE, Support.NO
+PARTS = {"summary": "toy", "build": "toy:build", "config": "toy:Config"}
+
+MODEL = ModelSpec(
+    name="toy",
+    tracks={"image": "latent"},
+    trainable="net",
+    capabilities={Cap.LATENT_STAGE: NATIVE, Cap.LORA: NATIVE, Cap.GUIDANCE: NATIVE},
+    **PARTS,
+)
+ENGINE = EngineSpec(
+    name="inside",
+    kernels=("flow-sde", "cps", "euler"),
+    capabilities={
+        cap: NATIVE
+        for cap in (
+            Cap.LATENT_ROLLOUT,
+            Cap.SIGMAS,
+            Cap.INITIAL_NOISE,
+            Cap.STEP_NOISE,
+            Cap.SDE_STEPS,
+            Cap.TRAJECTORY_WINDOW,
+            Cap.GUIDANCE,
+            Cap.WEIGHTS_SHARED,
+        )
+    },
+    **PARTS,
+)
+BACKEND = BackendSpec(
+    name="plain",
+    capabilities={Cap.TRAIN_LORA: NATIVE, Cap.TRAIN_FULL: NATIVE, Cap.REFERENCE_ADAPTER_OFF: NATIVE},
+    **PARTS,
+)
+ALGORITHM = AlgorithmSpec(
+    name="grpo-like",
+    needs=Needs(track="latent", trajectory="window", log_probs="gaussian", stochastic=True),
+    when={"kl_coef": Needs(reference="policy")},
+    **PARTS,
+)
+REWARD = RewardSpec(name="score", scale="0 to 1", media="image", capabilities={Cap.REWARD_SAMPLE: NATIVE}, **PARTS)
+
+
+@dataclass
+class Backend(PartConfig):
+    trains: str = "lora"
+
+
+@dataclass
+class Algorithm(PartConfig):
+    kl_coef: float = 0.0
+
+
+def make_plan(**changes: Any) -> Plan:
+    def choice(key: str, spec: Any, config: PartConfig) -> Any:
+        return Choice(
+            key=key, spec=changes.pop(key, spec), config=changes.pop(f"{key}_config", config), dist="toy", version="1"
+        )
+
+    plan = Plan(
+        recipe="toy",
+        model=choice("model", MODEL, PartConfig()),
+        engine=choice("engine", ENGINE, PartConfig()),
+        backend=choice("backend", BACKEND, Backend()),
+        algorithm=choice("algorithm", ALGORITHM, Algorithm()),
+        rewards={"score": choice("reward.score", REWARD, RewardConfig())},
+        trackers={},
+        sampling={"image": LatentSamplingConfig()},
+        run=RunConfig(),
+        data=DataConfig(train="prompts.txt"),
+        advantage=AdvantageConfig(),
+        train=TrainConfig(),
+        eval=EvalConfig(),
+        resolved={},
+        origins={},
+        hash="",
+    )
+    return dataclasses.replace(plan, **changes)
+
+
+def refusals(plan: Plan) -> list[str]:
+    return [str(reason) for reason in match(plan).reasons]
+
+
+def without(spec: Any, cap: Cap, support: Support = NO) -> Any:
+    return dataclasses.replace(spec, capabilities={**spec.capabilities, cap: support})
+
+
+def test_parts_that_fit_are_accepted() -> None:
+    assert refusals(make_plan()) == []
+    assert match_parts(model=MODEL, engine=ENGINE, algorithm=ALGORITHM, backend=BACKEND, rewards={"r": REWARD}).accepted
+
+
+def test_every_refusal_is_one_sentence_with_its_key() -> None:
+    plan = make_plan(engine=without(ENGINE, Cap.SIGMAS))
+    assert refusals(plan) == [
+        "engine: algorithm 'grpo-like', which trains on trajectories, needs 'sigmas'; engine 'inside' states 'no'."
+    ]
+
+
+def test_what_a_spec_does_not_state_is_refused_and_named_so() -> None:
+    capabilities = {cap: support for cap, support in ENGINE.capabilities.items() if cap is not Cap.STEP_NOISE}
+    found = refusals(make_plan(engine=dataclasses.replace(ENGINE, capabilities=capabilities)))
+    assert found == [
+        "engine: algorithm 'grpo-like', which trains on trajectories, needs 'step-noise'; engine 'inside' does not state it."
+    ]
+
+
+@pytest.mark.parametrize("cap", [Cap.LATENT_ROLLOUT, Cap.SIGMAS, Cap.INITIAL_NOISE, Cap.STEP_NOISE, Cap.SDE_STEPS])
+def test_an_engine_must_have_what_trajectories_need(cap: Cap) -> None:
+    assert len(refusals(make_plan(engine=without(ENGINE, cap)))) == 1
+
+
+def test_a_full_trajectory_is_a_window_too() -> None:
+    engine = without(without(ENGINE, Cap.TRAJECTORY_WINDOW), Cap.TRAJECTORY_FULL, NATIVE)
+    assert refusals(make_plan(engine=engine)) == []
+    assert len(refusals(make_plan(engine=without(ENGINE, Cap.TRAJECTORY_WINDOW)))) == 1
+
+
+def test_an_engine_that_can_never_get_the_weights_is_refused() -> None:
+    found = refusals(make_plan(engine=without(ENGINE, Cap.WEIGHTS_SHARED)))
+    assert len(found) == 1
+    assert "initial policy for ever" in found[0]
+    takes_lora = without(without(ENGINE, Cap.WEIGHTS_SHARED), Cap.WEIGHTS_LORA, NATIVE)
+    assert refusals(make_plan(engine=takes_lora)) == []
+    assert refusals(make_plan(engine=takes_lora, backend_config=Backend(trains="full"))) != []
+
+
+def test_a_setting_can_raise_a_need() -> None:
+    with_kl = {"algorithm_config": Algorithm(kl_coef=0.1)}
+    assert refusals(make_plan(**with_kl)) == [], "LoRA: the adapter can be switched off"
+    found = refusals(make_plan(**with_kl, backend_config=Backend(trains="full")))
+    assert found == [
+        "backend: algorithm 'grpo-like' with a KL to the reference policy needs 'reference-copy'; "
+        "backend 'plain' does not state it."
+    ]
+
+
+def test_a_text_algorithm_is_refused_on_a_latent_model() -> None:
+    text = dataclasses.replace(ALGORITHM, needs=Needs(track="text"))
+    assert any("trains text tracks" in line for line in refusals(make_plan(algorithm=text)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"eta": 0.0}, "sampling.eta: algorithm 'grpo-like' takes ratios"),
+        ({"kernel": "euler"}, "sampling.kernel: algorithm 'grpo-like' takes ratios"),
+        (
+            {"kernel": "dance-sde"},
+            "sampling.kernel: 'dance-sde' was asked for; engine 'inside' runs cps, euler, flow-sde.",
+        ),
+        ({"steps": 0}, "sampling.steps: 0 was asked for"),
+        ({"guidance_mode": "double"}, "sampling.guidance_mode: 'double' is not one of"),
+        (
+            {"sde": SdeStepsConfig(mode="fixed", steps=[3, 20])},
+            "sampling.sde.steps: step 20 is past the last step 9 (sampling.steps = 10). Steps count from 0.",
+        ),
+        (
+            {"sde": SdeStepsConfig(mode="random", count=6, last=0.5)},
+            "sampling.sde.count: 6 steps were asked for; the pool has 5",
+        ),
+        ({"sde": SdeStepsConfig(mode="window", window=11)}, "sampling.sde.window: a window of 11 steps"),
+        ({"sde": SdeStepsConfig(mode="window", window=2, overlap=2)}, "sampling.sde.overlap: 2 was asked for"),
+        ({"sde": SdeStepsConfig(mode="none")}, "sampling.sde.mode: algorithm 'grpo-like' takes ratios"),
+        ({"sde": SdeStepsConfig(mode="some")}, "sampling.sde.mode: 'some' is not one of"),
+        (
+            {"sde": SdeStepsConfig(mode="fraction", first=0.5, last=0.5)},
+            "sampling.sde.first: the pool goes from 0.5 to 0.5",
+        ),
+        (
+            {"sde": SdeStepsConfig(mode="fraction", first=0.01, last=0.05)},
+            "sampling.sde.last: from 0.01 to 0.05 of 10 steps",
+        ),
+        ({"sde": SdeStepsConfig(mode="random", count=1, per_group=True)}, "engine: sampling.sde.per_group needs"),
+    ],
+)
+def test_sampling_that_cannot_work_is_refused(changes: dict[str, Any], says: str) -> None:
+    found = refusals(make_plan(sampling={"image": LatentSamplingConfig(**changes)}))
+    assert len(found) >= 1
+    assert any(line.startswith(says) for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "says"),
+    [
+        ("data", {"prompts_per_step": 0}, "data.prompts_per_step: 0 was asked for; it must be 1 or more."),
+        ("data", {"samples_per_prompt": 1}, "data.samples_per_prompt: a group of 1 has no spread"),
+        ("train", {"updates_per_step": 500}, "train.updates_per_step: 500 updates cannot be made of 128 samples"),
+        ("train", {"micro_batch": -1}, "train.micro_batch: -1 was asked for; it must be 0 or more."),
+        ("train", {"replay": "both"}, "train.replay: 'both' was asked for; it is one of serial, stacked."),
+        ("train", {"old_log_probs": "engine"}, "engine: train.old_log_probs=engine needs 'log-probs-gaussian'"),
+        ("advantage", {"scope": "row"}, "advantage.scope: 'row' was asked for; it is one of global, group."),
+        ("advantage", {"ddof": 2}, "advantage.ddof: 2 was asked for; it is one of 0, 1."),
+    ],
+)
+def test_geometry_and_closed_sets_are_checked(section: str, changes: dict[str, Any], says: str) -> None:
+    plan = make_plan()
+    plan = dataclasses.replace(plan, **{section: dataclasses.replace(getattr(plan, section), **changes)})
+    assert any(line.startswith(says) for line in refusals(plan)), refusals(plan)
+
+
+def test_an_algorithm_of_one_update_refuses_more() -> None:
+    once = dataclasses.replace(ALGORITHM, needs=dataclasses.replace(ALGORITHM.needs, multi_update=False))
+    assert refusals(make_plan(algorithm=once)) == []
+    assert len(refusals(make_plan(algorithm=once, train=TrainConfig(updates_per_step=2)))) == 1
+
+
+def test_rewards_must_exist_weigh_something_and_score_what_is_made() -> None:
+    assert any("no reward was chosen" in line for line in refusals(make_plan(rewards={})))
+    zero = make_plan(**{"reward.score_config": RewardConfig(weight=0.0)})
+    assert any("weight 0" in line for line in refusals(zero))
+    video = make_plan(**{"reward.score": dataclasses.replace(REWARD, media="video")})
+    assert any("scores video; model 'toy' gives image here" in line for line in refusals(video))
+
+
+def test_guidance_needs_both_the_engine_and_the_model() -> None:
+    sampling = {"image": LatentSamplingConfig(guidance_scale=4.5)}
+    assert refusals(make_plan(sampling=sampling)) == []
+    assert len(refusals(make_plan(sampling=sampling, engine=without(ENGINE, Cap.GUIDANCE)))) == 1
+    assert len(refusals(make_plan(sampling=sampling, model=without(MODEL, Cap.GUIDANCE)))) == 1

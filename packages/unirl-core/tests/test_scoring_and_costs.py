@@ -1,0 +1,103 @@
+"""Scores are checked before they become rewards; costs follow their formulas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pytest
+import torch
+from unirl.core.config import LatentSamplingConfig
+from unirl.core.costs import latent_step_cost
+from unirl.core.errors import RewardFailed
+from unirl.core.request import LatentRequest
+from unirl.core.roles import ScoreInput, Scores
+from unirl.core.scoring import constant_reward, score
+from unirl.core.track import Status, Track
+
+
+def make_track(rows: int = 4) -> Track:
+    return Track(
+        name="image",
+        sample_ids=tuple(f"p/{row}" for row in range(rows)),
+        group_ids=("p",) * rows,
+        prompts=tuple(f"prompt {row}" for row in range(rows)),
+        metadata=({},) * rows,
+        images=torch.zeros(rows, 3, 2, 2),
+        weights=torch.ones(rows),
+        status=(Status.COMPLETED,) * rows,
+        policy_version=(0,) * rows,
+    )
+
+
+class Given:
+    """A reward that gives what it was given."""
+
+    def __init__(self, *values: float, parts: Mapping[str, list[float]] | None = None) -> None:
+        self._scores = Scores(
+            values=torch.tensor(values), parts={name: torch.tensor(v) for name, v in (parts or {}).items()}
+        )
+
+    def score(self, samples: ScoreInput) -> Scores:
+        return self._scores
+
+    def close(self) -> None: ...
+
+
+class Raises(Given):
+    def score(self, samples: ScoreInput) -> Scores:
+        raise ValueError("no face in the picture")
+
+
+def test_the_reward_is_the_weighted_sum_and_parts_keep_their_names() -> None:
+    rewards = {"a": Given(0, 1, 0, 1, parts={"colour": [1, 1, 0, 0]}), "b": Given(10, 20, 30, 40)}
+    track = score(make_track(), rewards, {"a": 1.0, "b": 0.5})
+    assert track.rewards is not None
+    assert track.rewards.tolist() == [5, 11, 15, 21]
+    assert sorted(track.reward_parts) == ["a", "a/colour", "b"]
+
+
+def test_a_score_that_is_not_finite_names_reward_sample_and_prompt() -> None:
+    with pytest.raises(RewardFailed, match=r"reward\.a: gave nan for sample 'p/2' \(prompt 'prompt 2'\)"):
+        score(make_track(), {"a": Given(0, 1, math.nan, 1)}, {"a": 1.0})
+
+
+def test_a_component_that_is_not_finite_is_found_as_well() -> None:
+    with pytest.raises(RewardFailed, match=r"reward\.a/colour: gave inf"):
+        score(make_track(), {"a": Given(0, 1, 0, 1, parts={"colour": [1, math.inf, 0, 0]})}, {"a": 1.0})
+
+
+def test_a_wrong_number_of_scores_is_refused() -> None:
+    with pytest.raises(RewardFailed, match=r"reward\.a: gave values of shape \(3,\) for 4 samples"):
+        score(make_track(), {"a": Given(0, 1, 0)}, {"a": 1.0})
+
+
+def test_a_reward_that_raises_is_named_and_its_error_is_the_cause() -> None:
+    with pytest.raises(RewardFailed, match=r"reward\.a: raised ValueError: no face in the picture") as caught:
+        score(make_track(), {"a": Raises()}, {"a": 1.0})
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_constant_reward_is_seen_and_padding_does_not_hide_it() -> None:
+    assert constant_reward(score(make_track(), {"a": Given(2, 2, 2, 2)}, {"a": 1.0})) == 2
+    assert constant_reward(score(make_track(), {"a": Given(2, 2, 2, 3)}, {"a": 1.0})) is None
+
+
+@pytest.mark.parametrize(("scale", "branches"), [(1.0, 1), (4.5, 2)])
+def test_costs_are_the_formulas(scale: float, branches: int) -> None:
+    rows, steps = 6, 10
+    request = LatentRequest(
+        sampling=LatentSamplingConfig(steps=steps, guidance_scale=scale),
+        sigmas=torch.linspace(1, 0, steps + 1),
+        # Three neighbours store 4 positions, two apart store 4; the end is one more; -1 is padding.
+        sde_steps=torch.tensor([[0, 1, 2]] * 3 + [[1, 4, -1]] * 3),
+        noise_ids=tuple("abcdef"),
+        initial_noise=("",) * rows,
+    )
+    cost = latent_step_cost(request, latent_shape=(4, 8, 8), anchors=True)
+    assert cost.rollout_rows == rows * steps * branches
+    assert cost.anchor_rows == cost.train_rows == (3 * 3 + 3 * 2) * branches
+    assert cost.stored_bytes == (3 * 5 + 3 * 5) * 4 * 8 * 8 * 4
+    # Training costs a forward for the anchor, and a forward and two more for the backward of the update.
+    assert cost.generate_share == pytest.approx(60 / (60 + 15 + 45))
+    assert latent_step_cost(request, latent_shape=(4, 8, 8), anchors=False).anchor_rows == 0
