@@ -148,6 +148,6 @@ def _watch_gap(plan: Plan, metrics: Mapping[str, float], *, step: int, events: E
     for key, gap in metrics.items():
         if key.endswith("logp_gap_max") and bound is not None and gap > bound / 2:
             text = (
-                f"{key}: log-probs of engine {plan.engine.name!r} are off by {gap:.2e}; the run stops at {bound:.2e}."
+                f"{key}: log-probs of engine {plan.engine.name!r} differ by {gap:.2e}; the run stops at {bound:.2e}."
             )
             events.finding(text, step=step, once="logp_gap")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .array import Array
 from .batch import Batch, rows, shared
@@ -29,6 +29,8 @@ class LatentRequest(Batch):
     """Id that keys the initial noise of each sample: its own, or its group's when the group shares it."""
     initial_noise: tuple[str, ...] = rows()
     """Digest of the x_T that a sample must start from; "" where it is not checked (one row of a request is enough)."""
+    trajectory: Literal["window", "full"] = shared(default="window")
+    """Which latents come back: those around the SDE steps and the end, or those of every step."""
 
     @property
     def num_rows(self) -> int:

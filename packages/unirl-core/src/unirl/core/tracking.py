@@ -33,7 +33,7 @@ class Trackers:
                 tracker.start(run)
             except Exception as error:
                 raise RunFailed(
-                    f"tracker.{name}: could not start: {error}. Fix its settings, or leave it out with `~tracker.{name}`."
+                    f"tracker.{name}: could not start: {error}. Mend its settings or leave it out: `~tracker.{name}`."
                 ) from error
 
     def images(self, key: str, track: Track, *, step: int) -> None:
