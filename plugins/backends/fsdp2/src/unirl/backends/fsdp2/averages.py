@@ -1,0 +1,70 @@
+"""Copies of the weights that train: frozen ones and slow averages, swapped in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from .config import AverageConfig
+from .sharding import local
+
+__all__ = ["Average", "WeightCopy", "decay_at"]
+
+
+class WeightCopy:
+    """A copy of the weights, shard by shard; nothing is gathered."""
+
+    def __init__(self, live: Mapping[str, Tensor]) -> None:
+        self._live = live
+        self.values = {name: value.detach().clone() for name, value in live.items()}
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the copy with the live weights. Done twice, both are as before, bit for bit.
+
+        Through `.data`, which leaves version counters alone: a graph that was built before the first swap is valid
+        again after the second.
+        """
+        for name, value in self.values.items():
+            live, mine = local(self._live[name]).data, local(value)
+            kept = live.clone()
+            live.copy_(mine)
+            mine.copy_(kept)
+
+    def to(self, device: torch.device) -> None:
+        self.values = {name: value.to(device) for name, value in self.values.items()}
+
+
+class Average(WeightCopy):
+    """An exponential moving average of the weights."""
+
+    def __init__(self, live: Mapping[str, Tensor], config: AverageConfig) -> None:
+        super().__init__(live)
+        self.config = config
+        self.num_moves = 0
+
+    @torch.no_grad()
+    def move(self) -> None:
+        """One move towards the live weights: copy = d copy + (1 - d) live."""
+        decay = decay_at(self.config, self.num_moves)
+        self.num_moves += 1
+        for name, value in self.values.items():
+            mine, live = local(value), local(self._live[name])
+            if decay <= 0:
+                mine.copy_(live)
+            else:
+                mine.mul_(decay).add_(live, alpha=1.0 - decay)
+
+
+def decay_at(config: AverageConfig, moves: int) -> float:
+    """The decay d of a move, `moves` of them made before. The formulas are at `AverageConfig.kind`."""
+    if config.kind == "constant":
+        return config.decay
+    if config.kind == "linear":
+        return min(moves * config.rate, config.decay)
+    if config.kind == "warmup":
+        return min(max(0, moves - config.flat_moves) * config.rate, config.decay)
+    assert config.kind == "adaptive", config.kind
+    return min((1 + moves) / (10 + moves), config.decay)

@@ -1,0 +1,329 @@
+"""The FSDP2 backend: owns what trains, from the first wrap to the last checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from unirl.core.errors import CheckpointError, RecipeError
+from unirl.core.roles import TrainReport, WeightUpdate
+from unirl.core.weights import checksum
+from unirl.numerics.stack import StepReport, train_on
+from unirl.numerics.track_replay import TrackReplay
+
+from . import checkpoint
+from .averages import Average, WeightCopy
+from .config import Fsdp2Config, problems
+from .optimizer import Optimizer
+from .sharding import Ranks, find_blocks, full, recompute, reshard, shard
+
+if TYPE_CHECKING:
+    from unirl.core.config import TrainConfig
+    from unirl.core.roles import Algorithm, DiffusionModel, Policy
+    from unirl.core.track import Track
+
+__all__ = ["Fsdp2Backend", "build"]
+
+
+def build(config: Fsdp2Config, *, model: DiffusionModel, train: TrainConfig, steps: int, seed: int = 0) -> Fsdp2Backend:
+    """A backend over `model.trainable`, which is adapted, cast and wrapped in place.
+
+    steps: rounds of the run, from which the learning rate's schedule knows its end.  seed: of the adapters' start.
+    Raises RecipeError for settings, targets or blocks that fit nothing.
+    """
+    wrong = list(problems(config))
+    if wrong:
+        raise RecipeError(" ".join(wrong))
+    return Fsdp2Backend(config, model=model, train=train, steps=steps, seed=seed)
+
+
+class Fsdp2Backend:
+    """Fits `unirl.core.roles.Backend`. Every method that touches weights is collective: all ranks call it."""
+
+    def __init__(
+        self, config: Fsdp2Config, *, model: DiffusionModel, train: TrainConfig, steps: int, seed: int
+    ) -> None:
+        self._config = config
+        self._train = train
+        self._module = model.trainable
+        self._device = torch.device(model.device)
+        self._using: Policy = "live"
+        # Dropout would make two replays of one latent differ, and the ratio of the first update not 1.
+        self._module.eval()
+        blocks = find_blocks(self._module, model.spec.wrap_blocks)
+        if config.activation_checkpointing and not blocks:
+            raise RecipeError(
+                "backend.activation_checkpointing: the model's spec names no wrap_blocks, so there is nothing to "
+                "recompute; leave it off."
+            )
+        self.num_lora_layers = self._prepare(model, seed)
+        if config.activation_checkpointing:
+            recompute(blocks)
+        wants_wrap = config.shard == "always" or config.mixed_precision != "none"
+        self._ranks = Ranks(self._device, needs_group=wants_wrap)
+        if wants_wrap or self._ranks.num_ranks > 1:
+            shard(self._module, blocks, ranks=self._ranks, precision=config.mixed_precision)
+        self._params: dict[str, Tensor] = {
+            name: param for name, param in self._module.named_parameters() if param.requires_grad
+        }
+        self._optimizer = Optimizer(self._params, config, total_steps=steps * train.updates_per_step)
+        self._copies = self._make_copies()
+        self._updater = _Updater(self)
+        self._replay = TrackReplay(model, stacked=train.replay == "stacked", policy_context=self.policy)
+
+    @property
+    def version(self) -> int:
+        """Optimizer steps taken."""
+        return self._optimizer.num_steps
+
+    @property
+    def num_trainable(self) -> int:
+        """Weights that train, over all ranks."""
+        return sum(param.numel() for param in self._params.values())
+
+    @contextmanager
+    def policy(self, which: Policy = "live") -> Iterator[None]:
+        """Use these weights inside the block; the live ones are back after it, bit for bit, also on an error.
+
+        Raises RecipeError for a policy that this backend was not asked to keep.
+        """
+        if which == self._using:
+            yield
+            return
+        assert self._using == "live", f"policy {which!r} was asked for inside policy {self._using!r}"
+        switch = self._switch(which)
+        reshard(self._module)
+        switch(True)
+        self._using = which
+        try:
+            yield
+        finally:
+            reshard(self._module)
+            switch(False)
+            self._using = "live"
+
+    def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
+        assert self._using == "live", f"training inside policy {self._using!r} would change its weights"
+        report = train_on(
+            track,
+            algorithm,
+            replay=self._replay,
+            updates=self._train.updates_per_step,
+            micro_batch=self._train.micro_batch,
+            progress=progress,
+            apply=self._updater,
+            logp_gap_max=self._train.logp_gap_max,
+        )
+        facts = {"trainable_weights": float(self.num_trainable), "lora_layers": float(self.num_lora_layers)}
+        return TrainReport(
+            metrics={**report.metrics, **facts}, num_updates=report.num_updates, num_skipped=report.num_skipped
+        )
+
+    def weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
+        """Whole copies of a policy's weights: `full` when all train, `lora` or `merged` (folded in) when adapters do.
+
+        `merged` of full training is `full`. Raises RecipeError for a kind that this training has not.
+        """
+        trains = self._config.trains
+        if (kind == "lora" and trains == "full") or (kind == "full" and trains == "lora"):
+            raise RecipeError(f"backend.trains: {kind!r} weights were asked for; {trains!r} trains. Ask for 'merged'.")
+        if kind == "lora" and policy == "reference":
+            raise RecipeError("backend: 'lora' weights of the reference were asked for; it is the base, without any.")
+        with torch.no_grad(), self.policy(policy):
+            reshard(self._module)
+            tensors = self._exported(kind, is_on=policy != "reference")
+        return WeightUpdate(version=self.version, tensors=tensors, kind=kind, checksum=checksum(tensors))
+
+    def save(self, folder: Path) -> None:
+        """Write what trains, its moments, the copies and the counters; frozen weights are the model's own."""
+        assert self._using == "live", f"saving inside policy {self._using!r} would save its weights as the live ones"
+        reshard(self._module)
+        optimizer = self._optimizer
+        facts = {
+            **self._setup(),
+            "version": self.version,
+            "num_skipped": optimizer.num_skipped,
+            "loss_scale": optimizer.loss_scale,
+            "steps_since_overflow": optimizer.steps_since_overflow,
+            "moves": {name: copy.num_moves for name, copy in self._averages().items()},
+        }
+        checkpoint.write(
+            folder,
+            tensors={**self._weight_tensors(), **self._moments(create=False)},
+            facts=facts,
+            is_writer=self._ranks.rank == 0,
+            single=not self._ranks.is_grouped,
+        )
+
+    def load(self, folder: Path) -> None:
+        """Go on from a checkpoint, on any number of ranks.
+
+        Raises CheckpointError, before anything changes, when it is incomplete or of another set-up.
+        """
+        reshard(self._module)
+        facts = checkpoint.read_facts(folder)
+        for key, here in self._setup().items():
+            if facts.get(key) != here:
+                raise CheckpointError(
+                    f"{folder}: the checkpoint was made with {key} = {facts.get(key)!r}; this recipe has {here!r}. "
+                    "Resume with the recipe that it was made with."
+                )
+        found = checkpoint.read_keys(folder)
+        wanted, moments = self._weight_tensors(), self._moments(create=True)
+        checkpoint.check_keys(folder, found=found, wanted=wanted, optional=moments)
+        there = {name: tensor for name, tensor in moments.items() if name in found}
+        with torch.no_grad():
+            checkpoint.read_tensors(folder, {**wanted, **there}, single=not self._ranks.is_grouped)
+        self._adopt(there)
+        self._optimizer.num_steps = int(facts["version"])
+        self._optimizer.num_skipped = int(facts["num_skipped"])
+        self._optimizer.loss_scale = float(facts["loss_scale"])
+        self._optimizer.steps_since_overflow = int(facts["steps_since_overflow"])
+        for name, average in self._averages().items():
+            average.num_moves = int(facts["moves"][name])
+
+    def end_rollout(self) -> None:
+        self._move("rollout")
+
+    def offload(self) -> None:
+        """Move weights, moments and copies to the CPU's memory. Nothing to do where they are there already."""
+        self._to(torch.device("cpu"))
+
+    def onload(self) -> None:
+        self._to(self._device)
+
+    def close(self) -> None:
+        self._ranks.close()
+
+    def _prepare(self, model: DiffusionModel, seed: int) -> int:
+        """Choose what trains and make it fp32; returns the number of adapted layers."""
+        if self._config.trains == "full":
+            for param in self._module.parameters():
+                param.data = param.data.float() if param.is_floating_point() else param.data
+                param.requires_grad_(param.is_floating_point())
+            return 0
+        from .adapters import add_lora
+
+        return add_lora(self._module, self._config.lora, default_targets=model.spec.lora_targets, seed=seed)
+
+    def _make_copies(self) -> dict[str, WeightCopy]:
+        copies: dict[str, WeightCopy] = {}
+        for name, average in (("ema", self._config.ema), ("lagged", self._config.lagged)):
+            if average.kind != "none":
+                copies[name] = Average(self._params, average)
+        if self._config.reference_copy:
+            copies["reference"] = WeightCopy(self._params)
+        return copies
+
+    def _averages(self) -> dict[str, Average]:
+        return {name: copy for name, copy in self._copies.items() if isinstance(copy, Average)}
+
+    def _move(self, when: str) -> None:
+        for average in self._averages().values():
+            if average.config.every == when:
+                average.move()
+
+    def _switch(self, which: Policy) -> Any:
+        """A function that goes to a policy (True) and back (False)."""
+        copy = self._copies.get(which)
+        if copy is not None:
+            return lambda on: copy.swap()
+        if which == "reference" and self._config.trains == "lora":
+            from .adapters import switch_lora
+
+            return lambda on: switch_lora(self._module, on=not on)
+        key = "reference_copy=true" if which == "reference" else f"{which}.kind, such as constant"
+        raise RecipeError(f"backend: policy {which!r} was asked for, and none is kept. Set backend.{key}.")
+
+    def _exported(self, kind: str, *, is_on: bool) -> dict[str, Tensor]:
+        if self._config.trains == "full":
+            return {name: full(param) for name, param in self._module.named_parameters()}
+        from .adapters import lora_weights, merged_weights
+
+        return lora_weights(self._module) if kind == "lora" else merged_weights(self._module, is_on=is_on)
+
+    def _setup(self) -> dict[str, Any]:
+        """Settings that tensors of the right shapes would not tell apart."""
+        lora = self._config.lora
+        return {"trains": self._config.trains, "lora_alpha": lora.alpha if self._config.trains == "lora" else None}
+
+    def _weight_tensors(self) -> dict[str, Tensor]:
+        tensors = {f"weights/{name}": param.detach() for name, param in self._params.items()}
+        for kind, copy in self._copies.items():
+            tensors.update({f"{kind}/{name}": value for name, value in copy.values.items()})
+        return tensors
+
+    def _moments(self, *, create: bool) -> dict[str, Tensor]:
+        """Adam's state by name. `create` makes what is not there yet, to be filled."""
+        tensors: dict[str, Tensor] = {}
+        for name, param in self._params.items():
+            state = self._optimizer.adam.state.get(param, {})
+            if create:
+                state = {
+                    "step": torch.zeros((), dtype=torch.float32),
+                    "exp_avg": torch.zeros_like(param.detach()),
+                    "exp_avg_sq": torch.zeros_like(param.detach()),
+                }
+            tensors.update({f"adam/{name}/{key}": value for key, value in state.items()})
+        return tensors
+
+    def _adopt(self, moments: dict[str, Tensor]) -> None:
+        """Make these the optimizer's state, and nothing else."""
+        self._optimizer.adam.state.clear()
+        for name, param in self._params.items():
+            prefix = f"adam/{name}/"
+            state = {key.removeprefix(prefix): value for key, value in moments.items() if key.startswith(prefix)}
+            if state:
+                self._optimizer.adam.state[param] = state
+
+    def _to(self, device: torch.device) -> None:
+        assert self._using == "live"
+        reshard(self._module)
+        self._module.to(device)
+        self._optimizer.to(device)
+        for copy in self._copies.values():
+            copy.to(device)
+
+
+class _Updater:
+    """What the train stack asks of this backend. Fits `unirl.numerics.stack.Updater`."""
+
+    # Reduce-scatter divides by the ranks.
+    gradient_reduction: Literal["mean", "sum"] = "mean"
+
+    def __init__(self, backend: Fsdp2Backend) -> None:
+        self._backend = backend
+
+    @property
+    def device(self) -> torch.device:
+        return self._backend._device
+
+    @property
+    def num_ranks(self) -> int:
+        return self._backend._ranks.num_ranks
+
+    def zero_grad(self) -> None:
+        self._backend._optimizer.zero_grad()
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        module = self._backend._module
+        if isinstance(module, FSDPModule):
+            module.set_requires_gradient_sync(last or not self._backend._config.defer_gradient_sync)
+        (loss * self._backend._optimizer.loss_scale).backward()
+
+    def step(self) -> StepReport:
+        report = self._backend._optimizer.step()
+        if not report.skipped:
+            self._backend._move("step")
+        return report
+
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
+        return self._backend._ranks.all_reduce(values, "sum")
+
+    def all_reduce_max(self, values: Tensor) -> Tensor:
+        return self._backend._ranks.all_reduce(values, "max")

@@ -1,0 +1,117 @@
+"""The optimizer step: AdamW, its learning rate, clipping, and leaving out steps whose gradients are not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+from unirl.core.errors import RunFailed
+from unirl.numerics.stack import StepReport
+
+from .config import Fsdp2Config
+from .sharding import full, local
+
+__all__ = ["Optimizer", "learning_rate"]
+
+_FIRST_SCALE = 2.0**16
+_GROWTH_STEPS = 2000
+"""Steps without overflow after which the loss scale of fp16 doubles."""
+
+
+def learning_rate(config: Fsdp2Config, step: int, total: int) -> float:
+    """The rate of optimizer step `step` of `total`, counted from 0.
+
+    Warm-up: lr (step + 1) / lr_warmup_steps. After it: `lr`, or from `lr` at its first step towards lr lr_min_ratio at
+    `total`, linearly or along half a cosine.
+    """
+    if step < config.lr_warmup_steps:
+        return config.lr * (step + 1) / config.lr_warmup_steps
+    if config.lr_schedule == "constant":
+        return config.lr
+    done = min(1.0, (step - config.lr_warmup_steps) / max(1, total - config.lr_warmup_steps))
+    left = 1.0 - done if config.lr_schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return config.lr * (config.lr_min_ratio + (1.0 - config.lr_min_ratio) * left)
+
+
+class Optimizer:
+    """AdamW over named fp32 weights. Its schedule moves with the steps taken; a skipped step moves nothing."""
+
+    def __init__(self, params: Mapping[str, Tensor], config: Fsdp2Config, *, total_steps: int) -> None:
+        self.params = params
+        self.num_steps = 0
+        self.num_skipped = 0
+        self._is_scaled = config.mixed_precision == "fp16"
+        self.loss_scale = _FIRST_SCALE if self._is_scaled else 1.0
+        self.steps_since_overflow = 0
+        self._config = config
+        self._total_steps = total_steps
+        self.adam = torch.optim.AdamW(
+            list(params.values()),
+            lr=config.lr,
+            betas=(config.betas[0], config.betas[1]),
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+        )
+
+    def zero_grad(self) -> None:
+        self.adam.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def step(self) -> StepReport:
+        """Clip and step, or leave the step out when a gradient is not finite. Collective.
+
+        Raises RunFailed when no weight has a gradient at all: the loss does not depend on what trains.
+        """
+        grads = [param.grad for param in self.params.values() if param.grad is not None]
+        if not grads:
+            raise RunFailed(
+                f"backend: none of the {len(self.params)} weights that train got a gradient. The loss does not reach "
+                "them; does the model run its `trainable` module?"
+            )
+        shards = [local(grad) for grad in grads]
+        if self._is_scaled:
+            for shard in shards:
+                shard.mul_(1.0 / self.loss_scale)
+        norm = full(get_total_norm(grads))
+        rate = learning_rate(self._config, self.num_steps, self._total_steps)
+        if not bool(torch.isfinite(norm)):
+            self._skip()
+            return StepReport(grad_norm=float(norm), grad_rms=float(norm), skipped=True)
+        grad_norm = seen_norm = float(norm)
+        if self._config.max_grad_norm is not None:
+            # As torch.nn.utils.clip_grad_norm_: the 1e-6 and the multiplication by 1 are its own.
+            factor = torch.clamp(self._config.max_grad_norm / (norm + 1e-6), max=1.0)
+            for shard in shards:
+                shard.mul_(factor)
+            seen_norm = grad_norm * float(factor)
+        for group in self.adam.param_groups:
+            group["lr"] = rate
+        self.adam.step()
+        self.num_steps += 1
+        self._grow_scale()
+        rms = seen_norm / math.sqrt(sum(grad.numel() for grad in grads))
+        # Below 10 eps Adam divides by eps rather than by the gradient's own size, and barely moves.
+        small = {"grad_rms_near_eps": float(rms < 10 * self._config.eps)}
+        return StepReport(grad_norm=grad_norm, grad_rms=rms, metrics={"lr": rate, **small})
+
+    def to(self, device: torch.device) -> None:
+        """Move the moments. The step counts stay where Adam put them, on the CPU."""
+        for state in self.adam.state.values():
+            for key in ("exp_avg", "exp_avg_sq"):
+                state[key] = state[key].to(device)
+
+    def _skip(self) -> None:
+        self.num_skipped += 1
+        self.zero_grad()
+        if self._is_scaled:
+            self.loss_scale = max(self.loss_scale / 2.0, 2.0**-14)
+            self.steps_since_overflow = 0
+
+    def _grow_scale(self) -> None:
+        if self._is_scaled:
+            self.steps_since_overflow += 1
+            if self.steps_since_overflow >= _GROWTH_STEPS:
+                self.loss_scale, self.steps_since_overflow = self.loss_scale * 2.0, 0

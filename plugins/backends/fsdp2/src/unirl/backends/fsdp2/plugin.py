@@ -1,0 +1,64 @@
+"""The FSDP2 backend: what it provides, and what it refuses before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from unirl.core.capability import Cap, Support
+from unirl.core.hookspec import hookimpl
+from unirl.core.spec import BackendSpec
+
+from .config import Fsdp2Config, problems
+
+if TYPE_CHECKING:
+    from unirl.core.plan import Plan
+
+__all__ = ["SPEC", "unirl_backends", "unirl_check_plan"]
+
+SPEC = BackendSpec(
+    name="fsdp2",
+    summary="Trains LoRA adapters or all weights with torch FSDP2, on one rank or many.",
+    build="unirl.backends.fsdp2.backend:build",
+    config="unirl.backends.fsdp2.config:Fsdp2Config",
+    capabilities={
+        Cap.TRAIN_LORA: Support.NATIVE,
+        Cap.TRAIN_FULL: Support.NATIVE,
+        Cap.REFERENCE_ADAPTER_OFF: Support.NATIVE,
+        Cap.REFERENCE_COPY: Support.NATIVE,
+        Cap.EMA: Support.NATIVE,
+        Cap.LAGGED_POLICY: Support.NATIVE,
+        Cap.THROUGH_SAMPLER: Support.NO,
+    },
+    trains_key="trains",
+)
+
+
+@hookimpl
+def unirl_backends() -> Iterable[BackendSpec]:
+    return [SPEC]
+
+
+@hookimpl
+def unirl_check_plan(plan: Plan) -> Iterable[str]:
+    config = plan.backend.config
+    if not isinstance(config, Fsdp2Config):
+        return []
+    reasons = list(problems(config))
+    needs = plan.algorithm.spec.needs
+    for key, further in plan.algorithm.spec.when.items():
+        if getattr(plan.algorithm.config, key):
+            needs = needs.merged(further)
+    asks = f"algorithm {plan.algorithm.name!r}"
+    if needs.reference == "policy" and config.trains == "full" and not config.reference_copy:
+        reasons.append(
+            f"backend.reference_copy: {asks} compares with the reference policy, and full training keeps none; "
+            "use backend.reference_copy=true."
+        )
+    if needs.old_policy == "ema" and config.lagged.kind == "none":
+        reasons.append(f"backend.lagged.kind: {asks} needs a lagged policy; set a kind, such as constant.")
+    if config.activation_checkpointing and not plan.model.spec.wrap_blocks:
+        reasons.append(
+            f"backend.activation_checkpointing: model {plan.model.name!r} names no blocks to recompute; leave it off."
+        )
+    return reasons
