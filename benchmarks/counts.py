@@ -1,0 +1,84 @@
+"""A step of the quickstart, counted: denoiser forwards and their rows, stored bytes, against the formulas."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from unirl.core.catalog import Catalog
+from unirl.core.costs import latent_step_cost
+from unirl.core.prompts import read_prompts
+from unirl.core.recipe import compose
+from unirl.core.requests import build_request
+from unirl.core.run import build_parts
+from unirl.core.scoring import score
+
+CASES = {
+    "quickstart": [],
+    "serial replay, micro-batches of 48": ["train.replay=serial", "train.micro_batch=48"],
+    "old log-probs from the engine": ["train.old_log_probs=engine"],
+    "a window of 2 steps": ["sampling.sde.mode=window", "sampling.sde.window=2"],
+    "guidance 2": ["sampling.guidance_scale=2.0"],
+}
+
+
+def main() -> None:
+    catalog = Catalog.discover()
+    print(f"{'case':38} {'rollout rows':>18} {'anchor + train rows':>22} {'stored bytes':>22}")
+    for name, overrides in CASES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            row = count(catalog, [*overrides, f"run.dir={Path(folder) / 'run'}"])
+        print(f"{name:38} {row[0]:>18} {row[1]:>22} {row[2]:>22}")
+
+
+def count(catalog: Catalog, overrides: list[str]) -> tuple[str, str, str]:
+    """Counted/predicted of one step."""
+    plan = compose("quickstart", overrides, catalog=catalog)
+    parts = build_parts(plan, catalog=catalog)
+    rows: Counter[str] = Counter()
+    phase = "rollout"
+    velocity = parts.model.velocity
+
+    def counted(x, sigma, conditions):
+        rows[phase] += int(x.shape[0])
+        return velocity(x, sigma, conditions)
+
+    parts.model.velocity = counted  # type: ignore[method-assign]  # the boundary that every forward crosses
+    prompts = read_prompts(Path(plan.data.train))[: plan.data.prompts_per_step]
+    request = build_request(
+        prompts,
+        samples_per_prompt=plan.data.samples_per_prompt,
+        sampling=plan.sampling,
+        model=parts.model,
+        algorithm=parts.algorithm,
+        seed=plan.run.seed,
+        rollout=0,
+        policy_version=0,
+    )
+    (name, wanted), *_ = request.tracks.items()
+    predicted = latent_step_cost(
+        wanted,
+        latent_shape=parts.model.latent_shape(wanted.sampling),
+        anchors=plan.train.old_log_probs == "replay",
+    )
+    track = parts.engine.generate(request).tracks[name]
+    segment = track.latent
+    stored = int((segment.positions >= 0).sum()) * segment.latents[0, 0].numel() * segment.latents.element_size()
+    phase = "train"
+    track, _ = parts.algorithm.advantages(score(track, parts.rewards, parts.reward_weights))
+    parts.backend.train(track, parts.algorithm, progress=0.0)
+    for part in (parts.engine, *parts.rewards.values(), parts.backend):
+        part.close()
+    training = predicted.anchor_rows + predicted.train_rows
+    pairs = (
+        (rows["rollout"], predicted.rollout_rows),
+        (rows["train"], training),
+        (stored, predicted.stored_bytes),
+    )
+    assert all(found == wanted for found, wanted in pairs), pairs
+    return tuple(f"{found} = {wanted}" for found, wanted in pairs)  # type: ignore[return-value]
+
+
+if __name__ == "__main__":
+    main()

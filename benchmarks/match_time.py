@@ -1,0 +1,34 @@
+"""match() over every model x engine x algorithm x backend x reward that is installed."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+from unirl.core.catalog import Catalog
+from unirl.core.match import match_parts
+
+ROUNDS = 20
+
+
+def main() -> None:
+    start = time.perf_counter()
+    catalog = Catalog.discover()
+    discovery = time.perf_counter() - start
+    kinds = ("model", "engine", "algorithm", "backend", "reward")
+    specs = {kind: [catalog.get(kind, name).spec for name in catalog.names(kind)] for kind in kinds}
+    combinations = list(itertools.product(*specs.values()))
+    best, accepted = float("inf"), 0
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        accepted = sum(
+            match_parts(model=m, engine=e, algorithm=a, backend=b, rewards={r.name: r}).accepted
+            for m, e, a, b, r in combinations
+        )
+        best = min(best, time.perf_counter() - start)
+    print(f"discovery of {len(catalog.records)} plugins    {discovery * 1000:8.1f} ms")
+    print(f"match of {len(combinations)} combinations    {best * 1000:8.3f} ms ({accepted} accepted)")
+
+
+if __name__ == "__main__":
+    main()
