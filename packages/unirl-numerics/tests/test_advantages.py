@@ -77,7 +77,7 @@ def test_global_centring_gives_groups_without_spread_their_due():
     found = advantages(torch.tensor([1.0, 1, 3, 3]), group_ids=["a", "a", "b", "b"], scope="global", center="global")
     close(found.values, [-1.0, -1, 1, 1], 2e-4)  # eps = 1e-4 in the denominator
     assert found.num_zero_spread_groups == 2
-    assert advantages(torch.ones(4), group_ids=ONE_GROUP, center="global").values.tolist() == [0.0] * 4
+    assert advantages(torch.ones(4), group_ids=ONE_GROUP, scope="global", center="global").values.tolist() == [0.0] * 4
 
 
 def test_rows_of_weight_0_take_no_part():
@@ -154,6 +154,8 @@ def test_what_makes_no_sense_is_refused():
         advantages(torch.ones(4), group_ids=["a"] * 3)
     with pytest.raises(ValueError, match="scope 'rank' is not known"):
         advantages(torch.ones(4), group_ids=ONE_GROUP, scope="rank")
+    with pytest.raises(ValueError, match="divide a group without spread by eps alone"):
+        advantages(torch.ones(4), group_ids=ONE_GROUP, center="global")
     with pytest.raises(ValueError, match="mode 'product' is not known"):
         combine_rewards({"a": torch.ones(4)}, weights={"a": 1}, group_ids=ONE_GROUP, mode="product")
     with pytest.raises(ValueError, match="numbers >= 0"):

@@ -394,7 +394,7 @@ def test_make_kernel_refuses_what_it_cannot_honour():
         make_kernel("flow_sde")
     with pytest.raises(ValueError, match=r"'euler': eta = 0\.7, but it is deterministic"):
         make_kernel("euler", eta=0.7)
-    with pytest.raises(ValueError, match="option .constant. is not known; its options are: constants, eta"):
+    with pytest.raises(ValueError, match=r"option .constant. is not known; its options are: constants, eta"):
         make_kernel("cps", constant=True)
     with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
         make_kernel("cps", eta=1.2)

@@ -86,7 +86,7 @@ def test_a_step_without_weight_is_exactly_0_and_can_be_walked_back():
 
 def test_totals_that_cannot_be_right_are_refused():
     term = LossTerm(name="policy", values=torch.ones(2), weights=torch.ones(2))
-    with pytest.raises(ValueError, match="total is 0.0, but elements have weight"):
+    with pytest.raises(ValueError, match=r"total is 0\.0, but elements have weight"):
         reduce_terms([term], totals={"policy": torch.tensor(0.0)})
     with pytest.raises(ValueError, match=r"'policy' has no total; totals are for \['kl'\]"):
         reduce_terms([term], totals={"kl": torch.tensor(1.0)})

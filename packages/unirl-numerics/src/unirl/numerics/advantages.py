@@ -56,7 +56,8 @@ def advantages(
     With center = "group", a group of one and a group whose rewards are all equal get exactly 0, rounding
     included.
 
-    Raises ValueError for a reward that is not finite, naming the sample.
+    Raises ValueError for a reward that is not finite, naming the sample, and for center "global" with the std of
+    groups.
     Source: GRPO, arXiv 2402.03300; Flow-GRPO takes scope "global"; Dr.GRPO, arXiv 2503.20783; RLOO, arXiv
     2402.14740.
     """
@@ -201,6 +202,11 @@ def _normalized(
     for name, value in (("scope", scope), ("center", center)):
         if value not in ("group", "global"):
             raise ValueError(f"advantages: {name} '{value}' is not known; known are group, global.")
+    if normalize and scope == "group" and center == "global":
+        raise ValueError(
+            "advantages: center 'global' with scope 'group' would divide a group without spread by eps alone. "
+            "Set scope to 'global', or normalize to false."
+        )
     if len(rewards) == 0:
         return rewards
     sizes = batch.sizes if center == "group" else np.array([len(rewards)])
@@ -210,7 +216,9 @@ def _normalized(
     if leave_one_out:
         centred = centred * (sizes / np.maximum(sizes - 1, 1))[index]
     if normalize:
-        centred = centred / (_std(rewards, batch, scope=scope, ddof=ddof) + eps)
+        scale = _std(rewards, batch, scope=scope, ddof=ddof) + eps
+        # Without spread and with eps = 0 there is nothing to divide: such rows are 0.
+        centred = np.divide(centred, scale, out=np.zeros_like(centred), where=scale > 0)
     # Rounding of the mean must not leave a group without signal a tiny one, least of all divided by eps.
     is_constant = batch.is_constant(rewards)[batch.group] if center == "group" else np.ptp(rewards) == 0
     return np.where(is_constant, 0.0, centred)
