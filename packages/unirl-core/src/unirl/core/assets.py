@@ -1,0 +1,83 @@
+"""Files that an installed package brings for recipes: `${asset:NAME,PATH}`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+from .errors import RecipeError
+from .hookspec import ASSETS_GROUP
+from .names import did_you_mean
+from .registry import install_hint
+
+__all__ = ["asset", "by_name_only", "package_folder"]
+
+_by_name: ContextVar[bool] = ContextVar("_by_name", default=False)
+
+
+def asset(name: str, path: str = "") -> str:
+    """Absolute path of a file or folder of an asset package. Nothing of the package is imported.
+
+    name: of its entry point in the group `unirl.assets`, whose value is a package.  path: inside that package.
+    Raises RecipeError when no installed package has that name, or when the package has no such file.
+    """
+    reference = f"${{asset:{name},{path}}}"
+    if _by_name.get():
+        return reference
+    found = {point.name: point for point in entry_points(group=ASSETS_GROUP)}
+    if name not in found:
+        hint = did_you_mean(name, found) or f". {install_hint('asset', name)}".rstrip()
+        raise RecipeError(f"{reference}: no installed package provides the asset {name!r}{hint}")
+    folder = package_folder(found[name].value)
+    if folder is None:
+        raise RecipeError(f"{reference}: {_owner(found[name])} names a package that is not there; install it again.")
+    file = folder / path
+    if not file.exists():
+        raise RecipeError(f"{reference}: {_owner(found[name])} has no {path!r}; it has {_listing(folder)}.")
+    return str(file)
+
+
+@contextmanager
+def by_name_only() -> Generator[None]:
+    """Inside, an asset stands for itself instead of its place on this machine: for hashes that agree everywhere."""
+    token = _by_name.set(True)
+    try:
+        yield
+    finally:
+        _by_name.reset(token)
+
+
+def package_folder(package: str) -> Path | None:
+    """Folder of an installed package; None when there is none.
+
+    Found without importing the package or its parents, except where an editable install hides its folders. Namespace
+    packages have several folders; the first that holds the rest of the name is taken.
+    """
+    top, *rest = package.split(".")
+    spec = sys.modules[top].__spec__ if top in sys.modules else importlib.util.find_spec(top)
+    if spec is None or spec.submodule_search_locations is None:
+        return None
+    folders = [Path(location).joinpath(*rest) for location in spec.submodule_search_locations]
+    found = next((folder for folder in folders if folder.is_dir()), None)
+    if found is None and rest:
+        try:
+            spec = importlib.util.find_spec(package)
+        except ModuleNotFoundError:
+            return None
+        locations = list(spec.submodule_search_locations or ()) if spec else []
+        found = Path(locations[0]) if locations else None
+    return found
+
+
+def _owner(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+
+
+def _listing(folder: Path) -> str:
+    names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(("_", ".")))
+    return ", ".join(names) or "nothing"

@@ -1,0 +1,105 @@
+"""The command line. A command's module is imported when the command runs; plugins may add commands of their own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+
+from ..errors import UniRLError
+
+__all__ = ["main"]
+
+COMMANDS = {
+    "train": ("unirl.core.cli.train", "Train a recipe, or go on with a run."),
+    "compose": ("unirl.core.cli.compose", "Show what a recipe would run, where each value came from, or why not."),
+    "recipes": ("unirl.core.cli.recipes", "List the recipes that are installed or in ./recipes."),
+    "plugins": ("unirl.core.cli.plugins", "List the parts that are installed, and the plugins that did not load."),
+    "doctor": ("unirl.core.cli.doctor", "Check this installation."),
+}
+"""Command -> the module that holds it as `command`, and its line in `--help`, so that `--help` imports none of them."""
+
+
+class Commands(click.Group):
+    """Built-in commands by name; any other name is looked for in the plugins that hook `unirl_commands`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        self._add_plugin_commands()
+        return [*COMMANDS, *sorted(self.commands)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in COMMANDS:
+            return import_module(COMMANDS[cmd_name][0]).command
+        self._add_plugin_commands()
+        return self.commands.get(cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from ..names import did_you_mean
+
+            hint = did_you_mean(args[0], self.list_commands(ctx))
+            raise click.UsageError(f"{error.message.rstrip('.')}{hint}.", ctx=ctx) from error
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self._add_plugin_commands()
+        rows = [(name, text) for name, (_, text) in COMMANDS.items()]
+        rows += [(name, command.get_short_help_str(80)) for name, command in sorted(self.commands.items())]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def _add_plugin_commands(self) -> None:
+        if self.commands:
+            return
+        from ..catalog import Catalog
+
+        Catalog.discover().add_commands(self)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(package_name="unirl-core", prog_name="unirl")
+def cli(debug: bool) -> None:
+    """UniRL: RL post-training of generative models.
+
+    \b
+    unirl train quickstart                                  two minutes on a laptop's CPU
+    unirl train sd3/flow-grpo algorithm.clip_range=1e-4     a recipe, overridden
+    unirl compose sd3/flow-grpo                             what would run, and why
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 good, 1 a finding, 2 wrong use, 3 a plugin did not load."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    sys.exit(_run(args))
+
+
+def _run(args: list[str]) -> int:
+    from .output import print_error
+
+    debug = "--debug" in args[:1]
+    try:
+        code: Any = cli.main(args=args, prog_name="unirl", standalone_mode=False)
+    except UniRLError as error:
+        if debug:
+            raise
+        print_error(error)
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        sys.stderr.write("stopped\n")
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe went away (`unirl compose ... | head`); Python would report it again at exit.
+        sys.stdout = None
+        return 0
+    return code if isinstance(code, int) else 0

@@ -1,0 +1,222 @@
+"""Recipes: composed by Hydra from files, the chosen parts' config dataclasses and the command line, into a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from hydra import compose as hydra_compose
+from hydra import initialize
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigSource
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from .assets import asset, by_name_only
+from .config import LatentSamplingConfig, PartConfig, RecipeConfig
+from .errors import RecipeError
+from .hydra_source import ROOT, sources
+from .origins import Layer, Slot, layers_of, origin_of, trace
+from .plan import Choice, Origin, Plan, leaves, plan_hash
+from .recipe_check import check_hydra_overrides, check_keys, check_missing, check_slots
+from .recipe_errors import explain
+from .recipe_files import RecipeFile, find_recipe, list_recipes, recipe_roots
+from .spec import Kind, Spec
+
+if TYPE_CHECKING:
+    from .catalog import Catalog
+
+__all__ = ["Composed", "RecipeFile", "compose", "compose_config", "list_recipes", "plan_of", "split_sweep"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composed:
+    """A recipe as Hydra composed it: typed, overrides applied, interpolations not yet resolved."""
+
+    recipe: RecipeFile
+    name: str
+    """What finds the recipe again: its name, or the path of a file that was given."""
+    overrides: tuple[str, ...]
+    config: DictConfig
+    layers: tuple[Layer, ...]
+    defaults: tuple[tuple[str, str, str], ...]
+    """Hydra's defaults list without Hydra's own entries: (config path, package, the file that names it)."""
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        """Package -> the part in it, for parts that the command line did not take out."""
+        found = {layer.slot.package: layer.slot for layer in self.layers if layer.slot is not None}
+        return {key: slot for key, slot in found.items() if OmegaConf.select(self.config, key) is not None}
+
+
+def compose(name: str, overrides: Sequence[str] = (), *, catalog: Catalog, directory: Path | None = None) -> Plan:
+    """The plan of a recipe.
+
+    name: as `unirl recipes` lists it, or a path that ends in .yaml.  overrides: in Hydra's grammar.
+    directory: where to look for `./recipes`; the current one when not given.
+    Raises RecipeError for wrong keys, types and values, PluginNotFound for parts that are not installed, PluginBroken
+    for those that do not load. Imports the config modules of the chosen parts and nothing heavier.
+    """
+    return plan_of(compose_config(name, overrides, catalog=catalog, directory=directory), catalog=catalog)
+
+
+def compose_config(
+    name: str, overrides: Sequence[str] = (), *, catalog: Catalog, directory: Path | None = None
+) -> Composed:
+    """What Hydra makes of a recipe, before anything is resolved or required. Raises as `compose` does."""
+    check_hydra_overrides(overrides)
+    OmegaConf.register_new_resolver("asset", asset, replace=True)
+    roots = recipe_roots(directory)
+    recipe = find_recipe(name, roots)
+    given = name.endswith(".yaml")
+    if given:
+        roots = [recipe.root, *roots]
+    with sources(catalog, roots, recipe=recipe.name), _hydra():
+        try:
+            config = hydra_compose(ROOT, overrides=list(overrides), return_hydra_config=True)
+            loader = GlobalHydra.instance().config_loader()
+            listed = loader.compute_defaults_list(ROOT, list(overrides), RunMode.RUN)
+            searched = [_source(found) for found in config.hydra.runtime.config_sources]
+            with open_dict(config):
+                del config["hydra"]
+            layers = layers_of(
+                listed.defaults,
+                sources=searched,
+                overrides=_parsed(overrides),
+                chosen_in={
+                    key: None if meta.external_override else meta.containing_config_path
+                    for key, meta in listed.overrides.override_metadata.items()
+                },
+            )
+        except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as error:
+            raise explain(error, recipe=recipe.name, catalog=catalog) from error
+    if given and "run" in config and not config.run.name:
+        # The name of a recipe that was given as a file would be its path.
+        config.run.name = recipe.name
+    entries = [(d.config_path or "", d.package or "", d.parent or "") for d in listed.defaults]
+    return Composed(
+        recipe=recipe,
+        name=str(recipe.file) if given else recipe.name,
+        overrides=tuple(overrides),
+        config=config,
+        layers=tuple(layers),
+        defaults=tuple(entry for entry in entries if entry[0] != ROOT and entry[0].split("/")[0] != "hydra"),
+    )
+
+
+def plan_of(composed: Composed, *, catalog: Catalog) -> Plan:
+    """The plan of a composed recipe: parts looked up, values resolved, every key checked. Raises as `compose` does."""
+    config, slots = composed.config, composed.slots
+    check_slots(composed.defaults, composed.layers, slots, recipe=composed.recipe.name)
+    try:
+        check_keys(config, slots)
+        check_missing(config)
+        resolved = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, enum_to_str=True))
+        with by_name_only():
+            portable = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, enum_to_str=True))
+        filled = OmegaConf.to_object(config)
+    except OmegaConfBaseException as error:
+        raise explain(error, recipe=composed.recipe.name, catalog=catalog) from error
+    assert isinstance(filled, RecipeConfig)
+
+    def choice(key: str, config: Any) -> Choice[Any]:
+        slot = slots[key]
+        found = catalog.get(cast(Kind, slot.group), slot.name)
+        assert isinstance(config, PartConfig)
+        return Choice[Spec](key=key, spec=found.spec, config=config, dist=found.dist, version=found.version)
+
+    model = choice("model", filled.model)
+    parts = {
+        "model": model,
+        "engine": choice("engine", filled.engine),
+        "backend": choice("backend", filled.backend),
+        "algorithm": choice("algorithm", filled.algorithm),
+    }
+    rewards = {key: choice(f"reward.{key}", value) for key, value in filled.reward.items()}
+    trackers = {key: choice(f"tracker.{key}", value) for key, value in filled.tracker.items()}
+    hashed = [*parts.values(), *rewards.values()]
+    found = trace(composed.layers)
+    if composed.name != composed.recipe.name:
+        found["run.name"] = _name_origin(found["run.name"], composed)
+    return Plan(
+        recipe=composed.name,
+        **parts,
+        rewards=rewards,
+        trackers=trackers,
+        sampling=_sampling(filled.sampling, model),
+        run=filled.run,
+        data=filled.data,
+        advantage=filled.advantage,
+        train=filled.train,
+        eval=filled.eval,
+        resolved=resolved,
+        origins={path: origin_of(path, found) for path in leaves(resolved)},
+        hash=plan_hash({**portable, "dists": {part.dist: part.version for part in hashed}}),
+    )
+
+
+def split_sweep(
+    name: str, overrides: Sequence[str], *, catalog: Catalog, directory: Path | None = None
+) -> list[list[str]]:
+    """The jobs of a sweep, each a list of overrides: the product of all `a=1,2`, `range`, `choice` and `glob`.
+
+    Raises RecipeError for overrides that cannot be parsed and for sweeps over intervals, which have no end.
+    """
+    recipe = find_recipe(name, recipe_roots(directory))
+    with sources(catalog, recipe_roots(directory), recipe=recipe.name), _hydra():
+        from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+        try:
+            parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+            (jobs,) = BasicSweeper.split_arguments(parser.parse_overrides(list(overrides)), None)
+        except HydraException as error:
+            raise explain(error, recipe=recipe.name, catalog=catalog) from error
+    return jobs
+
+
+def _hydra() -> AbstractContextManager[None]:
+    return initialize(version_base="1.3", config_path=None, job_name="unirl")
+
+
+def _source(found: DictConfig) -> ConfigSource:
+    """A source of Hydra's search path, opened again: Hydra keeps those of `hydra.searchpath` to itself."""
+    from hydra._internal.sources_registry import SourcesRegistry
+
+    return SourcesRegistry.instance().resolve(found.schema)(found.provider, f"{found.schema}://{found.path}")
+
+
+def _sampling(filled: Any, model: Choice[Any]) -> Mapping[str, LatentSamplingConfig]:
+    """Track name -> its settings. One track takes the section as it stands, several have one section each."""
+    tracks = list(model.spec.tracks)
+    if isinstance(filled, LatentSamplingConfig):
+        if len(tracks) != 1:
+            keys = ", ".join(f"/sampling@sampling.{track}" for track in tracks)
+            raise RecipeError(
+                f"sampling: model {model.name!r} has the tracks {', '.join(tracks)}, and one section was given; "
+                f"give each its own: {keys}."
+            )
+        return {tracks[0]: filled}
+    sections = cast(Mapping[str, LatentSamplingConfig], filled)
+    if set(sections) != set(tracks):
+        raise RecipeError(
+            f"sampling: sections for {', '.join(sorted(sections))} were given; model {model.name!r} has the tracks "
+            f"{', '.join(tracks)}. Name them `/sampling@sampling.<track>`."
+        )
+    return {track: sections[track] for track in tracks}
+
+
+def _name_origin(origin: Origin, composed: Composed) -> Origin:
+    return Origin(source="recipe", detail=composed.recipe.file.name) if origin.source == "default" else origin
+
+
+def _parsed(overrides: Sequence[str]) -> list[Override]:
+    """The overrides that concern the recipe, parsed."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return [override for override in parsed if not override.is_hydra_override()]

@@ -1,0 +1,139 @@
+"""Hydra's and OmegaConf's exceptions as one sentence: what was asked, what was found, what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationKeyError, OmegaConfBaseException
+
+from .errors import RecipeError, UniRLError
+from .hydra_source import SAMPLING
+from .names import did_you_mean, nearest
+from .recipe_files import PART_GROUPS, list_recipes
+from .spec import Kind
+
+if TYPE_CHECKING:
+    from .catalog import Catalog
+
+__all__ = ["explain"]
+
+
+def explain(error: BaseException, *, recipe: str, catalog: Catalog) -> UniRLError:
+    """What a user is told of a composition that failed. The error itself stays its cause."""
+    chain = list(_chain(error))
+    for link in chain:
+        if isinstance(link, UniRLError):
+            key = next((str(e.full_key) for e in chain if isinstance(e, OmegaConfBaseException) and e.full_key), "")
+            return RecipeError(f"{key}: {link}") if key else link
+    for link in chain:
+        if isinstance(link, RecursionError):
+            return RecipeError(f"{recipe}: its defaults list includes itself; remove the circle.")
+        if isinstance(link, MissingConfigException):
+            return _missing_config(link, catalog)
+        if isinstance(link, OverrideParseException):
+            return RecipeError(
+                f"{link.override}: not an override. Overrides are key=value, +key=value, ++key=value and ~key; "
+                "quote values that hold commas, braces or spaces."
+            )
+        if isinstance(link, (ConfigKeyError, ConfigAttributeError)) and not isinstance(link, InterpolationKeyError):
+            return _unknown_key(link, where=_where(chain, recipe))
+        if isinstance(link, OmegaConfBaseException):
+            return RecipeError(f"{link.full_key or recipe}: {_first_line(link)}{_where(chain, recipe)}.")
+    return _other(error, recipe)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _missing_config(error: MissingConfigException, catalog: Catalog) -> UniRLError:
+    path = (error.missing_cfg_file or "").removesuffix(".yaml")
+    group, _, name = path.rpartition("/")
+    if group == "sampling":
+        hint = did_you_mean(name, SAMPLING) or "."
+        return RecipeError(f"sampling: {name!r} is no kind of sampling{hint} There are: {', '.join(SAMPLING)}.")
+    if group in PART_GROUPS:
+        try:
+            catalog.get(cast(Kind, group), name)
+        except UniRLError as found:
+            return found
+    relative = group.split("/")[-1]
+    if relative in PART_GROUPS:
+        return RecipeError(f"{path}: not found. In a recipe in a folder, parts need a slash: `- /{relative}: {name}`.")
+    parent = re.match(r"In '(.+?)'", str(error))
+    where = f"{parent[1]}.yaml" if parent else "defaults"
+    hint = did_you_mean(path, [recipe.name for recipe in list_recipes()]) or "; see `unirl recipes`."
+    return RecipeError(f"{where}: its defaults name {path!r}, which was not found{hint}")
+
+
+def _unknown_key(error: OmegaConfBaseException, *, where: str) -> RecipeError:
+    parent, full = error.parent_node, str(error.full_key)
+    section, _, key = full.rpartition(".")
+    node = parent if isinstance(parent, DictConfig) else OmegaConf.create({})
+    kind = OmegaConf.get_type(node)
+    known = [str(name) for name in node if name != "hydra"]
+    if kind is not None and is_dataclass(kind):
+        known = [item.name for item in fields(kind) if item.name != "use"]
+        has = f"{kind.__name__ if section else 'a recipe'} has no such key"
+    elif section in ("reward", "tracker"):
+        return RecipeError(
+            f"{full}: no {section} of this name is chosen{did_you_mean(key, known) or '.'} "
+            f"There are: {', '.join(known) or 'none'}; add one with `+{section}@{section}.{key}=NAME`{where}."
+        )
+    else:
+        return RecipeError(f"{full}: not set by the recipe; add a new key with a plus: `+{full}=...`{where}.")
+    hint = did_you_mean(key, known)
+    if not section:
+        elsewhere = [f"{name}.{key}" for name in known if _holds(node, name, key)]
+        hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else hint
+    elif hint:
+        hint = f"; did you mean {section}.{nearest(key, known)!s}?"
+    return RecipeError(f"{full}: {has}{hint or '.'} It has {', '.join(sorted(known))}{where}.")
+
+
+def _holds(root: DictConfig, section: str, key: str) -> bool:
+    node: Any = OmegaConf.select(root, section)
+    return isinstance(node, DictConfig) and key in node
+
+
+def _where(chain: list[BaseException], recipe: str) -> str:
+    """The file or the override that an error stands in, in parentheses."""
+    for link in chain:
+        override = re.match(
+            r"(?:Error merging override |To append to your config use \+)(.+)", str(link).splitlines()[-1]
+        )
+        if override:
+            return f" (command line: {override[1]})"
+        file = re.match(r"In '(.+?)'", str(link))
+        if file:
+            return f" (in {file[1]}.yaml)"
+    return f" (in {recipe}.yaml)"
+
+
+def _first_line(error: OmegaConfBaseException) -> str:
+    text = str(error.msg or error)
+    return text.splitlines()[0].rstrip(".")
+
+
+def _other(error: BaseException, recipe: str) -> RecipeError:
+    text = " ".join(str(error).split())
+    ambiguous = re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'", text)
+    if ambiguous:
+        key, _, values = ambiguous[1].partition("=")
+        as_list = "" if "(" in values else f", or write {key}=[{values}] for a list"
+        return RecipeError(f"{key}: {values!r} is a sweep; add --multirun to run each{as_list}.")
+    unchosen = re.match(r"(?:In '(.+?)': )?Could not override '(\S+)'\.", text)
+    if unchosen:
+        key = unchosen[2]
+        hint = re.search(r"Did you mean to override (?:one of )?(.+?)\?", text)
+        at = f"{key}@{key}.{key}" if key in ("reward", "tracker") else key
+        told = f"; did you mean {hint[1]}?" if hint else f"; the recipe chooses none. Add it: `+{at}=NAME`."
+        return RecipeError(f"{key}: there is nothing to override{told}")
+    return RecipeError(f"{recipe}: {text.rstrip('.')}.")

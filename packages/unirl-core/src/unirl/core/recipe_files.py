@@ -1,0 +1,115 @@
+"""Where recipes are: in packages of the entry-point group `unirl.recipes`, in `./recipes`, or at a given path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from .assets import package_folder
+from .errors import RecipeError
+from .hookspec import RECIPES_GROUP
+from .names import did_you_mean
+
+__all__ = ["PART_GROUPS", "RecipeFile", "RecipeRoot", "find_recipe", "list_recipes", "recipe_roots"]
+
+PART_GROUPS = ("model", "engine", "backend", "algorithm", "sampling", "reward", "tracker")
+"""Sections that are chosen by name. Files in folders of these names are options of them, not recipes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeRoot:
+    """A folder of recipes: the file `sd3/flow-grpo.yaml` in it is the recipe `sd3/flow-grpo`."""
+
+    folder: Path
+    owner: str
+    """Dist that brings it; empty for the user's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeFile:
+    name: str
+    file: Path
+    summary: str
+    """Its first comment line: by convention the command that runs it."""
+    root: RecipeRoot
+    hides: tuple[Path, ...] = ()
+    """Other files of this name, further down the search order."""
+
+
+def recipe_roots(directory: Path | None = None) -> list[RecipeRoot]:
+    """Every folder of recipes in search order: `recipes` in `directory` (the current one), then packages by name."""
+    own = (directory or Path.cwd()) / "recipes"
+    roots = [RecipeRoot(folder=own, owner="")] if own.is_dir() else []
+    for point in sorted(entry_points(group=RECIPES_GROUP), key=lambda point: (point.name, point.value)):
+        folder = package_folder(point.value)
+        if folder is not None:
+            roots.append(RecipeRoot(folder=folder, owner=point.dist.name if point.dist else point.value))
+    return roots
+
+
+def list_recipes(roots: list[RecipeRoot] | None = None) -> list[RecipeFile]:
+    """Every recipe, by name."""
+    files: dict[str, list[tuple[Path, RecipeRoot]]] = {}
+    for root in recipe_roots() if roots is None else roots:
+        for file in _yaml_files(root.folder):
+            name = file.relative_to(root.folder).with_suffix("").as_posix()
+            if name.split("/")[0] not in PART_GROUPS:
+                files.setdefault(name, []).append((file, root))
+    return [_entry(name, found) for name, found in sorted(files.items())]
+
+
+def find_recipe(name: str, roots: list[RecipeRoot] | None = None) -> RecipeFile:
+    """The recipe of this name, or the file when `name` is a path that ends in .yaml.
+
+    Raises RecipeError when there is none, or when two packages bring one of this name.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return _given(name)
+    recipes = list_recipes(roots)
+    found = next((recipe for recipe in recipes if recipe.name == name), None)
+    if found is None:
+        names = [recipe.name for recipe in recipes]
+        hint = did_you_mean(name, names) or "."
+        raise RecipeError(f"recipe {name!r} was not found{hint} There are: {', '.join(names) or 'none installed'}.")
+    if found.root.owner and found.hides:
+        places = ", ".join(str(file) for file in (found.file, *found.hides))
+        raise RecipeError(f"recipe {name!r}: two packages bring it ({places}). Name the file instead.")
+    return found
+
+
+def _given(path: str) -> RecipeFile:
+    file = Path(path).absolute()
+    if file.suffix == ".yml":
+        raise RecipeError(f"{path}: recipe files end in .yaml; rename it.")
+    if not file.is_file():
+        raise RecipeError(f"{path}: no such recipe file.")
+    return RecipeFile(name=file.stem, file=file, summary=_summary(file), root=RecipeRoot(folder=file.parent, owner=""))
+
+
+def _entry(name: str, found: list[tuple[Path, RecipeRoot]]) -> RecipeFile:
+    (file, root), *others = found
+    # A checkout's `recipes/` links to its packages' files: the same file is not another recipe.
+    hides = tuple(other for other, _ in others if other.resolve() != file.resolve())
+    if others and not hides:
+        root = next((r for _, r in found if r.owner), root)
+    return RecipeFile(name=name, file=file, summary=_summary(file), root=root, hides=hides)
+
+
+def _yaml_files(folder: Path) -> list[Path]:
+    # Path.rglob does not follow links to folders, which a checkout's `recipes/` is made of.
+    files: list[Path] = []
+    for entry in sorted(folder.iterdir()):
+        if entry.is_dir():
+            files += _yaml_files(entry)
+        elif entry.suffix == ".yaml":
+            files.append(entry)
+    return files
+
+
+def _summary(file: Path) -> str:
+    with file.open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("#"):
+                return line.lstrip("#").strip()
+    return ""
