@@ -1,0 +1,279 @@
+"""Prompts: reading prompt files, and the order in which a run goes through them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .data import MediaRef, Prompt
+from .errors import DataError
+
+__all__ = ["PromptOrder", "read_prompts"]
+
+Indices = NDArray[np.int64]
+
+FORMATS = (".txt", ".jsonl", ".json")
+REMOTE = ("http://", "https://", "s3://", "gs://")
+OWN_KEYS = ("prompt", "caption", "prompt_id", "metadata", "media", "media_refs")
+EMBEDDING_KEYS = (
+    "prompt_embed_path",
+    "prompt_embeds",
+    "prompt_embeds_path",
+    "pooled_prompt_embeds",
+    "pooled_prompt_embeds_path",
+    "negative_prompt_embeds",
+    "prompt_attention_mask",
+)
+"""Precomputed embeddings of older data sets. Encoders run at rollout time; taking these would train on stale ones."""
+
+
+def read_prompts(path: Path, *, prompt_key: str = "prompt") -> tuple[Prompt, ...]:
+    """The prompts of a file, in its order.
+
+    `.txt`: one a line.  `.jsonl`: one object a line.  `.json`: a list of strings or objects, or an object with such a
+    list (or one string) under `prompts`, `caption` or `prompt_key`.  Empty lines of `.txt` and `.jsonl` are left out.
+
+    An object has `prompt` (or `caption`), and may have `prompt_id` (else `<file name>:<index>`), `metadata` (else
+    every further key is metadata) and `media` (or `media_refs`), a list of {modality, role, uri}. Relative URIs start
+    at the file's folder. Raises DataError, naming file and line, for anything else, for ids that repeat and for local
+    media that are missing.
+    """
+    if path.suffix not in FORMATS:
+        ending = repr(path.suffix) if path.suffix else "nothing"
+        raise DataError(f"{path}: a prompt file ends in {', '.join(FORMATS)}; this one in {ending}.")
+    try:
+        # A byte order mark is no part of the first prompt.
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: there is no such prompt file.") from error
+    except UnicodeDecodeError as error:
+        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        raise DataError(f"{path}:{line}: not UTF-8 text (byte {error.start}); save the file as UTF-8.") from error
+    except OSError as error:
+        raise DataError(f"{path}: the prompt file cannot be read: {error.strerror or error}.") from error
+    prompts = [
+        _prompt(row, where=where, path=path, index=index, prompt_key=prompt_key)
+        for index, (where, row) in enumerate(_rows(path, text, prompt_key))
+    ]
+    if not prompts:
+        raise DataError(f"{path}: there is no prompt in it.")
+    first: dict[str, str] = {}
+    for where, prompt in prompts:
+        if prompt.prompt_id in first:
+            raise DataError(
+                f"{where}: prompt_id {prompt.prompt_id!r} is taken by {first[prompt.prompt_id]}; ids must be unique."
+            )
+        first[prompt.prompt_id] = where
+    return tuple(prompt for _, prompt in prompts)
+
+
+@dataclass(frozen=True)
+class PromptOrder:
+    """Which prompts each step takes: a pure function of the step number, so resuming needs nothing else.
+
+    Every epoch has each prompt once, in an order drawn from (seed, epoch) or, without `shuffle`, in file order.
+    An epoch that ends in the middle of a step goes on with the next one, so nothing is dropped; the next epoch's order
+    then starts with prompts that this step does not have yet, and a step never has a prompt twice.
+    """
+
+    num_prompts: int
+    prompts_per_step: int
+    seed: int = 0
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.prompts_per_step <= self.num_prompts:
+            raise DataError(
+                f"data.prompts_per_step: {self.prompts_per_step} distinct prompts were asked for; "
+                f"there are {self.num_prompts}."
+            )
+
+    def step(self, step: int) -> tuple[int, ...]:
+        """Indices of the prompts of a step, counted from 0."""
+        if step < 0:
+            raise ValueError(f"step {step} was asked for; steps count from 0.")
+        first = step * self.prompts_per_step
+        epoch, offset = divmod(first, self.num_prompts)
+        found = self._epoch(epoch)[offset : offset + self.prompts_per_step]
+        if len(found) < self.prompts_per_step:
+            found = np.concatenate([found, self._epoch(epoch + 1)[: self.prompts_per_step - len(found)]])
+        return tuple(int(index) for index in found)
+
+    def _epoch(self, epoch: int) -> Indices:
+        """Order of one epoch. It depends on the one before only through the step that both share."""
+        if not self.shuffle:
+            return np.arange(self.num_prompts)
+        # Epochs that begin with a step depend on none before; there is one at least every `prompts_per_step` epochs.
+        start = epoch
+        while start * self.num_prompts % self.prompts_per_step:
+            start -= 1
+        order = self._draw(start, shared=np.empty(0, dtype=np.int64))
+        for number in range(start + 1, epoch + 1):
+            open_rows = number * self.num_prompts % self.prompts_per_step
+            order = self._draw(number, shared=order[self.num_prompts - open_rows :])
+        return order
+
+    def _draw(self, epoch: int, *, shared: Indices) -> Indices:
+        """A uniform order among those whose first rows, which complete a step that has `shared`, avoid `shared`."""
+        key = np.array([self.seed % 2**64, epoch], dtype=np.uint64)
+        bits = np.random.Philox(key=key)
+        order = _permuted(np.arange(self.num_prompts), bits)
+        if not len(shared):
+            return order
+        fresh = order[~np.isin(order, shared)]
+        head = fresh[: self.prompts_per_step - len(shared)]
+        return np.concatenate([head, _permuted(order[~np.isin(order, head)], bits)])
+
+
+def _permuted(values: Indices, bits: np.random.Philox) -> Indices:
+    """Sorted by raw random words: NumPy keeps those for ever, while its `permutation` may change between versions."""
+    return values[np.argsort(bits.random_raw(len(values)), kind="stable")]
+
+
+def _rows(path: Path, text: str, prompt_key: str) -> Iterator[tuple[str, object]]:
+    """Each row with where it stands: `file:line`, or `file:line [index]` in a `.json` list."""
+    if path.suffix == ".json":
+        yield from _json_rows(path, text, prompt_key)
+        return
+    # Not splitlines: a prompt may hold a line separator such as U+2028.
+    for number, line in enumerate(text.split("\n"), start=1):
+        line = line.removesuffix("\r")
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        yield where, line.strip() if path.suffix == ".txt" else _parsed(line, where, path, first_line=number)
+
+
+def _json_rows(path: Path, text: str, prompt_key: str) -> Iterator[tuple[str, object]]:
+    if not text.strip():
+        return
+    data = _parsed(text, str(path), path, first_line=1)
+    key = ""
+    if isinstance(data, dict):
+        table = cast(dict[str, object], data)
+        found = [name for name in dict.fromkeys(("prompts", "caption", prompt_key)) if name in table]
+        if not found:
+            raise DataError(
+                f"{path}: the object has no 'prompts', 'caption' or {prompt_key!r} (data.prompt_key); "
+                f"it has {sorted(table) or 'nothing'}."
+            )
+        key = found[0]
+        data = [table[key]] if isinstance(table[key], str) else table[key]
+    if not isinstance(data, list):
+        raise DataError(f"{path}: a list of prompts is needed{f' under {key!r}' if key else ''}; found {_kind(data)}.")
+    lines = _line_numbers(text, key)
+    rows = cast(list[object], data)
+    for index, row in enumerate(rows):
+        line = lines[index] if len(lines) == len(rows) else None
+        yield f"{path}:{line}" if line else f"{path}[{index}]", row
+
+
+def _line_numbers(text: str, key: str) -> list[int]:
+    """Line on which each item of the list begins; the list is the whole text, or stands under `key`."""
+    decoder = json.JSONDecoder()
+    at = 0
+    if key:
+        quoted = json.dumps(key)
+        at = text.find(quoted) + len(quoted)
+    at = text.find("[", at) + 1
+    numbers: list[int] = []
+    while at:
+        at += len(text[at:]) - len(text[at:].lstrip(" \t\r\n,"))
+        try:
+            _, end = decoder.raw_decode(text, at)
+        except json.JSONDecodeError:
+            break
+        numbers.append(text.count("\n", 0, at) + 1)
+        at = end
+    return numbers
+
+
+def _parsed(text: str, where: str, path: Path, *, first_line: int) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{path}:{first_line + error.lineno - 1}: not JSON: {error.msg} at column {error.colno}."
+        ) from error
+    except RecursionError as error:
+        raise DataError(f"{where}: nested too deeply to be read.") from error
+
+
+def _prompt(row: object, *, where: str, path: Path, index: int, prompt_key: str) -> tuple[str, Prompt]:
+    if isinstance(row, str):
+        row = {"prompt": row}
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: a prompt is an object with 'prompt', or a string; found {_kind(row)}.")
+    table = cast(dict[str, Any], row)
+    legacy = [key for key in table if key in EMBEDDING_KEYS]
+    if legacy:
+        raise DataError(
+            f"{where}: {legacy[0]!r} holds precomputed embeddings, which are not read: prompts are encoded in the run. "
+            "Remove the key."
+        )
+    named = [key for key in dict.fromkeys(("prompt", "caption", prompt_key)) if key in table]
+    if not named:
+        raise DataError(f"{where}: there is no 'prompt' (or 'caption'); found {sorted(table) or 'an empty object'}.")
+    text = table[named[0]]
+    if not isinstance(text, str) or not text.strip():
+        raise DataError(f"{where}: {named[0]!r} must be text that is not empty; found {_shown(text)}.")
+    prompt_id = table.get("prompt_id", f"{path.name}:{index}")
+    if not isinstance(prompt_id, (str, int)) or isinstance(prompt_id, bool) or prompt_id == "":
+        raise DataError(f"{where}: 'prompt_id' must be text that is not empty; found {_shown(prompt_id)}.")
+    metadata = table.get("metadata")
+    if metadata is None:
+        metadata = {key: value for key, value in table.items() if key not in (*OWN_KEYS, prompt_key)}
+    elif not isinstance(metadata, dict):
+        raise DataError(f"{where}: 'metadata' must be an object; found {_kind(metadata)}.")
+    media = _media(table, where=where, folder=path.parent)
+    return where, Prompt(prompt_id=str(prompt_id), text=text, metadata=cast(dict[str, Any], metadata), media=media)
+
+
+def _media(row: Mapping[str, Any], *, where: str, folder: Path) -> tuple[MediaRef, ...]:
+    keys = [key for key in ("media", "media_refs") if row.get(key) is not None]
+    if len(keys) == 2:
+        raise DataError(f"{where}: 'media' and 'media_refs' are both there; keep one.")
+    if not keys:
+        return ()
+    items = row[keys[0]]
+    if not isinstance(items, list):
+        raise DataError(f"{where}: {keys[0]!r} must be a list of {{modality, role, uri}}; found {_kind(items)}.")
+    refs: list[MediaRef] = []
+    for number, item in enumerate(cast(list[object], items)):
+        place = f"{where}: {keys[0]}[{number}]"
+        fields = cast(dict[str, object], item) if isinstance(item, dict) else {}
+        if set(fields) != {"modality", "role", "uri"}:
+            raise DataError(f"{place} must have just modality, role and uri; found {_shown(cast(object, item))}.")
+        empty = [key for key, value in fields.items() if not isinstance(value, str) or not value]
+        if empty:
+            raise DataError(f"{place}.{empty[0]} must be text that is not empty; found {_shown(fields[empty[0]])}.")
+        values = cast(dict[str, str], fields)
+        refs.append(MediaRef(modality=values["modality"], role=values["role"], uri=_uri(values["uri"], folder, place)))
+    return tuple(refs)
+
+
+def _uri(uri: str, folder: Path, place: str) -> str:
+    if uri.startswith(REMOTE):
+        return uri
+    if "://" in uri:
+        raise DataError(f"{place}.uri: {uri!r} is neither a path nor one of {', '.join(REMOTE)}.")
+    file = (folder / uri).absolute()
+    if not file.is_file():
+        raise DataError(f"{place}.uri: {uri!r} was asked for; there is no file {file}.")
+    return str(file)
+
+
+def _kind(value: object) -> str:
+    names = {"dict": "an object", "list": "a list", "str": "text", "bool": "a boolean", "NoneType": "null"}
+    return names.get(type(value).__name__, "a number")
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."
