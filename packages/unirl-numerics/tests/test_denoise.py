@@ -7,8 +7,8 @@ import pytest
 import torch
 from unirl.numerics.denoise import denoise
 from unirl.numerics.guidance import Guidance
-from unirl.numerics.kernels import Cps, DanceSde, Dpm2, EulerOde, FlowSde
-from unirl.numerics.schedules import static_sigmas
+from unirl.numerics.kernels import Cps, DanceSde, DdimEta, Dpm2, EulerOde, FlowSde
+from unirl.numerics.schedules import ddpm_sigmas, static_sigmas
 
 NUM_STEPS = 6
 SIGMAS = static_sigmas(NUM_STEPS, shift=3.0)
@@ -199,6 +199,29 @@ def test_dpm2_takes_every_step_and_differs_from_euler(scene):
     found = roll(scene, kernel=Dpm2(), sde_steps=no_steps())
     assert torch.equal(found.final, x)
     assert not torch.equal(found.final, roll(scene, kernel=EulerOde(), sde_steps=no_steps()).final)
+
+
+def test_ddim_walks_as_diffusers_does_where_it_is_not_stochastic():
+    from diffusers import DDIMScheduler
+
+    scheduler = DDIMScheduler(beta_schedule="scaled_linear", clip_sample=False, prediction_type="epsilon")
+    scheduler.set_timesteps(6)
+    x = initial = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    drawn = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+    for index, timestep in enumerate(scheduler.timesteps):
+        eta = 1.0 if index == 2 else 0.0
+        x = scheduler.step(torch.tanh(x), timestep, x, eta=eta, variance_noise=drawn, return_dict=False)[0]
+    found = denoise(
+        lambda latent, _sigma, _conditions: torch.tanh(latent),
+        initial,
+        sigmas=ddpm_sigmas(scheduler.alphas_cumprod.tolist(), timesteps=scheduler.timesteps.tolist()),
+        kernel=DdimEta(1.0),
+        sde_steps=np.array([[2], [2]]),
+        conditions={},
+        step_noise=lambda _step, _rows: drawn,
+    )
+    # Six fp32 steps that divide by sqrt(abar) from 0.1 up.
+    torch.testing.assert_close(found.final, x, rtol=2e-6, atol=5e-6)
 
 
 @pytest.mark.parametrize("shape", [(6,), (3, 4), (2, 4, 4), (2, 3, 4, 4), (1, 2, 2, 4, 4)], ids=str)

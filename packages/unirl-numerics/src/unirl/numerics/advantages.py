@@ -50,7 +50,8 @@ def advantages(
     ddof: 0 for the population std, 1 for Bessel's.
     normalize: False leaves out the std (Dr.GRPO).
     leave_one_out: the baseline of a row is the mean of the others (RLOO), n / (n - 1) times the centred
-    reward. clip: clamp to [-clip, clip], last.
+    reward.
+    clip: clamp to [-clip, clip], last.
     weights: [N]; rows of weight 0 take no part in any statistic and get 0.  Other weights count as 1 here.
 
     With center = "group", a group of one and a group whose rewards are all equal get exactly 0, rounding
@@ -58,8 +59,8 @@ def advantages(
 
     Raises ValueError for a reward that is not finite, naming the sample, and for center "global" with the std of
     groups.
-    Source: GRPO, arXiv 2402.03300; Flow-GRPO takes scope "global"; Dr.GRPO, arXiv 2503.20783; RLOO, arXiv
-    2402.14740.
+    Source: GRPO, arXiv 2402.03300; Flow-GRPO takes scope "global"; Dr.GRPO, arXiv 2503.20783; RLOO,
+    arXiv 2402.14740.
     """
     batch = _Batch(group_ids, weights=weights, num_rows=rewards.shape[0])
     scored = batch.rewards(rewards, name="rewards")
@@ -86,8 +87,8 @@ def combine_rewards(
 ) -> Advantages:
     """Advantages of several rewards at once.
 
-    parts: name -> [N].  weights: the factor of each part; the names must be the same.  row_weights: the
-    `weights` of `advantages`; the other arguments are as there.
+    parts: name -> [N].  weights: the factor of each part; the names must be the same.
+    row_weights: the `weights` of `advantages`; the other arguments are as there.
     mode: "sum-then-normalize" adds the rewards first, so the part with the widest scale decides.
     "normalize-then-sum" adds the advantages of the parts, so each counts by its weight.
     A group counts as zero-spread when every part is constant in it.

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from unirl.numerics.guidance import NO_GUIDANCE, Conditions, Guidance, Velocity, guided_velocity
-from unirl.numerics.kernels import History, Kernel, euler_step
+from unirl.numerics.kernels import History, Kernel
 
 Store = Literal["window", "none", "full"]
 StepNoise = Callable[[int, Tensor], Tensor]
@@ -25,8 +25,8 @@ class Trajectory:
     latents: Tensor
     """[N, K, ...] stored latents, fp32 or the storage dtype.  Zero where the position is padding."""
     positions: Tensor
-    """[N, K] int64 on the CPU, rising.  latents[n, k] is the latent at sigmas[positions[n, k]]; -1 is "
-    "padding."""
+    """[N, K] int64 on the CPU, rising.  latents[n, k] is the latent at sigmas[positions[n, k]]; -1 is
+    padding."""
     sigmas: Tensor
     """[T + 1] fp32."""
     sde_steps: Tensor
@@ -59,19 +59,21 @@ def denoise(
 
     initial: [N, ...] of any rank, x_T.  sigmas: [T + 1], strictly falling.
     sde_steps: [N, S], rising per row, -1 as padding at the end.  A row takes the stochastic step at these and
-    the Euler step elsewhere, bit for bit what the ODE would give.  With a deterministic kernel it must be
-    empty, and the kernel takes every step.
+    the kernel's ODE step (Euler) elsewhere, bit for bit.  With a deterministic kernel it must be empty, and the
+    kernel takes every step.
     step_noise: gives the noise of stochastic steps; nothing is drawn from a global generator.
-    store: "window" keeps the positions i and i + 1 of every stochastic step i, and T; "full" keeps all;
-    "none" none. storage_dtype: latents are rounded to it after every step and before they are scored, so that
-    replay sees the emitted numbers.  None keeps fp32.
+    store: "window" keeps the positions i and i + 1 of every stochastic step i, and T; "full" keeps all; "none"
+    keeps none.
+    storage_dtype: latents are rounded to it after every step and before they are scored, so that replay sees
+    the emitted numbers.  None keeps fp32.
 
     Runs under the caller's grad mode: `final` carries the gradient through the sampler if it is on; stored
     latents, log-probs and means never do.  Calls the velocity T * guidance.num_forwards times.
 
     Raises ValueError when the arguments do not fit together.
     """
-    plan = np.asarray(sde_steps.cpu() if isinstance(sde_steps, Tensor) else sde_steps, dtype=np.int64)
+    given = sde_steps.cpu() if isinstance(sde_steps, Tensor) else sde_steps
+    plan = np.array(given, dtype=np.int64, order="C")
     num_rows, num_steps = initial.shape[0], sigmas.shape[0] - 1
     check_sigmas(sigmas)
     check_sde_steps(plan, num_rows=num_rows, num_steps=num_steps)
@@ -90,7 +92,7 @@ def denoise(
         v = guided_velocity(velocity, x, sigma, conditions=conditions, negatives=negatives, guidance=guidance)
         is_sde = (plan == step).any(axis=1)
         if kernel.is_stochastic and not is_sde.any():
-            x = _rounded(euler_step(x, velocity=v, sigma=sigma, sigma_next=sigma_next), storage_dtype)
+            x = _rounded(kernel.ode_step(x, velocity=v, sigma=sigma, sigma_next=sigma_next), storage_dtype)
             latents.write(step + 1, x)
             continue
         transition = kernel.transition(
@@ -106,8 +108,8 @@ def denoise(
         assert step_noise is not None
         x_next = kernel.sample(transition, _noise_of(step_noise, step, is_sde, like=x))
         if not is_sde.all():
-            euler = euler_step(x, velocity=v, sigma=sigma, sigma_next=sigma_next)
-            x_next = torch.where(_row_mask(is_sde, like=x), x_next, euler)
+            x_ode = kernel.ode_step(x, velocity=v, sigma=sigma, sigma_next=sigma_next)
+            x_next = torch.where(_row_mask(is_sde, like=x), x_next, x_ode)
         x = _rounded(x_next, storage_dtype)
         latents.write(step + 1, x)
         if log_probs is not None:

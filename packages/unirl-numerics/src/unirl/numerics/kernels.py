@@ -105,6 +105,14 @@ class Kernel(ABC):
         """The next latent, mean + std * noise.  noise: [B, ...] standard normal.  Returns [B, ...] fp32."""
         return transition.mean + transition.std * noise.float()
 
+    def ode_step(self, x: Tensor, *, velocity: Tensor, sigma: Tensor, sigma_next: Tensor) -> Tensor:
+        """The next latent of a row that is not stochastic here, in this kernel's parametrisation; Euler unless it says
+        otherwise.
+
+        Shapes as in `transition`.  Returns [B, ...] fp32.
+        """
+        return euler_step(x, velocity=velocity, sigma=sigma, sigma_next=sigma_next)
+
     def _std_of_density(self, transition: Transition) -> Tensor:
         std = transition.std.flatten()
         if not self.is_stochastic or bool((std <= 0).any()):
@@ -194,8 +202,8 @@ class Cps(_OneStepKernel):
     name: ClassVar[str] = "cps"
     eta: float = 0.8
     constants: bool = True
-    """False scores -mean (x' - mean)^2, as the published code does: no 1/(2 s^2), no normaliser, hence not "
-    "a density."""
+    """False scores -mean (x' - mean)^2, as the published code does: no 1/(2 s^2), no normaliser, hence not
+    a density."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -246,6 +254,11 @@ class DdimEta(_OneStepKernel):
         if self.prediction == "v":  # e_hat = signal * v + noise * x
             on_x, on_epsilon = on_x + on_epsilon * sigma * signal, on_epsilon * signal
         return Coefficients(on_x, on_epsilon, std, std / (sigma - sigma_next).sqrt())
+
+    def ode_step(self, x: Tensor, *, velocity: Tensor, sigma: Tensor, sigma_next: Tensor) -> Tensor:
+        """Plain DDIM: Euler in these sigmas would need a latent that is not scaled by sqrt(abar)."""
+        plain = dataclasses.replace(self, eta=0.0)
+        return plain.transition(x, velocity=velocity, sigma=sigma, sigma_next=sigma_next, sigma_max=sigma).mean
 
 
 @dataclass(frozen=True)

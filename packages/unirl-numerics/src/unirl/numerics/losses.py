@@ -21,8 +21,8 @@ class Surrogate:
     ratio: Tensor
     """exp(log_ratio), detached."""
     clipped: Tensor
-    """bool.  The ratio is outside [1 - clip_low, 1 + clip_high]; its mean is the clip fraction that papers "
-    "plot."""
+    """bool.  The ratio is outside [1 - clip_low, 1 + clip_high]; its mean is the clip fraction that papers
+    plot."""
     binding: Tensor
     """bool.  The clip (or the dual clip) decides the loss, so the element has no gradient.  A part of the
     above: a ratio that moved against its advantage is outside, and still pulled back."""
