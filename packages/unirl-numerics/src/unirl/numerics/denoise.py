@@ -72,7 +72,7 @@ def denoise(
 
     Raises ValueError when the arguments do not fit together.
     """
-    given = sde_steps.cpu() if isinstance(sde_steps, Tensor) else sde_steps
+    given = sde_steps.cpu().numpy() if isinstance(sde_steps, Tensor) else sde_steps
     plan = np.array(given, dtype=np.int64, order="C")
     num_rows, num_steps = initial.shape[0], sigmas.shape[0] - 1
     check_sigmas(sigmas)
