@@ -157,7 +157,12 @@ def config_table(cls: type[Any], *, prefix: str) -> Iterator[str]:
 def _rows(cls: type[Any], prefix: str) -> Iterator[str]:
     text = documented(cls)
     for item in dataclasses.fields(cls):
-        if item.name in ("use", "kind") and cls is not schema.PartConfig and prefix.count(".") <= 1 and item.name == "use":
+        if (
+            item.name in ("use", "kind")
+            and cls is not schema.PartConfig
+            and prefix.count(".") <= 1
+            and item.name == "use"
+        ):
             continue
         default = item.default if item.default is not dataclasses.MISSING else None
         if item.default_factory is not dataclasses.MISSING:
