@@ -11,6 +11,7 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import itertools
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -64,8 +65,8 @@ def main() -> None:
 def recipe_page() -> str:
     lines = [
         "# The recipe\n",
-        "Sections that belong to no part. What a part takes is in [parts](parts.md). Any value can be set on the command",
-        "line, the Hydra way: `unirl train quickstart run.steps=10`.\n",
+        "Sections that belong to no part. What a part takes is in [parts](parts.md). Any value can be set on the",
+        "command line, the Hydra way: `unirl train quickstart run.steps=10`.\n",
     ]
     for section, cls in SECTIONS.items():
         lines += [f"## {section}\n", *config_table(cls, prefix=section), ""]
@@ -190,7 +191,7 @@ def documented(cls: type[Any]) -> dict[str, str]:
             module = importlib.import_module(base.__module__)
             tree = ast.parse(textwrap.dedent(inspect.getsource(module)))
             body = next(n.body for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == base.__name__)
-            for field, after in zip(body, body[1:], strict=False):
+            for field, after in itertools.pairwise(body):
                 name = field.target if isinstance(field, ast.AnnAssign) else getattr(field, "targets", [None])[0]
                 is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
                 if isinstance(name, ast.Name) and is_text:

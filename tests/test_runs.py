@@ -1,0 +1,213 @@
+"""Whole runs of the quickstart's checkpoint with the real parts: ratio 1, exact resume, stopping, and what is left after a failure."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from unirl.core.catalog import Catalog
+from unirl.core.errors import CheckpointError, RewardFailed
+from unirl.core.recipe import compose
+from unirl.core.run import RunResult, train
+
+SMALL = [
+    "data.prompts_per_step=3",
+    "data.samples_per_prompt=4",
+    "sampling.steps=4",
+    "eval.every=0",
+    "eval.num_prompts=2",
+    "run.media_every=0",
+    "run.threads=1",
+    "~tracker.report",
+]
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return Catalog.discover()
+
+
+@pytest.fixture
+def start(catalog: Catalog, tmp_path: Path) -> Callable[..., RunResult]:
+    def run(name: str, *overrides: str, resume: Path | None = None) -> RunResult:
+        words = [*SMALL, *overrides, *([] if resume else [f"run.dir={tmp_path / name}"])]
+        return train(compose("quickstart", words, catalog=catalog), catalog=catalog, resume=resume, overrides=words)
+
+    return run
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (folder / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+def tensors(folder: Path, step: int, tmp_path: Path) -> dict[str, Any]:
+    """Everything that a checkpoint holds, flattened by name."""
+    file = tmp_path / f"{folder.name}-{step}.pt"
+    (backend,) = (p.parent for p in (folder / "checkpoints" / f"step-{step:06d}").rglob(".metadata"))
+    dcp_to_torch_save(backend, file)
+    return flat(torch.load(file, weights_only=True))
+
+
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    return {name: item for key, inner in value.items() for name, item in flat(inner, f"{prefix}/{key}").items()}
+
+
+def assert_equal_bit_for_bit(left: dict[str, Any], right: dict[str, Any]) -> None:
+    assert left.keys() == right.keys()
+    assert any(isinstance(value, torch.Tensor) for value in left.values())
+    for name, value in left.items():
+        same = torch.equal(value, right[name]) if isinstance(value, torch.Tensor) else value == right[name]
+        assert same, f"{name} differs"
+
+
+@pytest.mark.parametrize("replay", ["stacked", "serial"])
+def test_the_first_update_has_ratio_one(start: Callable[..., RunResult], replay: str) -> None:
+    result = start("run", "run.steps=2", f"train.replay={replay}", "train.updates_per_step=2")
+    for event in events(result.folder, "step"):
+        # The anchor pass runs the very micro-batches of the update: the same arithmetic, hence exactly 1.
+        assert event["metrics"]["ratio_max_dev_first"] == 0.0
+        # Rollout and replay differ in batch shape here, and fp32 rounding of log-probs of order 1 is 1e-7.
+        assert event["metrics"]["logp_gap_max"] < 2e-6
+
+
+def test_the_engines_log_probs_are_the_replayed_ones_at_equal_batch_shape(start: Callable[..., RunResult]) -> None:
+    result = start("run", "run.steps=1", "train.replay=serial", "train.updates_per_step=1", "train.micro_batch=0")
+    (event,) = events(result.folder, "step")
+    assert event["metrics"]["logp_gap_max"] == 0.0
+    result = start(
+        "engine", "run.steps=1", "train.replay=serial", "train.updates_per_step=1", "train.old_log_probs=engine"
+    )
+    (event,) = events(result.folder, "step")
+    assert event["metrics"]["ratio_max_dev_first"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["backend.trains=lora"],
+        ["backend.trains=full"],
+        ["backend.trains=full", "backend.ema.kind=adaptive", "eval.policy=ema"],
+        ["backend.trains=lora", "backend.lagged.kind=linear"],
+        ["sampling.sde.mode=window", "sampling.sde.window=2", "sampling.sde.move_every=1", "backend.lr_warmup_steps=3"],
+    ],
+    ids=["lora", "full", "ema", "lagged", "window"],
+)
+def test_two_steps_and_two_after_a_resume_equal_four(
+    start: Callable[..., RunResult], tmp_path: Path, overrides: list[str]
+) -> None:
+    whole = start("whole", "run.steps=4", *overrides)
+    first = start("parts", "run.steps=4", "run.stop_at=2", *overrides)
+    assert (first.status, first.step) == ("stopped", 2)
+    second = start("parts", "run.steps=4", *overrides, resume=first.folder)
+    assert (second.status, second.step) == ("done", 4)
+    assert_equal_bit_for_bit(tensors(whole.folder, 4, tmp_path), tensors(second.folder, 4, tmp_path))
+    numbers = [[event["metrics"] for event in events(folder, "step")] for folder in (whole.folder, second.folder)]
+    assert numbers[0] == numbers[1]
+    assert len(numbers[0]) == 4
+
+
+def test_resuming_with_another_recipe_says_what_differs(start: Callable[..., RunResult]) -> None:
+    first = start("run", "run.steps=2", "run.stop_at=1")
+    with pytest.raises(CheckpointError, match=r"another recipe: algorithm\.clip_range was .*, is 0\.5"):
+        start("run", "run.steps=2", "algorithm.clip_range=0.5", resume=first.folder)
+    assert start("run", "run.steps=2", resume=first.folder).status == "done"
+
+
+def test_a_run_can_be_extended_and_says_so(start: Callable[..., RunResult]) -> None:
+    first = start("run", "run.steps=1")
+    longer = start("run", "run.steps=2", resume=first.folder)
+    assert (longer.status, longer.step) == ("done", 2)
+    assert any("run.steps was 1, is 2" in event["text"] for event in events(first.folder, "finding"))
+
+
+def test_a_truncated_checkpoint_is_refused_by_name(start: Callable[..., RunResult]) -> None:
+    first = start("run", "run.steps=2", "run.save_every=1", "run.keep=0", "run.stop_at=2")
+    checkpoint = first.folder / "checkpoints" / "step-000002"
+    largest = max((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-10])
+    with pytest.raises(CheckpointError, match=rf"file .*{largest.name} is truncated.*step-000001"):
+        start("run", "run.steps=3", resume=first.folder)
+    assert start("run", "run.steps=3", resume=checkpoint.with_name("step-000001")).step == 3
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over(start: Callable[..., RunResult]) -> None:
+    first = start("run", "run.steps=1")
+    before = (first.folder / "events.jsonl").read_text()
+    with pytest.raises(CheckpointError, match="holds a run already. Go on with it by `--resume"):
+        start("run", "run.steps=1")
+    assert (first.folder / "events.jsonl").read_text() == before
+
+
+def test_a_reward_that_fails_leaves_the_steps_before_it_resumable(
+    start: Callable[..., RunResult], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from unirl.core.roles import ScoreInput, Scores
+    from unirl.rewards.rules.brightness import Brightness
+
+    scored, sound = 0, Brightness.score
+
+    def breaks_in_the_third_step(self: Brightness, samples: ScoreInput) -> Scores:
+        nonlocal scored
+        scored += 1
+        scores = sound(self, samples)
+        return Scores(values=scores.values * float("nan")) if scored == 4 else scores
+
+    extra = ["+reward@reward.light=brightness", "run.steps=3"]
+    monkeypatch.setattr(Brightness, "score", breaks_in_the_third_step)
+    with pytest.raises(RewardFailed, match=r"reward\.light: gave nan for sample 'r2/") as caught:
+        start("run", *extra)
+    assert any("unirl train --resume" in note for note in caught.value.__notes__)
+    monkeypatch.setattr(Brightness, "score", sound)
+    assert start("run", *extra, resume=tmp_path / "run").step == 3
+    assert events(tmp_path / "run", "run_finished")[0]["status"] == "failed"
+
+
+def test_a_constant_reward_stops_the_run_or_is_skipped_on_request(start: Callable[..., RunResult]) -> None:
+    constant = ["run.steps=1", "+reward@reward.light=brightness", "reward.shapes.weight=0", "reward.light.weight=1e-30"]
+    with pytest.raises(RewardFailed, match="all 12 samples of step 0 got 0"):
+        # 1e-30 of a brightness difference vanishes beside nothing else: fp32 keeps it, so use a weight that underflows.
+        start("run", *constant[:-1], "reward.light.weight=1e-46")
+    result = start("skip", *constant[:-1], "reward.light.weight=1e-46", "advantage.constant_reward=skip")
+    assert events(result.folder, "step")[0]["metrics"]["steps_skipped"] == 1.0
+
+
+def unirl(*words: str, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "unirl.core.cli", *words],
+        cwd=cwd,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_a_resumable_run_and_says_how(tmp_path: Path) -> None:
+    process = unirl("train", "quickstart", *SMALL, "run.dir=run", "run.steps=500", cwd=tmp_path)
+    log, deadline = tmp_path / "run" / "events.jsonl", time.monotonic() + 120
+    while time.monotonic() < deadline and not (log.exists() and '"step"' in log.read_text()):
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    steps = [event["step"] for event in events(tmp_path / "run", "step")]
+    assert events(tmp_path / "run", "run_finished")[-1]["status"] == "stopped", output
+    assert "unirl train --resume run" in output
+    assert (tmp_path / "run" / "checkpoints" / f"step-{steps[-1]:06d}" / "manifest.json").is_file()
+    done = unirl("train", "--resume", "run", f"run.steps={steps[-1] + 1}", cwd=tmp_path)
+    output, _ = done.communicate(timeout=120)
+    assert done.returncode == 0, output
+    assert [event["step"] for event in events(tmp_path / "run", "step")] == [*steps, steps[-1] + 1]
