@@ -1,8 +1,8 @@
 """Batches: frozen dataclasses whose fields say how rows of them are taken, joined and moved.
 
-A field made with `rows()` holds one entry per sample: a tensor [N, ...], a tuple of N values, a nested batch, or a mapping
-of those. A field made with `shared()` holds one value for all rows; joining batches that disagree on it raises, because
-taking the first would drop the rest in silence.
+A field made with `rows()` holds one entry per sample: a tensor [N, ...], a tuple of N values, a nested batch, or a
+mapping of those. A field made with `shared()` holds one value for all rows; joining batches that disagree on it raises,
+because taking the first would drop the rest in silence.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Batch:
         """Consecutive pieces of these sizes, which must add up to the number of rows."""
         if sum(sizes) != self.num_rows or any(size < 0 for size in sizes):
             raise BatchError(
-                f"{type(self).__name__}.split: sizes {list(sizes)} add up to {sum(sizes)}; there are {self.num_rows} rows."
+                f"{type(self).__name__}.split: sizes {list(sizes)} add up to {sum(sizes)}; "
+                f"there are {self.num_rows} rows."
             )
         pieces: list[Self] = []
         start = 0
@@ -87,13 +88,19 @@ class Batch:
 
     @classmethod
     def concat(cls, batches: Sequence[Self]) -> Self:
-        """One batch of all rows. Raises `BatchError` when a shared field disagrees or a row field is only partly there."""
+        """One batch of all rows. BatchError when a shared field disagrees or a row field is only partly there."""
         if not batches:
             raise BatchError(f"{cls.__name__}.concat: nothing to join.")
         first = batches[0]
         if any(type(batch) is not type(first) for batch in batches):
             kinds = sorted({type(batch).__name__ for batch in batches})
             raise BatchError(f"{cls.__name__}.concat: the pieces are of different types: {', '.join(kinds)}.")
+        return type(first)._concat(batches)
+
+    @classmethod
+    def _concat(cls, batches: Sequence[Any]) -> Self:
+        """What `concat` does once it knows that there are pieces and that all are of this class."""
+        first: Self = batches[0]
         changed: dict[str, Any] = {}
         for item in dataclasses.fields(first):
             name, kind = item.name, item.metadata.get(_KIND)
@@ -111,7 +118,7 @@ class Batch:
         return dataclasses.replace(first, **changed)
 
     def repeat(self, times: int) -> Self:
-        """Each row `times` times, next to each other."""
+        """Each row `times` times, next to each other. Rows that carry ids of their own need new ones afterwards."""
         if times < 0:
             raise BatchError(f"{type(self).__name__}.repeat: {times} times were asked for; it must be 0 or more.")
         return self.select([row for row in range(self.num_rows) for _ in range(times)])
@@ -120,7 +127,9 @@ class Batch:
         """The same batch with its tensors, shared ones included, on `device`."""
 
         def move(value: Any) -> Any:
-            return value.to(device) if _is_tensor(value) else value
+            if isinstance(value, tuple):
+                return tuple(move(item) for item in cast(tuple[Any, ...], value))
+            return value.to(device) if _is_tensor(value) or isinstance(value, Batch) else value
 
         moved = {
             item.name: _apply(getattr(self, item.name), move)
@@ -131,15 +140,30 @@ class Batch:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equality that understands tensors, mappings and nested batches; tensors must agree bit for bit."""
+    """Equality that understands tensors, mappings, tuples and dataclasses; tensors must agree bit for bit."""
     if _is_tensor(left) or _is_tensor(right):
-        if not (_is_tensor(left) and _is_tensor(right)):
-            return False
-        return left.shape == right.shape and left.dtype == right.dtype and bool((left == right).all())
-    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return _is_tensor(left) and _is_tensor(right) and _same_bits(left, right)
+    if all(isinstance(value, Mapping) for value in (left, right)):
         one, other = cast(Mapping[Any, Any], left), cast(Mapping[Any, Any], right)
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if type(left) is not type(right):
+        return bool(left == right)
+    if type(left) in (tuple, list):
+        items, others = cast(Sequence[Any], left), cast(Sequence[Any], right)
+        return len(items) == len(others) and all(map(same, items, others))
+    if dataclasses.is_dataclass(left):
+        return all(same(getattr(left, f.name), getattr(right, f.name)) for f in dataclasses.fields(left))
     return bool(left == right)
+
+
+def _same_bits(left: Any, right: Any) -> bool:
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    import torch
+
+    # As bytes: NaN equals itself, and 0.0 differs from -0.0. One of the two may live on a device.
+    one, other = (tensor.detach().to(left.device).contiguous().reshape(-1) for tensor in (left, right))
+    return bool(torch.equal(one.view(torch.uint8), other.view(torch.uint8)))
 
 
 def _is_tensor(value: Any) -> bool:
@@ -158,6 +182,9 @@ def _take(value: Any, indices: list[int]) -> Any:
     if isinstance(value, Batch):
         return value.select(indices)
     if _is_tensor(value):
+        if indices and indices == list(range(indices[0], indices[0] + len(indices))):
+            # Neighbouring rows are a view: splitting a rollout in micro-batches copies nothing.
+            return value[indices[0] : indices[0] + len(indices)]
         import torch
 
         return value.index_select(0, torch.tensor(indices, dtype=torch.int64, device=value.device))
@@ -193,9 +220,13 @@ def _join(where: str, values: list[Any]) -> Any:
                 raise BatchError(
                     f"{where}: piece 0 has keys {sorted(keys)}, piece {index} has {sorted(value)}; they must agree."
                 )
-        return {key: _join(f"{where}[{key!r}]", [value[key] for value in values]) for key in first}
+        names = cast(Mapping[str, Any], first)
+        return {key: _join(f"{where}[{key!r}]", [value[key] for value in values]) for key in names}
     if isinstance(first, Batch):
         return type(first).concat(values)
+    kinds = {"tensor" if _is_tensor(value) else type(value).__name__ for value in values}
+    if len(kinds) > 1:
+        raise BatchError(f"{where}: the pieces hold different kinds of values: {', '.join(sorted(kinds))}.")
     if _is_tensor(first):
         import torch
 

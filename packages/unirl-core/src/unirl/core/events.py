@@ -50,6 +50,8 @@ class EventStream:
         self._listeners.append(listener)
 
     def emit(self, kind: str, *, step: int, **data: Any) -> Event:
+        if "time" in data:
+            raise ValueError(f"event {kind!r}: 'time' is the time of the event itself; call this value something else.")
         event = Event(kind=kind, step=step, data=data)
         if self._file is not None:
             line = {"kind": event.kind, "step": event.step, "time": round(event.time, 3), **data}
@@ -85,7 +87,10 @@ def read_events(path: Path) -> list[Event]:
             if number == len(lines):
                 break
             raise ValueError(f"{path}:{number}: not a JSON object: {error}") from error
-        events.append(Event(kind=item.pop("kind"), step=item.pop("step"), time=item.pop("time"), data=item))
+        try:
+            events.append(Event(kind=item.pop("kind"), step=item.pop("step"), time=item.pop("time"), data=item))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}:{number}: no event: it needs kind, step and time; found {line[:80]}") from error
     return events
 
 

@@ -32,6 +32,9 @@ class LatentRequest(Batch):
     trajectory: Literal["window", "full"] = shared(default="window")
     """Which latents come back: those around the SDE steps and the end, or those of every step."""
 
+    def __post_init__(self) -> None:
+        self._check_rows()
+
     @property
     def num_rows(self) -> int:
         return len(self.noise_ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .batch import same
 from .errors import BatchError, EchoMismatch
@@ -15,24 +16,37 @@ __all__ = ["Rollout", "verify_echo"]
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """Tracks by name. Children name their parents; every parent id must exist."""
+    """Tracks by name. Children name their parents; every parent id must exist, and no track descends from itself."""
 
     tracks: Mapping[str, Track]
 
     def __post_init__(self) -> None:
         for name, track in self.tracks.items():
+            if track.name != name:
+                raise BatchError(f"Rollout: the track under {name!r} calls itself {track.name!r}; names must agree.")
             if track.parent_track is None:
                 continue
             parent = self.tracks.get(track.parent_track)
             if parent is None:
                 raise BatchError(
-                    f"Rollout: track {name!r} names the parent track {track.parent_track!r}; there are {sorted(self.tracks)}."
+                    f"Rollout: track {name!r} names the parent track {track.parent_track!r}; "
+                    f"there are {sorted(self.tracks)}."
                 )
-            unknown = set(track.parent_ids or ()) - set(parent.sample_ids)
-            if track.parent_ids is None or unknown:
+            if track.parent_ids is None:
+                raise BatchError(f"Rollout: track {name!r} descends from {track.parent_track!r} and has no parent_ids.")
+            unknown = sorted(set(track.parent_ids) - set(parent.sample_ids))
+            if unknown:
                 raise BatchError(
-                    f"Rollout: track {name!r} has parent ids that track {track.parent_track!r} lacks: {sorted(unknown)[:3]}."
+                    f"Rollout: track {name!r} has parent ids that track {track.parent_track!r} lacks: {unknown[:3]}."
                 )
+            self._check_descent(name)
+
+    def _check_descent(self, name: str) -> None:
+        line = [name]
+        while (parent := self.tracks[line[-1]].parent_track) is not None and parent in self.tracks:
+            if parent in line:
+                raise BatchError(f"Rollout: track {name!r} descends from itself: {' <- '.join([*line, parent])}.")
+            line.append(parent)
 
     def replaced(self, name: str, track: Track) -> Rollout:
         """The same rollout with another track of this name."""
@@ -40,9 +54,10 @@ class Rollout:
 
 
 def verify_echo(request: Request, rollout: Rollout) -> None:
-    """Raise EchoMismatch when an engine did not use what the request said: ids, sigmas, noise, SDE steps, kernel, guidance.
+    """Raise EchoMismatch when an engine did not use what the request said.
 
-    Compared bit for bit: an engine that rounds a sigma samples from another policy than the one that is trained.
+    Ids, sigmas, noise, SDE steps, kernel and guidance are compared bit for bit: an engine that rounds a sigma samples
+    from another policy than the one that is trained.
     """
     for name, wanted in request.tracks.items():
         track = rollout.tracks.get(name)
@@ -70,9 +85,20 @@ def _compare_latent(name: str, wanted: LatentRequest, track: Track) -> None:
             _compare(f"{name}.initial_noise of {track.sample_ids[row]!r}", digest, echoed[row])
 
 
-def _compare(what: str, asked: object, used: object) -> None:
-    if not same(asked, used):
-        raise EchoMismatch(
-            f"{what}: the request says {asked!r}, the engine used {used!r}. "
-            "Rollout and training would differ; fix the engine or lower its capability in its spec."
-        )
+def _compare(what: str, asked: Any, used: Any) -> None:
+    if same(asked, used):
+        return
+    if all(isinstance(value, tuple) for value in (asked, used)):
+        if len(asked) == len(used):
+            row = next(i for i, (one, other) in enumerate(zip(asked, used, strict=True)) if not same(one, other))
+            return _compare(f"{what}[{row}]", asked[row], used[row])
+        asked, used = f"{len(asked)} rows", f"{len(used)} rows"
+    raise EchoMismatch(
+        f"{what}: the request says {_brief(asked)}, the engine used {_brief(used)}. "
+        "Rollout and training would differ; fix the engine or lower its capability in its spec."
+    )
+
+
+def _brief(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 300 else text[:297] + "..."

@@ -1,12 +1,12 @@
-"""Tracks: one modality and stage of a rollout, with its lineage, its segment and what was found out about each sample."""
+"""Tracks: one modality and stage of a rollout, with its lineage, its segment and what is known of each sample."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from .array import Array
 from .batch import Batch, rows, shared
@@ -36,6 +36,12 @@ class Conditions(Batch):
     index: Array = rows()
     """[N] int64, the row of `values` of each sample."""
 
+    def __post_init__(self) -> None:
+        self._check_rows()
+        prompts = {name: int(value.shape[0]) for name, value in self.values.items()}
+        if len(set(prompts.values())) > 1:
+            raise BatchError(f"Conditions.values: one row per prompt is needed in each; found {prompts}.")
+
     @property
     def num_rows(self) -> int:
         return int(self.index.shape[0])
@@ -48,18 +54,21 @@ class Conditions(Batch):
         """The same samples, without the prompts that none of them uses."""
         import torch
 
-        used, index = torch.unique(self.index, return_inverse=True)
+        # Its own signature is untyped.
+        unique = cast(Callable[..., tuple[Array, Array]], cast(Any, torch).unique)
+        used, index = unique(self.index, return_inverse=True)
         values = {name: value.index_select(0, used) for name, value in self.values.items()}
         return dataclasses.replace(self, values=values, index=index)
 
     @classmethod
-    def concat(cls, batches: Sequence[Self]) -> Self:
-        """All samples; the prompts of the pieces are kept side by side."""
+    def _concat(cls, batches: Sequence[Self]) -> Self:
+        """All samples. Prompts of the pieces stand side by side, or once where the pieces came from one batch."""
         import torch
 
-        if not batches:
-            raise BatchError("Conditions.concat: nothing to join.")
-        names = set(batches[0].values)
+        first = batches[0].values
+        if all(b.values.keys() == first.keys() and all(b.values[n] is first[n] for n in first) for b in batches):
+            return cls(values=first, index=torch.cat([batch.index for batch in batches]))
+        names = set(first)
         for piece, batch in enumerate(batches):
             if set(batch.values) != names:
                 raise BatchError(
@@ -70,7 +79,7 @@ class Conditions(Batch):
             shapes = {tuple(batch.values[name].shape[1:]) for batch in batches}
             if len(shapes) > 1:
                 raise BatchError(
-                    f"Conditions.values[{name!r}]: the pieces have rows of different shapes {sorted(map(str, shapes))}; "
+                    f"Conditions.values[{name!r}]: the pieces have rows of shapes {sorted(map(str, shapes))}; "
                     "encode the prompts of one request together."
                 )
             values[name] = torch.cat([batch.values[name] for batch in batches])
@@ -152,6 +161,12 @@ class TextSegment(Batch):
 
     def __post_init__(self) -> None:
         self._check_rows()
+        for name, values in (("log_probs", self.log_probs), ("mask", self.mask)):
+            found = tuple(int(value.shape[0]) for value in values) if values is not None else self.lengths
+            if found != self.lengths:
+                raise BatchError(
+                    f"TextSegment.{name}: {found} entries for {self.lengths} tokens; one per token is needed."
+                )
 
     @property
     def num_rows(self) -> int:
@@ -229,18 +244,24 @@ class Track(Batch):
     def latent(self) -> LatentSegment:
         """The segment of a latent track. Raises BatchError for any other."""
         if not isinstance(self.segment, LatentSegment):
-            raise BatchError(f"Track {self.name!r}: a latent segment was asked for; it has {type(self.segment).__name__}.")
+            raise BatchError(
+                f"Track {self.name!r}: a latent segment was asked for; it has {type(self.segment).__name__}."
+            )
         return self.segment
 
     def padded(self, to: int) -> Self:
         """The same track with `to` rows: the last row again, at weight 0 and status PADDING."""
         missing = to - self.num_rows
-        if missing < 0 or (missing and not self.num_rows):
+        if missing < 0:
             raise BatchError(f"Track.padded: {to} rows were asked for; there are {self.num_rows} already.")
+        if missing and not self.num_rows:
+            raise BatchError(f"Track.padded: {to} rows were asked for; track {self.name!r} has no row to copy.")
         if missing == 0:
             return self
         tail = dataclasses.replace(
-            self.select([self.num_rows - 1]), weights=self.weights[-1:] * 0, status=(Status.PADDING,)
+            self.select([self.num_rows - 1]),
+            weights=self.weights[-1:] * 0,
+            status=(Status.PADDING,),
         ).repeat(missing)
         return type(self).concat([self, tail])
 

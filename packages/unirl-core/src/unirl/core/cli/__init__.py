@@ -15,9 +15,9 @@ __all__ = ["main"]
 
 COMMANDS = {
     "train": ("unirl.core.cli.train", "Train a recipe, or go on with a run."),
-    "compose": ("unirl.core.cli.compose", "Show what a recipe would run, where each value came from, or why not."),
+    "compose": ("unirl.core.cli.compose", "Show what a recipe would run, or why it would not."),
     "recipes": ("unirl.core.cli.recipes", "List the recipes that are installed or in ./recipes."),
-    "plugins": ("unirl.core.cli.plugins", "List the parts that are installed, and the plugins that did not load."),
+    "plugins": ("unirl.core.cli.plugins", "List installed parts, and plugins that did not load."),
     "doctor": ("unirl.core.cli.doctor", "Check this installation."),
 }
 """Command -> the module that holds it as `command`, and its line in `--help`, so that `--help` imports none of them."""

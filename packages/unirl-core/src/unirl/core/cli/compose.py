@@ -1,0 +1,119 @@
+"""`unirl compose`: what a recipe would run, where each value came from, and whether its parts fit."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .config_dump import dump_config, dump_options
+
+if TYPE_CHECKING:
+    from ..match import Verdict
+    from ..plan import Origin, Plan
+
+__all__ = ["command", "plan_json", "show_plan"]
+
+
+@click.command("compose")
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@dump_options
+@click.pass_context
+def command(ctx: click.Context, recipe: str, overrides: tuple[str, ...], as_json: bool, **dump: Any) -> None:
+    """Show what RECIPE would run with these OVERRIDES: parts, values and their origins, and the verdict.
+
+    RECIPE is a name that `unirl recipes` lists, or a path that ends in .yaml. OVERRIDES are Hydra's: `engine=sglang`
+    chooses a part, `algorithm.clip_range=1e-4` sets a value, `+reward@reward.jpeg=jpeg-size` adds a reward.
+    Exits with 1 when the plan is refused.
+    """
+    from ..catalog import Catalog
+    from ..match import match
+    from ..recipe import compose
+    from .output import print_json
+
+    catalog = Catalog.discover()
+    if dump_config(recipe, overrides, catalog=catalog, **dump):
+        return
+    plan = compose(recipe, overrides, catalog=catalog)
+    verdict = match(plan, catalog=catalog)
+    if as_json:
+        print_json(plan_json(plan, verdict))
+    else:
+        show_plan(plan, verdict)
+    ctx.exit(0 if verdict.accepted else 1)
+
+
+def plan_json(plan: Plan, verdict: Verdict) -> dict[str, Any]:
+    """The plan as plain data."""
+    from ..plan import leaves
+
+    return {
+        "recipe": plan.recipe,
+        "hash": plan.hash,
+        "accepted": verdict.accepted,
+        "reasons": [{"key": reason.key, "text": reason.text} for reason in verdict.reasons],
+        "parts": [
+            {"key": part.key, "kind": part.spec.kind, "name": part.name, "dist": part.dist, "version": part.version}
+            for part in plan.choices
+        ],
+        "resolved": plan.resolved,
+        "origins": {
+            path: {"source": plan.origins[path].source, "detail": plan.origins[path].detail}
+            for path in leaves(plan.resolved)
+        },
+    }
+
+
+def show_plan(plan: Plan, verdict: Verdict) -> None:
+    """The plan for people: a table of values with their origins, those that nobody set dimmed."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from ..plan import leaves
+    from .output import console
+
+    parts = {part.key: part for part in plan.choices}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in ("key", "value", "from"):
+        table.add_column(column, overflow="fold")
+    section = ""
+    for path, value in leaves(plan.resolved).items():
+        key = next((part for part in parts if path.startswith(f"{part}.")), path.split(".")[0])
+        if key != section:
+            section = key
+            part = parts.get(key)
+            name = f"{part.name}  ({part.dist} {part.version})" if part else ""
+            table.add_row(Text(key, style="bold"), Text(name, style="bold"), _origin(plan.origins.get(f"{key}.use")))
+        if path == f"{key}.use":
+            continue
+        origin = plan.origins[path]
+        style = {"default": "dim", "command line": "yellow"}.get(origin.source, "")
+        table.add_row(Text("  " + path, style=style), Text(_shown(value), style=style), _origin(origin))
+    out = console()
+    out.print(table)
+    out.print()
+    out.print(f"recipe {plan.recipe}   hash {plan.hash}", soft_wrap=True)
+    if verdict.accepted:
+        out.print(Text("accepted: these parts and settings work together", style="green"))
+    else:
+        out.print(Text(f"refused, for {len(verdict.reasons)} reason{'s' * (len(verdict.reasons) > 1)}:", style="red"))
+        for reason in verdict.reasons:
+            out.print(Text(f"  {reason}"), soft_wrap=True)
+
+
+def _shown(value: Any) -> str:
+    """A value as one would write it in a recipe."""
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def _origin(origin: Origin | None) -> Any:
+    from rich.text import Text
+
+    if origin is None:
+        return Text("")
+    style = {"default": "dim", "command line": "yellow"}.get(origin.source, "cyan")
+    return Text(f"{origin.source}: {origin.detail}", style=style)

@@ -1,0 +1,163 @@
+"""What a run shows while it trains: a live bar on a terminal, one plain line per step anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..events import Event
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+__all__ = ["RunSummary", "event_line", "show_progress"]
+
+NUMBERS = (
+    ("reward", "reward_mean", "{:.4f}"),
+    ("logp_gap", "logp_gap_max", "{:.1e}"),
+    ("clipped", "clip_fraction", "{:.1%}"),
+)
+"""What a step shows: label, metric (of any track), format."""
+
+
+class RunSummary:
+    """The last numbers of a run and where its time went, gathered from its events."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+        """Of the last step."""
+        self.evaluated: dict[str, float] = {}
+        """Of the last evaluation."""
+        self.first_evaluated: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}
+        """Phase -> seconds, over all steps."""
+        self.predicted_share: float | None = None
+        """Share of the forwards' cost that the plan's geometry gives to generation."""
+
+    def __call__(self, event: Event) -> None:
+        if event.kind in ("run_started", "run_resumed"):
+            shares = [track["generate_share"] for track in event.data["predicted"].values()]
+            self.predicted_share = sum(shares) / len(shares) if shares else None
+        elif event.kind == "step":
+            self.metrics = dict(event.data["metrics"])
+            for phase, seconds in event.data["phases"].items():
+                self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+        elif event.kind == "evaluated":
+            self.evaluated = dict(event.data["metrics"])
+            self.first_evaluated = self.first_evaluated or self.evaluated
+
+    def lines(self) -> list[str]:
+        """What is said when a run ends."""
+        lines: list[str] = []
+        for key, value in self.evaluated.items():
+            before = self.first_evaluated.get(key, value)
+            lines.append(f"held out  {key} {before:.4f} -> {value:.4f}")
+        total = sum(self.seconds.values())
+        if total > 0:
+            parts = ", ".join(f"{phase} {100 * s / total:.0f} %" for phase, s in _slowest_first(self.seconds))
+            lines.append(f"time      {total:.1f} s in steps: {parts}")
+            work = self.seconds.get("generate", 0.0) + self.seconds.get("train", 0.0)
+            if self.predicted_share is not None and work > 0:
+                measured = self.seconds.get("generate", 0.0) / work
+                lines.append(
+                    f"cost      generation is {measured:.0%} of generation and training; "
+                    f"{self.predicted_share:.0%} was predicted from the number of forwards"
+                )
+        return lines
+
+
+@contextmanager
+def show_progress() -> Generator[Callable[[Event], None]]:
+    """A listener for the events of one run; the display is closed when the block ends, however it ends."""
+    if not sys.stdout.isatty():
+        yield _PlainProgress()
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[numbers]}"),
+    )
+    with Progress(*columns) as progress:
+        yield _LiveProgress(progress)
+
+
+def event_line(event: Event, *, steps: int) -> str | None:
+    """One line for what is worth one; None for the rest."""
+    data = event.data
+    if event.kind == "run_started":
+        return f"{data['recipe']}  {steps} steps  plan {data['plan_hash']}"
+    if event.kind == "run_resumed":
+        return f"{data['recipe']}  resumed after step {event.step} of {steps}  plan {data['plan_hash']}"
+    if event.kind == "step":
+        return f"step {event.step}/{steps}  {_numbers(data)}"
+    if event.kind == "evaluated":
+        numbers = "  ".join(f"{key} {value:.4f}" for key, value in data["metrics"].items())
+        return f"held out after step {event.step}  {numbers}"
+    if event.kind == "finding":
+        return f"note: {data['text']}"
+    if event.kind == "checkpoint_saved":
+        return f"saved {data['folder']}"
+    return None
+
+
+class _PlainProgress:
+    """One line per event, flushed at once: logs of a job are read while it runs."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def __call__(self, event: Event) -> None:
+        self._steps = event.data.get("steps", self._steps)
+        line = event_line(event, steps=self._steps)
+        if line is not None:
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+
+
+class _LiveProgress:
+    """A bar with the numbers of the last step; evaluations and findings scroll by above it."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("loading", total=None, numbers="")
+        self._steps = 0
+
+    def __call__(self, event: Event) -> None:
+        if event.kind in ("run_started", "run_resumed"):
+            self._steps = event.data["steps"]
+            # The time that is left is told from steps alone, so the clock starts with the first.
+            self._progress.reset(self._task, total=self._steps, completed=event.step, description="training")
+        if event.kind == "step":
+            self._progress.update(self._task, completed=event.step, numbers=_numbers(event.data))
+            return
+        line = event_line(event, steps=self._steps)
+        if line is not None:
+            clock = time.strftime("%H:%M:%S", time.localtime(event.time))
+            self._progress.console.print(f"{clock}  {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _numbers(data: Mapping[str, Any]) -> str:
+    metrics: Mapping[str, float] = data["metrics"]
+    shown: list[str] = []
+    for label, metric, form in NUMBERS:
+        for key, value in metrics.items():
+            if key == metric or key.endswith(f"/{metric}"):
+                track = key.removesuffix(metric)
+                shown.append(f"{track}{label} {form.format(value)}")
+    phases: Mapping[str, float] = data["phases"]
+    slow = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in _slowest_first(phases) if seconds >= 0.05)
+    shown.append(f"{sum(phases.values()):.1f} s" + (f" ({slow})" if slow else ""))
+    if metrics.get("steps_skipped"):
+        shown.append("skipped: every sample got one reward")
+    return "  ".join(shown)
+
+
+def _slowest_first(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(seconds.items(), key=lambda item: -item[1])
