@@ -1,0 +1,43 @@
+"""The model that trains is the sampler: rollouts in the process, and on the weights, of training."""
+
+from __future__ import annotations
+
+from unirl.core.capability import Cap, Support
+from unirl.core.hookspec import hookimpl
+from unirl.core.spec import EngineSpec
+
+__all__ = ["SPEC", "unirl_engines"]
+
+SPEC = EngineSpec(
+    name="trainside",
+    summary="Samples in process with the very module that trains; works with every diffusion model",
+    build="unirl.engines.trainside.engine:build",
+    config="unirl.engines.trainside.config:TrainsideConfig",
+    capabilities={
+        Cap.LATENT_ROLLOUT: Support.NATIVE,
+        Cap.TEXT_ROLLOUT: Support.NO,
+        Cap.SIGMAS: Support.NATIVE,
+        Cap.INITIAL_NOISE: Support.NATIVE,
+        Cap.STEP_NOISE: Support.NATIVE,
+        Cap.SDE_STEPS: Support.NATIVE,
+        Cap.SDE_STEPS_PER_GROUP: Support.NATIVE,
+        Cap.TRAJECTORY_WINDOW: Support.NATIVE,
+        Cap.TRAJECTORY_FULL: Support.NATIVE,
+        Cap.LOG_PROBS_GAUSSIAN: Support.NATIVE,
+        Cap.LOG_PROBS_TOKEN: Support.NO,
+        Cap.CONDITIONS: Support.NATIVE,
+        Cap.GUIDANCE: Support.NATIVE,
+        Cap.MEDIA_REFS: Support.NO,
+        Cap.WEIGHTS_SHARED: Support.NATIVE,
+        Cap.WEIGHTS_FULL: Support.NO,
+        Cap.WEIGHTS_LORA: Support.NO,
+        Cap.SLEEP: Support.NO,
+    },
+    # Not ddim-eta: its sigmas are noise-to-signal ratios of DDPM models, and models here predict velocities.
+    kernels=("flow-sde", "dance-sde", "cps", "euler", "dpm2"),
+)
+
+
+@hookimpl
+def unirl_engines() -> list[EngineSpec]:
+    return [SPEC]

@@ -1,0 +1,65 @@
+"""Embeddings of prompts, kept across steps."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from unirl.core.config import LatentSamplingConfig
+from unirl.core.errors import BatchError
+from unirl.core.roles import DiffusionModel
+from unirl.core.track import Conditions
+
+__all__ = ["PromptCache"]
+
+_Key = tuple[str, int, int, int, int]
+
+
+class PromptCache:
+    """Encodes each distinct prompt once, alone, and keeps the newest `size` of them in host memory.
+
+    Alone, because a row's last bits may depend on the batch that it is encoded in: so an embedding is a function of
+    its prompt, whatever else the request, an earlier step or a resumed run holds.
+    """
+
+    def __init__(self, model: DiffusionModel, *, size: int) -> None:
+        self._model = model
+        self._size = size
+        self._kept: OrderedDict[_Key, Mapping[str, Tensor]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def conditions(self, prompts: Sequence[str], *, sampling: LatentSamplingConfig) -> Conditions:
+        """Conditions of these samples on the model's device, one row of values per distinct prompt."""
+        distinct = list(dict.fromkeys(prompts))
+        row_of = {prompt: row for row, prompt in enumerate(distinct)}
+        found = [self._encoded(prompt, sampling=sampling) for prompt in distinct]
+        values = {name: self._joined(name, [one[name] for one in found]) for name in found[0]}
+        index = torch.tensor([row_of[prompt] for prompt in prompts], dtype=torch.int64)
+        return Conditions(values=values, index=index.to(self._model.device))
+
+    def _encoded(self, prompt: str, *, sampling: LatentSamplingConfig) -> Mapping[str, Tensor]:
+        """name -> [1, ...]."""
+        # What an encoder may look at; steps, kernel, guidance and schedule never reach it.
+        key = (prompt, sampling.max_sequence_length, sampling.height, sampling.width, sampling.frames)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        encoded = self._model.encode([prompt], sampling=sampling)
+        if self._size:
+            self._kept[key] = {name: value.cpu() for name, value in encoded.items()}
+            while len(self._kept) > self._size:
+                self._kept.popitem(last=False)
+        return encoded
+
+    def _joined(self, name: str, values: Sequence[Tensor]) -> Tensor:
+        shapes = {tuple(value.shape[1:]) for value in values}
+        if len(shapes) > 1:
+            raise BatchError(
+                f"model {self._model.spec.name!r}: condition {name!r} has rows of different shapes "
+                f"{sorted(map(str, shapes))}; pad to sampling.max_sequence_length, not to the longest prompt."
+            )
+        return torch.cat([value.to(self._model.device) for value in values])

@@ -1,0 +1,44 @@
+"""Stable Diffusion 3 and 3.5: one latent track, `image`."""
+
+from __future__ import annotations
+
+from unirl.core.capability import Cap, Support
+from unirl.core.hookspec import hookimpl
+from unirl.core.spec import ModelSpec
+
+__all__ = ["SPEC", "unirl_models"]
+
+SPEC = ModelSpec(
+    name="sd3",
+    summary="Stable Diffusion 3 and 3.5, text to image, from any checkpoint in the diffusers layout",
+    build="unirl.models.sd3.model:build",
+    config="unirl.models.sd3.config:Sd3Config",
+    capabilities={
+        Cap.LATENT_STAGE: Support.NATIVE,
+        Cap.TEXT_STAGE: Support.NO,
+        Cap.LORA: Support.NATIVE,
+        Cap.GUIDANCE: Support.NATIVE,
+        Cap.CONDITIONS: Support.NATIVE,
+        Cap.MEDIA_REFS: Support.NO,
+    },
+    tracks={"image": "latent"},
+    trainable="transformer",
+    lora_targets=(
+        "attn.to_q",
+        "attn.to_k",
+        "attn.to_v",
+        "attn.to_out.0",
+        "attn.add_q_proj",
+        "attn.add_k_proj",
+        "attn.add_v_proj",
+        "attn.to_add_out",
+    ),
+    wrap_blocks=("JointTransformerBlock",),
+    tiny="unirl.models.sd3.tiny:write",
+    reference="diffusers.StableDiffusion3Pipeline",
+)
+
+
+@hookimpl
+def unirl_models() -> list[ModelSpec]:
+    return [SPEC]

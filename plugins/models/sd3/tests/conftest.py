@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
+from unirl.core.config import LatentSamplingConfig
+from unirl.models.sd3 import tiny
+from unirl.models.sd3.config import Sd3Config
+from unirl.models.sd3.model import Sd3Model, build
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sd3") / "tiny"
+    tiny.write(folder, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="session", params=["random"])
+def checkpoint(request: pytest.FixtureRequest, tiny_folder: Path) -> Path:
+    """The checkpoints that must agree with diffusers."""
+    return tiny_folder
+
+
+@pytest.fixture(scope="session")
+def model(checkpoint: Path) -> Sd3Model:
+    return build(Sd3Config(path=str(checkpoint)), device="cpu")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_folder: Path) -> Sd3Model:
+    return build(Sd3Config(path=str(tiny_folder)), device="cpu")
+
+
+@pytest.fixture
+def load_reference() -> Callable[..., StableDiffusion3Pipeline]:
+    """The pipeline as a user of diffusers loads it, apart from the model under test."""
+
+    def load(folder: Path, **components: None) -> StableDiffusion3Pipeline:
+        pipeline = StableDiffusion3Pipeline.from_pretrained(folder, dtype=torch.float32, **components)
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline
+
+    return load
+
+
+@pytest.fixture
+def sampling() -> LatentSamplingConfig:
+    return LatentSamplingConfig(steps=4, height=64, width=64, max_sequence_length=48, kernel="euler", eta=0.0)
