@@ -1,0 +1,138 @@
+"""The TensorBoard tracker, read back with TensorBoard's own reader."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from unirl.core.errors import RecipeError
+from unirl.core.events import EventStream
+from unirl.core.roles import RunInfo
+from unirl.trackers.tensorboard import plugin
+from unirl.trackers.tensorboard.config import TensorboardConfig
+from unirl.trackers.tensorboard.tracker import TensorboardTracker, build, image_grid
+
+CONFIG = {"run": {"steps": 3}, "algorithm": {"use": "flow-grpo"}}
+
+
+def run_info(folder: Path, resumed_at: int | None = None) -> RunInfo:
+    return RunInfo(name="r", folder=folder, plan_hash="0123456789abcdef", config=CONFIG, resumed_at=resumed_at)
+
+
+def started(
+    folder: Path, resumed_at: int | None = None, *, max_images: int = 16, flush_s: int = 10
+) -> TensorboardTracker:
+    tracker = build(TensorboardConfig(max_images=max_images, flush_s=flush_s))
+    tracker.start(run_info(folder, resumed_at))
+    return tracker
+
+
+def read_back(folder: Path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0, "images": 0, "tensors": 0})
+    found.Reload()
+    return found
+
+
+def test_the_spec_names_a_build_and_a_config_that_exist():
+    (spec,) = plugin.unirl_trackers()
+    assert spec.build == f"{build.__module__}:{build.__qualname__}"
+    assert spec.config == f"{TensorboardConfig.__module__}:{TensorboardConfig.__qualname__}"
+
+
+def test_scalars_come_back_under_their_keys_and_steps(tmp_path: Path):
+    tracker = started(tmp_path)
+    for step in (1, 2, 3):
+        tracker.log({"reward_mean": step / 4, "reward/shapes/colour": 1.0}, step=step)
+    tracker.finish("done")
+    found = read_back(tmp_path)
+    assert [(e.step, e.value) for e in found.Scalars("reward_mean")] == [(1, 0.25), (2, 0.5), (3, 0.75)]
+    assert [e.value for e in found.Scalars("reward/shapes/colour")] == [1.0, 1.0, 1.0]
+
+
+def test_a_resumed_run_continues_the_axis_of_the_first_and_hides_what_was_lost(tmp_path: Path):
+    first = started(tmp_path)
+    for step in (1, 2, 3, 4):
+        first.log({"loss": float(step)}, step=step)
+    first.finish("stopped")
+    second = started(tmp_path, resumed_at=2)
+    for step in (3, 4, 5):
+        second.log({"loss": float(10 * step)}, step=step)
+    second.finish("done")
+    points = [(e.step, e.value) for e in read_back(tmp_path).Scalars("loss")]
+    assert points == [(1, 1.0), (2, 2.0), (3, 30.0), (4, 40.0), (5, 50.0)]
+
+
+def test_images_become_one_grid_with_their_captions_in_order(tmp_path: Path):
+    tracker = started(tmp_path)
+    images = torch.stack([torch.full((3, 8, 8), level) for level in (0.0, 0.2, 0.4, 0.6, 1.0)])
+    tracker.images("eval", images, [f"prompt {i} | reward 0.{i}" for i in range(5)], step=7)
+    tracker.finish("done")
+    found = read_back(tmp_path)
+    (image,) = found.Images("eval")
+    assert image.step == 7
+    picture = Image.open(io.BytesIO(image.encoded_image_string)).convert("RGB")
+    # Five images: three columns, two rows of 8 pixels, with gaps of 2.
+    assert picture.size == (3 * 10 + 2, 2 * 10 + 2)
+    centres = [(6, 6), (16, 6), (26, 6), (6, 16), (16, 16)]
+    assert [picture.getpixel(at) for at in centres] == [(round(255 * v),) * 3 for v in (0.0, 0.2, 0.4, 0.6, 1.0)]
+    assert picture.getpixel((26, 16)) == (128, 128, 128)
+    (text,) = found.Tensors("eval/captions/text_summary")
+    assert text.tensor_proto.string_val[0].decode().splitlines()[3] == "4. prompt 3 | reward 0.3"
+
+
+def test_a_grid_shows_at_most_max_images(tmp_path: Path):
+    tracker = started(tmp_path, max_images=4)
+    tracker.images("train", torch.rand(9, 3, 4, 4), ["p"] * 9, step=1)
+    tracker.finish("done")
+    (image,) = read_back(tmp_path).Images("train")
+    assert (image.width, image.height) == (14, 14)
+
+
+def test_a_grid_of_one_image_is_that_image_with_a_border():
+    grid = image_grid(torch.ones(1, 3, 2, 5), gap=1)
+    assert grid.shape == (3, 4, 7)
+    assert bool((grid[:, 1:3, 1:6] == 255).all())
+
+
+def test_recipe_findings_and_status_are_readable_as_text(tmp_path: Path):
+    tracker = started(tmp_path)
+    events = EventStream()
+    events.listen(tracker.event)
+    events.emit("finding", step=2, text="grad norm is small")
+    tracker.finish("failed")
+    found = read_back(tmp_path)
+    assert "flow-grpo" in found.Tensors("run/text_summary")[0].tensor_proto.string_val[0].decode()
+    finding = found.Tensors("findings/text_summary")[0]
+    assert (finding.step, finding.tensor_proto.string_val[0]) == (2, b"grad norm is small")
+    assert found.Tensors("status/text_summary")[0].tensor_proto.string_val[0] == b"failed"
+
+
+def test_what_was_logged_before_an_evaluation_survives_a_crash_after_it(tmp_path: Path):
+    tracker = started(tmp_path, flush_s=3600)
+    tracker.log({"loss": 1.0}, step=1)
+    events = EventStream()
+    events.listen(tracker.event)
+    events.emit("evaluated", step=1, metrics={})
+    assert [e.step for e in read_back(tmp_path).Scalars("loss")] == [1]
+    tracker.finish("done")
+
+
+def test_images_without_a_caption_each_are_refused(tmp_path: Path):
+    tracker = started(tmp_path)
+    with pytest.raises(ValueError, match=r"shape \(2, 3, 4, 4\) with 1 captions"):
+        tracker.images("eval", torch.zeros(2, 3, 4, 4), ["one"], step=0)
+    tracker.finish("failed")
+
+
+@pytest.mark.parametrize(
+    ("key", "config"),
+    [("max_images", TensorboardConfig(max_images=0)), ("flush_s", TensorboardConfig(flush_s=0))],
+)
+def test_counts_below_one_are_refused_with_their_key(key: str, config: TensorboardConfig):
+    with pytest.raises(RecipeError, match=f"tracker.tensorboard.{key}: 0 was asked for"):
+        build(config)
