@@ -1,0 +1,20 @@
+"""Weights & Biases as a tracker."""
+
+from __future__ import annotations
+
+from unirl.core.hookspec import hookimpl
+from unirl.core.spec import TrackerSpec
+
+__all__ = ["unirl_trackers"]
+
+
+@hookimpl
+def unirl_trackers() -> list[TrackerSpec]:
+    return [
+        TrackerSpec(
+            name="wandb",
+            summary="Weights & Biases, online or offline; a resumed run continues the same W&B run.",
+            build="unirl.trackers.wandb.tracker:build",
+            config="unirl.trackers.wandb.config:WandbConfig",
+        )
+    ]

@@ -1,0 +1,143 @@
+"""The Weights & Biases tracker: one W&B run per run folder, resumed with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from unirl.core.array import Array
+from unirl.core.errors import RecipeError, UniRLError
+from unirl.core.events import Event
+from unirl.core.roles import RunInfo
+
+import wandb
+
+from .config import MODES, WandbConfig
+
+__all__ = ["STEP", "WandbFailed", "WandbTracker", "build"]
+
+STEP = "step"
+"""The axis of every chart: steps completed. W&B's own counter only counts calls."""
+
+
+class WandbFailed(UniRLError):
+    """A W&B run could not be started."""
+
+
+def build(config: WandbConfig) -> WandbTracker:
+    """The tracker of this config. Raises RecipeError when a setting cannot be."""
+    if config.mode not in MODES:
+        raise RecipeError(f"tracker.wandb.mode: {config.mode!r} was asked for; it is one of {', '.join(MODES)}.")
+    if not config.project:
+        raise RecipeError("tracker.wandb.project: it is empty; name the project that the run belongs to.")
+    if config.max_images < 1:
+        raise RecipeError(
+            f"tracker.wandb.max_images: {config.max_images} was asked for; it must be 1 or more. "
+            "run.media_every=0 sends no images at all."
+        )
+    return WandbTracker(config)
+
+
+class WandbTracker:
+    """Sends numbers over the axis `step`, images with their captions, and findings in the run's summary."""
+
+    def __init__(self, config: WandbConfig) -> None:
+        self._config = config
+        self._open: wandb.Run | None = None
+        self._findings: list[str] = []
+
+    @property
+    def _run(self) -> wandb.Run:
+        assert self._open is not None, "start() comes first"
+        return self._open
+
+    def start(self, run: RunInfo) -> None:
+        """Start the W&B run, or continue the one of this folder. Raises WandbFailed when W&B does not let us."""
+        config = self._config
+        online = config.mode == "online"
+        kept = run.folder / "wandb" / "unirl-run.json"
+        run_id = self._id_to_use(kept, resumed=run.resumed_at is not None)
+        if config.mode != "disabled":
+            # W&B would fall back to a temporary folder when it cannot make this one; here that is an error.
+            kept.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._open = wandb.init(
+                project=config.project,
+                entity=config.entity or None,
+                name=config.name or run.name,
+                id=run_id,
+                tags=list(config.tags),
+                mode=config.mode,  # pyright: ignore[reportArgumentType] - checked against MODES by `build`
+                dir=str(run.folder),
+                config={**run.config, "plan_hash": run.plan_hash},
+                # Offline files carry no resume; those of one id become one run when they are synced.
+                resume="allow" if online and run_id else None,
+                # Without it a prompt at a terminal may switch to offline without a word.
+                force=online,
+                # Otherwise a second run of this process, as in a sweep, would silently be the first one.
+                reinit="create_new",
+                settings=wandb.Settings(
+                    console="off", x_disable_stats=True, silent=not online, init_timeout=config.init_timeout_s
+                ),
+            )
+        except (wandb.Error, TimeoutError, OSError) as error:
+            raise WandbFailed(
+                f"mode {config.mode!r}, project {config.project!r}: W&B says: {str(error).rstrip('.')}. "
+                + (
+                    'Check the network and "wandb login", or set tracker.wandb.mode=offline and upload later '
+                    'with "wandb sync".'
+                    if online
+                    else f"Check that {run.folder} can be written to and that wandb is installed whole."
+                )
+            ) from error
+        self._run.define_metric(STEP, hidden=True)
+        self._run.define_metric("*", step_metric=STEP)
+        if config.mode != "disabled":
+            kept.write_text(json.dumps({"id": self._run.id, "project": config.project}) + "\n", encoding="utf-8")
+
+    def _id_to_use(self, kept: Path, *, resumed: bool) -> str | None:
+        asked = self._config.run_id or None
+        if not resumed or not kept.exists():
+            return asked
+        try:
+            found = str(json.loads(kept.read_text(encoding="utf-8"))["id"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise WandbFailed(
+                f"{kept} does not hold a W&B run id ({error}). Delete it to go on as a new W&B run, "
+                'or write {"id": "<run id>"} into it.'
+            ) from error
+        if asked not in (None, found):
+            raise WandbFailed(
+                f"tracker.wandb.run_id: {asked!r} was asked for; this run folder belongs to W&B run {found!r}. "
+                "Leave run_id empty to continue that one."
+            )
+        return found
+
+    def log(self, metrics: Mapping[str, float], *, step: int) -> None:
+        if STEP in metrics:
+            raise ValueError(f"metrics: {STEP!r} is the name of the axis; give the number another name.")
+        self._run.log({STEP: step, **{key: float(value) for key, value in metrics.items()}})
+
+    def images(self, key: str, images: Array, captions: Sequence[str], *, step: int) -> None:
+        """Send the first images under `key`, each with its caption."""
+        if images.ndim != 4 or images.shape[1] != 3 or len(captions) != images.shape[0]:
+            raise ValueError(
+                f"images {key!r}: shape {tuple(images.shape)} with {len(captions)} captions was given; "
+                "[N, 3, H, W] and one caption an image are needed."
+            )
+        shown = images[: self._config.max_images].detach().float().clamp(0, 1)
+        pixels = (shown * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+        pictures = [wandb.Image(picture, caption=caption) for picture, caption in zip(pixels, captions, strict=False)]
+        self._run.log({STEP: step, key: pictures})
+
+    def event(self, event: Event) -> None:
+        if event.kind == "finding":
+            self._findings.append(f"step {event.step}: {event.data['text']}")
+            self._run.summary["findings"] = list(self._findings)
+
+    def finish(self, status: Literal["done", "stopped", "failed"]) -> None:
+        """End the W&B run. A stopped run is no failure: it can be resumed."""
+        self._run.summary["status"] = status
+        self._run.finish(exit_code=1 if status == "failed" else 0)

@@ -1,0 +1,221 @@
+"""The Weights & Biases tracker, really run offline; its files are read back record by record."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unirl.core.errors import RecipeError
+from unirl.trackers.wandb import plugin
+from unirl.trackers.wandb.config import WandbConfig
+from unirl.trackers.wandb.tracker import WandbTracker, build
+
+TWO_SESSIONS = """
+import json, sys
+from pathlib import Path
+
+import torch
+from unirl.core.events import Event
+from unirl.core.roles import RunInfo
+from unirl.trackers.wandb.config import WandbConfig
+from unirl.trackers.wandb.tracker import build
+
+folder = Path(sys.argv[1])
+for resumed_at in (None, 2):
+    tracker = build(WandbConfig(mode="offline", project="shapes", tags=["cpu", "tiny"], max_images=2))
+    tracker.start(
+        RunInfo(name="first", folder=folder, plan_hash="abc", config={"run": {"steps": 4}}, resumed_at=resumed_at)
+    )
+    for step in range((resumed_at or 0) + 1, (resumed_at or 0) + 3):
+        tracker.log({"reward_mean": step / 4}, step=step)
+    if resumed_at is None:
+        tracker.images("eval", torch.rand(3, 3, 8, 8), ["a cat | reward 0.10", "a dog | reward 0.20", "x"], step=2)
+    tracker.event(Event(kind="finding", step=2, data={"text": "small gradient"}))
+    tracker.finish("done" if resumed_at else "failed")
+"""
+
+DISABLED_THEN_NOT_LOGGED_IN = """
+import sys
+from pathlib import Path
+
+from unirl.core.roles import RunInfo
+from unirl.trackers.wandb.config import WandbConfig
+from unirl.trackers.wandb.tracker import WandbFailed, build
+
+folder = Path(sys.argv[1])
+tracker = build(WandbConfig(mode="disabled"))
+tracker.start(RunInfo(name="n", folder=folder, plan_hash="", config={}))
+tracker.log({"loss": 1.0}, step=1)
+tracker.finish("done")
+print([path.name for path in folder.rglob("*") if path.is_file()])
+
+tracker = build(WandbConfig(mode="online", project="shapes"))
+try:
+    tracker.start(RunInfo(name="n", folder=folder, plan_hash="", config={}))
+except WandbFailed as error:
+    print(error)
+"""
+
+
+def run_script(script: str, folder: Path, home: Path) -> str:
+    """Run it in a process of its own: W&B's helper process belongs to it and ends with it.
+
+    No network: the server's address is a port where nobody listens. Warnings are errors there as well.
+    """
+    env = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
+    env |= {"HOME": str(home), "WANDB_BASE_URL": "http://127.0.0.1:9", "OMP_NUM_THREADS": "1"}
+    env |= {"WANDB_CACHE_DIR": str(home / "cache"), "WANDB_CONFIG_DIR": str(home / "config")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, str(folder)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def records(path: Path) -> Iterator[Any]:
+    """Records of a `.wandb` file: a 7-byte header, then LevelDB log blocks of 32 KiB that hold protobuf messages."""
+    # Its stubs are chosen for the protobuf that is installed.
+    from wandb.proto import wandb_internal_pb2
+
+    new_record: Any = wandb_internal_pb2.Record  # pyright: ignore[reportAttributeAccessIssue]
+    data = path.read_bytes()
+    assert data[:4] == b":W&B"
+    at, pending = 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        _, length, piece = struct.unpack_from("<IHB", data, at)
+        pending += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if piece in (1, 4):  # a whole record, or the last piece of one
+            record = new_record()
+            record.ParseFromString(pending)
+            pending = b""
+            yield record
+
+
+def of_kind(found: list[Any], kind: str) -> list:
+    return [getattr(record, kind) for record in found if record.WhichOneof("record_type") == kind]
+
+
+def values(items) -> dict[str, object]:
+    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[Any]]]:
+    """The run folder of two sessions, the second one resumed at step 2, and the records of each."""
+    folder = tmp_path_factory.mktemp("run")
+    run_script(TWO_SESSIONS, folder, tmp_path_factory.mktemp("home"))
+    # A folder is named by the second it was made in; two sessions in one second would share it, four steps take longer.
+    files = sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))
+    return folder, [list(records(path)) for path in files]
+
+
+def test_the_spec_names_a_build_and_a_config_that_exist():
+    (spec,) = plugin.unirl_trackers()
+    assert spec.build == f"{build.__module__}:{build.__qualname__}"
+    assert spec.config == f"{WandbConfig.__module__}:{WandbConfig.__qualname__}"
+
+
+def test_a_resumed_run_is_the_same_wandb_run(sessions: tuple[Path, list[list[Any]]]):
+    folder, found = sessions
+    kept = json.loads((folder / "wandb" / "unirl-run.json").read_text())
+    assert [of_kind(records, "run")[0].run_id for records in found] == [kept["id"], kept["id"]]
+
+
+def test_name_project_tags_and_recipe_reach_wandb(sessions: tuple[Path, list[list[Any]]]):
+    run = of_kind(sessions[1][0], "run")[0]
+    assert (run.display_name, run.project, list(run.tags)) == ("first", "shapes", ["cpu", "tiny"])
+    config = {item.key: json.loads(item.value_json) for item in run.config.update}
+    assert config["run"] == {"steps": 4}
+    assert config["plan_hash"] == "abc"
+
+
+def test_every_number_is_over_the_step_axis_which_goes_on_after_the_resume(
+    sessions: tuple[Path, list[list[Any]]],
+):
+    axis = {(m.glob_name or m.name): m.step_metric for m in of_kind(sessions[1][0], "metric")}
+    assert axis == {"step": "", "*": "step"}
+    points = [
+        (row["step"], row["reward_mean"])
+        for found in sessions[1]
+        for row in (values(history.item) for history in of_kind(found, "history"))
+        if "reward_mean" in row
+    ]
+    assert points == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)]
+
+
+def test_images_are_saved_with_their_captions_and_at_most_max_images(sessions: tuple[Path, list[list[Any]]]):
+    folder, found = sessions
+    rows = [values(history.item) for history in of_kind(found[0], "history")]
+    (row,) = [row for row in rows if any(key.startswith("eval") for key in row)]
+    text = json.dumps(row)
+    assert row["step"] == 2
+    assert "a cat | reward 0.10" in text and "a dog | reward 0.20" in text
+    assert len(list(folder.glob("wandb/offline-run-*/files/media/images/*.png"))) == 2
+
+
+def test_findings_and_status_are_in_the_summary_and_a_failed_run_exits_with_1(
+    sessions: tuple[Path, list[list[Any]]],
+):
+    for found, status, code in zip(sessions[1], ("failed", "done"), (1, 0), strict=True):
+        summary: dict[str, object] = {}
+        for record in of_kind(found, "summary"):
+            summary |= values(record.update)
+        assert summary["status"] == status
+        assert summary["findings"] == ["step 2: small gradient"]
+        assert of_kind(found, "exit")[0].exit_code == code
+
+
+def test_disabled_writes_nothing_and_a_run_that_cannot_start_says_what_to_do(tmp_path: Path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    written, message = run_script(DISABLED_THEN_NOT_LOGGED_IN, folder, tmp_path).splitlines()
+    assert written == "[]"
+    assert "mode 'online', project 'shapes'" in message
+    assert "API key" in message and '"wandb login"' in message and "tracker.wandb.mode=offline" in message
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (WandbConfig(mode="of-line"), "tracker.wandb.mode: 'of-line' was asked for; it is one of online, offline"),
+        (WandbConfig(project=""), "tracker.wandb.project: it is empty"),
+        (WandbConfig(max_images=0), "tracker.wandb.max_images: 0 was asked for"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_with_their_key(config: WandbConfig, message: str):
+    with pytest.raises(RecipeError, match=message):
+        build(config)
+
+
+def test_a_run_id_other_than_the_folders_is_refused(tmp_path: Path):
+    kept = tmp_path / "unirl-run.json"
+    kept.write_text('{"id": "abcd1234", "project": "p"}')
+    tracker: WandbTracker = build(WandbConfig(run_id="other"))
+    with pytest.raises(Exception, match="'other' was asked for; this run folder belongs to W&B run 'abcd1234'"):
+        tracker._id_to_use(kept, resumed=True)
+    assert build(WandbConfig())._id_to_use(kept, resumed=True) == "abcd1234"
+    assert build(WandbConfig())._id_to_use(kept, resumed=False) is None
+
+
+def test_a_damaged_id_file_is_named(tmp_path: Path):
+    kept = tmp_path / "unirl-run.json"
+    kept.write_text("{")
+    with pytest.raises(Exception, match=r"unirl-run\.json does not hold a W&B run id"):
+        build(WandbConfig())._id_to_use(kept, resumed=True)
