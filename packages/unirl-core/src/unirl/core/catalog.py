@@ -149,6 +149,12 @@ class Catalog:
                 raise PluginBroken(f"{owner} names {target!r}; there is no {attribute!r} in it{hint}") from error
         return found
 
+    def validate(self, spec: Spec) -> list[str]:
+        """What a spec claims and lacks, one sentence each. Imports everything that it names."""
+        from .spec_check import check_spec
+
+        return check_spec(spec, self)
+
     def check_plan(self, plan: Plan) -> list[tuple[str, str]]:
         """Reasons of plugins to refuse a plan: (key or plugin, sentence).
 

@@ -1,0 +1,45 @@
+"""`unirl doctor`: is this installation in order?"""
+
+from __future__ import annotations
+
+import click
+
+__all__ = ["command"]
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """Check this installation: torch, plugins, namespaces, version bounds, disk. Exit codes: 0 good, 1 a finding, 3 a
+    plugin did not load."""
+    from ..catalog import Catalog
+    from ..doctor import diagnose
+    from .output import console, print_json, print_table
+
+    diagnosis = diagnose(Catalog.discover())
+    findings = [{"check": finding.check, "text": finding.text} for finding in diagnosis.findings]
+    if as_json:
+        print_json({**diagnosis.facts, "findings": findings, "exit_code": diagnosis.exit_code})
+        ctx.exit(diagnosis.exit_code)
+    facts, out = diagnosis.facts, console()
+    torch = facts["torch"]
+    devices = ", ".join(torch.get("devices", ())) or f"CPU, {torch.get('threads', '?')} threads"
+    disk = facts["disk"]
+    lines = {
+        "python": f"{facts['python']['version']}  {facts['python']['executable']}",
+        "platform": f"{facts['platform']['system']}, {facts['platform']['cpus']} CPUs",
+        "torch": f"{torch['version']}  {devices}" if torch["version"] else "not installed",
+        "packages": ", ".join(f"{name} {version}" for name, version in facts["dists"].items()),
+        "disk": f"{disk['free_bytes'] / 2**30:.1f} GiB free in {disk['folder']}",
+    }
+    for name, text in lines.items():
+        out.print(f"{name:<10}{text}", soft_wrap=True, markup=False)
+    out.print()
+    print_table(facts["plugins"], columns=["name", "dist", "version", "status"])
+    out.print()
+    for finding in findings:
+        out.print(f"{finding['check']:<10}{finding['text']}", soft_wrap=True, markup=False)
+    if not findings:
+        out.print("Everything is in order.")
+    ctx.exit(diagnosis.exit_code)

@@ -1,0 +1,158 @@
+"""Does a spec claim what it lacks? Resolves every string of it, so this imports what the part needs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin, get_type_hints
+
+from .capability import Cap, Needs, Support
+from .config import PartConfig, RewardConfig
+from .errors import PluginBroken
+from .names import did_you_mean
+from .spec import AlgorithmSpec, BackendSpec, ModelSpec, RewardSpec, Spec
+
+if TYPE_CHECKING:
+    from .catalog import Catalog
+
+__all__ = ["check_spec"]
+
+BUILD_KEYWORDS: dict[str, tuple[str, ...]] = {
+    "model": ("device",),
+    "engine": ("model", "device"),
+    "backend": ("model", "train", "steps", "seed"),
+    "algorithm": ("advantage", "reward_weights", "train"),
+    "reward": ("device",),
+    "tracker": (),
+}
+"""What `build(config, ...)` of each kind is called with. Launchers and transports have no role yet."""
+
+
+def check_spec(spec: Spec, catalog: Catalog) -> list[str]:
+    """What is wrong with a spec, one sentence each; none when it keeps what it says."""
+    return [
+        *_text(spec),
+        *_capabilities(spec),
+        *_build(spec, catalog),
+        *_config(spec, catalog),
+        *_by_kind(spec, catalog),
+    ]
+
+
+def _text(spec: Spec) -> Iterator[str]:
+    if not spec.summary.strip():
+        yield "summary: empty; say in one sentence what the part is."
+    for gap in spec.gaps:
+        if not gap.claim or not gap.reason:
+            yield f"gaps: {gap} needs a claim and a reason."
+
+
+def _capabilities(spec: Spec) -> Iterator[str]:
+    for cap, support in cast(Mapping[object, object], spec.capabilities).items():
+        if not isinstance(cap, Cap):
+            yield f"capabilities: {cap!r} is no Cap{did_you_mean(str(cap), [str(c) for c in Cap])}."
+        elif not isinstance(support, Support):
+            yield f"capabilities.{cap}: {support!r} is no Support; one of {', '.join(Support)}."
+
+
+def _build(spec: Spec, catalog: Catalog) -> Iterator[str]:
+    try:
+        build = catalog.resolve(spec.build)
+    except PluginBroken as error:
+        yield f"build: {error}"
+        return
+    if not callable(build):
+        yield f"build: {spec.build!r} is no function, it is {type(build).__name__}."
+    elif spec.kind in BUILD_KEYWORDS:
+        keywords = BUILD_KEYWORDS[spec.kind]
+        call = f"build(config{''.join(f', {name}=' for name in keywords)})"
+        yield from _misfit("build", spec.build, build, call, None, **dict.fromkeys(keywords))
+
+
+def _config(spec: Spec, catalog: Catalog) -> Iterator[str]:
+    try:
+        config = catalog.resolve(spec.config)
+    except PluginBroken as error:
+        yield f"config: {error}"
+        return
+    base = RewardConfig if spec.kind == "reward" else PartConfig
+    if not (isinstance(config, type) and is_dataclass(config) and issubclass(config, base)):
+        yield f"config: {spec.config!r} is no dataclass that inherits unirl.core.config.{base.__name__}."
+        return
+    keys = [item.name for item in fields(config)]
+    for what, key in _keys(spec):
+        if key not in keys:
+            yield f"{what}: {spec.config!r} has no key {key!r}{did_you_mean(key, keys)}."
+    try:
+        config()
+    except Exception as error:  # noqa: BLE001 - this is the report
+        yield f"config: {spec.config!r} cannot be made with its defaults alone: {type(error).__name__}: {error}."
+
+
+def _keys(spec: Spec) -> Iterator[tuple[str, str]]:
+    """Keys of its config that a spec names."""
+    if isinstance(spec, AlgorithmSpec):
+        yield from (("when", key) for key in spec.when)
+        if spec.clip_key:
+            yield "clip_key", spec.clip_key
+    if isinstance(spec, BackendSpec):
+        yield "trains_key", spec.trains_key
+
+
+def _by_kind(spec: Spec, catalog: Catalog) -> Iterator[str]:
+    if isinstance(spec, ModelSpec):
+        yield from _model(spec, catalog)
+    if isinstance(spec, AlgorithmSpec):
+        yield from _needs("needs", spec.needs)
+        for key, further in spec.when.items():
+            yield from _needs(f"when[{key!r}]", spec.needs.merged(further))
+    if isinstance(spec, RewardSpec) and not spec.scale.strip():
+        yield "scale: empty; say what the number means and its range."
+
+
+def _model(spec: ModelSpec, catalog: Catalog) -> Iterator[str]:
+    kinds = set(spec.tracks.values())
+    for cap, kind in ((Cap.LATENT_STAGE, "latent"), (Cap.TEXT_STAGE, "text")):
+        if (kind in kinds) != (spec.support(cap) is Support.NATIVE):
+            has = f"has {kind} tracks" if kind in kinds else f"has no {kind} track"
+            yield f"tracks: the model {has}, and its capability {cap} is {spec.support(cap)}."
+    if spec.support(Cap.LORA) is Support.NATIVE and not spec.lora_targets:
+        yield f"lora_targets: empty, and the capability {Cap.LORA} is claimed."
+    if spec.tiny is not None:
+        try:
+            tiny = catalog.resolve(spec.tiny)
+        except PluginBroken as error:
+            yield f"tiny: {error}"
+        else:
+            yield from _misfit("tiny", spec.tiny, tiny, "tiny(folder, seed=)", None, seed=0)
+
+
+def _needs(where: str, needs: Needs) -> Iterator[str]:
+    hints = get_type_hints(Needs)
+    for item in fields(needs):
+        value, allowed = getattr(needs, item.name), hints[item.name]
+        options = get_args(allowed) if get_origin(allowed) is Literal else (True, False)
+        if value not in options:
+            yield f"{where}.{item.name}: {value!r} is not one of {', '.join(map(str, options))}."
+    if needs.log_probs != "none" and needs.trajectory == "none" and needs.track == "latent":
+        yield f"{where}: log-probs of a latent track need its trajectory; trajectory is none."
+    if (needs.log_probs, needs.track) in (("gaussian", "text"), ("token", "latent")):
+        yield f"{where}: {needs.log_probs} log-probs were asked of a {needs.track} track."
+    if needs.log_probs == "gaussian" and not needs.stochastic:
+        yield f"{where}: gaussian log-probs exist for steps with noise alone; stochastic is False."
+    if (needs.gradient == "through-sampler") != (needs.reward == "differentiable"):
+        yield f"{where}: gradient is {needs.gradient} and reward is {needs.reward}; one asks for the other."
+
+
+def _misfit(
+    what: str, target: str, function: Callable[..., Any], call: str, *arguments: object, **keywords: object
+) -> Iterator[str]:
+    """A sentence when a function cannot be called in this way."""
+    try:
+        inspect.signature(function).bind(*arguments, **keywords)
+    except TypeError as error:
+        yield f"{what}: {target!r} is called as {call}, which it does not take: {error}."
+    except ValueError:
+        # A builtin or extension function has no signature to look at.
+        return
