@@ -83,6 +83,7 @@ def sample_latents(
         return noise(seed=request.seed, rollout=request.rollout, ids=ids, step=step, shape=shape, device=device)
 
     guidance = guidance_of(scale=sampling.guidance_scale, mode=sampling.guidance_mode, latent_rank=len(shape) + 1)
+    negative = conditions.get("negative") if guidance.is_on else None
     trajectory = denoise(
         velocity,
         initial,
@@ -90,7 +91,7 @@ def sample_latents(
         kernel=make_kernel(sampling.kernel, eta=sampling.eta, **sampling.kernel_options),
         sde_steps=wanted.sde_steps,
         conditions=conditions["positive"].expanded(),
-        negatives=conditions["negative"].expanded() if guidance.is_on else None,
+        negatives=None if negative is None else negative.expanded(),
         guidance=guidance,
         step_noise=step_noise,
         store=wanted.trajectory,
