@@ -1,0 +1,63 @@
+"""One rank of the two-rank test: `python fsdp2_two_ranks.py RANK STORE FOLDER`. Rank 0 leaves its findings in FOLDER."""
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from fsdp2_toy import Clipped, ToyModel, gradients, make_backend, make_track
+from unirl.backends.fsdp2.config import AverageConfig, LoraSettings
+from unirl.core.config import TrainConfig
+
+CASES = {
+    # Rank 3 does not divide by two: the ranks hold shards of different size.
+    "lora": {"lora": LoraSettings(rank=3, alpha=6.0)},
+    "full": {"trains": "full", "reference_copy": True, "max_grad_norm": 0.05},
+    "each-micro": {"trains": "full", "reference_copy": True, "defer_gradient_sync": False},
+}
+ROWS = ([0, 1, 2, 3], [4, 5, 6, 7]), ([0, 1, 2, 4, 5], [3, 6, 7]), ([0, 1, 2, 3, 4, 5, 6, 7], [])
+"""Rows of each rank: equal, unequal, and all on one rank."""
+
+
+def backend_of(case):
+    return make_backend(train=TrainConfig(micro_batch=2), ema=AverageConfig(kind="constant", decay=0.5), **CASES[case])
+
+
+def run(case, rows, *, folder=None):
+    """What a rank with these rows finds; collective."""
+    backend, _ = backend_of(case)
+    track = make_track(ToyModel())
+    mine = track.select(rows) if rows else track.select([0]).padded(2).select([1])
+    if not rows:
+        assert mine.num_rows == 1 and mine.weights.tolist() == [0.0]
+    first = gradients(backend, mine, Clipped(to="reference"))
+    backend.train(mine, Clipped(to="ema"), progress=0.0)
+    report = backend.train(mine, Clipped(), progress=0.0)
+    with backend.policy("ema"):
+        sent = backend.weights(kind="merged", policy="ema").tensors
+    if folder is not None:
+        backend.save(folder)
+    live = backend.weights(kind="merged").tensors
+    backend.close()
+    return {"gradients": first, "metrics": dict(report.metrics), "ema": dict(sent), "live": dict(live)}
+
+
+def main():
+    rank, store, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    found = {}
+    for case in CASES:
+        for number, rows in enumerate(ROWS):
+            found[case, number] = run(case, rows[rank], folder=folder / case if number == 0 else None)
+    if rank == 0:
+        torch.save(found, folder / "found.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""What the plugin says of itself, and what it refuses before anything is loaded."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+from unirl.backends.fsdp2.config import AverageConfig, Fsdp2Config, problems
+from unirl.backends.fsdp2.plugin import SPEC, unirl_check_plan
+from unirl.core.capability import Cap, Needs, Support
+from unirl.core.spec import AlgorithmSpec, ModelSpec
+
+
+def plan(config, *, needs=None, when=None, kl_coef=0.0, wrap_blocks=("Block",)):
+    """The part of a plan that the check reads."""
+    algorithm = AlgorithmSpec(name="a", summary="", build="", config="", needs=needs or Needs(), when=when or {})
+    model = ModelSpec(name="m", summary="", build="", config="", tracks={}, trainable="net", wrap_blocks=wrap_blocks)
+    return SimpleNamespace(
+        backend=SimpleNamespace(name="fsdp2", config=config),
+        algorithm=SimpleNamespace(name="a", spec=algorithm, config=SimpleNamespace(kl_coef=kl_coef)),
+        model=SimpleNamespace(name="m", spec=model),
+    )
+
+
+def test_listing_the_plugin_imports_no_torch():
+    code = "import sys, unirl.backends.fsdp2.plugin; assert 'torch' not in sys.modules and 'peft' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_config_is_a_structured_config():
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.structured(Fsdp2Config)
+    assert config.lagged.every == "rollout" and config.ema.every == "step"
+
+
+def test_the_defaults_are_accepted():
+    assert list(problems(Fsdp2Config())) == []
+    assert unirl_check_plan(plan(Fsdp2Config())) == []
+    assert SPEC.support(Cap.THROUGH_SAMPLER) is Support.NO
+
+
+def test_a_reference_that_nobody_keeps_is_refused():
+    when = {"kl_coef": Needs(reference="policy")}
+    full = Fsdp2Config(trains="full")
+    assert unirl_check_plan(plan(full, when=when)) == []
+    reasons = unirl_check_plan(plan(full, when=when, kl_coef=0.1))
+    assert len(reasons) == 1 and reasons[0].startswith("backend.reference_copy: algorithm 'a'")
+    kept = Fsdp2Config(trains="full", reference_copy=True)
+    assert unirl_check_plan(plan(kept, when=when, kl_coef=0.1)) == []
+    assert unirl_check_plan(plan(Fsdp2Config(), when=when, kl_coef=0.1)) == []
+
+
+def test_a_lagged_policy_that_nobody_keeps_is_refused():
+    needs = Needs(old_policy="ema")
+    assert "backend.lagged.kind" in unirl_check_plan(plan(Fsdp2Config(), needs=needs))[0]
+    kept = Fsdp2Config(lagged=AverageConfig(kind="constant"))
+    assert unirl_check_plan(plan(kept, needs=needs)) == []
+
+
+def test_each_wrong_setting_is_named_once():
+    config = Fsdp2Config(
+        trains="some",
+        lr=0.0,
+        betas=[0.9],
+        max_grad_norm=0.0,
+        ema=AverageConfig(kind="slow", decay=2.0),
+        mixed_precision="int8",
+        activation_checkpointing=True,
+    )
+    keys = {reason.split(":")[0] for reason in unirl_check_plan(plan(config, wrap_blocks=()))}
+    wanted = {"trains", "lr", "betas", "max_grad_norm", "ema.kind", "ema.decay", "mixed_precision"}
+    assert keys == {f"backend.{key}" for key in wanted | {"activation_checkpointing"}}

@@ -1,0 +1,193 @@
+"""Policies, averages, exported weights, adapters."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from fsdp2_toy import SPEC, Clipped, ToyModel, make_backend, make_track
+from peft.tuners.lora import Linear as LoraLinear
+from unirl.backends.fsdp2.averages import decay_at
+from unirl.backends.fsdp2.config import AverageConfig, LoraSettings
+from unirl.core.errors import RecipeError
+from unirl.core.weights import checksum
+
+X, SIGMA, TEXT = torch.randn(3, 2, 2, 2), torch.tensor([0.9, 0.5, 0.2]), {"text": torch.randn(3, 3)}
+
+
+def velocity(model):
+    with torch.no_grad():
+        return model.velocity(X, SIGMA, TEXT)
+
+
+@pytest.mark.parametrize("shard", ["auto", "always"])
+def test_the_reference_of_lora_is_the_base_model(shard):
+    base = ToyModel()
+    base.net.eval()
+    backend, model = make_backend(shard=shard)
+    with backend.policy("reference"):
+        off = velocity(model)
+    live = velocity(model)
+    backend.train(make_track(model), Clipped(to="reference"), progress=0.0)
+    with backend.policy("reference"):
+        again = velocity(model)
+    backend.close()
+    assert torch.equal(off, velocity(base)) and torch.equal(again, off)
+    assert not torch.equal(live, off)
+
+
+@pytest.mark.parametrize("shard", ["auto", "always"])
+@pytest.mark.parametrize("which", ["ema", "lagged", "reference"])
+def test_a_policy_is_undone_bit_for_bit_also_on_an_error(shard, which):
+    backend, model = make_backend(
+        trains="full",
+        shard=shard,
+        reference_copy=True,
+        ema=AverageConfig(kind="constant", decay=0.5),
+        lagged=AverageConfig(kind="constant", decay=0.9, every="rollout"),
+    )
+    initial = velocity(model)
+    backend.train(make_track(model), Clipped(), progress=0.0)
+    live, sent = velocity(model), backend.weights(kind="full").checksum
+    with backend.policy(which):
+        inside = velocity(model)
+    with pytest.raises(ZeroDivisionError), backend.policy(which):
+        assert torch.equal(velocity(model), inside)
+        raise ZeroDivisionError
+    assert torch.equal(velocity(model), live)
+    assert backend.weights(kind="full").checksum == sent
+    assert not torch.equal(inside, live)
+    # The lagged policy has not moved yet: its rollout has not ended.
+    assert torch.equal(inside, initial) == (which != "ema")
+    backend.close()
+
+
+@pytest.mark.parametrize("trains", ["lora", "full"])
+def test_the_averages_follow_their_formula(trains):
+    backend, model = make_backend(
+        trains=trains,
+        ema=AverageConfig(kind="adaptive", decay=0.15),
+        lagged=AverageConfig(kind="warmup", decay=0.5, rate=0.25, flat_moves=1, every="rollout"),
+    )
+    track = make_track(model)
+    history = [{n: p.detach().clone() for n, p in backend._params.items()}]
+    for _ in range(3):
+        backend.train(track, Clipped(), progress=0.0)
+        backend.end_rollout()
+        history.append({n: p.detach().clone() for n, p in backend._params.items()})
+    # adaptive: min((1 + t) / (10 + t), 0.15) for t = 0, 1, 2; warmup: 0 at t = 0 and 1, then 0.25.
+    for kind, decays in (("ema", [0.1, 0.15, 0.15]), ("lagged", [0.0, 0.0, 0.25])):
+        for name, found in backend._copies[kind].values.items():
+            wanted = history[0][name].double()
+            for decay, live in zip(decays, history[1:], strict=True):
+                wanted = decay * wanted + (1 - decay) * live[name].double()
+            torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=1e-7)  # three fp32 roundings
+
+
+def test_the_decays_of_every_kind():
+    linear = AverageConfig(kind="linear", decay=0.5, rate=0.2)
+    assert [decay_at(linear, t) for t in (0, 1, 2, 9)] == [0.0, 0.2, 0.4, 0.5]
+    assert decay_at(AverageConfig(kind="constant", decay=0.3), 7) == 0.3
+    adaptive = AverageConfig(kind="adaptive", decay=0.9999)
+    assert decay_at(adaptive, 0) == 0.1 and decay_at(adaptive, 90) == 0.91
+
+
+def test_policies_that_are_not_kept_are_refused():
+    backend, _ = make_backend(trains="full")
+    for which, key in (("ema", "ema.kind"), ("lagged", "lagged.kind"), ("reference", "reference_copy=true")):
+        with pytest.raises(RecipeError, match=rf"policy '{which}'.*backend\.{key}"), backend.policy(which):
+            pass
+
+
+@pytest.mark.parametrize("shard", ["auto", "always"])
+def test_merged_weights_are_those_of_pefts_own_merge(shard):
+    backend, model = make_backend()
+    merged = copy.deepcopy(model.net)
+    for part in list(merged.modules()):
+        if isinstance(part, LoraLinear):
+            part.merge()
+    wanted = {
+        name.replace(".base_layer.", "."): param for name, param in merged.named_parameters() if "lora_" not in name
+    }
+    backend, model = make_backend(shard=shard)
+    found = backend.weights(kind="merged").tensors
+    reference = backend.weights(kind="merged", policy="reference").tensors
+    backend.close()
+    base = dict(ToyModel().net.named_parameters())
+    assert found.keys() == wanted.keys() == base.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert all(torch.equal(reference[name], base[name]) for name in base)
+    assert not torch.equal(found["blocks.0.up.weight"], base["blocks.0.up.weight"])
+
+
+def test_lora_weights_are_named_by_their_layer_and_are_no_views():
+    backend, model = make_backend()
+    update = backend.weights(kind="lora")
+    assert sorted(update.tensors)[:2] == ["blocks.0.down.lora_A.weight", "blocks.0.down.lora_B.weight"]
+    assert len(update.tensors) == 8 and update.version == 0
+    assert update.tensors["blocks.0.up.lora_A.weight"].shape == (4, 12)
+    assert update.checksum == checksum(update.tensors)
+    backend.train(make_track(model), Clipped(), progress=0.0)
+    assert update.checksum == checksum(update.tensors), "a later step must not reach what was sent"
+    later = backend.weights(kind="lora")
+    assert later.version == 1 and later.checksum != update.checksum
+
+
+def test_kinds_that_this_training_has_not_are_refused():
+    backend, _ = make_backend()
+    with pytest.raises(RecipeError, match="'full' weights were asked for; 'lora' trains"):
+        backend.weights(kind="full")
+    with pytest.raises(RecipeError, match="'lora' weights of the reference"):
+        backend.weights(kind="lora", policy="reference")
+    full, _ = make_backend(trains="full")
+    with pytest.raises(RecipeError, match="'lora' weights were asked for; 'full' trains"):
+        full.weights(kind="lora")
+    assert full.weights(kind="merged").checksum == full.weights(kind="full").checksum
+
+
+def test_targets_that_match_nothing_name_the_nearest():
+    with pytest.raises(RecipeError, match=r"lora.targets: 'upp' matches no linear layer of ToyNet. Nearest: up"):
+        make_backend(lora=LoraSettings(targets=["down", "upp"]))
+    bare = dataclasses.replace(SPEC, lora_targets=())
+    with pytest.raises(RecipeError, match="the model names none of its own"):
+        make_backend(ToyModel(spec=bare))
+
+
+def test_the_number_of_adapted_layers_is_reported():
+    backend, model = make_backend(lora=LoraSettings(rank=2, targets=["blocks.0.up", "leave"]))
+    report = backend.train(make_track(model), Clipped(), progress=0.0)
+    assert backend.num_lora_layers == 2
+    assert report.metrics["lora_layers"] == 2
+    # Rank 2: A and B of 12 -> 24 and of 12 -> 8.
+    assert report.metrics["trainable_weights"] == 2 * (12 + 24) + 2 * (12 + 8)
+
+
+def test_adapters_start_at_the_base_and_depend_on_the_seed_alone():
+    from unirl.backends.fsdp2.backend import build
+    from unirl.backends.fsdp2.config import Fsdp2Config
+    from unirl.core.config import TrainConfig
+
+    sums = []
+    for global_seed, seed in ((1, 0), (2, 0), (1, 1)):
+        torch.manual_seed(global_seed)
+        model = ToyModel()
+        before = torch.random.get_rng_state()
+        backend = build(Fsdp2Config(), model=model, train=TrainConfig(), steps=1, seed=seed)
+        assert torch.equal(torch.random.get_rng_state(), before)
+        sums.append(backend.weights(kind="lora").checksum)
+        base = ToyModel()
+        base.net.eval()
+        assert torch.equal(velocity(model), velocity(base))
+    assert sums[0] == sums[1] != sums[2]
+
+
+def test_offload_and_onload_leave_training_as_it_was():
+    plain, model = make_backend(ema=AverageConfig(kind="constant"))
+    moved, other = make_backend(ema=AverageConfig(kind="constant"))
+    for backend, its in ((plain, model), (moved, other)):
+        backend.train(make_track(its), Clipped(), progress=0.0)
+        if backend is moved:
+            backend.offload()
+            backend.onload()
+        backend.train(make_track(ToyModel()), Clipped(), progress=0.0)
+    assert plain.weights(kind="lora").checksum == moved.weights(kind="lora").checksum

@@ -1,0 +1,257 @@
+"""The step itself: against torch's own AdamW, for any batching, wrapped or not, in any precision."""
+
+import copy
+import dataclasses
+import math
+
+import pytest
+import torch
+from fsdp2_toy import SPEC, Clipped, ToyModel, gradients, make_backend, make_track, settings
+from unirl.backends.fsdp2.config import AverageConfig
+from unirl.backends.fsdp2.optimizer import learning_rate
+from unirl.core.config import TrainConfig
+from unirl.core.errors import RecipeError, RunFailed
+from unirl.core.roles import Losses
+from unirl.core.track import Status
+from unirl.numerics.kernels import make_kernel
+from unirl.numerics.replay import replay
+
+
+def relative(found, wanted):
+    """Largest difference over all tensors, as a part of each one's largest entry."""
+    assert found.keys() == wanted.keys()
+    return max(float((found[n] - wanted[n]).abs().max() / wanted[n].abs().max()) for n in wanted)
+
+
+@pytest.mark.parametrize("shard", ["auto", "always"])
+def test_one_full_step_is_torchs_adamw_bit_for_bit(shard):
+    model = ToyModel()
+    track = make_track(model)
+    bare = copy.deepcopy(model)
+    bare.net.eval()
+
+    adam = torch.optim.AdamW(bare.net.parameters(), lr=3e-3, betas=(0.9, 0.95), eps=1e-7, weight_decay=0.1)
+    segment = track.latent
+    path = dict(latents=segment.latents, positions=segment.positions, sigmas=segment.sigmas)
+    path |= dict(sde_steps=segment.sde_steps, kernel=make_kernel("flow-sde", eta=0.7))
+    path["conditions"] = track.conditions["positive"].expanded()
+    with torch.no_grad():
+        old = replay(bare.velocity, **path).log_probs
+    ratio = (replay(bare.velocity, **path).log_probs - old).exp()
+    advantages = track.advantages[:, None]
+    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2)).sum() / ratio.numel()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(bare.net.parameters(), 0.05)
+    adam.step()
+
+    backend, model = make_backend(
+        model, trains="full", shard=shard, lr=3e-3, betas=[0.9, 0.95], eps=1e-7, weight_decay=0.1, max_grad_norm=0.05
+    )
+    report = backend.train(track, Clipped(), progress=0.0)
+    tensors = backend.weights(kind="full").tensors
+    backend.close()
+
+    wanted = dict(bare.net.named_parameters())
+    assert float(norm) > 0.05, "the case must clip"
+    assert tensors.keys() == wanted.keys()
+    assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
+    assert report.metrics["grad_norm"] == float(norm)
+    assert report.metrics["ratio_max_dev_first"] == 0.0
+    assert backend.version == report.num_updates == 1
+
+
+@pytest.mark.parametrize("trains", ["lora", "full"])
+def test_no_micro_batch_changes_the_gradient(trains):
+    found = {}
+    for micro_batch in (0, 1, 2, 3, 4):
+        backend, model = make_backend(train=TrainConfig(micro_batch=micro_batch), trains=trains)
+        found[micro_batch] = gradients(backend, make_track(model), Clipped())
+    # fp32 sums of 16 terms in another order: a few eps of 1.2e-7.
+    assert max(relative(found[size], found[0]) for size in (1, 2, 3, 4)) < 1e-6
+
+
+def test_serial_and_stacked_replay_give_one_gradient():
+    found = {}
+    for kind in ("serial", "stacked"):
+        backend, model = make_backend(train=TrainConfig(replay=kind))
+        found[kind] = gradients(backend, make_track(model), Clipped())
+    assert relative(found["serial"], found["stacked"]) < 1e-6
+
+
+def test_padding_and_rows_of_weight_0_change_nothing():
+    backend, model = make_backend()
+    track = make_track(model)
+    wanted = gradients(backend, track, Clipped())
+
+    backend, model = make_backend()
+    assert all(torch.equal(g, wanted[n]) for n, g in gradients(backend, track.padded(11), Clipped()).items())
+
+    rotten = make_track(model, num_rows=12)
+    weights = torch.tensor([1.0] * 8 + [0.0] * 4)
+    latents = rotten.latent.latents.clone()
+    latents[8:] = math.nan
+    mixed = dataclasses.replace(rotten, weights=weights, segment=dataclasses.replace(rotten.latent, latents=latents))
+    backend, model = make_backend()
+    alone = gradients(backend, mixed.select(range(8)), Clipped())
+    backend, model = make_backend()
+    assert all(torch.equal(g, alone[n]) for n, g in gradients(backend, mixed, Clipped()).items())
+
+
+@pytest.mark.parametrize("trains", ["lora", "full"])
+@pytest.mark.parametrize("policy", ["reference", "ema"])
+def test_wrapped_on_one_rank_gives_the_same_bits_as_unwrapped(trains, policy):
+    found = {}
+    for shard in ("auto", "always"):
+        backend, model = make_backend(
+            trains=trains,
+            shard=shard,
+            reference_copy=trains == "full",
+            ema=AverageConfig(kind="constant", decay=0.5),
+            train=TrainConfig(updates_per_step=2, micro_batch=3),
+        )
+        track = make_track(model)
+        # The second call compares with a reference and an average that differ from the live weights.
+        backend.train(track, Clipped(to=policy), progress=0.0)
+        found[shard] = gradients(backend, track, Clipped(to=policy)), backend.weights(kind="merged").checksum
+        backend.close()
+    assert all(torch.equal(found["always"][0][name], grad) for name, grad in found["auto"][0].items())
+    assert found["always"][1] == found["auto"][1]
+    assert not torch.distributed.is_initialized()
+
+
+def test_activation_checkpointing_changes_no_bit():
+    plain, model = make_backend()
+    wanted = gradients(plain, make_track(model), Clipped(to="reference"))
+    for shard in ("auto", "always"):
+        backend, model = make_backend(activation_checkpointing=True, shard=shard)
+        found = gradients(backend, make_track(model), Clipped(to="reference"))
+        backend.close()
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_bf16_computes_as_a_pipeline_in_bf16_and_keeps_fp32_masters():
+    model = ToyModel()
+    low = copy.deepcopy(model.net).to(torch.bfloat16).eval()
+    seen = []
+    backend, model = make_backend(model, trains="full", mixed_precision="bf16")
+    model.net.blocks[0].register_forward_pre_hook(lambda module, args: seen.append(args[0].dtype))
+    model.net.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["timestep"].dtype), with_kwargs=True
+    )
+    x, sigma, text = torch.randn(3, 2, 2, 2), torch.tensor([1.0, 0.987, 0.988]), torch.randn(3, 3)
+    with torch.no_grad():
+        found = model.velocity(x, sigma, {"text": text})
+        wanted = low(x.flatten(1).bfloat16(), text.bfloat16(), sigma)
+    assert torch.equal(found.flatten(1), wanted.float())
+    assert sorted(map(str, seen)) == ["torch.bfloat16", "torch.float32"]
+    backend.train(make_track(model), Clipped(), progress=0.0)
+    tensors = backend.weights(kind="full").tensors
+    backend.close()
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+
+
+def test_a_bf16_model_gets_fp32_adapters():
+    model = ToyModel()
+    model.net.to(torch.bfloat16)
+    backend, _ = make_backend(model)
+    assert {param.dtype for param in backend._params.values()} == {torch.float32}
+    assert model.net.enter.weight.dtype == torch.bfloat16
+
+
+def test_fp16_skips_on_overflow_and_halves_its_scale():
+    backend, model = make_backend(trains="full", mixed_precision="fp16")
+    track = make_track(model)
+    backend._optimizer.loss_scale = 2.0**40
+    skipped = backend.train(track, Clipped(), progress=0.0)
+    assert (skipped.num_skipped, backend.version, backend._optimizer.loss_scale) == (1, 0, 2.0**39)
+    backend._optimizer.loss_scale = 2.0**10
+    scaled = gradients(backend, track, Clipped())
+    backend.close()
+    plain, model = make_backend(trains="full")
+    wanted = gradients(plain, track, Clipped())
+    # `gradients` catches them before they are unscaled.  fp16 has 11 bits; errors of some layers add up.
+    for name, grad in wanted.items():
+        assert float((scaled[name] / 2.0**10 - grad).norm() / grad.norm()) < 2e-2
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
+    backend, model = make_backend(train=TrainConfig(updates_per_step=2), ema=AverageConfig(kind="constant"))
+    track = make_track(model)
+    advantages = track.advantages.clone()
+    advantages[0] = math.inf  # row 0 goes to the first update
+    before = {name: param.detach().clone() for name, param in backend._params.items()}
+    steps = []
+    original = backend._optimizer.step
+
+    def step():
+        report = original()
+        steps.append((report, {n: p.detach().clone() for n, p in backend._params.items()}))
+        return report
+
+    backend._optimizer.step = step
+    report = backend.train(dataclasses.replace(track, advantages=advantages), Clipped(), progress=0.0)
+    assert [entry.skipped for entry, _ in steps] == [True, False]
+    assert all(torch.equal(steps[0][1][name], before[name]) for name in before)
+    assert (report.num_updates, report.num_skipped, backend.version) == (1, 1, 1)
+    assert backend._copies["ema"].num_moves == 1
+    assert math.isfinite(report.metrics["grad_norm"])
+
+
+def test_gradients_near_adams_eps_are_reported():
+    for eps, wanted in ((1e-8, 0.0), (1.0, 1.0)):
+        backend, model = make_backend(eps=eps)
+        report = backend.train(make_track(model), Clipped(), progress=0.0)
+        assert report.metrics["grad_rms_near_eps"] == wanted
+
+
+def test_a_loss_that_does_not_reach_the_weights_is_an_error():
+    class Detached(Clipped):
+        def loss(self, track, replay, *, progress):
+            losses = super().loss(track, replay, progress=progress)
+            free = torch.ones_like(losses.terms[0].values).requires_grad_()
+            return Losses(terms=[dataclasses.replace(losses.terms[0], values=free)])
+
+    backend, model = make_backend()
+    with pytest.raises(RunFailed, match="none of the 8 weights"):
+        backend.train(make_track(model), Detached(), progress=0.0)
+
+
+def test_the_learning_rate_follows_its_schedule():
+    config = settings(lr=2.0, lr_warmup_steps=4)
+    assert [learning_rate(config, step, 10) for step in (0, 1, 3, 4, 9)] == [0.5, 1.0, 2.0, 2.0, 2.0]
+    config = settings(lr=2.0, lr_warmup_steps=2, lr_schedule="linear", lr_min_ratio=0.5)
+    # From 2 at step 2 to 1 at step 10.
+    assert [learning_rate(config, step, 10) for step in (2, 6, 10, 99)] == [2.0, 1.5, 1.0, 1.0]
+    config = settings(lr=2.0, lr_schedule="cosine")
+    assert learning_rate(config, 0, 8) == 2.0
+    assert learning_rate(config, 4, 8) == pytest.approx(1.0)
+    assert learning_rate(config, 2, 8) == pytest.approx(1 + math.sqrt(0.5))
+    assert learning_rate(config, 8, 8) == 0.0
+
+
+def test_the_rate_of_each_update_is_reported_and_used():
+    backend, model = make_backend(train=TrainConfig(updates_per_step=2), steps=2, lr=1e-2, lr_schedule="linear")
+    first = backend.train(make_track(model), Clipped(), progress=0.0)
+    second = backend.train(make_track(model), Clipped(), progress=1.0)
+    # Steps 0 to 3 of 4: 1, 3/4, 1/2, 1/4 of the rate; the report is their mean over a call.
+    assert first.metrics["lr"] == pytest.approx(0.875e-2)
+    assert second.metrics["lr"] == pytest.approx(0.375e-2)
+
+
+def test_wrong_settings_and_blocks_are_named():
+    with pytest.raises(RecipeError, match=r"backend.trains: 'half' was asked for; it is one of lora, full"):
+        make_backend(trains="half")
+    with pytest.raises(RecipeError, match=r"backend.lr: -1.0"):
+        make_backend(lr=-1.0)
+    with pytest.raises(RecipeError, match=r"wrap_blocks: ToyBlok .*Nearest: ToyBlock"):
+        make_backend(ToyModel(spec=dataclasses.replace(SPEC, wrap_blocks=("ToyBlok",))))
+    with pytest.raises(RecipeError, match="nothing to recompute"):
+        make_backend(ToyModel(spec=dataclasses.replace(SPEC, wrap_blocks=())), activation_checkpointing=True)
+
+
+def test_padding_is_never_a_finding_of_its_own():
+    backend, model = make_backend()
+    track = make_track(model)
+    hidden = dataclasses.replace(track, weights=track.weights * 0, status=(Status.PADDING,) * track.num_rows)
+    report = backend.train(hidden, Clipped(), progress=0.0)
+    assert (report.num_updates, report.metrics["updates_empty"], backend.version) == (0, 1.0, 0)
