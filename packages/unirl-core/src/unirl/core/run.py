@@ -89,7 +89,7 @@ def train(
         seconds = time.perf_counter() - began
         events.emit("checkpoint_saved", step=step, folder=path.name, size_bytes=size, seconds=seconds)
 
-    began, status, step = time.perf_counter(), "failed", start
+    began, status, step, problem = time.perf_counter(), "failed", start, ""
     try:
         trackers.start(
             RunInfo(
@@ -115,12 +115,13 @@ def train(
             )
         return RunResult(folder=folder, status=status, step=step, resume_command=resume_command)
     except UniRLError as error:
-        events.finding(str(error), step=step)
+        problem = str(error)
         if checkpoints.any():
             error.add_note(f"Completed steps are saved; go on with `{resume_command}`.")
         raise
     finally:
-        events.emit("run_finished", step=step, status=status, wall_s=time.perf_counter() - began, folder=str(folder))
+        wall_s = time.perf_counter() - began
+        events.emit("run_finished", step=step, status=status, wall_s=wall_s, folder=str(folder), error=problem)
         trackers.finish(status, step=step)
         events.close()
         for part in (parts.engine, *parts.rewards.values(), parts.backend):
