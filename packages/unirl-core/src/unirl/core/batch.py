@@ -161,8 +161,12 @@ def _same_bits(left: Any, right: Any) -> bool:
         return False
     import torch
 
-    # As bytes: NaN equals itself, and 0.0 differs from -0.0. One of the two may live on a device.
-    one, other = (tensor.detach().to(left.device).contiguous().reshape(-1) for tensor in (left, right))
+    # As bytes: NaN equals itself, and 0.0 differs from -0.0. One of the two may live on a device. A fresh copy, because
+    # tensors of one or no element count as contiguous whatever their strides, and then have no view as bytes.
+    one, other = (
+        torch.empty(left.numel(), dtype=left.dtype, device=left.device).copy_(tensor.detach().reshape(-1))
+        for tensor in (left, right)
+    )
     return bool(torch.equal(one.view(torch.uint8), other.view(torch.uint8)))
 
 

@@ -1,0 +1,270 @@
+"""Batch operations: rows are taken, joined, repeated, padded and moved without loss, whatever the fields hold."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from unirl.core.batch import Batch, same
+from unirl.core.errors import BatchError
+from unirl.core.track import Conditions, KernelChoice, LatentSegment, Status, TextSegment, Track
+
+
+def make_track(rows: int = 4, *, first: int = 0, **changed: Any) -> Track:
+    """A track whose row r carries the number first + r in every field."""
+    numbers = [first + row for row in range(rows)]
+    values = torch.tensor(numbers, dtype=torch.float32)
+    fields: dict[str, Any] = {
+        "name": "image",
+        "sample_ids": tuple(f"p{n // 2}/{n}" for n in numbers),
+        "group_ids": tuple(f"p{n // 2}" for n in numbers),
+        "prompts": tuple(f"prompt {n // 2}" for n in numbers),
+        "metadata": tuple({"number": n} for n in numbers),
+        "conditions": {
+            "positive": Conditions(
+                values={"embeds": torch.arange(20.0).reshape(10, 2)}, index=torch.tensor(numbers) % 10
+            )
+        },
+        "segment": LatentSegment(
+            latents=values.reshape(rows, 1, 1).expand(rows, 2, 3),
+            positions=torch.tensor([[3, 4]] * rows).reshape(rows, 2),
+            sde_steps=torch.tensor([[3]] * rows).reshape(rows, 1),
+            log_probs=values.reshape(rows, 1),
+            sigmas=torch.tensor([1.0, 0.75, 0.5, 0.25, 0.0]),
+            kernel=KernelChoice(name="flow-sde", eta=0.7),
+        ),
+        "videos": tuple(torch.full((n % 3 + 1, 3, 2, 2), float(n)) for n in numbers),
+        "rewards": values,
+        "reward_parts": {"shapes": values, "shapes/color": -values},
+        "weights": torch.ones(rows),
+        "status": (Status.COMPLETED,) * rows,
+        "policy_version": (7,) * rows,
+    }
+    return Track(**{**fields, **changed})
+
+
+def numbers(track: Track) -> list[int]:
+    """The row numbers of `make_track`, after checking that every field of a row still belongs together."""
+    found = [meta["number"] for meta in track.metadata]
+    expected = torch.tensor(found, dtype=torch.float32)
+    assert track.sample_ids == tuple(f"p{n // 2}/{n}" for n in found)
+    assert track.rewards is not None and same(track.rewards, expected)
+    assert same(track.reward_parts["shapes/color"], -expected)
+    assert same(track.latent.latents[:, 0, 0], expected)
+    assert track.latent.log_probs is not None and same(track.latent.log_probs[:, 0], expected)
+    assert track.videos is not None
+    assert [(len(video), float(video.mean())) for video in track.videos] == [(n % 3 + 1, float(n)) for n in found]
+    embeds = track.conditions["positive"].expanded()["embeds"]
+    assert same(embeds, torch.tensor([[2.0 * (n % 10), 2.0 * (n % 10) + 1] for n in found]).reshape(-1, 2))
+    return found
+
+
+def cuts(rows: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, rows), max_size=4).map(lambda at: sorted([0, *at, rows]))
+
+
+@given(st.integers(1, 9), st.data())
+def test_select_keeps_every_field_of_a_row_together(rows: int, data: st.DataObject) -> None:
+    wanted = data.draw(st.lists(st.integers(0, rows - 1), unique=True))
+    assert numbers(make_track(rows).select(wanted)) == wanted
+
+
+@given(st.integers(0, 9), st.data())
+def test_splitting_and_joining_gives_the_same_batch(rows: int, data: st.DataObject) -> None:
+    track = make_track(rows)
+    at = data.draw(cuts(rows))
+    pieces = track.split([end - start for start, end in pairwise(at)])
+    assert [len(piece) for piece in pieces] == [end - start for start, end in pairwise(at)]
+    assert same(Track.concat(pieces), track)
+
+
+@given(st.integers(1, 9), st.integers(0, 10))
+def test_chunks_are_full_but_for_the_last(rows: int, size: int) -> None:
+    pieces = make_track(rows).chunks(size)
+    expected = [list(range(start, min(start + size, rows))) for start in range(0, rows, size)] if size else None
+    assert [numbers(piece) for piece in pieces] == (expected or [list(range(rows))])
+
+
+@given(st.integers(1, 6), st.integers(0, 6))
+def test_padding_goes_and_leaves_the_rows(rows: int, more: int) -> None:
+    track = make_track(rows)
+    padded = track.padded(rows + more)
+    assert len(padded) == rows + more
+    assert padded.weights.tolist() == [1.0] * rows + [0.0] * more
+    assert numbers(padded) == [*range(rows), *[rows - 1] * more]
+    assert sum(map(len, padded.groups().values())) == rows
+    assert same(padded.without_padding(), track)
+
+
+@given(st.integers(0, 5), st.integers(0, 3))
+def test_repeat_puts_copies_next_to_each_other(rows: int, times: int) -> None:
+    segment = TextSegment(tokens=tuple(torch.arange(n + 1) for n in range(rows)))
+    assert segment.repeat(times).lengths == tuple(n + 1 for n in range(rows) for _ in range(times))
+
+
+def test_repeating_a_track_is_refused_because_its_ids_would_repeat() -> None:
+    with pytest.raises(BatchError, match="'p0/0' stands twice"):
+        make_track().repeat(2)
+
+
+def test_groups_of_unequal_size_keep_their_order() -> None:
+    track = make_track(4, group_ids=("b", "a", "b", "b"), status=(Status.COMPLETED,) * 3 + (Status.PADDING,))
+    assert track.groups() == {"b": [0, 2], "a": [1]}
+
+
+def test_a_shared_field_that_disagrees_is_named() -> None:
+    one, other = make_track(2), make_track(2, first=2)
+    other = dataclasses.replace(other, segment=dataclasses.replace(other.latent, guidance_scale=4.5))
+    with pytest.raises(BatchError, match=r"LatentSegment.guidance_scale: piece 0 has 1.0, piece 1 has 4.5"):
+        Track.concat([one, other])
+
+
+def test_a_field_that_only_some_pieces_have_is_named() -> None:
+    with pytest.raises(BatchError, match=r"Track.rewards: piece 1 has none, piece 0 has some"):
+        Track.concat([make_track(2), make_track(2, first=2, rewards=None)])
+
+
+def test_keys_that_disagree_are_named() -> None:
+    other = make_track(2, first=2, reward_parts={"size": torch.zeros(2)})
+    with pytest.raises(BatchError, match=r"Track.reward_parts: piece 0 has keys \['shapes', 'shapes/color'\]"):
+        Track.concat([make_track(2), other])
+
+
+def test_rows_of_different_shape_are_named() -> None:
+    one = make_track(2, images=torch.zeros(2, 3, 4, 4))
+    other = make_track(2, first=2, images=torch.zeros(2, 3, 8, 8))
+    with pytest.raises(BatchError, match=r"Track.images: the pieces have rows of different shape or dtype"):
+        Track.concat([one, other])
+
+
+def test_pieces_of_different_types_are_named() -> None:
+    text = make_track(2, first=2, segment=TextSegment(tokens=(torch.arange(2),) * 2))
+    with pytest.raises(BatchError, match="different types: LatentSegment, TextSegment"):
+        Track.concat([make_track(2), text])
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        (lambda t: t.select([4]), "row 4 was asked for; there are 4"),
+        (lambda t: t.select([-1]), "row -1 was asked for"),
+        (lambda t: t.split([1, 2]), r"sizes \[1, 2\] add up to 3; there are 4 rows"),
+        (lambda t: t.split([5, -1]), "there are 4 rows"),
+        (lambda t: t.chunks(-1), "size -1 was asked for"),
+        (lambda t: t.repeat(-1), "-1 times were asked for"),
+        (lambda t: t.padded(3), "3 rows were asked for; there are 4 already"),
+        (lambda t: t.select([]).padded(1), "'image' has no row to copy"),
+        (lambda t: Track.concat([]), "nothing to join"),
+        (lambda t: make_track(2, sample_ids=("a", "a")), "'a' stands twice"),
+        (lambda t: make_track(2, prompts=("a",)), "Track.prompts: 1 entries for 2 samples"),
+        (lambda t: make_track(2, reward_parts={"x": torch.zeros(3)}), r"reward_parts\['x'\]: 3 entries for 2"),
+    ],
+)
+def test_a_wrong_call_says_what_was_asked_and_what_is_there(act: Any, says: str) -> None:
+    with pytest.raises(BatchError, match=says):
+        act(make_track())
+
+
+def test_moving_reaches_nested_ragged_and_shared_tensors() -> None:
+    # The meta device stands for any other device: it exists everywhere and holds no data.
+    moved = make_track(3, segment=TextSegment(tokens=(torch.arange(2),) * 3)).to("meta")
+    assert moved.weights.device.type == "meta"
+    assert moved.conditions["positive"].values["embeds"].device.type == "meta"
+    assert moved.videos is not None and {video.device.type for video in moved.videos} == {"meta"}
+    assert isinstance(moved.segment, TextSegment)
+    assert {tokens.device.type for tokens in moved.segment.tokens} == {"meta"}
+
+
+def test_neighbouring_rows_are_a_view_of_the_batch() -> None:
+    track = make_track(4)
+    base = track.weights.data_ptr()
+    assert [piece.weights.data_ptr() for piece in track.chunks(2)] == [base, base + 8]
+
+
+def test_prompts_are_held_once_through_split_join_and_padding() -> None:
+    track = make_track(4)
+    again = Track.concat(track.chunks(1)).padded(9)
+    assert again.conditions["positive"].values["embeds"].shape == (10, 2)
+
+
+def test_prompts_of_different_origin_stand_side_by_side() -> None:
+    one = Conditions(values={"e": torch.tensor([[1.0], [2.0]])}, index=torch.tensor([1, 0]))
+    other = Conditions(values={"e": torch.tensor([[3.0]])}, index=torch.tensor([0, 0]))
+    joined = Conditions.concat([one, other])
+    assert joined.expanded()["e"].tolist() == [[2.0], [1.0], [3.0], [3.0]]
+    assert joined.select([1, 3]).compact().values["e"].tolist() == [[1.0], [3.0]]
+
+
+def test_prompts_that_do_not_fit_together_are_named() -> None:
+    one = Conditions(values={"e": torch.zeros(1, 4)}, index=torch.tensor([0]))
+    with pytest.raises(BatchError, match=r"Conditions.values\['e'\]: the pieces have rows of shapes"):
+        Conditions.concat([one, Conditions(values={"e": torch.zeros(1, 5)}, index=torch.tensor([0]))])
+    with pytest.raises(BatchError, match=r"piece 0 has \['e'\], piece 1 has \['f'\]"):
+        Conditions.concat([one, Conditions(values={"f": torch.zeros(1, 4)}, index=torch.tensor([0]))])
+    with pytest.raises(BatchError, match=r"found \{'e': 1, 'f': 2\}"):
+        Conditions(values={"e": torch.zeros(1), "f": torch.zeros(2)}, index=torch.tensor([0]))
+
+
+def test_the_final_latents_are_those_at_the_last_position_of_each_sample() -> None:
+    segment = LatentSegment(
+        latents=torch.arange(6.0).reshape(2, 3, 1),
+        positions=torch.tensor([[0, 1, 2], [1, 2, -1]]),
+        sde_steps=torch.tensor([[0], [1]]),
+        sigmas=torch.tensor([1.0, 0.5, 0.0]),
+        kernel=KernelChoice(name="flow-sde", eta=0.7),
+    )
+    assert segment.final.tolist() == [[2.0], [4.0]]
+    without_end = dataclasses.replace(segment, positions=torch.tensor([[0, 1, 2], [0, 1, -1]]))
+    with pytest.raises(BatchError, match="position 2 is not stored for every sample"):
+        _ = without_end.final
+
+
+def test_a_latent_segment_is_not_made_of_text() -> None:
+    track = make_track(1, segment=TextSegment(tokens=(torch.arange(2),)))
+    with pytest.raises(BatchError, match="a latent segment was asked for; it has TextSegment"):
+        _ = track.latent
+
+
+def test_packed_tokens_have_their_offsets() -> None:
+    segment = TextSegment(tokens=(torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64), torch.tensor([3])))
+    assert segment.packed().tolist() == [1, 2, 3]
+    assert segment.cu_seqlens == (0, 2, 2, 3)
+
+
+def test_every_token_has_a_log_prob_or_none_has() -> None:
+    with pytest.raises(BatchError, match=r"TextSegment.log_probs: \(1,\) entries for \(2,\) tokens"):
+        TextSegment(tokens=(torch.arange(2),), log_probs=(torch.zeros(1),))
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "equal"),
+    [
+        (torch.tensor([float("nan")]), torch.tensor([float("nan")]), True),
+        (torch.tensor([0.0]), torch.tensor([-0.0]), False),
+        (torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.float64), False),
+        (torch.tensor([True, False]), torch.tensor([True, False]), True),
+        (torch.tensor(3), torch.tensor(3), True),
+        (torch.zeros(0, 2), torch.zeros(0, 3), False),
+        (torch.zeros(1, 1).expand(1, 6)[:, :1].T, torch.zeros(6, 1)[:1], True),
+        (torch.zeros(2, 6)[:0, 0], torch.zeros(0), True),
+        (torch.zeros(2), None, False),
+        ({"a": (torch.zeros(2),)}, {"a": (torch.zeros(2),)}, True),
+        ((torch.zeros(2), 1), (torch.zeros(2),), False),
+        (KernelChoice(name="cps", eta=0.7), KernelChoice(name="cps", eta=0.8), False),
+        (1, 1.0, True),
+    ],
+)
+def test_same_compares_bit_for_bit(left: object, right: object, equal: bool) -> None:
+    assert same(left, right) is equal
+
+
+def test_same_looks_into_nested_batches() -> None:
+    conditions: Mapping[str, Batch] = make_track().conditions
+    assert same(conditions, make_track().conditions)
+    assert not same(conditions, make_track(first=1).conditions)

@@ -1,0 +1,74 @@
+"""The event stream: appended, flushed, mended after a crash, read back in order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from unirl.core.events import Event, EventStream, read_events
+
+
+def test_events_come_back_in_order_with_their_data(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "events.jsonl"
+    stream = EventStream(path)
+    stream.emit("step", step=1, metrics={"reward_mean": 0.5}, samples=8)
+    stream.emit("finding", step=1, text="größer\nzweite Zeile")
+    stream.close()
+    found = read_events(path)
+    assert [(event.kind, event.step) for event in found] == [("step", 1), ("finding", 1)]
+    assert found[0].data == {"metrics": {"reward_mean": 0.5}, "samples": 8}
+    assert found[1].data["text"] == "größer\nzweite Zeile"
+
+
+def test_a_line_is_on_disk_before_a_listener_sees_the_event(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    stream = EventStream(path)
+    seen: list[int] = []
+    stream.listen(lambda event: seen.append(len(read_events(path))))
+    stream.emit("step", step=1)
+    stream.emit("step", step=2)
+    stream.close()
+    assert seen == [1, 2]
+
+
+def test_an_event_may_be_emitted_while_another_is_shown() -> None:
+    stream, seen = EventStream(), list[Event]()
+
+    def answer(event: Event) -> None:
+        if event.kind == "step":
+            stream.emit("finding", step=event.step, text="tracker is off")
+
+    stream.listen(answer)
+    stream.listen(seen.append)
+    stream.emit("step", step=1)
+    assert sorted(event.kind for event in seen) == ["finding", "step"]
+
+
+def test_a_resumed_stream_goes_on_after_a_line_that_a_crash_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"kind":"step","step":1,"time":0}\n{"kind":"step","st', encoding="utf-8")
+    assert [event.step for event in read_events(path)] == [1]
+    stream = EventStream(path)
+    stream.emit("run_resumed", step=1)
+    stream.close()
+    assert [event.kind for event in read_events(path)] == ["step", "run_resumed"]
+
+
+def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"kind":"step","step":1,"time":0}', encoding="utf-8")
+    EventStream(path).close()
+    assert [event.step for event in read_events(path)] == [1]
+
+
+@pytest.mark.parametrize("line", ["{broken", "3", '{"kind":"step"}'])
+def test_a_bad_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(f'{line}\n{{"kind":"step","step":1,"time":0}}\n', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"events.jsonl:1: "):
+        read_events(path)
+
+
+def test_data_cannot_take_the_place_of_the_events_own_time() -> None:
+    with pytest.raises(ValueError, match="'time' is the time of the event itself"):
+        EventStream().emit("step", step=1, time=3.0)

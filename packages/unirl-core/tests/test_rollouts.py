@@ -1,0 +1,171 @@
+"""Rollouts know their lineage, and an engine that did something else than it was asked is caught."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from unirl.core.config import LatentSamplingConfig
+from unirl.core.errors import BatchError, EchoMismatch
+from unirl.core.request import LatentRequest, Request
+from unirl.core.rollout import Rollout, verify_echo
+from unirl.core.track import KernelChoice, LatentSegment, Status, Track
+
+SIGMAS = torch.tensor([1.0, 0.5, 0.0])
+
+
+def make_request(rows: int = 3) -> Request:
+    sampling = LatentSamplingConfig(steps=2, kernel="cps", eta=0.5, kernel_options={"constants": False})
+    return Request(
+        sample_ids=tuple(f"s{row}" for row in range(rows)),
+        group_ids=("g",) * rows,
+        prompt_ids=("p",) * rows,
+        prompts=("a ring",) * rows,
+        metadata=({},) * rows,
+        media=((),) * rows,
+        tracks={
+            "image": LatentRequest(
+                sampling=sampling,
+                sigmas=SIGMAS,
+                sde_steps=torch.zeros(rows, 1, dtype=torch.int64),
+                noise_ids=tuple(f"s{row}" for row in range(rows)),
+                initial_noise=("abc",) + ("",) * (rows - 1),
+            )
+        },
+        seed=1,
+        rollout=2,
+        policy_version=5,
+    )
+
+
+def faithful(request: Request) -> Track:
+    """What an engine gives back that did as it was asked."""
+    rows, asked = request.num_rows, request.tracks["image"]
+    return make_track(
+        "image",
+        sample_ids=request.sample_ids,
+        group_ids=request.group_ids,
+        policy_version=(request.policy_version,) * rows,
+        segment=LatentSegment(
+            latents=torch.zeros(rows, 3, 1),
+            positions=torch.arange(3).repeat(rows, 1),
+            sde_steps=asked.sde_steps.clone(),
+            sigmas=asked.sigmas.clone(),
+            kernel=KernelChoice(name="cps", eta=0.5, options=(("constants", False),)),
+            initial_noise=("abc",) * rows,
+        ),
+    )
+
+
+def make_track(name: str, *, sample_ids: tuple[str, ...] = ("s0",), **changed: Any) -> Track:
+    rows = len(sample_ids)
+    fields: dict[str, Any] = {
+        "group_ids": ("g",) * rows,
+        "prompts": ("a ring",) * rows,
+        "metadata": ({},) * rows,
+        "weights": torch.ones(rows),
+        "status": (Status.COMPLETED,) * rows,
+        "policy_version": (0,) * rows,
+    }
+    return Track(name=name, sample_ids=sample_ids, **{**fields, **changed})
+
+
+def test_a_faithful_engine_passes() -> None:
+    request = make_request()
+    verify_echo(request, Rollout(tracks={"image": faithful(request)}))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"sigmas": SIGMAS + 1e-7}, "image.sigmas: the request says tensor"),
+        ({"sde_steps": torch.tensor([[0], [1], [0]])}, "image.sde_steps"),
+        ({"kernel": KernelChoice(name="cps", eta=0.5)}, "image.kernel"),
+        ({"guidance_scale": 4.5}, "image.guidance_scale: the request says 1.0, the engine used 4.5"),
+        ({"guidance_mode": "two-pass"}, "image.guidance_mode"),
+        ({"initial_noise": ("xyz",) * 3}, "image.initial_noise of 's0': the request says 'abc', the engine used 'xyz'"),
+        ({"initial_noise": None}, "the engine used ''"),
+    ],
+)
+def test_an_engine_that_sampled_otherwise_is_caught(change: dict[str, Any], says: str) -> None:
+    request = make_request()
+    track = faithful(request)
+    wrong = dataclasses.replace(track, segment=dataclasses.replace(track.latent, **change))
+    with pytest.raises(EchoMismatch, match=says):
+        verify_echo(request, Rollout(tracks={"image": wrong}))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {"sample_ids": ("s0", "s2", "s1")},
+            r"image.sample_ids\[1\]: the request says 's1', the engine used 's2'",
+        ),
+        ({"group_ids": ("g", "g", "h")}, r"image.group_ids\[2\]"),
+        ({"policy_version": (5, 5, 4)}, r"image.policy_version\[2\]: the request says 5, the engine used 4"),
+    ],
+)
+def test_an_engine_that_mixes_samples_up_is_caught(change: dict[str, Any], says: str) -> None:
+    request = make_request()
+    with pytest.raises(EchoMismatch, match=says):
+        verify_echo(request, Rollout(tracks={"image": dataclasses.replace(faithful(request), **change)}))
+
+
+def test_a_sample_that_went_missing_is_caught() -> None:
+    request = make_request()
+    with pytest.raises(EchoMismatch, match="the request says '3 rows', the engine used '2 rows'"):
+        verify_echo(request, Rollout(tracks={"image": faithful(request).select([0, 1])}))
+
+
+def test_a_track_that_went_missing_is_caught() -> None:
+    with pytest.raises(EchoMismatch, match=r"track 'image' was asked for; the engine returned \['video'\]"):
+        verify_echo(make_request(), Rollout(tracks={"video": make_track("video")}))
+
+
+def test_children_know_their_parents() -> None:
+    text = make_track("text", sample_ids=("t0", "t1"))
+    image = make_track("image", sample_ids=("a", "b", "c"), parent_track="text", parent_ids=("t0", "t0", "t1"))
+    rollout = Rollout(tracks={"text": text, "image": image})
+    assert rollout.replaced("image", image.select([2])).tracks["image"].parent_ids == ("t1",)
+
+
+@pytest.mark.parametrize(
+    ("tracks", "says"),
+    [
+        ({"image": make_track("image", parent_track="text", parent_ids=("t0",))}, "names the parent track 'text'"),
+        (
+            {"t": make_track("t"), "image": make_track("image", parent_track="t", parent_ids=("s9",))},
+            r"lacks: \['s9'\]",
+        ),
+        ({"t": make_track("t"), "image": make_track("image", parent_track="t")}, "'t' and has no parent_ids"),
+        ({"image": make_track("video")}, "calls itself 'video'"),
+        (
+            {
+                "a": make_track("a", parent_track="b", parent_ids=("s0",)),
+                "b": make_track("b", parent_track="a", parent_ids=("s0",)),
+            },
+            "descends from itself: a <- b <- a",
+        ),
+    ],
+)
+def test_a_lineage_that_cannot_be_is_refused(tracks: dict[str, Track], says: str) -> None:
+    with pytest.raises(BatchError, match=says):
+        Rollout(tracks=tracks)
+
+
+def test_a_request_splits_with_its_tracks() -> None:
+    request = make_request(4)
+    pieces = request.chunks(3)
+    assert [piece.tracks["image"].noise_ids for piece in pieces] == [("s0", "s1", "s2"), ("s3",)]
+    assert Request.concat(pieces).tracks["image"].initial_noise == ("abc", "", "", "")
+
+
+def test_a_request_whose_track_has_other_rows_is_refused() -> None:
+    request = make_request(3)
+    with pytest.raises(BatchError, match=r"Request.tracks\['image'\]: 2 entries for 3 samples"):
+        dataclasses.replace(request, tracks={"image": request.tracks["image"].select([0, 1])})
+    with pytest.raises(BatchError, match=r"LatentRequest.sde_steps: 1 entries for 3 samples"):
+        dataclasses.replace(request.tracks["image"], sde_steps=torch.zeros(1, 1))
