@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import cast
 
 from .request import LatentRequest
 
@@ -42,8 +43,8 @@ def latent_step_cost(
     branches = 2 if request.sampling.guidance_scale != 1.0 else 1
     sde_rows = int((request.sde_steps >= 0).sum())
     positions = 0
-    for row in request.sde_steps.tolist():
-        chosen = {int(step) for step in row if step >= 0}
+    for row in cast(list[list[int]], request.sde_steps.tolist()):
+        chosen = {step for step in row if step >= 0}
         positions += len(chosen | {step + 1 for step in chosen} | {steps})
     return StepCost(
         rollout_rows=rows * steps * branches,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
 from .data import Prompt
-from .errors import RewardFailed
+from .errors import RewardFailed, RunFailed, UniRLError
 from .evaluation import evaluate
 from .events import EventStream
 from .parts import Parts, sync_weights
@@ -30,10 +30,15 @@ class Phases:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
+    def __call__(self, name: str, *, owner: str = "the loop") -> Generator[None]:
+        """Time a phase. What fails in it is `owner`'s: errors that do not say so themselves become a RunFailed."""
         start = time.perf_counter()
         try:
             yield
+        except UniRLError:
+            raise
+        except Exception as error:
+            raise RunFailed(f"{owner} failed in phase {name!r}: {type(error).__name__}: {error}") from error
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
@@ -85,9 +90,10 @@ def _step(
 ) -> None:
     """One round: rollout, reward, advantage, train."""
     phases = Phases()
-    with phases("sync"):
+    engine, algorithm = f"engine {plan.engine.name!r}", f"algorithm {plan.algorithm.name!r}"
+    with phases("sync", owner=engine):
         sync_weights(parts, plan)
-    with phases("generate"):
+    with phases("request", owner=algorithm):
         request = build_request(
             prompts,
             samples_per_prompt=plan.data.samples_per_prompt,
@@ -98,6 +104,7 @@ def _step(
             rollout=step,
             policy_version=parts.backend.version,
         )
+    with phases("generate", owner=engine):
         rollout = parts.engine.generate(request)
         verify_echo(request, rollout)
     metrics: dict[str, float] = {}
@@ -134,9 +141,9 @@ def _learn(
                 "Look at the samples and the reward; advantage.constant_reward=skip leaves out such steps instead."
             )
         return {**metrics, "steps_skipped": 1.0}
-    with phases("advantages"):
+    with phases("advantages", owner=f"algorithm {plan.algorithm.name!r}"):
         track, found = parts.algorithm.advantages(track)
-    with phases("train"):
+    with phases("train", owner=f"backend {plan.backend.name!r} with algorithm {plan.algorithm.name!r}"):
         progress = step / max(1, plan.run.steps - 1)
         report = parts.backend.train(track, parts.algorithm, progress=progress)
     return {**metrics, **found, **report.metrics, "updates": report.num_updates, "updates_skipped": report.num_skipped}
@@ -147,7 +154,5 @@ def _watch_gap(plan: Plan, metrics: Mapping[str, float], *, step: int, events: E
     bound = plan.logp_gap_max
     for key, gap in metrics.items():
         if key.endswith("logp_gap_max") and bound is not None and gap > bound / 2:
-            text = (
-                f"{key}: log-probs of engine {plan.engine.name!r} differ by {gap:.2e}; the run stops at {bound:.2e}."
-            )
+            text = f"{key}: log-probs of engine {plan.engine.name!r} differ by {gap:.2e}; the run stops at {bound:.2e}."
             events.finding(text, step=step, once="logp_gap")

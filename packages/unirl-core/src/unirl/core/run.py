@@ -6,7 +6,8 @@ import dataclasses
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from .checkpoints import Checkpoint, Checkpoints
 from .costs import latent_step_cost
 from .data import Prompt
-from .errors import CheckpointError, DataError, PlanRejected, UniRLError
+from .errors import CheckpointError, DataError, PlanRejected, RunFailed, UniRLError
 from .events import Event, EventStream
 from .loop import run_loop
 from .match import match
@@ -37,6 +38,7 @@ __all__ = ["RunResult", "build_parts", "train"]
 RECIPE_FILE = "recipe.json"
 EVENTS_FILE = "events.jsonl"
 CHECKPOINTS = "checkpoints"
+TRACEBACK_FILE = "traceback.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +116,11 @@ def train(
                 should_stop=lambda: stop.is_set,
             )
         return RunResult(folder=folder, status=status, step=step, resume_command=resume_command)
-    except UniRLError as error:
-        problem = str(error)
+    except Exception as error:
+        problem = f"{error}" if isinstance(error, UniRLError) else f"{type(error).__name__}: {error}"
+        if not isinstance(error, UniRLError) or error.__cause__ is not None:
+            (folder / TRACEBACK_FILE).write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+            error.add_note(f"The traceback is in {folder / TRACEBACK_FILE}.")
         if checkpoints.any():
             error.add_note(f"Completed steps are saved; go on with `{resume_command}`.")
         raise
@@ -135,7 +140,7 @@ def build_parts(plan: Plan, *, catalog: Catalog) -> Parts:
     if plan.run.threads:
         torch.set_num_threads(plan.run.threads)
     # Adapters are initialised from torch's global generator; everything after that is counter-based.
-    torch.manual_seed(plan.run.seed)
+    torch.manual_seed(plan.run.seed)  # pyright: ignore[reportUnknownMemberType]
     device = _device(plan.run.device)
     model = _build(plan.model, catalog, device=device)
     settings = dataclasses.replace(plan.train, logp_gap_max=plan.logp_gap_max)
@@ -150,7 +155,15 @@ def build_parts(plan: Plan, *, catalog: Catalog) -> Parts:
 
 
 def _build(choice: Choice[Spec], catalog: Catalog, **context: Any) -> Any:
-    return catalog.resolve(choice.spec.build)(choice.config, **context)
+    build = catalog.resolve(choice.spec.build)
+    try:
+        return build(choice.config, **context)
+    except UniRLError:
+        raise
+    except Exception as error:
+        raise RunFailed(
+            f"{choice.key}: {choice.spec.kind} {choice.name!r} could not be built: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _device(asked: str) -> Any:
@@ -285,7 +298,7 @@ class _Stop:
 
 
 @contextmanager
-def _stop_on_signal() -> Iterator[_Stop]:
+def _stop_on_signal() -> Generator[_Stop]:
     """The first Ctrl-C (or SIGTERM) lets the step finish and the run save; the second stops at once."""
     stop = _Stop()
 
