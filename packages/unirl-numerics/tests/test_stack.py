@@ -1,0 +1,416 @@
+"""The train stack, with a linear model, SGD written out by hand, and ranks that are threads."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+
+import pytest
+import torch
+from unirl.core.errors import BatchError, RunFailed
+from unirl.core.roles import Losses, Metric
+from unirl.core.track import KernelChoice, LatentSegment, Status, Track
+from unirl.numerics.reduction import LossTerm
+from unirl.numerics.replay import Replayed
+from unirl.numerics.stack import StepReport, mini_batches, train_on
+from unirl.numerics.tally import Tally
+
+DEADLINE_S = 20
+
+
+class Alone:
+    """An updater for one rank that notes what it was asked to do. The model is one vector."""
+
+    device = torch.device("cpu")
+    num_ranks = 1
+    gradient_reduction = "mean"
+
+    def __init__(self, *, lr=0.0):
+        self.weight = torch.tensor([0.5, -0.25, 1.0], dtype=torch.float64, requires_grad=True)
+        self.lr = lr
+        self.calls = []
+        self.gradients = []
+
+    def zero_grad(self):
+        self.calls.append("zero")
+        self.weight.grad = None
+
+    def backward(self, loss, *, last):
+        self.calls.append("last" if last else "backward")
+        loss.backward()
+
+    def joined(self, gradient):
+        return gradient
+
+    def step(self):
+        gradient = self.joined(self.weight.grad)
+        self.calls.append("step")
+        self.gradients.append(gradient.clone())
+        skipped = not bool(torch.isfinite(gradient).all())
+        if not skipped:
+            with torch.no_grad():
+                self.weight -= self.lr * gradient
+        norm = float(gradient.norm())
+        return StepReport(grad_norm=norm, grad_rms=norm / 3, skipped=skipped, metrics={"lr": self.lr})
+
+    def all_reduce_sum(self, values):
+        return values
+
+    def all_reduce_max(self, values):
+        return values
+
+    def replay(self, track, *, policy="live"):
+        """Log-probs that depend on the model: the latent's first three entries times its weight."""
+        inputs = track.latent.latents[:, 0, :3].double()
+        log_probs = (inputs * self.weight).sum(1, keepdim=True).expand(-1, 2)
+        still = torch.zeros(track.num_rows, 2, 1)
+        valid = track.latent.sde_steps >= 0
+        return Replayed(log_probs=log_probs, means=still, std=still, g=still, next=still, valid=valid)
+
+
+class ThreadRank(Alone):
+    """One of several ranks: threads that meet at every collective, or fail together after the deadline."""
+
+    def __init__(self, rank, board, barrier, reduction, *, lr):
+        super().__init__(lr=lr)
+        self.rank, self.board, self.barrier = rank, board, barrier
+        self.num_ranks = barrier.parties
+        self.gradient_reduction = reduction
+
+    def gathered(self, values):
+        self.board[self.rank] = values.clone()
+        self.barrier.wait(DEADLINE_S)
+        every = torch.stack([self.board[rank] for rank in range(self.num_ranks)])
+        self.barrier.wait(DEADLINE_S)
+        return every
+
+    def joined(self, gradient):
+        every = self.gathered(gradient)
+        return every.mean(0) if self.gradient_reduction == "mean" else every.sum(0)
+
+    def all_reduce_sum(self, values):
+        return self.gathered(values).sum(0)
+
+    def all_reduce_max(self, values):
+        return self.gathered(values).amax(0)
+
+
+class Weighted:
+    """Rows weigh their weight times their valid steps; the loss is the advantage times the log-prob."""
+
+    def __init__(self):
+        self.anchored = []
+        self.trained = []
+
+    def anchor(self, track, replay):
+        self.anchored.append(track.sample_ids)
+        segment = dataclasses.replace(track.latent, log_probs=replay(track).log_probs.float())
+        return dataclasses.replace(track, segment=segment)
+
+    def weights(self, track):
+        return {"policy": track.weights[:, None] * (track.latent.sde_steps >= 0)}
+
+    def loss(self, track, replay, *, progress):
+        self.trained.append(track.sample_ids)
+        new = replay(track).log_probs
+        ratio = (new - track.latent.log_probs).exp()
+        weights = self.weights(track)["policy"].double()
+        values = -track.advantages[:, None] * ratio
+        ratio = ratio.detach()
+        counted = weights > 0
+        return Losses(
+            terms=[LossTerm(name="policy", values=values, weights=weights)],
+            metrics={
+                "ratio_mean": Metric(total=float((ratio * weights).sum()), weight=float(weights.sum())),
+                "ratio_max_dev": Metric(total=float(torch.where(counted, (ratio - 1).abs(), 0.0).max()), reduce="max"),
+                "progress": Metric(total=progress),
+            },
+        )
+
+
+class FromEngine(Weighted):
+    """Keeps the log-probs of the engine."""
+
+    def anchor(self, track, replay):
+        return track
+
+
+def make_track(num_rows=8, *, groups=None, log_probs=None):
+    generator = torch.Generator().manual_seed(0)
+    steps = torch.tensor([[0, 1]] * num_rows)
+    steps[1::3, 1] = -1  # ragged: some rows have one step
+    segment = LatentSegment(
+        latents=torch.randn(num_rows, 3, 4, generator=generator),
+        positions=torch.tensor([[0, 1, 2]] * num_rows),
+        sde_steps=steps,
+        sigmas=torch.tensor([1.0, 0.5, 0.0]),
+        kernel=KernelChoice(name="flow-sde", eta=0.7),
+        log_probs=log_probs,
+    )
+    return Track(
+        name="image",
+        sample_ids=tuple(f"s{i}" for i in range(num_rows)),
+        group_ids=groups or tuple(f"g{i // 4}" for i in range(num_rows)),
+        prompts=("",) * num_rows,
+        metadata=({},) * num_rows,
+        segment=segment,
+        advantages=torch.randn(num_rows, generator=generator),
+        weights=torch.ones(num_rows),
+        status=(Status.COMPLETED,) * num_rows,
+        policy_version=(0,) * num_rows,
+    )
+
+
+def run(track, algorithm=None, *, rank=None, updates=1, micro_batch=0, **further):
+    rank = rank or Alone()
+    report = train_on(
+        track,
+        algorithm or Weighted(),
+        replay=rank.replay,
+        updates=updates,
+        micro_batch=micro_batch,
+        progress=0.25,
+        apply=rank,
+        **further,
+    )
+    return rank, report
+
+
+def run_ranks(tracks, *, reduction="mean", lr=0.0, **settings):
+    board, barrier = {}, threading.Barrier(len(tracks))
+    ranks = [ThreadRank(i, board, barrier, reduction, lr=lr) for i in range(len(tracks))]
+    found = [None] * len(tracks)
+
+    def work(i):
+        try:
+            found[i] = run(tracks[i], rank=ranks[i], **settings)
+        except (BatchError, RunFailed) as error:
+            found[i] = error
+
+    threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(len(tracks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * DEADLINE_S)
+        assert not thread.is_alive()
+    return found
+
+
+def test_the_gradient_is_the_weighted_mean_over_all_elements():
+    track = make_track()
+    rank, report = run(track)
+    # At ratio 1 the gradient of one element is -advantage * inputs; rows weigh as many elements as they have steps.
+    elements = (track.latent.sde_steps >= 0).sum(1).double()
+    inputs = track.latent.latents[:, 0, :3].double()
+    wanted = -(elements * track.advantages)[:, None] * inputs
+    # The old log-probs are stored in fp32, so the ratio is 1 to 1e-7.
+    torch.testing.assert_close(rank.gradients[0], wanted.sum(0) / elements.sum(), rtol=1e-6, atol=1e-8)
+    assert report.metrics["loss"] == pytest.approx(float(-(elements * track.advantages).sum() / elements.sum()), 1e-6)
+    assert report.num_updates == 1 and report.num_skipped == 0
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("updates", [1, 2, 3])
+def test_micro_batches_change_neither_gradient_nor_metric(micro_batch, updates):
+    whole, wanted = run(make_track(10), updates=updates, rank=Alone(lr=0.1))
+    parts, found = run(make_track(10), updates=updates, micro_batch=micro_batch, rank=Alone(lr=0.1))
+    for one, other in zip(parts.gradients, whole.gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)  # the weights are fp32
+    assert found.metrics == pytest.approx(wanted.metrics, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(
+    "rows", [([0, 1, 2, 3], [4, 5, 6, 7]), ([0, 1, 2, 3, 4, 5, 6], [7]), ([0, 1, 2], [3, 4], [5, 6, 7])]
+)
+def test_ranks_change_neither_gradient_nor_metric(rows, reduction):
+    track = make_track()
+    alone, wanted = run(track, rank=Alone(lr=0.1))
+    for rank, report in run_ranks([track.select(r) for r in rows], reduction=reduction, lr=0.1, micro_batch=2):
+        torch.testing.assert_close(rank.gradients[0], alone.gradients[0], rtol=1e-6, atol=1e-9)
+        assert report.metrics == pytest.approx(wanted.metrics, rel=1e-5, abs=1e-7)
+
+
+def test_ranks_make_the_same_updates_where_groups_divide():
+    track = make_track()
+    alone, _ = run(track, updates=2, rank=Alone(lr=0.1))
+    pieces = [track.select(range(4)), track.select(range(4, 8))]
+    for rank, _ in run_ranks(pieces, lr=0.1, updates=2, micro_batch=1):
+        for one, other in zip(rank.gradients, alone.gradients, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+
+
+def test_ranks_run_equally_many_forwards_also_with_nothing_of_their_own():
+    track = make_track()
+    nothing = dataclasses.replace(track.select([0]), weights=torch.zeros(1), status=(Status.PADDING,))
+    found = run_ranks([track, nothing], micro_batch=3, lr=0.1)
+    alone, _ = run(track, rank=Alone(lr=0.1))
+    assert found[0][0].calls == found[1][0].calls
+    torch.testing.assert_close(found[1][0].gradients[0], alone.gradients[0], rtol=1e-6, atol=1e-9)
+
+
+def test_a_rank_without_rows_is_an_error_on_every_rank():
+    track = make_track()
+    found = run_ranks([track, track.select([])])
+    assert all(isinstance(error, BatchError) and "a rank has no rows at all" in str(error) for error in found)
+
+
+def test_padding_and_filtered_rows_are_left_out():
+    track = make_track(6)
+    wanted, _ = run(track)
+    algorithm = Weighted()
+    filtered = Track.concat([track, dataclasses.replace(make_track(8).select([6, 7]), weights=torch.zeros(2))])
+    found, _ = run(filtered.padded(11), algorithm)
+    assert torch.equal(found.gradients[0], wanted.gradients[0])
+    assert algorithm.trained == [track.sample_ids]
+
+
+def test_the_anchor_pass_sees_exactly_the_micro_batches_of_the_updates_and_comes_first():
+    algorithm = Weighted()
+    seen = []
+    rank = Alone(lr=0.5)
+    original = rank.step
+    rank.step = lambda: (seen.append(len(algorithm.anchored)), original())[1]
+    _, report = run(make_track(10), algorithm, rank=rank, updates=2, micro_batch=2)
+    assert algorithm.anchored == algorithm.trained
+    assert [len(ids) for ids in algorithm.trained] == [2, 2, 1, 2, 2, 1]
+    assert seen == [6, 6]
+    assert rank.calls == ["zero", "backward", "backward", "last", "step"] * 2
+    # The second update starts from other weights than the anchors; the first does not.
+    assert report.metrics["ratio_max_dev_first"] < 1e-6 < report.metrics["ratio_max_dev"]
+    assert report.metrics["progress"] == 0.25
+
+
+def test_mini_batches_are_balanced_over_groups_and_sizes():
+    groups = ["a", "b", "a", "b", "a", "b", "b", "c"]
+    dealt = mini_batches(groups, 2)
+    # In group order: a 0 2 4, b 1 3 5 6, c 7, dealt in turn.
+    assert dealt == [[0, 3, 4, 6], [1, 2, 5, 7]]
+    assert mini_batches(groups, 1) == [list(range(8))]
+    for updates in range(1, 9):
+        sizes = [len(rows) for rows in mini_batches(groups, updates)]
+        assert sum(sizes) == 8 and max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("algorithm", [Weighted, FromEngine])
+def test_the_gap_to_the_engines_log_probs_is_measured(algorithm):
+    rank = Alone()
+    track = make_track()
+    exact = rank.replay(track).log_probs.detach().float()
+    off = exact.clone()
+    off[0, 0] += 0.25
+    off[2, 1] -= 0.5
+    off[1, 1] += 99.0  # no step of that row
+    track = dataclasses.replace(track, segment=dataclasses.replace(track.latent, log_probs=off)).padded(9)
+    _, report = run(track, algorithm(), rank=rank, micro_batch=3)
+    elements = int((make_track().latent.sde_steps >= 0).sum())
+    assert report.metrics["logp_gap_max"] == pytest.approx(0.5, rel=1e-6)
+    assert report.metrics["logp_gap_mean"] == pytest.approx(0.75 / elements, rel=1e-5)
+
+    rank = Alone(lr=0.1)
+    with pytest.raises(RunFailed, match=r"train.logp_gap_max: .* off by up to 0.5 .* 0.4 is allowed"):
+        run(track, algorithm(), rank=rank, logp_gap_max=0.4)
+    assert "step" not in rank.calls
+    run(track, algorithm(), logp_gap_max=0.6)
+
+
+def test_a_gap_that_is_no_number_exceeds_every_bound():
+    track = make_track(log_probs=torch.full((8, 2), math.nan))
+    with pytest.raises(RunFailed, match="off by up to inf"):
+        run(track, logp_gap_max=1e9)
+
+
+def test_without_log_probs_of_the_engine_there_is_no_gap():
+    _, report = run(make_track())
+    assert not any(name.startswith("logp_gap") for name in report.metrics)
+
+
+def test_a_gap_on_one_rank_stops_all():
+    track = make_track()
+    log_probs = Alone().replay(track).log_probs.detach().float()
+    log_probs[7] += 1.0
+    track = dataclasses.replace(track, segment=dataclasses.replace(track.latent, log_probs=log_probs))
+    found = run_ranks([track.select(range(4)), track.select(range(4, 8))], logp_gap_max=0.5)
+    assert all(isinstance(error, RunFailed) for error in found)
+
+
+def test_a_step_that_was_skipped_is_counted():
+    track = make_track()
+    advantages = track.advantages.clone()
+    advantages[0] = math.nan
+    rank, report = run(dataclasses.replace(track, advantages=advantages), updates=2)
+    assert (report.num_updates, report.num_skipped) == (1, 1)
+    assert report.metrics["grad_norm"] == float(rank.gradients[1].norm()) == report.metrics["grad_norm_max"]
+
+
+def test_an_update_without_weight_takes_no_step():
+    track = make_track(4)
+    track = dataclasses.replace(track, weights=torch.tensor([1.0, 0.0, 0.0, 0.0]))
+    rank, report = run(track, updates=2)
+    assert report.num_updates == 1 and report.metrics["updates_empty"] == 1
+    assert rank.calls.count("step") == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"updates": 9}, r"train.updates_per_step: 9 updates were asked for; this rank has 8 samples"),
+        ({"updates": 0}, r"train.updates_per_step: 0 was asked for; it must be 1 or more"),
+        ({"micro_batch": -1}, r"train.micro_batch: -1 was asked for"),
+    ],
+)
+def test_geometry_that_does_not_fit_is_one_clear_error(settings, message):
+    with pytest.raises(BatchError, match=message):
+        run(make_track(), **settings)
+
+
+def test_weights_that_were_not_announced_are_refused():
+    class Wrong(Weighted):
+        def weights(self, track):
+            return {"policy": 2 * super().weights(track)["policy"]}
+
+        def loss(self, track, replay, *, progress):
+            losses = super().loss(track, replay, progress=progress)
+            return Losses(terms=[dataclasses.replace(losses.terms[0], weights=losses.terms[0].weights / 2)])
+
+    rank = Alone()
+    with pytest.raises(BatchError, match=r"weights\(\) announced .* 26.0"):
+        run(make_track(), Wrong(), rank=rank)
+    assert "step" not in rank.calls
+
+
+def test_metrics_reduce_by_their_kind():
+    tally, update = Tally(), Tally()
+    update.add(
+        {
+            "m": Metric(total=3.0, weight=2.0),
+            "x": Metric(total=-5.0, reduce="max"),
+            "s": Metric(total=1.0, reduce="sum"),
+        }
+    )
+    update.add(
+        {
+            "m": Metric(total=5.0, weight=2.0),
+            "x": Metric(total=-7.0, reduce="max"),
+            "s": Metric(total=2.0, reduce="sum"),
+        }
+    )
+    update.add({"m": Metric(total=math.nan, weight=0.0), "x": Metric(total=9.0, weight=0.0, reduce="max")})
+    tally.merge(update)
+    tally.merge(update)
+    assert tally.reduced(Alone()) == {"m": 2.0, "x": -5.0, "s": 3.0}
+    with pytest.raises(BatchError, match="metric 'm'"):
+        tally.add({"m": Metric(total=0.0, reduce="max")})
+
+
+def test_ranks_with_other_metrics_fail_instead_of_hanging():
+    class Chatty(Weighted):
+        def loss(self, track, replay, *, progress):
+            losses = super().loss(track, replay, progress=progress)
+            further = {"further": Metric(total=1.0)} if "s0" in track.sample_ids else {}
+            return Losses(terms=losses.terms, metrics={**losses.metrics, **further})
+
+    track = make_track()
+    found = run_ranks([track.select(range(4)), track.select(range(4, 8))], algorithm=Chatty())
+    assert all(isinstance(error, BatchError) and "report different ones" in str(error) for error in found)

@@ -1,0 +1,159 @@
+"""Replay of a track reads everything from the track."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import contextmanager
+
+import pytest
+import torch
+from unirl.core.errors import BatchError
+from unirl.core.track import Conditions, KernelChoice, LatentSegment, Status, TextSegment, Track
+from unirl.numerics.denoise import denoise
+from unirl.numerics.guidance import Guidance
+from unirl.numerics.kernels import make_kernel
+from unirl.numerics.track_replay import TrackReplay
+
+SIGMAS = torch.tensor([1.0, 0.75, 0.4, 0.0])
+STEPS = torch.tensor([[0, 1], [1, -1], [0, -1]])
+
+
+class Model:
+    """A linear velocity with one weight."""
+
+    def __init__(self):
+        self.weight = torch.tensor(0.7, requires_grad=True)
+        self.calls = 0
+        self.spec, self.device = None, "cpu"
+
+    def velocity(self, x, sigma, conditions):
+        self.calls += 1
+        return self.weight * x * sigma[:, None, None] + conditions["text"][:, :, None]
+
+
+def make_track(model, *, kernel="flow-sde", eta=0.7, options=(), scale=1.0, mode="batched"):
+    generator = torch.Generator().manual_seed(0)
+    index = torch.tensor([1, 0, 1])
+    positive = Conditions(values={"text": torch.randn(2, 2, generator=generator)}, index=index)
+    negative = Conditions(values={"text": torch.randn(1, 2, generator=generator)}, index=index * 0)
+    noise = torch.randn(3, 3, 2, 2, generator=generator)
+    conditions = {"positive": positive, **({"negative": negative} if scale != 1.0 else {})}
+    with torch.no_grad():
+        path = denoise(
+            model.velocity,
+            torch.randn(3, 2, 2, generator=generator),
+            sigmas=SIGMAS,
+            kernel=make_kernel(kernel, eta=eta, **dict(options)),
+            sde_steps=STEPS.numpy(),
+            conditions=positive.expanded(),
+            negatives=negative.expanded() if scale != 1.0 else None,
+            guidance=Guidance(scale=scale, mode=mode),
+            step_noise=lambda step, rows: noise[step][rows],
+        )
+    segment = LatentSegment(
+        latents=path.latents,
+        positions=path.positions,
+        sde_steps=STEPS,
+        log_probs=path.log_probs,
+        sigmas=SIGMAS,
+        kernel=KernelChoice(name=kernel, eta=eta, options=options),
+        guidance_scale=scale,
+        guidance_mode=mode,
+    )
+    return Track(
+        name="image",
+        sample_ids=("a", "b", "c"),
+        group_ids=("a", "b", "c"),
+        prompts=("",) * 3,
+        metadata=({},) * 3,
+        conditions=conditions,
+        segment=segment,
+        weights=torch.ones(3),
+        status=(Status.COMPLETED,) * 3,
+        policy_version=(0,) * 3,
+    )
+
+
+@contextmanager
+def no_policy(which):
+    raise AssertionError(f"policy {which} was not asked for")
+    yield
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"kernel": "dance-sde", "eta": 0.3},
+        {"kernel": "cps", "eta": 0.8, "options": (("constants", False),)},
+        {"scale": 4.5},
+        {"scale": 3.0, "mode": "two-pass"},
+        {"scale": 3.0, "mode": "norm-corrected"},
+    ],
+)
+def test_the_replay_of_a_track_repeats_its_rollout(settings):
+    model = Model()
+    track = make_track(model, **settings)
+    valid = STEPS >= 0
+    serial = TrackReplay(model, stacked=False, policy_context=no_policy)(track)
+    assert torch.equal(serial.log_probs[valid], track.latent.log_probs[valid])
+    assert torch.equal(serial.valid, valid)
+    stacked = TrackReplay(model, stacked=True, policy_context=no_policy)(track)
+    torch.testing.assert_close(stacked.log_probs, serial.log_probs, rtol=1e-6, atol=1e-6)
+
+
+def test_stacked_is_one_forward_and_serial_one_for_each_column():
+    for stacked, wanted in ((True, 1), (False, 2)):
+        model = Model()
+        track = make_track(model)
+        model.calls = 0
+        TrackReplay(model, stacked=stacked, policy_context=no_policy)(track)
+        assert model.calls == wanted
+
+
+def test_only_the_live_policy_has_a_gradient_and_others_run_inside_theirs():
+    model = Model()
+    track = make_track(model)
+    entered = []
+
+    @contextmanager
+    def policy(which):
+        entered.append(which)
+        kept = model.weight.data.clone()
+        model.weight.data.mul_(0.5)
+        try:
+            yield
+        finally:
+            model.weight.data.copy_(kept)
+            entered.append("left")
+
+    replay = TrackReplay(model, stacked=True, policy_context=policy)
+    live, other = replay(track), replay(track, policy="reference")
+    assert entered == ["reference", "left"]
+    assert live.log_probs.requires_grad and not other.log_probs.requires_grad
+    assert not torch.equal(live.log_probs.detach(), other.log_probs)
+    with torch.no_grad():
+        assert not replay(track).log_probs.requires_grad
+
+
+def test_rows_may_be_taken_in_any_order():
+    model = Model()
+    track = make_track(model)
+    replay = TrackReplay(model, stacked=True, policy_context=no_policy)
+    whole = replay(track).log_probs
+    torch.testing.assert_close(replay(track.select([2, 0])).log_probs, whole[[2, 0]], rtol=1e-6, atol=1e-6)
+
+
+def test_what_cannot_be_replayed_is_refused():
+    model = Model()
+    track = make_track(model)
+    replay = TrackReplay(model, stacked=True, policy_context=no_policy)
+    tokens = TextSegment(tokens=(torch.zeros(1, dtype=torch.int64),) * 3)
+    with pytest.raises(BatchError, match="a latent segment was asked for; it has TextSegment"):
+        replay(dataclasses.replace(track, segment=tokens))
+    unguided = dataclasses.replace(track.latent, guidance_scale=2.0)
+    with pytest.raises(ValueError, match="needs negatives"):
+        replay(dataclasses.replace(track, segment=unguided))
+    misspelt = dataclasses.replace(track.latent, kernel=KernelChoice(name="flow", eta=0.7))
+    with pytest.raises(ValueError, match="flow-sde"):
+        replay(dataclasses.replace(track, segment=misspelt))
