@@ -38,7 +38,9 @@ def asset(name: str, path: str = "") -> str:
         raise RecipeError(f"{reference}: {_owner(found[name])} names a package that is not there; install it again.")
     file = folder / path
     if not file.exists():
-        raise RecipeError(f"{reference}: {_owner(found[name])} has no {path!r}; it has {_listing(folder)}.")
+        there = next(parent for parent in file.parents if parent.is_dir())
+        where = there.relative_to(folder).as_posix() if there.is_relative_to(folder) else "."
+        raise RecipeError(f"{reference}: {_owner(found[name])} has no {path!r}; {where} holds {_listing(there)}.")
     return str(file)
 
 

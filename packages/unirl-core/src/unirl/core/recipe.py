@@ -25,7 +25,7 @@ from .errors import RecipeError
 from .hydra_source import ROOT, sources
 from .origins import Layer, Slot, layers_of, origin_of, trace
 from .plan import Choice, Origin, Plan, leaves, plan_hash
-from .recipe_check import check_hydra_overrides, check_keys, check_missing, check_slots
+from .recipe_check import check_hydra_overrides, check_keys, check_missing, check_schema, check_slots
 from .recipe_errors import explain
 from .recipe_files import RecipeFile, find_recipe, list_recipes, recipe_roots
 from .spec import Kind, Spec
@@ -80,9 +80,12 @@ def compose_config(
         roots = [recipe.root, *roots]
     with sources(catalog, roots, recipe=recipe.name), _hydra():
         try:
-            config = hydra_compose(ROOT, overrides=list(overrides), return_hydra_config=True)
             loader = GlobalHydra.instance().config_loader()
             listed = loader.compute_defaults_list(ROOT, list(overrides), RunMode.RUN)
+            entries = tuple((d.config_path or "", d.package or "", d.parent or "") for d in listed.defaults)
+            entries = tuple(entry for entry in entries if entry[0] != ROOT and entry[0].split("/")[0] != "hydra")
+            check_schema(entries, recipe=recipe.name)
+            config = hydra_compose(ROOT, overrides=list(overrides), return_hydra_config=True)
             searched = [_source(found) for found in config.hydra.runtime.config_sources]
             with open_dict(config):
                 del config["hydra"]
@@ -97,24 +100,23 @@ def compose_config(
             )
         except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as error:
             raise explain(error, recipe=recipe.name, catalog=catalog) from error
-    if given and "run" in config and not config.run.name:
+    if given and not config.run.name:
         # The name of a recipe that was given as a file would be its path.
         config.run.name = recipe.name
-    entries = [(d.config_path or "", d.package or "", d.parent or "") for d in listed.defaults]
     return Composed(
         recipe=recipe,
         name=str(recipe.file) if given else recipe.name,
         overrides=tuple(overrides),
         config=config,
         layers=tuple(layers),
-        defaults=tuple(entry for entry in entries if entry[0] != ROOT and entry[0].split("/")[0] != "hydra"),
+        defaults=entries,
     )
 
 
 def plan_of(composed: Composed, *, catalog: Catalog) -> Plan:
     """The plan of a composed recipe: parts looked up, values resolved, every key checked. Raises as `compose` does."""
     config, slots = composed.config, composed.slots
-    check_slots(composed.defaults, composed.layers, slots, recipe=composed.recipe.name)
+    check_slots(composed.layers, slots, recipe=composed.recipe.name)
     try:
         check_keys(config, slots)
         check_missing(config)

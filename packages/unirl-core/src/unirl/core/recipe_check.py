@@ -14,7 +14,7 @@ from .names import did_you_mean
 if TYPE_CHECKING:
     from .origins import Layer, Slot
 
-__all__ = ["REQUIRED", "check_hydra_overrides", "check_keys", "check_missing", "check_slots"]
+__all__ = ["REQUIRED", "check_hydra_overrides", "check_keys", "check_missing", "check_schema", "check_slots"]
 
 REQUIRED = ("model", "engine", "backend", "algorithm", "sampling")
 """Sections without which there is no plan."""
@@ -35,18 +35,21 @@ def check_hydra_overrides(overrides: Sequence[str]) -> None:
             )
 
 
+def check_schema(defaults: Sequence[tuple[str, str, str]], *, recipe: str) -> None:
+    """The schema of a recipe stands first in the defaults list, and only there: later it would undo what was set."""
+    schemas = [number for number, (path, _, _) in enumerate(defaults) if path == "unirl"]
+    if schemas != [0]:
+        found = "is not there" if not schemas else "comes once, as the first entry of the first file, and not again"
+        raise RecipeError(f"{recipe}: `- /unirl`, the schema of a recipe, {found}: fix the defaults list.")
+
+
 def check_slots(
-    defaults: Sequence[tuple[str, str, str]],
     layers: Sequence[Layer],
     slots: Mapping[str, Slot],
     *,
     recipe: str,
 ) -> None:
     """Every part stands where it belongs, every required section has one, and `use` was set by choosing."""
-    schemas = [number for number, (path, _, _) in enumerate(defaults) if path == "unirl"]
-    if schemas != [0]:
-        found = "is not there" if not schemas else "comes once, as the first entry of the first file, and not again"
-        raise RecipeError(f"{recipe}: `- /unirl`, the schema of a recipe, {found}: fix the defaults list.")
     placed: dict[str, Slot] = {}
     for layer in layers:
         if layer.slot is None:

@@ -1,0 +1,277 @@
+"""The command line: what each command prints, its exit codes, and what it does not import."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+import yaml
+from unirl.core.catalog import Catalog
+from unirl.core.cli import COMMANDS, main, progress, sweep, train
+from unirl.core.events import Event
+from unirl.core.hookspec import hookimpl
+from unirl.core.plan import leaves
+from unirl.core.recipe import compose
+from unirl.core.run import RunResult
+
+DATA = "data.train=prompts.txt"
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(
+    toy_catalog: Catalog, toy_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Cli:
+    """Run a command with the toy plugin installed: (exit code, stdout, stderr)."""
+    monkeypatch.setattr(Catalog, "discover", lambda: toy_catalog)
+
+    def run(*args: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(args)
+        out = capsys.readouterr()
+        assert isinstance(caught.value.code, int)
+        return caught.value.code, out.out, out.err
+
+    return run
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["train", "--help"], ["recipes", "--json"]])
+def test_help_and_lists_import_nothing_heavy(args: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from unirl.core.cli import main\n"
+        f"try: main({args!r})\n"
+        "except SystemExit as stop: assert stop.code == 0, stop.code\n"
+        "heavy = {'torch', 'ray', 'hydra', 'omegaconf', 'transformers', 'diffusers', 'rich', 'numpy'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, stdout=subprocess.DEVNULL)
+
+
+def test_help_shows_every_command_and_those_of_plugins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @hookimpl
+    def unirl_commands(cli: click.Group) -> None:
+        @cli.command("greet", help="Say hello.")
+        def greet() -> None:
+            click.echo("hello")
+
+    catalog = Catalog.of({"acme": SimpleNamespace(unirl_commands=unirl_commands)})
+    monkeypatch.setattr(Catalog, "discover", lambda: catalog)
+    monkeypatch.setattr("unirl.core.cli.cli.commands", {})
+    for args, expected in ((["--help"], "Say hello."), (["greet"], "hello")):
+        with pytest.raises(SystemExit) as caught:
+            main(args)
+        text = capsys.readouterr().out
+        assert caught.value.code == 0 and expected in text
+        assert expected == "hello" or all(name in text for name in COMMANDS)
+
+
+def test_a_misspelt_command_is_wrong_use_and_gets_a_suggestion(cli: Cli) -> None:
+    code, _, err = cli("trian", "quickstart")
+    assert code == 2 and "did you mean 'train'?" in err
+
+
+def test_compose_shows_every_value_with_its_origin_and_the_verdict(cli: Cli, toy_catalog: Catalog) -> None:
+    code, out, _ = cli("compose", "toy/child", DATA)
+    plan = compose("toy/child", [DATA], catalog=toy_catalog)
+
+    assert code == 0
+    for key in leaves(plan.resolved):
+        assert key.endswith(".use") or key in out
+    rows = {row.split()[0]: row for row in out.splitlines() if row.strip()}
+    assert "8e-05" not in out and "recipe: toy/child.yaml" in rows["sampling.steps"]
+    assert "command line: data.train=prompts.txt" in rows["data.train"]
+    assert "far  (unirl-toy 1.2)" in rows["engine"] and "default: RunConfig" in rows["run.seed"]
+    assert f"hash {plan.hash}" in out and "accepted" in out
+
+
+def test_compose_exits_with_1_and_gives_every_reason_when_the_plan_is_refused(cli: Cli) -> None:
+    code, out, _ = cli("compose", "toy/base", DATA, "sampling.eta=0", "data.prompts_per_step=0")
+    assert code == 1
+    assert "refused" in out and "sampling.eta: " in out and "data.prompts_per_step: " in out
+
+
+def test_compose_as_json_is_the_plan(cli: Cli, toy_catalog: Catalog) -> None:
+    code, out, _ = cli("compose", "toy/child", DATA, "--json")
+    plan = compose("toy/child", [DATA], catalog=toy_catalog)
+    data = json.loads(out)
+
+    assert code == 0 and data["accepted"] and data["reasons"] == []
+    assert (data["hash"], data["resolved"]) == (plan.hash, plan.resolved)
+    assert data["origins"]["sampling.steps"] == {"source": "recipe", "detail": "toy/child.yaml"}
+    assert {"key": "engine", "kind": "engine", "name": "far", "dist": "unirl-toy", "version": "1.2"} in data["parts"]
+
+
+@pytest.mark.parametrize("command", ["compose", "train"])
+def test_cfg_job_prints_what_hydra_prints(command: str, cli: Cli, toy_catalog: Catalog) -> None:
+    resolved = compose("toy/child", [DATA], catalog=toy_catalog).resolved
+
+    code, out, _ = cli(command, "toy/child", DATA, "--cfg", "job", "--resolve")
+    assert code == 0 and yaml.safe_load(out) == resolved
+
+    code, out, _ = cli(command, "toy/child", "--cfg", "job")
+    assert code == 0 and yaml.safe_load(out)["run"]["steps"] == "${data.samples_per_prompt}"
+    assert yaml.safe_load(out)["data"]["train"] == "???"
+
+    code, out, _ = cli(command, "toy/child", DATA, "--cfg", "job", "--resolve", "--package", "reward.second")
+    assert code == 0 and out.startswith("# @package reward.second\n")
+    assert yaml.safe_load(out) == resolved["reward"]["second"]
+
+
+def test_info_defaults_lists_what_is_merged_in_order(cli: Cli) -> None:
+    code, out, _ = cli("compose", "toy/child", "--info", "defaults")
+    configs = [line.split()[0] for line in out.splitlines()[2:] if line.strip()]
+    assert code == 0
+    assert configs == [
+        "unirl",
+        "model/toy",
+        "engine/far",
+        "backend/plain",
+        "algorithm/grpo-like",
+        "sampling/latent",
+        "reward/size",
+        "toy/base",
+        "reward/tone",
+        "toy/child",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "text"),
+    [
+        (["compose", "toy/base", DATA, "algorithm.clip=1"], 2, "error: algorithm.clip: "),
+        (["compose", "toy/base", DATA, "engine=sglang"], 2, "error: engine 'sglang' "),
+        (["compose", "toy/base", "--package", "run"], 2, "go with --cfg job"),
+        (["compose"], 2, "Missing argument"),
+        (["train"], 2, "Name a recipe"),
+        (["train", "toy/base", DATA, "sampling.eta=0"], 1, "sampling.eta: "),
+        (["train", "--resume", "nowhere"], 1, "nowhere"),
+        (["train", "toy/base", "--resume", "x", "-m"], 2, "Give one of them"),
+        (["train", "toy/base", DATA, "-m", "run.dir=x"], 2, "hydra.sweep.dir"),
+    ],
+)
+def test_errors_are_one_message_without_a_traceback(args: list[str], code: int, text: str, cli: Cli) -> None:
+    got, out, err = cli(*args)
+    assert (got, out) == (code, "")
+    assert text in err and "Traceback" not in err
+
+
+def test_debug_shows_the_traceback(toy_catalog: Catalog, toy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Catalog, "discover", lambda: toy_catalog)
+    with pytest.raises(Exception, match=r"toy/bsae"):
+        main(["--debug", "compose", "toy/bsae"])
+
+
+def test_recipes_are_listed_with_the_command_that_runs_them(cli: Cli) -> None:
+    code, out, _ = cli("recipes", "--json")
+    own = [item for item in json.loads(out) if item["from"] == "./recipes"]
+    assert code == 0
+    assert [(item["name"], item["summary"]) for item in own] == [
+        ("toy/base", "unirl train toy/base data.train=prompts.txt"),
+        ("toy/child", "unirl train toy/child data.train=prompts.txt"),
+    ]
+    code, out, _ = cli("recipes")
+    assert code == 0 and "toy/base" in out and "./recipes" in out
+
+
+def test_resume_takes_recipe_and_overrides_of_the_run_unless_others_are_given(tmp_path: Path) -> None:
+    recorded = {"recipe": "toy/base", "overrides": [DATA]}
+    (tmp_path / "recipe.json").write_text(json.dumps(recorded), encoding="utf-8")
+    checkpoint = tmp_path / "checkpoints" / "step-000002"
+
+    assert train._recorded(tmp_path, None, ()) == ("toy/base", (DATA,))
+    assert train._recorded(checkpoint, None, ()) == ("toy/base", (DATA,))
+    assert train._recorded(tmp_path, "run.steps=9", ("run.keep=0",)) == (
+        "toy/base",
+        (DATA, "run.steps=9", "run.keep=0"),
+    )
+    assert train._recorded(tmp_path, "toy/child", ("run.steps=9",)) == ("toy/child", ("run.steps=9",))
+
+
+def test_a_failing_job_does_not_lose_the_others(cli: Cli, toy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_plan(plan: Any, *, overrides: Any, resume: Any, catalog: Any) -> tuple[RunResult, progress.RunSummary]:
+        if plan.run.seed == 2:
+            raise RuntimeError("out of memory")
+        summary = progress.RunSummary()
+        summary.metrics = {"reward_mean": 0.25 * plan.run.seed, "lr": 1.0}
+        result = RunResult(folder=Path(plan.run.dir), status="done", step=plan.run.steps, resume_command="")
+        return result, summary
+
+    monkeypatch.setattr(sweep, "run_plan", run_plan)
+    args = ("train", "toy/base", DATA, "run.seed=1,2,3", "sampling.eta=0.7,0", "hydra.sweep.dir=out", "--multirun")
+    code, out, _ = cli(*args)
+
+    jobs = json.loads((toy_folder / "out" / "results.json").read_text(encoding="utf-8"))["jobs"]
+    assert code == 1
+    assert [job["status"] for job in jobs] == ["done", "refused", "failed", "refused", "done", "refused"]
+    assert jobs[4]["metrics"] == {"reward_mean": 0.75} and jobs[4]["folder"] == "out/4"
+    assert "sampling.eta: " in jobs[1]["error"] and "out of memory" in jobs[2]["error"]
+    assert "RuntimeError: out of memory" in (toy_folder / "out" / "2" / "error.txt").read_text(encoding="utf-8")
+    table = [line for line in out.splitlines() if line[:1].isdigit()]
+    assert len(table) == 6 and "run.seed=3 sampling.eta=0.7" in table[4] and "0.7500" in table[4]
+    assert cli(*args)[0] == 2, "a second sweep must not write over the first"
+
+
+def _events() -> list[Event]:
+    def step(number: int, reward: float) -> Event:
+        metrics = {"reward_mean": reward, "logp_gap_max": 0.0, "clip_fraction": 0.125, "other": 1.0}
+        return Event(kind="step", step=number, data={"metrics": metrics, "phases": {"generate": 3.0, "train": 1.0}})
+
+    start = {"recipe": "toy/base", "plan_hash": "abc", "steps": 2, "predicted": {"image": {"generate_share": 0.5}}}
+    return [
+        Event(kind="run_started", step=0, data=start),
+        Event(kind="evaluated", step=0, data={"metrics": {"score_mean": 0.2}}),
+        step(1, 0.25),
+        Event(kind="finding", step=1, data={"text": "the reward hardly varies"}),
+        step(2, 0.5),
+        Event(kind="evaluated", step=2, data={"metrics": {"score_mean": 0.4}}),
+        Event(kind="checkpoint_saved", step=2, data={"folder": "step-000002"}),
+        Event(kind="run_finished", step=2, data={}),
+    ]
+
+
+def test_without_a_terminal_each_step_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.show_progress() as listener:
+        for event in _events():
+            listener(event)
+    assert capsys.readouterr().out.splitlines() == [
+        "toy/base  2 steps  plan abc",
+        "held out after step 0  score_mean 0.2000",
+        "step 1/2  reward 0.2500  logp_gap 0.0e+00  clipped 12.5%  4.0 s (generate 3.0, train 1.0)",
+        "note: the reward hardly varies",
+        "step 2/2  reward 0.5000  logp_gap 0.0e+00  clipped 12.5%  4.0 s (generate 3.0, train 1.0)",
+        "held out after step 2  score_mean 0.4000",
+        "saved step-000002",
+    ]
+
+
+def test_on_a_terminal_the_bar_follows_the_steps(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "160")
+    with progress.show_progress() as listener:
+        for event in _events():
+            listener(event)
+    out = capsys.readouterr().out
+    assert "2/2" in out and "reward 0.5000" in out and "note: the reward hardly varies" in out
+
+
+def test_the_summary_compares_first_and_last_and_predicted_and_measured() -> None:
+    summary = progress.RunSummary()
+    for event in _events():
+        summary(event)
+    assert summary.lines() == [
+        "held out  score_mean 0.2000 -> 0.4000",
+        "time      8.0 s in steps: generate 75 %, train 25 %",
+        "cost      generation is 75% of generation and training; 50% was predicted from the number of forwards",
+    ]

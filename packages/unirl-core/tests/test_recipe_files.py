@@ -1,0 +1,86 @@
+"""Finding recipes: packages, ./recipes, links, names that occur twice; and package folders without importing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from unirl.core.assets import asset, by_name_only, package_folder
+from unirl.core.errors import RecipeError
+from unirl.core.recipe_files import RecipeRoot, find_recipe, list_recipes, recipe_roots
+
+
+def _write(folder: Path, name: str, text: str = "# unirl train it\n") -> Path:
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_a_recipe_is_named_by_its_place_and_summed_up_by_its_first_comment(tmp_path: Path) -> None:
+    _write(tmp_path, "sd9/fast.yaml", "\n# unirl train sd9/fast\ndefaults: []\n# more\n")
+    _write(tmp_path, "bare.yaml", "run: {}\n")
+    _write(tmp_path, "model/preset.yaml")
+    _write(tmp_path, "notes.txt")
+
+    found = list_recipes([RecipeRoot(folder=tmp_path, owner="acme")])
+
+    assert [(recipe.name, recipe.summary, recipe.root.owner) for recipe in found] == [
+        ("bare", "", "acme"),
+        ("sd9/fast", "unirl train sd9/fast", "acme"),
+    ]
+
+
+def test_the_users_own_recipe_hides_an_installed_one_and_says_so(tmp_path: Path) -> None:
+    own, installed = _write(tmp_path / "recipes", "a.yaml"), _write(tmp_path / "pkg", "a.yaml")
+    roots = [RecipeRoot(folder=tmp_path / "recipes", owner=""), RecipeRoot(folder=tmp_path / "pkg", owner="acme")]
+
+    found = find_recipe("a", roots)
+
+    assert (found.file, found.hides) == (own, (installed,))
+
+
+def test_a_link_to_the_same_file_hides_nothing_and_keeps_its_owner(tmp_path: Path) -> None:
+    installed = _write(tmp_path / "pkg", "sd9/a.yaml")
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "sd9").symlink_to(installed.parent)
+    roots = [RecipeRoot(folder=tmp_path / "recipes", owner=""), RecipeRoot(folder=tmp_path / "pkg", owner="acme")]
+
+    found = find_recipe("sd9/a", roots)
+
+    assert (found.hides, found.root.owner) == ((), "acme")
+
+
+def test_two_packages_with_one_recipe_name_are_refused(tmp_path: Path) -> None:
+    roots = [RecipeRoot(folder=tmp_path / owner, owner=owner) for owner in ("one", "two")]
+    for root in roots:
+        _write(root.folder, "a.yaml")
+    with pytest.raises(RecipeError, match=r"two packages bring it .*one/a\.yaml.*two/a\.yaml"):
+        find_recipe("a", roots)
+
+
+def test_recipes_of_the_current_directory_come_first(tmp_path: Path) -> None:
+    (tmp_path / "recipes").mkdir()
+    roots = recipe_roots(tmp_path)
+    assert roots[0] == RecipeRoot(folder=tmp_path / "recipes", owner="")
+    assert all(root.owner for root in roots[1:])
+
+
+def test_a_package_folder_is_found_without_importing_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(tmp_path, "acme_rl/__init__.py", "raise RuntimeError('imported')\n")
+    _write(tmp_path, "acme_rl/inner/recipes/a.yaml")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    assert package_folder("acme_rl.inner.recipes") == tmp_path / "acme_rl" / "inner" / "recipes"
+    assert "acme_rl" not in sys.modules
+    assert package_folder("no_such_package.recipes") is None
+
+
+def test_an_asset_is_a_file_of_its_package_and_stands_for_itself_in_hashes() -> None:
+    assert Path(asset("quickstart", "__init__.py")).is_file()
+    with by_name_only():
+        assert asset("quickstart", "__init__.py") == "${asset:quickstart,__init__.py}"
+        assert asset("nowhere", "x") == "${asset:nowhere,x}"

@@ -1,0 +1,52 @@
+"""Every recipe that is installed composes, and its parts fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from unirl.core.catalog import Catalog
+from unirl.core.errors import RecipeError
+from unirl.core.match import match
+from unirl.core.plan import leaves
+from unirl.core.recipe import compose
+from unirl.core.recipe_files import find_recipe, list_recipes, recipe_roots
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPES = [recipe.name for recipe in list_recipes(recipe_roots(ROOT))]
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return Catalog.discover()
+
+
+def test_there_are_recipes() -> None:
+    assert {"quickstart", "sd3/flow-grpo", "sd3/dance-grpo", "sd3/mix-grpo", "sd3/grpo-guard"} <= set(RECIPES)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_composes_and_its_parts_fit(name: str, catalog: Catalog) -> None:
+    try:
+        plan = compose(name, catalog=catalog, directory=ROOT)
+    except RecipeError as error:
+        # Prompts are the user's own where the recipe brings none.
+        assert str(error).startswith("data.train: this value is left to you")
+        plan = compose(name, ["data.train=prompts.txt"], catalog=catalog, directory=ROOT)
+    verdict = match(plan, catalog=catalog)
+    assert verdict.accepted, [str(reason) for reason in verdict.reasons]
+    assert set(plan.origins) == set(leaves(plan.resolved))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_begins_with_the_command_that_runs_it_and_is_short(name: str) -> None:
+    recipe = find_recipe(name, recipe_roots(ROOT))
+    text = recipe.file.read_text(encoding="utf-8")
+    assert text.splitlines()[0].split()[:4] == ["#", "unirl", "train", name]
+    assert len(text.splitlines()) <= 40
+
+
+def test_the_recipes_folder_links_to_the_files_of_the_packages() -> None:
+    for recipe in list_recipes(recipe_roots(ROOT)):
+        assert recipe.root.owner.startswith("unirl-"), recipe.file
+        assert recipe.file.is_relative_to(ROOT / "recipes") and not recipe.hides
