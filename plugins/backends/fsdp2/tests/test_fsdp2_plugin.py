@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 from unirl.backends.fsdp2.config import AverageConfig, Fsdp2Config, problems
@@ -70,3 +71,12 @@ def test_each_wrong_setting_is_named_once():
     keys = {reason.split(":")[0] for reason in unirl_check_plan(plan(config, wrap_blocks=()))}
     wanted = {"trains", "lr", "betas", "max_grad_norm", "ema.kind", "ema.decay", "mixed_precision"}
     assert keys == {f"backend.{key}" for key in wanted | {"activation_checkpointing"}}
+
+
+def test_the_example_of_the_readme_runs(capsys):
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    exec(compile(text.split("```python")[1].split("```")[0], "README.md", "exec"), {"__name__": "readme"})
+    output = capsys.readouterr().out
+    # Rank 16 on 9 -> 32 and 32 -> 8.
+    assert f"2 layers adapted, {16 * (9 + 32) + 16 * (32 + 8)} weights train" in output
+    assert "lora weights of version 0" in output

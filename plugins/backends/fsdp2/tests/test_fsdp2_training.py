@@ -158,6 +158,21 @@ def test_a_bf16_model_gets_fp32_adapters():
     assert model.net.enter.weight.dtype == torch.bfloat16
 
 
+def test_fp32_adapters_on_a_bf16_base_train_in_bf16():
+    model = ToyModel()
+    model.net.to(torch.bfloat16)
+    backend, model = make_backend(model, mixed_precision="bf16", activation_checkpointing=True)
+    track = make_track(model)
+    before = backend.weights(kind="lora").tensors
+    report = backend.train(track, Clipped(to="reference"), progress=0.0)
+    after, merged = backend.weights(kind="lora").tensors, backend.weights(kind="merged").tensors
+    backend.close()
+    assert report.num_updates == 1 and report.metrics["ratio_max_dev_first"] == 0.0
+    assert {tensor.dtype for tensor in after.values()} == {torch.float32}
+    assert {tensor.dtype for tensor in merged.values()} == {torch.bfloat16}
+    assert all(not torch.equal(after[name], before[name]) for name in before)
+
+
 def test_fp16_skips_on_overflow_and_halves_its_scale():
     backend, model = make_backend(trains="full", mixed_precision="fp16")
     track = make_track(model)
