@@ -43,7 +43,7 @@ def latent_step_cost(
     branches = 2 if request.sampling.guidance_scale != 1.0 else 1
     sde_rows = int((request.sde_steps >= 0).sum())
     positions = 0
-    for row in cast(list[list[int]], request.sde_steps.tolist()):
+    for row in cast(list[list[int]], request.sde_steps.tolist()):  # pyright: ignore[reportUnknownMemberType]
         chosen = {step for step in row if step >= 0}
         positions += len(chosen | {step + 1 for step in chosen} | {steps})
     return StepCost(
