@@ -146,7 +146,7 @@ def test_a_truncated_checkpoint_is_refused_by_name(start: Callable[..., RunResul
 def test_a_folder_that_holds_a_run_is_not_written_over(start: Callable[..., RunResult]) -> None:
     first = start("run", "run.steps=1")
     before = (first.folder / "events.jsonl").read_text()
-    with pytest.raises(CheckpointError, match="holds a run already. Go on with it by `--resume"):
+    with pytest.raises(CheckpointError, match="holds a run already"):
         start("run", "run.steps=1")
     assert (first.folder / "events.jsonl").read_text() == before
 
