@@ -10,6 +10,7 @@ from unirl.core.config import LatentSamplingConfig
 from unirl.models.sd3 import tiny
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import Sd3Model, build
+from unirl.quickstart import checkpoint_path
 
 
 @pytest.fixture(scope="session")
@@ -19,10 +20,19 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session", params=["random"])
+def _checkpoints() -> list[str]:
+    """Both, once the quickstart's checkpoint is part of its package."""
+    try:
+        checkpoint_path()
+    except FileNotFoundError:
+        return ["random"]
+    return ["random", "quickstart"]
+
+
+@pytest.fixture(scope="session", params=_checkpoints())
 def checkpoint(request: pytest.FixtureRequest, tiny_folder: Path) -> Path:
-    """The checkpoints that must agree with diffusers."""
-    return tiny_folder
+    """The checkpoints that must agree with diffusers: one with random weights, one that was trained."""
+    return tiny_folder if request.param == "random" else checkpoint_path()
 
 
 @pytest.fixture(scope="session")
