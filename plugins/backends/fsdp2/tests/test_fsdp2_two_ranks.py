@@ -10,7 +10,7 @@ import torch
 from fsdp2_two_ranks import CASES, ROWS, backend_of, run
 
 SCRIPT = Path(__file__).with_name("fsdp2_two_ranks.py")
-DEADLINE_S = 150
+DEADLINE_S = 240
 
 
 @pytest.fixture(scope="module")
