@@ -97,7 +97,11 @@ class WeightUpdate:
     tensors: Mapping[str, Array]
     kind: Literal["full", "lora", "merged"]
     adapter: str = "default"
+    """Name of the adapter, for LoRA."""
+    adapter_scale: float = 1.0
+    """alpha / rank of the adapter: the factor of B A in the weights, for LoRA."""
     checksum: str = ""
+    """`unirl.core.weights.checksum` of the tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 
-from .guidance import Guidance
 from .kernels import make_kernel
+from .latent_rollout import guidance_of
 from .replay import Replayed, replay
 
 if TYPE_CHECKING:
     from unirl.core.roles import DiffusionModel, Policy
-    from unirl.core.track import LatentSegment, Track
+    from unirl.core.track import Track
 
 __all__ = ["TrackReplay"]
 
@@ -61,17 +61,8 @@ class TrackReplay:
             kernel=make_kernel(segment.kernel.name, eta=segment.kernel.eta, **dict(segment.kernel.options)),
             conditions=track.conditions["positive"].expanded(),
             negatives=track.conditions["negative"].expanded() if "negative" in track.conditions else None,
-            guidance=_guidance(segment),
+            guidance=guidance_of(
+                scale=segment.guidance_scale, mode=segment.guidance_mode, latent_rank=segment.latents.ndim - 1
+            ),
             stacked=self._stacked,
         )
-
-
-def _guidance(segment: LatentSegment) -> Guidance:
-    # Guidance refuses a mode that it does not know.
-    return Guidance(scale=segment.guidance_scale, mode=cast("GuidanceMode", segment.guidance_mode))
-
-
-if TYPE_CHECKING:
-    from typing import Literal, TypeAlias
-
-    GuidanceMode: TypeAlias = Literal["batched", "two-pass", "norm-corrected"]

@@ -137,7 +137,13 @@ class Fsdp2Backend:
         with torch.no_grad(), self.policy(policy):
             reshard(self._module)
             tensors = self._exported(kind, is_on=policy != "reference")
-        return WeightUpdate(version=self.version, tensors=tensors, kind=kind, checksum=checksum(tensors))
+        return WeightUpdate(
+            version=self.version,
+            tensors=tensors,
+            kind=kind,
+            adapter_scale=self._config.lora.alpha / self._config.lora.rank if kind == "lora" else 1.0,
+            checksum=checksum(tensors),
+        )
 
     def save(self, folder: Path) -> None:
         """Write what trains, its moments, the copies and the counters; frozen weights are the model's own."""
