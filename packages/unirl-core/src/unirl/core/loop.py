@@ -20,7 +20,7 @@ from .scoring import constant_reward, score
 from .track import Track
 from .tracking import Trackers
 
-__all__ = ["Phases", "run_loop"]
+__all__ = ["Phases", "run_loop", "run_step"]
 
 
 class Phases:
@@ -71,7 +71,7 @@ def run_loop(
             return step, "stopped"
         version = parts.backend.version
         try:
-            _step(parts, plan, [prompts[i] for i in order.step(step)], step=step, events=events, trackers=trackers)
+            run_step(parts, plan, [prompts[i] for i in order.step(step)], step=step, events=events, trackers=trackers)
         except Exception:
             if parts.backend.version == version and saved != step:
                 save(step)
@@ -85,10 +85,10 @@ def run_loop(
     return last, "done"
 
 
-def _step(
+def run_step(
     parts: Parts, plan: Plan, prompts: Sequence[Prompt], *, step: int, events: EventStream, trackers: Trackers
 ) -> None:
-    """One round: rollout, reward, advantage, train."""
+    """One round: rollout, reward, advantage, train. Emits `step`."""
     phases = Phases()
     engine, algorithm = f"engine {plan.engine.name!r}", f"algorithm {plan.algorithm.name!r}"
     with phases("sync", owner=engine):
