@@ -158,11 +158,6 @@ run: {steps: "${data.samples_per_prompt}"}
 
 
 @pytest.fixture
-def toy_plugin() -> object:
-    return PLUGIN
-
-
-@pytest.fixture
 def toy_catalog(monkeypatch: pytest.MonkeyPatch) -> Catalog:
     """A catalog of the toy plugin alone."""
     module = ModuleType(CONFIGS)

@@ -60,6 +60,16 @@ def test_two_packages_with_one_recipe_name_are_refused(tmp_path: Path) -> None:
         find_recipe("a", roots)
 
 
+def test_a_recipe_of_a_known_package_that_is_not_installed_gets_its_install_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("unirl.core.recipe_files.package_folder", lambda package: None)
+    with pytest.raises(RecipeError, match=r"'quickstart' was not found\. Install it: `pip install unirl-quickstart`"):
+        find_recipe("quickstart", [])
+    with pytest.raises(RecipeError, match=r"'sd3/flow-grpo' was not found\. Install it: `pip install unirl-model-sd3`"):
+        find_recipe("sd3/flow-grpo", [])
+
+
 def test_recipes_of_the_current_directory_come_first(tmp_path: Path) -> None:
     (tmp_path / "recipes").mkdir()
     roots = recipe_roots(tmp_path)

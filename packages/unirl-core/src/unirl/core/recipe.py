@@ -143,7 +143,6 @@ def plan_of(composed: Composed, *, catalog: Catalog) -> Plan:
     }
     rewards = {key: choice(f"reward.{key}", value) for key, value in filled.reward.items()}
     trackers = {key: choice(f"tracker.{key}", value) for key, value in filled.tracker.items()}
-    hashed = [*parts.values(), *rewards.values()]
     found = trace(composed.layers)
     if composed.name != composed.recipe.name:
         found["run.name"] = _name_origin(found["run.name"], composed)
@@ -160,7 +159,7 @@ def plan_of(composed: Composed, *, catalog: Catalog) -> Plan:
         eval=filled.eval,
         resolved=resolved,
         origins={path: origin_of(path, found) for path in leaves(resolved)},
-        hash=plan_hash({**portable, "dists": {part.dist: part.version for part in hashed}}),
+        hash=plan_hash(portable),
     )
 
 

@@ -10,6 +10,7 @@ from .assets import package_folder
 from .errors import RecipeError
 from .hookspec import RECIPES_GROUP
 from .names import did_you_mean
+from .registry import install_hint
 
 __all__ = ["PART_GROUPS", "RecipeFile", "RecipeRoot", "find_recipe", "list_recipes", "recipe_roots"]
 
@@ -70,12 +71,20 @@ def find_recipe(name: str, roots: list[RecipeRoot] | None = None) -> RecipeFile:
     found = next((recipe for recipe in recipes if recipe.name == name), None)
     if found is None:
         names = [recipe.name for recipe in recipes]
-        hint = did_you_mean(name, names) or "."
+        hint = did_you_mean(name, names) or f". {_install_hint(name)}".rstrip()
         raise RecipeError(f"recipe {name!r} was not found{hint} There are: {', '.join(names) or 'none installed'}.")
     if found.root.owner and found.hides:
         places = ", ".join(str(file) for file in (found.file, *found.hides))
         raise RecipeError(f"recipe {name!r}: two packages bring it ({places}). Name the file instead.")
     return found
+
+
+def _install_hint(name: str) -> str:
+    """How to have a recipe that is named after a known model or asset package which is not installed."""
+    owner = name.split("/")[0]
+    if package_folder(f"unirl.{owner}") or package_folder(f"unirl.models.{owner.replace('-', '_')}"):
+        return ""
+    return install_hint("asset", owner) or install_hint("model", owner)
 
 
 def _given(path: str) -> RecipeFile:

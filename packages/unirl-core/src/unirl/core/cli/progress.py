@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..events import Event
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.console import Console
 
 __all__ = ["RunSummary", "event_line", "show_progress"]
 
@@ -57,7 +57,8 @@ class RunSummary:
             lines.append(f"held out  {key} {before:.4f} -> {value:.4f}")
         total = sum(self.seconds.values())
         if total > 0:
-            parts = ", ".join(f"{phase} {100 * s / total:.0f} %" for phase, s in _slowest_first(self.seconds))
+            slow = [(phase, s) for phase, s in _slowest_first(self.seconds) if s >= 0.005 * total]
+            parts = ", ".join(f"{phase} {100 * s / total:.0f} %" for phase, s in slow)
             lines.append(f"time      {total:.1f} s in steps: {parts}")
             work = self.seconds.get("generate", 0.0) + self.seconds.get("train", 0.0)
             if self.predicted_share is not None and work > 0:
@@ -75,17 +76,12 @@ def show_progress() -> Generator[Callable[[Event], None]]:
     if not sys.stdout.isatty():
         yield _PlainProgress()
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.live import Live
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[numbers]}"),
-    )
-    with Progress(*columns) as progress:
-        yield _LiveProgress(progress)
+    display = _LiveProgress()
+    with Live(display.shown, refresh_per_second=4) as live:
+        display.above = live.console
+        yield display
 
 
 def event_line(event: Event, *, steps: int) -> str | None:
@@ -122,25 +118,34 @@ class _PlainProgress:
 
 
 class _LiveProgress:
-    """A bar with the numbers of the last step; evaluations and findings scroll by above it."""
+    """A bar with the numbers of the last step below it; evaluations and findings scroll by above."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._task = progress.add_task("loading", total=None, numbers="")
+    def __init__(self) -> None:
+        from rich.console import Group
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.text import Text
+
+        self._bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._task = self._bar.add_task("loading", total=None)
+        self._numbers = Text()
         self._steps = 0
+        self.shown = Group(self._bar, self._numbers)
+        self.above: Console | None = None
+        """Where lines go that stay."""
 
     def __call__(self, event: Event) -> None:
         if event.kind in ("run_started", "run_resumed"):
             self._steps = event.data["steps"]
             # The time that is left is told from steps alone, so the clock starts with the first.
-            self._progress.reset(self._task, total=self._steps, completed=event.step, description="training")
+            self._bar.reset(self._task, total=self._steps, completed=event.step, description="training")
         if event.kind == "step":
-            self._progress.update(self._task, completed=event.step, numbers=_numbers(event.data))
+            self._bar.update(self._task, completed=event.step)
+            self._numbers.plain = _numbers(event.data)
             return
         line = event_line(event, steps=self._steps)
-        if line is not None:
+        if line is not None and self.above is not None:
             clock = time.strftime("%H:%M:%S", time.localtime(event.time))
-            self._progress.console.print(f"{clock}  {line}", markup=False, highlight=False, soft_wrap=True)
+            self.above.print(f"{clock}  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _numbers(data: Mapping[str, Any]) -> str:

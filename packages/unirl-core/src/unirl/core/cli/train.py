@@ -46,6 +46,8 @@ def command(
 
     if resume is not None and multirun:
         raise click.UsageError("--resume goes on with one run; --multirun starts several. Give one of them.")
+    if multirun and any(dump.values()):
+        raise click.UsageError("--cfg, --info, --resolve and --package show one plan; leave out --multirun.")
     if resume is not None:
         recipe, overrides = _recorded(resume, recipe, overrides)
     if recipe is None:
