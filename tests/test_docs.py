@@ -81,8 +81,9 @@ def test_a_command_that_a_page_shows_is_accepted(command: str, tmp_path: Path) -
         words = ["compose", *[word for word in words[1:] if word != "--multirun"]]
         words = [word.split(",")[0] if "=" in word else word for word in words]
     done = run(*UNIRL, *words, cwd=tmp_path)
-    # 1 is a finding: `doctor` may have one about this machine, and `sd3/...` is refused for nothing but its reward.
-    assert done.returncode == 0 or (words[0] == "doctor" and done.returncode == 1), done.stdout + done.stderr
+    # `doctor` may have a finding about this machine; the tutorial shows one refusal, and says so.
+    expected = (0, 1) if words[0] == "doctor" else (1,) if "sampling.eta=0" in words else (0,)
+    assert done.returncode in expected, done.stdout + done.stderr
 
 
 def test_the_reference_is_what_the_code_says() -> None:
