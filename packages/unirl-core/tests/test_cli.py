@@ -64,13 +64,19 @@ def test_help_shows_every_command_and_those_of_plugins(
         def greet() -> None:
             click.echo("hello")
 
+        @cli.command("train", help="Something else.")
+        def train() -> None:
+            click.echo("not ours")
+
     catalog = Catalog.of({"acme": SimpleNamespace(unirl_commands=unirl_commands)})
     monkeypatch.setattr(Catalog, "discover", lambda: catalog)
     monkeypatch.setattr("unirl.core.cli.cli.commands", {})
     for args, expected in ((["--help"], "Say hello."), (["greet"], "hello")):
         with pytest.raises(SystemExit) as caught:
             main(args)
-        text = capsys.readouterr().out
+        text, notes = capsys.readouterr()
+        assert "a plugin adds a command 'train'; the built-in one is kept" in notes or args != ["--help"]
+        assert "Something else." not in text
         assert caught.value.code == 0 and expected in text
         assert expected == "hello" or all(name in text for name in COMMANDS)
 

@@ -60,6 +60,9 @@ class Commands(click.Group):
         from ..catalog import Catalog
 
         Catalog.discover().add_commands(self)
+        for name in COMMANDS.keys() & self.commands.keys():
+            del self.commands[name]
+            sys.stderr.write(f"note: a plugin adds a command {name!r}; the built-in one is kept.\n")
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
