@@ -117,7 +117,7 @@ def find_shadows(path: Iterable[str]) -> Iterator[str]:
 def find_unmet(names: Iterable[str]) -> Iterator[str]:
     """A sentence for each requirement of these dists, and of all that they require, that is not met here."""
     waiting = [(name, frozenset[str]()) for name in sorted(names)]
-    seen = set(waiting)
+    seen, told = set(waiting), set[str]()
     while waiting:
         name, extras = waiting.pop(0)
         try:
@@ -129,7 +129,11 @@ def find_unmet(names: Iterable[str]) -> Iterator[str]:
         for requirement in _requirements(dist, extras):
             unmet = _unmet(requirement)
             if unmet:
-                yield f"{name} {dist.version} requires {_written(requirement)}; {unmet}"
+                text = f"{name} {dist.version} requires {_written(requirement)}; {unmet}"
+                # A dist that is required with and without extras is looked at twice.
+                if text not in told:
+                    told.add(text)
+                    yield text
                 continue
             further = (canonical(requirement.name), frozenset(requirement.extras))
             for item in (further, (further[0], frozenset[str]())):

@@ -123,8 +123,8 @@ def load_plugin(point: EntryPoint, dist: Distribution, *, group: str, disabled: 
     blank = PluginRecord(name=point.name, dist=name, version=version, module=point.value, status="loaded")
     if point.group != group:
         text = (
-            f"it speaks hooks {point.group}, this unirl-core speaks {API_GROUP}. "
-            f"Install a release of {name} for {API_GROUP}, or another unirl-core."
+            f"it speaks hooks {point.group}, this unirl-core speaks {group}. "
+            f"Install a release of {name} for {group}, or another unirl-core."
         )
         return Plugin(record=_failed(blank, text, status="refused"))
     if disabled:

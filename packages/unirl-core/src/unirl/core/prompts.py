@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -86,6 +86,10 @@ class PromptOrder:
     prompts_per_step: int
     seed: int = 0
     shuffle: bool = True
+    _drawn: dict[int, Indices] = field(
+        default_factory=lambda: dict[int, Indices](), init=False, repr=False, compare=False
+    )
+    """Orders of the last two epochs asked for; drawing them anew gives the same."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.prompts_per_step <= self.num_prompts:
@@ -111,24 +115,31 @@ class PromptOrder:
             return np.arange(self.num_prompts)
         # Epochs that begin with a step depend on none before; there is one at least every `prompts_per_step` epochs.
         start = epoch
-        while start * self.num_prompts % self.prompts_per_step:
+        while start not in self._drawn and start * self.num_prompts % self.prompts_per_step:
             start -= 1
-        order = self._draw(start, shared=np.empty(0, dtype=np.int64))
-        for number in range(start + 1, epoch + 1):
-            open_rows = number * self.num_prompts % self.prompts_per_step
-            order = self._draw(number, shared=order[self.num_prompts - open_rows :])
-        return order
+        for number in range(start, epoch + 1):
+            if number not in self._drawn:
+                open_rows = number * self.num_prompts % self.prompts_per_step
+                shared = self._drawn[number - 1][self.num_prompts - open_rows :] if open_rows else None
+                self._drawn[number] = self._draw(number, shared)
+        for number in [n for n in self._drawn if n < epoch - 1]:
+            del self._drawn[number]
+        return self._drawn[epoch]
 
-    def _draw(self, epoch: int, *, shared: Indices) -> Indices:
+    def _draw(self, epoch: int, shared: Indices | None) -> Indices:
         """A uniform order among those whose first rows, which complete a step that has `shared`, avoid `shared`."""
-        key = np.array([self.seed % 2**64, epoch], dtype=np.uint64)
-        bits = np.random.Philox(key=key)
+        bits = np.random.Philox(key=np.array([self.seed % 2**64, epoch], dtype=np.uint64))
         order = _permuted(np.arange(self.num_prompts), bits)
-        if not len(shared):
+        if shared is None:
             return order
-        fresh = order[~np.isin(order, shared)]
-        head = fresh[: self.prompts_per_step - len(shared)]
-        return np.concatenate([head, _permuted(order[~np.isin(order, head)], bits)])
+        head = _without(order, shared)[: self.prompts_per_step - len(shared)]
+        return np.concatenate([head, _permuted(_without(order, head), bits)])
+
+
+def _without(order: Indices, left_out: Indices) -> Indices:
+    keep = np.ones(int(order.max()) + 1, dtype=np.bool_)
+    keep[left_out] = False
+    return order[keep[order]]
 
 
 def _permuted(values: Indices, bits: np.random.Philox) -> Indices:

@@ -1,0 +1,373 @@
+"""The catalog over real dists in a temporary folder: whatever is wrong with one plugin, the others are there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
+
+import click
+import pytest
+from unirl.core.catalog import Catalog
+from unirl.core.errors import PluginBroken, PluginConflict, PluginNotFound
+from unirl.core.events import Event
+from unirl.core.hookspec import hookimpl
+from unirl.core.plan import Plan
+from unirl.core.plugin_loading import PluginRecord
+from unirl.core.registry import KnownPart, Registry
+from unirl.core.spec import TrackerSpec
+
+GROUP = "plantest.v1"
+"""Another group than the real one, so that the plugins of the workspace stay out of these tests."""
+
+HEAD = """
+    from unirl.core.hookspec import hookimpl
+    from unirl.core.spec import EngineSpec, ModelSpec, TrackerSpec
+
+    def tracker(name):
+        return TrackerSpec(name=name, summary="Notes.", build="planted_impl:build", config="planted_impl:Config")
+"""
+GOOD = """
+    @hookimpl
+    def unirl_trackers():
+        return [tracker("{name}")]
+"""
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """`install(dist, code)` installs a dist with one plugin; its entry point and module carry its name."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(dist: str, code: str = "", *, group: str = GROUP, version: str = "1.0", point: str = "") -> None:
+        module = f"planted_{dist.replace('-', '_')}"
+        (tmp_path / f"{module}.py").write_text(dedent(HEAD) + dedent(code), encoding="utf-8")
+        info = tmp_path / f"{dist.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: {version}\n", encoding="utf-8")
+        (info / "entry_points.txt").write_text(f"[{group}]\n{point or f'{dist} = {module}'}\n", encoding="utf-8")
+
+    yield write
+    for name in set(sys.modules) - before:
+        if name.startswith("planted_"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def installed(install: Install) -> Install:
+    """As `install`, with one good plugin already there, which must survive whatever is planted next."""
+    install("good", GOOD.format(name="good-notes"))
+    return install
+
+
+def only(catalog: Catalog, name: str) -> PluginRecord:
+    """The record of one plugin, after checking that the good one is untouched."""
+    assert catalog.get("tracker", "good-notes").dist == "good"
+    return next(record for record in catalog.records if record.name == name)
+
+
+BROKEN = {
+    "import-error": ("import a_module_that_is_not_there", "needs 'a_module_that_is_not_there', which is not installed"),
+    "raises": ("raise RuntimeError('no licence')", "raised RuntimeError: no licence \\(.*planted_bad.py:[0-9]+"),
+    "exits": ("import sys; sys.exit(3)", "raised SystemExit: 3"),
+    "syntax": ("def (", "SyntaxError"),
+    "hook-raises": (
+        "@hookimpl\ndef unirl_models():\n    raise ValueError('no weights')",
+        "unirl_models raised ValueError: no weights",
+    ),
+    "generator-raises": (
+        "@hookimpl\ndef unirl_trackers():\n    yield tracker('one')\n    raise ValueError('half way')",
+        "unirl_trackers raised ValueError: half way",
+    ),
+    "wrong-arguments": (
+        "@hookimpl\ndef unirl_event(event, colour):\n    pass",
+        "a hook does not fit: .*colour",
+    ),
+    "misspelt": (
+        "@hookimpl\ndef unirl_traker():\n    return []",
+        "'unirl_traker' is no hook of unirl.v1; did you mean 'unirl_trackers'?",
+    ),
+    "not-decorated": ("def unirl_trackers():\n    return []", "'unirl_trackers' is not decorated with @hookimpl"),
+    "no-hook": ("x = 1", "it implements no hook of unirl.v1"),
+    "not-specs": (
+        "@hookimpl\ndef unirl_trackers():\n    return ['notes']",
+        "must return TrackerSpecs, it returned str",
+    ),
+    "not-a-list": ("@hookimpl\ndef unirl_trackers():\n    return 3", "must return specs in a list, it returned 3"),
+    "other-spec": (
+        "@hookimpl\ndef unirl_engines():\n    return [tracker('x')]",
+        "unirl_engines must return EngineSpecs, it returned TrackerSpec",
+    ),
+    "bad-name": (
+        "@hookimpl\ndef unirl_trackers():\n    return [tracker('My Notes')]",
+        "the name 'My Notes' must be lower case with dashes",
+    ),
+    "twice": (
+        "@hookimpl\ndef unirl_trackers():\n    return [tracker('x'), tracker('x')]",
+        "it provides tracker 'x' twice",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_plugin_is_recorded_and_does_not_hide_the_others(installed: Install, case: str) -> None:
+    code, says = BROKEN[case]
+    installed("bad", "\n" + code)
+    record = only(Catalog.discover(group=GROUP), "bad")
+    assert (record.status, record.dist, record.version) == ("broken", "bad", "1.0")
+    with pytest.raises(AssertionError, match=says):
+        raise AssertionError(record.error)
+
+
+def test_an_entry_point_without_its_module_is_told_from_a_missing_dependency(installed: Install) -> None:
+    installed("bad", point="bad = planted_nowhere.plugin")
+    record = only(Catalog.discover(group=GROUP), "bad")
+    assert record.error == (
+        "its entry point names 'planted_nowhere.plugin', and there is no module 'planted_nowhere'. Install bad again."
+    )
+
+
+def test_an_entry_point_that_names_nothing_is_broken(installed: Install) -> None:
+    installed("bad", GOOD.format(name="x"), point="bad = planted_bad:plugin")
+    assert "no attribute 'plugin'" in str(only(Catalog.discover(group=GROUP), "bad").error)
+
+
+@pytest.mark.parametrize("content", [b"[plantest.v1]\nno equals sign\n", b"\xff\xfe not text"])
+def test_entry_points_that_cannot_be_read_hide_no_other_dist(
+    installed: Install, tmp_path: Path, content: bytes
+) -> None:
+    installed("bad", GOOD.format(name="x"))
+    (tmp_path / "bad-1.0.dist-info" / "entry_points.txt").write_bytes(content)
+    record = only(Catalog.discover(group=GROUP), "bad")
+    assert record.status == "broken"
+    assert "entry points of its dist cannot be read" in str(record.error)
+
+
+def test_a_dist_whose_metadata_is_gone_does_not_stop_discovery(installed: Install, tmp_path: Path) -> None:
+    installed("bad", GOOD.format(name="x"))
+    (tmp_path / "bad-1.0.dist-info" / "METADATA").unlink()
+    only(Catalog.discover(group=GROUP), "bad")
+
+
+def test_a_plugin_of_another_version_of_the_hooks_is_refused_without_importing_it(installed: Install) -> None:
+    installed("later", "\nraise RuntimeError", group="plantest.v2")
+    installed("other-project", "\nraise RuntimeError", group="othertest.v2")
+    catalog = Catalog.discover(group=GROUP)
+    record = only(catalog, "later")
+    assert record.status == "refused"
+    assert "it speaks hooks plantest.v2, this unirl-core speaks plantest.v1" in str(record.error)
+    assert "planted_later" not in sys.modules
+    assert "other-project" not in {record.name for record in catalog.records}
+
+
+def test_plugins_come_in_the_order_of_their_names(installed: Install) -> None:
+    installed("zebra", GOOD.format(name="z"))
+    installed("ant", GOOD.format(name="a"))
+    assert [record.name for record in Catalog.discover(group=GROUP).records] == ["ant", "good", "zebra"]
+
+
+def test_of_two_copies_of_a_dist_the_first_on_the_path_counts(
+    installed: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = tmp_path / "second"
+    info = second / "Good-0.9.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: Good\nVersion: 0.9\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\ngood = planted_good\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(second)])
+    assert [record.version for record in Catalog.discover(group=GROUP).records] == ["1.0"]
+
+
+def test_a_disabled_plugin_is_not_imported_and_says_so(installed: Install) -> None:
+    installed("heavy", "\nraise RuntimeError")
+    catalog = Catalog.discover(group=GROUP, disabled=["heavy"])
+    assert only(catalog, "heavy").status == "disabled"
+    assert "planted_heavy" not in sys.modules
+    with pytest.raises(PluginBroken, match="is disabled: it was disabled by choice"):
+        catalog.get("tracker", "heavy")
+
+
+def test_disabling_what_is_not_installed_is_an_error(installed: Install) -> None:
+    with pytest.raises(PluginNotFound, match=r"'goodd' was to be disabled.*did you mean 'good'"):
+        Catalog.discover(group=GROUP, disabled=["goodd"])
+
+
+def test_a_part_of_a_broken_plugin_is_an_error_only_when_asked_for(installed: Install) -> None:
+    installed("bad", "\n@hookimpl\ndef unirl_trackers():\n    return [tracker('x'), 3]")
+    catalog = Catalog.discover(group=GROUP)
+    assert catalog.names("tracker") == ["good-notes"]
+    with pytest.raises(PluginBroken, match=r"tracker 'x': plugin 'bad' .* is broken: unirl_trackers must return"):
+        catalog.get("tracker", "x")
+
+
+def test_the_cause_of_a_broken_plugin_is_kept(installed: Install) -> None:
+    installed("bad", "\nraise RuntimeError('no licence')")
+    with pytest.raises(PluginBroken) as caught:
+        Catalog.discover(group=GROUP).get("tracker", "bad")
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_the_registry_tells_which_broken_plugin_would_provide_a_part() -> None:
+    record = SimpleNamespace(unirl_rewards=hookimpl(lambda: 3))
+    registry = Registry([KnownPart(kind="reward", name="shapes", dist="Unirl_Reward.Rules", summary="s")])
+    catalog = Catalog.of({"unirl-reward-rules": record}, registry=registry)
+    with pytest.raises(PluginBroken, match=r"reward 'shapes': plugin 'unirl-reward-rules' .* is broken"):
+        catalog.get("reward", "shapes")
+
+
+def trackers(*names: str) -> Any:
+    specs = [TrackerSpec(name=name, summary="Notes.", build="m:build", config="m:C") for name in names]
+    return SimpleNamespace(unirl_trackers=hookimpl(lambda: specs))
+
+
+def test_two_providers_of_one_part_conflict_only_when_it_is_asked_for() -> None:
+    catalog = Catalog.of({"dist-one": trackers("notes", "a"), "dist-two": trackers("notes", "b")})
+    assert catalog.get("tracker", "a").dist == "dist-one"
+    assert catalog.names("tracker") == ["a", "b", "notes"]
+    assert [record.conflicts for record in catalog.records] == [
+        ("tracker 'notes' is provided by dist-two as well",),
+        ("tracker 'notes' is provided by dist-one as well",),
+    ]
+    with pytest.raises(PluginConflict, match="provided by dist-one 0 and dist-two 0"):
+        catalog.get("tracker", "notes")
+
+
+REGISTRY = Registry(
+    [
+        KnownPart(kind="tracker", name="board", dist="unirl-tracker-board", summary="s"),
+        KnownPart(kind="tracker", name="later", dist="unirl-tracker-later", summary="s", planned=True),
+        KnownPart(kind="tracker", name="newer", dist="unirl-tracker-notes", summary="s"),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "says"),
+    [
+        ("tracker", "ntes", "tracker 'ntes' is unknown; installed are notes; did you mean 'notes'?"),
+        ("tracker", "bord", "did you mean 'board'?"),
+        (
+            "tracker",
+            "board",
+            r"'board' is not installed; installed are notes. Install it: `pip install unirl-tracker-board`\.",
+        ),
+        ("tracker", "later", "It is planned as unirl-tracker-later and not published yet."),
+        ("tracker", "newer", "Unirl-tracker-notes 0 is installed and lacks it; upgrade it."),
+        ("engine", "zzz", "engine 'zzz' is unknown; no engine is installed."),
+        ("engine", "notes", "; there is a part of that name, of kind tracker."),
+    ],
+)
+def test_a_part_that_is_not_there_says_what_to_do(kind: Any, name: str, says: str) -> None:
+    catalog = Catalog.of({"unirl-tracker-notes": trackers("notes")}, registry=REGISTRY)
+    with pytest.raises(PluginNotFound, match=says):
+        catalog.get(kind, name)
+
+
+def test_a_search_in_vain_names_the_plugins_that_did_not_load(installed: Install) -> None:
+    installed("bad", "\nraise RuntimeError")
+    with pytest.raises(PluginNotFound, match="Not loaded: bad; `unirl plugins` says why"):
+        Catalog.discover(group=GROUP).get("tracker", "zzz")
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("planted_impl", "it must read 'package.module:attribute'"),
+        ("planted_gone:build", "importing it raised ModuleNotFoundError"),
+        ("planted_impl:buidl", "there is no 'buidl' in it; did you mean 'build'"),
+        ("planted_impl:build.x", "there is no 'x' in it"),
+        ("planted_raises:build", "importing it raised ZeroDivisionError: division by zero .*planted_raises.py:1"),
+    ],
+)
+def test_a_string_that_does_not_resolve_names_the_plugin_and_itself(
+    install: Install, tmp_path: Path, target: str, says: str
+) -> None:
+    (tmp_path / "planted_impl.py").write_text("def build(config): ...\n", encoding="utf-8")
+    (tmp_path / "planted_raises.py").write_text("1 / 0\n", encoding="utf-8")
+    spec = TrackerSpec(name="notes", summary="Notes.", build=target, config="planted_impl:Config")
+    catalog = Catalog.of({"unirl-notes": SimpleNamespace(unirl_trackers=hookimpl(lambda: [spec]))})
+    with pytest.raises(PluginBroken, match=f"plugin 'unirl-notes' .unirl-notes 0. names {target!r}; {says}"):
+        catalog.resolve(target)
+
+
+def test_a_string_that_resolves_is_imported_when_asked(install: Install, tmp_path: Path) -> None:
+    (tmp_path / "planted_impl.py").write_text("class A:\n    class B: ...\n", encoding="utf-8")
+    assert Catalog.of({}).resolve("planted_impl:A.B").__qualname__ == "A.B"
+
+
+def raising(*arguments: object, **keywords: object) -> Any:
+    raise ValueError("boom")
+
+
+def test_a_check_that_raises_does_not_silence_the_others() -> None:
+    judge = SimpleNamespace(unirl_check_plan=hookimpl(lambda plan: ["run.steps: 3 was asked for.", "no key here"]))
+    bystander = trackers("notes")
+    bystander.unirl_check_plan = hookimpl(lambda plan: raising())
+    catalog = Catalog.of({"bystander": bystander, "judge": judge})
+    plan = cast(Plan, SimpleNamespace(choices=[]))
+    # The bystander has parts of its own and none of them is in the plan, so its failure refuses nothing.
+    assert catalog.check_plan(plan) == [("run.steps", "3 was asked for."), ("plugin judge", "no key here")]
+    assert [(failure.plugin, failure.hook) for failure in catalog.failures] == [("bystander", "unirl_check_plan")]
+
+
+@pytest.mark.parametrize("choices", [[SimpleNamespace(dist="owner")], []])
+def test_a_check_that_raises_refuses_the_plans_that_it_is_there_for(choices: list[Any]) -> None:
+    plugin = trackers("notes") if choices else SimpleNamespace()
+    plugin.unirl_check_plan = hookimpl(lambda plan: raising())
+    found = Catalog.of({"owner": plugin}).check_plan(cast(Plan, SimpleNamespace(choices=choices)))
+    assert [key for key, _ in found] == ["plugin owner"]
+    assert "its check of the plan raised ValueError: boom" in found[0][1]
+
+
+def test_an_observer_that_raises_is_recorded_once_and_the_others_see_every_event() -> None:
+    seen: list[int] = []
+    catalog = Catalog.of(
+        {
+            "bad": SimpleNamespace(unirl_event=hookimpl(lambda event: raising())),
+            "good": SimpleNamespace(unirl_event=hookimpl(lambda event: seen.append(event.step))),
+        }
+    )
+    for step in range(3):
+        catalog.emit(Event(kind="step", step=step))
+    assert seen == [0, 1, 2]
+    assert [(failure.dist, failure.hook) for failure in catalog.failures] == [("bad", "unirl_event")]
+
+
+def test_plugins_add_commands_but_take_none_away() -> None:
+    ours = click.Command("train")
+    group = click.Group("unirl", commands={"train": ours})
+    mine = SimpleNamespace(unirl_commands=hookimpl(lambda cli: cli.add_command(click.Command("mine"))))
+    thief = SimpleNamespace(unirl_commands=hookimpl(lambda cli: cli.add_command(click.Command("train"))))
+    bad = SimpleNamespace(unirl_commands=hookimpl(lambda cli: raising()))
+    catalog = Catalog.of({"a-bad": bad, "b-thief": thief, "c-mine": mine})
+    catalog.add_commands(group)
+    assert sorted(group.commands) == ["mine", "train"]
+    assert group.commands["train"] is ours
+    assert [failure.plugin for failure in catalog.failures] == ["a-bad", "b-thief"]
+
+
+def test_a_plugin_may_be_a_module() -> None:
+    module = ModuleType("planted_module")
+    vars(module)["unirl_trackers"] = trackers("notes").unirl_trackers
+    assert Catalog.of({"unirl-x": module}).records[0].module == "planted_module"
+
+
+def test_discovery_imports_nothing_heavy() -> None:
+    """In a process of its own: this one has torch."""
+    code = """
+        import sys
+        from unirl.core.catalog import Catalog
+        catalog = Catalog.discover()
+        assert len(catalog.parts()) >= 1, catalog.records
+        heavy = {"torch", "ray", "hydra", "omegaconf", "transformers", "diffusers", "peft", "numpy"}
+        print(sorted(heavy & set(sys.modules)))
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
