@@ -146,10 +146,10 @@ def test_192_images_take_less_than_60_ms() -> None:
     reward, samples = build(ShapesConfig(), device="cpu"), wanting(ALL * 3, images)
     seconds = []
     for _ in range(8):
-        started = time.perf_counter()
+        started = time.process_time()
         reward.score(samples)
-        seconds.append(time.perf_counter() - started)
-    # The best of several: a busy machine slows any one of them.
+        seconds.append(time.process_time() - started)
+    # Processor time, and the best of several: other processes must not fail it.
     assert min(seconds) < 0.06
 
 

@@ -1,0 +1,26 @@
+"""The quickstart's checkpoint, prompts and recipe, as files of this package."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["checkpoint_path", "prompts_path"]
+
+
+def checkpoint_path() -> Path:
+    """Folder of the tiny Stable Diffusion 3 checkpoint, in the layout of diffusers."""
+    return _path("checkpoint")
+
+
+def prompts_path(split: Literal["train", "heldout"]) -> Path:
+    """File of captions, one JSON row each. No caption of `heldout` is in `train`."""
+    return _path(f"prompts/{split}.jsonl")
+
+
+def _path(name: str) -> Path:
+    path = Path(str(files("unirl.quickstart").joinpath(name)))
+    if not path.exists():
+        raise FileNotFoundError(f"unirl-quickstart: {path} is not there; install the package again, unzipped.")
+    return path
