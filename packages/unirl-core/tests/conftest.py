@@ -97,25 +97,17 @@ MODEL = ModelSpec(
     capabilities={Cap.LATENT_STAGE: Support.NATIVE},
     **_part(ToyModelConfig),
 )
-PAIR = ModelSpec(
-    name="pair", tracks={"draft": "latent", "final": "latent"}, trainable="net", **_part(ToyModelConfig)
-)
-NEAR = EngineSpec(
-    name="near", kernels=("flow-sde", "euler"), capabilities=ENGINE_CAPS, **_part(NearEngineConfig)
-)
+PAIR = ModelSpec(name="pair", tracks={"draft": "latent", "final": "latent"}, trainable="net", **_part(ToyModelConfig))
+NEAR = EngineSpec(name="near", kernels=("flow-sde", "euler"), capabilities=ENGINE_CAPS, **_part(NearEngineConfig))
 FAR = EngineSpec(name="far", kernels=("flow-sde", "euler"), capabilities=ENGINE_CAPS, **_part(FarEngineConfig))
-BACKEND = BackendSpec(
-    name="plain", capabilities={Cap.TRAIN_FULL: Support.NATIVE}, **_part(ToyBackendConfig)
-)
+BACKEND = BackendSpec(name="plain", capabilities={Cap.TRAIN_FULL: Support.NATIVE}, **_part(ToyBackendConfig))
 ALGORITHM = AlgorithmSpec(
     name="grpo-like",
     needs=Needs(track="latent", trajectory="window", log_probs="gaussian", stochastic=True),
     clip_key="clip_range",
     **_part(ToyAlgorithmConfig),
 )
-REWARDS = [
-    RewardSpec(name=name, scale="0 to 1", media="image", **_part(ToyRewardConfig)) for name in ("size", "tone")
-]
+REWARDS = [RewardSpec(name=name, scale="0 to 1", media="image", **_part(ToyRewardConfig)) for name in ("size", "tone")]
 TRACKER = TrackerSpec(name="notes", **_part(ToyTrackerConfig))
 
 PLUGIN = SimpleNamespace(

@@ -117,9 +117,7 @@ class Needs:
         """Both needs at once: where `other` differs from the default it decides."""
         default = Needs()
         changed = {
-            f.name: getattr(other, f.name)
-            for f in fields(self)
-            if getattr(other, f.name) != getattr(default, f.name)
+            f.name: getattr(other, f.name) for f in fields(self) if getattr(other, f.name) != getattr(default, f.name)
         }
         return Needs(**{**{f.name: getattr(self, f.name) for f in fields(self)}, **changed})
 
