@@ -1,0 +1,160 @@
+"""What happened in a run, read from its folder: the events that count, and the recipe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from unirl.core.errors import UniRLError
+from unirl.core.events import Event, read_events
+
+from .media import ImageBatch, read_media
+
+__all__ = ["Evaluation", "RunFolderError", "RunHistory", "Session", "StepRow", "read_history"]
+
+EVENTS = "events.jsonl"
+RECIPE = "recipe.json"
+
+
+class RunFolderError(UniRLError):
+    """A folder holds no run, or one that cannot be read."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRow:
+    step: int
+    """Steps completed with this one."""
+    metrics: Mapping[str, float]
+    phases: Mapping[str, float]
+    """Phase -> seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    step: int
+    metrics: Mapping[str, float]
+    phases: Mapping[str, float]
+
+
+@dataclass(kw_only=True)
+class Session:
+    """From a start or a resume to its end."""
+
+    first_step: int
+    began: float
+    """Seconds since the epoch."""
+    last_seen: float
+    status: str | None = None
+    """None when no end was recorded."""
+    wall_s: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Wall time: as recorded at the end, else up to the last event."""
+        return self.last_seen - self.began if self.wall_s is None else self.wall_s
+
+
+@dataclass(kw_only=True)
+class RunHistory:
+    """A run over all its sessions. What a resumed run computed again counts once."""
+
+    folder: Path
+    name: str = ""
+    recipe: str = ""
+    plan_hash: str = ""
+    num_steps_planned: int | None = None
+    resolved: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    origins: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    """Key path -> source and detail."""
+    predicted: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    """Track -> counts of one step and `generate_share`, by formula."""
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    sessions: list[Session] = field(default_factory=list[Session])
+    steps: list[StepRow] = field(default_factory=list[StepRow])
+    evaluations: list[Evaluation] = field(default_factory=list[Evaluation])
+    checkpoints: list[Event] = field(default_factory=list[Event])
+    findings: list[Event] = field(default_factory=list[Event])
+    images: list[ImageBatch] = field(default_factory=list[ImageBatch])
+
+    @property
+    def num_steps(self) -> int:
+        """Steps completed."""
+        return self.steps[-1].step if self.steps else self.sessions[-1].first_step
+
+    @property
+    def wall_s(self) -> float:
+        return sum(session.seconds for session in self.sessions)
+
+    def batches(self, key: str) -> list[ImageBatch]:
+        return [batch for batch in self.images if batch.key == key and batch.samples]
+
+    def series(self, metric: str) -> dict[str, list[tuple[int, float]]]:
+        """Points of a step metric of every track that has it: name -> (step, value). One track has no prefix."""
+        found: dict[str, list[tuple[int, float]]] = {}
+        for row in self.steps:
+            for key, value in row.metrics.items():
+                if key == metric or key.endswith(f"/{metric}"):
+                    found.setdefault(key, []).append((row.step, value))
+        return found
+
+
+def read_history(folder: Path) -> RunHistory:
+    """Read a run folder. Raises RunFolderError when it holds no run or a damaged file."""
+    path = folder / EVENTS
+    if not path.is_file():
+        raise RunFolderError(f"{folder}: it has no {EVENTS}; name the folder that a run printed.")
+    try:
+        history = _from_events(folder, read_events(path))
+        history.images = read_media(folder)
+        if (folder / RECIPE).is_file():
+            recipe = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
+            history.resolved = recipe["resolved"]
+            history.origins = {key: (source, detail) for key, (source, detail) in recipe["origins"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunFolderError(f"{folder}: it cannot be read as a run: {type(error).__name__}: {error}") from error
+    if not history.sessions:
+        raise RunFolderError(f"{path}: no run was started in it; there is nothing to report yet.")
+    return history
+
+
+def _from_events(folder: Path, events: list[Event]) -> RunHistory:
+    history = RunHistory(folder=folder)
+    steps: dict[int, StepRow] = {}
+    evaluations: dict[int, Evaluation] = {}
+    checkpoints: dict[int, Event] = {}
+    for event in events:
+        data = event.data
+        if event.kind in ("run_started", "run_resumed"):
+            # What came after the checkpoint is computed again.
+            for rows in (steps, evaluations, checkpoints):
+                for late in [at for at in rows if at > event.step]:
+                    del rows[late]
+            history.sessions.append(Session(first_step=event.step, began=event.time, last_seen=event.time))
+            history.name, history.recipe, history.plan_hash = data["name"], data["recipe"], data["plan_hash"]
+            history.resolved = data.get("resolved", {})
+            history.num_steps_planned = data.get("steps")
+            history.predicted = data.get("predicted", {})
+            history.versions = data.get("versions", {})
+        elif event.kind == "step":
+            steps[event.step] = StepRow(step=event.step, metrics=data["metrics"], phases=data.get("phases", {}))
+        elif event.kind == "evaluated":
+            evaluations[event.step] = Evaluation(
+                step=event.step, metrics=data["metrics"], phases=data.get("phases", {})
+            )
+        elif event.kind == "checkpoint_saved":
+            checkpoints[event.step] = event
+        elif event.kind == "finding":
+            history.findings.append(event)
+        elif event.kind == "run_finished" and history.sessions:
+            history.sessions[-1].status, history.sessions[-1].wall_s = data["status"], data.get("wall_s")
+        if history.sessions:
+            history.sessions[-1].last_seen = event.time
+    history.steps = [steps[at] for at in sorted(steps)]
+    history.evaluations = [evaluations[at] for at in sorted(evaluations)]
+    history.checkpoints = [checkpoints[at] for at in sorted(checkpoints)]
+    return history

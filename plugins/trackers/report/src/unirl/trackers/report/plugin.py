@@ -1,0 +1,32 @@
+"""The report: curves, contact sheet and one page in the run folder, while it runs and again whenever asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unirl.core.hookspec import hookimpl
+from unirl.core.spec import TrackerSpec
+
+if TYPE_CHECKING:
+    import click
+
+__all__ = ["unirl_commands", "unirl_trackers"]
+
+
+@hookimpl
+def unirl_trackers() -> list[TrackerSpec]:
+    return [
+        TrackerSpec(
+            name="report",
+            summary="Curves, a before/after contact sheet and one static page in the run folder.",
+            build="unirl.trackers.report.tracker:build",
+            config="unirl.trackers.report.config:ReportConfig",
+        )
+    ]
+
+
+@hookimpl
+def unirl_commands(cli: click.Group) -> None:
+    from .command import report
+
+    cli.add_command(report)

@@ -1,0 +1,68 @@
+"""Writing the report of a run folder: two PNG files and one page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from unirl.core.errors import RecipeError
+
+from .compare import pair_samples
+from .config import ReportConfig
+from .contact import contact_sheet
+from .curves import draw_curves
+from .history import RunHistory, read_history
+from .page import render_page
+
+__all__ = ["ReportFiles", "recorded_config", "write_report"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFiles:
+    """What was written."""
+
+    page: Path
+    curves: Path
+    contact_sheet: Path | None
+    """None when the run has no held-out images."""
+
+
+def write_report(folder: Path, *, config: ReportConfig | None = None, is_running: bool = False) -> ReportFiles:
+    """Write `report.html`, `curves.png` and `contact_sheet.png` of a run folder, over those that are there.
+
+    config: None takes what the run's recipe says.  is_running: the run goes on after this.
+    Raises RunFolderError when the folder holds no run that can be read.
+    """
+    history = read_history(folder)
+    config = config or recorded_config(history)
+    light = draw_curves(history, dark=False)
+    # Drawing takes most of the time of a report, and the run waits for it: the dark curves come with the last one.
+    dark = light if is_running else draw_curves(history, dark=True)
+    pairs = pair_samples(history, limit=config.pairs)
+    sheet = folder / "contact_sheet.png" if pairs else None
+    if pairs and sheet:
+        _replace(sheet, contact_sheet(pairs, title=history.name))
+    curves = _replace(folder / "curves.png", light.png)
+    page = render_page(history, config=config, light=light, dark=dark, pairs=pairs, is_running=is_running)
+    return ReportFiles(page=_replace(folder / "report.html", page.encode()), curves=curves, contact_sheet=sheet)
+
+
+def recorded_config(history: RunHistory) -> ReportConfig:
+    """The settings of the report that the run was made with; the defaults when it had no report."""
+    for section in history.resolved.get("tracker", {}).values():
+        if section.get("use") == "report":
+            unknown = set(section) - {field.name for field in fields(ReportConfig)}
+            if unknown:
+                raise RecipeError(
+                    f"{history.folder}: the recorded recipe has tracker keys that this report does not know: "
+                    f"{', '.join(sorted(unknown))}. Use the unirl-tracker-report that made the run."
+                )
+            return ReportConfig(**section)
+    return ReportConfig()
+
+
+def _replace(path: Path, content: bytes) -> Path:
+    """Write a file so that whoever reads it meanwhile sees the old or the new one, never a part."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content)
+    return part.replace(path)
