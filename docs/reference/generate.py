@@ -22,7 +22,7 @@ import click
 from unirl.core import config as schema
 from unirl.core.capability import Cap, Needs, Support
 from unirl.core.catalog import Catalog
-from unirl.core.cli import main_group
+from unirl.core.cli import cli as main_group
 from unirl.core.hookspec import HookSpecs
 from unirl.core.spec import KINDS, AlgorithmSpec, EngineSpec, ModelSpec, RewardSpec, Spec
 

@@ -148,7 +148,7 @@ class ReplayedLike(Protocol):
 
 
 class Replay(Protocol):
-    """Recomputes the transitions of a track with the weights of a policy, with gradient for `live` unless in no_grad."""
+    """Recomputes a track's transitions with the weights of a policy; with gradient for `live`, unless in no_grad."""
 
     def __call__(self, track: Track, *, policy: Policy = "live") -> ReplayedLike: ...
 
