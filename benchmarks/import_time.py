@@ -9,9 +9,9 @@ import time
 COMMANDS = {
     "python -c pass": [sys.executable, "-c", "pass"],
     "import unirl.core.roles": [sys.executable, "-c", "import unirl.core.roles"],
-    "unirl --help": [sys.executable, "-m", "unirl.core.cli", "--help"],
-    "unirl plugins --json": [sys.executable, "-m", "unirl.core.cli", "plugins", "--json"],
-    "unirl compose quickstart": [sys.executable, "-m", "unirl.core.cli", "compose", "quickstart"],
+    "unirl --help": [sys.executable, "-m", "unirl.core", "--help"],
+    "unirl plugins --json": [sys.executable, "-m", "unirl.core", "plugins", "--json"],
+    "unirl compose quickstart": [sys.executable, "-m", "unirl.core", "compose", "quickstart"],
     "import torch": [sys.executable, "-c", "import torch"],
 }
 ROUNDS = 7

@@ -24,7 +24,7 @@ PAGES = sorted(
     ]
     if ".venv" not in path.parts
 )
-UNIRL = [sys.executable, "-m", "unirl.core.cli"]
+UNIRL = [sys.executable, "-m", "unirl.core"]
 
 
 def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -155,22 +155,22 @@ def test_a_reward_that_fails_leaves_the_steps_before_it_resumable(
     start: Callable[..., RunResult], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from unirl.core.roles import ScoreInput, Scores
-    from unirl.rewards.rules.brightness import Brightness
+    from unirl.rewards.rules.brightness import BrightnessReward
 
-    scored, sound = 0, Brightness.score
+    scored, sound = 0, BrightnessReward.score
 
-    def breaks_in_the_third_step(self: Brightness, samples: ScoreInput) -> Scores:
+    def breaks_in_the_third_step(self: BrightnessReward, samples: ScoreInput) -> Scores:
         nonlocal scored
         scored += 1
         scores = sound(self, samples)
         return Scores(values=scores.values * float("nan")) if scored == 4 else scores
 
     extra = ["+reward@reward.light=brightness", "run.steps=3"]
-    monkeypatch.setattr(Brightness, "score", breaks_in_the_third_step)
+    monkeypatch.setattr(BrightnessReward, "score", breaks_in_the_third_step)
     with pytest.raises(RewardFailed, match=r"reward\.light: gave nan for sample 'r2/") as caught:
         start("run", *extra)
     assert any("unirl train --resume" in note for note in caught.value.__notes__)
-    monkeypatch.setattr(Brightness, "score", sound)
+    monkeypatch.setattr(BrightnessReward, "score", sound)
     assert start("run", *extra, resume=tmp_path / "run").step == 3
     assert events(tmp_path / "run", "run_finished")[0]["status"] == "failed"
 
@@ -186,7 +186,7 @@ def test_a_constant_reward_stops_the_run_or_is_skipped_on_request(start: Callabl
 
 def unirl(*words: str, cwd: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "unirl.core.cli", *words],
+        [sys.executable, "-m", "unirl.core", *words],
         cwd=cwd,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -199,7 +199,7 @@ def unirl(*words: str, cwd: Path) -> subprocess.Popen[str]:
 def test_ctrl_c_leaves_a_resumable_run_and_says_how(tmp_path: Path) -> None:
     process = unirl("train", "quickstart", *SMALL, "run.dir=run", "run.steps=500", cwd=tmp_path)
     log, deadline = tmp_path / "run" / "events.jsonl", time.monotonic() + 120
-    while time.monotonic() < deadline and not (log.exists() and '"step"' in log.read_text()):
+    while process.poll() is None and time.monotonic() < deadline and not (log.exists() and '"step"' in log.read_text()):
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
