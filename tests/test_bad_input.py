@@ -32,9 +32,9 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
         (["quikstart"], 2, "did you mean 'quickstart'"),
         (["quickstart", "engine=transide"], 2, "did you mean 'trainside'"),
         (["quickstart", "engine=vllm-omni"], 2, "'vllm-omni'"),
-        (["quickstart", "algorithm.clip_rnge=1e-4"], 2, "did you mean 'clip_range'"),
+        (["quickstart", "algorithm.clip_rnge=1e-4"], 2, "did you mean algorithm.clip_range?"),
         (["quickstart", "algorithm.clip_range=wide"], 2, "algorithm.clip_range"),
-        (["quickstart", "run.stepz=3"], 2, "did you mean 'steps'"),
+        (["quickstart", "run.stepz=3"], 2, "did you mean run.steps?"),
         (["quickstart", "sampling.eta=0"], 1, "sampling.eta: algorithm 'flow-grpo' takes ratios of log-probs"),
         (["quickstart", "sampling.sde.mode=fixed", "sampling.sde.steps=[20]"], 1, "step 20 is past the last step 9"),
         (

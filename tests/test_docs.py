@@ -47,7 +47,7 @@ def commands() -> list[str]:
             match = re.match(
                 r"(?: {4}|\$ |)(?:python3 bootstrap\.py -- )?(unirl (?:train|compose|plugins|recipes|doctor).*)", line
             )
-            if match and (line.startswith("    ") or line.startswith("unirl")):
+            if match and "reference" not in page.parts and (line.startswith("    ") or line.startswith("unirl")):
                 found[match.group(1).split("  #")[0].strip()] = None
     return list(found)
 
@@ -128,3 +128,12 @@ def test_the_plugin_page_builds_a_reward_that_trains(tmp_path: Path) -> None:
 def uv() -> str:
     own = ROOT / ".uv-bin" / "bin" / "uv"
     return str(own) if own.is_file() else "uv"
+
+
+def test_the_python_example_of_the_core_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "packages/unirl-core/README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    small = example.replace('"run.steps=1"', '"run.steps=1", "data.prompts_per_step=2", "data.samples_per_prompt=2"')
+    exec(compile(small, "README.md", "exec"), {})
+    assert (tmp_path / "run" / "events.jsonl").is_file()
