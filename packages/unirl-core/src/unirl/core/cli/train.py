@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,6 +86,8 @@ def run_plan(
     """Train a plan with its progress on the screen."""
     from .progress import RunSummary, show_progress
 
+    # transformers announces at import that torchvision is absent, which nothing here uses. A setting of the user's wins.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     summary = RunSummary()
     with show_progress() as progress:
         from ..run import train
