@@ -86,7 +86,7 @@ def run_plan(
     """Train a plan with its progress on the screen."""
     from .progress import RunSummary, show_progress
 
-    # transformers announces at import that torchvision is absent, which nothing here uses. A setting of the user's wins.
+    # transformers announces at import that torchvision is absent, which nothing here uses. The user's setting wins.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     summary = RunSummary()
     with show_progress() as progress:
