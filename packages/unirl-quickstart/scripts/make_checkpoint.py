@@ -339,7 +339,7 @@ something to learn. It knows no other words.
 
 Made by
 
-    python packages/unirl-quickstart/scripts/make_checkpoint.py {arguments}
+    python packages/unirl-quickstart/scripts/make_checkpoint.py{arguments}
 
 with torch {torch}, diffusers {diffusers}, transformers {transformers}.
 The VAE saw shapes of all 64 captions; denoiser and text encoders, trained together, saw {scenes_seen}.
@@ -424,7 +424,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=PACKAGE, help="gets the folders `checkpoint` and `prompts`")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--vae-steps", type=int, default=2000)
-    parser.add_argument("--steps", type=int, default=1500, help="denoiser steps; more steps, fewer mistakes")
+    parser.add_argument("--steps", type=int, default=1400, help="denoiser steps; more steps, fewer mistakes")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--images-per-scene", type=int, default=80)
@@ -464,7 +464,7 @@ def main() -> None:
     reloaded = write_checkpoint(pipeline, folder)
     write_prompts(args.out / "prompts")
     given = [argument for argument in sys.argv[1:] if "--out" not in argument]
-    write_card(reloaded, folder, seed=args.seed, arguments=" ".join(given), scenes=args.scenes)
+    write_card(reloaded, folder, seed=args.seed, arguments="".join(f" {argument}" for argument in given), scenes=args.scenes)
 
 
 if __name__ == "__main__":
