@@ -1,6 +1,6 @@
 """Flow-GRPO on the quickstart's checkpoint, written out by hand in one file: what UniRL's overhead is measured against.
 
-    python benchmarks/bare_loop.py --steps 100 --seed 0
+    python benchmarks/bare_loop.py --steps 80 --seed 0
 
 Plain PyTorch on the components of diffusers' pipeline. From UniRL it takes the checkpoint, the prompts and the
 rule that scores images, nothing else. Formulas: Flow-GRPO, arXiv 2505.05470.
@@ -287,7 +287,7 @@ def _read_prompts(split: str) -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 leaves torch's own choice")
     for name, value in asdict(Settings()).items():
         if isinstance(value, (int, float, str)):
