@@ -30,6 +30,8 @@ LORA_TARGETS = [
 
 @dataclass
 class Settings:
+    checkpoint: str = ""
+    """Folder of another checkpoint of that layout; empty is the quickstart's."""
     trains: str = "full"
     """`full` or `lora`."""
     learning_rate: float = 1e-4
@@ -81,7 +83,8 @@ class BareLoop:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         torch.manual_seed(settings.seed)
-        pipeline = StableDiffusion3Pipeline.from_pretrained(checkpoint_path(), local_files_only=True)
+        folder = settings.checkpoint or checkpoint_path()
+        pipeline = StableDiffusion3Pipeline.from_pretrained(folder, local_files_only=True)
         self.vae, self.transformer = pipeline.vae, pipeline.transformer
         self.transformer.eval()
         self.vae.requires_grad_(False)
