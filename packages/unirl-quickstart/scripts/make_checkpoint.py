@@ -463,8 +463,12 @@ def main() -> None:
     folder = args.out / "checkpoint"
     reloaded = write_checkpoint(pipeline, folder)
     write_prompts(args.out / "prompts")
-    given = [argument for argument in sys.argv[1:] if "--out" not in argument]
-    write_card(reloaded, folder, seed=args.seed, arguments="".join(f" {argument}" for argument in given), scenes=args.scenes)
+    given = "".join(
+        f" --{name.replace('_', '-')}={value}"
+        for name, value in vars(args).items()
+        if name != "out" and value != parser.get_default(name)
+    )
+    write_card(reloaded, folder, seed=args.seed, arguments=given, scenes=args.scenes)
 
 
 if __name__ == "__main__":
