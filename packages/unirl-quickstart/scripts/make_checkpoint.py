@@ -356,6 +356,9 @@ right place, and all three ("perfect"):
 {shares}
 
 Images that go through the VAE and back, {reconstructed} of them freshly drawn, are still perfect: {reconstruction}.
+
+It knows the padding that it was trained with: CLIP's 8 tokens, as its tokenizers say, and T5's 8 or 16. With other
+lengths, as in an engine that always pads CLIP to 77, it runs, but paints badly.
 """
 
 
