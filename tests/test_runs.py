@@ -32,6 +32,10 @@ SMALL = [
 ]
 
 
+VARIED = ["+reward@reward.light=brightness", "reward.light.weight=0.1"]
+"""A second reward that no two images share: the shapes of a dozen images may all score the same."""
+
+
 @pytest.fixture(scope="module")
 def catalog() -> Catalog:
     return Catalog.discover()
@@ -92,6 +96,40 @@ def test_the_engines_log_probs_are_the_replayed_ones_at_equal_batch_shape(start:
     )
     (event,) = events(result.folder, "step")
     assert event["metrics"]["ratio_max_dev_first"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["sampling.kernel=dance-sde", "sampling.eta=0.3", "sampling.same_initial_noise=true", *VARIED],
+        ["sampling.kernel=cps", "sampling.eta=0.8", *VARIED],
+        ["sampling.kernel=cps", "+sampling.kernel_options.constants=false", *VARIED],
+        ["sampling.guidance_scale=2", "sampling.negative_prompt=a red ring on the left"],
+        ["sampling.guidance_scale=2", "sampling.guidance_mode=two-pass", "train.micro_batch=5"],
+        ["sampling.guidance_scale=2", "sampling.guidance_mode=norm-corrected"],
+        ["algorithm.ratio_norm=true", "algorithm.step_weight=inverse-dt"],
+        ["sampling.sde.mode=random", "sampling.sde.last=1.0", "sampling.sde.count=2", "sampling.sde.per_group=true"],
+        ["advantage.combine=normalize-then-sum", "+reward@reward.light=brightness"],
+        ["backend.shard=always", "backend.activation_checkpointing=true"],
+        ["engine.forward_batch=5"],
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_every_variant_starts_at_ratio_one(start: Callable[..., RunResult], overrides: list[str]) -> None:
+    result = start("run", "run.steps=1", "train.updates_per_step=2", *overrides)
+    (event,) = events(result.folder, "step")
+    assert event["metrics"]["ratio_max_dev_first"] == 0.0
+    # Batch shapes of rollout and replay differ; fp32 rounding of log-probs of order 1 is 1e-7, more under guidance.
+    assert event["metrics"]["logp_gap_max"] < 5e-6
+
+
+def test_the_kl_to_the_reference_is_zero_until_the_adapter_has_moved(start: Callable[..., RunResult]) -> None:
+    lora = ["backend.trains=lora", "backend.lr=1e-3", "algorithm.kl_coef=0.1"]
+    result = start("run", "run.steps=2", "train.updates_per_step=1", *lora, *VARIED)
+    first, second = (event["metrics"]["kl"] for event in events(result.folder, "step"))
+    # A new adapter adds exactly 0, so both policies are one; after a step they are not.
+    assert first == 0.0
+    assert second > 0.0
 
 
 @pytest.mark.parametrize(

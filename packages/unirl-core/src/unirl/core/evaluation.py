@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from .data import Prompt
 from .events import EventStream
-from .parts import Parts, sync_weights
+from .parts import Parts, attributed, sync_weights
 from .requests import build_request, evaluation_sampling
 from .rollout import verify_echo
 from .scoring import score
@@ -41,7 +41,8 @@ def evaluate(
         policy_version=parts.backend.version,
     )
     policy = cast(Literal["live", "reference", "ema", "lagged"], plan.eval.policy)
-    with parts.backend.policy(policy):
+    owner = f"engine {plan.engine.name!r}"
+    with attributed(owner, phase="evaluate"), parts.backend.policy(policy):
         rollout = parts.engine.generate(request)
     verify_echo(request, rollout)
     metrics: dict[str, float] = {}

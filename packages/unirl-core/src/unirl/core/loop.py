@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import Literal
 
 from .data import Prompt
-from .errors import RewardFailed, RunFailed, UniRLError
+from .errors import RewardFailed
 from .evaluation import evaluate
 from .events import EventStream
-from .parts import Parts, sync_weights
+from .parts import Parts, attributed, sync_weights
 from .plan import Plan
 from .prompts import PromptOrder
 from .requests import build_request
@@ -31,14 +31,11 @@ class Phases:
 
     @contextmanager
     def __call__(self, name: str, *, owner: str = "the loop") -> Generator[None]:
-        """Time a phase. What fails in it is `owner`'s: errors that do not say so themselves become a RunFailed."""
+        """Time a phase, and attribute what fails in it to `owner`."""
         start = time.perf_counter()
         try:
-            yield
-        except UniRLError:
-            raise
-        except Exception as error:
-            raise RunFailed(f"{owner} failed in phase {name!r}: {type(error).__name__}: {error}") from error
+            with attributed(owner, phase=name):
+                yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 

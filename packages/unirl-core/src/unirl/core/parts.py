@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .capability import Cap, Support
-from .errors import EchoMismatch
+from .errors import EchoMismatch, RunFailed, UniRLError
 from .roles import Algorithm, Backend, DiffusionModel, Engine, Reward
 
 if TYPE_CHECKING:
     from .plan import Plan
 
-__all__ = ["Parts", "sync_weights"]
+__all__ = ["Parts", "attributed", "sync_weights"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,17 @@ class Parts:
     algorithm: Algorithm
     rewards: Mapping[str, Reward]
     reward_weights: Mapping[str, float]
+
+
+@contextmanager
+def attributed(owner: str, *, phase: str) -> Generator[None]:
+    """What fails inside is `owner`'s: errors that do not say so themselves become a RunFailed that does."""
+    try:
+        yield
+    except UniRLError:
+        raise
+    except Exception as error:
+        raise RunFailed(f"{owner} failed in phase {phase!r}: {type(error).__name__}: {error}") from error
 
 
 def sync_weights(parts: Parts, plan: Plan) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .config import LatentSamplingConfig, SdeStepsConfig
 from .data import Prompt
@@ -72,7 +72,11 @@ def evaluation_sampling(plan: Plan) -> dict[str, LatentSamplingConfig]:
         raise PlanRejected(
             f"eval.sampling.{unknown[0]}: sampling has no such key; it has {', '.join(sorted(allowed))}."
         )
+    changed: dict[str, Any] = {"sde": SdeStepsConfig(mode="none")}
+    if "kernel" in plan.eval.sampling:
+        # Options belong to the kernel that they were written for.
+        changed["kernel_options"] = {}
     return {
-        name: dataclasses.replace(settings, **{"sde": SdeStepsConfig(mode="none"), **plan.eval.sampling})
+        name: dataclasses.replace(settings, **{**changed, **plan.eval.sampling})
         for name, settings in plan.sampling.items()
     }
