@@ -237,7 +237,11 @@ def unirl(*words: str, cwd: Path) -> subprocess.Popen[str]:
 def test_ctrl_c_leaves_a_resumable_run_and_says_how(tmp_path: Path) -> None:
     process = unirl("train", "quickstart", *SMALL, "run.dir=run", "run.steps=500", cwd=tmp_path)
     log, deadline = tmp_path / "run" / "events.jsonl", time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline and not (log.exists() and '"step"' in log.read_text()):
+    while (
+        process.poll() is None
+        and time.monotonic() < deadline
+        and not (log.exists() and '"kind":"step"' in log.read_text())
+    ):
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
