@@ -235,7 +235,9 @@ def test_rewards_must_exist_weigh_something_and_score_what_is_made() -> None:
     zero = make_plan(**{"reward.score_config": RewardConfig(weight=0.0)})
     assert any("weight 0" in line for line in refusals(zero))
     video = make_plan(**{"reward.score": dataclasses.replace(REWARD, media="video")})
-    assert any("scores video; model 'toy' gives image here" in line for line in refusals(video))
+    assert refusals(video) == ["reward.score: reward 'score' scores video; model 'toy' gives image here."]
+    text = make_plan(**{"reward.score": dataclasses.replace(REWARD, media="text")})
+    assert refusals(text) == ["reward.score: reward 'score' scores text; model 'toy' generates latent tracks."]
 
 
 def test_guidance_needs_both_the_engine_and_the_model() -> None:

@@ -130,6 +130,11 @@ def _parts(
     for key, reward in rewards.items():
         if wanted is not None:
             yield from _lacks(f"reward.{key}", reward, wanted, asks=asks)
+        if ("text" if reward.media == "text" else "latent") not in kinds:
+            yield Reason(
+                key=f"reward.{key}",
+                text=f"reward {reward.name!r} scores {reward.media}; model {model.name!r} generates {_names(kinds)} tracks.",
+            )
 
 
 def _backend(
@@ -230,7 +235,8 @@ def _rewards(plan: Plan) -> Iterator[Reason]:
     for key, choice in plan.rewards.items():
         media = choice.spec.media
         kinds = {_media(kind, plan.sampling.get(track)) for track, kind in plan.model.spec.tracks.items()}
-        if media not in kinds:
+        # Of a latent model, the number of frames decides between images and videos.
+        if media in ("image", "video") and media not in kinds and kinds & {"image", "video"}:
             yield Reason(
                 key=f"reward.{key}",
                 text=f"reward {choice.name!r} scores {media}; model {plan.model.name!r} gives {_names(kinds)} here.",
