@@ -20,16 +20,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _checkpoints() -> list[str]:
-    """Both, once the quickstart's checkpoint is part of its package."""
-    try:
-        checkpoint_path()
-    except FileNotFoundError:
-        return ["random"]
-    return ["random", "quickstart"]
-
-
-@pytest.fixture(scope="session", params=_checkpoints())
+@pytest.fixture(scope="session", params=["random", "quickstart"])
 def checkpoint(request: pytest.FixtureRequest, tiny_folder: Path) -> Path:
     """The checkpoints that must agree with diffusers: one with random weights, one that was trained."""
     return tiny_folder if request.param == "random" else checkpoint_path()

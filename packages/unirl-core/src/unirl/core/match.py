@@ -131,10 +131,8 @@ def _parts(
         if wanted is not None:
             yield from _lacks(f"reward.{key}", reward, wanted, asks=asks)
         if ("text" if reward.media == "text" else "latent") not in kinds:
-            yield Reason(
-                key=f"reward.{key}",
-                text=f"reward {reward.name!r} scores {reward.media}; model {model.name!r} generates {_names(kinds)} tracks.",
-            )
+            found = f"model {model.name!r} generates {_names(kinds)} tracks"
+            yield Reason(key=f"reward.{key}", text=f"reward {reward.name!r} scores {reward.media}; {found}.")
 
 
 def _backend(

@@ -125,6 +125,8 @@ def train(
             error.add_note(f"Completed steps are saved; go on with `{resume_command}`.")
         raise
     finally:
+        for failure in catalog.failures:
+            events.finding(f"plugin {failure.plugin!r}: {failure.hook} failed: {failure.error}", step=step)
         wall_s = time.perf_counter() - began
         events.emit("run_finished", step=step, status=status, wall_s=wall_s, folder=str(folder), error=problem)
         trackers.finish(status, step=step)
