@@ -106,7 +106,7 @@ def test_a_package_declares_every_sibling_that_it_imports(package: str) -> None:
 def test_no_module_is_in_an_import_circle() -> None:
     modules = {module_name(path): path for package in PACKAGES for path in files(package)}
     graph = {
-        name: {target for target in imports(path, top_level_only=True) if target in modules and target != name}
+        name: {target for target in imports(path) if target in modules and target != name}
         for name, path in modules.items()
     }
     done: set[str] = set()

@@ -153,7 +153,7 @@ class Catalog:
         """What a spec claims and lacks, one sentence each. Imports everything that it names."""
         from .spec_check import check_spec
 
-        return check_spec(spec, self)
+        return check_spec(spec, self.resolve)
 
     def check_plan(self, plan: Plan) -> list[tuple[str, str]]:
         """Reasons of plugins to refuse a plan: (key or plugin, sentence).

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, cast, get_args, get_origin, get_type_hints
 
 from .capability import Cap, Needs, Support
 from .config import PartConfig, RewardConfig
@@ -13,10 +13,10 @@ from .errors import PluginBroken
 from .names import did_you_mean
 from .spec import AlgorithmSpec, BackendSpec, ModelSpec, RewardSpec, Spec
 
-if TYPE_CHECKING:
-    from .catalog import Catalog
-
 __all__ = ["check_spec"]
+
+Resolve: TypeAlias = Callable[[str], Any]
+"""What `"module:attribute"` names, or PluginBroken: `Catalog.resolve`."""
 
 BUILD_KEYWORDS: dict[str, tuple[str, ...]] = {
     "model": ("device",),
@@ -29,14 +29,14 @@ BUILD_KEYWORDS: dict[str, tuple[str, ...]] = {
 """What `build(config, ...)` of each kind is called with. Launchers and transports have no role yet."""
 
 
-def check_spec(spec: Spec, catalog: Catalog) -> list[str]:
+def check_spec(spec: Spec, resolve: Resolve) -> list[str]:
     """What is wrong with a spec, one sentence each; none when it keeps what it says."""
     return [
         *_text(spec),
         *_capabilities(spec),
-        *_build(spec, catalog),
-        *_config(spec, catalog),
-        *_by_kind(spec, catalog),
+        *_build(spec, resolve),
+        *_config(spec, resolve),
+        *_by_kind(spec, resolve),
     ]
 
 
@@ -56,9 +56,9 @@ def _capabilities(spec: Spec) -> Iterator[str]:
             yield f"capabilities.{cap}: {support!r} is no Support; one of {', '.join(Support)}."
 
 
-def _build(spec: Spec, catalog: Catalog) -> Iterator[str]:
+def _build(spec: Spec, resolve: Resolve) -> Iterator[str]:
     try:
-        build = catalog.resolve(spec.build)
+        build = resolve(spec.build)
     except PluginBroken as error:
         yield f"build: {error}"
         return
@@ -70,9 +70,9 @@ def _build(spec: Spec, catalog: Catalog) -> Iterator[str]:
         yield from _misfit("build", spec.build, build, call, None, **dict.fromkeys(keywords))
 
 
-def _config(spec: Spec, catalog: Catalog) -> Iterator[str]:
+def _config(spec: Spec, resolve: Resolve) -> Iterator[str]:
     try:
-        config = catalog.resolve(spec.config)
+        config = resolve(spec.config)
     except PluginBroken as error:
         yield f"config: {error}"
         return
@@ -100,9 +100,9 @@ def _keys(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "trains_key", spec.trains_key
 
 
-def _by_kind(spec: Spec, catalog: Catalog) -> Iterator[str]:
+def _by_kind(spec: Spec, resolve: Resolve) -> Iterator[str]:
     if isinstance(spec, ModelSpec):
-        yield from _model(spec, catalog)
+        yield from _model(spec, resolve)
     if isinstance(spec, AlgorithmSpec):
         yield from _needs("needs", spec.needs)
         for key, further in spec.when.items():
@@ -111,7 +111,7 @@ def _by_kind(spec: Spec, catalog: Catalog) -> Iterator[str]:
         yield "scale: empty; say what the number means and its range."
 
 
-def _model(spec: ModelSpec, catalog: Catalog) -> Iterator[str]:
+def _model(spec: ModelSpec, resolve: Resolve) -> Iterator[str]:
     kinds = set(spec.tracks.values())
     for cap, kind in ((Cap.LATENT_STAGE, "latent"), (Cap.TEXT_STAGE, "text")):
         if (kind in kinds) != (spec.support(cap) is Support.NATIVE):
@@ -121,7 +121,7 @@ def _model(spec: ModelSpec, catalog: Catalog) -> Iterator[str]:
         yield f"lora_targets: empty, and the capability {Cap.LORA} is claimed."
     if spec.tiny is not None:
         try:
-            tiny = catalog.resolve(spec.tiny)
+            tiny = resolve(spec.tiny)
         except PluginBroken as error:
             yield f"tiny: {error}"
         else:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import RecipeError, UniRLError
 from .output import print_table
-from .train import refuse_unless_matched, run_plan
+from .running import refuse_unless_matched, run_plan
 
 if TYPE_CHECKING:
     from ..catalog import Catalog

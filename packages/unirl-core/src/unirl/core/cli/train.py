@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import CheckpointError, PlanRejected
+from ..errors import CheckpointError
 from .config_dump import dump_config, dump_options
+from .running import refuse_unless_matched, run_plan
 
 if TYPE_CHECKING:
-    from ..catalog import Catalog
-    from ..plan import Plan
     from ..run import RunResult
     from .progress import RunSummary
 
-__all__ = ["command", "refuse_unless_matched", "run_plan"]
+__all__ = ["command"]
 
 
 @click.command("train")
@@ -68,33 +65,6 @@ def command(
     _say_how_it_ended(result, summary)
     asked_to_stop = plan.run.stop_at > 0 and result.step >= plan.run.stop_at
     ctx.exit(0 if result.status == "done" or asked_to_stop else 1)
-
-
-def refuse_unless_matched(plan: Plan, *, catalog: Catalog) -> None:
-    """Raise PlanRejected with every reason, before anything heavy is imported."""
-    from ..match import match
-
-    verdict = match(plan, catalog=catalog)
-    if not verdict.accepted:
-        reasons = "\n".join(f"  {reason}" for reason in verdict.reasons)
-        raise PlanRejected(f"{plan.recipe} was refused, for {len(verdict.reasons)} reason(s):\n{reasons}")
-
-
-def run_plan(
-    plan: Plan, *, overrides: Sequence[str], resume: Path | None, catalog: Catalog
-) -> tuple[RunResult, RunSummary]:
-    """Train a plan with its progress on the screen."""
-    from .progress import RunSummary, show_progress
-
-    # transformers announces at import that torchvision is absent, which nothing here uses. The user's setting wins.
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    summary = RunSummary()
-    with show_progress() as progress:
-        from ..run import train
-
-        listeners = (progress, summary)
-        result = train(plan, catalog=catalog, resume=resume, overrides=overrides, listeners=listeners)
-    return result, summary
 
 
 def _recorded(resume: Path, recipe: str | None, overrides: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
