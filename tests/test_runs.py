@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -253,3 +254,20 @@ def test_ctrl_c_leaves_a_resumable_run_and_says_how(tmp_path: Path) -> None:
     output, _ = done.communicate(timeout=120)
     assert done.returncode == 0, output
     assert [event["step"] for event in events(tmp_path / "run", "step")] == [*steps, steps[-1] + 1]
+
+
+def test_a_full_disk_stops_the_run_and_keeps_the_checkpoints_before_it(start: Callable[..., RunResult]) -> None:
+    first = start("run", "run.steps=2", "run.stop_at=1")
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    # Files past 1 MB cannot be written, as on a full disk: the weights are larger, the event log is not.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises(
+            CheckpointError, match=r"could not be written: .*Earlier checkpoints are intact: step-000001"
+        ):
+            start("run", "run.steps=2", resume=first.folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert [path.name for path in (first.folder / "checkpoints").iterdir()] == ["step-000001"]
+    assert start("run", "run.steps=2", resume=first.folder).status == "done"
