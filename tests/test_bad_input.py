@@ -107,6 +107,7 @@ def test_a_model_folder_that_lacks_a_component_is_named(capsys: pytest.CaptureFi
     assert code == 2
 
 
-def test_nothing_is_left_behind_by_a_refusal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    refused(capsys, "quickstart", "sampling.eta=0", "run.dir=run")
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize("mistake", ["sampling.eta=0", "model.path=nowhere", "data.train=absent.jsonl"])
+def test_nothing_is_left_behind_by_a_refusal(capsys: pytest.CaptureFixture[str], tmp_path: Path, mistake: str) -> None:
+    refused(capsys, "quickstart", mistake)
+    assert list(tmp_path.iterdir()) == []

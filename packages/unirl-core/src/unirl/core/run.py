@@ -74,13 +74,21 @@ def train(
     parts = build_parts(plan, catalog=catalog)
     if checkpoint is not None:
         parts.backend.load(checkpoint.backend_folder)
+    built = {key: _build(choice, catalog) for key, choice in plan.trackers.items()}
+    # Whatever can be refused has been by now, so that a refusal leaves no folder behind.
+    folder.mkdir(parents=True, exist_ok=True)
     _write_recipe(folder, plan, overrides)
 
+    step = start = checkpoint.step if checkpoint else 0
+
+    def follow(event: Event) -> None:
+        nonlocal step
+        step = max(step, event.step)
+
     events = EventStream(folder / EVENTS_FILE)
-    for listener in (*listeners, catalog.emit):
+    for listener in (follow, *listeners, catalog.emit):
         events.listen(listener)
-    trackers = Trackers({key: _build(c, catalog) for key, c in plan.trackers.items()}, events)
-    start = checkpoint.step if checkpoint else 0
+    trackers = Trackers(built, events)
     resume_command = f"unirl train --resume {folder}"
 
     def save(step: int) -> None:
@@ -91,7 +99,7 @@ def train(
         seconds = time.perf_counter() - began
         events.emit("checkpoint_saved", step=step, folder=path.name, size_bytes=size, seconds=seconds)
 
-    began, status, step, problem = time.perf_counter(), "failed", start, ""
+    began, status, problem = time.perf_counter(), "failed", ""
     try:
         trackers.start(
             RunInfo(
@@ -213,7 +221,6 @@ def _run_folder(plan: Plan, resume: Path | None) -> Path:
     else:
         name = (plan.run.name or plan.recipe).replace("/", "-")
         folder = _fresh(Path("runs"), f"{name}-{datetime.now():%Y%m%d-%H%M%S}")
-    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
