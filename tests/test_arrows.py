@@ -19,7 +19,7 @@ ALLOWED = {
     "unirl.core": set[str](),
     "unirl.numerics": {"unirl.core"},
     "unirl.runtime": {"unirl.core"},
-    "unirl.conformance": {"unirl.core"},
+    "unirl.conformance": {"unirl.core", "unirl.numerics"},
     "unirl.quickstart": {"unirl.core"},
 }
 """Packages that a package may import besides itself; everything else is a plugin."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+Run = Callable[..., subprocess.CompletedProcess[str]]
 NAMESPACES = (
     "",
     "models/",
@@ -38,38 +38,23 @@ QUICKSTART = [
 ]
 
 
-def uv() -> str:
-    own = ROOT / ".uv-bin" / "bin" / "uv"
-    found = shutil.which("uv") or (str(own) if own.is_file() else None)
-    assert found, "uv is missing; `python3 bootstrap.py --dev` brings it"
-    return found
-
-
-def run(*command: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH", "UV_PYTHON")}
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=cwd or ROOT,
-        env={**kept, **environment},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}"
-    return done
-
-
-@pytest.fixture(scope="session")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("wheels")
-    run(uv(), "build", "--all-packages", "--wheel", "--quiet", "--out-dir", folder)
-    return {path.name.split("-")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
-
-
 def test_every_dist_of_the_workspace_builds(wheels: dict[str, Path]) -> None:
     members = [*ROOT.glob("packages/*/pyproject.toml"), *ROOT.glob("plugins/*/*/pyproject.toml")]
     assert len(wheels) == len(members)
+
+
+def test_the_core_carries_the_public_list_of_plugins(wheels: dict[str, Path]) -> None:
+    carried = zipfile.ZipFile(wheels["unirl-core"]).read("unirl/core/registry.toml")
+    assert carried == (ROOT / "registry" / "plugins.toml").read_bytes()
+
+
+def test_conformance_carries_its_templates(wheels: dict[str, Path]) -> None:
+    inside = zipfile.ZipFile(wheels["unirl-conformance"])
+    package = ROOT / "packages/unirl-conformance/src"
+    folder = package / "unirl/conformance/scaffold/templates"
+    for file in folder.rglob("*"):
+        if file.is_file():
+            assert inside.read(str(file.relative_to(package))) == file.read_bytes(), file
 
 
 def test_wheels_leave_the_namespace_open_and_carry_types_and_licence(wheels: dict[str, Path]) -> None:
@@ -85,22 +70,24 @@ def test_wheels_leave_the_namespace_open_and_carry_types_and_licence(wheels: dic
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_wheels_alone_train_two_steps_in_an_empty_environment(wheels: dict[str, Path], tmp_path: Path) -> None:
+def test_the_wheels_alone_train_two_steps_in_an_empty_environment(
+    wheels: dict[str, Path], run: Run, uv: str, tmp_path: Path
+) -> None:
     spec = importlib.util.spec_from_file_location("bootstrap", ROOT / "bootstrap.py")
     assert spec is not None and spec.loader is not None
     bootstrap = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bootstrap)
 
     python = tmp_path / "venv" / "bin" / "python"
-    run(uv(), "venv", "--quiet", "--python", sys.executable, tmp_path / "venv")
+    run(uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv")
     # The versions under test, torch's build included; what the wheels need is for the wheels to say.
-    listed = run(uv(), "pip", "freeze", "--python", sys.executable, "--exclude-editable").stdout
+    listed = run(uv, "pip", "freeze", "--python", sys.executable, "--exclude-editable").stdout
     pins = tmp_path / "pins.txt"
     pins.write_text("".join(line + "\n" for line in listed.splitlines() if not line.startswith("unirl")))
     links = [part for place in bootstrap._find_links() for part in ("--find-links", place)]
     backend = [] if links or ("torch==2" in listed and "+cpu" not in listed) else ["--torch-backend", "cpu"]
     run(
-        *(uv(), "pip", "install", "--quiet", "--python", python, "--constraint", pins, *links, *backend),
+        *(uv, "pip", "install", "--quiet", "--python", python, "--constraint", pins, *links, *backend),
         *(wheels[name] for name in QUICKSTART),
     )
     home = tmp_path / "elsewhere"

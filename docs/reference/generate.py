@@ -7,23 +7,23 @@ when a page is stale.
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
-import importlib
 import inspect
-import itertools
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
+from unirl.conformance.claims import SUBJECT_KINDS, UNPROVEN, all_claims
+from unirl.conformance.documented import documented_fields
 from unirl.core import config as schema
+from unirl.core import spec as specs
 from unirl.core.capability import Cap, Needs, Support
 from unirl.core.catalog import Catalog
 from unirl.core.cli import cli as main_group
 from unirl.core.hookspec import HookSpecs
+from unirl.core.registry import known_parts
 from unirl.core.spec import KINDS, AlgorithmSpec, EngineSpec, ModelSpec, RewardSpec, Spec
 
 HERE = Path(__file__).parent
@@ -50,7 +50,10 @@ def main() -> None:
         "parts.md": parts_page(catalog),
         "capabilities.md": capabilities_page(catalog),
         "hooks.md": hooks_page(),
+        "specs.md": specs_page(),
+        "claims.md": claims_page(),
         "cli.md": cli_page(),
+        "registry.md": registry_page(),
     }
     stale = [name for name, text in pages.items() if not (HERE / name).is_file() or (HERE / name).read_text() != text]
     if check:
@@ -121,15 +124,118 @@ def hooks_page() -> str:
     return HEADER + "\n".join(lines)
 
 
+def specs_page() -> str:
+    lines = [
+        "# Specs\n",
+        "What a plugin says of each part that it provides. All fields are given by keyword.\n",
+    ]
+    classes = [specs.Spec, *(value for value in vars(specs).values() if is_spec(value)), specs.Miniature]
+    for cls in [*classes, specs.RewardExample, specs.Gap, Needs]:
+        own = set(documented(cls)) - (set(documented(specs.Spec)) if is_spec(cls) else set())
+        if not own:
+            continue
+        lines += [f"## {cls.__name__}\n", f"{first_line(cls)}\n", "| field | default | what |", "| --- | --- | --- |"]
+        lines += [row for item, row in spec_rows(cls) if item in own]
+        lines.append("")
+    return HEADER + "\n".join(lines)
+
+
+def is_spec(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Spec) and value is not Spec
+
+
+def first_line(cls: type[Any]) -> str:
+    """Of its docstring; dataclasses without one get their signature there, which is none."""
+    text = (inspect.getdoc(cls) or "").split("\n")[0]
+    if not text.startswith(f"{cls.__name__}("):
+        return text
+    return f"For parts of the kind {cls.kind}, besides the fields of `Spec`."
+
+
+def spec_rows(cls: type[Any]) -> Iterator[tuple[str, str]]:
+    """Each field and its row."""
+    text = documented(cls)
+    for item in dataclasses.fields(cls):
+        default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+        if default is dataclasses.MISSING:
+            shown = "required"
+        elif default in ((), {}):
+            shown = "empty"
+        else:
+            is_plain = not isinstance(default, tuple) or not any(dataclasses.is_dataclass(one) for one in default)
+            shown = f"`{default!r}`" if is_plain else ", ".join(f"`{type(one).__name__}()`" for one in default)
+        yield item.name, f"| `{item.name}` | {shown} | {text.get(item.name, '')} |"
+
+
+def claims_page() -> str:
+    lines = [
+        "# Claims\n",
+        "What `unirl conformance` proves of parts, each on every part or combination that is installed.",
+        "The [command line](cli.md) says how to run them. A claim that names capabilities is tried where a part states",
+        "them as native. Tiers: `static` builds nothing, `tiny` runs miniatures on the CPU, `gpu` the same on a GPU as",
+        "well, `full` takes minutes.\n",
+    ]
+    known = all_claims()
+    for kind in SUBJECT_KINDS:
+        lines.append(f"## {kind}\n")
+        for claim in (one for one in known if one.kind == kind):
+            proves = f"Proves {', '.join(f'`{cap.value}`' for cap in claim.proves)}. " if claim.proves else ""
+            needs = "".join(
+                f"Where the {other} has {', '.join(f'`{cap.value}`' for cap in caps)}. "
+                for other, caps in claim.needs.items()
+            )
+            lines += [f"### {claim.name}\n", f"{proves}{needs}Tier `{claim.tier}`.\n", f"{claim.meaning}\n"]
+            lines.append(f"*If it fails:* {claim.if_it_fails}\n")
+    lines += [
+        "## Capabilities without a claim\n",
+        "A part that states one of them as native fails `no-unprovable-promise`.\n",
+        "| capability | why |",
+        "| --- | --- |",
+    ]
+    lines += [f"| `{cap.value}` | {reason} |" for cap, reason in UNPROVEN.items()]
+    return HEADER + "\n".join(lines) + "\n"
+
+
 def cli_page() -> str:
     lines = ["# The command line\n"]
-    context = click.Context(main_group, info_name="unirl")
+    # One width, whatever terminal this is run in.
+    context = click.Context(main_group, info_name="unirl", terminal_width=100)
     lines += ["```text", main_group.get_help(context), "```\n"]
-    for name in main_group.list_commands(context):
-        command = main_group.get_command(context, name)
-        assert command is not None
-        lines += [f"## unirl {name}\n", "```text"]
-        lines += [command.get_help(click.Context(command, info_name=name, parent=context)), "```\n"]
+    for name, command, inner in commands(main_group, context):
+        lines += [f"## unirl {name}\n", "```text", command.get_help(inner), "```\n"]
+    return HEADER + "\n".join(lines)
+
+
+def commands(group: click.Group, context: click.Context) -> Iterator[tuple[str, click.Command, click.Context]]:
+    """Every command below a group: its words, itself, its context. Those of third parties are not ours to describe."""
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None and command.callback is not None
+        if not command.callback.__module__.startswith("unirl."):
+            continue
+        inner = click.Context(command, info_name=name, parent=context)
+        words = inner.command_path.removeprefix("unirl ")
+        yield words, command, inner
+        if isinstance(command, click.Group):
+            yield from commands(command, inner)
+
+
+def registry_page() -> str:
+    lines = [
+        "# The registry\n",
+        "Parts that can be installed, and who maintains them. The list is",
+        "[`registry/plugins.toml`](../../registry/plugins.toml);",
+        "[how to get into it](../how-to/write-a-plugin.md#get-into-the-registry).\n",
+    ]
+    parts = known_parts().parts
+    for kind in dict.fromkeys(part.kind for part in parts):
+        lines += [f"## {kind}\n", "| name | what | by | install |", "| --- | --- | --- | --- |"]
+        for part in parts:
+            if part.kind == kind:
+                maintainer = f"[{part.by}]({part.home})" if part.by else "UniRL"
+                install = "planned" if part.planned else f"`pip install {part.dist}`"
+                lines.append(f"| `{part.name}` | {part.summary} | {maintainer} | {install} |")
+        lines.append("")
     return HEADER + "\n".join(lines)
 
 
@@ -184,19 +290,8 @@ def _yaml(value: Any) -> str:
 
 
 def documented(cls: type[Any]) -> dict[str, str]:
-    """Name -> the text that stands after each field of a class and of those it inherits from."""
-    found: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if base.__module__.startswith("unirl."):
-            module = importlib.import_module(base.__module__)
-            tree = ast.parse(textwrap.dedent(inspect.getsource(module)))
-            body = next(n.body for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == base.__name__)
-            for field, after in itertools.pairwise(body):
-                name = field.target if isinstance(field, ast.AnnAssign) else getattr(field, "targets", [None])[0]
-                is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-                if isinstance(name, ast.Name) and is_text:
-                    found[name.id] = " ".join(str(after.value.value).split()).replace("|", "\\|")  # type: ignore[attr-defined]
-    return found
+    """Name -> the text after each field of a class, as a cell of a table."""
+    return {name: text.replace("|", "\\|") for name, text in documented_fields(cls).items()}
 
 
 if __name__ == "__main__":

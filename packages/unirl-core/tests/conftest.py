@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from unirl.core.capability import Cap, Needs, Support
 from unirl.core.catalog import Catalog
-from unirl.core.config import PartConfig, RewardConfig
+from unirl.core.config import BackendConfig, PartConfig, RewardConfig
 from unirl.core.hookspec import hookimpl
 from unirl.core.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, TrackerSpec
 
@@ -42,7 +42,7 @@ class OptimizerConfig:
 
 
 @dataclass
-class ToyBackendConfig(PartConfig):
+class ToyBackendConfig(BackendConfig):
     trains: str = "full"
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 

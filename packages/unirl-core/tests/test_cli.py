@@ -86,6 +86,29 @@ def test_a_misspelt_command_is_wrong_use_and_gets_a_suggestion(cli: Cli) -> None
     assert code == 2 and "did you mean 'train'?" in err
 
 
+def test_a_command_of_a_plugin_that_is_not_installed_gets_its_install_line(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unirl.core.cli.cli.commands", {})
+    code, _, err = cli("conformance", "--plugin", "acme")
+    assert code == 3
+    assert err == "error: command 'conformance' is not installed. Install it: `pip install unirl-conformance`.\n"
+    code, _, err = cli("conformence")
+    assert code == 2 and "did you mean 'conformance'?" in err
+
+
+def test_a_command_of_a_plugin_that_did_not_load_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    catalog = Catalog.of({"unirl-conformance": SimpleNamespace(unirl_commands=lambda cli: None)})
+    monkeypatch.setattr(Catalog, "discover", lambda: catalog)
+    monkeypatch.setattr("unirl.core.cli.cli.commands", {})
+    with pytest.raises(SystemExit) as caught:
+        main(["conformance"])
+    assert caught.value.code == 3
+    assert "plugin 'unirl-conformance' (unirl-conformance 0) is broken: 'unirl_commands'" in capsys.readouterr().err
+
+
 def test_compose_shows_every_value_with_its_origin_and_the_verdict(cli: Cli, toy_catalog: Catalog) -> None:
     code, out, _ = cli("compose", "toy/child", DATA)
     plan = compose("toy/child", [DATA], catalog=toy_catalog)
@@ -155,7 +178,7 @@ def test_info_defaults_lists_what_is_merged_in_order(cli: Cli) -> None:
     ("args", "code", "text"),
     [
         (["compose", "toy/base", DATA, "algorithm.clip=1"], 2, "error: algorithm.clip: "),
-        (["compose", "toy/base", DATA, "engine=sglang"], 2, "error: engine 'sglang' "),
+        (["compose", "toy/base", DATA, "engine=sglang"], 3, "error: engine 'sglang' "),
         (["compose", "toy/base", "--package", "run"], 2, "go with --cfg job"),
         (["compose"], 2, "Missing argument"),
         (["train"], 2, "Name a recipe"),
@@ -244,6 +267,17 @@ def _events() -> list[Event]:
         Event(kind="checkpoint_saved", step=2, data={"folder": "step-000002"}),
         Event(kind="run_finished", step=2, data={}),
     ]
+
+
+def test_what_is_generated_at_the_side_of_training_counts_as_generation() -> None:
+    summary = progress.RunSummary()
+    *_, step = (event for event in _events() if event.kind == "step")
+    metrics = {**step.data["metrics"], "generate_s": 9.0, "train_s": 1.0}
+    summary(_events()[0])
+    summary(Event(kind="step", step=1, data={"metrics": metrics, "phases": {"wait": 8.0, "train": 1.0}}))
+    time, cost = summary.lines()
+    assert time == "time      9.0 s in steps: wait 89 %, train 11 %"
+    assert cost.startswith("cost      generation is 90% of generation and training; 50% was predicted")
 
 
 def test_without_a_terminal_each_step_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import pytest
 from unirl.core.capability import Cap, Needs, Support
 from unirl.core.config import (
     AdvantageConfig,
+    BackendConfig,
     DataConfig,
     EvalConfig,
     LatentSamplingConfig,
@@ -21,7 +22,7 @@ from unirl.core.config import (
 )
 from unirl.core.match import match, match_parts
 from unirl.core.plan import Choice, Plan
-from unirl.core.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec
+from unirl.core.spec import AlgorithmSpec, BackendSpec, EngineSpec, LauncherSpec, ModelSpec, RewardSpec
 
 NATIVE, NO = Support.NATIVE, Support.NO
 PARTS = {"summary": "toy", "build": "toy:build", "config": "toy:Config"}
@@ -66,7 +67,7 @@ REWARD = RewardSpec(name="score", scale="0 to 1", media="image", capabilities={C
 
 
 @dataclass
-class Backend(PartConfig):
+class Backend(BackendConfig):
     trains: str = "lora"
 
 
@@ -240,8 +241,113 @@ def test_rewards_must_exist_weigh_something_and_score_what_is_made() -> None:
     assert refusals(text) == ["reward.score: reward 'score' scores text; model 'toy' generates latent tracks."]
 
 
+def test_parts_fit_when_one_way_of_training_does() -> None:
+    kl = dataclasses.replace(ALGORITHM, needs=dataclasses.replace(ALGORITHM.needs, reference="policy"))
+    lora_only = dataclasses.replace(
+        BACKEND, capabilities={Cap.TRAIN_LORA: NATIVE, Cap.REFERENCE_ADAPTER_OFF: NATIVE, Cap.TRAIN_FULL: Support.NO}
+    )
+
+    def found(**parts: Any) -> list[str]:
+        return [
+            str(reason)
+            for reason in match_parts(**{"model": MODEL, "engine": ENGINE, "algorithm": kl, **parts}).reasons
+        ]
+
+    assert found(backend=lora_only) == []
+    assert found(model=without(MODEL, Cap.LORA), backend=lora_only) == [
+        "model: training LoRA adapters needs 'lora'; model 'toy' states 'no'."
+    ]
+
+
 def test_guidance_needs_both_the_engine_and_the_model() -> None:
     sampling = {"image": LatentSamplingConfig(guidance_scale=4.5)}
     assert refusals(make_plan(sampling=sampling)) == []
     assert len(refusals(make_plan(sampling=sampling, engine=without(ENGINE, Cap.GUIDANCE)))) == 1
     assert len(refusals(make_plan(sampling=sampling, model=without(MODEL, Cap.GUIDANCE)))) == 1
+
+
+OWN_WEIGHTS = dataclasses.replace(
+    ENGINE,
+    capabilities={**ENGINE.capabilities, Cap.WEIGHTS_SHARED: NO, Cap.WEIGHTS_FULL: NATIVE, Cap.WEIGHTS_LORA: NATIVE},
+)
+
+
+@dataclass
+class Placed(PartConfig):
+    placement: str = "trainside"
+
+
+def ahead_plan(*, staleness: Any = "any", old_log_probs: str = "replay", **changes: Any) -> Plan:
+    algorithm = dataclasses.replace(ALGORITHM, needs=dataclasses.replace(ALGORITHM.needs, staleness=staleness))
+    changes = {"engine": OWN_WEIGHTS, "algorithm": algorithm, **changes}
+    engine = changes["engine"]
+    changes["engine"] = dataclasses.replace(
+        engine, capabilities={**engine.capabilities, Cap.LOG_PROBS_GAUSSIAN: NATIVE}
+    )
+    return make_plan(run=RunConfig(rollout_ahead=1), train=TrainConfig(old_log_probs=old_log_probs), **changes)
+
+
+def launched(placement: str, separates: dict[str, Any] | None) -> Any:
+    spec = LauncherSpec(name="cluster", separates=separates, **PARTS)
+    return Choice(key="launcher", spec=spec, config=Placed(placement=placement), dist="toy", version="1")
+
+
+def test_rollouts_ahead_need_an_algorithm_that_states_that_it_can_use_them() -> None:
+    assert refusals(ahead_plan()) == []
+    for staleness, says in (("unstated", "does not state that it can"), ("none", "cannot with these settings")):
+        (found,) = refusals(ahead_plan(staleness=staleness))
+        assert found == (
+            "run.rollout_ahead: 1 was asked for, which trains on samples of older weights; algorithm 'grpo-like' "
+            f"{says}. Use 0."
+        )
+
+
+def test_a_setting_of_the_algorithm_can_take_it_back() -> None:
+    plan = ahead_plan()
+    strict = dataclasses.replace(plan.algorithm.spec, when={"kl_coef": Needs(staleness="none")})
+    plan = dataclasses.replace(plan, algorithm=dataclasses.replace(plan.algorithm, spec=strict))
+    assert refusals(plan) == []
+    plan.algorithm.config.kl_coef = 0.1  # type: ignore[attr-defined]
+    assert len(refusals(plan)) == 1
+
+
+def test_a_ratio_corrects_for_staleness_with_the_engines_log_probs_alone() -> None:
+    assert refusals(ahead_plan(staleness="ratio", old_log_probs="engine")) == []
+    (found,) = refusals(ahead_plan(staleness="ratio"))
+    assert found.startswith(
+        "train.old_log_probs: under run.rollout_ahead=1, algorithm 'grpo-like' corrects for the age"
+    )
+    assert found.endswith("Set train.old_log_probs=engine.")
+
+
+@pytest.mark.parametrize("launcher", [None, launched("trainside", None)])
+def test_rollouts_ahead_need_weights_that_training_does_not_change(launcher: Any) -> None:
+    assert refusals(ahead_plan(launcher=launcher)) == []
+    (found,) = refusals(ahead_plan(engine=ENGINE, launcher=launcher))
+    assert found.startswith("run.rollout_ahead: 1 was asked for; engine 'inside' samples from the very weights")
+
+
+@pytest.mark.parametrize("engine", [ENGINE, OWN_WEIGHTS])
+def test_workers_that_train_and_generate_cannot_do_both_at_once(engine: EngineSpec) -> None:
+    separates = {"placement": "separate"}
+    assert refusals(ahead_plan(engine=engine, launcher=launched("separate", separates))) == []
+    (found,) = refusals(ahead_plan(engine=engine, launcher=launched("trainside", separates)))
+    assert found == (
+        "launcher.placement: under run.rollout_ahead=1 rollouts are made while training runs; with 'trainside' the same "
+        "workers do both. Set launcher.placement=separate."
+    )
+
+
+@pytest.mark.parametrize("ahead", [-1, 2])
+def test_a_rollout_is_made_one_step_ahead_at_most(ahead: int) -> None:
+    plan = dataclasses.replace(ahead_plan(), run=RunConfig(rollout_ahead=ahead))
+    assert refusals(plan) == [
+        f"run.rollout_ahead: {ahead} was asked for; it is 0, or 1 for a rollout that is made during the training step "
+        "before it."
+    ]
+
+
+@pytest.mark.parametrize(("groups", "is_refused"), [(-1, True), (0, False), (3, False), (4, True), (9, True)])
+def test_a_streamed_rollout_has_two_pieces_at_least(groups: int, is_refused: bool) -> None:
+    plan = make_plan(run=RunConfig(stream_groups=groups), data=DataConfig(train="prompts.txt", prompts_per_step=4))
+    assert [reason.key for reason in match(plan).reasons] == ["run.stream_groups"] * is_refused

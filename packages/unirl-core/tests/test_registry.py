@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
+from pathlib import Path
+
+import click
 import pytest
 from unirl.core.catalog import Catalog
-from unirl.core.registry import KnownPart, Registry, install_hint, known_parts, read_registry
+from unirl.core.plugin_loading import PART_NAME, canonical
+from unirl.core.registry import DATA_FILE, KnownPart, Registry, install_hint, known_parts, read_registry
 from unirl.core.spec import KINDS
 
 
@@ -20,11 +25,50 @@ def test_every_part_of_the_workspace_is_known_with_its_dist() -> None:
     assert wrong == {}
 
 
+def test_every_command_that_a_plugin_of_the_workspace_adds_is_known() -> None:
+    group = click.Group()
+    Catalog.discover().add_commands(group)
+    known = {part.name: part.dist for part in known_parts().parts if part.kind == "command"}
+    assert known.keys() == group.commands.keys()
+    installed = {record.dist for record in Catalog.discover().records}
+    assert set(known.values()) <= installed
+
+
 def test_every_entry_is_whole() -> None:
     for part in known_parts().parts:
-        assert part.kind in (*KINDS, "asset")
-        assert part.dist.startswith("unirl-")
-        assert part.summary.endswith(".")
+        entry = f"{part.kind}.{part.name}"
+        assert part.kind in (*KINDS, "asset", "command"), entry
+        assert PART_NAME.fullmatch(part.name), entry
+        assert part.dist == canonical(part.dist), f"{entry}: write the dist as package indexes do"
+        assert part.summary.endswith(".") and 10 < len(part.summary) <= 100, entry
+        assert bool(part.by) == bool(part.home), f"{entry}: `by` and `home` come together"
+        assert not part.home or part.home.startswith("https://"), entry
+
+
+def test_parts_without_a_maintainer_are_of_this_repository() -> None:
+    """Anything else is somebody's, and a user who installs it should know whose."""
+    workspace = {dist for record in Catalog.discover().records if (dist := record.dist).startswith("unirl-")}
+    workspace |= {part.dist for part in known_parts().parts if part.kind == "asset"}
+    for part in known_parts().parts:
+        if part.planned:
+            assert not part.by, f"{part.kind}.{part.name}: only what is published is listed"
+        elif part.by:
+            assert part.dist not in workspace, f"{part.kind}.{part.name} is of this repository"
+        else:
+            assert part.dist in workspace, f"{part.kind}.{part.name}: say who maintains {part.dist}, and its home page"
+
+
+def test_lines_stand_in_the_order_of_the_alphabet() -> None:
+    parts = known_parts().parts
+    for kind in {part.kind for part in parts}:
+        names = [part.name for part in parts if part.kind == kind]
+        assert names == sorted(names), kind
+
+
+def test_the_list_of_the_repository_is_the_one_that_the_package_carries() -> None:
+    public = Path(__file__).parents[3] / "registry" / "plugins.toml"
+    carried = Path(str(files("unirl.core").joinpath(DATA_FILE)))
+    assert not public.is_symlink() and carried.resolve() == public
 
 
 def test_a_hint_gives_an_install_line_only_for_what_is_published() -> None:

@@ -10,18 +10,21 @@ from typing import Any, cast
 import pytest
 from unirl.core.capability import Cap, Needs, Support
 from unirl.core.catalog import Catalog
-from unirl.core.spec import AlgorithmSpec, BackendSpec, Gap, ModelSpec, RewardSpec, Spec, TrackerSpec
+from unirl.core.spec import AlgorithmSpec, BackendSpec, Gap, Miniature, ModelSpec, RewardSpec, Spec, TrackerSpec
 
 CODE = """
 from dataclasses import dataclass
-from unirl.core.config import PartConfig, RewardConfig
+from unirl.core.config import BackendConfig, PartConfig, RewardConfig
 
 NUMBER = 3
 
 @dataclass
 class Config(PartConfig):
     clip_range: float = 0.1
-    trains: str = "lora"
+    path: str = ""
+
+@dataclass
+class Backend(BackendConfig): ...
 
 @dataclass
 class Score(RewardConfig): ...
@@ -61,7 +64,7 @@ MODEL = ModelSpec(
     tracks={"image": "latent"},
     trainable="net",
     lora_targets=("to_q",),
-    tiny=f"{P}:tiny",
+    tiny=Miniature(write=f"{P}:tiny"),
 )
 ALGORITHM = AlgorithmSpec(
     name="a",
@@ -75,7 +78,7 @@ ALGORITHM = AlgorithmSpec(
 REWARD = RewardSpec(
     name="r", summary="A reward.", build=f"{P}:build_model", config=f"{P}:Score", scale="0 to 1", media="image"
 )
-BACKEND = BackendSpec(name="b", summary="A backend.", build=f"{P}:build_any", config=f"{P}:Config")
+BACKEND = BackendSpec(name="b", summary="A backend.", build=f"{P}:build_any", config=f"{P}:Backend")
 TRACKER = TrackerSpec(name="t", summary="A tracker.", build=f"{P}:build_tracker", config=f"{P}:Config")
 
 
@@ -100,8 +103,13 @@ def test_a_spec_that_keeps_what_it_says_passes(spec: Spec) -> None:
         (REWARD, {"config": f"{P}:Config"}, "inherits unirl.core.config.RewardConfig"),
         (MODEL, {"config": "nowhere:Config"}, "config: .*importing it raised ModuleNotFoundError"),
         (MODEL, {"config": f"{P}:NoDefault"}, "cannot be made with its defaults alone: ValueError: path is needed"),
-        (MODEL, {"tiny": f"{P}:gone"}, "tiny: .*there is no 'gone'"),
-        (MODEL, {"tiny": f"{P}:build_tracker"}, r"tiny: .* is called as tiny\(folder, seed=\)"),
+        (MODEL, {"tiny": Miniature(write=f"{P}:gone")}, "tiny.write: .*there is no 'gone'"),
+        (MODEL, {"tiny": Miniature(write=f"{P}:build_tracker")}, r"tiny.write: .* is called as write\(folder, seed=\)"),
+        (
+            MODEL,
+            {"lora_targets": ("to_q",), "tiny": Miniature(write=f"{P}:tiny", idle_layers=("blocks.1.auto_q",))},
+            "tiny.idle_layers: 'blocks.1.auto_q' is no layer that `lora_targets` match",
+        ),
         (
             MODEL,
             {"capabilities": {"latent-stge": Support.NATIVE}},
@@ -122,7 +130,15 @@ def test_a_spec_that_keeps_what_it_says_passes(spec: Spec) -> None:
         (MODEL, {"summary": " "}, "summary: empty"),
         (MODEL, {"gaps": (Gap(claim="parity", reason=""),)}, "gaps: .* needs a claim and a reason"),
         (REWARD, {"scale": ""}, "scale: empty"),
-        (BACKEND, {"trains_key": "train"}, "trains_key: .* has no key 'train'; did you mean 'trains'"),
+        (BACKEND, {"trial": {"lrr": 1.0}}, "trial: .* has no key 'lrr'; did you mean 'lr'"),
+        (BACKEND, {"enabled_by": {Cap.EMA: {"average.kind": "x"}}}, r"enabled_by\[ema\]: .* has no key 'average'"),
+        (BACKEND, {"config": f"{P}:Config"}, "inherits unirl.core.config.BackendConfig"),
+        (REWARD, {"range": (1.0, 0.0)}, "range: .* is empty"),
+        (REWARD, {"examples": ()}, "examples: none"),
+        (REWARD, {"metadata": ("answer",)}, r"examples\[0\].metadata: 'answer' is missing"),
+        (MODEL, {"path_key": "folder"}, "path_key: .* has no key 'folder'"),
+        (MODEL, {"parity": f"{P}:tiny"}, r"parity: .* is called as parity\(folder, prompts=, sampling=, initial=\)"),
+        (ALGORITHM, {"reference": f"{P}:gone"}, "reference: .*there is no 'gone'"),
         (ALGORITHM, {"clip_key": "clip"}, "clip_key: .* has no key 'clip'"),
         (ALGORITHM, {"when": {"kl": Needs()}}, "when: .* has no key 'kl'"),
         (ALGORITHM, {"needs": Needs(track=cast(Any, "latnt"))}, "needs.track: 'latnt' is not one of latent, text, any"),

@@ -315,6 +315,23 @@ def test_the_gap_to_the_engines_log_probs_is_measured(algorithm):
     run(track, algorithm(), logp_gap_max=0.6)
 
 
+@pytest.mark.parametrize("algorithm", [Weighted, FromEngine])
+def test_the_gap_of_samples_of_older_weights_is_not_measured(algorithm):
+    rank = Alone()
+    track = make_track()
+    off = rank.replay(track).log_probs.detach().float()
+    off[0, 0] += 0.25
+    off[2, 1] -= 0.5
+    segment = dataclasses.replace(track.latent, log_probs=off)
+    versions = tuple(6 if row == 2 else 7 for row in range(track.num_rows))
+    track = dataclasses.replace(track, segment=segment, policy_version=versions)
+    _, report = run(track, algorithm(), rank=rank, micro_batch=3, version=7, logp_gap_max=0.4)
+    # Row 2 is of the version before: only the 0.25 of row 0 is the engine's.
+    assert report.metrics["logp_gap_max"] == pytest.approx(0.25, rel=1e-6)
+    _, report = run(track, algorithm(), version=8)
+    assert not any(name.startswith("logp_gap") for name in report.metrics)
+
+
 def test_a_gap_that_is_no_number_exceeds_every_bound():
     track = make_track(log_probs=torch.full((8, 2), math.nan))
     with pytest.raises(RunFailed, match="off by up to inf"):

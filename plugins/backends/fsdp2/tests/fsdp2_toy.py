@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from unirl.backends.fsdp2.backend import build
 from unirl.backends.fsdp2.config import Fsdp2Config, LoraSettings
 from unirl.core.config import TrainConfig
@@ -169,11 +170,9 @@ def make_backend(model=None, *, train: TrainConfig | None = None, steps: int = 1
         for name, param in backend._params.items():
             if ".lora_B." in name:
                 whole = torch.randn(tuple(param.shape), generator=generator) * 0.1
-                local = param.to_local() if hasattr(param, "to_local") else param
-                if local.shape != whole.shape:
-                    size = -(-whole.shape[0] // backend._ranks.num_ranks)
-                    whole = whole[backend._ranks.rank * size :][: local.shape[0]]
-                local.copy_(whole)
+                if isinstance(param, DTensor):
+                    whole = distribute_tensor(whole, param.device_mesh, param.placements)
+                param.copy_(whole)
         for copy in backend._copies.values():
             copy.values = {name: param.detach().clone() for name, param in backend._params.items()}
     return backend, model

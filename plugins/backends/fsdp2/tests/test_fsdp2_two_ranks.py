@@ -1,40 +1,19 @@
 """Two gloo ranks in processes of their own against one rank here."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from fsdp2_launch import launch
 from fsdp2_two_ranks import CASES, ROWS, backend_of, run
 
 SCRIPT = Path(__file__).with_name("fsdp2_two_ranks.py")
-DEADLINE_S = 240
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    arguments = [str(folder / "store"), str(folder)]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(rank), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(2)
-    ]
-    try:
-        for process in ranks:
-            output, _ = process.communicate(timeout=DEADLINE_S)
-            assert process.returncode == 0, output
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+    launch(SCRIPT, folder, ranks=2)
     return torch.load(folder / "found.pt", weights_only=False), folder
 
 

@@ -372,6 +372,8 @@ def test_what_it_cannot_do_is_refused_in_one_sentence(model: Sd3Model) -> None:
         engine.generate(dataclasses.replace(request, media=((image,), (), (), ())))
     with pytest.raises(RecipeError, match=r"track 'video' .* model 'sd3' has the tracks image"):
         engine.generate(dataclasses.replace(request, tracks={"video": request.tracks["image"]}))
+    with pytest.raises(RecipeError, match=r"sampling\.kernel: 'ddim-eta' .* trainside runs flow-sde, dance-sde"):
+        engine.generate(a_request(model, kernel="ddim-eta"))
     with pytest.raises(RecipeError, match=r"engine\.forward_batch: -1"):
         build(TrainsideConfig(forward_batch=-1), model=model, device="cpu")
     with pytest.raises(RecipeError, match=r"engine\.cached_prompts: -1"):

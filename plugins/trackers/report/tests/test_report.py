@@ -15,15 +15,17 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from unirl.core.errors import RecipeError
 from unirl.core.events import EventStream
 from unirl.core.roles import RunInfo
 from unirl.trackers.report import plugin
 from unirl.trackers.report.compare import pair_samples
 from unirl.trackers.report.config import ReportConfig
+from unirl.trackers.report.contact import _cut
 from unirl.trackers.report.curves import PANELS
 from unirl.trackers.report.history import RunFolderError, read_history
+from unirl.trackers.report.media import MediaFolder, read_media
 from unirl.trackers.report.page import bytes_text, duration, number
 from unirl.trackers.report.tracker import ReportTracker, build
 from unirl.trackers.report.write import write_report
@@ -421,3 +423,39 @@ def test_numbers_durations_and_sizes_are_written_for_people():
         "2 h 07 min",
     ]
     assert [bytes_text(v) for v in (812, 3 << 20, 5 << 40)] == ["812 B", "3 MiB", "5 TiB"]
+
+
+def test_a_run_that_fails_before_it_began_leaves_no_report_and_no_error(tmp_path: Path):
+    tracker = build(ReportConfig())
+    tracker.start(RunInfo(name="first", folder=tmp_path, plan_hash="", config=RESOLVED))
+    events = EventStream(tmp_path / "events.jsonl")
+    events.listen(tracker.event)
+    events.emit("run_finished", step=0, status="failed", wall_s=0.1, error="no memory")
+    tracker.finish("failed")
+    events.close()
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("caption", "prompt", "reward"),
+    [
+        ("a ring | reward 0.25", "a ring", 0.25),
+        ("a | reward 1 | reward -0.50", "a | reward 1", -0.5),
+        ("a ring", "a ring", None),
+        ("two\nlines | reward high", "two\nlines | reward high", None),
+        ("", "", None),
+    ],
+)
+def test_captions_of_any_text_are_read(tmp_path: Path, caption: str, prompt: str, reward: float | None):
+    MediaFolder(tmp_path, max_images=1, resumed_at=None).save("eval", torch.zeros(1, 3, 2, 2), [caption], step=0)
+    (batch,) = read_media(tmp_path)
+    assert [(sample.prompt, sample.reward) for sample in batch.samples] == [(prompt, reward)]
+
+
+def test_text_of_any_length_is_cut_to_its_width():
+    draw, font = ImageDraw.Draw(Image.new("RGB", (1, 1))), ImageFont.load_default(18)
+    short = _cut(draw, "word " * 20_000, font, width=300)
+    assert short.endswith("…") and draw.textlength(short, font) <= 300
+    assert draw.textlength("word " * (short.count("word") + 1) + "…", font) > 300
+    assert _cut(draw, "word", font, width=300) == "word"
+    assert _cut(draw, "word", font, width=1) == "…"

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-__all__ = ["Cap", "Needs", "Support"]
+if TYPE_CHECKING:
+    from .spec import Kind
+
+__all__ = ["CAPABILITIES_OF", "Cap", "Needs", "Support"]
 
 
 class Support(StrEnum):
@@ -84,6 +87,8 @@ class Cap(StrEnum):
     """Keeps an exponential moving average of what it trains."""
     LAGGED_POLICY = "lagged-policy"
     """Keeps a lagged policy (an EMA adapter or copy) that rollouts and losses can use."""
+    MANY_RANKS = "many-ranks"
+    """Trains on all ranks of torch's default process group, each with rows of its own, as one rank with all rows."""
     THROUGH_SAMPLER = "through-sampler"
     """Backpropagates a reward through the sampler."""
     # Rewards.
@@ -95,23 +100,75 @@ class Cap(StrEnum):
     """Is differentiable with respect to the media."""
 
 
+CAPABILITIES_OF: Mapping[Kind, tuple[Cap, ...]] = {
+    "model": (Cap.LATENT_STAGE, Cap.TEXT_STAGE, Cap.LORA, Cap.CONDITIONS, Cap.GUIDANCE, Cap.MEDIA_REFS),
+    "engine": (
+        Cap.LATENT_ROLLOUT,
+        Cap.TEXT_ROLLOUT,
+        Cap.SIGMAS,
+        Cap.INITIAL_NOISE,
+        Cap.STEP_NOISE,
+        Cap.SDE_STEPS,
+        Cap.SDE_STEPS_PER_GROUP,
+        Cap.TRAJECTORY_WINDOW,
+        Cap.TRAJECTORY_FULL,
+        Cap.LOG_PROBS_GAUSSIAN,
+        Cap.LOG_PROBS_TOKEN,
+        Cap.CONDITIONS,
+        Cap.GUIDANCE,
+        Cap.MEDIA_REFS,
+        Cap.WEIGHTS_SHARED,
+        Cap.WEIGHTS_FULL,
+        Cap.WEIGHTS_LORA,
+        Cap.SLEEP,
+    ),
+    "backend": (
+        Cap.TRAIN_LORA,
+        Cap.TRAIN_FULL,
+        Cap.REFERENCE_ADAPTER_OFF,
+        Cap.REFERENCE_COPY,
+        Cap.EMA,
+        Cap.LAGGED_POLICY,
+        Cap.MANY_RANKS,
+        Cap.THROUGH_SAMPLER,
+    ),
+    "algorithm": (),
+    "reward": (Cap.REWARD_SAMPLE, Cap.REWARD_GROUP, Cap.REWARD_DIFFERENTIABLE),
+    "tracker": (),
+    "launcher": (),
+    "transport": (),
+}
+"""What a part of each kind states of itself, each of them as native, replay or no. Algorithms state needs instead."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Needs:
     """What an algorithm asks of the rest of a plan."""
 
     track: Literal["latent", "text", "any"] = "any"
+    """Kind of track that it trains on."""
     trajectory: Literal["none", "window", "full"] = "none"
+    """Latents that a rollout must return: around the SDE steps, or of every step."""
     log_probs: Literal["none", "gaussian", "token"] = "none"
+    """Log-probs of the policy that sampled: of SDE steps, or of tokens."""
     reference: Literal["none", "policy"] = "none"
     """`policy` is satisfied by an adapter that can be switched off or by a frozen copy."""
     old_policy: Literal["none", "snapshot", "ema"] = "none"
+    """What updates compare with: nothing, the weights before the first update, or a lagged policy."""
     gradient: Literal["surrogate", "through-sampler"] = "surrogate"
+    """Where the gradient comes from: a loss over the rollout, or the reward, back through the sampler."""
     reward: Literal["scalar", "group", "differentiable"] = "scalar"
+    """What rewards must give: a number a sample, a comparison within a group, or a gradient of the media."""
     critic: bool = False
+    """Needs a critic, which trains along."""
     stochastic: bool = False
     """Needs steps with noise: eta 0 and deterministic kernels are refused."""
     multi_update: bool = True
     """Valid for several optimizer steps on one rollout."""
+    staleness: Literal["unstated", "none", "ratio", "any"] = "unstated"
+    """Samples of older weights than those that train: `none` is refused them; `ratio` corrects for their age by its
+    ratio to the policy that sampled, so the old log-probs must be the engine's; `any` is valid whoever sampled.
+    `unstated` is treated as `none`."""
 
     def merged(self, other: Needs) -> Needs:
         """Both needs at once: where `other` differs from the default it decides."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from .errors import PluginBroken, PluginConflict, PluginNotFound
+from .errors import PluginBroken, PluginConflict, PluginNotFound, PluginNotInstalled
 from .hookspec import API_GROUP
 from .names import did_you_mean
 from .plugin_loading import Plugin, PluginRecord, canonical, describe_failure, find_plugins, load_plugin, register
@@ -225,7 +225,7 @@ class Catalog:
                 hint = f"{installed.dist} {installed.version} is installed and lacks it; upgrade it"
             else:
                 hint = part.hint
-            raise PluginNotFound(f"{kind} {name!r} is not installed; {there}. {hint[0].upper()}{hint[1:]}.")
+            raise PluginNotInstalled(f"{kind} {name!r} is not installed; {there}. {hint[0].upper()}{hint[1:]}.")
         offered = {*names, *self._registry.names(kind)}
         others = [other for other in KINDS if other != kind and name in self.names(other)]
         hint = did_you_mean(name, offered)

@@ -10,6 +10,7 @@ from typing import Any
 
 __all__ = [
     "AdvantageConfig",
+    "BackendConfig",
     "DataConfig",
     "EvalConfig",
     "LatentSamplingConfig",
@@ -40,6 +41,24 @@ class RewardConfig(PartConfig):
 
 
 @dataclass
+class BackendConfig(PartConfig):
+    """What the config of every backend has: what trains, and AdamW's settings."""
+
+    trains: str = "lora"
+    """`lora` trains adapters, `full` all weights. What trains is kept in fp32 whatever the model's dtype."""
+    lr: float = 1e-4
+    """Learning rate."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    """Decay of Adam's two averages."""
+    eps: float = 1e-8
+    """Added to the root of Adam's second average."""
+    weight_decay: float = 0.0
+    """Decoupled decay: each step takes lr x weight_decay of every weight."""
+    max_grad_norm: float | None = 1.0
+    """Bound of the global gradient norm; None clips nothing."""
+
+
+@dataclass
 class RunConfig:
     name: str = ""
     """Name of the run; empty takes the recipe's name."""
@@ -61,6 +80,11 @@ class RunConfig:
     """Steps between sample images sent to the trackers; 0 sends none."""
     threads: int = 0
     """CPU threads of torch; 0 leaves torch's own choice."""
+    stream_groups: int = 0
+    """Groups of a piece: each piece is scored while the next one is generated. 0 generates a whole rollout first."""
+    rollout_ahead: int = 0
+    """1 generates and scores the next rollout while this one is trained on, with weights one step old; 0 makes each
+    rollout with the newest weights."""
 
 
 @dataclass
@@ -120,15 +144,21 @@ class LatentSamplingConfig:
     """How a latent track is sampled."""
 
     kind: str = "latent"
+    """Kind of the track that these settings are for."""
     steps: int = 10
+    """Denoise steps."""
     height: int = 512
+    """Pixels."""
     width: int = 512
+    """Pixels."""
     frames: int = 1
+    """Frames of a video; 1 for images."""
     guidance_scale: float = 1.0
     """Classifier-free guidance; 1 is none and needs no negative prompt."""
     guidance_mode: str = "batched"
     """`batched`, `two-pass` or `norm-corrected`."""
     negative_prompt: str = ""
+    """What guidance leads away from, the same for all prompts."""
     kernel: str = "flow-sde"
     """SDE kernel: `flow-sde`, `dance-sde`, `cps`, `ddim-eta`, `euler`, `dpm2`."""
     eta: float = 0.7
@@ -136,7 +166,9 @@ class LatentSamplingConfig:
     kernel_options: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Further arguments of the kernel, such as `constants: false` for cps."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """How the sigmas are made."""
     sde: SdeStepsConfig = field(default_factory=SdeStepsConfig)
+    """Which steps are stochastic."""
     same_initial_noise: bool = False
     """Give all samples of a group the same initial noise."""
     max_sequence_length: int = 256
@@ -189,6 +221,7 @@ class EvalConfig:
     num_prompts: int = 0
     """Prompts evaluated, in file order; 0 takes all."""
     samples_per_prompt: int = 1
+    """Samples of each evaluated prompt."""
     policy: str = "live"
     """Weights that are evaluated: `live`, `ema`, `lagged` or `reference`."""
     seed: int = 20_000
@@ -204,14 +237,30 @@ class RecipeConfig:
     """A whole recipe. The part sections take the config dataclass of the part that is chosen."""
 
     run: RunConfig = field(default_factory=RunConfig)
+    """The run itself: length, seed, folder, checkpoints."""
     data: DataConfig = field(default_factory=DataConfig)
+    """Prompts, and how many of them a step takes."""
     sampling: Any = None
+    """How the model's tracks are sampled."""
     model: Any = None
+    """The model that trains."""
     engine: Any = None
+    """The engine that makes rollouts."""
     backend: Any = None
+    """The backend that trains."""
     algorithm: Any = None
+    """The loss and what it needs."""
+    launcher: Any = None
+    """Where the parts run: in this process unless one is chosen."""
+    transport: Any = None
+    """How tensors go from worker to worker; launchers with workers have a way of their own unless one is chosen."""
     reward: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Rewards by name; their weighted sum counts."""
     tracker: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Trackers by name; none is needed."""
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    """How rewards become advantages."""
     train: TrainConfig = field(default_factory=TrainConfig)
+    """How a rollout is trained on."""
     eval: EvalConfig = field(default_factory=EvalConfig)
+    """Evaluation on held-out prompts."""

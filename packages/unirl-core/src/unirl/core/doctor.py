@@ -16,12 +16,25 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion
 
+from .errors import PluginNotInstalled
 from .plugin_loading import canonical
+from .spec import LauncherSpec
 
 if TYPE_CHECKING:
     from .catalog import Catalog
 
-__all__ = ["NAMESPACES", "Diagnosis", "Finding", "diagnose", "find_shadows", "find_unmet"]
+__all__ = [
+    "KEY_DISTS",
+    "NAMESPACES",
+    "ClusterDiagnosis",
+    "Diagnosis",
+    "Finding",
+    "diagnose",
+    "find_shadows",
+    "find_unmet",
+    "look_at_cluster",
+    "unmet",
+]
 
 NAMESPACES = (
     "unirl",
@@ -45,7 +58,7 @@ class Finding:
     """Something that is wrong, and what to do."""
 
     check: str
-    """`plugin`, `conflict`, `namespace`, `version`, `torch` or `disk`."""
+    """`plugin`, `conflict`, `namespace`, `version`, `torch` or `disk`; in a cluster `machine`, `port`, `device`."""
     text: str
 
 
@@ -61,6 +74,29 @@ class Diagnosis:
         if any(finding.check == "plugin" for finding in self.findings):
             return 3
         return 1 if self.findings else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterDiagnosis:
+    """What a launcher found on the machines that it would use."""
+
+    machines: tuple[Mapping[str, Any], ...]
+    """JSON-able; `name`, `address`, `python`, `cpus`, `gpus`, `devices`, `dists` and `port` of each."""
+    findings: tuple[Finding, ...]
+
+
+def look_at_cluster(catalog: Catalog, address: str) -> ClusterDiagnosis:
+    """Have every launcher that knows machines look at the cluster. Raises PluginNotInstalled when none is installed."""
+    found = [spec.look for spec in catalog.specs("launcher") if isinstance(spec, LauncherSpec) and spec.look]
+    if not found:
+        raise PluginNotInstalled(
+            "--cluster: no launcher here knows machines. Install one: `pip install unirl-runtime`."
+        )
+    diagnoses: list[ClusterDiagnosis] = [catalog.resolve(target)(address) for target in found]
+    return ClusterDiagnosis(
+        machines=tuple(machine for one in diagnoses for machine in one.machines),
+        findings=tuple(finding for one in diagnoses for finding in one.findings),
+    )
 
 
 def diagnose(catalog: Catalog, *, folder: Path | None = None) -> Diagnosis:
@@ -127,9 +163,9 @@ def find_unmet(names: Iterable[str]) -> Iterator[str]:
         if not extras:
             yield from _unmet_python(dist)
         for requirement in _requirements(dist, extras):
-            unmet = _unmet(requirement)
-            if unmet:
-                text = f"{name} {dist.version} requires {_written(requirement)}; {unmet}"
+            sentence = unmet(requirement)
+            if sentence:
+                text = f"{name} {dist.version} requires {_written(requirement)}; {sentence}"
                 # A dist that is required with and without extras is looked at twice.
                 if text not in told:
                     told.add(text)
@@ -154,8 +190,8 @@ def _requirements(dist: Distribution, extras: frozenset[str]) -> Iterator[Requir
             yield requirement
 
 
-def _unmet(requirement: Requirement) -> str:
-    """What is there instead; empty when the requirement is met."""
+def unmet(requirement: Requirement) -> str:
+    """What is installed instead, as a sentence; empty when the requirement is met. Its marker is for the caller."""
     version = _version(requirement.name)
     if version is None:
         return f"it is not installed. Install it: `pip install '{_written(requirement)}'`."

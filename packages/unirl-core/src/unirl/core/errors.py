@@ -1,7 +1,7 @@
 """What can go wrong, and the exit code that each kind of failure gives the command line.
 
 A message says what was asked, what was found and what to do, with the key path first where there is one.
-Exit codes: 0 good, 1 a finding (a plan refused, a run that failed), 2 wrong use, 3 a plugin did not load.
+Exit codes: 0 good, 1 a finding (a plan refused, a run that failed), 2 wrong use, 3 a plugin is absent or did not load.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ __all__ = [
     "PluginBroken",
     "PluginConflict",
     "PluginNotFound",
+    "PluginNotInstalled",
     "RecipeError",
     "RewardFailed",
     "RunFailed",
@@ -38,6 +39,12 @@ class PluginNotFound(UniRLError):
     """A part was named that no installed plugin provides."""
 
     exit_code = 2
+
+
+class PluginNotInstalled(PluginNotFound):
+    """A part was named that is known, and whose dist is not installed here."""
+
+    exit_code = 3
 
 
 class PluginBroken(UniRLError):

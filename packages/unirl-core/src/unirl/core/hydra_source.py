@@ -19,7 +19,7 @@ from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from .config import LatentSamplingConfig, PartConfig, RecipeConfig
 from .errors import PluginBroken, RecipeError
@@ -36,6 +36,8 @@ SCHEMA = "unirl"
 ROOT = "_recipe_"
 """The primary config that Hydra composes: it only names the recipe. Hydra takes the groups of `+group@package=option`
 relative to the primary config's folder, and a recipe may lie in one."""
+DEFAULT_LAUNCHER = "local"
+"""Taken where it is installed. Without one, the parts are built in this process, which is the same."""
 SAMPLING = {"latent": LatentSamplingConfig}
 """Options of the group `sampling`, which belongs to the core."""
 
@@ -121,6 +123,10 @@ class PartsSource(ConfigSource):
             config = OmegaConf.create({"defaults": [f"/{self._sources.recipe}"]})
         elif not group:
             config = OmegaConf.structured(RecipeConfig)
+            # Listed so that `launcher=ray` and `transport=...` replace them as every other part is replaced.
+            launcher = [{"launcher": DEFAULT_LAUNCHER}] if DEFAULT_LAUNCHER in self._options("launcher") else []
+            with open_dict(config):
+                config.defaults = ["_self_", *launcher, {"transport": None}]
         else:
             config = OmegaConf.structured(config_class(self._sources.catalog, group, name))
             if group != "sampling":

@@ -3,41 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Literal
 
+from .ahead import RolloutsAhead
 from .data import Prompt
-from .errors import RewardFailed
+from .errors import RewardFailed, RunFailed
 from .evaluation import evaluate
 from .events import EventStream
-from .parts import Parts, attributed, sync_weights
+from .parts import Parts, sync_weights
 from .plan import Plan
 from .prompts import PromptOrder
-from .requests import build_request
-from .rollout import verify_echo
-from .scoring import constant_reward, score
+from .scoring import constant_reward
+from .streaming import MadeRollout, Phases, RolloutMaker, step_request
 from .track import Track
 from .tracking import Trackers
 
 __all__ = ["Phases", "run_loop", "run_step"]
-
-
-class Phases:
-    """Seconds of each phase of a step."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str, *, owner: str = "the loop") -> Generator[None]:
-        """Time a phase, and attribute what fails in it to `owner`."""
-        start = time.perf_counter()
-        try:
-            with attributed(owner, phase=name):
-                yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 def run_loop(
@@ -54,72 +37,104 @@ def run_loop(
 ) -> tuple[int, Literal["done", "stopped"]]:
     """Run steps `start` to `run.steps`; returns the steps completed and whether they were all of them.
 
-    A step is a pure function of its number and the weights, so a run that starts at a checkpoint goes on exactly.
+    A step is a pure function of its number and the weights, so a run that starts at a checkpoint goes on exactly; with
+    `run.rollout_ahead`, its first rollout is then made with newer weights than it would have been.
     `save` is called at step boundaries only, and always before this returns.
     """
     order = PromptOrder(len(prompts), plan.data.prompts_per_step, seed=plan.run.seed, shuffle=plan.data.shuffle)
     last, saved = plan.run.steps, start
-    if held_out and start == 0:
-        evaluate(parts, plan, held_out, step=0, events=events, trackers=trackers)
-    for step in range(start, last):
-        if should_stop() or 0 < plan.run.stop_at <= step:
-            if saved != step:
-                save(step)
-            return step, "stopped"
-        version = parts.backend.version
-        try:
-            run_step(parts, plan, [prompts[i] for i in order.step(step)], step=step, events=events, trackers=trackers)
-        except Exception:
-            if parts.backend.version == version and saved != step:
-                save(step)
-            raise
-        done = step + 1
-        if held_out and (done == last or (plan.eval.every and done % plan.eval.every == 0)):
-            evaluate(parts, plan, held_out, step=done, events=events, trackers=trackers)
-        if done == last or (plan.run.save_every and done % plan.run.save_every == 0):
-            save(done)
-            saved = done
+
+    def chosen(step: int) -> list[Prompt]:
+        return [prompts[row] for row in order.step(step)]
+
+    def stops_at(step: int) -> bool:
+        return should_stop() or 0 < plan.run.stop_at <= step
+
+    with RolloutsAhead(parts, plan) if plan.run.rollout_ahead else nullcontext() as ahead:
+        if held_out and start == 0:
+            evaluate(parts, plan, held_out, step=0, events=events, trackers=trackers)
+        for step in range(start, last):
+            if stops_at(step):
+                if saved != step:
+                    save(step)
+                return step, "stopped"
+            version, done = parts.backend.version, step + 1
+            following = chosen(done) if ahead and done < last and not stops_at(done) else ()
+            try:
+                run_step(
+                    parts,
+                    plan,
+                    chosen(step),
+                    step=step,
+                    events=events,
+                    trackers=trackers,
+                    ahead=ahead,
+                    following=following,
+                )
+            except Exception:
+                if parts.backend.version == version and saved != step:
+                    save(step)
+                raise
+            if held_out and (done == last or (plan.eval.every and done % plan.eval.every == 0)):
+                if ahead:
+                    ahead.settle()
+                evaluate(parts, plan, held_out, step=done, events=events, trackers=trackers)
+            if done == last or (plan.run.save_every and done % plan.run.save_every == 0):
+                save(done)
+                saved = done
     return last, "done"
 
 
 def run_step(
-    parts: Parts, plan: Plan, prompts: Sequence[Prompt], *, step: int, events: EventStream, trackers: Trackers
+    parts: Parts,
+    plan: Plan,
+    prompts: Sequence[Prompt],
+    *,
+    step: int,
+    events: EventStream,
+    trackers: Trackers,
+    ahead: RolloutsAhead | None = None,
+    following: Sequence[Prompt] = (),
 ) -> None:
-    """One round: rollout, reward, advantage, train. Emits `step`."""
-    phases = Phases()
-    engine, algorithm = f"engine {plan.engine.name!r}", f"algorithm {plan.algorithm.name!r}"
-    with phases("sync", owner=engine):
-        sync_weights(parts, plan)
-    with phases("request", owner=algorithm):
-        request = build_request(
-            prompts,
-            samples_per_prompt=plan.data.samples_per_prompt,
-            sampling=plan.sampling,
-            model=parts.model,
-            algorithm=parts.algorithm,
-            seed=plan.run.seed,
-            rollout=step,
-            policy_version=parts.backend.version,
-        )
-    with phases("generate", owner=engine):
-        rollout = parts.engine.generate(request)
-        verify_echo(request, rollout)
-    metrics: dict[str, float] = {}
-    for name, track in rollout.tracks.items():
-        prefix = f"{name}/" if len(rollout.tracks) > 1 else ""
+    """One round: rollout, reward, advantage, train. Emits `step`.
+
+    ahead: who makes the rollouts while others are trained on.  following: prompts of the next step, whose rollout is
+    begun before this one is trained on; none begins nothing.
+    """
+    began, phases = time.perf_counter(), Phases()
+    made = ahead.take(step, prompts, phases=phases) if ahead else _make(parts, plan, prompts, step=step, phases=phases)
+    if ahead and following:
+        ahead.begin(step + 1, following, phases=phases)
+    metrics = _staleness(plan, made, version=parts.backend.version)
+    for name, track in made.rollout.tracks.items():
+        prefix = f"{name}/" if len(made.rollout.tracks) > 1 else ""
         found = _learn(parts, plan, track, step=step, phases=phases, trackers=trackers)
         metrics |= {prefix + key: value for key, value in found.items()}
     parts.backend.end_rollout()
     _watch_gap(plan, metrics, step=step + 1, events=events)
-    events.emit("step", step=step + 1, metrics=metrics, phases=phases.seconds, samples=request.num_rows)
+    if plan.run.stream_groups or plan.run.rollout_ahead:
+        metrics |= _overlap(made, train_s=phases.seconds.get("train", 0.0), step_s=time.perf_counter() - began)
+    if parts.noted is not None:
+        noted = parts.noted()
+        metrics |= noted.metrics
+        for text in noted.findings:
+            events.finding(text, step=step + 1)
+    events.emit("step", step=step + 1, metrics=metrics, phases=phases.seconds, samples=made.request.num_rows)
+
+
+def _make(parts: Parts, plan: Plan, prompts: Sequence[Prompt], *, step: int, phases: Phases) -> MadeRollout:
+    """The rollout of a step, with the weights that train now."""
+    with phases("sync", owner=f"engine {plan.engine.name!r}"):
+        sync_weights(parts, plan)
+    with phases("request", owner=f"algorithm {plan.algorithm.name!r}"):
+        request = step_request(parts, plan, prompts, step=step)
+    return RolloutMaker(parts, plan, request, phases=phases).make()
 
 
 def _learn(
     parts: Parts, plan: Plan, track: Track, *, step: int, phases: Phases, trackers: Trackers
 ) -> dict[str, float]:
-    """Score one track, turn the scores into advantages and train on it; returns the numbers of the step."""
-    with phases("score"):
-        track = score(track, parts.rewards, parts.reward_weights)
+    """Turn the scores of one track into advantages and train on it; returns the numbers of the step."""
     assert track.rewards is not None
     metrics = {
         "reward_mean": float(track.rewards.mean()),
@@ -144,6 +159,44 @@ def _learn(
         progress = step / max(1, plan.run.steps - 1)
         report = parts.backend.train(track, parts.algorithm, progress=progress)
     return {**metrics, **found, **report.metrics, "updates": report.num_updates, "updates_skipped": report.num_skipped}
+
+
+def _staleness(plan: Plan, made: MadeRollout, *, version: int) -> dict[str, float]:
+    """How many optimizer steps the weights that made the samples are behind `version`, which trains.
+
+    Raises RunFailed when that is more than `run.rollout_ahead` rounds of updates. The numbers are for runs ahead.
+    """
+    tracks = made.rollout.tracks.values()
+    bound = plan.run.rollout_ahead * plan.train.updates_per_step * len(tracks)
+    ages: list[int] = []
+    for track in tracks:
+        for row in (row for row in range(track.num_rows) if float(track.weights[row])):
+            made_with = track.policy_version[row]
+            ages.append(version - made_with)
+            if not 0 <= ages[-1] <= bound:
+                raise RunFailed(
+                    f"run.rollout_ahead: sample {track.sample_ids[row]!r} was made with version {made_with} of the "
+                    f"weights, and version {version} trains; with run.rollout_ahead={plan.run.rollout_ahead} a sample "
+                    f"may be {bound} versions behind."
+                )
+    if not plan.run.rollout_ahead or not ages:
+        return {}
+    return {"staleness_mean": sum(ages) / len(ages), "staleness_max": float(max(ages))}
+
+
+def _overlap(made: MadeRollout, *, train_s: float, step_s: float) -> dict[str, float]:
+    """What doing things at once gave. `overlap` is the step over its longest phase: 1 is ideal."""
+    longest = max(made.generate_s, made.score_s, train_s)
+    return {
+        "generate_s": made.generate_s,
+        "score_s": made.score_s,
+        "train_s": train_s,
+        "overlap": step_s / longest,
+        "generate_utilisation": made.generate_s / step_s,
+        "reward_latency_mean_s": sum(made.latencies_s) / len(made.latencies_s),
+        "reward_latency_max_s": max(made.latencies_s),
+        "reward_queue_max": float(made.queue_max),
+    }
 
 
 def _watch_gap(plan: Plan, metrics: Mapping[str, float], *, step: int, events: EventStream) -> None:

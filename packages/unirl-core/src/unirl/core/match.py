@@ -10,7 +10,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .asynchrony import asynchrony
 from .capability import Cap, Needs, Support
+from .config import BackendConfig
 from .spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from .config import LatentSamplingConfig
     from .plan import Plan
 
-__all__ = ["DETERMINISTIC_KERNELS", "Reason", "Verdict", "match", "match_parts"]
+__all__ = ["DETERMINISTIC_KERNELS", "Reason", "Verdict", "match", "match_pair", "match_parts"]
 
 DETERMINISTIC_KERNELS = ("euler", "dpm2")
 """Kernels without noise: they have no log-prob, so nothing that takes a ratio can train on them."""
@@ -69,6 +71,7 @@ def match(plan: Plan, *, catalog: Catalog | None = None) -> Verdict:
         *_geometry(plan, needs),
         *_rewards(plan),
         *_old_log_probs(plan),
+        *(Reason(key=key, text=text) for key, text in asynchrony(plan, needs)),
     ]
     for track, sampling in plan.sampling.items():
         key = "sampling" if len(plan.sampling) == 1 else f"sampling.{track}"
@@ -87,7 +90,26 @@ def match_parts(
     rewards: Mapping[str, RewardSpec] | None = None,
 ) -> Verdict:
     """Whether parts fit by their specs, whatever their settings. Used for the matrix and the docs."""
-    return Verdict(reasons=tuple(_parts(model, engine, algorithm, backend, rewards or {}, needs=algorithm.needs)))
+    both = (Cap.TRAIN_LORA, Cap.TRAIN_FULL)
+    offered = [cap for cap in both if backend is None or backend.support(cap) is Support.NATIVE]
+    fitting = [cap for cap in offered if cap is Cap.TRAIN_FULL or model.support(Cap.LORA) is Support.NATIVE]
+    trains = fitting or offered or both
+    found = _parts(model, engine, algorithm, backend, rewards or {}, needs=algorithm.needs, trains=trains)
+    return Verdict(reasons=tuple(found))
+
+
+def match_pair(*, model: ModelSpec, engine: EngineSpec) -> Verdict:
+    """Whether an engine generates what a model has, whatever trains on it."""
+    return Verdict(reasons=tuple(_pair(model, engine)))
+
+
+def _pair(model: ModelSpec, engine: EngineSpec) -> Iterator[Reason]:
+    for kind in sorted(set(model.tracks.values())):
+        stage, rollout = (
+            (Cap.LATENT_STAGE, Cap.LATENT_ROLLOUT) if kind == "latent" else (Cap.TEXT_STAGE, Cap.TEXT_ROLLOUT)
+        )
+        yield from _lacks("model", model, stage, asks=f"a {kind} track")
+        yield from _lacks("engine", engine, rollout, asks=f"the {kind} track of model {model.name!r}")
 
 
 def _parts(
@@ -98,7 +120,7 @@ def _parts(
     rewards: Mapping[str, RewardSpec],
     *,
     needs: Needs,
-    trains: Collection[Cap] = (Cap.TRAIN_LORA, Cap.TRAIN_FULL),
+    trains: Collection[Cap],
 ) -> Iterator[Reason]:
     asks = f"algorithm {algorithm.name!r}"
     kinds = set(model.tracks.values())
@@ -108,12 +130,7 @@ def _parts(
             text=f"{asks} trains {needs.track} tracks; model {model.name!r} generates {_names(kinds)}. "
             f"Choose a model with a {needs.track} track.",
         )
-    for kind in sorted(kinds):
-        stage, rollout = (
-            (Cap.LATENT_STAGE, Cap.LATENT_ROLLOUT) if kind == "latent" else (Cap.TEXT_STAGE, Cap.TEXT_ROLLOUT)
-        )
-        yield from _lacks("model", model, stage, asks=f"a {kind} track")
-        yield from _lacks("engine", engine, rollout, asks=f"the {kind} track of model {model.name!r}")
+    yield from _pair(model, engine)
     if needs.trajectory != "none":
         for cap in ECHOED:
             yield from _lacks("engine", engine, cap, asks=f"{asks}, which trains on trajectories,")
@@ -158,7 +175,8 @@ def _backend(
                 "its rollouts would come from the initial policy for ever.",
             )
     if needs.reference == "policy":
-        ways = (Cap.REFERENCE_ADAPTER_OFF,) if tuple(trains) == (Cap.TRAIN_LORA,) else (Cap.REFERENCE_COPY,)
+        by_mode = {Cap.TRAIN_LORA: Cap.REFERENCE_ADAPTER_OFF, Cap.TRAIN_FULL: Cap.REFERENCE_COPY}
+        ways = [by_mode[cap] for cap in trains]
         if not any(backend.support(cap) is Support.NATIVE for cap in ways):
             yield from _lacks("backend", backend, ways[0], asks=f"{asks} with a KL to the reference policy")
     if needs.old_policy == "ema":
@@ -175,8 +193,9 @@ def _lacks(key: str, spec: Spec, cap: Cap, *, asks: str) -> Iterator[Reason]:
 
 
 def _trains(plan: Plan) -> Cap:
-    mode = getattr(plan.backend.config, plan.backend.spec.trains_key)
-    return Cap.TRAIN_LORA if mode == "lora" else Cap.TRAIN_FULL
+    config = plan.backend.config
+    assert isinstance(config, BackendConfig)
+    return Cap.TRAIN_LORA if config.trains == "lora" else Cap.TRAIN_FULL
 
 
 def _geometry(plan: Plan, needs: Needs) -> Iterator[Reason]:
@@ -311,6 +330,11 @@ def _sde_range(key: str, sampling: LatentSamplingConfig) -> Iterator[Reason]:
             text=f"the pool goes from {sde.first} to {sde.last} of the steps; it needs 0 <= first < last <= 1.",
         )
         return
+    if sde.mode in ("all", "fixed") and (sde.first, sde.last) != (0, 1):
+        yield Reason(
+            key=f"{key}.sde.first" if sde.first else f"{key}.sde.last",
+            text=f"mode {sde.mode!r} takes no part of the steps, found {sde.first} to {sde.last}; use mode 'fraction'.",
+        )
     pool = int(steps * sde.last + 1e-9) - int(steps * sde.first + 1e-9)
     if sde.mode in ("fraction", "random", "window") and pool < 1:
         yield Reason(

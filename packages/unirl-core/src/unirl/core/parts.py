@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .capability import Cap, Support
+from .config import BackendConfig
 from .errors import EchoMismatch, RunFailed, UniRLError
 from .roles import Algorithm, Backend, DiffusionModel, Engine, Reward
 
 if TYPE_CHECKING:
     from .plan import Plan
 
-__all__ = ["Parts", "attributed", "sync_weights"]
+__all__ = ["Noted", "Parts", "attributed", "sync_weights"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noted:
+    """What a launcher measured and noticed since it was last asked."""
+
+    metrics: Mapping[str, float]
+    """For the step that ends now."""
+    findings: Sequence[str] = ()
+    """What a user should know, such as a worker that was replaced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +39,13 @@ class Parts:
     algorithm: Algorithm
     rewards: Mapping[str, Reward]
     reward_weights: Mapping[str, float]
+    sync: Callable[[], None] | None = None
+    """Brings the weights that train to an engine that lives elsewhere and sets its version; checks what it then holds.
+    None: the engine shares the weights, or takes them by `load_weights`, in this process."""
+    noted: Callable[[], Noted] | None = None
+    """What moving data and weights took; the loop asks once a step."""
+    generating: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a rollout is made on another thread: the engine's weights must stay as they are."""
 
 
 @contextmanager
@@ -41,15 +60,24 @@ def attributed(owner: str, *, phase: str) -> Generator[None]:
 
 
 def sync_weights(parts: Parts, plan: Plan) -> None:
-    """Give the engine the weights that train, and check that it holds just those. Nothing to do when it shares them."""
+    """Give the engine the weights that train, and check that it holds just those. Nothing to do when it shares them.
+
+    Never while a rollout is made on another thread.
+    """
+    assert not parts.generating.locked(), "weights were to move under a rollout that is being generated"
     backend, engine = parts.backend, parts.engine
+    if parts.sync is not None:
+        if engine.version != backend.version:
+            parts.sync()
+        return
     if plan.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE:
         engine.version = backend.version
         return
     if engine.version == backend.version:
         return
     lora = plan.engine.spec.support(Cap.WEIGHTS_LORA) is Support.NATIVE
-    trains = getattr(plan.backend.config, plan.backend.spec.trains_key)
+    assert isinstance(plan.backend.config, BackendConfig)
+    trains = plan.backend.config.trains
     kind = "full" if trains == "full" else ("lora" if lora else "merged")
     update = backend.weights(kind=kind)
     receipt = engine.load_weights(update)

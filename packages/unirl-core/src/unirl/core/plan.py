@@ -17,7 +17,17 @@ from .config import (
     RunConfig,
     TrainConfig,
 )
-from .spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec, TrackerSpec
+from .spec import (
+    AlgorithmSpec,
+    BackendSpec,
+    EngineSpec,
+    LauncherSpec,
+    ModelSpec,
+    RewardSpec,
+    Spec,
+    TrackerSpec,
+    TransportSpec,
+)
 
 __all__ = ["Choice", "Origin", "Plan", "leaves", "numeric_leaves", "plan_hash"]
 
@@ -33,6 +43,8 @@ NOT_HASHED = (
     "run.media_every",
     "run.threads",
     "tracker",
+    "launcher",
+    "transport",
 )
 """Keys that do not change the numbers of a step; a resumed run may differ in them."""
 
@@ -87,6 +99,10 @@ class Plan:
     """Key path of every leaf -> where it came from."""
     hash: str
     """Of everything in `resolved` that changes the numbers, see `plan_hash`."""
+    launcher: Choice[LauncherSpec] | None = None
+    """Where the parts run; None is this process."""
+    transport: Choice[TransportSpec] | None = None
+    """How tensors go from worker to worker; None is the launcher's own way."""
 
     @property
     def logp_gap_max(self) -> float | None:
@@ -105,6 +121,8 @@ class Plan:
             self.algorithm,
             *self.rewards.values(),
             *self.trackers.values(),
+            *([self.launcher] if self.launcher else []),
+            *([self.transport] if self.transport else []),
         ]
 
 

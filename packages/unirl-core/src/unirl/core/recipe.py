@@ -143,6 +143,8 @@ def plan_of(composed: Composed, *, catalog: Catalog) -> Plan:
     }
     rewards = {key: choice(f"reward.{key}", value) for key, value in filled.reward.items()}
     trackers = {key: choice(f"tracker.{key}", value) for key, value in filled.tracker.items()}
+    launcher = choice("launcher", filled.launcher) if filled.launcher is not None else None
+    transport = choice("transport", filled.transport) if filled.transport is not None else None
     found = trace(composed.layers)
     if composed.name != composed.recipe.name:
         found["run.name"] = _name_origin(found["run.name"], composed)
@@ -151,6 +153,8 @@ def plan_of(composed: Composed, *, catalog: Catalog) -> Plan:
         **parts,
         rewards=rewards,
         trackers=trackers,
+        launcher=launcher,
+        transport=transport,
         sampling=_sampling(filled.sampling, model),
         run=filled.run,
         data=filled.data,

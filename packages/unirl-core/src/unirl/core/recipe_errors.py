@@ -15,6 +15,7 @@ from .errors import RecipeError, UniRLError
 from .hydra_source import SAMPLING
 from .names import did_you_mean, nearest
 from .recipe_files import PART_GROUPS, list_recipes
+from .registry import install_hint
 from .spec import Kind
 
 if TYPE_CHECKING:
@@ -135,5 +136,7 @@ def _other(error: BaseException, recipe: str) -> RecipeError:
         hint = re.search(r"Did you mean to override (?:one of )?(.+?)\?", text)
         at = f"{key}@{key}.{key}" if key in ("reward", "tracker") else key
         told = f"; did you mean {hint[1]}?" if hint else f"; the recipe chooses none. Add it: `+{at}=NAME`."
+        if key == "launcher":
+            told = f"; no launcher is installed, and all runs in this process. {install_hint('launcher', 'local')}"
         return RecipeError(f"{key}: there is nothing to override{told}")
     return RecipeError(f"{recipe}: {text.rstrip('.')}.")

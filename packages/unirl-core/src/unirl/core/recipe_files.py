@@ -14,7 +14,7 @@ from .registry import install_hint
 
 __all__ = ["PART_GROUPS", "RecipeFile", "RecipeRoot", "find_recipe", "list_recipes", "recipe_roots"]
 
-PART_GROUPS = ("model", "engine", "backend", "algorithm", "sampling", "reward", "tracker")
+PART_GROUPS = ("model", "engine", "backend", "algorithm", "sampling", "reward", "tracker", "launcher", "transport")
 """Sections that are chosen by name. Files in folders of these names are options of them, not recipes."""
 
 

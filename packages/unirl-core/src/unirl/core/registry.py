@@ -1,4 +1,7 @@
-"""Known parts and the dists that provide them, so that a part that is not installed gets its exact install line."""
+"""Known parts and the dists that provide them, so that a part that is not installed gets its exact install line.
+
+The list is `registry/plugins.toml` of the repository, which says how it is written; the wheel carries it.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,14 @@ class KnownPart:
     """One line of the registry."""
 
     kind: str
-    """A kind of part, or `asset`."""
+    """A kind of part, `asset` or `command`."""
     name: str
     dist: str
     summary: str
+    by: str = ""
+    """Who maintains it; empty for the parts of the UniRL repository."""
+    home: str = ""
+    """Its home page."""
     planned: bool = False
     """Not published yet: there is nothing to install."""
 
@@ -61,7 +68,7 @@ def known_parts() -> Registry:
 
 
 def read_registry(data: dict[str, Any]) -> Registry:
-    """A registry from its TOML: for each kind a table of name -> {dist, summary, planned}."""
+    """A registry from its TOML: for each kind a table of name -> {dist, summary, by, home, planned}."""
     return Registry(
         KnownPart(kind=kind, name=name, **entry) for kind, entries in data.items() for name, entry in entries.items()
     )

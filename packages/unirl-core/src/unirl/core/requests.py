@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from .config import LatentSamplingConfig, SdeStepsConfig
 from .data import Prompt
-from .errors import PlanRejected
-from .request import Request
+from .errors import PlanRejected, RecipeError
+from .request import LatentRequest, Request
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -32,19 +32,15 @@ def build_request(
     """A request for `samples_per_prompt` samples of each prompt, the samples of a prompt forming a group.
 
     Ids are `r<rollout>/<prompt id>` for groups and `.../<number>` for samples, so they never repeat in a run.
+    Raises RecipeError for sampling settings that cannot be.
     """
     expanded = [(prompt, number) for prompt in prompts for number in range(samples_per_prompt)]
     group_ids = tuple(f"r{rollout}/{prompt.prompt_id}" for prompt, _ in expanded)
     sample_ids = tuple(f"{group}/{number}" for group, (_, number) in zip(group_ids, expanded, strict=True))
-    return Request(
-        sample_ids=sample_ids,
-        group_ids=group_ids,
-        prompt_ids=tuple(prompt.prompt_id for prompt, _ in expanded),
-        prompts=tuple(prompt.text for prompt, _ in expanded),
-        metadata=tuple(prompt.metadata for prompt, _ in expanded),
-        media=tuple(prompt.media for prompt, _ in expanded),
-        tracks={
-            name: algorithm.latent_request(
+
+    def planned(name: str, settings: LatentSamplingConfig) -> LatentRequest:
+        try:
+            return algorithm.latent_request(
                 settings,
                 sigmas=model.schedule(settings),
                 latent_shape=model.latent_shape(settings),
@@ -53,8 +49,17 @@ def build_request(
                 sample_ids=sample_ids,
                 group_ids=group_ids,
             )
-            for name, settings in sampling.items()
-        },
+        except ValueError as error:
+            raise RecipeError(f"sampling of track {name!r}: {error}") from error
+
+    return Request(
+        sample_ids=sample_ids,
+        group_ids=group_ids,
+        prompt_ids=tuple(prompt.prompt_id for prompt, _ in expanded),
+        prompts=tuple(prompt.text for prompt, _ in expanded),
+        metadata=tuple(prompt.metadata for prompt, _ in expanded),
+        media=tuple(prompt.media for prompt, _ in expanded),
+        tracks={name: planned(name, settings) for name, settings in sampling.items()},
         seed=seed,
         rollout=rollout,
         policy_version=policy_version,

@@ -6,7 +6,7 @@ into a rollout; a backend owns what trains; an algorithm returns loss terms and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from .array import Array, Module
 
 if TYPE_CHECKING:
+    from .catalog import Catalog
     from .config import LatentSamplingConfig
     from .data import MediaRef
     from .events import Event
+    from .parts import Parts
+    from .plan import Plan
     from .request import LatentRequest, Request
     from .rollout import Rollout
     from .spec import ModelSpec
@@ -28,10 +31,13 @@ __all__ = [
     "Backend",
     "DiffusionModel",
     "Engine",
+    "Launcher",
     "LossTermLike",
     "Losses",
     "Metric",
+    "PieceLike",
     "Policy",
+    "RemoteRowsLike",
     "Replay",
     "ReplayedLike",
     "Reward",
@@ -40,6 +46,9 @@ __all__ = [
     "Scores",
     "Tracker",
     "TrainReport",
+    "Transport",
+    "TransportCounts",
+    "TransportPlace",
     "WeightReceipt",
     "WeightUpdate",
 ]
@@ -95,7 +104,10 @@ class WeightUpdate:
 
     version: int
     tensors: Mapping[str, Array]
+    """`full`, `merged`: by the parameter names of the plain module. `lora`: `<layer>.lora_A.weight` [rank, in] and
+    `<layer>.lora_B.weight` [out, rank] of every adapted layer, by the layer's name in the plain module."""
     kind: Literal["full", "lora", "merged"]
+    """`full` when all weights train; `lora`, or `merged` (folded into the base), when adapters do."""
     adapter: str = "default"
     """Name of the adapter, for LoRA."""
     adapter_scale: float = 1.0
@@ -237,7 +249,11 @@ class TrainReport:
 
 
 class Backend(Protocol):
-    """Owns the weights that train. Build: `build(config, *, model, train: TrainConfig, steps: int) -> Backend`."""
+    """Owns the weights that train.
+
+    Build: `build(config, *, model, train: TrainConfig, steps: int, seed: int) -> Backend`; config: a `BackendConfig`.
+    Dropout is off while it trains. A policy that is not kept is refused with a RecipeError.
+    """
 
     version: int
     """Policy version: optimizer steps taken."""
@@ -248,18 +264,31 @@ class Backend(Protocol):
 
     def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport: ...
     def weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate: ...
+    def adopt(self, update: WeightUpdate) -> None:
+        """Take weights that another backend of the same recipe exported, and its version. `full` or `lora`.
+
+        A module that then samples gives the very numbers of the one that trains. Raises EchoMismatch, before anything
+        changes, for names, shapes or dtypes that are not those of `weights`.
+        """
+        ...
+
     def save(self, folder: Path) -> None:
         """Write everything that training needs to go on exactly: weights, optimizer, scheduler, averages, counters."""
         ...
 
-    def load(self, folder: Path) -> None: ...
+    def load(self, folder: Path) -> None:
+        """Go on from what `save` wrote. Raises CheckpointError, before anything changes, when that cannot be done."""
+        ...
+
     def end_rollout(self) -> None:
         """One rollout's updates are done: averages and lagged policies that follow rollouts move now."""
         ...
 
     def offload(self) -> None: ...
     def onload(self) -> None: ...
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let go of what it holds. May be called twice."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +322,118 @@ class Reward(Protocol):
 
     def score(self, samples: ScoreInput) -> Scores: ...
     def close(self) -> None: ...
+
+
+class Launcher(Protocol):
+    """Makes the parts of a plan where they are to run. Build: `build(config) -> Launcher`.
+
+    The parts that it gives fit the same roles as those of one process; the loop does not see the difference.
+    """
+
+    def launch(self, plan: Plan, *, catalog: Catalog) -> Parts:
+        """Start whatever is needed and build every part.
+
+        Raises PlanRejected, before anything starts, when it cannot fit. Called once. What was started before an error
+        is stopped again.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop everything that was started. No process is left, whatever happened before. May be called twice."""
+        ...
+
+
+class PieceLike(Protocol):
+    """Neighbouring rows of one kept tensor. See `unirl.runtime.remote_rows.Piece`."""
+
+    @property
+    def blob(self) -> Any:
+        """What `Transport.keep` called the tensor."""
+        ...
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+
+
+class RemoteRowsLike(Protocol):
+    """[N, ...] rows that lie elsewhere, in pieces. See `unirl.runtime.remote_rows.RemoteRows`."""
+
+    @property
+    def pieces(self) -> Sequence[PieceLike]: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportPlace:
+    """The process of a run that a transport works in."""
+
+    run: str
+    """A name that no other run on these machines has."""
+    process: str
+    """`driver`, or the name of the worker."""
+    device: Any
+    """Where fetched tensors are to be."""
+    ask: Callable[[str, Any], Any]
+    """ask(process, question): the `answer` of the transport in another worker."""
+    address: Any = None
+    """In a worker: the `address` of the driver's transport."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportCounts:
+    """What went through the transport of one process so far."""
+
+    bytes_sent: int
+    """Bytes of rows that left this process."""
+    bytes_fetched: int
+    """Bytes of rows that came into it."""
+    bytes_held: int
+    """Bytes of tensors that it kept and has not dropped, wherever they are held."""
+
+
+class Transport(Protocol):
+    """Brings tensors from the process that made them to those that need them; the driver passes on their names alone.
+
+    Build: `build(config, *, place: TransportPlace) -> Transport`, in the driver first, where it may start what all
+    processes need, then in each worker. One thread at a time calls it; `answer` and `counts` come from any thread.
+    """
+
+    @property
+    def address(self) -> Any:
+        """What the transports of the workers join by; picklable. Asked of the driver's alone."""
+        ...
+
+    def keep(self, tensors: Sequence[Array]) -> list[Any]:
+        """A name for each tensor [N, ...], N > 0: hashable, below 1 KiB pickled, never given again.
+
+        The tensors are not written to afterwards; their rows can be fetched until `drop`.
+        """
+        ...
+
+    def fetch(self, wanted: Sequence[RemoteRowsLike]) -> list[Array]:
+        """The rows, bit for bit, on the device of this process. Raises RunFailed for a tensor that was dropped."""
+        ...
+
+    def drop(self, names: Sequence[Any] | None = None) -> None:
+        """Forget the tensors of these names, which this process kept; None forgets all that it kept.
+
+        Their rows are gone once all that was kept in the same call is dropped, or earlier.
+        """
+        ...
+
+    def answer(self, question: Any) -> Any:
+        """What `ask` brings to the process that asked; for transports whose processes talk to each other."""
+        ...
+
+    def counts(self) -> TransportCounts: ...
+    def close(self) -> None:
+        """Forget everything and stop what this one started, in the driver what all use. May be called twice."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

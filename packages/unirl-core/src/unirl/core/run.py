@@ -26,14 +26,14 @@ from .parts import Parts
 from .plan import Choice, Plan, numeric_leaves
 from .prompts import read_prompts
 from .requests import build_request
-from .roles import RunInfo
+from .roles import Algorithm, Launcher, Reward, RunInfo
 from .tracking import Trackers
 
 if TYPE_CHECKING:
     from .catalog import Catalog
     from .spec import Spec
 
-__all__ = ["RunResult", "build_parts", "train"]
+__all__ = ["RunResult", "build_algorithm", "build_parts", "build_rewards", "reward_weights", "train"]
 
 RECIPE_FILE = "recipe.json"
 EVENTS_FILE = "events.jsonl"
@@ -71,10 +71,16 @@ def train(
     folder = _run_folder(plan, resume)
     checkpoints = Checkpoints(folder / CHECKPOINTS, keep=plan.run.keep)
     checkpoint = _checkpoint(plan, checkpoints, resume)
-    parts = build_parts(plan, catalog=catalog)
-    if checkpoint is not None:
-        parts.backend.load(checkpoint.backend_folder)
-    built = {key: _build(choice, catalog) for key, choice in plan.trackers.items()}
+    launcher: Launcher | None = _build(plan.launcher, catalog) if plan.launcher else None
+    try:
+        parts = launcher.launch(plan, catalog=catalog) if launcher else build_parts(plan, catalog=catalog)
+        if checkpoint is not None:
+            parts.backend.load(checkpoint.backend_folder)
+        built = {key: _build(choice, catalog) for key, choice in plan.trackers.items()}
+    except BaseException:
+        if launcher is not None:
+            launcher.close()
+        raise
     # Whatever can be refused has been by now, so that a refusal leaves no folder behind.
     folder.mkdir(parents=True, exist_ok=True)
     _write_recipe(folder, plan, overrides)
@@ -139,12 +145,16 @@ def train(
         events.emit("run_finished", step=step, status=status, wall_s=wall_s, folder=str(folder), error=problem)
         trackers.finish(status, step=step)
         events.close()
-        for part in (parts.engine, *parts.rewards.values(), parts.backend):
-            part.close()
+        try:
+            for part in (parts.engine, *parts.rewards.values(), parts.backend):
+                part.close()
+        finally:
+            if launcher is not None:
+                launcher.close()
 
 
-def build_parts(plan: Plan, *, catalog: Catalog) -> Parts:
-    """The objects of a plan, in the order model, backend, engine, algorithm, rewards."""
+def build_parts(plan: Plan, *, catalog: Catalog, with_rewards: bool = True) -> Parts:
+    """The objects of a plan in this process, in the order model, backend, engine, algorithm, rewards."""
     import torch
 
     if plan.run.threads:
@@ -156,11 +166,34 @@ def build_parts(plan: Plan, *, catalog: Catalog) -> Parts:
     settings = dataclasses.replace(plan.train, logp_gap_max=plan.logp_gap_max)
     backend = _build(plan.backend, catalog, model=model, train=settings, steps=plan.run.steps, seed=plan.run.seed)
     engine = _build(plan.engine, catalog, model=model, device=device)
-    weights = {key: float(getattr(choice.config, "weight")) for key, choice in plan.rewards.items()}  # noqa: B009
-    algorithm = _build(plan.algorithm, catalog, advantage=plan.advantage, reward_weights=weights, train=settings)
-    rewards = {key: _build(choice, catalog, device=device) for key, choice in plan.rewards.items()}
+    algorithm = build_algorithm(plan, catalog=catalog)
+    rewards = build_rewards(plan, catalog=catalog) if with_rewards else {}
     return Parts(
-        model=model, backend=backend, engine=engine, algorithm=algorithm, rewards=rewards, reward_weights=weights
+        model=model,
+        backend=backend,
+        engine=engine,
+        algorithm=algorithm,
+        rewards=rewards,
+        reward_weights=reward_weights(plan),
+    )
+
+
+def build_rewards(plan: Plan, *, catalog: Catalog) -> dict[str, Reward]:
+    """The rewards of a plan alone, by their keys."""
+    device = _device(plan.run.device)
+    return {key: _build(choice, catalog, device=device) for key, choice in plan.rewards.items()}
+
+
+def reward_weights(plan: Plan) -> dict[str, float]:
+    """Factor of each reward in the combined one."""
+    return {key: float(getattr(choice.config, "weight")) for key, choice in plan.rewards.items()}  # noqa: B009
+
+
+def build_algorithm(plan: Plan, *, catalog: Catalog) -> Algorithm:
+    """The algorithm of a plan alone: what plans requests and turns rewards into advantages."""
+    settings = dataclasses.replace(plan.train, logp_gap_max=plan.logp_gap_max)
+    return _build(
+        plan.algorithm, catalog, advantage=plan.advantage, reward_weights=reward_weights(plan), train=settings
     )
 
 

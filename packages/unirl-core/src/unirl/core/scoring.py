@@ -13,7 +13,7 @@ from .roles import Reward, ScoreInput, Scores
 if TYPE_CHECKING:
     from .track import Track
 
-__all__ = ["constant_reward", "score", "score_input"]
+__all__ = ["combined", "constant_reward", "score", "score_by", "score_input"]
 
 
 def score_input(track: Track) -> ScoreInput:
@@ -34,15 +34,26 @@ def score(track: Track, rewards: Mapping[str, Reward], weights: Mapping[str, flo
 
     Raises RewardFailed when a reward raises, gives another number of values than samples, or one that is not finite.
     """
-    samples = score_input(track)
-    parts: dict[str, Array] = {}
+    return combined(track, {name: score_by(name, reward, track) for name, reward in rewards.items()}, weights)
+
+
+def score_by(name: str, reward: Reward, track: Track) -> dict[str, Array]:
+    """What one reward says of a track: its values under its name, and its components as `name/part`; each [N] fp32.
+
+    Raises RewardFailed as `score` does.
+    """
+    scores = _run(name, reward, score_input(track))
+    found = {name: scores.values, **{f"{name}/{part}": values for part, values in scores.parts.items()}}
+    return {part: _checked(part, values, track) for part, values in found.items()}
+
+
+def combined(track: Track, scores: Mapping[str, Mapping[str, Array]], weights: Mapping[str, float]) -> Track:
+    """The track with what `score_by` found for each reward: their weighted sum, and all parts."""
     total: Array | None = None
-    for name, reward in rewards.items():
-        scores = _run(name, reward, samples)
-        for part, values in {name: scores.values, **{f"{name}/{p}": v for p, v in scores.parts.items()}}.items():
-            parts[part] = _checked(part, values, track)
+    for name, parts in scores.items():
         weighted = parts[name] * weights[name]
         total = weighted if total is None else total + weighted
+    parts = {part: values for found in scores.values() for part, values in found.items()}
     return dataclasses.replace(track, rewards=total, reward_parts=parts)
 
 

@@ -6,9 +6,10 @@ composing import no torch. Specs are plain data; everything here can be printed,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from .capability import Cap, Needs, Support
 
@@ -20,7 +21,9 @@ __all__ = [
     "Gap",
     "Kind",
     "LauncherSpec",
+    "Miniature",
     "ModelSpec",
+    "RewardExample",
     "RewardSpec",
     "Spec",
     "TrackerSpec",
@@ -42,11 +45,19 @@ KINDS: tuple[Kind, ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Gap:
-    """A claim that a part is known not to meet, with the reason and where it is followed up."""
+    """A conformance claim that a part is known not to meet, with the reason and where it is followed up.
+
+    Strict: once the claim passes, conformance fails until the gap is taken out.
+    """
 
     claim: str
+    """Name of the claim, as `unirl conformance --claims` lists it."""
     reason: str
+    """Why the part does not meet it, in a sentence."""
     link: str = ""
+    """Where it is followed up."""
+    only_with: tuple[str, ...] = ()
+    """Names of other parts: the gap holds where one of them is tried along; empty is everywhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +75,38 @@ class Spec:
     config: str
     """`"module:Class"` of its config dataclass, a subclass of `unirl.core.config.PartConfig`."""
     capabilities: Mapping[Cap, Support] = field(default_factory=lambda: dict[Cap, Support]())
+    """How it provides each of `unirl.core.capability.CAPABILITIES_OF` its kind."""
+    enabled_by: Mapping[Cap, Mapping[str, Any]] = field(default_factory=lambda: dict[Cap, Mapping[str, Any]]())
+    """Settings that switch a capability on, by dotted config key, where the defaults leave it off.
+
+    Those of `Cap.EMA` and `Cap.LAGGED_POLICY` give an average with a constant decay of 0.75, a = 0.75 a + 0.25 live,
+    that starts at the initial weights and moves after every optimizer step (EMA) or at the end of every rollout (lagged
+    policy): conformance computes it again.
+    """
+    trial: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Settings for conformance, by dotted config key, where the defaults do not suit a miniature."""
     gaps: tuple[Gap, ...] = ()
+    """Claims that it is known not to meet."""
 
     def support(self, cap: Cap) -> Support:
         """How this part provides `cap`; `UNKNOWN` when it does not say."""
         return self.capabilities.get(cap, Support.UNKNOWN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Miniature:
+    """A checkpoint of random weights in the model's ordinary layout, small enough to run in a second on a CPU."""
+
+    write: str
+    """`"module:function"` that writes it: `write(folder, *, seed) -> None`; same seed, same bytes."""
+    sampling: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Sampling settings that it takes, by dotted key, such as `{"height": 64, "width": 64}`."""
+    lora_layers: int = 0
+    """Layers of it that the model's `lora_targets` match: one more or one less is a failure."""
+    idle_layers: tuple[str, ...] = ()
+    """Full names of those whose output the model drops, so that no gradient reaches them."""
+    wrap_blocks: int = 0
+    """Blocks of it that the model's `wrap_blocks` match."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +121,21 @@ class ModelSpec(Spec):
     """Endings of the module names that LoRA adapts by default."""
     wrap_blocks: tuple[str, ...] = ()
     """Class names of the blocks that are sharded and checkpointed one by one."""
+    tensor_parallel: Mapping[str, Literal["colwise", "rowwise"]] = field(
+        default_factory=lambda: dict[str, Literal["colwise", "rowwise"]]()
+    )
+    """Linear layers that may be split over ranks, by name below `trainable`, `*` standing for one component: `colwise`
+    splits the outputs of the first of a pair, `rowwise` the inputs of the second."""
     latent_channels: int | None = None
-    tiny: str | None = None
-    """`"module:function"` that writes a miniature checkpoint: `tiny(folder, *, seed) -> None`."""
+    """Channels of a latent, where every checkpoint of the model has the same."""
+    path_key: str = "path"
+    """Config key that takes the folder of a checkpoint."""
+    tiny: Miniature | None = None
+    """What conformance tries it on."""
     reference: str = ""
     """The pipeline that this model is verified against."""
+    parity: str = ""
+    """`"module:function"` that runs the reference pipeline, see `unirl.core.reference.RunReference`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,20 +152,39 @@ class EngineSpec(Spec):
 class BackendSpec(Spec):
     kind: ClassVar[Kind] = "backend"
 
-    trains_key: str = "trains"
-    """Config key that says what trains: `lora` or `full`."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmSpec(Spec):
     kind: ClassVar[Kind] = "algorithm"
 
     needs: Needs
+    """What it asks of the rest of a plan, whatever its settings."""
     when: Mapping[str, Needs] = field(default_factory=lambda: dict[str, Needs]())
     """Further needs while a config key is set to something true, such as `{"kl_coef": Needs(reference="policy")}`."""
     clip_key: str = ""
     """Config key of the clip range, which bounds the log-prob gap that a run tolerates."""
     paper: str = ""
+    """Where the loss comes from, such as `arXiv 2505.05470`; or a sentence that says why there is none."""
+    reference: str = ""
+    """`"module:function"` that gives the loss again in NumPy, see `unirl.core.reference.LossInNumpy`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardExample:
+    """A sample that a reward can score, for conformance; images and videos of this size are made of random pixels."""
+
+    prompt: str = ""
+    """The prompt that the sample is scored against."""
+    metadata: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """What the reward reads of the prompt: every key of the spec's `metadata`."""
+    text: str = ""
+    """The generated text, for rewards of text."""
+    height: int = 64
+    """Pixels."""
+    width: int = 64
+    """Pixels."""
+    frames: int = 8
+    """Of a video."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +193,12 @@ class RewardSpec(Spec):
 
     scale: str
     """What the number means and its range, the same wherever it is computed."""
+    range: tuple[float, float] = (-math.inf, math.inf)
+    """Smallest and largest score."""
+    examples: tuple[RewardExample, ...] = (RewardExample(),)
+    """Samples that it can score; each has the metadata that it reads."""
     media: Literal["image", "video", "text", "audio"]
+    """What it scores."""
     metadata: tuple[str, ...] = ()
     """Metadata keys that every prompt must have."""
     parts: tuple[str, ...] = ()
@@ -141,6 +213,13 @@ class TrackerSpec(Spec):
 @dataclass(frozen=True, kw_only=True)
 class LauncherSpec(Spec):
     kind: ClassVar[Kind] = "launcher"
+
+    separates: Mapping[str, Any] | None = None
+    """Settings, by config key, under which rollouts come from workers with weights of their own, such as
+    `{"placement": "separate"}`. None says that it builds every part in this process."""
+    look: str = ""
+    """`module:function` for `unirl doctor --cluster`: takes the address of a cluster and returns a
+    `unirl.core.doctor.ClusterDiagnosis` of its machines. Empty for a launcher that knows none."""
 
 
 @dataclass(frozen=True, kw_only=True)

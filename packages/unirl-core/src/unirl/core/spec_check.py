@@ -8,10 +8,10 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Literal, TypeAlias, cast, get_args, get_origin, get_type_hints
 
 from .capability import Cap, Needs, Support
-from .config import PartConfig, RewardConfig
+from .config import BackendConfig, PartConfig, RewardConfig
 from .errors import PluginBroken
 from .names import did_you_mean
-from .spec import AlgorithmSpec, BackendSpec, ModelSpec, RewardSpec, Spec
+from .spec import AlgorithmSpec, LauncherSpec, ModelSpec, RewardSpec, Spec
 
 __all__ = ["check_spec"]
 
@@ -25,8 +25,10 @@ BUILD_KEYWORDS: dict[str, tuple[str, ...]] = {
     "algorithm": ("advantage", "reward_weights", "train"),
     "reward": ("device",),
     "tracker": (),
+    "launcher": (),
+    "transport": ("place",),
 }
-"""What `build(config, ...)` of each kind is called with. Launchers and transports have no role yet."""
+"""What `build(config, ...)` of each kind is called with."""
 
 
 def check_spec(spec: Spec, resolve: Resolve) -> list[str]:
@@ -57,17 +59,11 @@ def _capabilities(spec: Spec) -> Iterator[str]:
 
 
 def _build(spec: Spec, resolve: Resolve) -> Iterator[str]:
-    try:
-        build = resolve(spec.build)
-    except PluginBroken as error:
-        yield f"build: {error}"
+    keywords = BUILD_KEYWORDS.get(spec.kind)
+    if keywords is None:
         return
-    if not callable(build):
-        yield f"build: {spec.build!r} is no function, it is {type(build).__name__}."
-    elif spec.kind in BUILD_KEYWORDS:
-        keywords = BUILD_KEYWORDS[spec.kind]
-        call = f"build(config{''.join(f', {name}=' for name in keywords)})"
-        yield from _misfit("build", spec.build, build, call, None, **dict.fromkeys(keywords))
+    call = f"build(config{''.join(f', {name}=' for name in keywords)})"
+    yield from _function("build", spec.build, resolve, call, None, **dict.fromkeys(keywords))
 
 
 def _config(spec: Spec, resolve: Resolve) -> Iterator[str]:
@@ -76,7 +72,7 @@ def _config(spec: Spec, resolve: Resolve) -> Iterator[str]:
     except PluginBroken as error:
         yield f"config: {error}"
         return
-    base = RewardConfig if spec.kind == "reward" else PartConfig
+    base = {"reward": RewardConfig, "backend": BackendConfig}.get(spec.kind, PartConfig)
     if not (isinstance(config, type) and is_dataclass(config) and issubclass(config, base)):
         yield f"config: {spec.config!r} is no dataclass that inherits unirl.core.config.{base.__name__}."
         return
@@ -96,8 +92,13 @@ def _keys(spec: Spec) -> Iterator[tuple[str, str]]:
         yield from (("when", key) for key in spec.when)
         if spec.clip_key:
             yield "clip_key", spec.clip_key
-    if isinstance(spec, BackendSpec):
-        yield "trains_key", spec.trains_key
+    if isinstance(spec, ModelSpec) and spec.tiny is not None:
+        yield "path_key", spec.path_key
+    if isinstance(spec, LauncherSpec):
+        yield from (("separates", key) for key in spec.separates or ())
+    settings = {"trial": spec.trial, **{f"enabled_by[{cap}]": value for cap, value in spec.enabled_by.items()}}
+    for what, values in settings.items():
+        yield from ((what, key.partition(".")[0]) for key in values)
 
 
 def _by_kind(spec: Spec, resolve: Resolve) -> Iterator[str]:
@@ -107,8 +108,23 @@ def _by_kind(spec: Spec, resolve: Resolve) -> Iterator[str]:
         yield from _needs("needs", spec.needs)
         for key, further in spec.when.items():
             yield from _needs(f"when[{key!r}]", spec.needs.merged(further))
-    if isinstance(spec, RewardSpec) and not spec.scale.strip():
+        if spec.reference:
+            yield from _function("reference", spec.reference, resolve, "reference(config, inputs)", None, None)
+    if isinstance(spec, RewardSpec):
+        yield from _reward(spec)
+
+
+def _reward(spec: RewardSpec) -> Iterator[str]:
+    if not spec.scale.strip():
         yield "scale: empty; say what the number means and its range."
+    if not spec.range[0] < spec.range[1]:
+        yield f"range: {spec.range} is empty; give the smallest and the largest score."
+    if not spec.examples:
+        yield "examples: none; give one that the reward can score."
+    for number, example in enumerate(spec.examples):
+        for key in spec.metadata:
+            if key not in example.metadata:
+                yield f"examples[{number}].metadata: {key!r} is missing, which `metadata` says every prompt has."
 
 
 def _model(spec: ModelSpec, resolve: Resolve) -> Iterator[str]:
@@ -120,12 +136,14 @@ def _model(spec: ModelSpec, resolve: Resolve) -> Iterator[str]:
     if spec.support(Cap.LORA) is Support.NATIVE and not spec.lora_targets:
         yield f"lora_targets: empty, and the capability {Cap.LORA} is claimed."
     if spec.tiny is not None:
-        try:
-            tiny = resolve(spec.tiny)
-        except PluginBroken as error:
-            yield f"tiny: {error}"
-        else:
-            yield from _misfit("tiny", spec.tiny, tiny, "tiny(folder, seed=)", None, seed=0)
+        yield from _function("tiny.write", spec.tiny.write, resolve, "write(folder, seed=)", None, seed=0)
+        for name in spec.tiny.idle_layers:
+            if not f".{name}".endswith(tuple(f".{target}" for target in spec.lora_targets)):
+                yield f"tiny.idle_layers: {name!r} is no layer that `lora_targets` match."
+    if spec.parity:
+        call = "parity(folder, prompts=, sampling=, initial=)"
+        keywords = dict.fromkeys(("prompts", "sampling", "initial"))
+        yield from _function("parity", spec.parity, resolve, call, None, **keywords)
 
 
 def _needs(where: str, needs: Needs) -> Iterator[str]:
@@ -143,6 +161,21 @@ def _needs(where: str, needs: Needs) -> Iterator[str]:
         yield f"{where}: gaussian log-probs exist for steps with noise alone; stochastic is False."
     if (needs.gradient == "through-sampler") != (needs.reward == "differentiable"):
         yield f"{where}: gradient is {needs.gradient} and reward is {needs.reward}; one asks for the other."
+
+
+def _function(
+    what: str, target: str, resolve: Resolve, call: str, *arguments: object, **keywords: object
+) -> Iterator[str]:
+    """What is wrong with a string that is to name a function of this call."""
+    try:
+        function = resolve(target)
+    except PluginBroken as error:
+        yield f"{what}: {error}"
+        return
+    if not callable(function):
+        yield f"{what}: {target!r} is no function, it is {type(function).__name__}."
+        return
+    yield from _misfit(what, target, function, call, *arguments, **keywords)
 
 
 def _misfit(

@@ -146,6 +146,26 @@ class LatentSegment(Batch):
         slot = at_end.to(dtype=self.positions.dtype).argmax(dim=1)
         return self.latents[range(self.num_rows), slot]
 
+    @classmethod
+    def _concat(cls, batches: Sequence[Self]) -> Self:
+        """All samples. Pieces that store fewer positions are filled up with position -1 and latent 0."""
+        import torch
+
+        slots = max(int(batch.positions.shape[1]) for batch in batches)
+        filled: list[Self] = []
+        for batch in batches:
+            missing = slots - int(batch.positions.shape[1])
+            # Latents that lie elsewhere cannot be filled up here; joining says that their shapes differ.
+            if missing and isinstance(cast(object, batch.latents), torch.Tensor):
+                latents = batch.latents.new_zeros((batch.num_rows, missing, *batch.latents.shape[2:]))
+                batch = dataclasses.replace(
+                    batch,
+                    latents=torch.cat([batch.latents, latents], dim=1),
+                    positions=torch.cat([batch.positions, batch.positions.new_full((batch.num_rows, missing), -1)], 1),
+                )
+            filled.append(batch)
+        return super()._concat(filled)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextSegment(Batch):

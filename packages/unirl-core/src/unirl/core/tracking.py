@@ -38,7 +38,7 @@ class Trackers:
 
     def images(self, key: str, track: Track, *, step: int) -> None:
         """Show the first images of a scored track, if it has any."""
-        if track.images is None or track.rewards is None:
+        if not self._trackers or track.images is None or track.rewards is None:
             return
         images = track.images[:MAX_IMAGES].detach().cpu()
         captions = [f"{p} | reward {float(r):.2f}" for p, r in zip(track.prompts, track.rewards, strict=True)]

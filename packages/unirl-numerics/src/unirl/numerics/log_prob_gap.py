@@ -21,8 +21,11 @@ __all__ = ["GapMeter"]
 class GapMeter:
     """A replay that also measures how far the engine's log-probs are from those of the model that trains."""
 
-    def __init__(self, replay: Replay) -> None:
+    def __init__(self, replay: Replay, *, version: int | None = None) -> None:
+        """version: of the weights that train; samples of older ones differ by training as well, and are passed over.
+        None measures all samples."""
         self._replay = replay
+        self._version = version
         self.was_called = False
         self._largest = 0.0
         self._total = 0.0
@@ -33,7 +36,10 @@ class GapMeter:
         replayed = self._replay(track, policy=policy)
         segment = track.segment
         if policy == "live" and isinstance(segment, LatentSegment) and segment.log_probs is not None:
-            counts = replayed.valid & (track.weights > 0)[:, None]
+            rows = track.weights > 0
+            if self._version is not None:
+                rows = rows & rows.new_tensor([made == self._version for made in track.policy_version])
+            counts = replayed.valid & rows[:, None]
             gap = (segment.log_probs - replayed.log_probs.detach()).abs().double()[counts]
             # A gap that is no number is an infinite one, which every bound refuses.
             gap = torch.nan_to_num(gap, nan=math.inf, posinf=math.inf)
@@ -44,7 +50,7 @@ class GapMeter:
         return replayed
 
     def metrics(self) -> dict[str, Metric]:
-        """Over what was replayed so far. A weight of 0 says that the engine gave no log-probs."""
+        """Over what was replayed so far. A weight of 0 says that there was nothing to measure."""
         return {
             "logp_gap_max": Metric(total=self._largest, weight=float(self._count), reduce="max"),
             "logp_gap_mean": Metric(total=self._total, weight=float(self._count)),

@@ -86,6 +86,7 @@ def train_on(
     progress: float,
     apply: Updater,
     logp_gap_max: float | None = None,
+    version: int | None = None,
 ) -> TrainReport:
     """Train on the rows of this rank: `updates` optimizer steps of equal share.
 
@@ -96,6 +97,7 @@ def train_on(
     results in bf16 depend on the batch's shape.
     logp_gap_max: bound of |log-prob of the engine - of the replay|; None is none. The gap is measured in the anchor
     pass, or in the first update where the anchor replays nothing.
+    version: of the weights that train. The gap is measured on samples of these weights alone; None takes all samples.
 
     Metrics are exact over micro-batches and ranks: the algorithm's own, `loss`, `grad_norm` (mean and `_max`),
     `grad_rms`, `ratio_max_dev_first` (the `ratio_max_dev` of the first update), and `logp_gap_max` and `logp_gap_mean`
@@ -106,7 +108,7 @@ def train_on(
     """
     _check_geometry(track, updates=updates, micro_batch=micro_batch)
     batches = _micro_batches(track, updates=updates, micro_batch=micro_batch, apply=apply)
-    meter = GapMeter(replay)
+    meter = GapMeter(replay, version=version)
     batches = [[_anchored(micro, algorithm, meter, apply) for micro in micros] for micros in batches]
     measures_first = not meter.was_called
     meter.check(logp_gap_max, apply)

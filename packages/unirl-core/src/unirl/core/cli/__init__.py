@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ..errors import UniRLError
+from ..errors import PluginBroken, PluginNotInstalled, UniRLError
 
 __all__ = ["main"]
 
@@ -43,9 +43,13 @@ class Commands(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             from ..names import did_you_mean
+            from ..registry import known_parts
 
-            hint = did_you_mean(args[0], self.list_commands(ctx))
-            raise click.UsageError(f"{error.message.rstrip('.')}{hint}.", ctx=ctx) from error
+            known = known_parts()
+            if known.part("command", args[0]) is not None:
+                raise self._absent(args[0]) from error
+            hint = did_you_mean(args[0], {*self.list_commands(ctx), *known.names("command")})
+            raise click.UsageError(f"{error.message.rstrip('.')}{hint or '.'}", ctx=ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self._add_plugin_commands()
@@ -53,6 +57,18 @@ class Commands(click.Group):
         rows += [(name, command.get_short_help_str(80)) for name, command in sorted(self.commands.items())]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+    def _absent(self, name: str) -> UniRLError:
+        """Why a command that the registry knows is not there: its plugin is not installed, or did not load."""
+        from ..catalog import Catalog
+        from ..registry import install_hint, known_parts
+
+        part = known_parts().part("command", name)
+        assert part is not None
+        for record in Catalog.discover().records:
+            if record.dist == part.dist and record.status != "loaded":
+                return PluginBroken(f"command {name!r}: plugin {record.label} is {record.status}: {record.error}")
+        return PluginNotInstalled(f"command {name!r} is not installed. {install_hint('command', name)}")
 
     def _add_plugin_commands(self) -> None:
         if self.commands:

@@ -9,15 +9,32 @@ __all__ = ["command"]
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option(
+    "--cluster",
+    is_flag=False,
+    flag_value="auto",
+    metavar="[ADDRESS]",
+    help="Also look at every machine of the cluster: the one that runs here, or the one at host:port.",
+)
 @click.pass_context
-def command(ctx: click.Context, as_json: bool) -> None:
+def command(ctx: click.Context, as_json: bool, cluster: str | None) -> None:
     """Check this installation: torch, plugins, namespaces, version bounds, disk. Exit codes: 0 good, 1 a finding, 3 a
     plugin did not load."""
+    import dataclasses
+
     from ..catalog import Catalog
-    from ..doctor import diagnose
+    from ..doctor import diagnose, look_at_cluster
     from .output import console, print_json, print_table
 
-    diagnosis = diagnose(Catalog.discover())
+    catalog = Catalog.discover()
+    diagnosis = diagnose(catalog)
+    if cluster is not None:
+        there = look_at_cluster(catalog, cluster)
+        diagnosis = dataclasses.replace(
+            diagnosis,
+            facts={**diagnosis.facts, "machines": there.machines},
+            findings=(*diagnosis.findings, *there.findings),
+        )
     findings = [{"check": finding.check, "text": finding.text} for finding in diagnosis.findings]
     if as_json:
         print_json({**diagnosis.facts, "findings": findings, "exit_code": diagnosis.exit_code})
@@ -38,6 +55,10 @@ def command(ctx: click.Context, as_json: bool) -> None:
     out.print()
     print_table(facts["plugins"], columns=["name", "dist", "version", "status"])
     out.print()
+    if cluster is not None:
+        columns = ["name", "address", "python", "cpus", "gpus", "port"]
+        print_table([{key: str(machine[key]) for key in columns} for machine in facts["machines"]], columns=columns)
+        out.print()
     for finding in findings:
         out.print(f"{finding['check']:<10}{finding['text']}", soft_wrap=True, markup=False)
     if not findings:

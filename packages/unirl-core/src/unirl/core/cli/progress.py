@@ -34,6 +34,8 @@ class RunSummary:
         self.first_evaluated: dict[str, float] = {}
         self.seconds: dict[str, float] = {}
         """Phase -> seconds, over all steps."""
+        self.work: dict[str, float] = {"generate": 0.0, "train": 0.0}
+        """Seconds of these phases, on whatever thread: what is made at the side of training has its own numbers."""
         self.predicted_share: float | None = None
         """Share of the forwards' cost that the plan's geometry gives to generation."""
 
@@ -45,6 +47,9 @@ class RunSummary:
             self.metrics = dict(event.data["metrics"])
             for phase, seconds in event.data["phases"].items():
                 self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+            phases: Mapping[str, float] = event.data["phases"]
+            for phase in self.work:
+                self.work[phase] += self.metrics.get(f"{phase}_s", phases.get(phase, 0.0))
         elif event.kind == "evaluated":
             self.evaluated = dict(event.data["metrics"])
             self.first_evaluated = self.first_evaluated or self.evaluated
@@ -60,9 +65,9 @@ class RunSummary:
             slow = [(phase, s) for phase, s in _slowest_first(self.seconds) if s >= 0.005 * total]
             parts = ", ".join(f"{phase} {100 * s / total:.0f} %" for phase, s in slow)
             lines.append(f"time      {total:.1f} s in steps: {parts}")
-            work = self.seconds.get("generate", 0.0) + self.seconds.get("train", 0.0)
+            work = sum(self.work.values())
             if self.predicted_share is not None and work > 0:
-                measured = self.seconds.get("generate", 0.0) / work
+                measured = self.work["generate"] / work
                 lines.append(
                     f"cost      generation is {measured:.0%} of generation and training; "
                     f"{self.predicted_share:.0%} was predicted from the number of forwards"

@@ -14,10 +14,14 @@ FLOW_GRPO = AlgorithmSpec(
     summary="Clipped policy gradient over the SDE steps of a flow model, with group advantages",
     build="unirl.algorithms.flow_grpo.algorithm:build",
     config="unirl.algorithms.flow_grpo.config:FlowGrpoConfig",
-    needs=Needs(track="latent", trajectory="window", log_probs="gaussian", stochastic=True),
-    when={"kl_coef": Needs(reference="policy")},
+    needs=Needs(track="latent", trajectory="window", log_probs="gaussian", stochastic=True, staleness="ratio"),
+    # Ratio norm compares means, which are replayed with the weights that train.
+    when={"kl_coef": Needs(reference="policy"), "ratio_norm": Needs(staleness="none")},
     clip_key="clip_range",
     paper="arXiv 2505.05470",
+    reference="unirl.algorithms.flow_grpo.reference:loss",
+    # The default suits latents of 65,536 elements; those of miniatures are a thousandth of it.
+    trial={"clip_range": 1e-3},
 )
 
 

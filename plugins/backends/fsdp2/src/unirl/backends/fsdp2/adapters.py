@@ -14,7 +14,7 @@ from unirl.core.errors import RecipeError
 from .config import LoraSettings
 from .sharding import full
 
-__all__ = ["add_lora", "lora_weights", "merged_weights", "switch_lora"]
+__all__ = ["add_lora", "lora_parameters", "lora_weights", "merged_weights", "switch_lora"]
 
 ADAPTER = "default"
 
@@ -53,10 +53,15 @@ def switch_lora(module: nn.Module, *, on: bool) -> None:
 
 def lora_weights(module: nn.Module) -> dict[str, Tensor]:
     """Whole adapter weights, named `<layer>.lora_A.weight` and `<layer>.lora_B.weight`. Collective."""
+    return {name: full(param) for name, param in lora_parameters(module).items()}
+
+
+def lora_parameters(module: nn.Module) -> dict[str, Tensor]:
+    """The live adapter weights, by the names of `lora_weights`."""
     found: dict[str, Tensor] = {}
     for name, layer in _layers(module):
-        found[f"{name}.lora_A.weight"] = full(_weight(layer.lora_A[ADAPTER]))
-        found[f"{name}.lora_B.weight"] = full(_weight(layer.lora_B[ADAPTER]))
+        found[f"{name}.lora_A.weight"] = _weight(layer.lora_A[ADAPTER])
+        found[f"{name}.lora_B.weight"] = _weight(layer.lora_B[ADAPTER])
     return found
 
 

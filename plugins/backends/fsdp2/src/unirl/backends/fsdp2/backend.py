@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from unirl.core.errors import CheckpointError, RecipeError
+from unirl.core.errors import CheckpointError, EchoMismatch, RecipeError
 from unirl.core.roles import TrainReport, WeightUpdate
-from unirl.core.weights import checksum
+from unirl.core.weights import checksum, weight_mismatch
 from unirl.numerics.stack import StepReport, train_on
 from unirl.numerics.track_replay import TrackReplay
 
@@ -20,7 +20,8 @@ from . import checkpoint
 from .averages import Average, WeightCopy
 from .config import Fsdp2Config, problems
 from .optimizer import Optimizer
-from .sharding import Ranks, find_blocks, full, recompute, reshard, shard
+from .ranks import Ranks
+from .sharding import fill, find_blocks, full, recompute, reshard, shard, split
 
 if TYPE_CHECKING:
     from unirl.core.config import TrainConfig
@@ -65,7 +66,9 @@ class Fsdp2Backend:
         if config.activation_checkpointing:
             recompute(blocks)
         wants_wrap = config.shard == "always" or config.mixed_precision != "none"
-        self._ranks = Ranks(self._device, needs_group=wants_wrap)
+        self._ranks = Ranks(self._device, needs_group=wants_wrap, layout=config.mesh)
+        if config.mesh.tensor > 1:
+            split(self._module, model.spec.tensor_parallel, ranks=self._ranks)
         if wants_wrap or self._ranks.num_ranks > 1:
             shard(self._module, blocks, ranks=self._ranks, precision=config.mixed_precision)
         self._params: dict[str, Tensor] = {
@@ -118,6 +121,7 @@ class Fsdp2Backend:
             progress=progress,
             apply=self._updater,
             logp_gap_max=self._train.logp_gap_max,
+            version=self.version,
         )
         facts = {"trainable_weights": float(self.num_trainable), "lora_layers": float(self.num_lora_layers)}
         return TrainReport(
@@ -144,6 +148,18 @@ class Fsdp2Backend:
             adapter_scale=self._config.lora.alpha / self._config.lora.rank if kind == "lora" else 1.0,
             checksum=checksum(tensors),
         )
+
+    def adopt(self, update: WeightUpdate) -> None:
+        """Take `full` or `lora` weights that another backend of this recipe exported, and its version. Collective."""
+        assert self._using == "live", f"adopting inside policy {self._using!r} would change its weights"
+        held = self._holders(update.kind)
+        mismatch = weight_mismatch(update.tensors, held)
+        if mismatch:
+            raise EchoMismatch(f"backend: {update.kind} weights of version {update.version}: {mismatch}")
+        reshard(self._module)
+        for name, tensor in update.tensors.items():
+            fill(held[name], tensor)
+        self._optimizer.num_steps = update.version
 
     def save(self, folder: Path) -> None:
         """Write what trains, its moments, the copies and the counters; frozen weights are the model's own."""
@@ -252,6 +268,17 @@ class Fsdp2Backend:
         from .adapters import lora_weights, merged_weights
 
         return lora_weights(self._module) if kind == "lora" else merged_weights(self._module, is_on=is_on)
+
+    def _holders(self, kind: str) -> dict[str, Tensor]:
+        """The live tensors, by the names that `weights` exports them under."""
+        trains = self._config.trains
+        if kind != trains:
+            raise RecipeError(f"backend.trains: {kind!r} weights were to be adopted; {trains!r} trains here.")
+        if kind == "full":
+            return dict(self._module.named_parameters())
+        from .adapters import lora_parameters
+
+        return lora_parameters(self._module)
 
     def _setup(self) -> dict[str, Any]:
         """Settings that tensors of the right shapes would not tell apart."""

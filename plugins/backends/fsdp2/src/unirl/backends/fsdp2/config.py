@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from unirl.core.config import PartConfig
+from unirl.core.config import BackendConfig
 
-__all__ = ["AverageConfig", "Fsdp2Config", "LoraSettings", "problems"]
+__all__ = ["AverageConfig", "Fsdp2Config", "LoraSettings", "MeshConfig", "problems"]
 
 TRAINS = ("lora", "full")
 PRECISIONS = ("none", "bf16", "fp16")
@@ -22,6 +22,7 @@ INITS = ("gaussian", "kaiming")
 @dataclass
 class LoraSettings:
     rank: int = 16
+    """Rows of A and columns of B: the rank of what is added to each adapted layer."""
     alpha: float = 32.0
     """The adapter's output is multiplied by alpha / rank."""
     targets: list[str] = field(default_factory=lambda: list[str]())
@@ -38,28 +39,36 @@ class AverageConfig:
     """`none`; `constant`: d = decay; `linear`: d = min(t rate, decay); `warmup`: d = 0 for `flat_moves` moves, then
     min((t - flat_moves) rate, decay); `adaptive`: d = min((1 + t) / (10 + t), decay). d = 0 copies."""
     decay: float = 0.999
+    """Share of the copy that a move keeps, in [0, 1]; the bound of it where `kind` lets it rise."""
     rate: float = 0.001
+    """What d rises by at each move, for `linear` and `warmup`."""
     flat_moves: int = 0
+    """Moves at the start that copy the live weights, for `warmup`."""
     every: str = "step"
     """It moves after every optimizer `step`, or at the end of every `rollout`'s updates."""
 
 
 @dataclass
-class Fsdp2Config(PartConfig):
-    trains: str = "lora"
-    """`lora` trains adapters, `full` all weights. What trains is kept in fp32 whatever the model's dtype."""
+class MeshConfig:
+    """How the ranks are laid out: replicas x shards x tensor slices."""
+
+    shard: int = 0
+    """Ranks that share one copy of the weights; 0 is all of them (FSDP). Fewer keeps a copy in each group of this size
+    (HSDP): gradients then travel within a group first, which suits several machines."""
+    tensor: int = 1
+    """Ranks that split the linear layers of the model's `tensor_parallel` plan. They hold the same rows."""
+
+
+@dataclass
+class Fsdp2Config(BackendConfig):
     lora: LoraSettings = field(default_factory=LoraSettings)
-    lr: float = 1e-4
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float | None = 1.0
-    """Bound of the global gradient norm; None clips nothing."""
+    """The adapters, when `trains` is `lora`."""
     lr_schedule: str = "constant"
     """`constant`, or `linear` or `cosine` down to `lr_min_ratio` at the last step of the run."""
     lr_warmup_steps: int = 0
     """Optimizer steps over which the rate rises linearly to `lr`, with any schedule."""
     lr_min_ratio: float = 0.0
+    """Learning rate at the last step over `lr`, in [0, 1], for `linear` and `cosine`."""
     ema: AverageConfig = field(default_factory=AverageConfig)
     """The policy `ema`."""
     lagged: AverageConfig = field(default_factory=lambda: AverageConfig(every="rollout"))
@@ -73,6 +82,8 @@ class Fsdp2Config(PartConfig):
     shard: str = "auto"
     """`auto` leaves the module unwrapped on one rank without mixed precision, where wrapping gives the same gradients
     and costs some 10 ms a step; `always` wraps."""
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    """How the ranks are laid out."""
     defer_gradient_sync: bool = True
     """Join gradients over the ranks once per update instead of per micro-batch. Less traffic; the gradients of what
     trains are then held whole on each rank."""
@@ -96,6 +107,8 @@ def problems(config: Fsdp2Config) -> Iterator[str]:
     for key, number, least in (
         ("lora.rank", config.lora.rank, 1),
         ("lr_warmup_steps", config.lr_warmup_steps, 0),
+        ("mesh.shard", config.mesh.shard, 0),
+        ("mesh.tensor", config.mesh.tensor, 1),
         ("ema.flat_moves", config.ema.flat_moves, 0),
         ("lagged.flat_moves", config.lagged.flat_moves, 0),
         ("weight_decay", config.weight_decay, 0.0),

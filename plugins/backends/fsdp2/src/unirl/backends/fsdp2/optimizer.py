@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 from unirl.core.errors import RunFailed
 from unirl.numerics.stack import StepReport
@@ -54,6 +55,8 @@ class Optimizer:
             betas=(config.betas[0], config.betas[1]),
             eps=config.eps,
             weight_decay=config.weight_decay,
+            # The fused loops take tensors of one mesh; split layers and whole ones are on two.
+            foreach=False if config.mesh.tensor > 1 else None,
         )
 
     def zero_grad(self) -> None:
@@ -75,7 +78,7 @@ class Optimizer:
         if self._is_scaled:
             for shard in shards:
                 shard.mul_(1.0 / self.loss_scale)
-        norm = full(get_total_norm(grads))
+        norm = _total_norm(grads)
         rate = learning_rate(self._config, self.num_steps, self._total_steps)
         if not bool(torch.isfinite(norm)):
             self._skip()
@@ -115,3 +118,12 @@ class Optimizer:
             self.steps_since_overflow += 1
             if self.steps_since_overflow >= _GROWTH_STEPS:
                 self.loss_scale, self.steps_since_overflow = self.loss_scale * 2.0, 0
+
+
+def _total_norm(grads: Sequence[Tensor]) -> Tensor:
+    """The 2-norm over all gradients and ranks. Collective. Gradients on different meshes are summed mesh by mesh."""
+    by_mesh: dict[object, list[Tensor]] = {}
+    for grad in grads:
+        by_mesh.setdefault(grad.device_mesh if isinstance(grad, DTensor) else None, []).append(grad)
+    norms = [full(get_total_norm(group)) for group in by_mesh.values()]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))

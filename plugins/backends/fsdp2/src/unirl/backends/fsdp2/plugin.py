@@ -28,9 +28,17 @@ SPEC = BackendSpec(
         Cap.REFERENCE_COPY: Support.NATIVE,
         Cap.EMA: Support.NATIVE,
         Cap.LAGGED_POLICY: Support.NATIVE,
+        Cap.MANY_RANKS: Support.NATIVE,
         Cap.THROUGH_SAMPLER: Support.NO,
     },
-    trains_key="trains",
+    enabled_by={
+        Cap.TRAIN_LORA: {"trains": "lora"},
+        Cap.TRAIN_FULL: {"trains": "full"},
+        Cap.REFERENCE_ADAPTER_OFF: {"trains": "lora"},
+        Cap.REFERENCE_COPY: {"trains": "full", "reference_copy": True},
+        Cap.EMA: {"ema.kind": "constant", "ema.decay": 0.75, "ema.every": "step"},
+        Cap.LAGGED_POLICY: {"lagged.kind": "constant", "lagged.decay": 0.75, "lagged.every": "rollout"},
+    },
 )
 
 
@@ -57,6 +65,8 @@ def unirl_check_plan(plan: Plan) -> Iterable[str]:
         )
     if needs.old_policy == "ema" and config.lagged.kind == "none":
         reasons.append(f"backend.lagged.kind: {asks} needs a lagged policy; set a kind, such as constant.")
+    if config.mesh.tensor > 1 and not plan.model.spec.tensor_parallel:
+        reasons.append(f"backend.mesh.tensor: model {plan.model.name!r} gives no plan for splitting its layers; use 1.")
     if config.activation_checkpointing and not plan.model.spec.wrap_blocks:
         reasons.append(
             f"backend.activation_checkpointing: model {plan.model.name!r} names no blocks to recompute; leave it off."

@@ -1,72 +1,27 @@
-"""Ranks and sharding: the process group, which modules are wrapped, and whole tensors from shards."""
+"""Sharding: which modules are wrapped or split over the ranks, and whole tensors from shards."""
 
 from __future__ import annotations
 
 import difflib
 import functools
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 from unirl.core.errors import RecipeError
 
-__all__ = ["Ranks", "find_blocks", "full", "local", "recompute", "reshard", "shard"]
+from .ranks import Ranks
+
+__all__ = ["fill", "find_blocks", "full", "local", "recompute", "reshard", "shard", "split"]
 
 DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-_own_group_users = 0
-"""Backends of this process that use the single-process group that one of them made."""
-
-
-class Ranks:
-    """The processes that train together: the default process group, or this process alone.
-
-    A group that exists is used; under torchrun one is made from its environment; otherwise, where FSDP needs one, a
-    group of this process alone, on a store in memory, so that there is no port to collide on.
-    """
-
-    def __init__(self, device: torch.device, *, needs_group: bool) -> None:
-        global _own_group_users
-        self.device = device
-        self._owns = False
-        backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
-        if not dist.is_initialized():
-            if dist.is_torchelastic_launched():
-                dist.init_process_group(backend)
-            elif needs_group:
-                dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-                self._owns = True
-        elif _own_group_users:
-            self._owns = True
-        _own_group_users += self._owns
-        self.is_grouped = dist.is_initialized()
-        self.num_ranks = dist.get_world_size() if self.is_grouped else 1
-        self.rank = dist.get_rank() if self.is_grouped else 0
-
-    def all_reduce(self, values: Tensor, how: Literal["sum", "max"]) -> Tensor:
-        """values: fp64 on the CPU. Returns the same shape, joined over the ranks."""
-        if self.num_ranks == 1:
-            return values
-        joined = values.to(self.device, copy=True)
-        dist.all_reduce(joined, dist.ReduceOp.SUM if how == "sum" else dist.ReduceOp.MAX)
-        return joined.cpu()
-
-    def close(self) -> None:
-        """Leave the group; the last user of one that was made here ends it."""
-        global _own_group_users
-        if self._owns:
-            self._owns = False
-            _own_group_users -= 1
-            if not _own_group_users and dist.is_initialized():
-                dist.destroy_process_group()
 
 
 def find_blocks(module: nn.Module, class_names: Sequence[str]) -> list[nn.Module]:
@@ -91,13 +46,39 @@ def recompute(blocks: Iterable[nn.Module]) -> None:
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
+def split(module: nn.Module, plan: Mapping[str, str], *, ranks: Ranks) -> None:
+    """Tensor parallelism: split the linear layers of a model's plan over the ranks of `mesh.tensor`, in place.
+
+    plan: the spec's `tensor_parallel`. Call before `shard`. Raises RecipeError for a name that matches no linear layer,
+    and for one that LoRA adapts: the adapter would add whole outputs to split ones.
+    """
+    styles: dict[str, ParallelStyle] = {}
+    for pattern, how in plan.items():
+        matched = [name for name, _ in module.named_modules() if _matches(name, pattern)]
+        linear = [name for name in matched if isinstance(module.get_submodule(name), nn.Linear)]
+        if not matched or len(linear) != len(matched):
+            what = "is adapted by LoRA or is no linear layer" if matched else "names no module"
+            raise RecipeError(
+                f"backend.mesh.tensor: {pattern!r} of the model's tensor_parallel plan {what}"
+                f"{' (' + matched[0] + ')' if matched else ''}. Use mesh.tensor=1, or other LoRA targets."
+            )
+        for name in linear:
+            styles[name] = ColwiseParallel() if how == "colwise" else RowwiseParallel()
+    parallelize_module(module, ranks.tensor_mesh, styles)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """`*` stands for one component of a dotted name."""
+    return re.fullmatch(re.escape(pattern).replace(r"\*", "[^.]+"), name) is not None
+
+
 def shard(module: nn.Module, blocks: Sequence[nn.Module], *, ranks: Ranks, precision: str) -> None:
     """Wrap every block, then what is left in the root, over all ranks.
 
     precision: `none`, `bf16` or `fp16`. Then the root casts as a pipeline in that dtype would: latents and embeddings,
     not timesteps (bf16 cannot tell 987 from 988) and not what a block is given by the root (rotary tables stay fp32).
     """
-    mesh = init_device_mesh(ranks.device.type, (ranks.num_ranks,), mesh_dim_names=("shard",))
+    mesh = ranks.shard_mesh
     inner = root = MixedPrecisionPolicy()
     if precision in DTYPES:
         dtype = DTYPES[precision]
@@ -129,6 +110,15 @@ def full(tensor: Tensor) -> Tensor:
     """A detached copy of the whole tensor. Collective: every rank calls it."""
     tensor = tensor.detach()
     return tensor.full_tensor().clone() if isinstance(tensor, DTensor) else tensor.clone()
+
+
+@torch.no_grad()
+def fill(tensor: Tensor, whole: Tensor) -> None:
+    """Set a tensor, or this rank's shard of it, from the whole of it. Collective where it is sharded."""
+    whole = whole.to(tensor.device)
+    tensor.copy_(
+        distribute_tensor(whole, tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else whole
+    )
 
 
 def _cast_inputs(

@@ -15,6 +15,7 @@ from unirl.core.track import Conditions, Track
 from unirl.numerics.latent_rollout import LatentRollout, latent_track, sample_latents
 
 from .config import TrainsideConfig
+from .plugin import SPEC
 from .prompt_cache import PromptCache
 
 __all__ = ["TrainsideEngine", "build"]
@@ -48,7 +49,7 @@ class TrainsideEngine:
     def generate(self, request: Request) -> Rollout:
         """Every track of the request, without gradient and in evaluation mode, which is undone afterwards.
 
-        Raises RecipeError for tracks that the model does not have and for prompts with media.
+        Raises RecipeError for tracks that the model does not have, kernels not in the spec and prompts with media.
         """
         self._check(request)
         with torch.no_grad(), _evaluating(self._model.trainable):
@@ -73,11 +74,16 @@ class TrainsideEngine:
 
     def _check(self, request: Request) -> None:
         known = self._model.spec.tracks
-        for name in request.tracks:
+        for name, wanted in request.tracks.items():
             if known.get(name) != "latent":
                 raise RecipeError(
                     f"sampling: track {name!r} was asked for; model {self._model.spec.name!r} has the tracks "
                     f"{', '.join(sorted(known))}, and trainside samples latent ones."
+                )
+            kernel = wanted.sampling.kernel
+            if kernel not in SPEC.kernels:
+                raise RecipeError(
+                    f"sampling.kernel: {kernel!r} was asked for; trainside runs {', '.join(SPEC.kernels)}."
                 )
         for prompt_id, media in zip(request.prompt_ids, request.media, strict=True):
             if media:

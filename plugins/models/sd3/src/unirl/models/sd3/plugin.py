@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unirl.core.capability import Cap, Support
 from unirl.core.hookspec import hookimpl
-from unirl.core.spec import ModelSpec
+from unirl.core.spec import Miniature, ModelSpec
 
 __all__ = ["SPEC", "unirl_models"]
 
@@ -34,8 +34,22 @@ SPEC = ModelSpec(
         "attn.to_add_out",
     ),
     wrap_blocks=("JointTransformerBlock",),
-    tiny="unirl.models.sd3.tiny:write",
+    # The feed-forward of the image tokens: half of a block's weights. Attention counts its heads when it is made.
+    tensor_parallel={
+        "transformer_blocks.*.ff.net.0.proj": "colwise",
+        "transformer_blocks.*.ff.net.2": "rowwise",
+    },
+    tiny=Miniature(
+        write="unirl.models.sd3.tiny:write",
+        sampling={"height": 64, "width": 64, "max_sequence_length": 16},
+        # Two blocks of eight projections; the last block has no `to_add_out`.
+        lora_layers=15,
+        # The last block computes queries of the text, and throws away what they attend to.
+        idle_layers=("transformer_blocks.1.attn.add_q_proj",),
+        wrap_blocks=2,
+    ),
     reference="diffusers.StableDiffusion3Pipeline",
+    parity="unirl.models.sd3.parity:run",
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unirl.core.capability import Cap, Support
 from unirl.core.hookspec import hookimpl
-from unirl.core.spec import RewardSpec
+from unirl.core.spec import RewardExample, RewardSpec
 
 __all__ = ["BRIGHTNESS", "EXACT_MATCH", "JPEG_SIZE", "PIXEL_TARGET", "SHAPES", "unirl_rewards"]
 
@@ -21,6 +21,11 @@ SHAPES = RewardSpec(
     config="unirl.rewards.rules.config:ShapesConfig",
     capabilities=_PLAIN,
     scale="share of right answers among colour, shape and place: 0, 1/3, 2/3 or 1",
+    range=(0.0, 1.0),
+    examples=(
+        RewardExample(prompt="a red square on the left", metadata={"color": "red", "shape": "square", "place": "left"}),
+        RewardExample(prompt="a blue ring at the top", metadata={"color": "blue", "shape": "ring", "place": "top"}),
+    ),
     media="image",
     metadata=("color", "shape", "place"),
     parts=("color", "shape", "place", "perfect"),
@@ -32,7 +37,7 @@ JPEG_SIZE = RewardSpec(
     build="unirl.rewards.rules.jpeg:build",
     config="unirl.rewards.rules.config:JpegSizeConfig",
     capabilities=_PLAIN,
-    scale="kilobytes (1000 bytes) of the JPEG file; their negative with prefer=small",
+    scale="kilobytes (1000 bytes) of the JPEG file, unbounded; their negative with prefer=small",
     media="image",
 )
 
@@ -43,6 +48,7 @@ BRIGHTNESS = RewardSpec(
     config="unirl.rewards.rules.config:BrightnessConfig",
     capabilities=_PLAIN,
     scale="mean Rec. 601 luma, 0 (black) to 1 (white)",
+    range=(0.0, 1.0),
     media="image",
 )
 
@@ -53,6 +59,11 @@ EXACT_MATCH = RewardSpec(
     config="unirl.rewards.rules.config:ExactMatchConfig",
     capabilities=_PLAIN,
     scale="1 if the text equals metadata `answer`, else 0",
+    range=(0.0, 1.0),
+    examples=(
+        RewardExample(prompt="What is 6 x 7?", metadata={"answer": "42"}, text="42"),
+        RewardExample(prompt="The capital of France?", metadata={"answer": "Paris"}, text=" paris\n"),
+    ),
     media="text",
     metadata=("answer",),
 )
@@ -64,6 +75,7 @@ PIXEL_TARGET = RewardSpec(
     config="unirl.rewards.rules.config:PixelTargetConfig",
     capabilities={**_PLAIN, Cap.REWARD_DIFFERENTIABLE: Support.NATIVE},
     scale="negative mean squared distance to the target, -1 to 0",
+    range=(-1.0, 0.0),
     media="image",
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from bisect import bisect_right
 from functools import cache
 from pathlib import Path
 
@@ -102,9 +103,9 @@ def _wrap(draw: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont, *,
 def _cut(draw: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont, *, width: int) -> str:
     if draw.textlength(text, font) <= width:
         return text
-    while text and draw.textlength(text + "…", font) > width:
-        text = text[:-1]
-    return text.rstrip() + "…"
+    # Bisected: prompts may have thousands of characters, and measuring one takes time in their number.
+    too_long = bisect_right(range(len(text)), width, key=lambda end: draw.textlength(text[:end] + "…", font))
+    return text[: max(0, too_long - 1)].rstrip() + "…"
 
 
 @cache

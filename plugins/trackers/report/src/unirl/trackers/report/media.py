@@ -114,7 +114,9 @@ def _sample(index: Path, name: str, caption: str) -> Sample:
     file = index.parent / name
     if not file.is_file():
         raise ValueError(f"{index}: it names {name}, which is missing.")
-    found = re.fullmatch(r"(.*) \| reward (\S+)", caption, flags=re.DOTALL)
-    if found is None:
+    prompt, _, last = caption.rpartition(" | reward ")
+    try:
+        return Sample(file=file, prompt=prompt, reward=float(last))
+    except ValueError:
+        # A caption without a reward, or a prompt that has the words.
         return Sample(file=file, prompt=caption, reward=None)
-    return Sample(file=file, prompt=found[1], reward=float(found[2]))

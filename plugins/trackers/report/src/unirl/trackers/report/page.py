@@ -137,7 +137,11 @@ def _components(history: RunHistory) -> list[tuple[str, list[float | None]]]:
 
 def _costs(history: RunHistory) -> dict[str, Any]:
     """Predicted counts, and the shares of generation and training, predicted and measured."""
-    seconds = {phase: sum(row.phases.get(phase, 0.0) for row in history.steps) for phase in ("generate", "train")}
+    # What was generated at the side of training is no phase of the step; it has a number of its own.
+    seconds = {
+        phase: sum(row.metrics.get(f"{phase}_s", row.phases.get(phase, 0.0)) for row in history.steps)
+        for phase in ("generate", "train")
+    }
     work = sum(seconds.values())
     generate = _mean(track["generate_share"] for track in history.predicted.values() if "generate_share" in track)
     shares: list[tuple[str, float | None, float | None]] = []

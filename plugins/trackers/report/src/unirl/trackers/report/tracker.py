@@ -38,6 +38,7 @@ class ReportTracker:
         self._config = config
         self._folder: Path | None = None
         self._media: MediaFolder | None = None
+        self._is_announced = False
 
     def start(self, run: RunInfo) -> None:
         self._folder = run.folder
@@ -51,10 +52,13 @@ class ReportTracker:
         self._media.save(key, images, captions, step=step)
 
     def event(self, event: Event) -> None:
+        self._is_announced = self._is_announced or event.kind in ("run_started", "run_resumed")
         if event.kind == "evaluated":
             assert self._folder is not None, "start() comes first"
             write_report(self._folder, config=self._config, is_running=True)
 
     def finish(self, status: Literal["done", "stopped", "failed"]) -> None:
         assert self._folder is not None, "start() comes first"
-        write_report(self._folder, config=self._config)
+        # Of a run that failed before it began there is nothing to show.
+        if self._is_announced:
+            write_report(self._folder, config=self._config)

@@ -16,9 +16,11 @@ class WandbConfig(PartConfig):
     mode: str = "online"
     """`online` uploads while it runs, `offline` writes files to upload later, `disabled` does nothing."""
     project: str = "unirl"
+    """W&B project that the run is shown in; it is made when there is none."""
     entity: str = ""
     """User or team; empty takes the default of the account."""
     tags: list[str] = field(default_factory=lambda: list[str]())
+    """Tags of the run."""
     name: str = ""
     """Shown name of the run; empty takes `run.name`."""
     run_id: str = ""

@@ -16,5 +16,6 @@ def unirl_trackers() -> list[TrackerSpec]:
             summary="Weights & Biases, online or offline; a resumed run continues the same W&B run.",
             build="unirl.trackers.wandb.tracker:build",
             config="unirl.trackers.wandb.config:WandbConfig",
+            trial={"mode": "offline"},
         )
     ]

@@ -1,0 +1,167 @@
+"""What streaming and rollouts ahead hide of a slow reward: the same steps done in turn, streamed, and ahead as well.
+
+    python benchmarks/async_reward.py [--rounds 3] [--steps 4] [--reward-s 3]
+
+The quickstart's recipe with its own reward, each sample of which costs some time more, as a model elsewhere would: the
+thread sleeps. In turn and streamed run in this process; ahead runs under Ray with a rollout worker of its own. Rounds
+of the three are interleaved; the first step of a round fills the pipeline and the last one has nothing at its side, so
+neither counts. What is printed are minima over the steps that count: of each phase, of the whole step, and, made of the
+former, the time that a step would take at best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from unirl.core.ahead import RolloutsAhead
+from unirl.core.catalog import Catalog
+from unirl.core.events import Event, EventStream
+from unirl.core.loop import run_step
+from unirl.core.plan import Plan
+from unirl.core.prompts import PromptOrder, read_prompts
+from unirl.core.recipe import compose
+from unirl.core.roles import Reward, ScoreInput, Scores
+from unirl.core.run import build_parts
+from unirl.core.tracking import Trackers
+
+SETTINGS = [
+    "run.threads=1",
+    "run.media_every=0",
+    "run.steps=100000",
+    "data.prompts_per_step=12",
+    "data.samples_per_prompt=8",
+    "engine.forward_batch=8",
+    "train.old_log_probs=engine",
+    "advantage.constant_reward=skip",
+    "~tracker.report",
+]
+PHASES = ("generate", "score", "train")
+VARIANTS = {
+    "in turn": [],
+    "streamed": ["run.stream_groups=1"],
+    "streamed, ahead": [
+        "run.stream_groups=1",
+        "run.rollout_ahead=1",
+        "launcher=ray",
+        "launcher.placement=separate",
+        "launcher.num_cpus=4",
+    ],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4, help="steps of a round that count")
+    parser.add_argument("--reward-s", type=float, default=3.0, help="seconds that a step's samples cost more")
+    options = parser.parse_args()
+    catalog = Catalog.discover()
+    variants: list[Variant] = []
+    try:
+        for name, words in VARIANTS.items():
+            plan = compose("quickstart", [*SETTINGS, *words], catalog=catalog)
+            variants.append(Variant(name, plan, catalog=catalog, reward_s=options.reward_s))
+        for _ in range(options.rounds):
+            for variant in variants:
+                variant.round(options.steps)
+    finally:
+        for variant in variants:
+            variant.close()
+    columns = (*PHASES, "step", "at best", "step / best", "step / longest", "staleness")
+    print(f"{'':16}" + "".join(f"{column:>15}" for column in columns))
+    for variant in variants:
+        best = variant.best()
+        print(f"{variant.name:16}" + "".join(f"{best[column]:15.3f}" for column in columns), flush=True)
+
+
+class Slow:
+    """A reward whose samples cost some seconds more each."""
+
+    def __init__(self, reward: Reward, *, sample_s: float) -> None:
+        self._reward, self._sample_s = reward, sample_s
+
+    def score(self, samples: ScoreInput) -> Scores:
+        time.sleep(self._sample_s * len(samples.sample_ids))
+        return self._reward.score(samples)
+
+    def close(self) -> None:
+        self._reward.close()
+
+
+class Variant:
+    def __init__(self, name: str, plan: Plan, *, catalog: Catalog, reward_s: float) -> None:
+        self.name, self._plan = name, plan
+        self._counted: list[Mapping[str, float]] = []
+        """Seconds of each step that counts, and the age of its samples."""
+        self._launcher: Any = None
+        if plan.launcher is not None:
+            self._launcher = catalog.resolve(plan.launcher.spec.build)(plan.launcher.config)
+        parts = self._launcher.launch(plan, catalog=catalog) if self._launcher else build_parts(plan, catalog=catalog)
+        sample_s = reward_s / (plan.data.prompts_per_step * plan.data.samples_per_prompt)
+        slow = {key: Slow(reward, sample_s=sample_s) for key, reward in parts.rewards.items()}
+        self._parts = dataclasses.replace(parts, rewards=slow)
+        self._rows = read_prompts(Path(plan.data.train))
+        data = plan.data
+        self._order = PromptOrder(len(self._rows), data.prompts_per_step, seed=plan.run.seed, shuffle=data.shuffle)
+        self._step = 0
+        self._events = EventStream()
+        self._seen: list[Event] = []
+        self._events.listen(self._seen.append)
+
+    def round(self, steps: int) -> None:
+        """Steps that follow each other: one that fills the pipeline, those that count, and one that empties it."""
+        with RolloutsAhead(self._parts, self._plan) if self._plan.run.rollout_ahead else nullcontext() as ahead:
+            for number in range(steps + 2):
+                follows = ahead is not None and number <= steps
+                began = time.perf_counter()
+                run_step(
+                    self._parts,
+                    self._plan,
+                    self._prompts(self._step),
+                    step=self._step,
+                    events=self._events,
+                    trackers=Trackers({}, EventStream()),
+                    ahead=ahead,
+                    following=self._prompts(self._step + 1) if follows else (),
+                )
+                wall = time.perf_counter() - began
+                self._step += 1
+                if 0 < number <= steps:
+                    self._counted.append(measured(self._seen[-1], wall))
+
+    def best(self) -> dict[str, float]:
+        """The minimum of each number, and what a step would take at best, made of those."""
+        least = {key: min(found[key] for found in self._counted) for key in self._counted[0]}
+        generate, score, train = (least[phase] for phase in PHASES)
+        if self._plan.run.rollout_ahead:
+            best = max(generate, score, train)
+        elif self._plan.run.stream_groups:
+            best = max(generate, score) + train
+        else:
+            best = generate + score + train
+        ratios = {"step / best": least["step"] / best, "step / longest": least["step"] / max(generate, score, train)}
+        return {**least, "at best": best, **ratios}
+
+    def close(self) -> None:
+        if self._launcher is not None:
+            self._launcher.close()
+
+    def _prompts(self, step: int) -> list[Any]:
+        return [self._rows[index] for index in self._order.step(step)]
+
+
+def measured(event: Event, wall: float) -> dict[str, float]:
+    """Ahead, the phases of a step are those of the rollout that it trains on, which was made during the one before."""
+    metrics, phases = event.data["metrics"], event.data["phases"]
+    found = {phase: metrics.get(f"{phase}_s", phases.get(phase, 0.0)) for phase in PHASES}
+    return {**found, "step": wall, "staleness": metrics.get("staleness_max", 0.0)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,345 @@
+"""A model, an engine, an algorithm and a backend together: what claims about whole rounds of training need."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Literal, TypeVar, cast
+
+import torch
+from torch import Tensor
+from unirl.core.capability import Cap, Support
+from unirl.core.catalog import Found
+from unirl.core.config import (
+    AdvantageConfig,
+    DataConfig,
+    EvalConfig,
+    LatentSamplingConfig,
+    PartConfig,
+    RewardConfig,
+    RunConfig,
+    TrainConfig,
+)
+from unirl.core.data import Prompt
+from unirl.core.events import Event, EventStream
+from unirl.core.loop import run_step
+from unirl.core.match import DETERMINISTIC_KERNELS, match
+from unirl.core.parts import Parts, sync_weights
+from unirl.core.plan import Choice, Plan
+from unirl.core.request import LatentRequest, Request
+from unirl.core.requests import build_request
+from unirl.core.roles import Algorithm, Losses, Policy, Replay, ReplayedLike, ScoreInput, Scores
+from unirl.core.rollout import verify_echo
+from unirl.core.scoring import score
+from unirl.core.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec
+from unirl.core.track import Track
+from unirl.core.tracking import Trackers
+
+from ..verdicts import NotApplicable
+from ..workbench.requests import PROMPTS
+from .base import Bench
+
+__all__ = ["LINEAR", "Cell", "CellBench", "PixelReward", "Training", "Witness"]
+
+Training = Literal["lora", "full"]
+S = TypeVar("S", bound=Spec)
+
+LINEAR: Mapping[str, Any] = {"lr": 1.0, "eps": 1.0, "max_grad_norm": None}
+"""AdamW's step is then nearly linear in its gradient: by default it divides the size of a gradient away, and so blows
+up the rounding of those elements where it nearly cancels."""
+
+_TRAINS: Mapping[Training, Cap] = {"lora": Cap.TRAIN_LORA, "full": Cap.TRAIN_FULL}
+_REFERENCE: Mapping[Training, Cap] = {"lora": Cap.REFERENCE_ADAPTER_OFF, "full": Cap.REFERENCE_COPY}
+_SEED = 17
+_DIST = "unirl-conformance"
+
+
+class PixelReward:
+    """A fixed random weight for each pixel: whatever a sample looks like, others get another score."""
+
+    def score(self, samples: ScoreInput) -> Scores:
+        media = samples.images if samples.images is not None else torch.stack(list(samples.videos or ()))
+        pixels = media.flatten(1).double().cpu()
+        weights = torch.randn(pixels.shape[1], generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+        return Scores(values=(10.0 * pixels @ weights / weights.norm()).float())
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def build_reward(config: RewardConfig, *, device: Any) -> PixelReward:
+    return PixelReward()
+
+
+_REWARD = RewardSpec(
+    name="pixels",
+    summary="A fixed random weight for each pixel",
+    build=f"{__name__}:build_reward",
+    config="unirl.core.config:RewardConfig",
+    capabilities={Cap.REWARD_SAMPLE: Support.NATIVE},
+    scale="a weighted sum of pixels; higher is nothing but higher",
+    media="image",
+)
+
+
+class Witness:
+    """An algorithm that does what another one does, and notes what it was given. Fits `unirl.core.roles.Algorithm`."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self._algorithm = algorithm
+        self.gaps: list[float] = []
+        """Largest |log-prob of the engine - of the replay| of each anchor pass, in the order of the rounds."""
+        self.log_ratios: list[float] = []
+        """Largest |log-prob - old log-prob| of each forward of a loss, in their order."""
+
+    def latent_request(self, sampling: LatentSamplingConfig, **context: Any) -> LatentRequest:
+        return self._algorithm.latent_request(sampling, **context)
+
+    def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
+        return self._algorithm.advantages(track)
+
+    def anchor(self, track: Track, replay: Replay) -> Track:
+        if track.latent.log_probs is not None:
+            self.gaps.append(_largest(replay(track), track.latent.log_probs))
+        return self._algorithm.anchor(track, replay)
+
+    def weights(self, track: Track) -> Mapping[str, Tensor]:
+        return self._algorithm.weights(track)
+
+    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+        def watched(track: Track, *, policy: Policy = "live") -> ReplayedLike:
+            replayed = replay(track, policy=policy)
+            if policy == "live" and track.latent.log_probs is not None:
+                self.log_ratios.append(_largest(replayed, track.latent.log_probs))
+            return replayed
+
+        return self._algorithm.loss(track, watched, progress=progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """The parts of a run, built and ready, with the pieces of its loop one by one."""
+
+    plan: Plan
+    parts: Parts
+    training: Training
+    track: str
+    prompts: Sequence[Prompt]
+
+    def request(self, step: int) -> Request:
+        """What a run asks for at this step, of the policy as it is now."""
+        return build_request(
+            self.prompts,
+            samples_per_prompt=self.plan.data.samples_per_prompt,
+            sampling=self.plan.sampling,
+            model=self.parts.model,
+            algorithm=self.parts.algorithm,
+            seed=self.plan.run.seed,
+            rollout=step,
+            policy_version=self.parts.backend.version,
+        )
+
+    def rollout(self, step: int) -> Track:
+        """One rollout of the policy as it is now, its echo verified."""
+        sync_weights(self.parts, self.plan)
+        request = self.request(step)
+        rollout = self.parts.engine.generate(request)
+        verify_echo(request, rollout)
+        return rollout.tracks[self.track]
+
+    def judged(self, track: Track) -> Track:
+        """The track with rewards and advantages."""
+        track = score(track, self.parts.rewards, self.parts.reward_weights)
+        return self.parts.algorithm.advantages(track)[0]
+
+    def run(self, step: int) -> Mapping[str, float]:
+        """One whole round of the loop, and the numbers that it reports."""
+        found: list[Event] = []
+        events = EventStream()
+        events.listen(found.append)
+        run_step(self.parts, self.plan, self.prompts, step=step, events=events, trackers=Trackers({}, events))
+        return next(event for event in found if event.kind == "step").data["metrics"]
+
+    def weights(self) -> dict[str, Tensor]:
+        """Copies of what trains."""
+        update = self.parts.backend.weights(kind="lora" if self.training == "lora" else "full")
+        return {name: value.detach().clone() for name, value in update.tensors.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellBench(Bench):
+    def found(self, kind: Literal["model", "engine", "algorithm", "backend"]) -> Found:
+        return self.subject.found(kind)
+
+    @property
+    def algorithm(self) -> AlgorithmSpec:
+        return cast(AlgorithmSpec, self.found("algorithm").spec)
+
+    @property
+    def shares_weights(self) -> bool:
+        return self.found("engine").spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE
+
+    @property
+    def training(self) -> Training:
+        """The way of training that is tried where either will do: the first that these parts offer together."""
+        reasons: dict[Training, str] = {training: self._refused(self.plan(training)) for training in _TRAINS}
+        fitting: list[Training] = [training for training, reason in reasons.items() if not reason]
+        if not fitting:
+            raise NotApplicable(" ".join(reasons.values()))
+        return fitting[0]
+
+    def options_with_policies(self) -> list[dict[str, Any]]:
+        """Settings of the algorithm that need a policy besides the live one, each switched on alone."""
+        config = self.workshop.config(self.found("algorithm"))
+        asking = [
+            key
+            for key, further in self.algorithm.when.items()
+            if further.reference == "policy" or further.old_policy == "ema"
+        ]
+        return [{key: True if isinstance(getattr(config, key), bool) else 1} for key in asking]
+
+    def plan(
+        self,
+        training: Training,
+        *,
+        train: TrainConfig | None = None,
+        options: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> Plan:
+        """A plan of two steps with 2 groups of 3 samples.
+
+        options: of the algorithm's config, settings: of the backend's, both by dotted key.
+        """
+        model, backend = self.found("model"), self.found("backend")
+        algorithm = self._choice(AlgorithmSpec, self.found("algorithm"), options or {})
+        tracks = [name for name, kind in cast(ModelSpec, model.spec).tracks.items() if kind == "latent"]
+        sampling = self.workshop.sampling(model, kernel=self._kernel(), eta=0.7)
+        media = "video" if sampling.frames > 1 else "image"
+        reward = Found(spec=dataclasses.replace(_REWARD, media=media), dist=_DIST, version=version(_DIST))
+        path = {cast(ModelSpec, model.spec).path_key: str(self.workshop.checkpoint(model))}
+        return Plan(
+            recipe="conformance",
+            model=self._choice(ModelSpec, model, path),
+            engine=self._choice(EngineSpec, self.found("engine"), {}),
+            backend=self._choice(BackendSpec, backend, {**self._switched_on(training, algorithm.config), **settings}),
+            algorithm=algorithm,
+            rewards={"pixels": self._choice(RewardSpec, reward, {})},
+            trackers={},
+            sampling=dict.fromkeys(tracks, sampling),
+            run=RunConfig(steps=2, seed=_SEED, media_every=0),
+            data=DataConfig(train="", prompts_per_step=2, samples_per_prompt=3),
+            advantage=AdvantageConfig(),
+            train=train or TrainConfig(),
+            eval=EvalConfig(sampling={}),
+            resolved={},
+            origins={},
+            hash="",
+        )
+
+    @contextmanager
+    def cell(
+        self,
+        training: Training | None = None,
+        *,
+        train: TrainConfig | None = None,
+        options: Mapping[str, Any] | None = None,
+        watch: Callable[[Algorithm], Algorithm] | None = None,
+        **settings: Any,
+    ) -> Iterator[Cell]:
+        """Fresh parts of a plan, closed at the end; the same every time.
+
+        The gap of log-probs stops nothing here: a claim of its own is about it. watch: what to put around the
+        algorithm. Raises NotApplicable, with the reason, where these parts do not train in this way.
+        """
+        training = training or self.training
+        plan = self.plan(training, train=train, options=options, **settings)
+        reason = self._refused(plan)
+        if reason:
+            raise NotApplicable(reason)
+        device = torch.device(self.device)
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(_SEED)
+            parts = self._parts(plan, watch)
+            try:
+                yield Cell(
+                    plan=plan,
+                    parts=parts,
+                    training=training,
+                    track=next(iter(plan.sampling)),
+                    prompts=[
+                        Prompt(prompt_id=f"p{n}", text=text, metadata={"number": n})
+                        for n, text in enumerate(PROMPTS[:2])
+                    ],
+                )
+            finally:
+                for part in (parts.engine, *parts.rewards.values(), parts.backend):
+                    part.close()
+
+    def _parts(self, plan: Plan, watch: Callable[[Algorithm], Algorithm] | None) -> Parts:
+        """In the order of `unirl.core.run.build_parts`."""
+        make, found = self.workshop.build, self.found
+        model = make(found("model"), plan.model.config, device=self.device)
+        backend = make(
+            found("backend"), plan.backend.config, model=model, train=plan.train, steps=plan.run.steps, seed=_SEED
+        )
+        engine = make(found("engine"), plan.engine.config, model=model, device=self.device)
+        algorithm = make(
+            found("algorithm"),
+            plan.algorithm.config,
+            advantage=plan.advantage,
+            reward_weights={"pixels": 1.0},
+            train=plan.train,
+        )
+        return Parts(
+            model=model,
+            backend=backend,
+            engine=engine,
+            algorithm=watch(algorithm) if watch else algorithm,
+            rewards={"pixels": PixelReward()},
+            reward_weights={"pixels": 1.0},
+        )
+
+    def _choice(self, kind: type[S], found: Found, settings: Mapping[str, Any]) -> Choice[S]:
+        assert isinstance(found.spec, kind)
+        config = self.workshop.config(found, settings)
+        return Choice(key=kind.kind, spec=found.spec, config=config, dist=found.dist, version=found.version)
+
+    def _switched_on(self, training: Training, algorithm: PartConfig) -> dict[str, Any]:
+        """Backend settings that train in this way and give the policies that the algorithm needs as it is set."""
+        needs = self.algorithm.needs
+        for key, further in self.algorithm.when.items():
+            needs = needs.merged(further) if getattr(algorithm, key) else needs
+        caps = [_TRAINS[training]]
+        caps += [_REFERENCE[training]] if needs.reference == "policy" else []
+        caps += [Cap.LAGGED_POLICY] if needs.old_policy == "ema" else []
+        laid: dict[str, Any] = {"trains": training}
+        for cap in caps:
+            laid |= self.found("backend").spec.enabled_by.get(cap, {})
+        return laid
+
+    def _kernel(self) -> str:
+        """An SDE kernel that the engine runs, or one without noise where it has no other and none is needed."""
+        kernels = cast(EngineSpec, self.found("engine").spec).kernels
+        noisy = [kernel for kernel in kernels if kernel not in DETERMINISTIC_KERNELS]
+        if noisy:
+            return noisy[0]
+        if self.algorithm.needs.stochastic or not kernels:
+            name = self.found("engine").spec.name
+            raise NotApplicable(f"engine {name!r} runs no kernel with noise, which {self.algorithm.name!r} trains on")
+        return kernels[0]
+
+    def _refused(self, plan: Plan) -> str:
+        """Why these parts do not train in this way, or an empty string. Fails for a refusal of anything else."""
+        reasons = match(plan, catalog=self.workshop.catalog).reasons
+        of_parts = ("model", "engine", "algorithm", "backend", "reward.pixels")
+        settings = [str(reason) for reason in reasons if reason.key not in of_parts]
+        assert not settings, f"a plan by the specs of these parts is refused: {' '.join(settings)}"
+        return " ".join(str(reason) for reason in reasons)
+
+
+def _largest(replayed: ReplayedLike, log_probs: Tensor) -> float:
+    gap = (cast(Tensor, replayed.log_probs).detach() - log_probs).abs()[cast(Tensor, replayed.valid)]
+    return float(gap.nan_to_num(nan=float("inf")).max()) if gap.numel() else 0.0

@@ -1,0 +1,133 @@
+"""A launcher with the plan of a small run, to compare with the same run in this process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from unirl.core.config import RewardConfig
+from unirl.core.data import Prompt
+from unirl.core.errors import RewardFailed
+from unirl.core.parts import Parts
+from unirl.core.plan import Choice, Plan
+from unirl.core.roles import Launcher, ScoreInput, Scores
+from unirl.core.run import build_parts
+from unirl.core.spec import LauncherSpec
+
+from ..subjects import Selection, subjects
+from ..verdicts import NotApplicable
+from ..workbench.requests import PROMPTS
+from .base import Bench
+from .cell import LINEAR, Cell, CellBench
+
+__all__ = ["FAILURE", "LauncherBench"]
+
+FAILURE = "reward.pixels: sample 3 has no pixels that could be scored."
+
+
+class FailingReward:
+    def score(self, samples: ScoreInput) -> Scores:
+        raise RewardFailed(FAILURE)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def build_failing_reward(config: RewardConfig, *, device: Any) -> FailingReward:
+    return FailingReward()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherBench(Bench):
+    def plan(self) -> Plan:
+        """Two steps of the first model, engine, algorithm and backend of the catalog that go together."""
+        found = self.subject.found("launcher")
+        assert isinstance(found.spec, LauncherSpec)
+        plan = self._cells.plan(self._cells.training, **LINEAR)
+        choice = Choice(
+            key="launcher",
+            spec=found.spec,
+            config=self.workshop.config(found),
+            dist=found.dist,
+            version=found.version,
+        )
+        run = dataclasses.replace(plan.run, device=self.device)
+        return dataclasses.replace(plan, launcher=choice, run=run)
+
+    def failing_plan(self) -> Plan:
+        """The same with a reward that cannot score."""
+        plan = self.plan()
+        rewards = {
+            key: dataclasses.replace(
+                choice, spec=dataclasses.replace(choice.spec, build=f"{__name__}:build_failing_reward")
+            )
+            for key, choice in plan.rewards.items()
+        }
+        return dataclasses.replace(plan, rewards=rewards)
+
+    def plan_without_checkpoint(self) -> Plan:
+        """The same with a model whose checkpoint is an empty folder."""
+        plan = self.plan()
+        empty = self.folder / "empty"
+        empty.mkdir(exist_ok=True)
+        config = dataclasses.replace(cast(Any, plan.model.config), **{plan.model.spec.path_key: str(empty)})
+        return dataclasses.replace(plan, model=dataclasses.replace(plan.model, config=config))
+
+    def launcher(self, plan: Plan) -> Launcher:
+        assert plan.launcher is not None
+        return cast(Launcher, self.workshop.build(self.subject.found("launcher"), plan.launcher.config))
+
+    @contextmanager
+    def launched(self, plan: Plan) -> Iterator[Cell]:
+        """The run by the launcher, closed at the end as a run closes it."""
+        launcher = self.launcher(plan)
+        try:
+            with self._open(launcher.launch(plan, catalog=self.workshop.catalog), plan) as cell:
+                yield cell
+        finally:
+            launcher.close()
+
+    @contextmanager
+    def in_process(self, plan: Plan) -> Iterator[Cell]:
+        """The run without any launcher."""
+        with (
+            torch.random.fork_rng(),
+            self._open(build_parts(plan, catalog=self.workshop.catalog), plan) as cell,
+        ):
+            yield cell
+
+    def save(self, cell: Cell, name: str) -> Path:
+        """A checkpoint of the backend in a folder of its own."""
+        folder = self.folder / name
+        folder.mkdir()
+        cell.parts.backend.save(folder)
+        return folder
+
+    @contextmanager
+    def _open(self, parts: Parts, plan: Plan) -> Iterator[Cell]:
+        try:
+            yield Cell(
+                plan=plan,
+                parts=parts,
+                training=self._cells.training,
+                track=next(iter(plan.sampling)),
+                prompts=[
+                    Prompt(prompt_id=f"p{n}", text=text, metadata={"number": n}) for n, text in enumerate(PROMPTS[:2])
+                ],
+            )
+        finally:
+            for part in (parts.engine, *parts.rewards.values(), parts.backend):
+                part.close()
+
+    @property
+    def _cells(self) -> CellBench:
+        """The first cell that fits. Raises NotApplicable when nothing that is installed goes together."""
+        for subject in subjects(self.workshop.catalog, Selection(kinds=("cell",))):
+            if not subject.refused:
+                return CellBench(subject=subject, workshop=self.workshop, record=self.record, folder=self.folder)
+        raise NotApplicable("no model, engine, algorithm and backend that are installed here go together")

@@ -1,0 +1,21 @@
+"""What this plugin provides: the commands `unirl conformance` and `unirl new`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unirl.core.hookspec import hookimpl
+
+if TYPE_CHECKING:
+    import click
+
+__all__ = ["unirl_commands"]
+
+
+@hookimpl
+def unirl_commands(cli: click.Group) -> None:
+    from .command import conformance
+    from .new_command import new
+
+    cli.add_command(conformance)
+    cli.add_command(new)

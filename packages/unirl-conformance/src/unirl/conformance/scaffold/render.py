@@ -1,0 +1,100 @@
+"""From names to the files of a plugin: every text of them is a template in `templates/`."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from packaging.version import Version
+from unirl.core.errors import RecipeError
+
+from .kinds import KINDS
+from .names import Names
+
+__all__ = ["render", "write"]
+
+_COMMON = {
+    "common/pyproject.toml": "pyproject.toml",
+    "common/gitignore": ".gitignore",
+    "common/conformance.yml": ".github/workflows/conformance.yml",
+    "common/test_conformance.py": "tests/test_conformance.py",
+}
+
+
+def render(names: Names, *, author: str = "") -> dict[str, str]:
+    """Path -> text of every file.  author: `Name`, or `Name <address>`.  Raises RecipeError for another form."""
+    shape = KINDS[names.kind]
+    environment = Environment(
+        loader=PackageLoader("unirl.conformance.scaffold"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        # These are Python and TOML files; nothing is to be escaped for HTML.
+        autoescape=False,
+    )
+    bounded = [_bounded(requirement) for requirement in shape.requires]
+    dev = ["pytest>=8.4", "ruff>=0.12", *(_bounded(dist) for dist in ("unirl-conformance", *shape.proves_with))]
+    facts = {
+        "kind": names.kind,
+        "article": "an" if names.kind[0] in "ae" else "a",
+        "name": names.name,
+        "dist": names.dist,
+        "package": names.package,
+        "cls": names.class_name,
+        "description": shape.description.format(name=names.name),
+        "author": _author(author),
+        "dependencies": bounded,
+        "dev": sorted(dev),
+    }
+    places = dict(_COMMON)
+    places[f"{names.kind}/README.md"] = "README.md"
+    places[f"{names.kind}/test_{names.kind}.py"] = f"tests/test_{names.kind}.py"
+    for module in ("plugin", "config", *shape.modules):
+        places[f"{names.kind}/{module}.py"] = f"src/{names.package}/{module}.py"
+    files = {place: environment.get_template(f"{template}.jinja").render(facts) for template, place in places.items()}
+    files["LICENSE"] = environment.get_template("common/LICENSE").render()
+    files[f"src/{names.package}/__init__.py"] = ""
+    files[f"src/{names.package}/py.typed"] = ""
+    return dict(sorted(files.items()))
+
+
+def write(files: Mapping[str, str], folder: Path) -> None:
+    """Write the files into a folder that does not exist yet, all or none. Raises RecipeError where it does."""
+    if folder.exists() or folder.is_symlink():
+        raise RecipeError(f"--into: {str(folder)!r} is there already, and nothing in it is overwritten; move it away.")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unirl-new-") as scratch:
+            whole = Path(scratch) / folder.name
+            for name, text in files.items():
+                path = whole / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            whole.rename(folder)
+    except OSError as error:
+        raise RecipeError(f"--into: {str(folder)!r} cannot be written: {error}.") from error
+
+
+def _bounded(requirement: str) -> str:
+    """A requirement; of a dist of UniRL, from the release at hand up to the next that may change what plugins use."""
+    if not requirement.startswith("unirl-"):
+        return requirement
+    release = Version(version("unirl-core")).release
+    upper = f"0.{release[1] + 1}" if release[0] == 0 else f"{release[0] + 1}"
+    return f"{requirement}>={release[0]}.{release[1]},<{upper}"
+
+
+def _author(text: str) -> str:
+    """The TOML of `authors`' one entry, or an empty string."""
+    if not text.strip():
+        return ""
+    found = re.fullmatch(r"\s*([^<>]*?)\s*(?:<([^<>@\s]+@[^<>@\s]+)>)?\s*", text)
+    if found is None or not any(found.groups()):
+        raise RecipeError(f"--author: {text!r} was asked for; write `Name` or `Name <name@example.org>`.")
+    # A JSON string is a TOML string too.
+    pairs = zip(("name", "email"), found.groups(), strict=True)
+    return "{ " + ", ".join(f"{key} = {json.dumps(value)}" for key, value in pairs if value) + " }"

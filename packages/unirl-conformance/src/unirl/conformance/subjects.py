@@ -1,0 +1,147 @@
+"""Subjects: what claims are about, made from the catalog. Every part and every combination is there, none by hand."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from unirl.core.catalog import Catalog, Found, PluginRecord
+from unirl.core.errors import PluginNotFound, PluginNotInstalled
+from unirl.core.match import Verdict, match_pair, match_parts
+from unirl.core.names import did_you_mean
+from unirl.core.registry import known_parts
+from unirl.core.spec import AlgorithmSpec, BackendSpec, EngineSpec, Kind, ModelSpec, Spec
+
+from .claims import SUBJECT_KINDS, SubjectKind
+
+__all__ = ["Selection", "Subject", "subjects"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What a claim is tried on: one plugin, one part, or parts together."""
+
+    kind: SubjectKind
+    parts: tuple[Found, ...] = ()
+    """The part that the claims are about comes first."""
+    plugin: PluginRecord | None = None
+    """Of a `plugin` subject."""
+    device: str = "cpu"
+    refused: str = ""
+    """Why these parts do not go together; every claim about them is then n/a."""
+
+    @property
+    def id(self) -> str:
+        """Readable and unique among subjects of its kind: `trainside+sd3`, with `@cuda` on a GPU."""
+        names = [self.plugin.dist] if self.plugin else [found.spec.name for found in self.parts]
+        return "+".join(names) + ("" if self.device == "cpu" else f"@{self.device}")
+
+    @property
+    def own(self) -> Spec | None:
+        """The part that the claims are about."""
+        return self.parts[0].spec if self.parts else None
+
+    @property
+    def dists(self) -> tuple[str, ...]:
+        return (self.plugin.dist,) if self.plugin else tuple(sorted({found.dist for found in self.parts}))
+
+    def found(self, kind: Kind) -> Found:
+        """The part of a kind. The kind of the subject says which there are."""
+        return next(found for found in self.parts if found.spec.kind == kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which subjects and claims are asked for; empty is all."""
+
+    names: Mapping[Kind, tuple[str, ...]] = field(default_factory=lambda: dict[Kind, tuple[str, ...]]())
+    """Parts by kind. A subject is chosen when it has one of them and contradicts none."""
+    plugins: tuple[str, ...] = ()
+    """Dists, of which one must provide a part of the subject."""
+    kinds: tuple[SubjectKind, ...] = ()
+    claims: tuple[str, ...] = ()
+
+    def check(self, catalog: Catalog) -> None:
+        """Raises PluginNotFound, PluginNotInstalled or PluginBroken for a name that cannot be tried."""
+        for kind, names in self.names.items():
+            for name in names:
+                catalog.get(kind, name)
+        installed = [record.dist for record in catalog.records]
+        for dist in self.plugins:
+            if dist in installed:
+                continue
+            if any(part.dist == dist and not part.planned for part in known_parts().parts):
+                raise PluginNotInstalled(f"plugin {dist!r} is not installed. Install it: `pip install {dist}`.")
+            raise PluginNotFound(f"plugin {dist!r} is not installed{did_you_mean(dist, installed) or '.'}")
+
+    def takes(self, subject: Subject, *, dist_of: Mapping[tuple[Kind, str], str]) -> bool:
+        """dist_of: (kind, name) -> the dist that provides it, for the subjects that are plugins."""
+        if self.kinds and subject.kind not in self.kinds:
+            return False
+        if self.plugins and not set(self.plugins) & set(subject.dists):
+            return False
+        asked: dict[Kind, tuple[str, ...]] = {kind: names for kind, names in self.names.items() if names}
+        if not asked:
+            return True
+        if subject.plugin is not None:
+            providers = {dist for (kind, name), dist in dist_of.items() if name in asked.get(kind, ())}
+            return subject.plugin.dist in providers
+        there: dict[Kind, str] = {found.spec.kind: found.spec.name for found in subject.parts}
+        common: list[Kind] = [kind for kind in asked if kind in there]
+        return bool(common) and all(there[kind] in asked[kind] for kind in common)
+
+
+def subjects(
+    catalog: Catalog, selection: Selection | None = None, *, devices: Collection[str] = ("cpu",)
+) -> list[Subject]:
+    """Every subject that is asked for, in a fixed order. Plugins have no device; all others are there once on each."""
+    selection = selection or Selection()
+    dist_of: dict[tuple[Kind, str], str] = {(f.spec.kind, f.spec.name): f.dist for f in catalog.parts()}
+    plain = [*_plugins(catalog), *_single(catalog), *_pairs(catalog), *_cells(catalog)]
+    chosen = [subject for subject in plain if selection.takes(subject, dist_of=dist_of)]
+    placed = [
+        Subject(kind=s.kind, parts=s.parts, plugin=s.plugin, device=device, refused=s.refused)
+        for s in chosen
+        for device in (("cpu",) if s.kind == "plugin" else devices)
+    ]
+    return sorted(placed, key=lambda s: (SUBJECT_KINDS.index(s.kind), s.id))
+
+
+def _plugins(catalog: Catalog) -> Iterator[Subject]:
+    for record in catalog.records:
+        if record.status != "disabled":
+            yield Subject(kind="plugin", plugin=record)
+
+
+def _single(catalog: Catalog) -> Iterator[Subject]:
+    for kind in ("model", "algorithm", "backend", "reward", "tracker", "launcher", "transport"):
+        for found in _of(catalog, kind):
+            yield Subject(kind=kind, parts=(found,))
+
+
+def _pairs(catalog: Catalog) -> Iterator[Subject]:
+    for engine, model in itertools.product(_of(catalog, "engine"), _of(catalog, "model")):
+        verdict = match_pair(model=cast(ModelSpec, model.spec), engine=cast(EngineSpec, engine.spec))
+        yield Subject(kind="engine", parts=(engine, model), refused=_sentences(verdict))
+
+
+def _cells(catalog: Catalog) -> Iterator[Subject]:
+    kinds: Sequence[Kind] = ("model", "engine", "algorithm", "backend")
+    for model, engine, algorithm, backend in itertools.product(*(_of(catalog, kind) for kind in kinds)):
+        verdict = match_parts(
+            model=cast(ModelSpec, model.spec),
+            engine=cast(EngineSpec, engine.spec),
+            algorithm=cast(AlgorithmSpec, algorithm.spec),
+            backend=cast(BackendSpec, backend.spec),
+        )
+        yield Subject(kind="cell", parts=(model, engine, algorithm, backend), refused=_sentences(verdict))
+
+
+def _of(catalog: Catalog, kind: Kind) -> list[Found]:
+    return [found for found in catalog.parts() if found.spec.kind == kind]
+
+
+def _sentences(verdict: Verdict) -> str:
+    return " ".join(str(reason) for reason in verdict.reasons)

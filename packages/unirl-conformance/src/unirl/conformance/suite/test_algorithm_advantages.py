@@ -1,0 +1,129 @@
+"""From rewards to advantages."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+import torch
+from unirl.conformance.benches.algorithm import AlgorithmBench
+from unirl.conformance.claims import claim
+from unirl.core.config import AdvantageConfig
+
+GROUPS = "aaabbbbccdd"
+ONE = (0.25, 0.5, 1.0, 0.0, 0.75, 0.125, 0.375, 1.0, 0.5, 0.0, 0.625)
+TWO = (1.0, 0.0, 0.5, 0.25, 0.75, 0.0, 1.0, 0.375, 0.625, 0.5, 0.25)
+"""Multiples of 1/8, so that sums with whole numbers are exact in fp32."""
+ROUNDING = 1e-5
+"""Advantages are fp32 numbers of order 1, and an algorithm may compute them in fp32 throughout: ten operations of 6e-8,
+over a spread of a third."""
+
+
+@claim("algorithm")
+def test_advantages_do_not_depend_on_the_order_of_the_rows(bench: AlgorithmBench) -> None:
+    """A sample's advantage is its own, wherever it and its group stand in the batch.
+
+    If it fails: advantages are taken over slices (`rewards.view(-1, group_size)`) instead of by group id.
+    """
+    order = [(7 * row + 3) % len(GROUPS) for row in range(len(GROUPS))]
+    for config in _configs(scopes=("group", "global"), centers=("group",)):
+        plain = bench.advantages({"one": ONE, "two": TWO}, GROUPS, advantage=config)
+        mixed = bench.advantages(
+            {"one": [ONE[row] for row in order], "two": [TWO[row] for row in order]},
+            "".join(GROUPS[row] for row in order),
+            advantage=config,
+        )
+        bench.record(_name(config), float((mixed - plain[order]).abs().max()), bound=ROUNDING)
+
+
+@claim("algorithm")
+def test_advantages_are_centred_in_their_group(bench: AlgorithmBench) -> None:
+    """With `advantage.center: group` a sample is compared with its group alone: advantages of a group add up to 0, and
+    a prompt on which everything scores higher gets none of it.
+
+    If it fails: the mean is taken over the batch instead of the group, or something is added after it.
+    """
+    raised = {group: number for number, group in enumerate("abcd", start=1)}
+    for config in _configs(scopes=("group", "global"), centers=("group",)):
+        found = bench.advantages({"one": ONE, "two": TWO}, GROUPS, advantage=config)
+        for group in raised:
+            total = float(found[_rows(group)].mean())
+            bench.record(f"{_name(config)}: mean of group {group}", total, bound=ROUNDING)
+        if config.scope == "group":
+            one = [value + raised[group] for value, group in zip(ONE, GROUPS, strict=True)]
+            moved = bench.advantages({"one": one, "two": TWO}, GROUPS, advantage=config)
+            bench.record(
+                f"{_name(config)}: change when groups score higher", float((moved - found).abs().max()), bound=ROUNDING
+            )
+
+
+@claim("algorithm")
+def test_a_higher_reward_gives_a_higher_advantage(bench: AlgorithmBench) -> None:
+    """Within a group the samples keep the order of their rewards, so that training moves towards the better ones.
+
+    If it fails: a sign is wrong in `advantages()`, or it reads something else than the rewards that have a weight.
+    """
+    for config in _configs(scopes=("group", "global"), centers=("group",)):
+        found = bench.advantages({"one": ONE}, GROUPS, advantage=config)
+        for group in "abcd":
+            rows = sorted(_rows(group), key=lambda row: ONE[row])
+            values = found[rows].tolist()
+            assert all(low < high for low, high in itertools.pairwise(values)), (
+                f"{_name(config)}: rewards {[ONE[row] for row in rows]} of a group get the advantages {values}"
+            )
+
+
+@claim("algorithm")
+def test_advantages_are_finite_for_every_shape_of_group(bench: AlgorithmBench) -> None:
+    """Groups lose samples to filters and failures: a group of one, a group of equal rewards and rows of weight 0 still
+    give finite advantages, and a row of weight 0 moves no other, though its reward is NaN.
+
+    If it fails: look for a spread of one sample (Bessel's n - 1 is 0), a division by a spread of 0 without `eps`, or a
+    mean that counts rows of weight 0.
+    """
+    groups = "abbcccccbbc"
+    weights = [1.0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0]
+    one = [0.5, 0.25, 0.25, 0.0, 1.0, 0.5, 0.75, 0.25, float("nan"), float("nan"), float("nan")]
+    counted = [row for row, weight in enumerate(weights) if weight]
+    for config in _configs(scopes=("group", "global"), centers=("group", "global"), ddofs=(0, 1)):
+        if config.normalize and (config.scope, config.center) == ("group", "global"):
+            # Such a division of a group by its own spread about another mean has no meaning.
+            continue
+        found = bench.advantages({"one": one, "two": one}, groups, advantage=config, weights=weights)
+        bad = [row for row in range(len(groups)) if not bool(torch.isfinite(found[row]))]
+        assert not bad, f"{_name(config)}: advantages are {found.tolist()} for groups {groups} of weights {weights}"
+        kept = [one[row] for row in counted]
+        alone = bench.advantages({"one": kept, "two": kept}, "".join(groups[row] for row in counted), advantage=config)
+        moved = float((found[counted] - alone).abs().max())
+        bench.record(f"{_name(config)}: change by rows of weight 0", moved, bound=ROUNDING)
+
+
+def _configs(
+    *, scopes: tuple[str, ...], centers: tuple[str, ...], ddofs: tuple[int, ...] = (0,)
+) -> Iterator[AdvantageConfig]:
+    """Every setting of how advantages are taken; without a bound, which may bind anywhere."""
+    combines = ("sum-then-normalize", "normalize-then-sum")
+    for scope, center, ddof, normalize, loo, combine in itertools.product(
+        scopes, centers, ddofs, (True, False), (False, True), combines
+    ):
+        yield dataclasses.replace(
+            AdvantageConfig(clip=None),
+            scope=scope,
+            center=center,
+            ddof=ddof,
+            normalize=normalize,
+            leave_one_out=loo,
+            combine=combine,
+        )
+
+
+def _name(config: AdvantageConfig) -> str:
+    flags = [f"center {config.center}", f"std {config.scope if config.normalize else 'none'}", config.combine]
+    flags += ["leave one out"] if config.leave_one_out else []
+    flags += ["Bessel"] if config.ddof else []
+    return ", ".join(flags)
+
+
+def _rows(group: str) -> list[int]:
+    return [row for row, name in enumerate(GROUPS) if name == group]

@@ -1,0 +1,239 @@
+"""What must not change a gradient: the split, the order of the rows, padding, and fields that nobody promised."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from unirl.conformance.benches.algorithm import ROUNDING, AlgorithmBench, AlreadyAnchored, Trial, apart
+from unirl.conformance.claims import claim
+from unirl.core.roles import Metric, Policy, ReplayedLike
+from unirl.core.track import Status, Track
+from unirl.numerics.reduction import weight_totals
+from unirl.numerics.replay import Replayed
+
+PROGRESS = 0.5
+
+
+@claim("algorithm")
+def test_micro_batches_do_not_change_the_gradient(bench: AlgorithmBench) -> None:
+    """One forward of all samples or one of each: the gradient of an update is the same, whatever fits into memory.
+
+    If it fails: `loss()` takes a mean, a spread or a maximum over the rows that it is given. Return values per element
+    with their weights instead, and leave every average to the stack.
+    """
+    for on in bench.variants():
+        trial = bench.trial(on, is_ragged=True)
+        track, fixed = trial.anchored(), AlreadyAnchored(trial.algorithm)
+        trial.move()
+        _, whole = trial.train(track, algorithm=fixed, progress=PROGRESS)
+        for rows in (1, 2, 4):
+            _, found = trial.train(track, algorithm=fixed, micro_batch=rows, progress=PROGRESS)
+            bench.record(f"{_name(on)}, micro-batches of {rows}", apart(found, whole), bound=ROUNDING)
+
+
+@claim("algorithm")
+def test_the_order_of_the_rows_does_not_change_the_gradient(bench: AlgorithmBench) -> None:
+    """Samples may come in any order, groups interleaved: an engine that is parallel, or resumed, gives them as it can.
+
+    If it fails: something depends on the place of a row in its batch: neighbours that are taken for a group, a counter,
+    a random number that is drawn per row.
+    """
+    for on in bench.variants():
+        trial = bench.trial(on, is_ragged=True)
+        rows = [(7 * row + 3) % trial.track.num_rows for row in range(trial.track.num_rows)]
+        plain, mixed = trial.anchored(), trial.anchored(trial.track.select(rows))
+        trial.move()
+        expected = trial.gradient(plain, progress=PROGRESS)
+        bench.record(_name(on), apart(trial.gradient(mixed, progress=PROGRESS), expected), bound=ROUNDING)
+
+
+@claim("algorithm")
+def test_padding_changes_nothing(bench: AlgorithmBench) -> None:
+    """Rows of weight 0 fill batches up and count nowhere: not in the gradient, not in a weight, not in a metric.
+
+    The padding is NaN in every tensor, those of the replay included, so that anything that reads it shows.
+
+    If it fails: mask by weight before values meet (`torch.where(weights > 0, values, 0)`): 0 x NaN is NaN, and a mean
+    over all rows counts the padding even where it is finite.
+    """
+    for on in bench.variants():
+        trial = bench.trial(on, is_ragged=True)
+        plain, padded = trial.anchored(), trial.anchored(_poisoned_padding(trial.track), replay=_PaddedReplay(trial))
+        # An algorithm need not keep what the anchor made of padding.
+        padded = _poisoned_padding(padded.select(range(trial.track.num_rows)))
+        trial.move()
+        for name, weights in weight_totals(trial.algorithm.weights(padded.to(trial.model.device))).items():
+            expected = weight_totals(trial.algorithm.weights(plain.to(trial.model.device)))[name]
+            assert float(weights) == float(expected), (
+                f"{_name(on)}: term {name!r} weighs {float(weights):g} with padding, {float(expected):g} without"
+            )
+        expected = trial.gradient(plain, progress=PROGRESS)
+        found = trial.gradient(padded, progress=PROGRESS, replay=_PaddedReplay(trial))
+        bench.record(f"{_name(on)}, gradient", apart(found, expected), bound=ROUNDING)
+        _, losses = trial.loss(padded, progress=PROGRESS, replay=_PaddedReplay(trial))
+        _, without = trial.loss(plain, progress=PROGRESS)
+        for name, metric in losses.metrics.items():
+            one, other = _value(metric), _value(without.metrics[name])
+            # Sums of some fifty fp32 numbers in another order.
+            assert math.isclose(one, other, rel_tol=1e-5, abs_tol=1e-6), (
+                f"{_name(on)}: metric {name!r} is {one:g} with padding, {other:g} without"
+            )
+
+
+@claim("algorithm")
+def test_only_declared_needs_are_read(bench: AlgorithmBench) -> None:
+    """What the spec does not need may be absent: latents outside the stored window, means, media, rewards once there
+    are advantages, log-probs and policies that it does not name.
+
+    These are NaN here, or raise, and the gradient is the same; otherwise `match()` accepts plans that cannot train.
+
+    If it fails: add the need to the spec (`needs`, or `when` for the key that switches it on), or stop reading it.
+    """
+    for on in bench.variants():
+        full = bench.trial(on, trajectory="full")
+        plain = full.anchored()
+        full.move()
+        expected, loss = full.gradient(plain, progress=PROGRESS), full.loss(plain, progress=PROGRESS)[0]
+        trial = bench.trial(on, trajectory="full", is_strict=True)
+        track = trial.anchored(_without_what_is_not_needed(trial))
+        trial.move()
+        found, value = trial.gradient(track, progress=PROGRESS), trial.loss(track, progress=PROGRESS)[0]
+        bench.record(f"{_name(on)}, gradient", apart(found, expected), bound=ROUNDING)
+        bench.record(f"{_name(on)}, loss", float(value.detach() - loss.detach()), bound=ROUNDING)
+
+
+@claim("algorithm")
+def test_weights_announce_what_the_loss_weighs(bench: AlgorithmBench) -> None:
+    """`weights()` says, before any forward, what every term of `loss()` is divided by; so a gradient is right from the
+    first micro-batch on.
+
+    Tried with samples of weight 0 and 1/2, of advantage 0, and with fewer SDE steps than others.
+
+    If it fails: make `loss()` take its weights from `weights()`. A term that `weights()` does not name, or weighs
+    otherwise, stops every run with a BatchError.
+    """
+    for on in bench.variants():
+        trial = bench.trial(on, is_ragged=True)
+        assert trial.track.advantages is not None
+        weights, advantages = trial.track.weights.clone(), trial.track.advantages.clone()
+        weights[0], weights[1], advantages[[4, 5]] = 0.0, 0.5, 0.0
+        replay = _ClosingReplay(trial)
+        track = trial.anchored(dataclasses.replace(trial.track, weights=weights, advantages=advantages), replay=replay)
+        replay.is_closed = True
+        said = trial.algorithm.weights(track)
+        replay.is_closed = False
+        there = {name: tuple(value.shape[:1]) for name, value in said.items()}
+        wrong = {name: rows for name, rows in there.items() if rows != (track.num_rows,)}
+        assert not wrong, f"{_name(on)}: weights have one row for each of {track.num_rows} samples; found {wrong}"
+        announced = weight_totals(said)
+        losses = trial.algorithm.loss(track, replay, progress=PROGRESS)
+        found = weight_totals(losses.terms)  # type: ignore[arg-type]
+        assert announced.keys() == found.keys(), (
+            f"{_name(on)}: weights() names the terms {sorted(announced)}, loss() has {sorted(found)}"
+        )
+        for name in found:
+            one, other = float(announced[name]), float(found[name])
+            assert math.isfinite(one) and one >= 0, f"{_name(on)}: weights() gives {one} for term {name!r}"
+            # Both are fp64 sums of the same fp32 numbers.
+            assert math.isclose(one, other, rel_tol=1e-9), (
+                f"{_name(on)}: weights() announces {one:g} for term {name!r}, the term weighs {other:g}"
+            )
+
+
+class _ClosingReplay:
+    """A replay that raises while it is closed."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._replay = trial.replay()
+        self.is_closed = False
+
+    def __call__(self, track: Track, *, policy: Policy = "live") -> ReplayedLike:
+        assert not self.is_closed, "weights() runs a forward; it must not, for the stack calls it before any"
+        return self._replay(track, policy=policy)
+
+
+class _PaddedReplay:
+    """Replays the rows that are no padding; the others are NaN throughout."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._replay = trial.replay()
+
+    def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed:
+        real = [row for row, status in enumerate(track.status) if status is not Status.PADDING]
+        assert real == list(range(len(real)))
+        found = self._replay(track.select(real), policy=policy)
+        count = track.num_rows - len(real)
+
+        def padded(value: Tensor) -> Tensor:
+            fill = True if value.dtype == torch.bool else math.nan
+            return torch.cat([value, value.new_full((count, *value.shape[1:]), fill)])
+
+        fields = {item.name: padded(getattr(found, item.name)) for item in dataclasses.fields(found)}
+        return Replayed(**fields)
+
+
+def _poisoned_padding(track: Track) -> Track:
+    """The track with three more rows: of weight 0, and NaN in every tensor that holds numbers of a sample."""
+    padded = track.padded(track.num_rows + 3)
+    is_padding = torch.tensor([status is Status.PADDING for status in padded.status])
+
+    def poisoned(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            mask = is_padding.to(value.device).view(-1, *(1,) * (value.ndim - 1))
+            return value.masked_fill(mask, math.nan)
+        return value
+
+    segment = padded.latent
+    numbers = {name: poisoned(getattr(segment, name)) for name in ("latents", "log_probs", "means")}
+    return dataclasses.replace(
+        padded,
+        segment=dataclasses.replace(segment, **numbers),
+        images=poisoned(padded.images),
+        rewards=poisoned(padded.rewards),
+        reward_parts={name: poisoned(value) for name, value in padded.reward_parts.items()},
+        advantages=poisoned(padded.advantages),
+    )
+
+
+def _without_what_is_not_needed(trial: Trial) -> Track:
+    """The trial's track, stored in full, with NaN where the needs promise nothing."""
+    track, needs = trial.track, trial.needs
+    segment = track.latent
+    latents = segment.latents.clone()
+    for row in range(track.num_rows):
+        steps = [int(step) for step in segment.sde_steps[row] if step >= 0]
+        kept = {segment.num_steps}
+        if needs.trajectory == "window":
+            kept |= {place for step in steps for place in (step, step + 1)}
+        elif needs.trajectory == "full":
+            kept |= set(range(segment.num_steps + 1))
+        for slot, place in enumerate(segment.positions[row].tolist()):
+            if place not in kept:
+                latents[row, slot] = math.nan
+    log_probs = segment.log_probs
+    if needs.log_probs == "none" and log_probs is not None:
+        log_probs = torch.full_like(log_probs, math.nan)
+    means = latents.new_full((*segment.sde_steps.shape, *latents.shape[2:]), math.nan)
+    nan = torch.full((track.num_rows,), math.nan)
+    assert track.images is not None
+    return dataclasses.replace(
+        track,
+        segment=dataclasses.replace(segment, latents=latents, log_probs=log_probs, means=means),
+        images=torch.full_like(track.images, math.nan),
+        rewards=nan,
+        reward_parts=dict.fromkeys(track.reward_parts, nan),
+    )
+
+
+def _value(metric: Metric) -> float:
+    if metric.reduce == "mean":
+        return metric.total / metric.weight if metric.weight else 0.0
+    return metric.total
+
+
+def _name(on: tuple[str, ...]) -> str:
+    return "+".join(on) or "plain"

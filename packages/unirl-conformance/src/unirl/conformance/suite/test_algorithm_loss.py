@@ -1,0 +1,232 @@
+"""What an algorithm's loss is, and which way its gradient goes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from unirl.conformance.benches.algorithm import CLIP, AlgorithmBench, AlreadyAnchored, Trial
+from unirl.conformance.claims import claim
+from unirl.conformance.verdicts import NotApplicable
+from unirl.core.reference import LossInNumpy, LossInputs
+from unirl.core.roles import Losses, Policy, Replay, ReplayedLike
+from unirl.core.track import Track
+from unirl.numerics.replay import Replayed
+
+
+@claim("algorithm")
+def test_zero_advantages_give_no_gradient(bench: AlgorithmBench) -> None:
+    """Samples that are no better than their group teach nothing: with all advantages 0 the first update's gradient is
+    exactly 0.
+
+    Tried without the terms that the keys of `when` switch on, which may pull on their own.
+
+    If it fails: look for a term of `loss()` that is not multiplied by the advantage (a bonus, an offset, an advantage
+    that is shifted or floored), and give it a key of the config that the spec's `when` names.
+    """
+    trial = bench.trial()
+    track = dataclasses.replace(trial.track, advantages=torch.zeros(trial.track.num_rows))
+    report, gradient = trial.train(track)
+    largest = max((float(value.abs().max()) for value in gradient.values()), default=0.0)
+    assert gradient or report.num_updates == 0, "an update was made, and it had no gradient"
+    bench.record("largest gradient element", largest, bound=0.0)
+
+
+@claim("algorithm")
+def test_the_first_ratio_is_exactly_one(bench: AlgorithmBench) -> None:
+    """Before the first update new and old policy are one, so their log-probs agree bit for bit, and a clip can bind
+    nowhere.
+
+    The engine's log-probs are off by 1e-3, as those of another runtime may be; the default of `train.old_log_probs`
+    is to replay them. Tried with micro-batches, and with the SDE steps replayed at once and one by one.
+
+    If it fails: `anchor()` has to put the replayed log-probs into the track's segment, and `loss()` has to compare
+    with those; neither may cast them to another dtype, nor replay with other rows or in another order than it is given.
+    """
+    for stacked in (True, False):
+        trial = bench.trial(is_ragged=True)
+        if trial.needs.log_probs != "gaussian":
+            raise NotApplicable(f"algorithm {bench.spec.name!r} needs no log-probs, so it has no ratio")
+        segment = trial.track.latent
+        assert segment.log_probs is not None
+        noise = torch.randn(segment.log_probs.shape, generator=torch.Generator().manual_seed(1))
+        off = segment.log_probs + 1e-3 * noise.to(segment.log_probs.device)
+        track = dataclasses.replace(trial.track, segment=dataclasses.replace(segment, log_probs=off))
+        watched = _Watched(trial)
+        report, _ = trial.train(track, algorithm=watched, replay=trial.replay(stacked=stacked), micro_batch=4)
+        assert watched.gaps, "loss() replayed nothing with the live policy, though the spec needs log-probs"
+        how = "stacked" if stacked else "serial"
+        bench.record(f"log-prob gap at the first update, {how}", max(watched.gaps), bound=0.0)
+        if "ratio_max_dev_first" in report.metrics:
+            bench.record(f"ratio_max_dev_first, {how}", report.metrics["ratio_max_dev_first"], bound=0.0)
+
+
+@claim("algorithm")
+def test_a_step_favours_samples_with_advantage(bench: AlgorithmBench) -> None:
+    """A small step along the gradient makes samples with a positive advantage likelier, against those with a negative
+    one.
+
+    If it fails: there is a sign too many or too few in `loss()`, which is minimised, or the advantages meet the rows
+    of other samples.
+    """
+    trial = bench.trial()
+    if not trial.track.latent.sde_steps.numel():
+        raise NotApplicable(f"algorithm {bench.spec.name!r} samples without noise, so its samples have no log-prob")
+    assert trial.track.advantages is not None
+    before = trial.log_probs()
+    _, gradient = trial.train(trial.track)
+    norm = sum(float(value.square().sum()) for value in gradient.values()) ** 0.5
+    assert norm > 0, "the gradient is 0 although samples differ in their advantages"
+    trial.train(trial.track, lr=0.01 / norm)
+    gained = (trial.log_probs() - before).mean(dim=1).cpu()
+    advantages = trial.track.advantages
+    favour = float((advantages * gained).sum() / advantages.abs().sum())
+    bench.record("mean log-prob gained in favour of advantage", favour)
+    # The step is 0.01 long: log-probs move by 1e-3 and more, of which fp32 keeps four digits.
+    assert favour > 0, (
+        f"after a step of length 0.01 along the gradient, log-probs weighted by the advantage changed by {favour:.3g}; "
+        "they must rise"
+    )
+
+
+@claim("algorithm")
+def test_three_updates_lower_the_loss(bench: AlgorithmBench) -> None:
+    """What the gradient promises comes true: three small steps of descent lower the loss on the same samples, each of
+    them.
+
+    If it fails: the values that `loss()` returns and their gradient belong to different losses (a detach in the wrong
+    place, a clip that binds at once), or the loss changes from call to call.
+    """
+    trial = bench.trial()
+    track = trial.anchored()
+    fixed = AlreadyAnchored(trial.algorithm)
+    report, gradient = trial.train(track, algorithm=fixed)
+    norm_squared = sum(float(value.double().square().sum()) for value in gradient.values())
+    assert norm_squared > 0, "the gradient is 0 although samples differ in their advantages"
+    # Each step promises a thousandth: far within the clip, and a thousand times the rounding of a mean of fp32.
+    promised = 1e-3
+    losses = [report.metrics["loss"]]
+    for _ in range(3):
+        trial.train(track, algorithm=fixed, lr=promised / norm_squared)
+        losses.append(trial.train(track, algorithm=fixed)[0].metrics["loss"])
+    bench.record("loss before", losses[0])
+    bench.record("gain of three updates over what the gradient promised", (losses[0] - losses[-1]) / (3 * promised))
+    fell = [after < before for before, after in itertools.pairwise(losses)]
+    assert all(fell), (
+        f"the loss over three updates is {', '.join(f'{loss:.7g}' for loss in losses)}; each must lower it"
+    )
+
+
+@claim("algorithm")
+def test_the_loss_agrees_with_its_numpy_reference(bench: AlgorithmBench) -> None:
+    """The loss is the formula of the paper: the same number comes from the spec's `reference`, which shares no code.
+
+    The weights have moved away from the anchor, so that clips bind on some samples and not on others; tried at
+    several points of the run, and with every key of `when` on.
+
+    If it fails: compare both with the paper, term by term, on the golden vectors of its published code. Of the two,
+    the one with the fewer tests is usually wrong. An algorithm without `reference` fails here; write one, or declare
+    a gap that says why there is none.
+    """
+    assert bench.spec.reference, (
+        f"algorithm {bench.spec.name!r} names no `reference` in its spec, so nothing shows that its loss is the "
+        "paper's. Write `reference(config, inputs) -> float` in NumPy, see unirl.core.reference.LossInNumpy."
+    )
+    expected_of: LossInNumpy = bench.workshop.resolved(bench.subject.found("algorithm"), bench.spec.reference)
+    for on in bench.variants():
+        trial = bench.trial(on, is_ragged=True)
+        track, old = trial.anchored(_some_without_weight(trial.track)), _transitions(trial, "live")
+        if trial.needs.old_policy == "ema":
+            old = _transitions(trial, "lagged")
+        trial.move()
+        new = _transitions(trial, "live")
+        if trial.needs.log_probs == "gaussian":
+            _check_that_clips_matter(trial, track, new)
+        for progress in (0.0, 0.7):
+            with torch.no_grad():
+                found, losses = trial.loss(track, progress=progress)
+            expected = expected_of(trial.config, _inputs(trial, track, new=new, old=old, progress=progress))
+            scale = sum(_size(term) for term in losses.terms)
+            name = "+".join(on) or "plain"
+            # Each element goes through some ten fp32 operations of 6e-8 relative rounding, and a ratio near 1 that is
+            # clipped keeps that absolute error.
+            bench.record(
+                f"difference from the reference, {name}, progress {progress}",
+                (float(found) - expected) / scale,
+                bound=2e-6,
+            )
+
+
+class _Watched:
+    """The algorithm, noting how far live log-probs in `loss()` are from those of the track that it was given."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._algorithm = trial.algorithm
+        self.latent_request, self.advantages = trial.algorithm.latent_request, trial.algorithm.advantages
+        self.anchor, self.weights = trial.algorithm.anchor, trial.algorithm.weights
+        self.gaps: list[float] = []
+
+    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+        given = track.latent.log_probs
+
+        def noting(track: Track, *, policy: Policy = "live") -> ReplayedLike:
+            replayed = replay(track, policy=policy)
+            if policy == "live":
+                assert given is not None, "after anchor() the track has no log-probs to compare with"
+                gap = (replayed.log_probs.detach() - given)[replayed.valid]
+                self.gaps.append(float(gap.abs().max()))
+            return replayed
+
+        return self._algorithm.loss(track, noting, progress=progress)
+
+
+def _some_without_weight(track: Track) -> Track:
+    weights = track.weights.clone()
+    weights[[1, 6]] = 0
+    return dataclasses.replace(track, weights=weights)
+
+
+def _transitions(trial: Trial, policy: Policy) -> Replayed:
+    with torch.no_grad():
+        return trial.replay()(trial.track.to(trial.model.device), policy=policy)
+
+
+def _check_that_clips_matter(trial: Trial, track: Track, new: Replayed) -> None:
+    """That the trial can tell a clipped loss from another one; it says nothing of the algorithm."""
+    assert track.latent.log_probs is not None
+    far = (new.log_probs - track.latent.log_probs).abs()[new.valid] > CLIP
+    assert 0.1 < float(far.float().mean()) < 0.9, "log-ratios lie on one side of the clip; this is a defect of the kit"
+
+
+def _inputs(trial: Trial, track: Track, *, new: Replayed, old: Replayed, progress: float) -> LossInputs:
+    numpy: Callable[[Tensor], Any] = lambda value: np.asarray(value.detach().cpu().double())  # noqa: E731
+    per_step: Callable[[Tensor], Any] = lambda value: numpy(value.reshape(new.log_probs.shape))  # noqa: E731
+    segment = track.latent
+    reference = _transitions(trial, "reference")
+    assert track.advantages is not None
+    return LossInputs(
+        log_probs=numpy(new.log_probs),
+        old_log_probs=numpy(old.log_probs if segment.log_probs is None else segment.log_probs),
+        means=numpy(new.means),
+        old_means=numpy(old.means),
+        reference_means=numpy(reference.means),
+        std=per_step(new.std),
+        g=per_step(new.g),
+        sigmas=numpy(segment.sigmas),
+        sde_steps=np.asarray(segment.sde_steps.cpu()),
+        advantages=numpy(track.advantages),
+        weights=numpy(track.weights),
+        progress=progress,
+    )
+
+
+def _size(term: Any) -> float:
+    """What a term would be if all its elements had one sign."""
+    weights = term.weights.double()
+    values = torch.where(weights > 0, term.values.double().abs(), torch.zeros_like(weights))
+    return abs(term.scale) * float((values * weights).sum() / weights.sum())

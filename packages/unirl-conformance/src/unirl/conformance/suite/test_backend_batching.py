@@ -1,0 +1,160 @@
+"""How rows are dealt over micro-batches, updates and ranks changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from unirl.conformance.benches.backend import GRADIENT, BackendBench
+from unirl.conformance.claims import claim
+from unirl.conformance.verdicts import NotApplicable
+from unirl.conformance.workbench.trainee import Training, largest_gap
+from unirl.conformance.workbench.two_ranks import Found, Job, train_here, train_on_two_ranks
+from unirl.core.capability import Cap
+from unirl.core.config import TrainConfig
+from unirl.core.track import Track
+
+BOUND = 2e-5
+"""Relative to the largest change of a weight: fp32 sums in another order (1e-6), seen through two steps."""
+
+WEIGHTS = (1.0, 1.0, 0.5, 1.0, 0.25, 1.0)
+
+
+def uneven(track: Track) -> Track:
+    """The track with rows that count differently, so that an average of averages is not the average."""
+    return dataclasses.replace(track, weights=torch.tensor(WEIGHTS, device=track.weights.device))
+
+
+def updated(
+    bench: BackendBench, training: Training, *tracks: Track, micro_batch: int = 0
+) -> tuple[dict[str, Tensor], float]:
+    """What trains after an update with each track, and the largest change of it."""
+    with bench.backend(training, train=TrainConfig(micro_batch=micro_batch), **GRADIENT) as trainee:
+        before = trainee.trained()
+        for track in tracks:
+            trainee.train(track)
+        after = trainee.trained()
+    return after, largest_gap(after, before)
+
+
+@claim("backend")
+def test_micro_batches_never_change_the_update(bench: BackendBench) -> None:
+    """The size of a micro-batch is a matter of memory alone: one row at a time, or four and then two, give the update
+    of all six at once.
+
+    If it fails: divide each loss term by its weight over the whole update, known before the first backward, not by the
+    rows of the micro-batch nor by the number of micro-batches.
+    """
+    tracks = [uneven(bench.track(number)) for number in range(2)]
+    for training in bench.trainings:
+        wanted, change = updated(bench, training, *tracks)
+        for size in (1, 4):
+            found, _ = updated(bench, training, *tracks, micro_batch=size)
+            bench.record(f"{training}: micro-batches of {size}", largest_gap(found, wanted) / change, bound=BOUND)
+
+
+@claim("backend")
+def test_the_order_of_rows_never_changes_the_update(bench: BackendBench) -> None:
+    """Rows may come in any order, groups torn apart: what belongs to a sample stays with it.
+
+    If it fails: look for whatever is matched by position with something that was sorted or grouped: advantages,
+    conditions, weights.
+    """
+    tracks = [uneven(bench.track(number)) for number in range(2)]
+    mixed = [track.select([4, 0, 5, 2, 1, 3]) for track in tracks]
+    for training in bench.trainings:
+        wanted, change = updated(bench, training, *tracks)
+        found, _ = updated(bench, training, *mixed)
+        bench.record(f"{training}: rows in another order", largest_gap(found, wanted) / change, bound=BOUND)
+
+
+@claim("backend")
+def test_rows_of_weight_0_change_nothing(bench: BackendBench) -> None:
+    """Padding and filtered samples count nowhere: the update is that of the other rows.
+
+    If it fails: look for a mean over all rows where a sum over weights is meant, and for weights that are dropped on
+    the way to the algorithm.
+    """
+    tracks = [bench.track(number) for number in range(2)]
+    kept = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0])
+    padded = [track.padded(9) for track in tracks]
+    filtered = [dataclasses.replace(track, weights=kept.to(track.weights.device)) for track in tracks]
+    chosen = [track.select([0, 2, 3, 5]) for track in tracks]
+    for training in bench.trainings:
+        for what, some, others in (("padded", padded, tracks), ("filtered", filtered, chosen)):
+            wanted, change = updated(bench, training, *others)
+            found, _ = updated(bench, training, *some, micro_batch=2)
+            bench.record(f"{training}: {what}", largest_gap(found, wanted) / change, bound=BOUND)
+
+
+@claim("backend")
+def test_metrics_of_an_algorithm_add_up(bench: BackendBench) -> None:
+    """A mean that an algorithm reports is the mean over all rows, however they were batched; maxima and sums as well.
+
+    If it fails: add up the `total` and `weight` of each `Metric` over the micro-batches and divide once at the end.
+    """
+    track = uneven(bench.track())
+    assert track.advantages is not None
+    advantages = [float(value) for value in track.advantages]
+    wanted = {
+        "advantage_mean": sum(w * a for w, a in zip(WEIGHTS, advantages, strict=True)) / sum(WEIGHTS),
+        "advantage_max": max(advantages),
+        "rows": 6.0,
+    }
+    for size in (0, 4):
+        with bench.backend(bench.trainings[0], train=TrainConfig(micro_batch=size)) as trainee:
+            metrics = trainee.train(track).metrics
+        for name, value in wanted.items():
+            assert name in metrics, f"the algorithm's metric {name!r} is not among {sorted(metrics)}"
+            # The totals of micro-batches are sums in fp32.
+            assert metrics[name] == pytest.approx(value, rel=1e-6), (
+                f"{name} is {metrics[name]} in micro-batches of {size or 'all'} rows; over all rows it is {value}"
+            )
+
+
+@claim("backend", proves=Cap.MANY_RANKS)
+def test_two_ranks_update_as_one(bench: BackendBench) -> None:
+    """Two processes with half of the rows each, with unequal parts, or with padding alone on one of them, make the
+    updates that one process with all rows makes, in every weight and average, on both ranks.
+
+    If it fails: see whether gradients are averaged over ranks while the loss is divided by the weights of all ranks
+    (multiply by the ranks, or sum); whether the denominators are summed over ranks; whether both ranks start from the
+    same adapters; and whether both run equally many forwards. A claim that runs out of time is a rank that waits.
+    """
+    if bench.device != "cpu":
+        raise NotApplicable("its ranks are processes on the CPU, and there it is tried")
+    found = bench.subject.found("backend")
+    whole = [uneven(bench.track(number)) for number in range(2)]
+    padding = [track.select([0]).padded(2).select([1]) for track in whole]
+    parts = {
+        "halves": [(track.select([0, 1, 2]), track.select([3, 4, 5])) for track in whole],
+        "unequal parts": [(track.select([0, 1, 3, 5]), track.select([2, 4])) for track in whole],
+        "padding on one": list(zip(whole, padding, strict=True)),
+    }
+    one: dict[str, Found] = {}
+    jobs: dict[str, Job] = {}
+    for training in bench.trainings:
+        config = bench.config(training, *bench.extras(training), **GRADIENT)
+        job = Job(
+            build=found.spec.build,
+            config=config,
+            training=training,
+            policies=bench.policies(training, config),
+            train=TrainConfig(micro_batch=2),
+            tracks=(tuple(whole),),
+        )
+        one[training] = train_here(job, partial(bench.workshop.build, found))
+        for what, pairs in parts.items():
+            rows = tuple(tuple(pair[rank] for pair in pairs) for rank in range(2))
+            jobs[f"{training}, {what}"] = dataclasses.replace(job, tracks=rows)
+    for rank, results in enumerate(train_on_two_ranks(list(jobs.values()), bench.folder)):
+        for (what, job), result in zip(jobs.items(), results, strict=True):
+            wanted = one[job.training]
+            gap = largest_gap(result.tensors, wanted.tensors)
+            bench.record(f"{what}, rank {rank}", gap / wanted.change, bound=BOUND)
+            assert result.version == wanted.version, f"{what}: {result.version} steps, not {wanted.version}"
+            mean, over_all = result.metrics["advantage_mean"], wanted.metrics["advantage_mean"]
+            assert mean == pytest.approx(over_all, rel=1e-6), f"{what}: rank {rank} reports {mean}, not {over_all}"

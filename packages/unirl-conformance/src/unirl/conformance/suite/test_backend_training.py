@@ -1,0 +1,239 @@
+"""What one update does: AdamW on the weights that train, with an algorithm called as its role says."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from unirl.conformance.benches.backend import GRADIENT, BackendBench
+from unirl.conformance.claims import claim
+from unirl.conformance.workbench.plain_training import PlainTraining
+from unirl.conformance.workbench.surrogate import Surrogate
+from unirl.conformance.workbench.trainee import Trainee, largest_gap
+from unirl.core.capability import Cap
+from unirl.core.config import TrainConfig
+
+ADAMW: Mapping[str, Any] = {
+    "lr": 1e-2,
+    "betas": [0.8, 0.95],
+    "eps": 1e-4,
+    "weight_decay": 0.0,
+    "max_grad_norm": None,
+}
+"""None of them a default, so that a backend that leaves one unread shows."""
+
+ADAMW_BOUND = 2e-3
+"""In units of the learning rate, after three steps. Gradients differ by fp32 rounding, 1e-8 here, and Adam divides them
+by no less than eps = 1e-4 and follows them for three steps; a wrong beta, eps or bias correction is 1e-2 and more."""
+
+GRADIENT_BOUND = 2e-5
+"""Relative to the largest change of a weight: fp32 rounding of gradients (1e-6), seen through two steps."""
+
+
+def plain_of(trainee: Trainee, **settings: Any) -> PlainTraining:
+    """Training by torch alone from the weights that a trainee has now."""
+    scale = trainee.backend.weights(kind=trainee.training).adapter_scale
+    return PlainTraining(
+        trainee.trained(), base=trainee.plain if trainee.training == "lora" else None, scale=scale, **settings
+    )
+
+
+@claim("backend", proves=Cap.TRAIN_FULL)
+def test_full_training_is_torchs_adamw(bench: BackendBench) -> None:
+    """Three updates change the weights as torch's own AdamW does on the plain module, and every weight takes part.
+
+    If it fails: compare the config's lr, betas and eps with what the optimizer is given; look for gradients that are
+    averaged over something (micro-batches, steps) that the loss is already divided by; and, where weights did not
+    change at all, for parameters that are frozen or not handed to the optimizer.
+    """
+    with bench.backend("full", **ADAMW) as trainee:
+        plain = plain_of(trainee, **ADAMW)
+        for number in range(3):
+            trainee.train(bench.track(number))
+            plain.step(bench.track(number))
+        found = trainee.trained()
+        still = [name for name, value in trainee.plain.items() if torch.equal(found[name], value)]
+    assert not still, f"{len(still)} of {len(found)} weights did not change, such as {still[0]!r}"
+    bench.record("weights, in learning rates", largest_gap(found, plain.weights) / ADAMW["lr"], bound=ADAMW_BOUND)
+
+
+@claim("backend", proves=Cap.TRAIN_LORA)
+def test_lora_training_is_torchs_adamw_on_the_adapters(bench: BackendBench) -> None:
+    """Three updates change A and B as torch's own AdamW does when the plain module runs with W + scale B A.
+
+    If it fails: compare the scale (alpha / rank) of the forward pass with the one that `weights` names, then lr, betas
+    and eps with what the optimizer is given; look for adapters that are frozen or not handed to the optimizer.
+    """
+    with bench.backend("lora", **ADAMW) as trainee:
+        plain = plain_of(trainee, **ADAMW)
+        before = trainee.trained()
+        for number in range(3):
+            trainee.train(bench.track(number))
+            plain.step(bench.track(number))
+        found = trainee.trained()
+    still = [name for name, value in before.items() if torch.equal(found[name], value)]
+    assert not still, f"{len(still)} of {len(found)} adapter weights did not change, such as {still[0]!r}"
+    bench.record("adapters, in learning rates", largest_gap(found, plain.weights) / ADAMW["lr"], bound=ADAMW_BOUND)
+
+
+@claim("backend")
+def test_weight_decay_is_decoupled(bench: BackendBench) -> None:
+    """Each step takes lr x weight_decay of every weight that trains, beside Adam's own step and not through it.
+
+    If it fails: look for `Adam(weight_decay=...)`, which adds the decay to the gradient, instead of `AdamW`; and for
+    groups of parameters (biases, norms) that are left out of the decay.
+    """
+    # 10 x 0.02 is a fifth of every weight in each step.
+    settings = {**GRADIENT, "weight_decay": 0.02}
+    for training in bench.trainings:
+        with bench.backend(training, **settings) as trainee:
+            before, plain = trainee.trained(), plain_of(trainee, **settings)
+            for number in range(2):
+                trainee.train(bench.track(number))
+                plain.step(bench.track(number))
+            gap = largest_gap(trainee.trained(), plain.weights) / largest_gap(before, plain.weights)
+        bench.record(f"{training}: relative gap of the change", gap, bound=GRADIENT_BOUND)
+
+
+@claim("backend")
+def test_gradients_are_clipped_by_their_global_norm(bench: BackendBench) -> None:
+    """`max_grad_norm` bounds the norm over all weights at once, as torch's `clip_grad_norm_` does.
+
+    If it fails: look for a norm per tensor, per block or per rank, for clipping after the step or before the last
+    micro-batch, and for a bound that is not the config's.
+    """
+    settings = {**GRADIENT, "max_grad_norm": 0.01}
+    for training in bench.trainings:
+        with bench.backend(training, **settings) as trainee:
+            before, plain = trainee.trained(), plain_of(trainee, **settings)
+            for number in range(2):
+                trainee.train(bench.track(number))
+                norm = plain.step(bench.track(number))
+                assert norm > 2 * settings["max_grad_norm"], f"the case is meant to clip; its norm is {norm}"
+            found = trainee.trained()
+        gap = largest_gap(found, plain.weights) / largest_gap(before, plain.weights)
+        bench.record(f"{training}: relative gap of the change", gap, bound=GRADIENT_BOUND)
+
+
+@claim("backend")
+def test_a_loss_may_compare_with_another_policy(bench: BackendBench) -> None:
+    """A loss that replays with another policy (a KL to the reference, a lagged policy) sees that policy's weights, and
+    its gradient is that of the live ones.
+
+    If it fails: look whether `replay(track, policy=...)` switches weights at all, whether it runs without gradient,
+    and whether swapping weights in place spoils the graph of the live forward that came before it.
+    """
+    for training in bench.trainings_with_policies:
+        with bench.backend(training, *bench.extras(training), **GRADIENT) as trainee:
+            # The reference is the live policy before the first update, and a pull to it nothing.
+            trainee.train(bench.track(0))
+            for policy in trainee.policies:
+                before, others, plain = trainee.trained(), trainee.whole(policy), plain_of(trainee, **GRADIENT)
+                trainee.train(bench.track(1), Surrogate(pull_to=policy))
+                plain.step(bench.track(1), pull_to=others)
+                gap = largest_gap(trainee.trained(), plain.weights) / largest_gap(before, plain.weights)
+                bench.record(f"{training}, {policy}: relative gap of the change", gap, bound=GRADIENT_BOUND)
+
+
+@claim("backend")
+def test_the_first_update_has_ratio_one(bench: BackendBench) -> None:
+    """In the first update the ratio of new to old policy is exactly 1: dropout is off while training, even when the
+    model was handed over in training mode, and anchor and loss run the same arithmetic.
+
+    If it fails: call `eval()` on the module that trains and never `train()`; look for whatever else makes two forwards
+    of one input differ, such as an anchor pass on other micro-batches than the loss.
+    """
+    for training in bench.trainings:
+        model = bench.model()
+        model.net.train()
+        with bench.backend(
+            training, model=model, train=TrainConfig(updates_per_step=2, micro_batch=2), **GRADIENT
+        ) as trainee:
+            algorithm = Surrogate()
+            trainee.train(bench.track(), algorithm)
+        # Six rows in two updates: the first has two micro-batches.
+        deviations = [call.deviation for call in algorithm.calls if call.phase == "loss"][:2]
+        bench.record(f"{training}: |ratio - 1| in the first update", max(deviations), bound=0.0)
+
+
+@claim("backend")
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted(bench: BackendBench) -> None:
+    """An update with an infinite or undefined gradient is left out: weights, moments and averages are as if it had
+    never been tried, and the report counts it.
+
+    If it fails: check the norm of all gradients before the optimizer is called, leave the step out where it is not
+    finite, and return the number of such steps as `num_skipped`.
+    """
+    good, bad = bench.track(0), bench.track(1)
+    for training in bench.trainings:
+        caps = bench.extras(training)
+        with bench.backend(training, *caps) as trainee, bench.backend(training, *caps) as twin:
+            for one in (trainee, twin):
+                one.train(good)
+            before, version = trainee.everything(), trainee.backend.version
+            for value in (math.inf, math.nan):
+                assert bad.advantages is not None
+                advantages = bad.advantages.clone()
+                advantages[2] = value
+                report = trainee.train(dataclasses.replace(bad, advantages=advantages))
+                counts = (report.num_updates, report.num_skipped, trainee.backend.version - version)
+                assert counts == (0, 1, 0), (
+                    f"{training}: of one update with a gradient of {value}, {counts[0]} are reported as done and "
+                    f"{counts[1]} as skipped, and the version rose by {counts[2]}; 0, 1 and 0 are right"
+                )
+                after = trainee.everything()
+                changed = [name for name in before if not torch.equal(before[name], after[name])]
+                assert not changed, f"{training}: a gradient with {value} changed {changed[0]!r}"
+            for one in (trainee, twin):
+                one.train(good)
+            gap = largest_gap(trainee.everything(), twin.everything())
+        bench.record(f"{training}: gap of the next update", gap, bound=0.0)
+
+
+@claim("backend")
+def test_the_version_counts_optimizer_steps(bench: BackendBench) -> None:
+    """The policy version starts at 0 and rises by one with every optimizer step, also with several in one rollout.
+
+    If it fails: count where the optimizer steps, not where `train` is called; skipped steps do not count.
+    """
+    training = bench.trainings[0]
+    with bench.backend(training, train=TrainConfig(updates_per_step=2)) as trainee:
+        versions, updates = [trainee.backend.version], list[int]()
+        for number in range(2):
+            updates.append(trainee.train(bench.track(number)).num_updates)
+            versions.append(trainee.backend.version)
+            trainee.backend.end_rollout()
+    assert versions == [0, 2, 4], f"after 0, 1 and 2 rollouts of 2 updates the version is {versions}"
+    assert updates == [2, 2], f"two rollouts of 2 updates report {updates}"
+
+
+@claim("backend")
+def test_the_anchor_comes_before_the_first_update(bench: BackendBench) -> None:
+    """What updates compare with is frozen before the first of them, once for each micro-batch, without gradient.
+
+    If it fails: run `algorithm.anchor` under `no_grad` on the micro-batches of all updates, keep what it returns, and
+    hand just these micro-batches to `algorithm.loss`, with the progress of the run.
+    """
+    track = bench.track()
+    for training in bench.trainings:
+        algorithm = Surrogate()
+        with bench.backend(training, train=TrainConfig(updates_per_step=2, micro_batch=2), **GRADIENT) as trainee:
+            trainee.train(track, algorithm)
+        phases = [call.phase for call in algorithm.calls]
+        anchors = [call for call in algorithm.calls if call.phase == "anchor"]
+        losses = [call for call in algorithm.calls if call.phase == "loss"]
+        assert phases == ["anchor"] * len(anchors) + ["loss"] * len(losses), f"calls came in the order {phases}"
+        anchored, trained = ([call.sample_ids for call in calls] for calls in (anchors, losses))
+        assert sorted(anchored) == sorted(trained), f"anchored were {anchored}, trained on {trained}"
+        rows = sorted(row for call in losses for row in call.sample_ids)
+        assert rows == sorted(track.sample_ids), f"rows trained on were {rows}; each is due once"
+        assert max(len(call.sample_ids) for call in losses) <= 2, "a micro-batch has more rows than `micro_batch`"
+        assert not any(call.with_grad for call in anchors), "the anchor pass records gradients"
+        assert all(call.with_grad for call in losses), "losses are computed without gradient"
+        assert {call.progress for call in losses} == {0.25}, "losses are not told the progress that `train` was given"
+        assert max(call.deviation for call in losses[2:]) > 0, (
+            "the second update compares with the weights it starts from"
+        )

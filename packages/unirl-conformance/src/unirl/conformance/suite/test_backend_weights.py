@@ -1,0 +1,114 @@
+"""What `weights` hands out, and that it is what the model runs with."""
+
+from __future__ import annotations
+
+import torch
+from unirl.conformance.benches.backend import GRADIENT, BackendBench
+from unirl.conformance.claims import claim
+from unirl.conformance.workbench.plain_training import velocity_of, with_adapters
+from unirl.conformance.workbench.trainee import largest_gap
+from unirl.core.roles import Policy
+from unirl.core.weights import checksum
+
+
+@claim("backend")
+def test_whole_weights_are_named_as_in_the_plain_module(bench: BackendBench) -> None:
+    """Whole weights, full or merged, have just the names and shapes of the module before the backend had it.
+
+    If it fails: strip what wrapping and adapters put into names (`module.`, `_orig_mod.`, `.base_layer.`), leave
+    adapter weights out of merged ones, and gather shards.
+    """
+    for training in bench.trainings:
+        with bench.backend(training) as trainee:
+            trainee.train(bench.track())
+            tensors = trainee.backend.weights(kind="full" if training == "full" else "merged").tensors
+        found = {name: tuple(value.shape) for name, value in tensors.items()}
+        wanted = {name: tuple(value.shape) for name, value in trainee.plain.items()}
+        strange = sorted(found.items() ^ wanted.items())
+        assert not strange, f"{training}: names and shapes differ from the plain module, such as {strange[0]}"
+
+
+@claim("backend")
+def test_weights_carry_version_kind_and_checksum(bench: BackendBench) -> None:
+    """Whoever is sent weights can tell which policy they are, and that every bit of them arrived.
+
+    If it fails: give the number of optimizer steps as `version`, and `unirl.core.weights.checksum` of the very tensors
+    that are handed out.
+    """
+    for training in bench.trainings:
+        kinds = ("full",) if training == "full" else ("lora", "merged")
+        with bench.backend(training, *bench.extras(training), **GRADIENT) as trainee:
+            sums = set[str]()
+            for steps in range(2):
+                for kind in kinds:
+                    update = trainee.backend.weights(kind=kind)
+                    assert (update.kind, update.version) == (kind, steps), (
+                        f"{kind!r} weights after {steps} steps say that they are {update.kind!r}, version "
+                        f"{update.version}"
+                    )
+                    wanted = checksum(update.tensors)
+                    assert update.checksum == wanted, f"{kind!r}: the checksum is {update.checksum!r}, not {wanted!r}"
+                    sums.add(wanted)
+                trainee.train(bench.track())
+        assert len(sums) >= 2, f"{training}: the checksum is the same after an update"
+
+
+@claim("backend")
+def test_weights_are_copies(bench: BackendBench) -> None:
+    """What was handed out stays as it was when training goes on, and changing it changes nothing that trains.
+
+    If it fails: look for a `detach()` without `clone()`, or a `state_dict()` handed out as it is.
+    """
+    for training in bench.trainings:
+        with bench.backend(training, **GRADIENT) as trainee:
+            for kind in ("full",) if training == "full" else ("lora", "merged"):
+                update = trainee.backend.weights(kind=kind)
+                kept = {name: tensor.clone() for name, tensor in update.tensors.items()}
+                trainee.train(bench.track())
+                assert largest_gap(dict(update.tensors), kept) == 0, f"an update changed {kind!r} weights of before"
+                trained, before = trainee.trained(), trainee.velocity()
+                for tensor in trainee.backend.weights(kind=kind).tensors.values():
+                    tensor.zero_()
+                is_same = torch.equal(trainee.velocity(), before) and largest_gap(trainee.trained(), trained) == 0
+                assert is_same, f"setting exported {kind!r} weights to 0 changed what trains"
+
+
+@claim("backend")
+def test_the_model_runs_with_the_weights_that_are_handed_out(bench: BackendBench) -> None:
+    """The model that was given computes, under each policy, what the plain module computes with that policy's weights:
+    rollouts that share the module, and engines that are sent weights, see the same policy.
+
+    If it fails: look for training on a copy of the module, for weights that are kept twice (masters, gathered shards)
+    with one of them stale, and for a policy that is switched in one place only.
+    """
+    for training in bench.trainings:
+        with bench.backend(training, *bench.extras(training), **GRADIENT) as trainee:
+            for number in range(2):
+                trainee.train(bench.track(number))
+                trainee.backend.end_rollout()
+            scale = trainee.backend.weights(kind=training).adapter_scale
+            # The reference is the initial module and has claims of its own.
+            policies: list[Policy] = ["live", *(policy for policy in trainee.policies if policy != "reference")]
+            for policy in policies:
+                with trainee.backend.policy(policy):
+                    found = trainee.velocity()
+                trained = trainee.trained(policy)
+                weights = trained if training == "full" else with_adapters(trainee.plain, trained, scale=scale)
+                wanted = trainee.velocity(velocity_of(bench.model(), weights))
+                gap = float((found - wanted).abs().max() / wanted.abs().max())
+                # W x + s B (A x) against (W + s B A) x: fp32 rounding through four layers.
+                bench.record(f"{training}, {policy}: relative gap of the velocity", gap, bound=1e-5)
+
+
+@claim("backend")
+def test_what_trains_is_kept_in_fp32(bench: BackendBench) -> None:
+    """Whatever the dtype of the checkpoint, what trains is fp32: in bf16 a small step would be rounded away.
+
+    If it fails: cast what trains (all weights, or the adapters) to fp32 before the optimizer is made.
+    """
+    for training in bench.trainings:
+        model = bench.model()
+        model.net.to(torch.bfloat16)
+        with bench.backend(training, model=model) as trainee:
+            dtypes = {str(value.dtype) for value in trainee.trained().values()}
+        assert dtypes == {"torch.float32"}, f"{training}: of a bf16 model, {', '.join(sorted(dtypes))} trains"

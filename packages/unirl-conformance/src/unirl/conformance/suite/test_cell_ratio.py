@@ -1,0 +1,63 @@
+"""Ratio 1: training scores the samples of the engine as the engine did."""
+
+from __future__ import annotations
+
+from unirl.conformance.benches.cell import CellBench, Witness
+from unirl.conformance.claims import claim
+from unirl.conformance.verdicts import NotApplicable
+from unirl.core.capability import Cap
+from unirl.core.config import TrainConfig
+from unirl.core.roles import Algorithm
+
+SERIAL = TrainConfig(replay="serial")
+"""Step by step over the whole rollout: the very shapes of the engine's own forwards, so that rounding is the same."""
+
+
+@claim("cell", needs={"engine": (Cap.WEIGHTS_SHARED,)})
+def test_first_update_in_process_has_ratio_1(bench: CellBench) -> None:
+    """In process, the first update of a round compares the policy with itself: the log-probs of its forward are the old
+    ones bit for bit, so every ratio is exactly 1 and nothing is clipped.
+
+    If it fails: something between the anchor pass and the loss changes the numbers: another batch, another precision
+    where gradients are on, dropout, or weights that moved.
+    """
+    witness = _rounds(bench, rounds=1)
+    assert witness.log_ratios, "the loss never replayed the samples with the weights that train"
+    bench.record("largest log-ratio", witness.log_ratios[0], bound=0.0)
+
+
+@claim("cell", needs={"engine": (Cap.LOG_PROBS_GAUSSIAN,)})
+def test_log_probs_of_the_engine_are_those_of_training(bench: CellBench) -> None:
+    """The log-probs that the engine gives are those that the backend computes for the same samples, before and after
+    an update: 0 apart where they share the module, within half of the algorithm's clip range elsewhere.
+
+    If it fails in the first round: precision or arithmetic of the engine; compare the velocities of one step. If only
+    in the second: weights do not arrive as they were trained; look at names, LoRA scale and what is merged.
+    """
+    witness = _rounds(bench, rounds=2)
+    bound = 0.0 if bench.shares_weights else _half_the_clip(bench)
+    assert len(witness.gaps) == 2, f"{len(witness.gaps)} of 2 rounds came with log-probs of the engine"
+    for gap, when in zip(witness.gaps, ("before", "after"), strict=True):
+        bench.record(f"log-prob gap {when} an update", gap, bound=bound)
+
+
+def _rounds(bench: CellBench, *, rounds: int) -> Witness:
+    if bench.algorithm.needs.log_probs != "gaussian":
+        raise NotApplicable(f"algorithm {bench.algorithm.name!r} takes no log-probs of steps")
+    seen: list[Witness] = []
+
+    def watch(algorithm: Algorithm) -> Witness:
+        seen.append(Witness(algorithm))
+        return seen[0]
+
+    with bench.cell(train=SERIAL, watch=watch, lr=1e-3) as cell:
+        for step in range(rounds):
+            cell.run(step)
+    return seen[0]
+
+
+def _half_the_clip(bench: CellBench) -> float:
+    key = bench.algorithm.clip_key
+    if not key:
+        raise NotApplicable(f"algorithm {bench.algorithm.name!r} names no clip range (`clip_key`) that bounds the gap")
+    return float(getattr(bench.workshop.config(bench.found("algorithm")), key)) / 2

@@ -1,0 +1,169 @@
+"""Whole rounds of training: request, rollout, echo, score, advantages, update, and the next rollout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from unirl.conformance.benches.cell import LINEAR, CellBench, Training
+from unirl.conformance.claims import claim
+from unirl.conformance.verdicts import NotApplicable
+from unirl.core.capability import Cap
+from unirl.core.checkpoints import Checkpoints
+from unirl.core.config import TrainConfig
+from unirl.core.parts import sync_weights
+
+BATCHING_BOUND = 1e-4
+"""Relative, in norm. fp32 sums in another order differ by about 1e-6, more where a gradient nearly cancels."""
+ROUNDING = 1e-5
+"""Relative, in norm: a term that is 0 changes no bit on the CPU, and no more than the order of sums on a GPU."""
+CUDA_BOUND = 1e-3
+"""Relative, in norm: kernels on a GPU may add in any order, and two steps amplify that. On the CPU it is 0."""
+
+
+@claim("cell", needs={"backend": (Cap.TRAIN_LORA,), "model": (Cap.LORA,)})
+def test_a_round_trains_adapters(bench: CellBench) -> None:
+    """One round of the loop with these parts trains LoRA adapters: the rollout echoes its request, every number is
+    finite, the weights change, and the version counts the update.
+
+    If it fails: the phase that the message names is the part to look at; run the claims of that part alone first.
+    """
+    _round(bench, "lora")
+
+
+@claim("cell", needs={"backend": (Cap.TRAIN_FULL,)})
+def test_a_round_trains_all_weights(bench: CellBench) -> None:
+    """The same with all weights of the trainable module.
+
+    If it fails while adapters train: look at what is frozen, at dtypes (what trains is fp32), and at how full weights
+    reach the engine.
+    """
+    _round(bench, "full")
+
+
+@claim("cell")
+def test_second_rollout_is_made_with_the_new_weights(bench: CellBench) -> None:
+    """After an update the engine samples from the weights that were trained, and says so: with the same prompts and
+    noise other latents come out, under the version of the backend.
+
+    If it fails: the engine holds a copy, a cache or a merged weight from before the update; look at `load_weights`, or,
+    where it shares the module, at whoever replaced it.
+    """
+    with bench.cell(lr=1e-2) as cell:
+        before = cell.rollout(0)
+        cell.parts.backend.train(cell.judged(before), cell.parts.algorithm, progress=0.0)
+        cell.parts.backend.end_rollout()
+        sync_weights(cell.parts, cell.plan)
+        versions = cell.parts.engine.version, cell.parts.backend.version
+        assert versions[0] == versions[1], f"the engine is at version {versions[0]}, the backend at {versions[1]}"
+        after = cell.rollout(0)
+        assert set(after.policy_version) == {versions[1]}, f"samples of version {set(after.policy_version)} came"
+        moved = (after.latent.final.float() - before.latent.final.float()).abs().max()
+    bench.record("largest change of a latent", float(moved))
+    assert float(moved) > 0, "with the same noise, the rollout after the update is that of before"
+
+
+@claim("cell")
+def test_micro_batches_of_a_round_give_the_same_update(bench: CellBench) -> None:
+    """An update made of micro-batches of unequal size is that of the whole batch, to fp32 rounding, with this model,
+    algorithm and backend: memory alone decides how many there are.
+
+    If it fails: a mean over a micro-batch somewhere: in the algorithm's terms, in how the backend adds up gradients, or
+    in a model whose rows meet.
+    """
+    updates: list[dict[str, Tensor]] = []
+    track = None
+    # Of 6 samples in groups of 3: 4 and 2.
+    for micro_batch in (0, 4):
+        with bench.cell(train=TrainConfig(micro_batch=micro_batch), **LINEAR) as cell:
+            before = cell.weights()
+            track = track or cell.judged(cell.rollout(0))
+            cell.parts.backend.train(track, cell.parts.algorithm, progress=0.0)
+            updates.append(_less(cell.weights(), before))
+    bench.record("relative gap in norm", _gap(updates[1], updates[0]), bound=BATCHING_BOUND)
+
+
+@claim("cell")
+def test_a_run_resumes_exactly(bench: CellBench) -> None:
+    """One step, a checkpoint, fresh parts that load it and another step end in the very weights of two steps at a
+    stretch, bit for bit on the CPU.
+
+    If it fails: something that the second step depends on is not in the checkpoint: moments and counters of the
+    optimizer, an average, or, in engine and model, a cache or a random state that lives from step to step.
+    """
+    checkpoints = Checkpoints(bench.folder, keep=1)
+    with bench.cell(**{**LINEAR, "lr": 1e-2}) as cell:
+        start = cell.weights()
+        cell.run(0)
+        cell.run(1)
+        straight, version = cell.weights(), cell.parts.backend.version
+    with bench.cell(**{**LINEAR, "lr": 1e-2}) as cell:
+        cell.run(0)
+        checkpoints.save(1, write=cell.parts.backend.save, state={})
+    with bench.cell(**{**LINEAR, "lr": 1e-2}) as cell:
+        cell.parts.backend.load(checkpoints.load().backend_folder)
+        cell.run(1)
+        resumed = cell.weights()
+        assert cell.parts.backend.version == version, f"version {cell.parts.backend.version}, at a stretch {version}"
+    bound = 0.0 if bench.device == "cpu" else CUDA_BOUND
+    bench.record("relative gap in norm", _gap(_less(resumed, start), _less(straight, start)), bound=bound)
+
+
+@claim("cell")
+def test_options_that_need_another_policy_change_what_is_learnt(bench: CellBench) -> None:
+    """Where a setting of the algorithm brings in a reference or lagged policy, such as a KL coefficient, training goes
+    another way with it than without, from the second round on: in the first the policies are still one.
+
+    If it fails: the backend gives the live weights for the other policy, or the algorithm leaves the term out.
+    """
+    options = bench.options_with_policies()
+    if not options:
+        raise NotApplicable(f"no setting of algorithm {bench.algorithm.name!r} needs a policy besides the live one")
+    plain = _after_two_rounds(bench, {})
+    for option in options:
+        start, found = _after_two_rounds(bench, option)
+        gap = _gap(_less(found, start), _less(plain[1], plain[0]))
+        bench.record(f"relative change by {next(iter(option))}", gap)
+        assert gap > ROUNDING, f"{option} changes nothing: the update differs by {gap:.2g} of its size"
+
+
+def _after_two_rounds(bench: CellBench, options: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weights before and after."""
+    with bench.cell(options=options, **LINEAR) as cell:
+        start = cell.weights()
+        for step in range(2):
+            cell.run(step)
+        return start, cell.weights()
+
+
+def _less(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value - other[name] for name, value in one.items()}
+
+
+def _round(bench: CellBench, training: Training) -> None:
+    with bench.cell(training) as cell:
+        version, before = cell.parts.backend.version, cell.weights()
+        metrics = cell.run(0)
+        after = cell.weights()
+        wild = {key: value for key, value in metrics.items() if not math.isfinite(value)}
+        assert not wild, f"numbers of the round are not finite: {wild}"
+        assert metrics["updates"] >= 1, f"no update was made: {metrics['updates_skipped']:g} were skipped"
+        found = cell.parts.backend.version - version
+        assert found == metrics["updates"], f"{metrics['updates']:g} updates raised the version by {found}"
+    assert after.keys() == before.keys(), "the names of the weights changed"
+    broken = [name for name, value in after.items() if not bool(torch.isfinite(value).all())]
+    assert not broken, f"weights are not finite, the first is {broken[0]}"
+    changed = sum(not torch.equal(value, before[name]) for name, value in after.items())
+    bench.record("tensors that changed", changed)
+    assert changed, f"none of {len(after)} tensors changed"
+
+
+def _gap(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    """|found - wanted| / |wanted| over all tensors."""
+    assert found.keys() == wanted.keys(), "the two have weights of different names"
+    size = sum(float(value.double().square().sum()) for value in wanted.values()) ** 0.5
+    assert size > 0, "the update changed nothing"
+    return sum(float((found[n].double() - value.double()).square().sum()) for n, value in wanted.items()) ** 0.5 / size

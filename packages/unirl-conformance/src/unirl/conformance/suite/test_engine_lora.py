@@ -1,0 +1,82 @@
+"""Adapters that an engine receives."""
+
+from __future__ import annotations
+
+import torch
+from unirl.conformance.benches.engine import EngineBench
+from unirl.conformance.benches.engine_weights import (
+    check_receipt,
+    check_recovers,
+    check_refusals,
+    check_samples,
+    damaged_lora,
+)
+from unirl.conformance.claims import claim
+from unirl.conformance.workbench.trained import lora_update, with_adapter
+from unirl.core.capability import Cap
+from unirl.core.spec import Kind
+
+LORA: dict[Kind, tuple[Cap, ...]] = {"model": (Cap.LORA,)}
+
+
+@claim("engine", proves=Cap.WEIGHTS_LORA, needs=LORA)
+def test_the_receipt_of_an_adapter_is_of_what_the_engine_holds(bench: EngineBench) -> None:
+    """After a sync of an adapter the engine answers with its version, checksum, number of tensors and bytes.
+
+    If it fails: compute the checksum of the adapter's tensors on the engine's side, under the trainer's names.
+    """
+    model = bench.fresh_model()
+    update, _ = lora_update(model, bench.model_spec, version=7, seed=1, scale=2.0)
+    with bench.engine(model, enable=Cap.WEIGHTS_LORA) as engine:
+        check_receipt(bench, engine, update, request=bench.request(model))
+
+
+@claim("engine", proves=Cap.WEIGHTS_LORA, needs=LORA)
+def test_an_adapter_is_sampled_with_at_its_scale(bench: EngineBench) -> None:
+    """After a sync of an adapter the samples are those of a model with W + scale B A; the next adapter replaces it.
+
+    The scales are 2 and 0.5, so an engine that takes alpha / rank from elsewhere is caught.
+
+    If it fails: use `adapter_scale` of the update as the factor; start from the base weights at every sync, and let no
+    cache (of adapters by name, of captured graphs) keep the old one.
+    """
+    model = bench.fresh_model()
+    request = bench.request(model, sampling=bench.by_recipe(), **bench.storing_most())
+    with bench.engine(model, enable=Cap.WEIGHTS_LORA) as engine:
+        before = bench.sample(engine, request)
+        for version, scale in ((7, 2.0), (8, 0.5)):
+            update, added = lora_update(model, bench.model_spec, version=version, seed=version, scale=scale)
+            engine.load_weights(update)
+            track = bench.sample(engine, request)
+            trained = with_adapter(bench.fresh_model(), added)
+            check_samples(bench, request, track, model=trained, unlike=before, name=f"off the adapter x {scale:g}")
+            before = track
+    base = bench.model().trainable.state_dict()
+    same = all(torch.equal(weight, base[name]) for name, weight in model.trainable.state_dict().items())
+    assert same, "loading an adapter into the engine changed the model that it was built with"
+
+
+@claim("engine", proves=Cap.WEIGHTS_LORA, needs=LORA)
+def test_an_adapter_that_does_not_fit_is_refused(bench: EngineBench) -> None:
+    """Names under another prefix, another dtype or shape, a layer that the model has not, one half of a pair, and bits
+    that do not match the checksum each raise: an adapter that matched no layer is not an adapter.
+
+    If it fails: resolve every name to a layer and compare shapes before the first one is applied; several engines skip
+    unknown names with a warning.
+    """
+    model = bench.fresh_model()
+    update, _ = lora_update(model, bench.model_spec, version=7, seed=1, scale=2.0)
+    with bench.engine(model, enable=Cap.WEIGHTS_LORA) as engine:
+        check_refusals(engine, damaged_lora(update))
+
+
+@claim("engine", proves=Cap.WEIGHTS_LORA, needs=LORA)
+def test_a_refused_adapter_is_never_half_applied(bench: EngineBench) -> None:
+    """After an adapter was refused the engine samples as before, under its old version, or refuses to sample until a
+    whole sync has come; and that sync works.
+
+    If it fails: check everything before applying anything, or mark the engine as unusable before the first layer.
+    """
+    good, added = lora_update(bench.model(), bench.model_spec, version=7, seed=1, scale=1.0)
+    trained = with_adapter(bench.fresh_model(), added)
+    check_recovers(bench, Cap.WEIGHTS_LORA, damaged_lora(good), good, trained=trained)

@@ -1,0 +1,170 @@
+"""How an engine behaves in the process of a run: what it leaves alone, what it refuses, how it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+from unirl.conformance.benches.engine import ROUNDING, EngineBench
+from unirl.conformance.claims import claim
+from unirl.conformance.verdicts import NotApplicable
+from unirl.conformance.workbench.processes import Running
+from unirl.conformance.workbench.walk import distance
+from unirl.core.capability import Cap
+from unirl.core.data import MediaRef
+from unirl.core.request import Request
+from unirl.core.roles import DiffusionModel
+from unirl.core.rollout import verify_echo
+
+
+@claim("engine", proves=Cap.LATENT_ROLLOUT)
+def test_sampling_leaves_torch_and_the_model_as_they_were(bench: EngineBench) -> None:
+    """After a rollout training mode, gradients, weights, random generators, grad mode and default dtype are as before:
+    training goes on from exactly where it was.
+
+    If it fails: restore each submodule's own mode (not `train()` on the whole), sample under no_grad inside the call,
+    and draw noise from the recipe, so that no global generator moves.
+    """
+    model = bench.fresh_model()
+    request = bench.request(model)
+    model.trainable.train()
+    frozen = next(part for part in model.trainable.modules() if not any(True for _ in part.children()))
+    frozen.eval()
+    with bench.engine(model) as engine:
+        before = _state(model)
+        bench.sample(engine, request)
+        after = _state(model)
+    changed = [name for name, value in before.items() if not _same(value, after[name])]
+    assert not changed, f"a rollout changed: {', '.join(changed)}"
+
+
+@claim("engine", proves=(Cap.WEIGHTS_SHARED, Cap.INITIAL_NOISE))
+def test_dropout_is_off_while_sampling(bench: EngineBench) -> None:
+    """A model that is in training mode, as it is between updates, is sampled in evaluation mode.
+
+    If it fails: set `eval()` on the trained module for the time of the rollout.
+    """
+    model = bench.fresh_model()
+    request = bench.request(model, sampling=bench.by_recipe())
+    with bench.engine(model) as engine, torch.random.fork_rng():
+        quiet = bench.sample(engine, request)
+        model.trainable.train()
+        busy = bench.sample(engine, request)
+    bench.record("off in training mode", distance(busy.latent.final, quiet.latent.final), bound=ROUNDING)
+
+
+@claim("engine", proves=Cap.LATENT_ROLLOUT)
+def test_an_unknown_track_is_refused(bench: EngineBench) -> None:
+    """A request for a track that the model does not have is refused by an error that names it, and the engine still
+    works afterwards.
+
+    If it fails: compare the request's tracks with `model.spec.tracks` before anything is generated.
+    """
+    request = bench.request(bench.model())
+    _refuses(bench, dataclasses.replace(request, tracks={"no-such": request.tracks[bench.track]}), naming="no-such")
+
+
+@claim("engine", proves=Cap.LATENT_ROLLOUT)
+def test_a_kernel_that_is_not_in_its_spec_is_refused(bench: EngineBench) -> None:
+    """A kernel that the spec does not name is refused by an error that names it, also when the engine would know how:
+    nothing has proven it.
+
+    If it fails: compare `sampling.kernel` with the spec's `kernels` before anything is generated.
+    """
+    others = [name for name in ("ddim-eta", "dpm2", "cps", "dance-sde") if name not in bench.kernels]
+    for kernel in ("no-such-kernel", *others[:1]):
+        request = bench.request(bench.model(), sampling=bench.with_kernel(kernel))
+        _refuses(bench, request, naming=kernel)
+
+
+@claim("engine", proves=Cap.LATENT_ROLLOUT)
+def test_media_that_it_does_not_take_are_refused(bench: EngineBench) -> None:
+    """A prompt with an image is refused, by an error that names the prompt or the image, where the spec does not say
+    that the engine takes media: generating from the text alone would be silent.
+
+    If it fails: look at `request.media` before anything is generated.
+    """
+    if bench.native(Cap.MEDIA_REFS):
+        raise NotApplicable(f"engine {bench.spec.name!r} states that it takes media")
+    request = bench.request(bench.model())
+    image = MediaRef(modality="image", role="source", uri="/there/p0.png")
+    _refuses(bench, dataclasses.replace(request, media=((image,), *request.media[1:])), naming="p0")
+
+
+@claim("engine", proves=Cap.LATENT_ROLLOUT, needs={"model": (Cap.GUIDANCE,)})
+def test_guidance_that_it_does_not_state_is_refused(bench: EngineBench) -> None:
+    """An engine whose spec does not state guidance refuses a request with guidance, or echoes that it used none: it
+    never generates without it in silence.
+
+    If it fails: refuse a `guidance_scale` other than 1, or echo 1.
+    """
+    if bench.native(Cap.GUIDANCE):
+        raise NotApplicable(f"engine {bench.spec.name!r} states guidance")
+    model = bench.model()
+    request = bench.request(model, sampling={"guidance_scale": 3.0, "negative_prompt": "blurry"})
+    with bench.engine(model) as engine, bench.refusal("a guidance scale of 3", naming="guidance"):
+        request = dataclasses.replace(request, policy_version=engine.version)
+        verify_echo(request, engine.generate(request))
+
+
+@claim("engine", proves=Cap.LATENT_ROLLOUT)
+def test_closing_leaves_nothing_running_and_may_be_done_twice(bench: EngineBench) -> None:
+    """After `close` no process and no thread of the engine is left, and closing again is no error: a run that fails
+    half-way ends, and its GPU memory is free.
+
+    If it fails: end worker processes and wait for them, join threads, shut down executors and servers; keep a flag so
+    that the second call does nothing.
+    """
+    model = bench.model()
+    request = bench.request(model)
+    # What the first use of a model starts for good in any process (progress bars, pools of a library) is not the
+    # engine's: so that has happened before counting.
+    model.encode(request.prompts[:1], sampling=request.tracks[bench.track].sampling)
+    running = Running.now()
+    with bench.engine(model) as engine:
+        bench.sample(engine, request)
+        engine.close()
+        engine.close()
+        left = running.left(within_s=2.0 if bench.device == "cpu" else 10.0)
+    assert not left, f"after close there still run: {', '.join(left)}"
+
+
+def _refuses(bench: EngineBench, request: Request, *, naming: str) -> None:
+    """The request is refused, and the engine samples as before it."""
+    model = bench.model()
+    good = bench.request(model)
+    with bench.engine(model) as engine:
+        with bench.refusal(f"a request with {naming!r}", naming=naming):
+            engine.generate(dataclasses.replace(request, policy_version=engine.version))
+        bench.sample(engine, good)
+
+
+def _state(model: DiffusionModel) -> Mapping[str, object]:
+    module: torch.nn.Module = model.trainable
+    return {
+        "the training mode of submodules": [part.training for part in module.modules()],
+        "requires_grad": [param.requires_grad for param in module.parameters()],
+        "gradients": [param.grad is None for param in module.parameters()],
+        "weights": {name: value.detach().clone() for name, value in module.state_dict().items()},
+        "torch's random generator": torch.get_rng_state(),
+        "the random generators of the GPUs": dict(enumerate(torch.cuda.get_rng_state_all())),
+        "numpy's random generator": np.random.get_state(legacy=False)["state"],
+        "python's random generator": random.getstate(),
+        "grad mode": torch.is_grad_enabled(),
+        "torch's default dtype": torch.get_default_dtype(),
+        "torch's deterministic mode": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    return one == other

@@ -1,0 +1,187 @@
+"""Where the randomness of a rollout comes from: sigmas, initial noise, the noise and the choice of the SDE steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from unirl.conformance.benches.engine import ROUNDING, EngineBench
+from unirl.conformance.claims import claim
+from unirl.conformance.verdicts import NotApplicable
+from unirl.core.capability import Cap
+from unirl.core.errors import EchoMismatch, UniRLError
+from unirl.core.request import Request
+from unirl.core.rollout import verify_echo
+from unirl.core.track import Track
+from unirl.numerics.noise import INITIAL, noise, noise_digest
+
+ODD = (1.0, 0.7318273, 0.51234567, 0.2200001, 0.0)
+"""Sigmas that no scheduler would make."""
+
+
+@claim("engine", proves=Cap.SIGMAS)
+def test_sigmas_are_echoed_bit_for_bit(bench: EngineBench) -> None:
+    """The sigmas of the request come back bit for bit, in fp32: training recomputes the steps from them, and a
+    difference stops the run.
+
+    If it fails: look for a cast on the way (bf16, a timestep of 0 to 1000 divided again), and echo what was sent.
+    """
+    _, rollout = bench.generate(sigmas={bench.track: torch.tensor(ODD)})
+    found = rollout.tracks[bench.track].latent.sigmas
+    assert found.dtype == torch.float32, f"sigmas are echoed as {found.dtype}, float32 was sent"
+    assert torch.equal(found.cpu(), torch.tensor(ODD)), f"the request says {ODD}, the engine echoes {found.tolist()}"
+
+
+@claim("engine", proves=Cap.SIGMAS)
+def test_sigmas_are_those_that_it_steps_with(bench: EngineBench) -> None:
+    """The engine walks down the sigmas of the request, not a schedule of its own that it then calls by their name.
+
+    Deterministic steps with sigmas that no scheduler would make must end where the formula of the steps ends.
+
+    If it fails: look for a scheduler in the engine that recomputes its sigmas (`set_timesteps`, a shift applied a
+    second time, the resolution's own shift), and hand it the request's.
+    """
+    if not bench.native(Cap.INITIAL_NOISE) and not bench.native(Cap.TRAJECTORY_FULL):
+        raise NotApplicable(f"engine {bench.spec.name!r} promises neither a known start nor to return it")
+    request, rollout = bench.generate(
+        sampling=bench.with_kernel(bench.quiet_kernel), sigmas={bench.track: torch.tensor(ODD)}, **bench.storing_most()
+    )
+    walk = bench.walk(request, rollout.tracks[bench.track])
+    bench.record("off the sigmas' way", walk.error(walk.deterministic), bound=ROUNDING)
+
+
+@claim("engine", proves=Cap.INITIAL_NOISE)
+def test_initial_noise_is_the_recipes(bench: EngineBench) -> None:
+    """Every sample starts from the noise that (seed, rollout, its id) gives, bit for bit, and the digests say so.
+
+    If it fails: start from `unirl.numerics.noise.noise(..., ids=noise_ids, step=INITIAL)`, unscaled; where the engine
+    multiplies by an initial sigma, divide first; pack or cast only inside the model.
+    """
+    request, track = started(bench, same_initial_noise=False)
+    check_start(bench, request, track)
+
+
+@claim("engine", proves=Cap.INITIAL_NOISE)
+def test_a_group_shares_its_initial_noise_where_asked(bench: EngineBench) -> None:
+    """With `same_initial_noise` the samples of a group start from one x_T, another group's from another.
+
+    If it fails: key the initial noise by the request's `noise_ids`, which then repeat, not by the sample ids.
+    """
+    request, track = started(bench, same_initial_noise=True)
+    check_start(bench, request, track)
+
+
+@claim("engine", proves=Cap.INITIAL_NOISE)
+def test_the_echoed_noise_is_what_it_started_from(bench: EngineBench) -> None:
+    """An engine that starts elsewhere than the request says is caught by its own echo: digests are taken from the
+    latents that were denoised, not copied from the request.
+
+    Here the request's digest is that of another noise, so an honest engine contradicts it.
+
+    If it fails: fill `initial_noise` with `noise_digest` of the tensor that the first forward gets.
+    """
+    request = bench.request(bench.model())
+    wanted = request.tracks[bench.track]
+    false = ("0123456789abcdef", *wanted.initial_noise[1:])
+    with bench.engine() as engine:
+        request = dataclasses.replace(
+            request,
+            tracks={bench.track: dataclasses.replace(wanted, initial_noise=false)},
+            policy_version=engine.version,
+        )
+        try:
+            verify_echo(request, engine.generate(request))
+        except (EchoMismatch, UniRLError):
+            return
+    raise AssertionError("a digest of another noise was asked for, and the echo agrees with it")
+
+
+@claim("engine", proves=(Cap.STEP_NOISE, Cap.SDE_STEPS))
+def test_step_noise_is_the_recipes(bench: EngineBench) -> None:
+    """The noise of each SDE step is what (seed, rollout, sample id, step) gives: a sample can be made again anywhere,
+    and samples that share their start still differ.
+
+    The noise is taken out of the latents: (x_next - mean) / std, with mean and std from the kernel's formula.
+
+    If it fails: draw with `unirl.numerics.noise.noise(..., ids=sample_ids, step=i)`, i counted from 0 over all steps,
+    and never by `noise_ids`, which a group may share.
+    """
+    if not bench.native(Cap.TRAJECTORY_WINDOW) and not bench.native(Cap.TRAJECTORY_FULL):
+        raise NotApplicable(f"engine {bench.spec.name!r} returns no trajectory to take the noise from")
+    kernel = bench.noisy_kernels[0]
+    for shares in (False, True):
+        sampling = bench.with_kernel(kernel, sde_steps=(0, 1, 2)) | {"same_initial_noise": shares}
+        request, rollout = bench.generate(sampling=sampling)
+        walk = bench.walk(request, rollout.tracks[bench.track])
+        assert bool(walk.stochastic.any()), "no stochastic step is stored"
+        # Rounding of the mean (1e-7 to 1e-5) over a std of 0.1 and more; noise under another key is off by 1.
+        off = float((walk.drawn() - walk.recipe()).abs().max())
+        bench.record(f"step noise off{' with a shared start' if shares else ''}", off, bound=2e-3)
+
+
+@claim("engine", proves=Cap.SDE_STEPS)
+def test_it_is_stochastic_at_the_asked_steps_alone(bench: EngineBench) -> None:
+    """Noise is added at the SDE steps of the request and nowhere else; the set comes back as it was asked for.
+
+    The set has a gap, so an engine that takes it for a range from first to last is caught.
+
+    If it fails: look at how the engine turns the set into its loop (a window of first and length, an off-by-one, noise
+    at the last step); elsewhere the step is that of the ODE.
+    """
+    check_steps(bench, steps=[[1, 3]] * 6, num_steps=5)
+
+
+@claim("engine", proves=(Cap.SDE_STEPS, Cap.SDE_STEPS_PER_GROUP))
+def test_each_group_has_its_own_sde_steps(bench: EngineBench) -> None:
+    """Groups of one request can have other SDE steps, also fewer of them; rows that have fewer are padded with -1.
+
+    If it fails: look for the first row's steps used for all rows, or for -1 taken as the last step.
+    """
+    check_steps(bench, steps=[[0, 1]] * 3 + [[2, -1]] * 3, num_steps=5)
+
+
+def started(bench: EngineBench, *, same_initial_noise: bool) -> tuple[Request, Track]:
+    """A rollout that stores the start, where the engine can store any of the trajectory."""
+    sampling: dict[str, object] = {"same_initial_noise": same_initial_noise}
+    trajectory = "window" if bench.native(Cap.TRAJECTORY_WINDOW, Cap.SDE_STEPS) else "full"
+    request, rollout = bench.generate(sampling=sampling, trajectory=trajectory)
+    return request, rollout.tracks[bench.track]
+
+
+def check_start(bench: EngineBench, request: Request, track: Track) -> None:
+    wanted = request.tracks[bench.track]
+    shape = bench.model().latent_shape(wanted.sampling)
+    start = noise(seed=request.seed, rollout=request.rollout, ids=wanted.noise_ids, step=INITIAL, shape=shape)
+    assert track.latent.initial_noise == noise_digest(start), (
+        f"the recipe gives noise with digests {noise_digest(start)}; the engine echoes {track.latent.initial_noise}"
+    )
+    positions = track.latent.positions.cpu()
+    for row, sample_id in enumerate(track.sample_ids):
+        if positions.shape[1] and int(positions[row, 0]) == 0:
+            found = track.latent.latents[row, 0].cpu()
+            assert torch.equal(found, start[row]), (
+                f"sample {sample_id!r} starts up to {float((found - start[row]).abs().max()):g} off its noise"
+            )
+        else:
+            promised = bench.native(Cap.TRAJECTORY_WINDOW, Cap.SDE_STEPS) or bench.native(Cap.TRAJECTORY_FULL)
+            assert not promised, f"sample {sample_id!r}: position 0 is not stored, {positions[row].tolist()} are"
+
+
+def check_steps(bench: EngineBench, *, steps: Sequence[Sequence[int]], num_steps: int) -> None:
+    """Sample with these SDE steps of each row and look at every step that can be seen."""
+    if not bench.native(Cap.TRAJECTORY_WINDOW) and not bench.native(Cap.TRAJECTORY_FULL):
+        raise NotApplicable(f"engine {bench.spec.name!r} returns no trajectory to see the steps in")
+    model, chosen = bench.model(), torch.tensor(steps)
+    sampling = bench.with_kernel(bench.noisy_kernels[0]) | {"steps": num_steps}
+    request = bench.with_sde_steps(bench.request(model, sampling=sampling, **bench.storing_most()), chosen)
+    with bench.engine(model) as engine:
+        track = bench.sample(engine, request)
+    found = track.latent.sde_steps.cpu()
+    assert torch.equal(found, chosen), f"SDE steps {chosen.tolist()} were asked for, {found.tolist()} are echoed"
+    walk = bench.walk(request, track)
+    assert bool(walk.stochastic.any()), "no stochastic step is stored"
+    bench.record("off the ODE elsewhere", walk.error(walk.deterministic), bound=ROUNDING)
+    # Rows of a step without noise have 0 here; standard normal noise of 20 and more numbers has an rms near 1.
+    quietest = float(walk.drawn().square().flatten(1).mean(1).sqrt().min())
+    assert quietest > 0.3, f"at an asked step some sample has noise of rms {quietest:.3g}; about 1 is wanted"

@@ -1,0 +1,168 @@
+"""Weights of an engine: shared with training, or received whole. Adapters stand in `test_engine_lora`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from unirl.conformance.benches.engine import ROUNDING, EngineBench
+from unirl.conformance.benches.engine_weights import (
+    check_receipt,
+    check_recovers,
+    check_refusals,
+    check_samples,
+    damaged_full,
+)
+from unirl.conformance.claims import claim
+from unirl.conformance.workbench.trained import full_update, perturb
+from unirl.conformance.workbench.walk import distance
+from unirl.core.capability import Cap
+from unirl.core.errors import UniRLError
+
+
+@claim("engine", proves=(Cap.WEIGHTS_SHARED, Cap.INITIAL_NOISE))
+def test_shared_weights_are_sampled_as_they_train(bench: EngineBench) -> None:
+    """The engine samples from the very module that trains: a change of a weight is in the next sample.
+
+    If it fails: look for a copy, a compiled graph or a cast of the weights that was made when the engine was built.
+    """
+    model = bench.fresh_model()
+    request = bench.request(model, sampling=bench.by_recipe(), **bench.storing_most())
+    with bench.engine(model) as engine:
+        before = bench.sample(engine, request)
+        perturb(model, seed=1)
+        track = bench.sample(engine, request)
+        engine.version = 7
+        versions = bench.sample(engine, request).policy_version
+    check_samples(bench, request, track, model=model, unlike=before, name="off the changed weights")
+    assert versions == (7,) * request.num_rows, f"the run says version 7, the samples carry {versions}"
+
+
+@claim("engine", proves=Cap.WEIGHTS_SHARED)
+def test_an_engine_that_shares_its_weights_refuses_others(bench: EngineBench) -> None:
+    """Weights that are sent to an engine which samples from the module that trains are refused: there is nothing to
+    load them into, and taking them in silence would hide that two parts disagree.
+
+    If it fails: raise a RecipeError in `load_weights`.
+    """
+    model = bench.fresh_model()
+    trainer = bench.fresh_model()
+    perturb(trainer, seed=1)
+    update = full_update(trainer, version=9)
+    before = {name: weight.detach().clone() for name, weight in model.trainable.named_parameters()}
+    with bench.engine(model) as engine:
+        try:
+            engine.load_weights(update)
+        except UniRLError:
+            changed = [name for name, weight in model.trainable.named_parameters() if not weight.equal(before[name])]
+            assert not changed, f"the weights were refused, and yet changed {changed[:3]} of the module that trains"
+            return
+    raise AssertionError("weights of version 9 were taken by an engine that shares those that train")
+
+
+@claim("engine", proves=Cap.WEIGHTS_FULL)
+def test_the_receipt_is_of_what_the_engine_holds(bench: EngineBench) -> None:
+    """After a weight sync the engine answers with the version, the checksum, the number and the bytes of the weights
+    that it then holds, all of the trainer's; its own version and that of its samples move along.
+
+    If it fails: compute the checksum with `unirl.core.weights.checksum` from the weights on the engine's side, under
+    the trainer's names and dtypes.
+    """
+    model, trainer = bench.fresh_model(), bench.fresh_model()
+    perturb(trainer, seed=1)
+    with bench.engine(model, enable=Cap.WEIGHTS_FULL) as engine:
+        check_receipt(bench, engine, full_update(trainer, version=7), request=bench.request(model))
+
+
+@claim("engine", proves=Cap.WEIGHTS_FULL)
+def test_full_weights_are_sampled_from(bench: EngineBench) -> None:
+    """After a sync of full weights, and of merged ones, the samples are those of a model with these weights; the model
+    that trains is not touched.
+
+    If it fails: a name that maps to nothing, fused projections (q, k, v) loaded in another order, a weight that is
+    held twice, or a captured graph that still has the old ones.
+    """
+    model, trainer = bench.fresh_model(), bench.fresh_model()
+    request = bench.request(model, sampling=bench.by_recipe(), **bench.storing_most())
+    untouched = {name: weight.detach().clone() for name, weight in model.trainable.named_parameters()}
+    with bench.engine(model, enable=Cap.WEIGHTS_FULL) as engine:
+        before = bench.sample(engine, request)
+        kinds: tuple[Literal["full", "merged"], ...] = ("full", "merged")
+        for version, kind in enumerate(kinds, start=7):
+            perturb(trainer, seed=version)
+            engine.load_weights(full_update(trainer, version=version, kind=kind))
+            track = bench.sample(engine, request)
+            check_samples(bench, request, track, model=trainer, unlike=before, name=f"off the {kind} weights")
+            before = track
+    same = all(torch.equal(weight, untouched[name]) for name, weight in model.trainable.named_parameters())
+    assert same, "loading weights into the engine changed the model that it was built with"
+
+
+@claim("engine", proves=Cap.WEIGHTS_FULL)
+def test_full_weights_that_do_not_fit_are_refused(bench: EngineBench) -> None:
+    """Names under another prefix, another dtype or shape, a name too many, one too few, and bits that do not match
+    the checksum each raise: an engine that skips what it does not know samples from an old policy for ever.
+
+    If it fails: compare names, shapes and dtypes with what the engine holds, both ways, and the checksum with the
+    tensors, before the first weight is written.
+    """
+    trainer = bench.fresh_model()
+    perturb(trainer, seed=1)
+    with bench.engine(bench.fresh_model(), enable=Cap.WEIGHTS_FULL) as engine:
+        check_refusals(engine, damaged_full(full_update(trainer, version=7)))
+
+
+@claim("engine", proves=Cap.WEIGHTS_FULL)
+def test_refused_full_weights_are_never_half_applied(bench: EngineBench) -> None:
+    """After weights were refused the engine samples as before, under its old version, or refuses to sample until a
+    whole sync has come; and that sync works.
+
+    If it fails: check everything before writing anything, or mark the engine as unusable before the first write.
+    """
+    trainer = bench.fresh_model()
+    perturb(trainer, seed=1)
+    good = full_update(trainer, version=7)
+    check_recovers(bench, Cap.WEIGHTS_FULL, damaged_full(good), good, trained=trainer)
+
+
+@claim("engine", proves=Cap.SLEEP)
+def test_sleep_and_wake_give_the_same_samples(bench: EngineBench) -> None:
+    """An engine that slept samples as before, from the weights that it had been given, under their version.
+
+    If it fails: sleeping dropped weights, or brought back those of the checkpoint; sync again in `wake`, or keep them.
+    """
+    model, trainer = bench.fresh_model(), bench.fresh_model()
+    request = bench.request(model, sampling=bench.by_recipe(), **bench.storing_most())
+    with bench.engine(model, enable=Cap.SLEEP) as engine:
+        if bench.native(Cap.WEIGHTS_FULL):
+            perturb(trainer, seed=1)
+            engine.load_weights(full_update(trainer, version=7))
+        before = bench.sample(engine, request)
+        engine.sleep()
+        engine.wake()
+        after = bench.sample(engine, request)
+    versions = [track.policy_version[0] for track in (before, after)]
+    assert versions[0] == versions[1], f"it slept at version {versions[0]} and woke at {versions[1]}"
+    check_samples(bench, request, after, model=trainer, name="off after sleep")
+    moved = distance(after.latent.final, before.latent.final)
+    bench.record("sleep changed", moved, bound=ROUNDING)
+
+
+@claim("engine", proves=Cap.SLEEP)
+def test_generating_asleep_is_refused(bench: EngineBench) -> None:
+    """A request to a sleeping engine raises; it neither wakes by itself, which would take memory that training uses,
+    nor samples from what is left. After `wake` it works.
+
+    If it fails: keep a flag and raise in `generate`.
+    """
+    model = bench.model()
+    request = bench.request(model)
+    with bench.engine(model, enable=Cap.SLEEP) as engine:
+        engine.sleep()
+        try:
+            bench.sample(engine, request)
+        except UniRLError:
+            engine.wake()
+            bench.sample(engine, request)
+            return
+    raise AssertionError("a sleeping engine generated samples")

@@ -1,0 +1,121 @@
+"""Launchers: the same run elsewhere."""
+
+from __future__ import annotations
+
+import math
+
+from unirl.conformance.benches.launcher import FAILURE, LauncherBench
+from unirl.conformance.claims import claim
+from unirl.conformance.workbench.processes import Running
+from unirl.conformance.workbench.trainee import largest_gap
+from unirl.core.errors import RewardFailed, UniRLError
+
+BOUND = 1e-6
+"""Of numbers and weights of order 1, in fp32: another process may add in another order, and nothing else differs."""
+WITHIN_S = 20.0
+"""Time for processes to end once everything is closed."""
+
+
+@claim("launcher")
+def test_a_launched_run_gives_the_numbers_of_one_process(bench: LauncherBench) -> None:
+    """Two steps by the launcher give the rewards, losses, gradients and weights of two steps in this process.
+
+    If it fails: look for a seed or a setting of the plan that does not reach the workers, rows that come back in
+    another order, and weights that reach the rollout one step late.
+    """
+    plan = bench.plan()
+    with bench.in_process(plan) as cell:
+        wanted = [cell.run(step) for step in range(2)]
+        weights = cell.weights()
+    with bench.launched(plan) as cell:
+        found = [cell.run(step) for step in range(2)]
+        assert cell.parts.backend.version == 2, f"version {cell.parts.backend.version} after two updates"
+        gap = largest_gap(cell.weights(), weights)
+    for step, (here, there) in enumerate(zip(wanted, found, strict=True)):
+        missing = sorted(here.keys() - there.keys())
+        assert not missing, f"step {step}: the launched run does not report {missing[0]!r}"
+        for name, value in here.items():
+            same = math.isclose(value, there[name], rel_tol=BOUND, abs_tol=BOUND)
+            assert same, f"step {step}: {name} is {value:g} in one process and {there[name]:g} when launched"
+    bench.record("gap of the weights", gap, bound=BOUND)
+
+
+@claim("launcher")
+def test_checkpoints_move_between_launchers(bench: LauncherBench) -> None:
+    """A launched run goes on from a checkpoint of this process, and this process from one of the launched run; both end
+    where two steps at a stretch end.
+
+    If it fails: pass `save` and `load` on to every rank of the backend, and refuse nothing because of where it ran.
+    """
+    plan = bench.plan()
+    with bench.in_process(plan) as cell:
+        cell.run(0)
+        first = bench.save(cell, "first")
+        cell.run(1)
+        wanted = cell.weights()
+    with bench.launched(plan) as cell:
+        cell.parts.backend.load(first)
+        cell.run(1)
+        second = bench.save(cell, "second")
+        bench.record("gap of the weights, launched", largest_gap(cell.weights(), wanted), bound=BOUND)
+    with bench.in_process(plan) as cell:
+        cell.parts.backend.load(second)
+        assert cell.parts.backend.version == 2, f"a checkpoint of two steps is loaded as {cell.parts.backend.version}"
+        bench.record("gap of the weights, back in process", largest_gap(cell.weights(), wanted), bound=BOUND)
+
+
+@claim("launcher")
+def test_an_error_of_a_part_keeps_its_kind_and_words(bench: LauncherBench) -> None:
+    """What a part raises for the user arrives as it was raised, wherever the part runs: its class and its sentence.
+
+    If it fails: send errors of UniRL across as they are, and add where they come from as a note.
+    """
+    with bench.launched(bench.failing_plan()) as cell:
+        try:
+            cell.run(0)
+        except RewardFailed as error:
+            assert FAILURE in str(error), f"{FAILURE!r} was raised by the reward; {str(error)!r} arrived"
+            return
+        except Exception as error:
+            raise AssertionError(
+                f"the reward raised a RewardFailed; a {type(error).__name__} arrived: {error}"
+            ) from error
+    raise AssertionError("the reward failed, and the step went on")
+
+
+@claim("launcher")
+def test_a_launch_that_fails_leaves_nothing_behind(bench: LauncherBench) -> None:
+    """When a part cannot be built, `launch` raises an error for the user and has ended every process that it started.
+
+    If it fails: close everything in an `except BaseException` of `launch`, before the error goes on.
+    """
+    plan = bench.plan_without_checkpoint()
+    launcher = bench.launcher(plan)
+    before = Running.now()
+    try:
+        launcher.launch(plan, catalog=bench.workshop.catalog)
+    except UniRLError:
+        left = before.left(within_s=WITHIN_S)
+        assert not left, f"left behind after a launch that failed: {', '.join(left)}"
+    else:
+        raise AssertionError("a model without a checkpoint was launched")
+    finally:
+        launcher.close()
+
+
+@claim("launcher")
+def test_a_closed_launcher_leaves_nothing_behind(bench: LauncherBench) -> None:
+    """After `close` no process of the run is left, and closing again is no mistake.
+
+    If it fails: keep the handles of all that was started, end them in `close`, and forget them.
+    """
+    plan = bench.plan()
+    before = Running.now()
+    launcher = bench.launcher(plan)
+    try:
+        launcher.launch(plan, catalog=bench.workshop.catalog)
+    finally:
+        launcher.close()
+    launcher.close()
+    left = before.left(within_s=WITHIN_S)
+    assert not left, f"left behind after close: {', '.join(left)}"

@@ -1,0 +1,98 @@
+"""What a model makes of prompts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from unirl.conformance.benches.model import NEGATIVE, ModelBench, relative_gap
+from unirl.conformance.claims import claim
+from unirl.conformance.verdicts import NotApplicable
+from unirl.conformance.workbench.requests import PROMPTS
+from unirl.core.capability import Cap, Support
+from unirl.core.data import MediaRef
+from unirl.core.errors import RecipeError
+
+ENCODE_BOUND = 1e-5
+"""fp32 matrix products sum in another order at another batch size: about 1e-6 through an encoder of a few layers."""
+
+
+@claim("model")
+def test_conditions_have_a_row_for_each_prompt(bench: ModelBench) -> None:
+    """Every condition has one row per prompt, in their order, without gradient, and holds no number that is not finite.
+
+    If it fails: look at what `encode` returns for three prompts; run it in `torch.no_grad`.
+    """
+    with bench.model() as model, torch.enable_grad():
+        conditions = bench.encode(model, PROMPTS)
+    assert conditions, "`encode` gave no conditions"
+    for name, value in conditions.items():
+        assert value.shape[0] == len(PROMPTS), f"{name!r} has {value.shape[0]} rows for {len(PROMPTS)} prompts"
+        assert not value.requires_grad, f"{name!r} carries a gradient: encoders are frozen, it would only cost memory"
+        assert bool(torch.isfinite(value.float()).all()), f"{name!r} holds numbers that are not finite"
+
+
+@claim("model")
+def test_prompts_are_told_apart(bench: ModelBench) -> None:
+    """Different prompts get different conditions, words late in a prompt included. A tokenizer that lost its vocabulary
+    makes all prompts equal, and nothing else would say so.
+
+    If it fails: check that the tokenizers were loaded with their vocabularies, and what is cut off before the limit.
+    """
+    prompts = (*PROMPTS, f"{PROMPTS[-1]}s", "")
+    with bench.model() as model:
+        conditions = bench.encode(model, prompts)
+    for one in range(len(prompts)):
+        for other in range(one):
+            differs = any(not torch.equal(value[one], value[other]) for value in conditions.values())
+            assert differs, f"{prompts[one]!r} and {prompts[other]!r} get the same conditions"
+
+
+@claim("model")
+def test_equal_prompts_get_equal_conditions_whatever_stands_beside_them(bench: ModelBench) -> None:
+    """A prompt's conditions depend on the prompt alone: not on its neighbours, not on its place. Otherwise a sample
+    would depend on what else was in the batch, and a replay would not repeat it.
+
+    If it fails: pad to `sampling.max_sequence_length` instead of to the longest prompt, and mask the padding.
+    """
+    long, short = max(PROMPTS, key=len), min(PROMPTS, key=len)
+    with bench.model() as model:
+        alone = bench.encode(model, [short])
+        beside = bench.encode(model, [long, short, short])
+    for name, value in beside.items():
+        assert torch.equal(value[1], value[2]), f"{name!r}: one prompt in one batch got two different rows"
+        shapes = alone[name].shape[1:], value.shape[1:]
+        assert shapes[0] == shapes[1], f"{name!r}: {shapes[0]} for a prompt alone, {shapes[1]} beside a longer one"
+        gap = relative_gap(value[1].float(), alone[name][0].float())
+        bench.record(f"gap of {name}", gap, bound=ENCODE_BOUND)
+
+
+@claim("model", proves=Cap.GUIDANCE)
+def test_negative_conditions_have_the_shapes_of_positive_ones(bench: ModelBench) -> None:
+    """The conditions of a negative prompt, the empty one included, have the names, shapes and dtypes of any other
+    prompt's, so that guidance can run both in one forward.
+
+    If it fails: pad all prompts to one length, and return the same names whatever the prompt.
+    """
+    with bench.model() as model:
+        positive = {name: (v.shape, v.dtype) for name, v in bench.encode(model, [max(PROMPTS, key=len)]).items()}
+        for prompt in ("", NEGATIVE, "many words " * 200):
+            found = {name: (v.shape, v.dtype) for name, v in bench.encode(model, [prompt]).items()}
+            assert found == positive, f"{prompt[:20]!r} gives {found}; {max(PROMPTS, key=len)!r} gives {positive}"
+
+
+@claim("model")
+def test_media_is_refused_where_it_is_not_promised(bench: ModelBench) -> None:
+    """A model that takes no images or videos as conditions says so when a prompt has one, instead of leaving it out.
+
+    If it fails: raise RecipeError, key `data`, from `encode` when any prompt has media.
+    """
+    if bench.spec.support(Cap.MEDIA_REFS) is Support.NATIVE:
+        raise NotApplicable(f"model {bench.spec.name!r} takes media")
+    media = (MediaRef(modality="image", role="subject", uri=str(bench.folder / "picture.png")),)
+    with bench.model() as model:
+        try:
+            model.encode(list(PROMPTS[:2]), sampling=bench.sampling(), media=[(), media])
+        except RecipeError as error:
+            assert str(error).startswith("data"), f"it is refused, but the message does not begin with `data`: {error}"
+        else:
+            pytest.fail("a prompt with an image was encoded as if it had none")

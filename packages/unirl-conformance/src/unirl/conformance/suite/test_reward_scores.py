@@ -1,0 +1,225 @@
+"""What a score depends on: on the sample itself, and on nothing else."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+
+import torch
+from unirl.conformance.benches.reward import RewardBench, pick, pictures, pixels_of, with_media
+from unirl.conformance.claims import claim
+from unirl.conformance.verdicts import NotApplicable, NotRun
+from unirl.core.capability import Cap
+from unirl.core.roles import ScoreInput, Scores
+
+WEIGHTS = (0.25, -3.0)
+"""Besides 1: smaller, larger and negative, as for a reward that is to be avoided."""
+
+
+@claim("reward")
+def test_every_sample_gets_one_finite_score(bench: RewardBench) -> None:
+    """Each of N samples gets one finite number: `values` is a tensor [N] in fp32.
+
+    If it fails: look at the end of `score`: `squeeze()` on a batch of one, a trailing dimension of 1, values in bf16
+    or fp64, a division by a spread that may be 0.
+    """
+    with bench.reward() as reward:
+        for samples in bench.batches():
+            values = reward.score(samples).values
+            rows = len(samples.sample_ids)
+            assert isinstance(values, torch.Tensor), f"`values` is a {type(values).__name__}, no tensor"
+            assert tuple(values.shape) == (rows,), f"{rows} samples got values of shape {list(values.shape)}"
+            assert values.dtype == torch.float32, f"the values are {values.dtype}, float32 is promised"
+            assert bool(values.isfinite().all()), f"values that are not finite came instead of an error: {values}"
+
+
+@claim("reward")
+def test_scores_go_with_their_samples(bench: RewardBench) -> None:
+    """Samples in another order get the same scores in that order: rows of a rollout may stand anywhere.
+
+    If it fails: look for something that is counted by row (a seed or a baseline by index), for results of several
+    workers that are joined in the order in which they end, for sorting that is not undone.
+    """
+    with bench.reward() as reward:
+        for samples in bench.batches():
+            order = torch.randperm(len(samples.sample_ids), generator=torch.Generator().manual_seed(3)).tolist()
+            expected = _picked(bench.score(reward, samples), order)
+            bench.same("moved by another order", bench.score(reward, pick(samples, order)), expected)
+
+
+@claim("reward", proves=Cap.REWARD_SAMPLE)
+def test_a_sample_scores_the_same_in_any_batch(bench: RewardBench) -> None:
+    """One by one, samples get the scores that they get together: batch sizes and ranks do not change what is learned.
+
+    If it fails: look for statistics over the batch (a mean that is subtracted, batch norm in training mode), padding
+    that is not masked, a dependence on the group.
+    """
+    with bench.reward() as reward:
+        for samples in bench.batches():
+            together = bench.score(reward, samples)
+            alone = [bench.score(reward, pick(samples, [row])) for row in range(len(samples.sample_ids))]
+            bench.same("moved by the batch", _joined(alone), together)
+
+
+@claim("reward", proves=Cap.REWARD_GROUP)
+def test_a_group_scores_the_same_in_any_batch(bench: RewardBench) -> None:
+    """What a group gets depends on its own samples, wherever their rows stand and whatever else is in the batch.
+
+    If it fails: compare samples by `group_ids`, not by their place in the batch, and take no statistics over all rows.
+    """
+    with bench.reward() as reward:
+        for samples in bench.batches():
+            together = bench.score(reward, samples)
+            groups = [_rows_of(samples, group) for group in dict.fromkeys(samples.group_ids)]
+            alone = [bench.score(reward, pick(samples, rows)) for rows in groups]
+            expected = [_picked(together, rows) for rows in groups]
+            bench.same("moved by other groups", _joined(alone), _joined(expected))
+
+
+@claim("reward")
+def test_scores_lie_in_the_stated_range(bench: RewardBench) -> None:
+    """No score leaves the `range` of the spec: thresholds, weights and plots are chosen by it.
+
+    If it fails: state the range that the scores have, at every setting of the config, or bring them to the stated one.
+    """
+    low, high = bench.spec.range
+    if math.isinf(low) and math.isinf(high):
+        raise NotApplicable("the spec bounds the scores on neither side")
+    # A mean or a sum of fp32 numbers may pass an exact bound by its rounding.
+    slack = 1e-6 * max(1.0, *(abs(bound) for bound in (low, high) if math.isfinite(bound)))
+    with bench.reward() as reward:
+        for samples in [*bench.batches(), *bench.batches(seed=1)]:
+            tried = [samples]
+            if bench.has_pixels:
+                corners = [pixels.to(bench.device) for pixels in _corners(samples)]
+                tried += [with_media(samples, pixels, media=bench.spec.media) for pixels in corners]
+            for batch in tried:
+                values = bench.score(reward, batch).values
+                found = (float(values.min()), float(values.max()))
+                assert low - slack <= found[0] and found[1] <= high + slack, (
+                    f"scores from {found[0]:.6g} to {found[1]:.6g} came; the spec says {low:g} to {high:g}"
+                )
+
+
+@claim("reward")
+def test_scores_tell_samples_apart(bench: RewardBench) -> None:
+    """Samples that differ do not all get one score: a reward that is constant teaches nothing.
+
+    If it fails: give the spec `examples` that the reward can tell apart (right and wrong answers); or look for a
+    rounding, a clamp or a default that swallows every difference.
+    """
+    with bench.reward() as reward:
+        batches = [*bench.batches(), *bench.batches(seed=1)]
+        values = torch.cat([bench.score(reward, samples).values for samples in batches])
+    assert bool((values != values[0]).any()), f"all {len(values)} samples got {float(values[0]):g}"
+    bench.record("spread of the scores", float(values.std(correction=0)))
+
+
+@claim("reward")
+def test_the_scale_is_the_same_at_every_weight(bench: RewardBench) -> None:
+    """A score means the same whatever `weight` the recipe gives: the loop applies weights, once, when it adds up.
+
+    If it fails: take the factor `config.weight` out of the reward.
+    """
+    for number in range(len(bench.batches())):
+        with bench.reward(weight=1.0) as reward:
+            plain = bench.score(reward, bench.batches()[number])
+        for weight in WEIGHTS:
+            with bench.reward(weight=weight) as reward:
+                bench.same("moved by its weight", bench.score(reward, bench.batches()[number]), plain)
+
+
+@claim("reward")
+def test_parts_are_those_that_the_spec_names(bench: RewardBench) -> None:
+    """The components beside the score are the spec's `parts`, each one finite number a sample: logs show them.
+
+    If it fails: make the spec's `parts` and the names in `Scores.parts` the same, and give every part at every call.
+    """
+    stated = sorted(bench.spec.parts)
+    with bench.reward() as reward:
+        for samples in bench.batches():
+            parts = reward.score(samples).parts
+            assert sorted(parts) == stated, f"the parts are {sorted(parts)}; the spec names {stated}"
+            for name, values in parts.items():
+                rows = len(samples.sample_ids)
+                assert tuple(values.shape) == (rows,), f"part {name!r} has shape {list(values.shape)}, not [{rows}]"
+                assert bool(values.float().isfinite().all()), f"part {name!r} is not finite: {values}"
+
+
+@claim("reward")
+def test_the_same_samples_get_the_same_scores_again(bench: RewardBench) -> None:
+    """Scoring a batch twice gives the same numbers: evaluations compare two moments of a run by nothing but scores.
+
+    If it fails: look for dropout or batch norm in training mode, augmentation, a random generator, statistics that a
+    reward carries from one call to the next.
+    """
+    with bench.reward() as reward:
+        for number, samples in enumerate(bench.batches()):
+            first = bench.score(reward, samples)
+            again = bench.score(reward, bench.batches()[number])
+            if bench.device == "cpu":
+                assert torch.equal(first.values, again.values), (
+                    f"the same samples got {first.values.tolist()}, then {again.values.tolist()}"
+                )
+            # On a GPU, kernels may add in another order each time.
+            bench.same("moved by a second call", again, first)
+
+
+@claim("reward")
+def test_scores_come_from_the_sample_not_from_its_name(bench: RewardBench) -> None:
+    """Other samples under the same ids get scores of their own. Every evaluation of a run uses the same ids.
+
+    If it fails: a cache takes the sample id, the prompt or the place in the batch for the sample; key it by content.
+    """
+    differs = False
+    for number, other in enumerate(bench.batches(seed=1)):
+        with bench.reward() as reward:
+            expected = bench.score(reward, other)
+        with bench.reward() as reward:
+            before = bench.score(reward, bench.batches()[number])
+            bench.same("moved by earlier ids", bench.score(reward, bench.batches(seed=1)[number]), expected)
+        differs = differs or not torch.equal(before.values, expected.values)
+    if not differs:
+        raise NotRun("both sets of samples get the same scores, so nothing can be told from them")
+
+
+@claim("reward")
+def test_a_reward_leaves_samples_as_they_are(bench: RewardBench) -> None:
+    """Scoring changes neither pixels nor metadata: other rewards, trackers and the update read them afterwards.
+
+    If it fails: look for operations in place (`clamp_`, `mul_`, `sub_`) on the images, which also reach them through
+    `detach()` and views, and for `metadata` or lists that are written to.
+    """
+    with bench.reward() as reward:
+        for number, samples in enumerate(bench.batches()):
+            metadata = copy.deepcopy(samples.metadata)
+            reward.score(samples)
+            before = bench.batches()[number]
+            assert samples.metadata == metadata, f"the metadata was {metadata}, now it is {samples.metadata}"
+            if bench.has_pixels:
+                assert torch.equal(pixels_of(samples), pixels_of(before)), "the pixels were changed in place"
+
+
+def _rows_of(samples: ScoreInput, group: str) -> list[int]:
+    return [row for row, found in enumerate(samples.group_ids) if found == group]
+
+
+def _picked(scores: Scores, rows: list[int]) -> Scores:
+    """Scores of these rows, in this order."""
+    return Scores(values=scores.values[rows], parts={name: values[rows] for name, values in scores.parts.items()})
+
+
+def _joined(scores: Sequence[Scores]) -> Scores:
+    """Scores of several batches, one after the other. All have the parts of the first."""
+    return Scores(
+        values=torch.cat([one.values for one in scores]),
+        parts={name: torch.cat([one.parts[name] for one in scores]) for name in scores[0].parts},
+    )
+
+
+def _corners(samples: ScoreInput) -> list[torch.Tensor]:
+    """All black, all white, and noise of 0 and 1: the corners of what a decoder can give."""
+    shape = pixels_of(samples).shape
+    noise = pictures(shape[0], tuple(shape[1:]), seed=2).round()
+    return [torch.zeros(shape), torch.ones(shape), noise]

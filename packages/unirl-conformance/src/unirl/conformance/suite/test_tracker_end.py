@@ -1,0 +1,85 @@
+"""How a tracker ends."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import threading
+from pathlib import Path
+from typing import Literal, get_args
+
+from unirl.conformance.benches.tracker import TrackerBench
+from unirl.conformance.claims import claim
+from unirl.conformance.verdicts import NotRun
+
+Status = Literal["done", "stopped", "failed"]
+SETTLES_S = 5.0
+"""Longest wait for threads that were told to end. Ending takes milliseconds; a busy machine takes longer."""
+
+
+@claim("tracker")
+def test_a_run_may_end_at_any_time_and_in_any_way(bench: TrackerBench) -> None:
+    """A run may be done, stopped or failed, after steps or before it announced itself, and the tracker ends with it.
+
+    A run that fails at once is the one whose reason a user looks for.
+
+    If it fails: let `finish` deal with a run that has no step, no image and no event besides `run_finished`, and with
+    every status.
+    """
+    for status in get_args(Status):
+        with bench.quiet_life(f"{status}-at-once") as life:
+            life.finish(status)
+    for status in ("stopped", "failed"):
+        with bench.life(f"{status}-after-a-step") as life:
+            life.steps((1,))
+            life.finish(status)
+
+
+@claim("tracker")
+def test_a_tracker_leaves_nothing_running(bench: TrackerBench) -> None:
+    """After `finish` no thread, process or open file of the run is left, so the process can end, or go on for weeks.
+
+    What a library starts once for the whole process may stay, as long as it does not keep the process from ending: so
+    it is the second run that is looked at.
+
+    If it fails: join the threads in `finish`, close the writers, and end helper processes.
+    """
+    before = set(threading.enumerate())
+    with bench.life("first") as first:
+        first.steps((1, 2))
+        first.finish("done")
+    between, helpers = set(threading.enumerate()), _children()
+    with bench.life("second") as second:
+        second.steps((1, 2))
+        second.finish("done")
+    for thread in set(threading.enumerate()) - between:
+        thread.join(SETTLES_S)
+    blocking = [thread.name for thread in set(threading.enumerate()) - before if not thread.daemon]
+    assert not blocking, f"threads that keep the process from ending are left: {', '.join(blocking)}"
+    left = [thread.name for thread in set(threading.enumerate()) - between]
+    assert not left, f"threads of the run are left: {', '.join(left)}"
+    if sys.platform != "linux":
+        raise NotRun("no thread is left; child processes and open files can be looked at on Linux alone")
+    assert _children() <= helpers, f"{len(_children() - helpers)} processes of the run are left"
+    opened = _open_files(bench.folder)
+    assert not opened, f"files of the run are still open: {', '.join(opened)}"
+
+
+def _children() -> set[int]:
+    """Process ids of this process's children; without those of multiprocessing's own bookkeeping."""
+    multiprocessing.active_children()  # Waits for those that have ended.
+    lists = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for found in lists for pid in found.read_text().split()}
+
+
+def _open_files(folder: Path) -> list[str]:
+    """Files below a folder that this process has open."""
+    found: list[str] = []
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            target = link.readlink()
+        except OSError:
+            continue  # The one that lists this folder is closed by now.
+        if target.is_relative_to(folder.resolve()):
+            found.append(str(target.relative_to(folder.resolve())))
+    return found

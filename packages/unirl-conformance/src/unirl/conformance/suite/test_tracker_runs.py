@@ -1,0 +1,209 @@
+"""What a tracker keeps of a run."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+
+import torch
+from unirl.conformance.benches.tracker import CONFIG, TrackerBench, files_left, numbers, pictures
+from unirl.conformance.claims import claim
+from unirl.core.events import Event
+from unirl.core.tracking import MAX_IMAGES
+
+SHORT, LONG, WIDTH = 2, 16, 60
+"""Two runs of so many steps, each of which logs so many numbers: between them lie 840 numbers."""
+BYTES_A_NUMBER = 1
+"""What a random number takes at least: at two digits 6.6 bits."""
+FEW, MANY = 3, 203
+"""Steps of two runs at the same time."""
+STAYS = 0.9
+"""Share of its size that a file must keep when it is written again. A picture of the run may be compressed better than
+before; a file that lost the 120 steps of the first session keeps far less."""
+KEYS = ("reward/shapes/color", "награда/среднее", "报酬", "key with spaces, commas", "a.b-c_d", "k" * 200)
+TEXTS = (
+    "a ring | reward 0.50",
+    "",
+    "word " * 4000,
+    "x" * 4000,
+    "two\nlines\r\n\ttabbed | reward 0.25",
+    "<script>alert('&amp;')</script> ]]> {{ braces }} {% block %} $x^2$ %s {0} \\n",
+    "красный круг | 紅い輪 | حلقة حمراء | 🟥🐕‍🦺",
+    "no number | reward high",
+    "no number | reward nan",
+)
+
+
+@claim("tracker")
+def test_a_whole_run_is_taken(bench: TrackerBench) -> None:
+    """Every event, number and image of a run is taken without raising, also kinds of events that are new.
+
+    A tracker that raises is left out for the rest of the run.
+
+    If it fails: let `event` pass over kinds that it does not show, and read no more of an event's data than it needs.
+    """
+    with bench.life() as life:
+        life.evaluate(0, {"score_mean": 0.25, "reward/brightness": 0.5})
+        for done in (1, 2):
+            life.images("train", pictures(4), ["a red ring | reward 0.50"] * 4, step=done - 1)
+            life.step(done, {**numbers(done), "updates": 2, "steps_skipped": 0.0})
+        life.emit("rollout", step=2, samples=4)
+        life.events.finding("gradient RMS is small", step=2)
+        life.emit("images", step=2, key="train", count=4)
+        life.emit("checkpoint_saved", step=2, folder="step-2", size_bytes=4096, seconds=0.25)
+        life.emit("weights_published", step=2, where={"host": "example", "ports": [1, 2]}, note=None)
+        life.images("eval", pictures(4), ["a blue disk | reward 1.00"] * 4, step=2)
+        life.evaluate(2, {"score_mean": 0.75, "reward/brightness": 0.5})
+        life.finish("done")
+    assert files_left(life.folder), _nothing(life.folder)
+
+
+@claim("tracker")
+def test_every_number_that_is_logged_is_kept(bench: TrackerBench) -> None:
+    """All numbers of all steps are kept: a longer run leaves more behind.
+
+    What is written is the tracker's own matter, so it is the size that counts: 840 random numbers take 840 bytes at
+    the very least, which one number of each step, or all numbers of one step, do not reach.
+
+    If it fails: write what `log` gets and flush it in `finish`. A tracker that sends elsewhere needs settings in its
+    spec's `trial` with which it writes files below the run folder, as W&B does offline.
+    """
+    sizes: list[int] = []
+    for steps in (SHORT, LONG):
+        with bench.life(f"of-{steps}") as life:
+            life.steps(range(1, steps + 1), width=WIDTH)
+            life.finish("done")
+        left = files_left(life.folder)
+        assert left, _nothing(life.folder)
+        sizes.append(sum(left.values()))
+    more = (LONG - SHORT) * WIDTH
+    bench.record("bytes a number", (sizes[1] - sizes[0]) / more)
+    assert sizes[1] - sizes[0] >= BYTES_A_NUMBER * more, (
+        f"{SHORT} steps leave {sizes[0]} bytes and {LONG} leave {sizes[1]}: too few for {more} more numbers"
+    )
+
+
+@claim("tracker")
+def test_a_resumed_run_loses_nothing_that_was_there(bench: TrackerBench) -> None:
+    """A session that resumes at an earlier checkpoint goes on in the same run folder and loses no file of the first.
+
+    If it fails: open files to append when `resumed_at` is set, or new ones beside the old, and take up the id of the
+    first session; what is written as a whole has to hold both sessions.
+    """
+    with bench.life() as first:
+        first.steps(range(1, 121))
+        first.finish("stopped")
+    before = files_left(first.folder)
+    assert before, _nothing(first.folder)
+    # The last two steps came after the checkpoint and are done again.
+    with bench.life(resumed_at=118) as second:
+        second.steps(range(119, 124))
+        second.finish("done")
+    after = files_left(second.folder)
+    for name, size in before.items():
+        assert name in after, f"{name} of the first session is gone"
+        assert after[name] >= STAYS * size, f"{name} had {size} bytes after the first session, now {after[name]}"
+    assert after != before, "the resumed session left nothing behind"
+
+
+@claim("tracker")
+def test_a_tracker_may_join_when_a_run_is_resumed(bench: TrackerBench) -> None:
+    """A run that began without the tracker can be resumed with it: nothing of an earlier session has to be there.
+
+    If it fails: where `resumed_at` is set, look whether there is something to go on with, and start anew where not.
+    """
+    with bench.life(resumed_at=5) as life:
+        life.steps((6, 7))
+        life.finish("done")
+    assert files_left(life.folder), _nothing(life.folder)
+
+
+@claim("tracker")
+def test_numbers_that_are_not_finite_are_taken(bench: TrackerBench) -> None:
+    """NaN and infinity do not make a tracker raise: the step that has them is the one that has to be seen.
+
+    If it fails: look for `int(...)`, strict JSON, and axes that are scaled to the largest number.
+    """
+    with bench.life() as life:
+        life.steps((1,))
+        for done, value in enumerate((math.nan, math.inf, -math.inf), start=2):
+            life.step(done, {"reward_mean": value, "reward/1": value})
+        life.evaluate(4, {"score_mean": math.nan})
+        life.steps((5,))
+        life.finish("failed")
+    assert files_left(life.folder), _nothing(life.folder)
+
+
+@claim("tracker")
+def test_odd_names_and_long_texts_are_taken(bench: TrackerBench) -> None:
+    """Keys with slashes and spaces, words of any script, captions of any length and text, and many images are taken.
+
+    If it fails: quote keys before they become file names, write files as UTF-8, escape what goes into a page, and
+    read nothing out of captions that need not be in them.
+    """
+    with bench.life(name='проба 1/2 – <b>"bold"</b>') as life:
+        life.step(1, dict.fromkeys(KEYS, 0.5))
+        captions = [TEXTS[row % len(TEXTS)] for row in range(MAX_IMAGES)]
+        for step, key in enumerate(("eval", "eval/held-out set", "картинки")):
+            life.images(key, pictures(MAX_IMAGES), captions, step=step)
+        life.images("train", pictures(1, height=40), TEXTS[2:3], step=2)
+        for text in TEXTS:
+            life.events.finding(text, step=2)
+        life.evaluate(2, dict.fromkeys(KEYS, 0.5))
+        life.finish("done")
+    assert files_left(life.folder), _nothing(life.folder)
+
+
+@claim("tracker")
+def test_two_runs_in_one_process_do_not_mix(bench: TrackerBench) -> None:
+    """Two runs at once, as in a sweep, are kept apart, and one goes on when the other ends.
+
+    If it fails: look for a run, a writer or a step that is kept on the class or the module instead of the object, and
+    for libraries that have one "current" run unless they are told otherwise (`reinit="create_new"` of W&B).
+    """
+    with bench.life("one") as one, bench.life("other") as other:
+        for done in range(1, MANY):
+            one.steps((done,), prefix="first-run/")
+            if done < FEW:
+                other.steps((done,), prefix="second-run/")
+        other.finish("done")
+        one.steps((MANY,), prefix="first-run/")
+        one.finish("done")
+    left = {life: files_left(life.folder) for life in (one, other)}
+    for life, strange in ((one, b"second-run/"), (other, b"first-run/")):
+        assert left[life], _nothing(life.folder)
+        mixed = [name for name in left[life] if strange in (life.folder / name).read_bytes()]
+        assert not mixed, f"{mixed[0]} of run {life.folder.name!r} has numbers of the other run"
+    many, few = (sum(left[life].values()) for life in (one, other))
+    more = len(numbers(0)) * (MANY - FEW)
+    assert many - few >= BYTES_A_NUMBER * more, (
+        f"the run of {MANY} steps left {many} bytes and the one of {FEW - 1} steps {few}: numbers went astray"
+    )
+
+
+@claim("tracker")
+def test_a_tracker_leaves_what_it_is_given_as_it_is(bench: TrackerBench) -> None:
+    """Numbers, images, captions, events and the recipe are unchanged afterwards: other trackers get the very same.
+
+    If it fails: look for operations in place on the images (`mul_`, `clamp_`), for `pop` and `update` on the recipe,
+    the metrics or an event's data, and make a copy first.
+    """
+    with bench.life() as life:
+        metrics, captions, images = numbers(1), ["a ring | reward 0.50", "a disk"], pictures(2)
+        data = {"metrics": dict(metrics), "phases": {"train": 0.25}, "samples": 4}
+        given = (metrics, captions, images, data)
+        before = copy.deepcopy(given)
+        life.tracker.log(metrics, step=1)
+        life.tracker.images("train", images, captions, step=1)
+        life.tracker.event(Event(kind="step", step=1, data=data))
+        life.finish("done")
+    assert metrics == before[0], f"the metrics were {before[0]}, now they are {metrics}"
+    assert captions == before[1], f"the captions were {before[1]}, now they are {captions}"
+    assert torch.equal(images, before[2]), "the images were changed in place"
+    assert data == before[3], f"the data of an event was {before[3]}, now it is {data}"
+    assert life.info.config == CONFIG, f"the recipe was {CONFIG}, now it is {life.info.config}"
+
+
+def _nothing(folder: Path) -> str:
+    return f"nothing was left in the run folder {folder.name!r} besides the run's own files"

@@ -1,0 +1,144 @@
+"""Two processes that train together: `python -m unirl.conformance.workbench.two_ranks FOLDER RANK` is one of them.
+
+They are started by `train_on_two_ranks`, meet through a file, and are ended for certain.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import pkgutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore
+from unirl.core.config import PartConfig, TrainConfig
+from unirl.core.roles import Backend, Policy
+from unirl.core.track import Track
+
+from .model import WorkbenchModel
+from .trainee import Trainee, Training, largest_gap
+
+__all__ = ["Found", "Job", "train_here", "train_on_two_ranks"]
+
+NUM_RANKS = 2
+DEADLINE_S = 240
+"""Nearly all of it is the import of torch and the backend: 15 s on two idle cores, many times that on busy ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One backend to build and train. Plain data, sent to the ranks as it is."""
+
+    build: str
+    """Of the backend's spec."""
+    config: PartConfig
+    training: Training
+    policies: tuple[Policy, ...]
+    train: TrainConfig
+    tracks: tuple[tuple[Track, ...], ...]
+    """Of every rank, one track for each call of `train`."""
+    seed: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a rank sees after a job."""
+
+    tensors: Mapping[str, Tensor]
+    """`Trainee.everything`."""
+    metrics: Mapping[str, float]
+    """Of the last call."""
+    version: int
+    change: float
+    """The largest change of what trains."""
+
+
+def train_here(job: Job, build: Callable[..., Backend], *, rank: int = 0) -> Found:
+    """Do a job in this process, as one of the ranks of its process group if there is one."""
+    model = WorkbenchModel()
+    plain = {name: param.detach().clone() for name, param in model.net.named_parameters()}
+    backend = build(job.config, model=model, train=job.train, steps=100, seed=job.seed)
+    trainee = Trainee(backend=backend, model=model, training=job.training, policies=job.policies, plain=plain)
+    try:
+        before = trainee.trained()
+        reports = [trainee.train(track) for track in job.tracks[rank]]
+        return Found(
+            tensors=trainee.everything(),
+            metrics=dict(reports[-1].metrics),
+            version=backend.version,
+            change=largest_gap(trainee.trained(), before),
+        )
+    finally:
+        backend.close()
+
+
+def train_on_two_ranks(jobs: Sequence[Job], folder: Path) -> list[list[Found]]:
+    """Do the jobs in two processes of this interpreter. folder: empty. Returns what each rank found, job by job.
+
+    Raises AssertionError with the end of its output when a rank fails, or when they are not done in time.
+    """
+    (folder / "jobs.pkl").write_bytes(pickle.dumps(list(jobs)))
+    # The parts may stand where only this process looks for modules.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    ranks: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(NUM_RANKS):
+            with (folder / f"rank-{rank}.log").open("wb") as log:
+                command = [sys.executable, "-m", __name__, str(folder), str(rank)]
+                ranks.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment))
+        _wait(ranks, folder)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    return [pickle.loads((folder / f"found-{rank}.pkl").read_bytes()) for rank in range(NUM_RANKS)]
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+    """Until all have ended well; one that fails would leave the other waiting for it."""
+    ends = time.monotonic() + DEADLINE_S
+    while any(process.poll() is None for process in ranks):
+        _check(ranks, folder)
+        assert time.monotonic() < ends, f"two ranks were not done after {DEADLINE_S} s: {_tail(folder, 0)}"
+        time.sleep(0.05)
+    _check(ranks, folder)
+
+
+def _check(ranks: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+    for rank, process in enumerate(ranks):
+        assert process.poll() in (None, 0), f"rank {rank} of {NUM_RANKS} failed: {_tail(folder, rank)}"
+
+
+def _tail(folder: Path, rank: int) -> str:
+    return (folder / f"rank-{rank}.log").read_text(encoding="utf-8", errors="replace")[-3000:]
+
+
+def main(folder: Path, rank: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        store=FileStore(str(folder / "store"), NUM_RANKS),
+        rank=rank,
+        world_size=NUM_RANKS,
+        timeout=timedelta(seconds=DEADLINE_S),
+    )
+    jobs: list[Job] = pickle.loads((folder / "jobs.pkl").read_bytes())
+    found = [train_here(job, pkgutil.resolve_name(job.build), rank=rank) for job in jobs]
+    (folder / f"found-{rank}.pkl").write_bytes(pickle.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    # Pickles name the module, which is `__main__` here.
+    from unirl.conformance.workbench.two_ranks import main as run
+
+    run(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,149 @@
+"""The workshop: builds parts from their specs for the claims, on miniatures, and keeps what may be shared."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from omegaconf import OmegaConf
+from unirl.core.capability import Cap
+from unirl.core.catalog import Catalog, Found
+from unirl.core.config import LatentSamplingConfig, PartConfig
+from unirl.core.errors import PluginBroken
+from unirl.core.roles import DiffusionModel
+from unirl.core.spec import Miniature, ModelSpec
+
+from .verdicts import NotRun
+
+__all__ = ["Workshop"]
+
+T = TypeVar("T")
+
+
+class Workshop:
+    """One per run. What it builds comes from the catalog's specs alone."""
+
+    def __init__(self, catalog: Catalog, folder: Path) -> None:
+        self.catalog = catalog
+        self.folder = folder
+        """An empty folder of this run, for whatever claims write."""
+        self._models: dict[tuple[str, str], DiffusionModel] = {}
+        self._shared: dict[str, Any] = {}
+        self._contexts = ExitStack()
+
+    def shared(self, key: str, make: Callable[[], T]) -> T:
+        """What `make` gives, made once a run, for claims that only look at it."""
+        if key not in self._shared:
+            self._shared[key] = make()
+        return cast(T, self._shared[key])
+
+    def entered(self, key: str, make: Callable[[], AbstractContextManager[T]]) -> T:
+        """The same for something that has to be ended: a context that is entered once and left with the workshop."""
+        return self.shared(key, lambda: self._contexts.enter_context(make()))
+
+    def close(self) -> None:
+        self._contexts.close()
+
+    def config(self, found: Found, settings: Mapping[str, Any] | None = None, *, enable: Cap | None = None) -> Any:
+        """A config of the part: its defaults, its `trial`, what enables a capability, then `settings` by dotted key.
+
+        Raises an OmegaConf error for a key or a type that the config does not have.
+        """
+        spec = found.spec
+        laid = dict(spec.trial)
+        if enable is not None:
+            laid |= spec.enabled_by.get(enable, {})
+        filled = self._filled(self.resolved(found, spec.config), {**laid, **(settings or {})})
+        assert isinstance(filled, PartConfig)
+        filled.use = spec.name
+        return filled
+
+    def build(self, found: Found, config: PartConfig, **context: object) -> Any:
+        """The part, made as a run makes it. Raises NotRun when it needs a package that is not installed."""
+        build: Callable[..., Any] = self.resolved(found, found.spec.build)
+        try:
+            return build(config, **context)
+        except ModuleNotFoundError as error:
+            raise _absent(found, error) from error
+
+    def miniature(self, found: Found) -> Miniature:
+        """The miniature of a model. Raises NotRun when it states none."""
+        spec = cast(ModelSpec, found.spec)
+        if spec.tiny is None:
+            raise NotRun(f"model {spec.name!r} states no `tiny` miniature, so nothing of it can be built here")
+        return spec.tiny
+
+    def checkpoint(self, found: Found, *, seed: int = 0, again: bool = False) -> Path:
+        """A folder with the model's miniature; written once per seed, or into another folder with `again`."""
+        folder = self.folder / "miniatures" / f"{found.spec.name}-{seed}{'-again' if again else ''}"
+        if again and folder.exists():
+            shutil.rmtree(folder)
+        if not folder.exists():
+            write: Callable[..., None] = self.resolved(found, self.miniature(found).write)
+            partial = folder.with_name(f"{folder.name}.partial")
+            partial.mkdir(parents=True)
+            try:
+                write(partial, seed=seed)
+            except ModuleNotFoundError as error:
+                shutil.rmtree(partial)
+                raise _absent(found, error) from error
+            partial.rename(folder)
+        return folder
+
+    def sampling(self, found: Found, **settings: object) -> LatentSamplingConfig:
+        """Sampling settings that the model's miniature takes, with `settings` laid over them."""
+        laid = {"steps": 4, **self.miniature(found).sampling, **settings}
+        return cast(LatentSamplingConfig, self._filled(LatentSamplingConfig, laid))
+
+    def _filled(self, schema: type[Any], settings: Mapping[str, Any]) -> Any:
+        """The dataclass with its defaults and these settings by dotted key, checked. A copy of the caller's own."""
+
+        def fill() -> Any:
+            config = OmegaConf.structured(schema)
+            for key, value in settings.items():
+                OmegaConf.update(config, key, value)
+            return OmegaConf.to_object(config)
+
+        # OmegaConf takes 15 ms for what claims ask for thousands of times.
+        key = f"{schema.__module__}:{schema.__qualname__} {settings!r}"
+        return copy.deepcopy(self.shared(key, fill))
+
+    def latent_track(self, found: Found) -> str:
+        """Name of the model's first latent track."""
+        return next(name for name, kind in cast(ModelSpec, found.spec).tracks.items() if kind == "latent")
+
+    def fresh_model(self, found: Found, *, device: str = "cpu", seed: int = 0) -> DiffusionModel:
+        """The model on its miniature, for a claim that changes it."""
+        spec = cast(ModelSpec, found.spec)
+        config = self.config(found, {spec.path_key: str(self.checkpoint(found, seed=seed))})
+        return cast(DiffusionModel, self.build(found, config, device=device))
+
+    def model(self, found: Found, *, device: str = "cpu") -> DiffusionModel:
+        """The model on its miniature, shared by all claims that only look at it."""
+        key = (found.spec.name, device)
+        if key not in self._models:
+            self._models[key] = self.fresh_model(found, device=device)
+        return self._models[key]
+
+    def resolved(self, found: Found, target: str) -> Any:
+        """What a `"module:attribute"` of the part's spec names. Raises NotRun when it needs an absent package."""
+        try:
+            return self.catalog.resolve(target)
+        except PluginBroken as error:
+            cause = error.__cause__
+            if isinstance(cause, ModuleNotFoundError) and cause.name and cause.name != target.partition(":")[0]:
+                raise _absent(found, cause) from error
+            raise
+
+
+def _absent(found: Found, error: ModuleNotFoundError) -> BaseException:
+    """What a missing module means: a package that is not installed here, or a plugin that lacks a part of its own."""
+    missing = error.name or str(error)
+    if missing.split(".")[0] == "unirl":
+        return error
+    kind, name = found.spec.kind, found.spec.name
+    return NotRun(f"{kind} {name!r} needs the Python package {missing.split('.')[0]!r}, which is not installed here")

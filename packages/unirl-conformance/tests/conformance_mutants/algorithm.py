@@ -1,0 +1,331 @@
+"""Algorithms that are broken in one way each, next to the one that is well."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+import unirl.backends.fsdp2.plugin
+import unirl.engines.trainside.plugin
+import unirl.models.sd3.plugin
+import unirl.rewards.rules.plugin
+from torch import Tensor
+from unirl.algorithms.flow_grpo.algorithm import FlowGrpo
+from unirl.algorithms.flow_grpo.plugin import FLOW_GRPO
+from unirl.core.catalog import Catalog
+from unirl.core.hookspec import hookimpl
+from unirl.core.plan import Plan
+from unirl.core.request import LatentRequest
+from unirl.core.roles import Losses, Replay
+from unirl.core.spec import AlgorithmSpec, Gap
+from unirl.core.track import Track
+from unirl.numerics.reduction import LossTerm
+
+from conformance_mutants.mutant import Mutant
+
+
+class LikesItsSamples(FlowGrpo):
+    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+        return super().loss(_with_advantages(track, lambda found: found + 0.01), replay, progress=progress)
+
+
+class NegatesAdvantages(FlowGrpo):
+    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+        return super().loss(_with_advantages(track, lambda found: -found), replay, progress=progress)
+
+
+class ShiftsTheAnchor(FlowGrpo):
+    def anchor(self, track: Track, replay: Replay) -> Track:
+        track = super().anchor(track, replay)
+        assert track.latent.log_probs is not None
+        return dataclasses.replace(
+            track, segment=dataclasses.replace(track.latent, log_probs=track.latent.log_probs + 1e-3)
+        )
+
+
+class ClipsAtOnce(FlowGrpo):
+    def __init__(self, config: Any, **context: Any) -> None:
+        super().__init__(dataclasses.replace(config, clip_range=0.0), **context)
+
+
+class ClipsLate(FlowGrpo):
+    def __init__(self, config: Any, **context: Any) -> None:
+        super().__init__(dataclasses.replace(config, clip_range=2 * config.clip_range), **context)
+
+
+class WithoutReference(FlowGrpo):
+    pass
+
+
+class ScalesByTheMicroBatch(FlowGrpo):
+    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+        sizes = torch.where(track.weights > 0, _advantages(track).abs(), 0.0)
+        scale = 0.1 + sizes.sum() / (track.weights > 0).sum()
+        return _with_values(super().loss(track, replay, progress=progress), lambda values: values / scale)
+
+
+class WeighsByPlace(FlowGrpo):
+    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+        place = 1 + 0.1 * torch.arange(track.num_rows, device=track.weights.device)
+        return _with_values(super().loss(track, replay, progress=progress), lambda values: values * place[:, None])
+
+
+class CountsPadding(FlowGrpo):
+    def weights(self, track: Track) -> Mapping[str, Tensor]:
+        return super().weights(dataclasses.replace(track, weights=torch.ones_like(track.weights)))
+
+
+class ReadsRewards(FlowGrpo):
+    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+        assert track.rewards is not None
+        nothing = 0.0 * track.rewards[:, None]
+        return _with_values(super().loss(track, replay, progress=progress), lambda values: values + nothing)
+
+
+class RunsTheReference(FlowGrpo):
+    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+        replay(track, policy="reference")
+        return super().loss(track, replay, progress=progress)
+
+
+class AnnouncesWholeWeights(FlowGrpo):
+    def weights(self, track: Track) -> Mapping[str, Tensor]:
+        return super().weights(dataclasses.replace(track, weights=(track.weights > 0).float()))
+
+    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+        losses, weights = super().loss(track, replay, progress=progress), super().weights(track)
+        terms = [dataclasses.replace(term, weights=weights[term.name]) for term in _terms(losses)]
+        return dataclasses.replace(losses, terms=terms)
+
+
+class RanksGroups(FlowGrpo):
+    def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
+        groups = list(dict.fromkeys(track.group_ids))
+        factors = torch.tensor([1 + 0.1 * groups.index(group) for group in track.group_ids])
+        found, metrics = super().advantages(track)
+        return _with_advantages(found, lambda values: values * factors), metrics
+
+
+class CentresOnTheBatch(FlowGrpo):
+    def __init__(self, config: Any, *, advantage: Any, **context: Any) -> None:
+        super().__init__(config, advantage=dataclasses.replace(advantage, center="global", scope="global"), **context)
+
+
+class PrefersTheWorse(FlowGrpo):
+    def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
+        found, metrics = super().advantages(track)
+        return _with_advantages(found, torch.neg), metrics
+
+
+class NeedsTwo(FlowGrpo):
+    def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
+        found, metrics = super().advantages(track)
+        counted = [group for group, weight in zip(track.group_ids, track.weights, strict=True) if weight]
+        alone = torch.tensor([counted.count(group) == 1 for group in track.group_ids])
+        return _with_advantages(found, lambda values: values.masked_fill(alone, math.nan)), metrics
+
+
+class DrawsFromTheGlobalGenerator(FlowGrpo):
+    def latent_request(self, sampling: Any, **arguments: Any) -> LatentRequest:
+        request = super().latent_request(sampling, **arguments)
+        if sampling.sde.mode != "random":
+            return request
+        rows, count = request.sde_steps.shape
+        drawn = torch.randperm(len(request.sigmas) - 1)[:count].sort().values
+        return dataclasses.replace(request, sde_steps=drawn.expand(rows, count).contiguous())
+
+
+class DrawsForEachSample(FlowGrpo):
+    def latent_request(self, sampling: Any, **arguments: Any) -> LatentRequest:
+        request = super().latent_request(sampling, **arguments)
+        if sampling.sde.mode != "random":
+            return request
+        alone = dataclasses.replace(sampling, sde=dataclasses.replace(sampling.sde, per_group=True))
+        own = super().latent_request(alone, **{**arguments, "group_ids": arguments["sample_ids"]})
+        return dataclasses.replace(request, sde_steps=own.sde_steps)
+
+
+class KeepsNoiseApart(FlowGrpo):
+    def latent_request(self, sampling: Any, **arguments: Any) -> LatentRequest:
+        request = super().latent_request(sampling, **arguments)
+        return dataclasses.replace(request, noise_ids=tuple(arguments["sample_ids"]))
+
+
+class RoundsSigmas(FlowGrpo):
+    def latent_request(self, sampling: Any, **arguments: Any) -> LatentRequest:
+        request = super().latent_request(sampling, **arguments)
+        return dataclasses.replace(request, sigmas=request.sigmas.to(torch.bfloat16).float())
+
+
+class TurnsRound(FlowGrpo):
+    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+        sign = -1.0 if progress > 0.1 else 1.0
+        return _with_values(super().loss(track, replay, progress=progress), lambda values: sign * values)
+
+
+REFERENCE = "the-loss-agrees-with-its-numpy-reference"
+MICRO = "micro-batches-do-not-change-the-gradient"
+BROKEN: dict[type[FlowGrpo], Mutant] = {
+    LikesItsSamples: Mutant(
+        claim="zero-advantages-give-no-gradient", name="likes-its-samples", broken="adds 0.01 to every advantage"
+    ),
+    NegatesAdvantages: Mutant(
+        claim="a-step-favours-samples-with-advantage", name="negates-advantages", broken="has a sign too many"
+    ),
+    ShiftsTheAnchor: Mutant(
+        claim="the-first-ratio-is-exactly-one",
+        name="shifts-the-anchor",
+        broken="adds a thousandth to the log-probs that it replays before updates",
+    ),
+    ClipsAtOnce: Mutant(claim="three-updates-lower-the-loss", name="clips-at-once", broken="has a clip range of 0"),
+    ClipsLate: Mutant(claim=REFERENCE, name="clips-late", broken="clips at twice the range"),
+    WithoutReference: Mutant(claim=REFERENCE, name="without-reference", broken="names no reference"),
+    ScalesByTheMicroBatch: Mutant(
+        claim=MICRO, name="scales-by-the-micro-batch", broken="divides by the mean advantage of the micro-batch"
+    ),
+    WeighsByPlace: Mutant(
+        claim="the-order-of-the-rows-does-not-change-the-gradient",
+        name="weighs-by-place",
+        broken="weighs later rows more",
+        # A row of a micro-batch of one is always the first.
+        also=(MICRO,),
+    ),
+    CountsPadding: Mutant(claim="padding-changes-nothing", name="counts-padding", broken="gives every row weight 1"),
+    ReadsRewards: Mutant(
+        claim="only-declared-needs-are-read", name="reads-rewards", broken="reads rewards after the advantages"
+    ),
+    RunsTheReference: Mutant(
+        claim="only-declared-needs-are-read", name="runs-the-reference", broken="runs a policy that it does not name"
+    ),
+    AnnouncesWholeWeights: Mutant(
+        claim="weights-announce-what-the-loss-weighs",
+        name="announces-whole-weights",
+        broken="announces weight 1 for samples that weigh a half",
+    ),
+    RanksGroups: Mutant(
+        claim="advantages-do-not-depend-on-the-order-of-the-rows",
+        name="ranks-groups",
+        broken="scales the advantages of groups that come later",
+    ),
+    CentresOnTheBatch: Mutant(
+        claim="advantages-are-centred-in-their-group", name="centres-on-the-batch", broken="takes the mean of the batch"
+    ),
+    PrefersTheWorse: Mutant(
+        claim="a-higher-reward-gives-a-higher-advantage", name="prefers-the-worse", broken="negates advantages"
+    ),
+    NeedsTwo: Mutant(
+        claim="advantages-are-finite-for-every-shape-of-group", name="needs-two", broken="gives a group of one NaN"
+    ),
+    DrawsFromTheGlobalGenerator: Mutant(
+        claim="a-request-is-a-pure-function-of-its-arguments",
+        name="draws-from-the-global-generator",
+        broken="draws random SDE steps from torch's global generator",
+    ),
+    DrawsForEachSample: Mutant(
+        claim="sde-steps-are-in-range-and-shared-by-a-group",
+        name="draws-for-each-sample",
+        broken="draws random SDE steps for each sample of its own",
+    ),
+    KeepsNoiseApart: Mutant(
+        claim="noise-ids-follow-same-initial-noise", name="keeps-noise-apart", broken="ignores same_initial_noise"
+    ),
+    RoundsSigmas: Mutant(
+        claim="a-request-keeps-the-sampling-that-it-is-given", name="rounds-sigmas", broken="rounds sigmas to bf16"
+    ),
+    TurnsRound: Mutant(
+        claim="training-raises-the-reward", name="turns-round", broken="learns backwards after a tenth of the run"
+    ),
+}
+MUTANTS = list(BROKEN.values())
+OTHER_LOSS = (
+    LikesItsSamples,
+    NegatesAdvantages,
+    ClipsAtOnce,
+    ScalesByTheMicroBatch,
+    WeighsByPlace,
+    CountsPadding,
+    TurnsRound,
+)
+"""Their loss is no longer the paper's, so they declare that as a gap."""
+WELL = (
+    FLOW_GRPO,
+    dataclasses.replace(
+        FLOW_GRPO, name="guard", trial={"ratio_norm": True, "step_weight": "inverse-dt", "clip_schedule": "cosine"}
+    ),
+    dataclasses.replace(
+        FLOW_GRPO,
+        name="other-settings",
+        trial={
+            "step_weight": "noise",
+            "clip_schedule": "linear",
+            "clip_range_high": 0.08,
+            "dual_clip": 1.1,
+            "drop_zero_advantage": True,
+            "kl_form": "flow-grpo-code",
+        },
+    ),
+)
+
+
+def build(config: Any, **context: Any) -> FlowGrpo:
+    """The algorithm that the config's `use` names."""
+    kind = next(kind for kind, mutant in BROKEN.items() if mutant.name == config.use)
+    return kind(config, **context)
+
+
+def catalog() -> Catalog:
+    quickstart = (
+        unirl.models.sd3.plugin,
+        unirl.engines.trainside.plugin,
+        unirl.backends.fsdp2.plugin,
+        unirl.rewards.rules.plugin,
+    )
+    return Catalog.of(
+        {
+            "unirl-well": SimpleNamespace(unirl_algorithms=hookimpl(lambda: list(WELL))),
+            "unirl-mutants": SimpleNamespace(
+                unirl_algorithms=hookimpl(lambda: [_spec(kind) for kind in BROKEN]), unirl_check_plan=_check_plan
+            ),
+            **{module.__name__: module for module in quickstart},
+        }
+    )
+
+
+def _spec(kind: type[FlowGrpo]) -> AlgorithmSpec:
+    spec = dataclasses.replace(FLOW_GRPO, name=BROKEN[kind].name, build=f"{__name__}:build")
+    if kind is WithoutReference:
+        return dataclasses.replace(spec, reference="")
+    if kind in OTHER_LOSS:
+        return dataclasses.replace(spec, gaps=(Gap(claim=REFERENCE, reason=BROKEN[kind].broken),))
+    return spec
+
+
+@hookimpl
+def _check_plan(plan: Plan) -> list[str]:
+    """Real runs take a quarter of a minute each; one is enough to see that the claim about them can fail."""
+    if plan.algorithm.name == BROKEN[TurnsRound].name:
+        return []
+    return [f"algorithm: {plan.algorithm.name!r} is tried on the workbench alone."]
+
+
+def _terms(losses: Losses) -> list[LossTerm]:
+    return [cast(LossTerm, term) for term in losses.terms]
+
+
+def _advantages(track: Track) -> Tensor:
+    assert track.advantages is not None
+    return track.advantages
+
+
+def _with_advantages(track: Track, change: Callable[[Tensor], Tensor]) -> Track:
+    return dataclasses.replace(track, advantages=change(_advantages(track)))
+
+
+def _with_values(losses: Losses, change: Callable[[Tensor], Tensor]) -> Losses:
+    """The losses with other values of the policy's term, which comes first."""
+    first, *others = _terms(losses)
+    return dataclasses.replace(losses, terms=[dataclasses.replace(first, values=change(first.values)), *others])

@@ -1,0 +1,56 @@
+"""Engines that are broken in one way each, next to those that are well."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+from unirl.conformance.workbench import model as workbench
+from unirl.core.capability import Cap, Support
+from unirl.core.catalog import Catalog
+from unirl.core.hookspec import hookimpl
+from unirl.core.spec import EngineSpec
+from unirl.engines.trainside.engine import TrainsideEngine
+from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
+
+from conformance_mutants import engine_copying, engine_plain
+from conformance_mutants.engine_rollouts import BROKEN as ROLLOUTS
+from conformance_mutants.engine_weights import BROKEN as WEIGHTS
+from conformance_mutants.mutant import Mutant
+
+BROKEN: dict[type[TrainsideEngine], Mutant] = {**ROLLOUTS, **WEIGHTS}
+MUTANTS: list[Mutant] = list(BROKEN.values())
+LEFT_OUT = (Cap.CONDITIONS, Cap.LOG_PROBS_GAUSSIAN, Cap.SDE_STEPS_PER_GROUP, Cap.SIGMAS)
+WELL: list[EngineSpec] = [TRAINSIDE, engine_copying.SPEC, *engine_plain.SPECS]
+
+
+def build(config: Any, *, model: Any, device: Any) -> TrainsideEngine:
+    """The engine that the config's `use` names."""
+    kind = next(kind for kind, mutant in BROKEN.items() if mutant.name == config.use)
+    return kind(config, model=model)
+
+
+def catalog() -> Catalog:
+    specs = [
+        dataclasses.replace(_like(kind), name=mutant.name, build=f"{__name__}:build") for kind, mutant in BROKEN.items()
+    ]
+    return Catalog.of(
+        {
+            "unirl-well": SimpleNamespace(
+                unirl_models=hookimpl(lambda: [workbench.SPEC]), unirl_engines=hookimpl(lambda: WELL)
+            ),
+            "unirl-mutants": SimpleNamespace(unirl_engines=hookimpl(lambda: specs)),
+        }
+    )
+
+
+def _like(kind: type[TrainsideEngine]) -> EngineSpec:
+    """The spec of the engine that a mutant was made from; for those whose weights are wrong, less of its rollouts."""
+    if issubclass(kind, engine_copying.CopyingEngine):
+        return dataclasses.replace(
+            engine_copying.SPEC,
+            kernels=("flow-sde",),
+            capabilities={**engine_copying.SPEC.capabilities, **dict.fromkeys(LEFT_OUT, Support.NO)},
+        )
+    return engine_plain.SPECS[0] if issubclass(kind, engine_plain.PlainEngine) else TRAINSIDE

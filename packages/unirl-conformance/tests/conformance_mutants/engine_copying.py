@@ -1,0 +1,161 @@
+"""An engine with weights of its own: trainside's sampling over a copy of the model, as an engine elsewhere has one.
+
+No plugin has such an engine yet, so the claims about weights, adapters and sleep are tried on this one.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from unirl.core.capability import Cap, Support
+from unirl.core.errors import RecipeError, RunFailed
+from unirl.core.request import Request
+from unirl.core.roles import DiffusionModel, WeightReceipt, WeightUpdate
+from unirl.core.rollout import Rollout
+from unirl.core.weights import checksum
+from unirl.engines.trainside.config import TrainsideConfig
+from unirl.engines.trainside.engine import TrainsideEngine
+from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
+
+__all__ = ["SPEC", "CopyingEngine", "build"]
+
+SPEC = dataclasses.replace(
+    TRAINSIDE,
+    name="copying",
+    summary="Samples in process from a copy of the model that it is given weights for",
+    build=f"{__name__}:build",
+    capabilities={
+        **TRAINSIDE.capabilities,
+        Cap.WEIGHTS_SHARED: Support.NO,
+        Cap.WEIGHTS_FULL: Support.NATIVE,
+        Cap.WEIGHTS_LORA: Support.NATIVE,
+        Cap.SLEEP: Support.NATIVE,
+    },
+)
+HALVES = (".lora_A.weight", ".lora_B.weight")
+
+
+class CopyingEngine(TrainsideEngine):
+    """A `unirl.core.roles.Engine`. An adapter is folded into the weights, always from the base weights."""
+
+    def __init__(self, config: TrainsideConfig, *, model: DiffusionModel) -> None:
+        super().__init__(config, model=copy.deepcopy(model))
+        self._module: nn.Module = self._model.trainable
+        self._base = {name: weight.detach().clone() for name, weight in self._module.named_parameters()}
+        self._asleep: dict[str, Tensor] | None = None
+
+    def generate(self, request: Request) -> Rollout:
+        if self._asleep is not None:
+            raise RunFailed("engine: samples were asked of 'copying' while it sleeps; call wake() first.")
+        return super().generate(request)
+
+    def load_weights(self, update: WeightUpdate) -> WeightReceipt:
+        """Checks everything, then writes. Raises RecipeError for weights that do not fit."""
+        if self._asleep is not None:
+            raise RunFailed("engine: weights were sent to 'copying' while it sleeps; call wake() first.")
+        self.check(update)
+        held = self.write_adapter(update) if update.kind == "lora" else self.write_full(update)
+        self.version = update.version
+        return WeightReceipt(
+            version=self.version,
+            checksum=checksum(held),
+            num_tensors=len(held),
+            size_bytes=sum(tensor.nbytes for tensor in held.values()),
+        )
+
+    def sleep(self) -> None:
+        if self._asleep is None:
+            self._asleep = {name: weight.detach().clone().cpu() for name, weight in self._module.named_parameters()}
+            for weight in self._module.parameters():
+                weight.data = weight.data.new_empty(0)
+
+    def wake(self) -> None:
+        if self._asleep is not None:
+            for name, weight in self._module.named_parameters():
+                weight.data = self._asleep[name].to(self._model.device)
+            self._asleep = None
+
+    def check(self, update: WeightUpdate) -> None:
+        wanted = self.wanted_pairs(update.tensors) if update.kind == "lora" else self._base
+        self.check_names(update.tensors, wanted)
+        for name, tensor in update.tensors.items():
+            if name not in wanted:
+                continue
+            self.check_dtype(name, tensor, torch.float32 if update.kind == "lora" else wanted[name].dtype)
+            self.check_shape(name, tensor, wanted[name])
+        self.check_bits(update)
+
+    def wanted_pairs(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Both halves of every layer that is named, as empty tensors of the shape that they need."""
+        wanted: dict[str, Tensor] = {}
+        for name in tensors:
+            layer = name.removesuffix(HALVES[0]).removesuffix(HALVES[1])
+            weight = self._base.get(f"{layer}.weight")
+            if layer == name or weight is None:
+                continue
+            halves = [tensors.get(layer + half) for half in HALVES]
+            rank = next(min(half.shape) for half in halves if half is not None)
+            wanted[layer + HALVES[0]] = torch.empty(rank, weight.shape[1])
+            wanted[layer + HALVES[1]] = torch.empty(weight.shape[0], rank)
+        return wanted
+
+    def check_names(self, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+        self.check_unknown(sorted(found.keys() - wanted.keys()))
+        self.check_missing(sorted(wanted.keys() - found.keys()))
+
+    def check_unknown(self, names: list[str]) -> None:
+        if names:
+            raise RecipeError(f"engine: weights {names[:3]} were sent, which 'copying' does not have.")
+
+    def check_missing(self, names: list[str]) -> None:
+        if names:
+            raise RecipeError(f"engine: weights {names[:3]} were not sent; all are needed.")
+
+    def check_dtype(self, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
+        if tensor.dtype != dtype:
+            raise RecipeError(f"engine: {name!r} was sent as {tensor.dtype}; 'copying' takes {dtype}.")
+
+    def check_shape(self, name: str, tensor: Tensor, wanted: Tensor) -> None:
+        if tensor.shape != wanted.shape:
+            raise RecipeError(
+                f"engine: {name!r} was sent as {list(tensor.shape)}; 'copying' takes {list(wanted.shape)}."
+            )
+
+    def check_bits(self, update: WeightUpdate) -> None:
+        found = checksum(update.tensors)
+        if found != update.checksum:
+            raise RecipeError(f"engine: weights with checksum {update.checksum} were sent; {found} arrived.")
+
+    def write_full(self, update: WeightUpdate) -> dict[str, Tensor]:
+        weights = dict(self._module.named_parameters())
+        for name, tensor in update.tensors.items():
+            if name in weights:
+                weights[name].data.copy_(tensor)
+        self._base = {name: weight.detach().clone() for name, weight in weights.items()}
+        return self._base
+
+    def write_adapter(self, update: WeightUpdate) -> dict[str, Tensor]:
+        weights = dict(self._module.named_parameters())
+        for name, base in self._base.items():
+            weights[name].data.copy_(base)
+        self.add_adapter(weights, update)
+        return {name: tensor.clone() for name, tensor in update.tensors.items()}
+
+    def add_adapter(self, weights: Mapping[str, Tensor], update: WeightUpdate) -> None:
+        for name, tensor in update.tensors.items():
+            layer, is_first, _ = name.partition(HALVES[0])
+            other = update.tensors.get(layer + HALVES[1])
+            if is_first and other is not None and f"{layer}.weight" in weights:
+                weights[f"{layer}.weight"].data.add_(self.scale_of(update) * other @ tensor)
+
+    def scale_of(self, update: WeightUpdate) -> float:
+        return update.adapter_scale
+
+
+def build(config: Any, *, model: DiffusionModel, device: Any) -> CopyingEngine:
+    return CopyingEngine(config, model=model)

@@ -1,0 +1,66 @@
+"""An engine that promises little and keeps it: the claims must do without what it does not give."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from unirl.core.capability import Cap, Support
+from unirl.core.errors import RecipeError
+from unirl.core.request import Request
+from unirl.core.rollout import Rollout
+from unirl.core.spec import EngineSpec
+from unirl.engines.trainside.engine import TrainsideEngine
+from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
+
+__all__ = ["SPECS", "PlainEngine", "build"]
+
+UNSTATED = (Cap.CONDITIONS, Cap.GUIDANCE, Cap.LOG_PROBS_GAUSSIAN, Cap.STEP_NOISE)
+
+
+def _without(name: str, *caps: Cap, kernels: tuple[str, ...] = TRAINSIDE.kernels) -> EngineSpec:
+    return dataclasses.replace(
+        TRAINSIDE,
+        name=name,
+        build=f"{__name__}:build",
+        kernels=kernels,
+        capabilities={**TRAINSIDE.capabilities, **dict.fromkeys(caps, Support.NO)},
+    )
+
+
+SPECS = [
+    _without("plain", *UNSTATED, Cap.TRAJECTORY_FULL),
+    _without("plain-full", *UNSTATED, Cap.INITIAL_NOISE, Cap.TRAJECTORY_WINDOW),
+    _without("plain-end", *UNSTATED, Cap.TRAJECTORY_FULL, Cap.TRAJECTORY_WINDOW, Cap.SDE_STEPS, kernels=("euler",)),
+    _without("plain-blind", *UNSTATED, Cap.TRAJECTORY_FULL, Cap.TRAJECTORY_WINDOW, Cap.INITIAL_NOISE),
+]
+
+
+class PlainEngine(TrainsideEngine):
+    """Draws its own step noise, returns no conditions and no log-probs, refuses guidance."""
+
+    kernels: tuple[str, ...] = TRAINSIDE.kernels
+
+    def generate(self, request: Request) -> Rollout:
+        for wanted in request.tracks.values():
+            if wanted.sampling.guidance_scale != 1.0:
+                raise RecipeError("sampling.guidance_scale: guidance was asked for; this engine has none.")
+            if wanted.sampling.kernel not in self.kernels:
+                raise RecipeError(f"sampling.kernel: {wanted.sampling.kernel!r} was asked for; it has {self.kernels}.")
+        own = dataclasses.replace(request, sample_ids=tuple(f"own/{name}" for name in request.sample_ids))
+        tracks = {
+            name: dataclasses.replace(
+                track,
+                sample_ids=request.sample_ids,
+                conditions={},
+                segment=dataclasses.replace(track.latent, log_probs=None),
+            )
+            for name, track in super().generate(own).tracks.items()
+        }
+        return Rollout(tracks=tracks)
+
+
+def build(config: Any, *, model: Any, device: Any) -> PlainEngine:
+    engine = PlainEngine(config, model=model)
+    engine.kernels = next(spec.kernels for spec in SPECS if spec.name == config.use)
+    return engine

@@ -1,0 +1,148 @@
+"""Launchers that are broken in one way each, next to the one that builds everything in this process."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from unirl.algorithms.flow_grpo.plugin import unirl_algorithms
+from unirl.backends.fsdp2.plugin import SPEC as FSDP2
+from unirl.conformance.workbench import model as workbench
+from unirl.core.catalog import Catalog
+from unirl.core.errors import UniRLError
+from unirl.core.hookspec import hookimpl
+from unirl.core.parts import Parts
+from unirl.core.plan import Plan
+from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
+from unirl.runtime.launchers import LocalLauncher
+from unirl.runtime.plugin import LOCAL
+
+from conformance_mutants.mutant import Mutant
+
+
+class DrawsItsOwnSeed(LocalLauncher):
+    def launch(self, plan: Plan, *, catalog: Catalog) -> Parts:
+        return super().launch(
+            dataclasses.replace(plan, run=dataclasses.replace(plan.run, seed=plan.run.seed + 1)), catalog=catalog
+        )
+
+
+class LoadsNothing(LocalLauncher):
+    def launch(self, plan: Plan, *, catalog: Catalog) -> Parts:
+        parts = super().launch(plan, catalog=catalog)
+
+        def load(folder: Path) -> None:
+            assert folder.exists()
+
+        parts.backend.load = load  # type: ignore[method-assign]
+        return parts
+
+
+class WrapsErrors(LocalLauncher):
+    def launch(self, plan: Plan, *, catalog: Catalog) -> Parts:
+        parts = super().launch(plan, catalog=catalog)
+        for reward in parts.rewards.values():
+            reward.score = _wrapped(reward.score)  # type: ignore[method-assign]
+        return parts
+
+
+def _wrapped(score: Any) -> Any:
+    def call(samples: Any) -> Any:
+        try:
+            return score(samples)
+        except UniRLError as error:
+            raise RuntimeError("a worker failed") from error
+
+    return call
+
+
+class Starts(LocalLauncher):
+    """With a process of its own, which closing ends."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def launch(self, plan: Plan, *, catalog: Catalog) -> Parts:
+        # Not for ever: the tests have to end.
+        self.process = subprocess.Popen(["sleep", "60"])
+        return super().launch(plan, catalog=catalog)
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+class ForgetsWhatFailed(Starts):
+    """Ends its process in `close` alone."""
+
+
+class LeavesOneBehind(Starts):
+    def launch(self, plan: Plan, *, catalog: Catalog) -> Parts:
+        try:
+            return super().launch(plan, catalog=catalog)
+        except BaseException:
+            super().close()
+            raise
+
+    def close(self) -> None:
+        if self.process is not None:
+            # The handle stays alive, or its end would warn in the middle of another claim.
+            atexit.register(self.process.kill)
+            self.process = None
+
+
+BROKEN: dict[type[LocalLauncher], Mutant] = {
+    DrawsItsOwnSeed: Mutant(
+        claim="a-launched-run-gives-the-numbers-of-one-process",
+        name="draws-its-own-seed",
+        broken="builds the parts under another seed",
+    ),
+    LoadsNothing: Mutant(
+        claim="checkpoints-move-between-launchers",
+        name="loads-nothing",
+        broken="does not pass on that a checkpoint is to be loaded",
+    ),
+    WrapsErrors: Mutant(
+        claim="an-error-of-a-part-keeps-its-kind-and-words",
+        name="wraps-errors",
+        broken="raises an error of its own for those of parts",
+    ),
+    ForgetsWhatFailed: Mutant(
+        claim="a-launch-that-fails-leaves-nothing-behind",
+        name="forgets-what-failed",
+        broken="leaves a process behind when a part cannot be built",
+    ),
+    LeavesOneBehind: Mutant(
+        claim="a-closed-launcher-leaves-nothing-behind",
+        name="leaves-one-behind",
+        broken="forgets a process when it is closed",
+    ),
+}
+MUTANTS = list(BROKEN.values())
+
+
+def build(config: Any) -> LocalLauncher:
+    """The launcher that the config's `use` names."""
+    return next(kind for kind, mutant in BROKEN.items() if mutant.name == config.use)()
+
+
+def catalog() -> Catalog:
+    specs = [dataclasses.replace(LOCAL, name=mutant.name, build=f"{__name__}:build") for mutant in MUTANTS]
+    return Catalog.of(
+        {
+            "unirl-well": SimpleNamespace(
+                unirl_models=hookimpl(lambda: [workbench.SPEC]),
+                unirl_engines=hookimpl(lambda: [TRAINSIDE]),
+                unirl_algorithms=hookimpl(unirl_algorithms),
+                unirl_backends=hookimpl(lambda: [FSDP2]),
+                unirl_launchers=hookimpl(lambda: [LOCAL]),
+            ),
+            "unirl-mutants": SimpleNamespace(unirl_launchers=hookimpl(lambda: specs)),
+        }
+    )

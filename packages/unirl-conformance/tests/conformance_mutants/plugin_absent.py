@@ -1,0 +1,8 @@
+"""A part that needs a package that nobody has."""
+
+from __future__ import annotations
+
+import a_package_that_is_not_installed  # noqa: F401
+
+
+def build(config: object) -> None: ...

@@ -1,0 +1,72 @@
+"""Catalogs whose claims end in one state each."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+from unirl.conformance.workbench import model as workbench
+from unirl.core.capability import Cap, Support
+from unirl.core.catalog import Catalog
+from unirl.core.hookspec import hookimpl
+from unirl.core.spec import EngineSpec, Gap, TrackerSpec
+from unirl.engines.trainside.plugin import SPEC as ENGINE
+
+GAP = Gap(claim="every-part-has-a-summary", reason="Nobody has found words for it.", link="https://example.org/1")
+NOTES = TrackerSpec(
+    name="notes",
+    summary="Keeps notes of a run",
+    build="unirl.core.names:did_you_mean",
+    config="unirl.core.config:PartConfig",
+)
+
+
+def _trackers(**dists: TrackerSpec) -> Catalog:
+    return Catalog.of(
+        {
+            name.replace("_", "-"): SimpleNamespace(unirl_trackers=hookimpl(lambda spec=spec: [spec]))
+            for name, spec in dists.items()
+        }
+    )
+
+
+def gaps() -> Catalog:
+    """One gap that is there, one that is closed, and one that is about another claim."""
+    return _trackers(
+        open=dataclasses.replace(NOTES, name="open", summary="Notes", gaps=(GAP,)),
+        closed=dataclasses.replace(NOTES, name="closed", gaps=(GAP,)),
+        undeclared=dataclasses.replace(NOTES, name="undeclared", summary="Notes"),
+        elsewhere=dataclasses.replace(
+            NOTES, name="elsewhere", summary="Notes", gaps=(dataclasses.replace(GAP, only_with=("another",)),)
+        ),
+    )
+
+
+def absent() -> Catalog:
+    """A part whose implementation needs a package that is not installed."""
+    return _trackers(needy=dataclasses.replace(NOTES, build="conformance_mutants.plugin_absent:build"))
+
+
+def dies() -> Catalog:
+    """A part that ends its process, next to one that does not."""
+    return _trackers(
+        deadly=dataclasses.replace(NOTES, name="deadly", build="conformance_mutants.plugin_dies:build"),
+        broken=dataclasses.replace(NOTES, name="broken"),
+    )
+
+
+def refused() -> Catalog:
+    """An engine that does not go with the only model, and one that states nothing of sleep."""
+    unfit: EngineSpec = dataclasses.replace(
+        ENGINE, name="unfit", capabilities={**ENGINE.capabilities, Cap.LATENT_ROLLOUT: Support.NO}
+    )
+    silent: EngineSpec = dataclasses.replace(
+        ENGINE, name="silent", capabilities={cap: how for cap, how in ENGINE.capabilities.items() if cap != Cap.SIGMAS}
+    )
+    return Catalog.of(
+        {
+            "planted": SimpleNamespace(
+                unirl_models=hookimpl(lambda: [workbench.SPEC]), unirl_engines=hookimpl(lambda: [unfit, silent])
+            )
+        }
+    )

@@ -1,0 +1,118 @@
+"""What a fresh interpreter sees of an import, and what an installed dist is found to consist of."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from unirl.conformance.workbench.afresh import Imported, import_afresh
+from unirl.conformance.workbench.modules import find_module, outermost_package
+from unirl.core.plugin_loading import PluginRecord
+
+HOOK = """
+from unirl.core.hookspec import hookimpl
+
+
+@hookimpl
+def unirl_trackers():
+    return []
+"""
+
+
+def imported(folder: Path, monkeypatch: pytest.MonkeyPatch, **codes: str) -> dict[str, Imported]:
+    """What importing these modules does: name -> code of it, in front of a hook."""
+    monkeypatch.syspath_prepend(str(folder))
+    for name, code in codes.items():
+        (folder / f"planted_{name}.py").write_text(f"{code}\n{HOOK}", encoding="utf-8")
+    records = [
+        PluginRecord(name=name, dist="planted", version="1", module=f"planted_{name}", status="loaded")
+        for name in codes
+    ]
+    return {name: found for (_, name), found in import_afresh(records).items()}
+
+
+EFFECTS = {
+    "environment": ("import os; os.environ.setdefault('PLANTED', '1')", "sets the environment variable PLANTED"),
+    "file": ("open('planted.txt', 'w').close()", "writes the file planted.txt"),
+    "mkdir": ("import os; os.mkdir('planted')", "makes the folder planted"),
+    "process": ("import subprocess; subprocess.run(['true'])", "starts the process true"),
+    "network": ("import socket; socket.socket().bind(('127.0.0.1', 0))", "opens a network port"),
+    "print": ("print('hello')", "prints 'hello'"),
+    "descriptor": ("import os; os.write(2, b'from below')", "prints 'from below'"),
+    "logging": ("import logging; logging.basicConfig(level='DEBUG')", "sets up logging"),
+    "handler": ("import logging; logging.getLogger('x').addHandler(logging.StreamHandler())", "sets up logging"),
+    "warnings": ("import warnings; warnings.simplefilter('ignore')", "changes the filters of warnings"),
+    "signal": ("import signal; signal.signal(signal.SIGTERM, lambda *a: None)", "handles signals"),
+    "thread": (
+        "import threading, time; threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+        "threads",
+    ),
+    "path": ("import sys; sys.path.append('/planted')", "changes sys.path"),
+    "chdir": ("import os; os.chdir('/')", "changes the working directory"),
+    "patch": (
+        "from unirl.core import names; names.did_you_mean = lambda *a: ''",
+        "replaces something in unirl.core.names: .*did_you_mean",
+    ),
+    "patched_class": (
+        "from unirl.core.catalog import Catalog; Catalog.names = None",
+        "replaces something in unirl.core.*Catalog.*names",
+    ),
+    "hook_of_errors": ("import sys; sys.excepthook = lambda *a: None", "replaces sys.excepthook"),
+}
+HARMLESS = {
+    "null_handler": "import logging; logging.getLogger('x').addHandler(logging.NullHandler())",
+    "reads": "open(__file__).close()",
+    "standard_library": "import asyncio, multiprocessing, tempfile, unittest, xml.dom, concurrent.futures",
+}
+
+
+def test_every_side_effect_is_named_and_reading_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = imported(tmp_path, monkeypatch, **{name: code for name, (code, _) in EFFECTS.items()}, **HARMLESS)
+    assert {name: found[name].error for name in found if found[name].error} == {}
+    assert {name: found[name].effects for name in HARMLESS if found[name].effects} == {}
+    for name, (_, says) in EFFECTS.items():
+        with pytest.raises(AssertionError, match=says):
+            raise AssertionError("; ".join(found[name].effects))
+
+
+def test_every_plugin_meets_a_clean_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = imported(tmp_path, monkeypatch, first="import sqlite3", ends="import os; os._exit(7)", second="")
+    assert "sqlite3" in found["first"].steps[0].imported
+    assert "sqlite3" not in found["second"].steps[0].imported
+    assert found["second"].error == ""
+    assert found["ends"].error == "the interpreter that imported it ended with 7"
+
+
+def test_what_adding_commands_and_listing_parts_imports_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "planted_settings.py").write_text("import sqlite3\n", encoding="utf-8")
+    code = """
+from unirl.core.hookspec import hookimpl
+from unirl.core.spec import EngineSpec
+
+@hookimpl
+def unirl_engines():
+    import decimal
+    return [EngineSpec(name="x", summary="s", build="m:b", config="planted_settings:Config")]
+
+@hookimpl
+def unirl_commands(cli):
+    import xmlrpc
+"""
+    steps = {step.what: step.imported for step in imported(tmp_path, monkeypatch, listed=code)["listed"].steps}
+    assert "decimal" in steps["calling its hooks that list parts"]
+    assert "xmlrpc" in steps["adding its commands"]
+    assert "sqlite3" in steps["importing planted_settings"]
+
+
+def test_looking_for_a_module_runs_none_of_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package = tmp_path / "planted_outer/inner/deep/package"
+    package.mkdir(parents=True)
+    for name in ("__init__.py", "plugin.py"):
+        (package / name).write_text("raise RuntimeError", encoding="utf-8")
+    assert find_module("planted_outer.inner.deep.package.plugin") is not None
+    assert find_module("planted_outer.inner.deep.package.gone") is None
+    assert find_module("planted_outer.inner.deep.package.plugin.gone") is None
+    assert outermost_package("planted_outer.inner.deep.package.plugin") == "planted_outer.inner.deep.package"
+    assert "planted_outer.inner.deep.package" not in sys.modules

@@ -1,0 +1,242 @@
+"""What holds of all claims together: they are complete, explained, and end the same way however they are run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unirl.conformance import claims as claims_module
+from unirl.conformance.claims import (
+    SUBJECT_KINDS,
+    UNPROVEN,
+    Claim,
+    SubjectKind,
+    all_claims,
+    claim_kinds,
+    claims_in,
+    suite_modules,
+)
+from unirl.conformance.pytest_plugin import BENCHES, PROPERTY
+from unirl.conformance.results import Collector, Outcome
+from unirl.conformance.run import run_suite
+from unirl.conformance.subjects import Selection
+from unirl.core.capability import CAPABILITIES_OF, Cap
+from unirl.core.catalog import Catalog
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+
+def source(module: str) -> str:
+    return files(f"{claims_module.__package__}.suite").joinpath(f"{module}.py").read_text(encoding="utf-8")
+
+
+def claim_ids() -> list[Any]:
+    return [pytest.param(claim, id=claim.name) for claim in all_claims()]
+
+
+@pytest.mark.parametrize("cap", Cap)
+def test_a_capability_has_a_claim_or_a_reason_why_not(cap: Cap) -> None:
+    proving = [claim.name for claim in all_claims() if cap in claim.proves]
+    assert proving or cap in UNPROVEN, f"no claim proves {cap.value!r}, and UNPROVEN gives no reason"
+    assert not (proving and cap in UNPROVEN), f"{proving} prove {cap.value!r}; take it out of UNPROVEN"
+    assert cap not in UNPROVEN or len(UNPROVEN[cap].split()) >= 5, f"{UNPROVEN[cap]!r} is no reason"
+
+
+@pytest.mark.parametrize("claim", claim_ids())
+def test_a_claim_says_what_it_means_and_where_to_look(claim: Claim) -> None:
+    # A sentence that says something has at least eight words.
+    assert len(claim.meaning.split()) >= 8, f"its meaning is {claim.meaning!r}"
+    assert claim.meaning.endswith((".", "?", ":")), f"its meaning ends in {claim.meaning[-20:]!r}"
+    # What to do and where takes five words or more: "raise a RecipeError in `load_weights`".
+    assert len(claim.if_it_fails.split()) >= 5, f"where to look is {claim.if_it_fails!r}"
+
+
+@pytest.mark.parametrize("claim", claim_ids())
+def test_a_claim_proves_capabilities_that_its_subjects_have(claim: Claim) -> None:
+    if claim.proves:
+        assert claim.kind in CAPABILITIES_OF, f"a {claim.kind} states no capabilities"
+        assert set(claim.proves) <= set(CAPABILITIES_OF[claim.kind])
+    for kind, caps in claim.needs.items():
+        assert set(caps) <= set(CAPABILITIES_OF[kind])
+
+
+@pytest.mark.parametrize("kind", SUBJECT_KINDS)
+def test_a_kind_of_subject_has_claims_a_bench_and_mutants(kind: SubjectKind) -> None:
+    assert [claim for claim in all_claims([kind]) if claim.kind == kind], f"nothing is claimed of a {kind}"
+    module, _, name = BENCHES[kind].partition(":")
+    assert isinstance(getattr(import_module(module), name), type)
+    assert (HERE / "conformance_mutants" / f"{kind}.py").is_file(), f"no mutants show that claims of a {kind} can fail"
+
+
+def test_names_of_claims_are_unique_and_read_alike_with_and_without_importing() -> None:
+    stated = [name for module in suite_modules() for name in claims_in(source(module))]
+    assert len(stated) == len(set(stated))
+    assert {claim.name: claim.kind for claim in all_claims()} == claim_kinds()
+
+
+def test_every_module_of_the_suite_belongs_to_the_kind_in_its_name() -> None:
+    for kind in SUBJECT_KINDS:
+        assert {claim.kind for claim in all_claims([kind])} == {kind}
+
+
+SCRIPT = """
+import json, sys
+from unirl.conformance.run import run_suite
+from unirl.conformance.subjects import Selection
+
+job = json.loads(sys.argv[1])
+report = run_suite(
+    Selection(kinds=tuple(job["kinds"]), claims=tuple(job["claims"])),
+    tier=job["tier"], catalog=job["catalog"], pytest_args=job["args"],
+)
+rows = [[o.kind, o.claim, o.subject, o.state, o.reason] for o in report.outcomes]
+print("REPORT" + json.dumps({"rows": rows, "exit_code": report.exit_code}))
+"""
+
+
+def in_a_process(
+    *args: str,
+    kinds: tuple[SubjectKind, ...],
+    claims: tuple[str, ...] = (),
+    tier: str = "tiny",
+    catalog: str = "",
+    **environment: str,
+) -> dict[str, Any]:
+    """What a run of its own finds: its rows (kind, claim, subject, state, reason), in the report's order."""
+    job = {"kinds": kinds, "claims": claims, "tier": tier, "catalog": catalog, "args": args}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(job)],
+        env={**os.environ, "PYTHONPATH": str(HERE), "HF_HUB_OFFLINE": "1", **environment},
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0 and "REPORT" in done.stdout, done.stdout + done.stderr
+    return json.loads(done.stdout.rpartition("REPORT")[2])
+
+
+QUICK: tuple[SubjectKind, ...] = ("plugin", "engine", "reward")
+
+
+def quick_claims() -> tuple[str, ...]:
+    """All claims about plugins and rewards, and those about engines that share one model, and its noise."""
+    sharing = claims_in(source("test_engine_noise"))
+    return (*(name for name, kind in claim_kinds().items() if kind in ("plugin", "reward")), *sharing)
+
+
+@pytest.fixture(scope="module")
+def plain_order() -> dict[str, Any]:
+    return in_a_process(kinds=QUICK, claims=quick_claims())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "args",
+    [("-p", "randomly", "--randomly-seed=1"), ("-p", "randomly", "--randomly-seed=2"), ("-n", "2")],
+    ids=["order-1", "order-2", "parallel"],
+)
+def test_claims_end_alike_in_any_order_and_in_parallel(args: tuple[str, ...], plain_order: dict[str, Any]) -> None:
+    assert {row[0] for row in plain_order["rows"]} == set(QUICK)
+    assert in_a_process(*args, kinds=QUICK, claims=quick_claims()) == plain_order
+
+
+def outcomes(catalog: str, claim: str, kind: SubjectKind = "plugin") -> dict[str, Outcome]:
+    """How a claim ends: subject -> outcome."""
+    report = run_suite(
+        Selection(kinds=(kind,), claims=(claim,)), catalog=f"conformance_mutants.plugin_states:{catalog}"
+    )
+    return {outcome.subject: outcome for outcome in report.outcomes}
+
+
+def test_a_declared_gap_is_a_gap_while_it_is_there_and_a_failure_when_it_is_closed() -> None:
+    found = outcomes("gaps", "every-part-has-a-summary")
+    assert (found["open"].state, found["open"].reason, found["open"].link) == (
+        "gap",
+        "Nobody has found words for it.",
+        "https://example.org/1",
+    )
+    assert found["closed"].state == "fail"
+    assert found["closed"].reason == (
+        "the claim passes, and closed declares it as a gap (Nobody has found words for it.). Take the gap out."
+    )
+    assert found["undeclared"].state == "fail"
+    assert found["elsewhere"].state == "fail", "the gap holds only with a part that is not there"
+
+
+def test_a_package_that_is_absent_is_not_run_and_says_so() -> None:
+    found = outcomes("absent", "every-string-of-its-specs-resolves")["needy"]
+    assert (found.state, found.reason) == (
+        "not run",
+        "tracker 'notes' needs the Python package 'a_package_that_is_not_installed', which is not installed here",
+    )
+
+
+def test_a_run_of_which_nothing_could_be_tried_ends_with_3() -> None:
+    report = in_a_process(
+        kinds=("plugin",),
+        claims=("every-string-of-its-specs-resolves",),
+        catalog="conformance_mutants.plugin_states:absent",
+    )
+    assert report["exit_code"] == 3
+
+
+def test_claims_on_a_gpu_that_is_absent_are_not_run() -> None:
+    report = in_a_process(
+        kinds=("engine",),
+        claims=tuple(claims_in(source("test_engine_noise"))),
+        tier="gpu",
+        CUDA_VISIBLE_DEVICES="",
+    )
+    on_gpu = {(row[3], row[4]) for row in report["rows"] if row[2].endswith("@cuda")}
+    assert on_gpu, "the tier `gpu` has subjects on a GPU"
+    assert {row for row in on_gpu if row[0] != "n/a"} == {("not run", "no CUDA device is here")}
+    assert "pass" in {row[3] for row in report["rows"] if not row[2].endswith("@cuda")}
+
+
+def test_what_is_not_promised_carries_the_sentence_that_says_so() -> None:
+    claim = next(claim for claim in all_claims(["engine"]) if claim.proves == (Cap.SIGMAS,))
+    found = {subject.split("+")[0]: outcome for subject, outcome in outcomes("refused", claim.name, "engine").items()}
+    assert {outcome.state for outcome in found.values()} == {"n/a"}
+    assert found["unfit"].reason.startswith("engine: ")
+    assert "needs 'latent-rollout'; engine 'unfit' states 'no'" in found["unfit"].reason
+    assert found["silent"].reason == "the claim is about 'sigmas'; engine 'silent' does not state it"
+
+
+def test_a_claim_whose_worker_dies_has_failed_and_the_others_are_still_tried() -> None:
+    report = in_a_process(
+        "-n1",
+        kinds=("plugin",),
+        claims=("every-string-of-its-specs-resolves",),
+        catalog="conformance_mutants.plugin_states:dies",
+    )
+    states = {row[2]: row[3:] for row in report["rows"]}
+    assert states["deadly"] == ["fail", "the process that tried it ended without a result"]
+    assert states["broken"][0] == "fail" and "did_you_mean" in states["broken"][1]
+
+
+def test_a_worker_that_dies_before_the_claim_begins_counts_as_a_failure_too() -> None:
+    collector = Collector(catalog=Catalog.of({}), tier="static", subjects=[], property_name=PROPERTY)
+    # What pytest-xdist reports of the test that a worker died on.
+    collector.pytest_runtest_logreport(
+        pytest.TestReport(
+            "test_plugin.py::test_the_plugin_loads[acme-rl]",
+            ("test_plugin.py", None, ""),
+            {},
+            "failed",
+            "worker 'gw0' crashed while running 'test_plugin.py::test_the_plugin_loads[acme-rl]'",
+            "???",  # type: ignore[arg-type]
+        )
+    )
+    (found,) = collector.report(created="", seconds=0.0).outcomes
+    assert (found.claim, found.subject, found.kind, found.state) == ("the-plugin-loads", "acme-rl", "plugin", "fail")
+    assert found.reason == "the process that tried it ended without a result"

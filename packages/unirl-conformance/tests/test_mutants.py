@@ -1,0 +1,86 @@
+"""Every claim fails on a part that is broken in the way it is about, and there alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from unirl.conformance.claims import SUBJECT_KINDS, SubjectKind, all_claims
+from unirl.conformance.results import Report
+from unirl.conformance.run import run_suite
+from unirl.conformance.subjects import Selection
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from conformance_mutants.mutant import KINDS, Mutant
+from mutants_table import AGAIN, PAGE, table
+
+REPORTS: dict[SubjectKind, Report] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_reports() -> Iterator[None]:
+    path = list(sys.path)
+    yield
+    REPORTS.clear()
+    # Mutants that are whole dists put themselves on it.
+    sys.path[:] = path
+
+
+def mutants(kind: SubjectKind) -> list[Mutant]:
+    return import_module(f"conformance_mutants.{kind}").MUTANTS
+
+
+def report_of(kind: SubjectKind) -> Report:
+    """Every quick claim of a kind, on its mutants and on the parts that are well."""
+    if kind not in REPORTS:
+        REPORTS[kind] = run_suite(Selection(kinds=(kind,)), catalog=f"conformance_mutants.{kind}:catalog")
+    return REPORTS[kind]
+
+
+def failed(report: Report, name: str) -> set[str]:
+    return {o.claim for o in report.outcomes if o.state == "fail" and name in o.subject.split("@")[0].split("+")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_claim_has_a_mutant(kind: SubjectKind) -> None:
+    assert {mutant.claim for mutant in mutants(kind)} == {claim.name for claim in all_claims([kind])}
+
+
+def test_every_kind_of_subject_has_mutants_and_the_published_table_is_theirs() -> None:
+    assert KINDS == SUBJECT_KINDS
+    assert PAGE.read_text(encoding="utf-8") == table(), f"{PAGE} is stale. {AGAIN}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_that_are_well_fail_nothing(kind: SubjectKind) -> None:
+    broken = {mutant.name for mutant in mutants(kind)}
+    wrong = [
+        (o.claim, o.subject, o.reason)
+        for o in report_of(kind).outcomes
+        if o.state in ("fail", "not run") and not broken & set(o.subject.split("+"))
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "mutant"),
+    [pytest.param(kind, mutant, id=f"{kind}-{mutant.name}") for kind in KINDS for mutant in mutants(kind)],
+)
+def test_a_mutant_fails_its_claim_and_no_other(kind: SubjectKind, mutant: Mutant) -> None:
+    slow = {claim.name for claim in all_claims([kind]) if claim.tier == "full"}
+    report = report_of(kind)
+    found = failed(report, mutant.name)
+    if mutant.claim in slow:
+        own = run_suite(
+            Selection(kinds=(kind,), claims=(mutant.claim,)),
+            tier="full",
+            catalog=f"conformance_mutants.{kind}:catalog",
+        )
+        found |= failed(own, mutant.name)
+    assert found == {mutant.claim, *mutant.also}, [
+        (o.claim, o.reason) for o in report.outcomes if o.state == "fail" and mutant.name in o.subject.split("+")
+    ]

@@ -1,0 +1,112 @@
+"""What `unirl new` writes, built and installed: it loads, keeps the claims about its kind, and passes its own tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unirl.conformance.scaffold.kinds import KINDS
+from unirl.conformance.scaffold.names import Names
+from unirl.conformance.scaffold.render import render, write
+
+ROOT = Path(__file__).parents[3]
+NAMES = [Names.of(kind, "acme") for kind in KINDS]
+WITHOUT_A_REFERENCE = {
+    "schedule-is-that-of-the-reference-pipeline",
+    "final-latents-are-those-of-the-reference-pipeline",
+    "guided-latents-are-those-of-the-reference-pipeline",
+}
+"""The gap of a scaffolded model beside the static one: there is no second implementation of its network."""
+
+
+def run(*words: object, site: Path | None = None, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "UV_OFFLINE": "1"}
+    if site is not None:
+        environment["PYTHONPATH"] = str(site)
+    return subprocess.run(
+        [str(word) for word in words],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one plugin of each kind, and the content of their wheels in `site`."""
+    folder = tmp_path_factory.mktemp("plugins")
+    own = ROOT / ".uv-bin" / "bin" / "uv"
+    uv = shutil.which("uv") or str(own)
+    for names in NAMES:
+        write(render(names), folder / names.dist)
+        built = run(uv, "build", "--wheel", "--quiet", "--out-dir", folder / "wheels", cwd=folder / names.dist)
+        assert built.returncode == 0, built.stderr
+    for wheel in (folder / "wheels").glob("*.whl"):
+        zipfile.ZipFile(wheel).extractall(folder / "site")
+    return folder
+
+
+def test_each_keeps_the_static_claims_at_once(plugins: Path) -> None:
+    chosen = [word for names in NAMES for word in ("--plugin", names.dist)]
+    done = run(
+        *(sys.executable, "-m", "unirl.core", "conformance", *chosen, "--tier", "static", "--json"),
+        site=plugins / "site",
+        cwd=plugins,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout[done.stdout.index("{\n") :])
+    states = {(o["claim"], o["subject"]): o["state"] for o in report["outcomes"]}
+    assert {subject for _, subject in states} == {names.dist for names in NAMES}
+    assert set(states.values()) <= {"pass", "gap", "n/a"}
+    gaps = {key for key, state in states.items() if state == "gap"}
+    assert gaps == {("a-model-brings-its-miniature-and-its-reference", "unirl-model-acme")}
+
+
+@pytest.fixture(scope="module")
+def outcomes(plugins: Path) -> list[dict[str, Any]]:
+    """How every claim about these parts ended; their many combinations are left to tests/test_third_party.py."""
+    code = (
+        "from pathlib import Path\n"
+        "from unirl.conformance.results import to_json\n"
+        "from unirl.conformance.run import run_suite\n"
+        "from unirl.conformance.subjects import Selection\n"
+        f"chosen = Selection(plugins={tuple(names.dist for names in NAMES)}, kinds={tuple(KINDS)})\n"
+        "Path('report.json').write_text(to_json(run_suite(chosen)))\n"
+    )
+    done = run(sys.executable, "-c", code, site=plugins / "site", cwd=plugins)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((plugins / "report.json").read_text())["outcomes"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_keeps_the_claims_about_its_kind(outcomes: list[dict[str, Any]], kind: str) -> None:
+    own = [o for o in outcomes if o["kind"] == kind and "acme" in o["subject"].split("+")]
+    wrong = [(o["claim"], o["subject"], o["reason"]) for o in own if o["state"] in ("fail", "not run")]
+    assert not wrong
+    assert sum(o["state"] == "pass" for o in own) >= 5
+    gaps = {o["claim"] for o in own if o["state"] == "gap"}
+    assert gaps == (WITHOUT_A_REFERENCE if kind == "model" else set())
+
+
+@pytest.mark.slow
+def test_the_tests_of_each_pass(plugins: Path) -> None:
+    """All but the one that runs the claims, which are tried above."""
+    done = run(
+        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-W", "error"),
+        *("--ignore-glob", "*test_conformance.py", "--rootdir", plugins, "-c", "/dev/null"),
+        *(plugins / names.dist / "tests" for names in NAMES),
+        site=plugins / "site",
+        cwd=plugins,
+    )
+    assert done.returncode == 0, done.stdout

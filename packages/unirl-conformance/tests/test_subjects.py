@@ -1,0 +1,144 @@
+"""Subjects come from the catalog: every part, every combination, and of those the ones that are asked for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from unirl.conformance.subjects import Selection, Subject, subjects
+from unirl.core.capability import Cap, Needs, Support
+from unirl.core.catalog import Catalog
+from unirl.core.errors import PluginNotFound, PluginNotInstalled
+from unirl.core.hookspec import hookimpl
+from unirl.core.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec, TrackerSpec
+
+NATIVE = Support.NATIVE
+WORDS = {"summary": "A part.", "build": "nowhere:build", "config": "nowhere:Config"}
+
+
+def model(name: str, kind: str = "latent") -> ModelSpec:
+    stage = Cap.LATENT_STAGE if kind == "latent" else Cap.TEXT_STAGE
+    return ModelSpec(name=name, tracks={"t": kind}, trainable="net", capabilities={stage: NATIVE}, **WORDS)
+
+
+def engine(name: str, *caps: Cap) -> EngineSpec:
+    return EngineSpec(name=name, capabilities=dict.fromkeys(caps, NATIVE), **WORDS)
+
+
+MODELS = [model("paint"), model("film"), model("talk", "text")]
+ENGINES = [
+    engine("near", Cap.LATENT_ROLLOUT, Cap.WEIGHTS_SHARED),
+    engine("far", Cap.LATENT_ROLLOUT, Cap.TEXT_ROLLOUT, Cap.WEIGHTS_FULL),
+]
+ALGORITHMS = [AlgorithmSpec(name="free", needs=Needs(), **WORDS)]
+BACKENDS = [BackendSpec(name="plain", capabilities={Cap.TRAIN_FULL: NATIVE}, **WORDS)]
+
+
+@pytest.fixture
+def catalog() -> Catalog:
+    return Catalog.of(
+        {
+            "acme-models": SimpleNamespace(unirl_models=hookimpl(lambda: MODELS)),
+            "acme-engines": SimpleNamespace(unirl_engines=hookimpl(lambda: ENGINES)),
+            "acme-rest": SimpleNamespace(
+                unirl_algorithms=hookimpl(lambda: ALGORITHMS),
+                unirl_backends=hookimpl(lambda: BACKENDS),
+                unirl_rewards=hookimpl(lambda: [RewardSpec(name="tone", scale="0 to 1", media="image", **WORDS)]),
+                unirl_trackers=hookimpl(lambda: [TrackerSpec(name="notes", **WORDS)]),
+            ),
+        }
+    )
+
+
+def ids(found: list[Subject], kind: str) -> list[str]:
+    return [subject.id for subject in found if subject.kind == kind]
+
+
+def test_every_part_and_every_combination_is_a_subject(catalog: Catalog) -> None:
+    found = subjects(catalog)
+    assert ids(found, "plugin") == ["acme-engines", "acme-models", "acme-rest"]
+    assert ids(found, "model") == ["film", "paint", "talk"]
+    assert ids(found, "engine") == ["far+film", "far+paint", "far+talk", "near+film", "near+paint", "near+talk"]
+    assert len(ids(found, "cell")) == 3 * 2 * 1 * 1
+    assert [ids(found, kind) for kind in ("algorithm", "backend", "reward", "tracker")] == [
+        ["free"],
+        ["plain"],
+        ["tone"],
+        ["notes"],
+    ]
+    assert len({(subject.kind, subject.id) for subject in found}) == len(found)
+
+
+def test_parts_that_do_not_fit_are_there_with_the_reason(catalog: Catalog) -> None:
+    refused = {subject.id: subject.refused for subject in subjects(catalog) if subject.refused}
+    assert set(refused) == {"near+talk", "talk+near+free+plain"}
+    assert refused["near+talk"] == (
+        "engine: the text track of model 'talk' needs 'text-rollout'; engine 'near' does not state it."
+    )
+
+
+def chosen(catalog: Catalog, **selection: object) -> set[str]:
+    return {f"{s.kind}:{s.id}" for s in subjects(catalog, Selection(**selection))}  # type: ignore[arg-type]
+
+
+def test_a_named_part_brings_its_combinations_and_its_plugin(catalog: Catalog) -> None:
+    assert chosen(catalog, names={"engine": ("near",)}) == {
+        "plugin:acme-engines",
+        *(f"engine:near+{name}" for name in ("film", "paint", "talk")),
+        *(f"cell:{name}+near+free+plain" for name in ("film", "paint", "talk")),
+    }
+
+
+def test_two_named_parts_meet_in_their_combination_and_stand_alone_elsewhere(catalog: Catalog) -> None:
+    assert chosen(catalog, names={"model": ("paint",), "engine": ("near",)}) == {
+        "plugin:acme-models",
+        "plugin:acme-engines",
+        "model:paint",
+        "engine:near+paint",
+        "cell:paint+near+free+plain",
+    }
+
+
+def test_a_dist_brings_everything_that_it_has_a_part_in(catalog: Catalog) -> None:
+    found = chosen(catalog, plugins=("acme-rest",))
+    assert {item for item in found if not item.startswith("cell:")} == {
+        "plugin:acme-rest",
+        "algorithm:free",
+        "backend:plain",
+        "reward:tone",
+        "tracker:notes",
+    }
+    assert sum(item.startswith("cell:") for item in found) == 6
+
+
+def test_on_a_gpu_every_subject_but_plugins_is_there_once_more(catalog: Catalog) -> None:
+    found = subjects(catalog, devices=("cpu", "cuda"))
+    assert ids(found, "model") == ["film", "film@cuda", "paint", "paint@cuda", "talk", "talk@cuda"]
+    assert len(ids(found, "plugin")) == 3
+
+
+def test_a_disabled_plugin_is_no_subject_and_a_broken_one_is() -> None:
+    class Broken:
+        @hookimpl
+        def unirl_models(self) -> list[Spec]:
+            raise RuntimeError("no")
+
+    found = subjects(Catalog.of({"acme-broken": Broken()}))
+    assert [(subject.kind, subject.id) for subject in found] == [("plugin", "acme-broken")]
+
+
+@pytest.mark.parametrize(
+    ("selection", "error", "says"),
+    [
+        (Selection(names={"engine": ("nearr",)}), PluginNotFound, "'nearr' is unknown.*did you mean 'near'"),
+        (Selection(names={"engine": ("trainside",)}), PluginNotInstalled, "pip install unirl-engine-trainside"),
+        (Selection(plugins=("acme-engine",)), PluginNotFound, "did you mean 'acme-engines'"),
+        (Selection(plugins=("unirl-model-sd3",)), PluginNotInstalled, "pip install unirl-model-sd3"),
+    ],
+)
+def test_a_name_that_cannot_be_tried_is_refused(
+    catalog: Catalog, selection: Selection, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says) as caught:
+        selection.check(catalog)
+    assert type(caught.value) is error

@@ -1,0 +1,107 @@
+"""Kill each kind of worker in each phase of a run, and write down what came of it.
+
+    python packages/unirl-runtime/scripts/fault_table.py docs/explanation/faults.md
+
+Writes the table between the two marks of that page. Takes some ten minutes on two cores. Ends with 1 when a resumed run
+does not give the numbers of an undisturbed one, or when a process is left.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import warm_workers
+from fault_runs import APART, METHOD, last_good_step, still_alive, strike
+from small_runs import events, ray_cluster, run, steps, tensors
+from unirl.core.errors import UniRLError
+
+ROLES = ("train", "rollout", "reward")
+BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    role: str
+    phase: str
+    said: str
+    lost: str
+    equal: str
+    left: str
+
+    @property
+    def is_good(self) -> bool:
+        return self.equal in ("yes", "no run was made") and self.left == "none"
+
+
+def main() -> int:
+    page = Path(sys.argv[1])
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with warm_workers.serving(folder) as python, ray_cluster(python):
+            whole = run(folder / "whole", *APART).folder
+            cells = [_struck(role, phase, folder / f"{role}-{phase}", whole) for phase in METHOD for role in ROLES]
+    lines = ["| killed | in phase | what was said | steps to do again | resumed run equal | processes left |"]
+    lines.append("| --- | --- | --- | --- | --- | --- |")
+    lines += [f"| {c.role} | {c.phase} | {c.said} | {c.lost} | {c.equal} | {c.left} |" for c in cells]
+    text = page.read_text(encoding="utf-8")
+    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    page.write_text(text[:start] + "\n" + "\n".join(lines) + "\n" + text[end:], encoding="utf-8")
+    bad = [cell for cell in cells if not cell.is_good]
+    for cell in bad:
+        sys.stderr.write(f"{cell}\n")
+    return 1 if bad else 0
+
+
+def _struck(role: str, phase: str, folder: Path, whole: Path) -> Cell:
+    with strike(role, phase) as struck:
+        try:
+            run(folder, *APART)
+            error = None
+        except UniRLError as raised:
+            error = raised
+    left = still_alive(struck.all_pids)
+    if error is None:
+        findings = [event["text"] for event in events(folder, "finding")]
+        said = f"goes on: {findings[0]}" if findings else "nothing: nobody asked it for anything more"
+        lost = "none"
+    elif folder.exists():
+        said, lost = str(error), str(2 - last_good_step(folder))
+        run(folder, *APART, resume=folder)
+    else:
+        said, lost = str(error), "all"
+    return Cell(
+        role=role,
+        phase=phase,
+        said=_general(said),
+        lost=lost,
+        equal="no run was made" if not folder.exists() else "yes" if _are_equal(whole, folder) else "NO",
+        left="none" if not left else f"{len(left)}",
+    )
+
+
+def _general(text: str) -> str:
+    """Without the numbers of this run, and what only Ray's developers read."""
+    text = re.sub(r"\(host \S+, process \d+\)", "(host …, process …)", text.replace("launcher: ", ""))
+    text = re.sub(r" died in phase ('[^']*'): .*?(?= Its work is done again|$)", r" died in phase \1.", text)
+    return text.replace("|", "\\|")
+
+
+def _are_equal(left: Path, right: Path) -> bool:
+    """Losses and rewards of each step, and all that is saved, bit for bit."""
+    for key in ("loss", "reward_mean", "reward_std", "grad_norm"):
+        if [numbers[key] for numbers in steps(left).values()] != [numbers[key] for numbers in steps(right).values()]:
+            return False
+    wanted, found = tensors(left, 2), tensors(right, 2)
+    return wanted.keys() == found.keys() and all(
+        value.equal(found[name]) if hasattr(value, "equal") else value == found[name] for name, value in wanted.items()
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

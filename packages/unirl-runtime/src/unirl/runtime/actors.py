@@ -1,0 +1,88 @@
+"""Workers as the driver sees them, what is asked of them, and what their failures mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from unirl.core.errors import RunFailed, UniRLError
+
+from .placement import WorkerPlace
+from .ray_worker import WorkerGone
+from .worker import WorkerFacts
+
+__all__ = ["Actor", "Call", "WorkerDied", "explained", "has_died"]
+
+
+@dataclass(kw_only=True, eq=False)
+class Actor:
+    """A worker. Its process may be replaced by another one."""
+
+    place: WorkerPlace
+    handle: Any = None
+    facts: WorkerFacts = field(default_factory=lambda: WorkerFacts(host="not started", pid=0, device=""))
+    setup: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = field(
+        default_factory=lambda: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]]()
+    )
+    """Method and arguments of what made it ready; a process that replaces it is asked the same."""
+
+    @property
+    def name(self) -> str:
+        return self.place.name
+
+    def __str__(self) -> str:
+        return f"worker {self.name!r} (host {self.facts.host}, process {self.facts.pid})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A method of a `Worker`, and what it is given."""
+
+    actor: Actor
+    method: str
+    args: tuple[Any, ...] = ()
+    named: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
+
+
+class WorkerDied(RunFailed):
+    """A worker's process is gone."""
+
+    def __init__(self, text: str, *, worker: str) -> None:
+        super().__init__(text)
+        self.worker = worker
+
+
+def has_died(error: Exception) -> bool:
+    """Whether the process behind a call is dead; not when the call raised."""
+    from ray import exceptions
+
+    return isinstance(error, exceptions.RayActorError) and not isinstance(error, exceptions.RayTaskError)
+
+
+def explained(error: Exception, actor: Actor, phase: str, *, others: Sequence[Actor]) -> UniRLError:
+    """What went wrong where. What a worker raised for the user stays as it is, with a note who raised it."""
+    from ray import exceptions
+
+    where = f"{actor} in phase {phase!r}"
+    if isinstance(error, exceptions.RayTaskError):
+        cause = error.cause
+        if isinstance(cause, WorkerGone):
+            gone = next((str(other) for other in others if other.name == cause.worker), f"worker {cause.worker!r}")
+            return WorkerDied(f"launcher: {gone} died; {where} needs it.", worker=cause.worker)
+        if isinstance(cause, UniRLError):
+            cause.add_note(f"Raised by {where}.")
+            return cause
+        return RunFailed(f"launcher: {where} failed: {type(cause).__name__}: {cause}")
+    if isinstance(error, exceptions.ObjectStoreFullError):
+        return RunFailed(f"launcher: {where}: Ray's object store is full; raise launcher.object_store_mb. {error}")
+    if isinstance(error, exceptions.RayActorError):
+        return WorkerDied(f"launcher: {actor} died in phase {phase!r}: {_reason(error)}", worker=actor.name)
+    return RunFailed(f"launcher: {where}: {type(error).__name__}: {error}")
+
+
+def _reason(error: Exception) -> str:
+    """The lines of Ray's message that say something about this death."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    skipped = ("class_name:", "actor_id:", "pid:", "name:", "namespace:", "ip:", "The actor is dead because its worker")
+    return " ".join(line for line in lines if line and not line.startswith(skipped)) or type(error).__name__

@@ -1,0 +1,316 @@
+"""Ray, as far as a run needs it: a cluster to be in, workers as actors, and answers that name who failed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from unirl.core.errors import PlanRejected, RunFailed, UniRLError
+from unirl.core.plan import Plan
+from unirl.core.roles import Transport, TransportPlace
+
+from .actors import Actor, Call, explained, has_died
+from .config import RayConfig
+from .placement import Node, WorkerPlace
+from .ray_worker import SETTINGS, actor_class, actor_name
+from .remote_rows import RemoteRows
+from .traffic import Traffic
+from .transports import make_transport
+from .wire import packed, unpacked
+
+__all__ = ["Cluster", "Restart"]
+
+Restart = Callable[[Actor], None]
+"""Brings what a new process of a worker needs beside its set-up, such as the weights of this step."""
+
+CAUSE_WITHIN_S = 5.0
+"""When one of several workers fails, another one may have died first, which Ray takes a moment to see."""
+
+
+class _Late(Exception):
+    """A call was not answered in time."""
+
+
+class Cluster:
+    """The Ray cluster of a run, its own or one that it joined, and the workers that it started there.
+
+    Calls may come from several threads.
+    """
+
+    def __init__(self, config: RayConfig) -> None:
+        import ray
+
+        self._config = config
+        self._run = f"unirl-{secrets.token_hex(6)}"
+        self._actors: list[Actor] = []
+        self._plan = b""
+        self._lost: dict[str, UniRLError] = {}
+        """Workers that died or hung for good, and what was said then."""
+        self._restarting = threading.Lock()
+        self._transport: Transport | None = None
+        self._group: Any = None
+        self.traffic = Traffic()
+        self.findings: list[str] = []
+        """What a user should know and was not told yet."""
+        for key, value in SETTINGS.items():
+            os.environ.setdefault(key, value)
+        # Zero-copy tensors cannot be written to; whoever changes one copies it first.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
+        # One that runs in this process already (a notebook, a test) is used and left as it is.
+        self._owns = not ray.is_initialized()
+        if self._owns:
+            self._start()
+
+    def _start(self) -> None:
+        import ray
+
+        config = self._config
+        options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+        if config.address:
+            options["address"] = config.address
+        else:
+            options["object_store_memory"] = config.object_store_mb * 2**20
+            options["num_cpus"] = config.num_cpus or None
+        try:
+            ray.init(namespace=self._run, **options)
+        except ConnectionError as error:
+            raise PlanRejected(
+                f"launcher.address: no cluster answers at {config.address!r}: {error}. Start one with "
+                "`ray start --head`, or leave the address out to run on this machine."
+            ) from error
+
+    def nodes(self) -> list[Node]:
+        """The machines that are alive, with what they have."""
+        import ray
+
+        return [
+            Node(
+                name=str(node["NodeManagerHostname"]),
+                cpus=float(node["Resources"].get("CPU", 0)),
+                gpus=float(node["Resources"].get("GPU", 0)),
+            )
+            for node in ray.nodes()
+            if node["Alive"]
+        ]
+
+    def start(self, places: Sequence[WorkerPlace], plan: Plan) -> list[Actor]:
+        """Start the workers. Raises PlanRejected when a machine does not fit, RunFailed when one does not come up."""
+        place = TransportPlace(run=self._run, process="driver", device="cpu", ask=self._ask)
+        self._transport = make_transport(plan, place=place)
+        self._plan = packed(plan)
+        self._actors = [Actor(place=place) for place in places]
+        self._share_devices(places)
+        for actor in self._actors:
+            self._spawn(actor)
+        self._open(self._actors)
+        return self._actors
+
+    def _share_devices(self, places: Sequence[WorkerPlace]) -> None:
+        """Reserve a device for each pair that shares one: Ray would put two train ranks on the first."""
+        import ray
+        from ray.util.placement_group import placement_group
+
+        bundles: dict[int, dict[str, float]] = {}
+        for place in places:
+            if place.device is not None:
+                bundle = bundles.setdefault(place.device, {"CPU": 0.0, "GPU": 0.0})
+                bundle["CPU"] += place.cpus
+                bundle["GPU"] += place.gpus
+        if not bundles:
+            return
+        asked = [{name: amount for name, amount in bundles[n].items() if amount} for n in range(len(bundles))]
+        self._group = placement_group(asked, strategy="PACK")
+        ready, _ = ray.wait([self._group.ready()], timeout=self._config.start_timeout_s)
+        if not ready:
+            raise RunFailed(
+                f"launcher: {len(asked)} devices to share, {asked[0]} each, were not free within "
+                f"{self._config.start_timeout_s:g} s; another run has them."
+            )
+
+    def prepare(self, actors: Sequence[Actor], method: str, *args: Any, **named: Any) -> list[Any]:
+        """A call that makes workers ready, and that is made again of a process that replaces one of them."""
+        found = self.call(actors, method, *args, phase="build", timeout_s=self._config.start_timeout_s, **named)
+        for actor in actors:
+            actor.setup.append((method, args, named))
+        return found
+
+    def call(
+        self, actors: Sequence[Actor], method: str, *args: Any, phase: str, timeout_s: float | None = None, **named: Any
+    ) -> list[Any]:
+        """The same call on each worker at once; answers in their order."""
+        calls = [Call(actor=actor, method=method, args=args, named=named) for actor in actors]
+        return self.run(calls, phase=phase, timeout_s=timeout_s)
+
+    def run(
+        self, calls: Sequence[Call], *, phase: str, timeout_s: float | None = None, restart: Restart | None = None
+    ) -> list[Any]:
+        """The answers, in order. The first failure is raised at once, whatever the others wait for.
+
+        restart: these calls may be repeated: a worker that died or hung gets a new process, `launcher.retries` times.
+        Raises what the worker raised when it is for the user, with a note who it was; RunFailed for everything else.
+        """
+        import ray
+
+        limit = self._config.call_timeout_s if timeout_s is None else timeout_s
+        for call in calls:
+            if call.actor.name in self._lost:
+                raise self._lost[call.actor.name]
+        sent = {self._sent(call): (number, call.actor.handle) for number, call in enumerate(calls)}
+        found: dict[int, Any] = {}
+        left = [self._config.retries if restart else 0] * len(calls)
+        end = time.monotonic() + limit
+        while sent:
+            ready, late = ray.wait(list(sent), num_returns=1, timeout=max(0.0, end - time.monotonic()))
+            silent = [number for number, _ in sent.values()]
+            for ref in ready or late:
+                number, handle = sent.pop(ref)
+                actor = calls[number].actor
+                try:
+                    if not ready:
+                        raise _Late(f"{', '.join(str(calls[n].actor) for n in silent)} did not answer in {limit:g} s")
+                    found[number] = unpacked(self.traffic.received(ray.get(ref)))
+                except Exception as error:
+                    failure = self._failure(error, actor, phase, [calls[n].actor for n, _ in sent.values()], list(sent))
+                    ended = has_died(error) or not ready
+                    if not (ended and left[number] and restart):
+                        for lost in [calls[n].actor for n in silent] if not ready else [actor] if ended else []:
+                            self._lost[lost.name] = failure
+                        raise failure from error
+                    left[number] -= 1
+                    self.replace(actor, handle, failure)
+                    restart(actor)
+                    sent[self._sent(calls[number])] = (number, actor.handle)
+                    end = time.monotonic() + limit
+        return [found[number] for number in range(len(calls))]
+
+    def fetch(self, rows: Sequence[RemoteRows]) -> list[Tensor]:
+        """Rows from the workers that have them, for the driver itself."""
+        assert self._transport is not None, "no worker was started"
+        found = self._transport.fetch(rows)
+        self.traffic.media(found)
+        return found
+
+    def close(self) -> None:
+        """End the workers and, when it is ours, the cluster. May be called twice."""
+        import ray
+
+        actors, self._actors = self._actors, []
+        transport, self._transport = self._transport, None
+        is_up = ray.is_initialized()
+        try:
+            for actor in actors if is_up else ():
+                if actor.handle is not None:
+                    ray.kill(actor.handle, no_restart=True)
+            if is_up and self._group is not None:
+                ray.util.remove_placement_group(self._group)
+            if transport is not None:
+                transport.close()
+        finally:
+            if self._owns and is_up:
+                self._owns = False
+                ray.shutdown()
+
+    def _spawn(self, actor: Actor) -> None:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        place = actor.place
+        options: dict[str, Any] = {
+            "name": actor_name(self._run, place.name),
+            "namespace": self._run,
+            "num_cpus": place.cpus,
+            "num_gpus": place.gpus,
+            "max_restarts": 0,
+            "runtime_env": {"env_vars": {**SETTINGS, **self._config.environment}},
+        }
+        if place.device is not None:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=place.device
+            )
+        actor.handle = actor_class().options(**options).remote(self._run, place.name)
+
+    def _open(self, actors: Sequence[Actor]) -> None:
+        """Wait for the processes, and let each check that its machine fits."""
+        import ray
+
+        assert self._transport is not None
+        opened = {actor.handle.open.remote(self._plan, self._transport.address): actor for actor in actors}
+        end = time.monotonic() + self._config.start_timeout_s
+        waiting = list(opened)
+        while waiting:
+            ready, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, end - time.monotonic()))
+            if not ready:
+                late = ", ".join(str(opened[ref]) for ref in waiting)
+                raise RunFailed(
+                    f"launcher: {late} did not start within {self._config.start_timeout_s:g} s: the cluster has no "
+                    "room for it now, or launcher.start_timeout_s is too short."
+                )
+            for ref in ready:
+                try:
+                    opened[ref].facts = ray.get(ref)
+                except Exception as error:
+                    raise explained(error, opened[ref], "start", others=self._actors) from error
+
+    def _sent(self, call: Call) -> Any:
+        data = self.traffic.sent(packed((call.args, dict(call.named))))
+        return call.actor.handle.call.remote(call.method, data)
+
+    def _failure(
+        self, error: Exception, actor: Actor, phase: str, others: Sequence[Actor], waiting: Sequence[Any]
+    ) -> UniRLError:
+        """What to say. A worker that lost its peer says so in words of its own; the peer that died is the cause."""
+        import ray
+
+        if isinstance(error, _Late):
+            return RunFailed(
+                f"launcher: {error} in phase {phase!r}. It hangs, or launcher.call_timeout_s is too short."
+            )
+        failure = explained(error, actor, phase, others=self._actors)
+        if waiting and not has_died(error) and type(failure) is RunFailed:
+            end = time.monotonic() + CAUSE_WITHIN_S
+            for ref, other in zip(waiting, others, strict=True):
+                try:
+                    ray.get(ref, timeout=max(0.0, end - time.monotonic()))
+                except Exception as cause:  # noqa: BLE001 - only a death counts; the failure in hand is raised
+                    if has_died(cause):
+                        self._lost[other.name] = explained(cause, other, phase, others=self._actors)
+                        return self._lost[other.name]
+        return failure
+
+    def replace(self, actor: Actor, old: Any, failure: UniRLError) -> None:
+        """A new process for a worker, with the same set-up. old: the handle of the one that failed so."""
+        import ray
+
+        with self._restarting:
+            if actor.handle is not old:
+                return  # Another thread, whose call it was too, did it.
+            was = str(actor)
+            ray.kill(old, no_restart=True)
+            end = time.monotonic() + self._config.start_timeout_s
+            while True:
+                try:
+                    self._spawn(actor)
+                    break
+                except ValueError:
+                    # The name is free once Ray has seen the end of the old process.
+                    if time.monotonic() > end:
+                        raise
+                    time.sleep(0.1)
+            self._open([actor])
+            for method, args, named in actor.setup:
+                self.call([actor], method, *args, phase="restart", timeout_s=self._config.start_timeout_s, **named)
+            self.findings.append(f"{failure} Its work is done again by {actor}, in place of {was}.")
+
+    def _ask(self, owner: str, question: Any) -> Any:
+        import ray
+
+        actor = next(actor for actor in self._actors if actor.name == owner)
+        try:
+            return ray.get(actor.handle.answer.remote(question), timeout=self._config.call_timeout_s)
+        except Exception as error:
+            raise explained(error, actor, "answer", others=self._actors) from error

@@ -1,0 +1,98 @@
+"""Which worker needs what, and whether the machines have it: arithmetic, before anything is started."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from .config import RayConfig
+
+__all__ = ["Node", "WorkerPlace", "misfit", "places"]
+
+Role = Literal["train", "rollout", "reward"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerPlace:
+    """One worker process and what it is given."""
+
+    name: str
+    """`train-0`: unique in the run."""
+    role: Role
+    index: int
+    """Rank, or number among the workers of its role."""
+    cpus: float
+    gpus: float
+    device: int | None = None
+    """Workers of one number share a device, and so a machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A machine of the cluster and what is free on it."""
+
+    name: str
+    cpus: float
+    gpus: float
+
+
+def places(config: RayConfig, *, on_cuda: bool) -> list[WorkerPlace]:
+    """Every worker of a run, train ranks first."""
+    gpus = config.gpus if config.gpus >= 0 else float(on_cuda)
+    is_shared = config.placement == "colocate"
+    part = 0.5 if is_shared else 1.0
+    counts: list[tuple[Role, int, float, float]] = [("train", config.train_ranks, config.cpus * part, gpus * part)]
+    if config.placement != "trainside":
+        workers = config.train_ranks if is_shared else config.rollout_workers
+        counts.append(("rollout", workers, config.cpus * part, gpus * part))
+    counts.append(("reward", config.reward_workers, config.reward_cpus, config.reward_gpus))
+    return [
+        WorkerPlace(
+            name=f"{role}-{index}",
+            role=role,
+            index=index,
+            cpus=cpus,
+            gpus=gpu,
+            device=index if is_shared and role != "reward" else None,
+        )
+        for role, count, cpus, gpu in counts
+        for index in range(count)
+    ]
+
+
+def misfit(workers: Sequence[WorkerPlace], nodes: Sequence[Node]) -> str:
+    """Why these workers do not fit these machines, with the arithmetic; empty when they do.
+
+    The largest worker is placed first, on the first machine with room, as Ray packs them.
+    """
+    amounts: list[tuple[str, Callable[[WorkerPlace], float], Callable[[Node], float]]] = [
+        ("CPUs", lambda worker: worker.cpus, lambda node: node.cpus),
+        ("GPUs", lambda worker: worker.gpus, lambda node: node.gpus),
+    ]
+    for what, of_worker, of_node in amounts:
+        wanted, there = sum(of_worker(w) for w in workers), sum(of_node(n) for n in nodes)
+        if wanted > there + 1e-9:
+            machines = ", ".join(f"{node.name} {of_node(node):g}" for node in nodes) or "no machine"
+            return f"{wanted:g} {what} are needed ({_sum(workers, of_worker)}); {there:g} are free ({machines})."
+    free = [(node.name, [node.cpus, node.gpus]) for node in nodes]
+    together: dict[int | str, list[WorkerPlace]] = {}
+    for worker in workers:
+        together.setdefault(worker.name if worker.device is None else worker.device, []).append(worker)
+    units = [(sum(w.cpus for w in unit), sum(w.gpus for w in unit), unit) for unit in together.values()]
+    for cpus, gpus, unit in sorted(units, key=lambda item: (-item[1], -item[0])):
+        room = next((f for _, f in free if f[0] + 1e-9 >= cpus and f[1] + 1e-9 >= gpus), None)
+        if room is None:
+            left = ", ".join(f"{name} {here:g} CPUs {there:g} GPUs" for name, (here, there) in free)
+            names = " and ".join(repr(worker.name) for worker in unit)
+            who = f"worker {names} needs" if len(unit) == 1 else f"workers {names} need"
+            return f"{who} {cpus:g} CPUs and {gpus:g} GPUs on one machine; left are {left}."
+        room[0] -= cpus
+        room[1] -= gpus
+    return ""
+
+
+def _sum(workers: Sequence[WorkerPlace], of_worker: Callable[[WorkerPlace], float]) -> str:
+    counted = Counter((worker.role, of_worker(worker)) for worker in workers)
+    return " + ".join(f"{count} {role} x {amount:g}" for (role, amount), count in counted.items() if amount)

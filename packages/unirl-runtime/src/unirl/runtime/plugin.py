@@ -1,0 +1,63 @@
+"""The launchers that this dist provides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from unirl.core.capability import Cap, Support
+from unirl.core.hookspec import hookimpl
+from unirl.core.spec import LauncherSpec, TransportSpec
+
+if TYPE_CHECKING:
+    from unirl.core.plan import Plan
+
+__all__ = ["LOCAL", "RAY", "WORKER_STORE", "unirl_check_plan", "unirl_launchers", "unirl_transports"]
+
+LOCAL = LauncherSpec(
+    name="local",
+    summary="Everything in this process, where a debugger can look at it",
+    build="unirl.runtime.launchers:build_local",
+    config="unirl.runtime.config:LocalConfig",
+)
+RAY = LauncherSpec(
+    name="ray",
+    summary="Train ranks, rollout workers and reward workers placed on devices and machines by Ray",
+    build="unirl.runtime.launchers:build_ray",
+    config="unirl.runtime.config:RayConfig",
+    separates={"placement": "separate"},
+    look="unirl.runtime.cluster_check:look",
+)
+WORKER_STORE = TransportSpec(
+    name="worker-store",
+    summary="Tensors stay in the worker that made them; who needs rows asks it",
+    build="unirl.runtime.tensor_store:build",
+    config="unirl.runtime.config:WorkerStoreConfig",
+)
+
+
+@hookimpl
+def unirl_launchers() -> Iterable[LauncherSpec]:
+    return [LOCAL, RAY]
+
+
+@hookimpl
+def unirl_transports() -> Iterable[TransportSpec]:
+    return [WORKER_STORE]
+
+
+@hookimpl
+def unirl_check_plan(plan: Plan) -> Iterable[str]:
+    if plan.transport is not None and (plan.launcher is None or plan.launcher.name == LOCAL.name):
+        return [
+            f"transport: {plan.transport.name!r} was asked for, and nothing travels within one process; leave it out, "
+            "or choose launcher=ray."
+        ]
+    if plan.launcher is not None and plan.resolved.get("launcher", {}).get("placement") == "colocate":
+        spec = plan.engine.spec
+        if Support.NATIVE not in (spec.support(Cap.SLEEP), spec.support(Cap.WEIGHTS_SHARED)):
+            return [
+                f"launcher.placement: 'colocate' was asked for; engine {spec.name!r} cannot sleep, so its memory stays "
+                "taken while its device trains. Use separate."
+            ]
+    return []

@@ -1,0 +1,293 @@
+"""The parts of a plan as the loop sees them, when they live with workers. Each fits its role."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+from unirl.core.config import LatentSamplingConfig
+from unirl.core.errors import UniRLError
+from unirl.core.request import Request
+from unirl.core.roles import Algorithm, Policy, ScoreInput, Scores, TrainReport, WeightReceipt, WeightUpdate
+from unirl.core.rollout import Rollout
+from unirl.core.spec import ModelSpec
+from unirl.core.track import Conditions, Track
+
+from .actors import Actor, Call
+from .cluster import Cluster, Restart
+from .remote_rows import RemoteRows
+from .turns import Turns
+
+__all__ = ["RemoteBackend", "RemoteEngine", "RemoteModel", "RemoteReward", "shares"]
+
+SETTLE_S = 10.0
+"""Time for every rank to end what it does when one of them has failed."""
+
+
+def shares(group_ids: Sequence[str], workers: int) -> list[list[int]]:
+    """Rows of each worker: whole groups, in order, as even in rows as that allows; rows where groups are too few.
+
+    Whole groups keep the mini-batches of an update those of one rank (see `unirl.numerics.stack.mini_batches`), and the
+    embeddings of a prompt with one worker.
+    """
+    groups: dict[str, list[int]] = {}
+    for row, group in enumerate(group_ids):
+        groups.setdefault(group, []).append(row)
+    units = list(groups.values()) if len(groups) >= workers else [[row] for row in range(len(group_ids))]
+    dealt: list[list[int]] = []
+    left, start = len(group_ids), 0
+    for worker in range(workers):
+        wanted, rows = left / (workers - worker), list[int]()
+        # The last units go to the workers that have none yet.
+        while start < len(units) - (workers - worker - 1) and (
+            not rows or abs(len(rows) + len(units[start]) - wanted) <= abs(len(rows) - wanted)
+        ):
+            rows += units[start]
+            start += 1
+        dealt.append(rows)
+        left -= len(rows)
+    return dealt
+
+
+class RemoteModel:
+    """What the driver asks of a model: sizes and schedules. The rest of the role belongs to the workers."""
+
+    def __init__(self, spec: ModelSpec, cluster: Cluster, actor: Actor) -> None:
+        self.spec = spec
+        self.device = torch.device("cpu")
+        self._cluster, self._actor = cluster, actor
+        self._schedules: dict[str, Tensor] = {}
+
+    @property
+    def trainable(self) -> Any:
+        raise RuntimeError("the module that trains lives with the workers; the driver holds none")
+
+    def encode(self, prompts: Sequence[str], **_: Any) -> Mapping[str, Any]:
+        raise RuntimeError("prompts are encoded by the workers")
+
+    def velocity(self, x: Any, sigma: Any, conditions: Any) -> Any:
+        raise RuntimeError("the denoiser lives with the workers")
+
+    def decode(self, latents: Any) -> Any:
+        raise RuntimeError("latents are decoded by the workers")
+
+    def schedule(self, sampling: LatentSamplingConfig) -> Tensor:
+        key = repr(sampling)
+        if key not in self._schedules:
+            (self._schedules[key],) = self._cluster.call([self._actor], "schedule", sampling, phase="request")
+        return self._schedules[key]
+
+    def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
+        (shape,) = self._cluster.call([self._actor], "latent_shape", sampling, phase="request")
+        return shape
+
+
+class RemoteEngine:
+    """Rollouts by several workers, each its share of the request."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        actors: Sequence[Actor],
+        *,
+        lockstep: bool,
+        copies: int,
+        turns: Turns,
+        restart: Restart | None,
+    ) -> None:
+        """lockstep: workers whose forwards are collective; each gets equally many rows, the missing ones as padding.
+
+        copies: neighbouring workers that generate the same rows together; the first of them answers for all.
+        restart: gives a new process of a worker the weights; None where a worker that dies ends the run.
+        """
+        self._cluster, self._actors, self._lockstep, self._copies = cluster, list(actors), lockstep, copies
+        self._turns, self._restart = turns, restart
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @version.setter
+    def version(self, value: int) -> None:
+        if value != self._version:
+            self._cluster.call(self._actors, "set_version", value, phase="sync")
+        self._version = value
+
+    def note_version(self, value: int) -> None:
+        """The workers have it already, with the weights that came."""
+        self._version = value
+
+    def generate(self, request: Request) -> Rollout:
+        self._turns.rollout()
+        dealt = shares(request.group_ids, len(self._actors) // self._copies)
+        rows = max(map(len, dealt))
+        calls: list[Call] = []
+        for number, actor in enumerate(self._actors):
+            mine = dealt[number // self._copies]
+            if mine or self._lockstep:
+                share = _padded(request, mine, to=rows) if self._lockstep else request.select(mine)
+                calls.append(Call(actor=actor, method="generate", args=(share,)))
+        answers = self._cluster.run(calls, phase="generate", restart=self._restart)[:: self._copies]
+        self._cluster.traffic.made(request.num_rows)
+        counts = [len(mine) for mine in dealt if mine or self._lockstep]
+        kept = [(answer, count) for answer, count in zip(answers, counts, strict=True) if count]
+        order = [row for mine in dealt for row in mine]
+        back = sorted(range(len(order)), key=order.__getitem__)
+        tracks: dict[str, Track] = {}
+        for name in request.tracks:
+            joined = Track.concat([answer.tracks[name].select(range(count)) for answer, count in kept]).select(back)
+            if isinstance(joined.images, RemoteRows):
+                joined = dataclasses.replace(joined, images=joined.images.with_fetch(self._cluster.fetch))
+            tracks[name] = joined
+        return Rollout(tracks=tracks)
+
+    def load_weights(self, update: WeightUpdate) -> WeightReceipt:
+        raise RuntimeError("weights go from worker to worker, not through the driver")
+
+    def sleep(self) -> None:
+        pass
+
+    def wake(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class RemoteBackend:
+    """The train ranks as one backend."""
+
+    def __init__(self, cluster: Cluster, actors: Sequence[Actor], *, copies: int, turns: Turns) -> None:
+        """copies: neighbouring ranks that split the layers among them, and so train on the same rows."""
+        self._cluster, self._actors, self._copies, self._turns = cluster, list(actors), copies, turns
+        self.version: int = self._call("version", phase="build")[0]
+        self.lend: Callable[[Policy], AbstractContextManager[None]] | None = None
+        """Gives engines that hold weights of their own those of another policy for a while."""
+
+    @contextmanager
+    def policy(self, which: Policy = "live") -> Iterator[None]:
+        if self.lend is not None:
+            with self.lend(which):
+                yield
+            return
+        self._call("enter_policy", which, phase="policy")
+        try:
+            yield
+        finally:
+            self._call("leave_policy", phase="policy")
+
+    def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
+        """Each rank trains on its share with the algorithm that it built; `algorithm` made requests and advantages."""
+        self._turns.train()
+        dealt = shares(track.group_ids, len(self._actors) // self._copies)
+        calls: list[Call] = []
+        for number, actor in enumerate(self._actors):
+            rows = dealt[number // self._copies]
+            share = _for_training(track.select(rows) if rows else _empty(track))
+            calls.append(Call(actor=actor, method="train", args=(share,), named={"progress": progress}))
+        try:
+            answers = cast("list[tuple[TrainReport, int]]", self._cluster.run(calls, phase="train"))
+        except BaseException:
+            self.version = self._version_after_failure()
+            raise
+        report, self.version = answers[0]
+        return report
+
+    def weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
+        """Brings them to the driver, to look at them: those for engines go from worker to worker."""
+        return self._call("weights", policy=policy, kind=kind, phase="weights")[0]
+
+    def adopt(self, update: WeightUpdate) -> None:
+        self._call("adopt", update, phase="adopt")
+        self.version = update.version
+
+    def save(self, folder: Path) -> None:
+        self._call("save", folder.resolve(), phase="checkpoint")
+
+    def load(self, folder: Path) -> None:
+        self.version = self._call("load", folder.resolve(), phase="resume")[0]
+
+    def end_rollout(self) -> None:
+        self._call("end_rollout", phase="train")
+
+    def offload(self) -> None:
+        pass
+
+    def onload(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _call(self, method: str, *args: Any, phase: str, **named: Any) -> list[Any]:
+        self._turns.train()
+        return self._cluster.call(self._actors, method, *args, phase=phase, **named)
+
+    def _version_after_failure(self) -> int:
+        """Where the ranks are, when all of them say the same; else -1, for what they hold is no step's weights."""
+        try:
+            found: list[int] = self._cluster.call(self._actors, "version", phase="train", timeout_s=SETTLE_S)
+        except UniRLError:
+            return -1
+        return found[0] if len(set(found)) == 1 else -1
+
+
+class RemoteReward:
+    """One reward, its samples shared over the reward workers."""
+
+    def __init__(self, name: str, cluster: Cluster, actors: Sequence[Actor]) -> None:
+        self._name, self._cluster, self._actors = name, cluster, list(actors)
+
+    def score(self, samples: ScoreInput) -> Scores:
+        dealt = shares(samples.group_ids, len(self._actors))
+        used = [(actor, rows) for actor, rows in zip(self._actors, dealt, strict=True) if rows]
+        calls = [Call(actor=actor, method="score", args=(self._name, _rows_of(samples, rows))) for actor, rows in used]
+        answers = cast(
+            "list[Scores]", self._cluster.run(calls, phase=f"score {self._name}", restart=lambda actor: None)
+        )
+        order = [row for _, rows in used for row in rows]
+        back = torch.tensor(sorted(range(len(order)), key=order.__getitem__))
+        return Scores(
+            values=torch.cat([answer.values for answer in answers])[back],
+            parts={key: torch.cat([answer.parts[key] for answer in answers])[back] for key in answers[0].parts},
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def _padded(request: Request, rows: Sequence[int], *, to: int) -> Request:
+    """The rows, and the last one again until there are `to`; with ids of their own, for ids must not repeat."""
+    own = list(rows) or [0]
+    missing = to - len(rows)
+    share = request.select([*rows, *[own[-1]] * missing])
+    ids = tuple(share.sample_ids[: len(rows)]) + tuple(f"{share.sample_ids[-1]}/padding-{n}" for n in range(missing))
+    return dataclasses.replace(share, sample_ids=ids)
+
+
+def _empty(track: Track) -> Track:
+    """One row of weight 0, for a rank that has none: all ranks run the same forwards."""
+    return track.select([0]).padded(2).select([1])
+
+
+def _for_training(track: Track) -> Track:
+    """Without what no loss reads: media stay where they are, and prompts that no row uses."""
+    conditions: dict[str, Conditions] = {name: value.compact() for name, value in track.conditions.items()}
+    return dataclasses.replace(track, images=None, videos=None, conditions=conditions)
+
+
+def _rows_of(samples: ScoreInput, rows: Sequence[int]) -> ScoreInput:
+    def take(values: Any) -> Any:
+        if values is None:
+            return None
+        if isinstance(values, Sequence):
+            return tuple(cast("Sequence[Any]", values)[row] for row in rows)
+        return values.index_select(0, torch.tensor(list(rows)))
+
+    return ScoreInput(**{item.name: take(getattr(samples, item.name)) for item in dataclasses.fields(samples)})

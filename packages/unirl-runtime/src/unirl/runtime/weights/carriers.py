@@ -1,0 +1,179 @@
+"""How the bytes of a bucket get from one process to another. The protocol above them is the same for all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
+from unirl.core.errors import RecipeError
+
+__all__ = [
+    "ByValueCarrier",
+    "Carrier",
+    "CollectiveCarrier",
+    "CudaIpcCarrier",
+    "DiskCarrier",
+    "InProcessCarrier",
+    "SharedMemoryCarrier",
+    "Ticket",
+]
+
+Ticket = Any
+"""What the receiver needs to find the bytes: small, and picklable for carriers between processes."""
+
+
+class Carrier(Protocol):
+    """Moves one flat uint8 tensor. Both sides have one, made alike."""
+
+    def send(self, data: Tensor) -> Ticket: ...
+    def receive(self, ticket: Ticket) -> Tensor:
+        """[bytes] uint8, on the receiver's device. Valid until the sender releases the ticket."""
+        ...
+
+    def release(self, ticket: Ticket) -> None:
+        """The receiver is done, or failed: give back what the ticket holds. On the sender's side."""
+        ...
+
+
+class InProcessCarrier:
+    """Between parts of one process: the ticket is the tensor."""
+
+    def send(self, data: Tensor) -> Ticket:
+        return data
+
+    def receive(self, ticket: Ticket) -> Tensor:
+        return ticket
+
+    def release(self, ticket: Ticket) -> None:
+        pass
+
+
+class ByValueCarrier:
+    """In the calls themselves, between any two processes that can call each other: the ticket is the bytes.
+
+    Under Ray, large arguments of a call go through its object store.
+    """
+
+    def send(self, data: Tensor) -> Ticket:
+        return data.cpu()
+
+    def receive(self, ticket: Ticket) -> Tensor:
+        return ticket
+
+    def release(self, ticket: Ticket) -> None:
+        pass
+
+
+class SharedMemoryCarrier:
+    """Between processes of one machine, through its memory. One block per bucket, gone when the ticket is released."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, SharedMemory] = {}
+
+    def send(self, data: Tensor) -> Ticket:
+        block = SharedMemory(create=True, size=max(1, data.numel()), name=f"unirl-{os.getpid()}-{secrets.token_hex(6)}")
+        torch.frombuffer(block.buf, dtype=torch.uint8, count=data.numel()).copy_(data)
+        self._blocks[block.name] = block
+        return (block.name, data.numel())
+
+    def receive(self, ticket: Ticket) -> Tensor:
+        name, size = ticket
+        block = SharedMemory(name=name)
+        if name not in self._blocks:
+            # Python 3.11 and 3.12 count an attached block as this process's own and would remove it a second time.
+            resource_tracker.unregister(block._name, "shared_memory")  # type: ignore[attr-defined]
+        try:
+            return torch.frombuffer(block.buf, dtype=torch.uint8, count=size).clone()
+        finally:
+            block.close()
+
+    def release(self, ticket: Ticket) -> None:
+        block = self._blocks.pop(ticket[0], None)
+        if block is not None:
+            block.close()
+            block.unlink()
+
+
+class CudaIpcCarrier:
+    """Between processes that share a GPU: the receiver maps the sender's memory; nothing is copied on the way."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Tensor] = {}
+
+    def send(self, data: Tensor) -> Ticket:
+        if data.device.type != "cuda":
+            raise RecipeError(
+                f"weights.carrier: 'cuda-ipc' was asked for; the weights are on {data.device.type}. "
+                "Use 'shared-memory'."
+            )
+        _, arguments = reduce_tensor(data)
+        # The sender's tensor must live until the receiver has taken its copy.
+        key = data.data_ptr()
+        self._kept[key] = data
+        return (key, arguments)
+
+    def receive(self, ticket: Ticket) -> Tensor:
+        return rebuild_cuda_tensor(*ticket[1])
+
+    def release(self, ticket: Ticket) -> None:
+        self._kept.pop(ticket[0], None)
+
+
+class CollectiveCarrier:
+    """By broadcast in a process group: gloo on CPUs, NCCL on GPUs. Receivers call `receive` while the sender waits."""
+
+    def __init__(self, group: dist.ProcessGroup | None, *, source: int, device: str = "cpu") -> None:
+        """group: None is the default one.  source: global rank of the sender.  device: of the bytes at a receiver."""
+        self._group = group
+        self._source = source
+        self._device = device
+        self._pending: dict[int, tuple[dist.Work, Tensor]] = {}
+        self._count = 0
+
+    def send(self, data: Tensor) -> Ticket:
+        """Starts the broadcast; `release` waits for its end."""
+        work = dist.broadcast(data, src=self._source, group=self._group, async_op=True)
+        assert work is not None
+        self._count += 1
+        # The tensor must live until it has been sent.
+        self._pending[self._count] = (work, data)
+        return (self._count, data.numel())
+
+    def receive(self, ticket: Ticket) -> Tensor:
+        data = torch.empty(ticket[1], dtype=torch.uint8, device=self._device)
+        dist.broadcast(data, src=self._source, group=self._group)
+        return data
+
+    def release(self, ticket: Ticket) -> None:
+        work, _ = self._pending.pop(ticket[0])
+        work.wait()
+
+
+class DiskCarrier:
+    """Through a folder that both sides see, one safetensors file per bucket, gone when the ticket is released."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def send(self, data: Tensor) -> Ticket:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"bucket-{secrets.token_hex(8)}.safetensors"
+        partial = path.with_suffix(".partial")
+        save_file({"bytes": data.cpu()}, partial)
+        partial.rename(path)
+        return str(path)
+
+    def receive(self, ticket: Ticket) -> Tensor:
+        return load_file(ticket)["bytes"]
+
+    def release(self, ticket: Ticket) -> None:
+        Path(ticket).unlink(missing_ok=True)

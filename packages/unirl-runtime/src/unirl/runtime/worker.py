@@ -1,0 +1,377 @@
+"""A worker: one process with some parts of a plan, driven from afar.
+
+Everything large is made, kept and used here. What goes back to the driver are batches whose large tensors stayed
+behind, numbers and small tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+from unirl.core.capability import Cap, Support
+from unirl.core.catalog import Catalog
+from unirl.core.config import LatentSamplingConfig
+from unirl.core.errors import PlanRejected
+from unirl.core.parts import Parts
+from unirl.core.plan import Plan
+from unirl.core.request import Request
+from unirl.core.roles import (
+    Policy,
+    ScoreInput,
+    Scores,
+    TrainReport,
+    TransportCounts,
+    TransportPlace,
+    WeightReceipt,
+    WeightUpdate,
+)
+from unirl.core.rollout import Rollout
+from unirl.core.run import build_parts, build_rewards
+from unirl.core.track import Track
+
+from .remote_rows import RemoteRows, dehydrated, hydrated
+from .transports import make_transport
+from .weights.carriers import ByValueCarrier, Carrier, DiskCarrier, SharedMemoryCarrier
+from .weights.manifest import Manifest
+from .weights.transfer import Receiver, TransferReport, send
+from .wire import packed, unpacked
+
+__all__ = ["Shipped", "Worker", "WorkerFacts"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerFacts:
+    """Who a worker is, for messages."""
+
+    host: str
+    pid: int
+    device: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shipped:
+    """One transfer of weights."""
+
+    report: TransferReport
+    announced_bytes: int
+    """What was sent beside the tensors: their names, shapes and checksums, and where the bytes are."""
+
+
+class Worker:
+    """Not tied to Ray: whatever starts it gives it a way to reach the transports of the others."""
+
+    def __init__(
+        self,
+        name: str,
+        plan: Plan,
+        *,
+        run: str,
+        ask: Callable[[str, Any], Any],
+        tell: Callable[[str, str, bytes], bytes],
+        machine: str,
+        address: Any = None,
+    ) -> None:
+        """run, ask, address: see `unirl.core.roles.TransportPlace`.
+
+        tell: tell(worker, method, packed arguments): a method of another worker and its answer, packed.
+        machine: what to call this machine in messages.
+        """
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        _check_versions(plan, machine)
+        self._name = name
+        self._tell = tell
+        self._plan = plan
+        self._parts: Parts | None = None
+        self._rewards: Mapping[str, Any] = {}
+        self._policy: ExitStack | None = None
+        self._receiver: Receiver | None = None
+        self._export: WeightUpdate | None = None
+        self._kept: dict[int, list[Any]] = {}
+        """Number of a rollout -> names of its tensors that are kept here."""
+        wanted = plan.run.device
+        is_cuda = torch.cuda.is_available() and wanted != "cpu"
+        self._device = torch.device("cuda" if is_cuda else "cpu")
+        if plan.run.threads:
+            torch.set_num_threads(plan.run.threads)
+        place = TransportPlace(run=run, process=name, device=self._device, ask=ask, address=address)
+        self.transport = make_transport(plan, place=place)
+
+    def facts(self) -> WorkerFacts:
+        return WorkerFacts(host=socket.gethostname(), pid=os.getpid(), device=str(self._device))
+
+    # The process group of the train ranks.
+
+    def open_group(self, world: int) -> tuple[str, int]:
+        """Rank 0: listen for the others on a port that is free, and say where."""
+        host = socket.gethostbyname(socket.gethostname())
+        self._group_store = TCPStore(host, 0, world, is_master=True, wait_for_workers=False)
+        return host, self._group_store.port
+
+    def join_group(self, address: tuple[str, int], *, rank: int, world: int, timeout_s: float) -> None:
+        if rank:
+            self._group_store = TCPStore(address[0], address[1], world, is_master=False)
+        backend = "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        timeout = timedelta(seconds=timeout_s)
+        dist.init_process_group(backend, store=self._group_store, rank=rank, world_size=world, timeout=timeout)
+
+    # Building.
+
+    def build(self, role: Literal["train", "rollout", "reward"]) -> None:
+        """Build this worker's parts: the rewards, or everything else."""
+        catalog = Catalog.of({})
+        plan = dataclasses.replace(
+            self._plan,
+            run=dataclasses.replace(self._plan.run, device=str(self._device), threads=self._plan.run.threads),
+        )
+        if role == "rollout":
+            plan = _alone(plan)
+        if role == "reward":
+            self._rewards = build_rewards(plan, catalog=catalog)
+        else:
+            self._parts = build_parts(plan, catalog=catalog, with_rewards=False)
+
+    @property
+    def parts(self) -> Parts:
+        assert self._parts is not None, f"worker {self._name!r} was not built"
+        return self._parts
+
+    # Model.
+
+    def schedule(self, sampling: LatentSamplingConfig) -> Tensor:
+        return self.parts.model.schedule(sampling)
+
+    def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
+        return self.parts.model.latent_shape(sampling)
+
+    # Engine.
+
+    def generate(self, request: Request) -> Rollout:
+        """Generate this worker's share. Its tensors stay here until no step needs them."""
+        self._drop_before(request.rollout)
+        rollout = self.parts.engine.generate(request)
+
+        def keep(tensors: Sequence[Tensor]) -> list[Any]:
+            names = self.transport.keep(tensors)
+            self._kept.setdefault(request.rollout, []).extend(names)
+            return names
+
+        return Rollout(tracks={name: dehydrated(track, keep) for name, track in rollout.tracks.items()})
+
+    def _drop_before(self, rollout: int) -> None:
+        """Forget what no step needs: streamed, a rollout comes in pieces; ahead, the one before it still trains."""
+        run = self._plan.run
+        if run.rollout_ahead:
+            over = [number for number in self._kept if number < rollout - run.rollout_ahead]
+        else:
+            over = [number for number in self._kept if number != rollout or not run.stream_groups]
+        if over:
+            self.transport.drop([name for number in over for name in self._kept.pop(number)])
+
+    def set_version(self, version: int) -> None:
+        self.parts.engine.version = version
+
+    def sleep(self) -> None:
+        """Free the device for those who train on it."""
+        self.parts.engine.sleep()
+        if self._samples_with_module:
+            self.parts.backend.offload()
+
+    def wake(self) -> None:
+        if self._samples_with_module:
+            self.parts.backend.onload()
+        self.parts.engine.wake()
+
+    @property
+    def _samples_with_module(self) -> bool:
+        """Whether the engine samples with the module of this worker, and has no weights of its own."""
+        return self._plan.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE
+
+    # Backend.
+
+    def offload(self) -> None:
+        self.parts.backend.offload()
+
+    def onload(self) -> None:
+        self.parts.backend.onload()
+
+    def train(self, track: Track, *, progress: float) -> tuple[TrainReport, int]:
+        """Train on this rank's rows; returns the report and the new version. Collective."""
+        here = hydrated(track, self.transport.fetch)
+        report = self.parts.backend.train(here, self.parts.algorithm, progress=progress)
+        return report, self.parts.backend.version
+
+    def enter_policy(self, which: Policy) -> None:
+        stack = ExitStack()
+        stack.enter_context(self.parts.backend.policy(which))
+        self._policy = stack
+
+    def leave_policy(self) -> None:
+        if self._policy is not None:
+            self._policy.close()
+            self._policy = None
+
+    def end_rollout(self) -> None:
+        self.parts.backend.end_rollout()
+
+    def save(self, folder: Path) -> None:
+        self.parts.backend.save(folder)
+
+    def load(self, folder: Path) -> int:
+        self.parts.backend.load(folder)
+        return self.parts.backend.version
+
+    def version(self) -> int:
+        return self.parts.backend.version
+
+    # Weights.
+
+    def weights(self, *, policy: Policy, kind: Literal["full", "lora", "merged"]) -> WeightUpdate | None:
+        """The weights, which all ranks gather together, from rank 0 alone."""
+        update = self.parts.backend.weights(policy=policy, kind=kind)
+        is_first = not dist.is_initialized() or dist.get_rank() == 0
+        return update if is_first else None
+
+    def adopt(self, update: WeightUpdate) -> None:
+        self.parts.backend.adopt(update)
+
+    def export_weights(self, *, policy: Policy, kind: Literal["full", "lora", "merged"]) -> None:
+        """Export the weights, which all ranks do together; `ship_weights` sends them."""
+        self._export = self.parts.backend.weights(policy=policy, kind=kind)
+
+    def ship_weights(self, receiver: str, *, carrier: tuple[str, str], bucket_bytes: int) -> Shipped:
+        """Send what was exported to another worker, by its name."""
+        assert self._export is not None, f"worker {self._name!r} has exported nothing"
+        announced = 0
+
+        def to(method: str, *args: Any) -> Any:
+            nonlocal announced
+            data = packed((args, {}))
+            # Of a ticket that is the weights themselves, only what is beside them.
+            announced += len(data) - sum(arg.nbytes for arg in args if isinstance(arg, Tensor))
+            return unpacked(self._tell(receiver, method, data))
+
+        report = send(
+            self._export,
+            carrier=make_carrier(*carrier),
+            begin=lambda manifest: to("begin_weights", manifest),
+            take=lambda number, ticket: to("take_weights", number, ticket),
+            finish=lambda: to("finish_weights"),
+            bucket_bytes=bucket_bytes,
+        )
+        return Shipped(report=report, announced_bytes=announced)
+
+    def forget_export(self) -> None:
+        self._export = None
+
+    def open_receiver(self, *, carrier: tuple[str, str]) -> None:
+        """Be ready for weights: for the engine, or for the module that it samples with."""
+
+        def apply(manifest: Manifest, tensors: dict[str, Tensor]) -> None:
+            update = WeightUpdate(
+                version=manifest.version,
+                tensors=tensors,
+                kind=manifest.kind,
+                adapter=manifest.adapter,
+                adapter_scale=manifest.adapter_scale,
+                checksum=manifest.checksum,
+            )
+            if self._samples_with_module:
+                self.parts.backend.adopt(update)
+                self.parts.engine.version = manifest.version
+            else:
+                self.parts.engine.load_weights(update)
+
+        self._receiver = Receiver(make_carrier(*carrier), apply=apply)
+
+    def begin_weights(self, manifest: Manifest) -> None:
+        self._open().begin(manifest)
+
+    def take_weights(self, number: int, ticket: Any) -> None:
+        self._open().take(number, ticket)
+
+    def finish_weights(self) -> WeightReceipt:
+        return self._open().finish()
+
+    def _open(self) -> Receiver:
+        assert self._receiver is not None, f"worker {self._name!r} has no receiver"
+        return self._receiver
+
+    # Rewards.
+
+    def score(self, name: str, samples: ScoreInput) -> Scores:
+        """Score samples, whose media are fetched from whoever made them."""
+        remote = [value for value in (samples.images, *(samples.videos or ())) if isinstance(value, RemoteRows)]
+        here = dict(zip(map(id, remote), self.transport.fetch(remote), strict=True)) if remote else {}
+        local = dataclasses.replace(
+            samples,
+            images=here.get(id(samples.images), samples.images),
+            videos=None if samples.videos is None else tuple(here.get(id(v), v) for v in samples.videos),
+        )
+        scores: Scores = self._rewards[name].score(local)
+        return Scores(
+            values=scores.values.detach().cpu(), parts={key: part.detach().cpu() for key, part in scores.parts.items()}
+        )
+
+    # Data.
+
+    def answer(self, question: Any) -> Any:
+        return self.transport.answer(question)
+
+    def data_counts(self) -> TransportCounts:
+        return self.transport.counts()
+
+    def close(self) -> None:
+        self.leave_policy()
+        if self._parts is not None:
+            self._parts.engine.close()
+            self._parts.backend.close()
+        for reward in self._rewards.values():
+            reward.close()
+        self.transport.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def make_carrier(name: str, folder: str) -> Carrier:
+    """The carrier of a setting; both sides make theirs with this."""
+    carriers: dict[str, Callable[[], Carrier]] = {
+        "disk": lambda: DiskCarrier(Path(folder)),
+        "ray": ByValueCarrier,
+        "shared-memory": SharedMemoryCarrier,
+    }
+    return carriers[name]()
+
+
+def _alone(plan: Plan) -> Plan:
+    """The plan of a process that holds whole weights of its own: the mesh of the train ranks is none of its."""
+    config: Any = plan.backend.config
+    if "mesh" not in {item.name for item in dataclasses.fields(config)}:
+        return plan
+    config = dataclasses.replace(config, mesh=type(config.mesh)())
+    return dataclasses.replace(plan, backend=dataclasses.replace(plan.backend, config=config))
+
+
+def _check_versions(plan: Plan, machine: str) -> None:
+    """Every machine must run the code that the plan was made with."""
+    wrong: list[str] = []
+    for dist_name, wanted in {choice.dist: choice.version for choice in plan.choices}.items():
+        try:
+            found = version(dist_name)
+        except PackageNotFoundError:
+            found = "nothing"
+        if found != wanted:
+            wrong.append(f"{dist_name} {wanted} is wanted, {found} is installed")
+    if wrong:
+        raise PlanRejected(f"launcher: machine {machine} does not fit the driver: {'; '.join(wrong)}.")

@@ -1,0 +1,113 @@
+"""Runs whose workers are killed or stopped at a chosen moment, and what is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from small_runs import events
+from unirl.core.checkpoints import Checkpoints
+from unirl.runtime.actors import Call
+from unirl.runtime.cluster import Cluster
+
+METHOD = {
+    "build": "build",
+    "sync": "ship_weights",
+    "generate": "generate",
+    "score": "score",
+    "train": "train",
+    "checkpoint": "save",
+}
+"""Phase -> the call of it that is on its way when the worker is struck."""
+
+APART = ("launcher=ray", "launcher.placement=separate", "run.steps=2", "run.save_every=1")
+"""One worker of each role, two steps, a checkpoint after each."""
+
+
+@dataclass
+class Struck:
+    """What was struck, and who was there."""
+
+    worker: str = ""
+    pid: int = 0
+    all_pids: set[int] = field(default_factory=set)
+
+
+@contextmanager
+def strike(role: str, phase: str, *, how: int = signal.SIGKILL, index: int = 0) -> Iterator[Struck]:
+    """Send a signal to a worker while a call of this phase is on its way, in the second step.
+
+    A build is struck as it comes, a checkpoint is that of the second step.
+    """
+    struck, steps = Struck(), 0
+    sent = Cluster._sent
+
+    def sent_and_struck(cluster: Cluster, call: Call) -> Any:
+        nonlocal steps
+        ref = sent(cluster, call)
+        struck.all_pids |= {actor.facts.pid for actor in cluster._actors}
+        steps += call.method == "end_rollout" and call.actor.name == "train-0"
+        due = {"build": 0, "checkpoint": 2}.get(phase, 1)
+        if not struck.worker and call.method == METHOD[phase] and steps >= due:
+            (victim,) = (a for a in cluster._actors if (a.place.role, a.place.index) == (role, index))
+            struck.worker, struck.pid = victim.name, victim.facts.pid
+            os.kill(struck.pid, how)
+        return ref
+
+    Cluster._sent = sent_and_struck
+    try:
+        yield struck
+    finally:
+        Cluster._sent = sent
+
+
+def still_alive(pids: set[int], *, within_s: float = 15.0) -> set[int]:
+    """Those of these processes that do not end in time. What waits for its parent to look at it has ended."""
+    end = time.monotonic() + within_s
+    while True:
+        left = {pid for pid in pids if _is_alive(pid)}
+        if not left or time.monotonic() > end:
+            return left
+        time.sleep(0.1)
+
+
+def marked(mark: str) -> set[int]:
+    """Processes that were started with this text in their environment."""
+    found: set[int] = set()
+    for process in psutil.process_iter():
+        try:
+            if mark in process.environ().values():
+                found.add(process.pid)
+        except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def wait_for(condition: Callable[[], bool], *, within_s: float) -> None:
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end, f"nothing came within {within_s:g} s"
+        time.sleep(0.05)
+
+
+def has_step(folder: Path, kind: str, step: int) -> bool:
+    return (folder / "events.jsonl").exists() and any(event["step"] >= step for event in events(folder, kind))
+
+
+def last_good_step(folder: Path) -> int:
+    """The step of the newest checkpoint, after its checksums were compared. Raises CheckpointError for a broken one."""
+    return Checkpoints(folder / "checkpoints").load().step
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,107 @@
+"""Small runs of the quickstart, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from unirl.core.catalog import Catalog
+from unirl.core.plan import Plan
+from unirl.core.recipe import compose
+from unirl.core.run import RunResult, train
+from unirl.runtime.ray_worker import SETTINGS
+
+SMALL = (
+    "data.prompts_per_step=4",
+    "data.samples_per_prompt=4",
+    "sampling.steps=4",
+    "eval.every=0",
+    "eval.num_prompts=2",
+    "run.media_every=0",
+    "run.threads=1",
+    "run.keep=0",
+    "~tracker.report",
+    # A second reward that no two images share: the shapes of a dozen images may all score the same.
+    "+reward@reward.light=brightness",
+    "reward.light.weight=0.1",
+)
+
+
+@cache
+def catalog() -> Catalog:
+    return Catalog.discover()
+
+
+def plan(*words: str) -> Plan:
+    return compose("quickstart", [*SMALL, *words], catalog=catalog())
+
+
+def run(folder: Path, *words: str, resume: Path | None = None) -> RunResult:
+    """Train in this process. Goes on with the run in `resume`, or starts one in `folder`."""
+    words = words if resume else (f"run.dir={folder}", *words)
+    return train(plan(*words), catalog=catalog(), resume=resume, overrides=words)
+
+
+@contextmanager
+def ray_cluster(python: str, *, num_cpus: int = 8) -> Iterator[None]:
+    """python: what workers run in place of the interpreter."""
+    os.environ.update(SETTINGS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ray.init(
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=128 * 2**20,
+            runtime_env={"py_executable": python},
+        )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (folder / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+def steps(folder: Path) -> dict[int, dict[str, float]]:
+    """Step -> its numbers; of a step that was done twice, those of the last time."""
+    return {event["step"]: event["metrics"] for event in events(folder, "step")}
+
+
+def tensors(folder: Path, step: int) -> dict[str, Any]:
+    """Everything that a checkpoint holds, whole, by name."""
+    file = folder / f"whole-{step}.pt"
+    (backend,) = (path.parent for path in (folder / "checkpoints" / f"step-{step:06d}").rglob(".metadata"))
+    dcp_to_torch_save(backend, file)
+    return flat(torch.load(file, weights_only=True))
+
+
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    return {name: item for key, inner in value.items() for name, item in flat(inner, f"{prefix}/{key}").items()}
+
+
+def copy_up_to(folder: Path, step: int, into: Path) -> Path:
+    """The run as it was when this step had been saved."""
+    shutil.copytree(folder, into)
+    for path in (into / "checkpoints").iterdir():
+        if int(path.name.removeprefix("step-")) > step:
+            shutil.rmtree(path)
+    kept = [line for line in (into / "events.jsonl").read_text().splitlines() if json.loads(line)["step"] <= step]
+    (into / "events.jsonl").write_text("".join(f"{line}\n" for line in kept))
+    return into

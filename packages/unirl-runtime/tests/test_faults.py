@@ -1,0 +1,147 @@
+"""Workers and drivers that are killed or hang: what is said, what is kept, and that nothing stays behind.
+
+`scripts/fault_table.py` goes through every role and phase; here are the cells that differ in what must happen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+from fault_runs import APART, Struck, has_step, last_good_step, marked, still_alive, strike, wait_for
+from small_runs import SMALL, events, run, steps, tensors
+from unirl.core.errors import RunFailed
+
+pytestmark = pytest.mark.slow
+
+RANKS = (*APART, "launcher.train_ranks=2")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, ray_here: None) -> dict[tuple[str, ...], Path]:
+    """Runs that nothing happens to."""
+    folder = tmp_path_factory.mktemp("whole")
+    return {words: run(folder / str(number), *words).folder for number, words in enumerate((APART, RANKS))}
+
+
+def assert_same_numbers(left: Path, right: Path) -> None:
+    """Bit for bit: the same ranks, and noise that depends on the sample alone."""
+    numbers = [
+        {s: {k: v for k, v in m.items() if "/" not in k or k.startswith("reward")} for s, m in steps(f).items()}
+        for f in (left, right)
+    ]
+    assert numbers[0] == numbers[1]
+    wanted, found = tensors(left, 2), tensors(right, 2)
+    assert wanted.keys() == found.keys()
+    for name, value in wanted.items():
+        assert value.equal(found[name]) if hasattr(value, "equal") else value == found[name], name
+
+
+def assert_names(error: RunFailed, struck: Struck, phase: str) -> None:
+    text = str(error)
+    assert f"worker {struck.worker!r} (host {os.uname().nodename}, process {struck.pid})" in text
+    assert f"phase {phase!r}" in text
+
+
+@pytest.mark.parametrize(("role", "phase"), [("reward", "score"), ("rollout", "generate"), ("rollout", "sync")])
+def test_a_stateless_worker_that_is_killed_is_replaced_and_the_numbers_stay(
+    whole: dict[tuple[str, ...], Path], tmp_path: Path, role: str, phase: str
+) -> None:
+    with strike(role, phase) as struck:
+        folder = run(tmp_path / "run", *APART).folder
+    (finding,) = events(folder, "finding")
+    assert f"worker '{struck.worker}' (host {os.uname().nodename}, process {struck.pid})" in finding["text"]
+    assert "died" in finding["text"]
+    assert_same_numbers(whole[APART], folder)
+    assert not still_alive(struck.all_pids)
+
+
+@pytest.mark.parametrize(
+    ("words", "role", "phase", "said", "index"),
+    [
+        (RANKS, "train", "train", "train", 1),
+        (APART, "train", "checkpoint", "checkpoint", 0),
+        # The rows that the reward asks for are gone with the worker that made them.
+        (APART, "rollout", "score", "score shapes", 0),
+    ],
+)
+def test_a_worker_that_holds_what_nobody_else_has_ends_the_run_which_resumes_as_if_nothing_happened(
+    whole: dict[tuple[str, ...], Path],
+    tmp_path: Path,
+    words: tuple[str, ...],
+    role: str,
+    phase: str,
+    said: str,
+    index: int,
+) -> None:
+    folder = tmp_path / "run"
+    with strike(role, phase, index=index) as struck, pytest.raises(RunFailed) as caught:
+        run(folder, *words)
+    assert_names(caught.value, struck, said)
+    assert not still_alive(struck.all_pids)
+    assert last_good_step(folder) == 1
+    assert run(folder, *words, resume=folder).status == "done"
+    assert_same_numbers(whole[RANKS if words is RANKS else APART], folder)
+
+
+def test_a_worker_that_dies_while_it_is_built_leaves_no_run_behind(ray_here: None, tmp_path: Path) -> None:
+    with strike("reward", "build") as struck, pytest.raises(RunFailed) as caught:
+        run(tmp_path / "run", *APART)
+    assert_names(caught.value, struck, "build")
+    assert not (tmp_path / "run").exists()
+    assert not still_alive(struck.all_pids)
+
+
+def test_a_worker_that_hangs_is_named_when_its_time_is_over(ray_here: None, tmp_path: Path) -> None:
+    words = (*APART, "launcher.retries=0", "launcher.call_timeout_s=8")
+    with strike("reward", "score", how=signal.SIGSTOP) as struck, pytest.raises(RunFailed) as caught:
+        run(tmp_path / "run", *words)
+    assert_names(caught.value, struck, "score shapes")
+    assert "did not answer in 8 s" in str(caught.value)
+    assert last_good_step(tmp_path / "run") == 1
+    assert not still_alive(struck.all_pids)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
+def test_nothing_is_left_of_a_run_whose_driver_ends(warm_python: str, tmp_path: Path, how: signal.Signals) -> None:
+    """The command line, with a cluster of its own; Ctrl-C goes to all processes of its terminal at once."""
+    folder, mark = tmp_path / "run", uuid.uuid4().hex
+    forking = psutil.Process(int(Path(warm_python).with_name("fork.pid").read_text()))
+    before = {child.pid for child in forking.children()}
+    words = [*SMALL, *APART, "run.steps=400", f"run.dir={folder}", "launcher.num_cpus=8"]
+    job = {"runtime_env": {"py_executable": warm_python}}
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "unirl.core", "train", "quickstart", *words],
+        cwd=tmp_path,
+        env={**os.environ, "UNIRL_TEST_MARK": mark, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        text=True,
+    )
+    try:
+        wait_for(lambda: driver.poll() is not None or has_step(folder, "checkpoint_saved", 2), within_s=150)
+        assert driver.poll() is None, driver.stdout.read() if driver.stdout else ""
+        workers = {child.pid for child in forking.children()} - before
+        everything = marked(mark) | workers
+        assert len(workers) >= 3
+        if how is signal.SIGKILL:
+            driver.kill()
+        else:
+            os.killpg(driver.pid, how)
+        said, _ = driver.communicate(timeout=60)
+    finally:
+        driver.kill()
+    assert not still_alive(everything | marked(mark) | ({c.pid for c in forking.children()} - before), within_s=30)
+    assert last_good_step(folder) >= 2
+    if how is signal.SIGINT:
+        (finished,) = events(folder, "run_finished")
+        assert (finished["status"], finished["error"]) == ("stopped", "")
+        assert f"go on with `unirl train --resume {folder}`" in said

@@ -1,0 +1,181 @@
+"""Which workers a run has, what they need, and how it is refused before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import ray
+import small_runs
+from unirl.core.errors import PlanRejected
+from unirl.core.run import train
+from unirl.runtime.cluster import Cluster
+from unirl.runtime.config import RayConfig, problems
+from unirl.runtime.launchers import build_ray
+from unirl.runtime.placement import Node, misfit, places
+from unirl.runtime.remote_parts import shares
+from unirl.runtime.weight_sync import carrier_between
+
+
+def node(name: str, cpus: float, gpus: float = 0.0) -> Node:
+    return Node(name=name, cpus=cpus, gpus=gpus)
+
+
+def test_trainside_has_no_rollout_workers_and_separate_has() -> None:
+    config = RayConfig(train_ranks=2, rollout_workers=3, reward_workers=1)
+    names = [place.name for place in places(config, on_cuda=False)]
+    assert names == ["train-0", "train-1", "reward-0"]
+    names = [place.name for place in places(replace(config, placement="separate"), on_cuda=False)]
+    assert names == ["train-0", "train-1", "rollout-0", "rollout-1", "rollout-2", "reward-0"]
+
+
+def test_colocated_workers_are_pairs_that_share_a_device_by_halves() -> None:
+    config = RayConfig(placement="colocate", train_ranks=2, cpus=4, rollout_workers=7)
+    found = [(p.name, p.device, p.cpus, p.gpus) for p in places(config, on_cuda=True)]
+    assert found == [
+        ("train-0", 0, 2.0, 0.5),
+        ("train-1", 1, 2.0, 0.5),
+        ("rollout-0", 0, 2.0, 0.5),
+        ("rollout-1", 1, 2.0, 0.5),
+        ("reward-0", None, 0.5, 0.0),
+    ]
+
+
+def test_a_pair_must_fit_on_one_machine() -> None:
+    pairs = places(RayConfig(placement="colocate", train_ranks=2, cpus=2, reward_cpus=0), on_cuda=False)
+    assert misfit(pairs, [node("a", 2), node("b", 2)]) == ""
+    said = "workers 'train-1' and 'rollout-1' need 2 CPUs and 0 GPUs on one machine; left are a 1 CPUs 0 GPUs, b 1 CPUs 0 GPUs."
+    assert misfit(pairs, [node("a", 3), node("b", 1)]) == said
+
+
+def test_machines_of_one_name_are_counted_singly() -> None:
+    """Several Ray nodes may run on one host."""
+    workers = places(RayConfig(train_ranks=2, cpus=2, reward_cpus=0), on_cuda=False)
+    assert misfit(workers, [node("a", 2), node("a", 2)]) == ""
+
+
+def test_a_worker_has_one_gpu_on_cuda_none_elsewhere_and_what_is_asked_for_always() -> None:
+    assert [place.gpus for place in places(RayConfig(), on_cuda=True)] == [1.0, 0.0]
+    assert [place.gpus for place in places(RayConfig(), on_cuda=False)] == [0.0, 0.0]
+    asked = RayConfig(gpus=0.5, reward_gpus=0.25)
+    assert [place.gpus for place in places(asked, on_cuda=True)] == [0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("config", "nodes", "said"),
+    [
+        # 4 x 1 + 1 x 0.5 = 4.5 CPUs against 4.
+        (
+            RayConfig(train_ranks=4),
+            [node("a", 4)],
+            "4.5 CPUs are needed (4 train x 1 + 1 reward x 0.5); 4 are free (a 4).",
+        ),
+        # 2 x 1 + 3 x 0.5 = 3.5 GPUs against 2 + 1.
+        (
+            RayConfig(train_ranks=2, gpus=1, reward_gpus=0.5, reward_workers=3, cpus=0, reward_cpus=0),
+            [node("a", 8, 2), node("b", 8, 1)],
+            "3.5 GPUs are needed (2 train x 1 + 3 reward x 0.5); 3 are free (a 2, b 1).",
+        ),
+        # Together there is room for two workers of 0.75, but no GPU is left with as much.
+        (
+            RayConfig(train_ranks=3, gpus=0.75),
+            [node("a", 8, 1), node("b", 8, 1.25)],
+            "worker 'train-2' needs 1 CPUs and 0.75 GPUs on one machine; left are a 7 CPUs 0.25 GPUs, b 7 CPUs 0.5 GPUs.",
+        ),
+        (RayConfig(), [], "1.5 CPUs are needed (1 train x 1 + 1 reward x 0.5); 0 are free (no machine)."),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_arithmetic(config: RayConfig, nodes: list[Node], said: str) -> None:
+    assert misfit(places(config, on_cuda=False), nodes) == said
+
+
+@pytest.mark.parametrize(
+    ("config", "nodes"),
+    [
+        (RayConfig(train_ranks=2), [node("a", 2.5)]),
+        (RayConfig(train_ranks=2, reward_workers=2), [node("a", 1.5), node("b", 1.5)]),
+        # 0.1 + 0.2 is more than 0.3 in floating point; the machine has room all the same.
+        (RayConfig(cpus=0.1, reward_cpus=0.2), [node("a", 0.3)]),
+        (RayConfig(train_ranks=4, gpus=0.25, cpus=0.5), [node("a", 8, 1)]),
+    ],
+)
+def test_what_fits_to_the_last_fraction_is_taken(config: RayConfig, nodes: list[Node]) -> None:
+    assert misfit(places(config, on_cuda=False), nodes) == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (RayConfig(placement="together"), "launcher.placement: 'together' was asked for; it is one of "),
+        (RayConfig(carrier="pigeon"), "launcher.carrier: 'pigeon' was asked for; it is one of "),
+        (RayConfig(train_ranks=0), "launcher.train_ranks: 0 was asked for; it must be 1 or more."),
+        (RayConfig(reward_cpus=-0.5), "launcher.reward_cpus: -0.5 was asked for; it must be 0 or more."),
+        (RayConfig(call_timeout_s=0), "launcher.call_timeout_s: 0 was asked for; it must be above 0."),
+        (RayConfig(placement="colocate", gpus=2), "launcher.gpus: 2 was asked for; with colocate a train rank and"),
+        (RayConfig(retries=-1), "launcher.retries: -1 was asked for; it must be 0 or more."),
+        (RayConfig(carrier="disk"), "launcher.carrier_dir: the carrier 'disk' needs a folder"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_their_key(config: RayConfig, said: str) -> None:
+    assert any(text.startswith(said) for text in problems(config))
+    with pytest.raises(PlanRejected, match=said[:30]):
+        build_ray(config)
+
+
+def test_the_defaults_are_accepted() -> None:
+    assert list(problems(RayConfig())) == []
+
+
+@pytest.mark.parametrize(
+    ("groups", "workers", "expected"),
+    [
+        ("aabbccdd", 2, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("abab", 2, [[0, 2], [1, 3]]),
+        # Whole groups, as even in rows as that allows: 4 and 1 + 1 + 2.
+        ("aaaabcdd", 2, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        # Fewer groups than workers: rows are dealt singly.
+        ("aaa", 2, [[0, 1], [2]]),
+        ("a", 3, [[0], [], []]),
+    ],
+)
+def test_workers_get_whole_groups_as_evenly_as_that_allows(
+    groups: str, workers: int, expected: list[list[int]]
+) -> None:
+    assert sorted(map(tuple, shares(groups, workers))) == sorted(map(tuple, expected))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
+def test_every_row_goes_to_just_one_worker(workers: int) -> None:
+    groups = ["a"] * 5 + ["b"] + ["c"] * 3 + ["d"] * 2 + ["a"]
+    assert sorted(row for rows in shares(groups, workers) for row in rows) == list(range(len(groups)))
+
+
+def test_a_run_that_does_not_fit_starts_no_worker_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cluster, "start", lambda *_: pytest.fail("workers were started"))
+    folder = tmp_path / "run"
+    wanted = small_runs.plan(f"run.dir={folder}", "launcher=ray", "launcher.num_cpus=2", "launcher.train_ranks=3")
+    with pytest.raises(PlanRejected, match=r"3\.5 CPUs are needed \(3 train x 1 \+ 1 reward x 0\.5\); 2 are free"):
+        train(wanted, catalog=small_runs.catalog())
+    assert not folder.exists()
+    assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("config", "hosts", "carrier"),
+    [
+        (RayConfig(), {"a"}, "shared-memory"),
+        (RayConfig(), {"a", "b"}, "ray"),
+        (RayConfig(carrier_dir="/shared"), {"a", "b"}, "disk"),
+        (RayConfig(carrier="ray"), {"a"}, "ray"),
+    ],
+)
+def test_weights_travel_by_what_reaches_every_worker(config: RayConfig, hosts: set[str], carrier: str) -> None:
+    assert carrier_between(config, hosts) == carrier
+
+
+def test_shared_memory_between_machines_is_refused() -> None:
+    with pytest.raises(PlanRejected, match="'shared-memory' was asked for; the workers are on a, b"):
+        carrier_between(RayConfig(carrier="shared-memory"), {"a", "b"})

@@ -1,0 +1,68 @@
+"""Placement colocate: who has the device is asleep or offloaded before the other takes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import catalog, plan, run
+from unirl.core.capability import Cap, Support
+from unirl.runtime.actors import Call
+from unirl.runtime.cluster import Cluster
+from unirl.runtime.plugin import unirl_check_plan
+
+BUILD = [
+    ("train-0", "build"),
+    ("train-0", "offload"),
+    ("rollout-0", "build"),
+    ("rollout-0", "sleep"),
+    ("train-0", "onload"),
+    ("reward-0", "build"),
+]
+SYNC = [
+    ("train-0", "export_weights"),
+    ("train-0", "offload"),
+    ("rollout-0", "wake"),
+    ("train-0", "ship_weights"),
+    ("train-0", "forget_export"),
+]
+# Both rewards.
+ROLLOUT = [("rollout-0", "generate"), ("reward-0", "score"), ("reward-0", "score")]
+BACK = [("rollout-0", "sleep"), ("train-0", "onload")]
+TRAIN = [("train-0", "train"), ("train-0", "end_rollout")]
+
+
+@pytest.mark.slow
+def test_a_device_is_free_before_the_other_one_takes_it(
+    ray_here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+    sent = Cluster._sent
+    watched = {method for _, method in (*BUILD, *SYNC, *ROLLOUT, *BACK, *TRAIN)} | {"save"}
+
+    def noted(cluster: Cluster, call: Call) -> Any:
+        if call.method in watched:
+            asked.append((call.actor.name, call.method))
+        return sent(cluster, call)
+
+    monkeypatch.setattr(Cluster, "_sent", noted)
+    run(tmp_path / "run", "run.steps=2", "launcher=ray", "launcher.placement=colocate")
+    # The rollout of an evaluation leaves the device with the rollout workers, who need it next.
+    first = [*SYNC, *ROLLOUT, *ROLLOUT, *BACK, *TRAIN]
+    second = [*SYNC, *ROLLOUT, *BACK, *TRAIN]
+    last = [*SYNC, *ROLLOUT, *BACK, ("train-0", "save")]
+    assert asked == [*BUILD, *first, *second, *last]
+
+
+def test_an_engine_that_cannot_sleep_is_refused_for_a_device_that_it_shares() -> None:
+    wanted = plan("launcher=ray", "launcher.placement=colocate")
+    assert list(unirl_check_plan(wanted)) == []
+    awake = {Cap.WEIGHTS_SHARED: Support.NO, Cap.WEIGHTS_FULL: Support.NATIVE, Cap.SLEEP: Support.NO}
+    spec = wanted.engine.spec
+    spec = dataclasses.replace(spec, capabilities={**spec.capabilities, **awake})
+    sleepless = dataclasses.replace(wanted, engine=dataclasses.replace(wanted.engine, spec=spec))
+    (reason,) = unirl_check_plan(sleepless)
+    assert reason.startswith("launcher.placement: 'colocate' was asked for; engine 'trainside' cannot sleep")
+    assert catalog().check_plan(wanted) == []

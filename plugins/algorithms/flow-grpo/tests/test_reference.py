@@ -1,0 +1,222 @@
+"""The NumPy reference against golden vectors, and the algorithm against the reference under every setting."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from unirl.algorithms.flow_grpo.algorithm import FlowGrpo
+from unirl.algorithms.flow_grpo.config import FlowGrpoConfig
+from unirl.algorithms.flow_grpo.reference import loss
+from unirl.core.config import AdvantageConfig, TrainConfig
+from unirl.core.reference import LossInputs
+from unirl.core.track import KernelChoice, LatentSegment, Status, Track
+from unirl.numerics.reduction import reduce_terms, weight_totals
+from unirl.numerics.replay import Replayed
+
+# Of the golden vectors: log-probs before and after, and advantages, of which 6 is clamped to 5.
+OLD = (-1.0, -1.0002, -0.9999, -1.00005)
+NEW = (-0.99985, -1.00025, -1.0001, -1.00004)
+ADVANTAGES = (1.5, -0.7, 5.0, -2.0)
+SHIFTS = (2e-5, 5e-6, 3e-5, 2e-5)
+"""Bias mean(shift^2) / (2 s^2) of each log-ratio."""
+STD = 0.35
+
+
+def golden(**changed: Any) -> LossInputs:
+    """Four samples of one step from sigma 0.75 to 2/3, of two elements."""
+    shifts = STD * np.sqrt(2 * np.array(SHIFTS))
+    means = np.broadcast_to(shifts[:, None, None], (4, 1, 2))
+    given: dict[str, Any] = {
+        "log_probs": np.array(NEW)[:, None],
+        "old_log_probs": np.array(OLD)[:, None],
+        "means": means,
+        "old_means": np.zeros((4, 1, 2)),
+        "reference_means": np.zeros((4, 1, 2)),
+        "std": np.full((4, 1), STD),
+        "g": np.full((4, 1), STD / math.sqrt(0.75 - 2 / 3)),
+        "sigmas": np.array([1.0, 0.75, 2 / 3, 0.0]),
+        "sde_steps": np.ones((4, 1), dtype=np.int64),
+        "advantages": np.array(ADVANTAGES),
+        "weights": np.ones(4),
+        "progress": 0.0,
+    }
+    return LossInputs(**{**given, **changed})
+
+
+def ppo(log_ratio: float, advantage: float, **settings: Any) -> float:
+    """Loss of one sample."""
+    one = golden(
+        log_probs=np.array([[log_ratio]]), old_log_probs=np.zeros((1, 1)), advantages=np.array([advantage]),
+        weights=np.ones(1), std=np.full((1, 1), STD), sde_steps=np.ones((1, 1), dtype=np.int64),
+    )  # fmt: skip
+    return loss(FlowGrpoConfig(**{"clip_range": 0.2, **settings}), one)
+
+
+def test_flow_grpo_meets_the_golden_vector() -> None:
+    # All 16 digits of an fp64 mean of four terms, less one for the order of its sum.
+    assert loss(FlowGrpoConfig(clip_range=1e-4), golden()) == pytest.approx(-0.9497912747545868, rel=1e-14)
+
+
+def test_guard_meets_the_golden_vector() -> None:
+    found = loss(FlowGrpoConfig(clip_range=2e-6, ratio_norm=True), golden())
+    # The biases go through a square root and back: a few units of the last digit of 5e-5, next to 1.
+    assert found == pytest.approx(-0.9499214771850496, rel=1e-14)
+    divided = loss(FlowGrpoConfig(clip_range=2e-6, ratio_norm=True, step_weight="inverse-dt"), golden())
+    assert divided == pytest.approx(12 * -0.9499214771850496, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("log_ratio", "advantage", "settings", "expected"),
+    [
+        (0.5, 1.0, {}, -1.2),
+        (-0.5, 1.0, {}, -0.6065306597),
+        (1.5, -1.0, {}, 4.4816890703),
+        (0.1, -1.0, {}, 1.1051709181),
+        (1.5, -1.0, {"dual_clip": 3.0}, 3.0),
+        (0.5, 1.0, {"clip_range_high": 0.28}, -1.28),
+    ],
+)
+def test_clips_meet_the_golden_vectors(
+    log_ratio: float, advantage: float, settings: dict[str, Any], expected: float
+) -> None:
+    # The vectors have ten decimals.
+    assert ppo(log_ratio, advantage, **settings) == pytest.approx(expected, abs=1e-10)
+
+
+def test_both_forms_of_the_kl_meet_their_identity() -> None:
+    flat = golden(advantages=np.zeros(4))
+    true = loss(FlowGrpoConfig(kl_coef=1.0), flat)
+    # The shifts were made to have these divergences.
+    assert true == pytest.approx(sum(SHIFTS) / 4, rel=1e-12)
+    # The published code leaves out the step's length, here 1/12.
+    assert loss(FlowGrpoConfig(kl_coef=1.0, kl_form="flow-grpo-code"), flat) == pytest.approx(true / 12, rel=1e-12)
+
+
+def test_schedules_shrink_the_clip() -> None:
+    far = {"log_ratio": 1.0, "advantage": 1.0}
+    assert [ppo(**far, clip_schedule=name) for name in ("constant", "linear", "cosine")] == [-1.2] * 3
+    ends = {name: _ppo_at(1.0, name) for name in ("constant", "linear", "cosine")}
+    # Linear ends at half of the range, cosine at none of it; halfway it is at half.
+    assert ends == pytest.approx({"constant": -1.2, "linear": -1.1, "cosine": -1.0}, rel=1e-14)
+    assert _ppo_at(0.5, "cosine") == pytest.approx(-1.1, rel=1e-14)
+
+
+def _ppo_at(progress: float, schedule: str) -> float:
+    one = golden(log_probs=np.ones((4, 1)), old_log_probs=np.zeros((4, 1)), advantages=np.ones(4), progress=progress)
+    return loss(FlowGrpoConfig(clip_range=0.2, clip_schedule=schedule), one)
+
+
+def test_rows_without_weight_count_nowhere_even_when_they_are_nan() -> None:
+    padded = golden(weights=np.array([1.0, 1.0, 0.0, 0.0]))
+    poisoned = np.array(NEW)[:, None].copy()
+    poisoned[2:] = math.nan
+    config = FlowGrpoConfig(clip_range=1e-4)
+    # Of the golden vector's terms the first two.
+    expected = (-1.50015 + 0.699965000875) / 2
+    assert loss(config, padded) == pytest.approx(expected, abs=1e-12)
+    assert loss(config, golden(weights=padded.weights, log_probs=poisoned)) == loss(config, padded)
+
+
+def test_samples_without_advantage_may_be_left_out() -> None:
+    half = golden(advantages=np.array([1.5, 0.0, 0.0, -2.0]))
+    whole = loss(FlowGrpoConfig(clip_range=1e-4), half)
+    assert loss(FlowGrpoConfig(clip_range=1e-4, drop_zero_advantage=True), half) == pytest.approx(2 * whole, rel=1e-14)
+    nothing = golden(advantages=np.zeros(4))
+    assert loss(FlowGrpoConfig(drop_zero_advantage=True), nothing) == 0.0
+
+
+SETTINGS: dict[str, tuple[Any, ...]] = {
+    "ratio_norm": (False, True),
+    "step_weight": ("uniform", "inverse-dt", "noise"),
+    "clip_schedule": ("constant", "linear", "cosine"),
+    "clip_range_high": (None, 0.08),
+    "dual_clip": (None, 1.1),
+    "drop_zero_advantage": (False, True),
+    "kl_coef": (0.0, 0.04),
+    "kl_form": ("gaussian", "flow-grpo-code"),
+}
+
+
+def test_the_algorithm_agrees_with_its_reference_under_every_setting() -> None:
+    inputs = random_inputs()
+    for values in itertools.product(*SETTINGS.values()):
+        settings = dict(zip(SETTINGS, values, strict=True))
+        config = FlowGrpoConfig(clip_range=0.05, **settings)
+        # fp64 on both sides: rounding of a sum of 15 terms of order 10.
+        expected = pytest.approx(loss(config, inputs), rel=1e-12, abs=1e-13)
+        assert loss_of_the_algorithm(config, inputs) == expected, settings
+
+
+def random_inputs() -> LossInputs:
+    """Five samples of three steps, one of them with two, one without advantage, one of weight 0."""
+    rng = np.random.default_rng(3)
+    shape = (5, 3)
+    old, log_ratio = rng.normal(-1, 0.5, shape), rng.normal(0, 0.1, shape)
+    means = rng.normal(0, 1, (*shape, 4))
+    steps = np.array([[0, 1, 2], [0, 1, 2], [1, 2, -1], [0, 1, 2], [0, 1, 2]])
+    std = rng.uniform(0.3, 0.7, shape)
+    sigmas = np.array([1.0, 0.9, 0.7, 0.4, 0.0])
+    return LossInputs(
+        log_probs=np.where(steps < 0, 0, old + log_ratio),
+        old_log_probs=np.where(steps < 0, 0, old),
+        means=means,
+        old_means=means + rng.normal(0, 0.1, means.shape),
+        reference_means=means + rng.normal(0, 0.2, means.shape),
+        std=std,
+        g=std / np.sqrt((sigmas[:-1] - sigmas[1:])[steps.clip(0)]),
+        sigmas=sigmas,
+        sde_steps=steps,
+        advantages=np.array([1.2, -0.4, 0.0, -1.5, 2.0]),
+        weights=np.array([1.0, 1.0, 1.0, 1.0, 0.0]),
+        progress=0.3,
+    )
+
+
+class GivenReplay:
+    def __init__(self, inputs: LossInputs) -> None:
+        self._inputs = inputs
+
+    def __call__(self, track: Track, *, policy: str = "live") -> Replayed:
+        inputs = self._inputs
+        means = torch.tensor(inputs.means if policy == "live" else inputs.reference_means)
+        return Replayed(
+            log_probs=torch.tensor(inputs.log_probs),
+            means=means,
+            std=torch.tensor(inputs.std)[..., None],
+            g=torch.tensor(inputs.g)[..., None],
+            next=means,
+            valid=torch.tensor(inputs.sde_steps >= 0),
+        )
+
+
+def loss_of_the_algorithm(config: FlowGrpoConfig, inputs: LossInputs) -> float:
+    rows = len(inputs.weights)
+    ids = tuple(f"p/{row}" for row in range(rows))
+    track = Track(
+        name="image",
+        sample_ids=ids,
+        group_ids=("p",) * rows,
+        prompts=("p",) * rows,
+        metadata=({},) * rows,
+        segment=LatentSegment(
+            latents=torch.zeros(rows, 1, 4),
+            positions=torch.zeros(rows, 1, dtype=torch.int64),
+            sde_steps=torch.tensor(inputs.sde_steps),
+            log_probs=torch.tensor(inputs.old_log_probs),
+            means=torch.tensor(inputs.old_means),
+            sigmas=torch.tensor(inputs.sigmas),
+            kernel=KernelChoice(name="flow-sde", eta=0.7),
+        ),
+        advantages=torch.tensor(inputs.advantages),
+        weights=torch.tensor(inputs.weights),
+        status=(Status.COMPLETED,) * rows,
+        policy_version=(0,) * rows,
+    )
+    algorithm = FlowGrpo(config, advantage=AdvantageConfig(), reward_weights={"one": 1.0}, train=TrainConfig())
+    losses = algorithm.loss(track, GivenReplay(inputs), progress=inputs.progress)  # type: ignore[arg-type]
+    return float(reduce_terms(losses.terms, totals=weight_totals(algorithm.weights(track))))  # type: ignore[arg-type]

@@ -1,0 +1,104 @@
+"""The processes that train together, and how they are laid out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from unirl.core.errors import RecipeError
+
+from .config import MeshConfig
+
+__all__ = ["Ranks"]
+
+_own_group_users = 0
+"""Backends of this process that use the single-process group that one of them made."""
+
+
+class Ranks:
+    """The default process group, or this process alone, as a mesh of replicas x shards x tensor slices.
+
+    A group that exists is used; under torchrun one is made from its environment; otherwise, where FSDP needs one, a
+    group of this process alone, on a store in memory, so that there is no port to collide on.
+
+    Neighbouring ranks share a tensor slice first, then a copy: rank = (replica x shards + shard) x tensor + slice.
+    Ranks of one tensor group hold the same rows.
+    """
+
+    def __init__(self, device: torch.device, *, needs_group: bool, layout: MeshConfig) -> None:
+        global _own_group_users
+        self.device = device
+        self._owns = False
+        backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
+        if not dist.is_initialized():
+            if dist.is_torchelastic_launched():
+                dist.init_process_group(backend)
+            elif needs_group:
+                dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+                self._owns = True
+        elif _own_group_users:
+            self._owns = True
+        _own_group_users += self._owns
+        self.is_grouped = dist.is_initialized()
+        self.rank = dist.get_rank() if self.is_grouped else 0
+        world = dist.get_world_size() if self.is_grouped else 1
+        self.num_tensor = layout.tensor
+        self.num_ranks = self._divided(world, layout.tensor, "tensor", "ranks")
+        """Ranks that hold different rows."""
+        num_shards = layout.shard or self.num_ranks
+        num_replicas = self._divided(self.num_ranks, num_shards, "shard", f"ranks / mesh.tensor {layout.tensor}")
+        self._sizes = (num_replicas, num_shards, layout.tensor)
+        self._mesh: DeviceMesh | None = None
+        self._rows_group: dist.ProcessGroup | None = None
+        if layout.tensor > 1:
+            self._rows_group = self.mesh["replicate", "shard"]._flatten("rows").get_group()
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """All ranks; the dims `replicate`, `shard`, `tensor`, of which those are left out that nothing needs."""
+        if self._mesh is None:
+            names = ("replicate", "shard", "tensor")
+            kept = [i for i in range(3) if names[i] == "shard" or self._sizes[i] > 1 or self.num_tensor > 1]
+            sizes, dims = tuple(self._sizes[i] for i in kept), tuple(names[i] for i in kept)
+            self._mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=dims)
+        return self._mesh
+
+    @property
+    def shard_mesh(self) -> DeviceMesh:
+        """What FSDP wraps over: one copy in shards, or copies of them (HSDP)."""
+        if self._sizes[0] > 1:
+            return self.mesh["replicate", "shard"]
+        return self.mesh["shard"] if self.num_tensor > 1 else self.mesh
+
+    @property
+    def tensor_mesh(self) -> DeviceMesh:
+        return self.mesh["tensor"]
+
+    def all_reduce(self, values: Tensor, how: Literal["sum", "max"]) -> Tensor:
+        """values: fp64 on the CPU. Returns the same shape, joined over the ranks that hold different rows."""
+        if self.num_ranks == 1:
+            return values
+        joined = values.to(self.device, copy=True)
+        dist.all_reduce(joined, dist.ReduceOp.SUM if how == "sum" else dist.ReduceOp.MAX, group=self._rows_group)
+        return joined.cpu()
+
+    def close(self) -> None:
+        """Leave the group; the last user of one that was made here ends it."""
+        global _own_group_users
+        if self._owns:
+            self._owns = False
+            _own_group_users -= 1
+            if not _own_group_users and dist.is_initialized():
+                dist.destroy_process_group()
+
+    def _divided(self, ranks: int, by: int, key: str, of: str) -> int:
+        if by < 1 or ranks % by:
+            raise RecipeError(
+                f"backend.mesh.{key}: {by} was asked for; {ranks} ({of}) cannot be divided by it. Start a multiple of "
+                f"{by} processes, or choose a divisor of {ranks}."
+            )
+        return ranks // by

@@ -1,0 +1,76 @@
+"""Copies of shards, and layers split over ranks: four gloo ranks against one rank here."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from fsdp2_four_ranks import CASES, SPLIT, backend_of, run
+from fsdp2_launch import launch
+from fsdp2_toy import ToyModel, make_backend
+from unirl.backends.fsdp2.config import LoraSettings, MeshConfig
+from unirl.core.errors import RecipeError
+
+SCRIPT = Path(__file__).with_name("fsdp2_four_ranks.py")
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    launch(SCRIPT, folder, ranks=4)
+    return torch.load(folder / "found.pt", weights_only=False), folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_a_mesh_gives_the_gradients_weights_and_metrics_of_one_rank(case, four_ranks):
+    alone, found = run(case), four_ranks[0][case]
+    assert found["gradients"].keys() == alone["gradients"].keys()
+    for name, wanted in alone["gradients"].items():
+        # fp32 sums in another order: 1e-6 of the largest element, as on two ranks.
+        assert float((found["gradients"][name] - wanted).abs().max() / wanted.abs().max()) < 2e-6, name
+    for name, wanted in alone["live"].items():
+        # After three updates Adam turns 1e-7 into visibly other weights.
+        torch.testing.assert_close(found["live"][name], wanted, rtol=1e-4, atol=1e-5)
+    assert found["metrics"].keys() == alone["metrics"].keys()
+    for name, wanted in alone["metrics"].items():
+        assert found["metrics"][name] == pytest.approx(wanted, rel=1e-4, abs=2e-5), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_a_checkpoint_of_a_mesh_loads_on_one_rank(case, four_ranks):
+    found, folder = four_ranks
+    backend, _ = backend_of(case, alone=True)
+    backend.load(folder / case)
+    assert backend.version == 3
+    live = backend.weights(kind="merged").tensors
+    assert all(torch.equal(live[name], found[case]["live"][name]) for name in live)
+
+
+def test_a_mesh_that_does_not_fit_the_ranks_is_refused_with_the_arithmetic():
+    with pytest.raises(RecipeError, match=r"backend.mesh.shard: 2 was asked for; 1 \(ranks / mesh.tensor 1\) cannot"):
+        make_backend(mesh=MeshConfig(shard=2))
+    with pytest.raises(RecipeError, match=r"backend.mesh.tensor: 2 was asked for; 1 \(ranks\) cannot.*multiple of 2"):
+        make_backend(mesh=MeshConfig(tensor=2))
+
+
+@pytest.mark.parametrize(
+    ("plan", "settings", "says"),
+    [
+        ({"blocks.*.middle": "colwise"}, {"trains": "full"}, r"'blocks.\*.middle' .* names no module"),
+        (
+            {"blocks.*.up": "colwise"},
+            {"lora": LoraSettings(targets=["up"])},
+            "is adapted by LoRA or is no linear layer",
+        ),
+    ],
+)
+def test_a_plan_that_matches_nothing_or_what_lora_adapts_is_refused(plan, settings, says, monkeypatch):
+    from unirl.backends.fsdp2 import backend
+
+    # The check comes before any layer is split, so one rank may stand for the two that the mesh wants.
+    monkeypatch.setattr(backend, "Ranks", lambda *a, **k: None)
+    model = ToyModel(spec=dataclasses.replace(SPLIT, tensor_parallel=plan))
+    with pytest.raises(RecipeError, match=says):
+        make_backend(model, mesh=MeshConfig(tensor=2), **settings)

@@ -1,0 +1,40 @@
+# diffusers exports its classes lazily, and annotates arguments with less than it takes.
+# pyright: reportPrivateImportUsage=false, reportArgumentType=false
+"""diffusers' own pipeline on a checkpoint: what the model is compared with. Nothing of the model is used here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import StableDiffusion3Pipeline
+from torch import Tensor
+from unirl.core.config import LatentSamplingConfig
+from unirl.core.reference import ReferenceRun
+
+__all__ = ["run"]
+
+
+def run(folder: Path, *, prompts: Sequence[str], sampling: LatentSamplingConfig, initial: Tensor) -> ReferenceRun:
+    """`StableDiffusion3Pipeline` in fp32, from `initial`, where that lies. Fits `unirl.core.reference.RunReference`.
+
+    Its scheduler shifts whatever it is given; the plain grid makes that once, and not twice as by default.
+    """
+    pipeline = StableDiffusion3Pipeline.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    pipeline.to(initial.device)
+    pipeline.set_progress_bar_config(disable=True)
+    result: Any = pipeline(
+        list(prompts),
+        negative_prompt=[sampling.negative_prompt] * len(prompts),
+        height=sampling.height,
+        width=sampling.width,
+        sigmas=np.linspace(1.0, 1.0 / sampling.steps, sampling.steps).tolist(),
+        guidance_scale=sampling.guidance_scale,
+        latents=initial,
+        max_sequence_length=sampling.max_sequence_length,
+        output_type="latent",
+    )
+    return ReferenceRun(sigmas=pipeline.scheduler.sigmas, final=result.images)

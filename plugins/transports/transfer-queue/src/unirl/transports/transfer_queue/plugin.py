@@ -1,0 +1,22 @@
+"""The transport that this dist provides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from unirl.core.hookspec import hookimpl
+from unirl.core.spec import TransportSpec
+
+__all__ = ["TRANSFER_QUEUE", "unirl_transports"]
+
+TRANSFER_QUEUE = TransportSpec(
+    name="transfer-queue",
+    summary="Tensors go through TransferQueue: storage processes of its own, or Mooncake over TCP or RDMA",
+    build="unirl.transports.transfer_queue.transport:build",
+    config="unirl.transports.transfer_queue.config:TransferQueueConfig",
+)
+
+
+@hookimpl
+def unirl_transports() -> Iterable[TransportSpec]:
+    return [TRANSFER_QUEUE]

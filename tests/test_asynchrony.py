@@ -1,0 +1,225 @@
+"""Streaming and rollouts ahead, with the real parts on the quickstart's checkpoint: the numbers that they must not change."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from unirl.core.capability import Cap, Support
+from unirl.core.catalog import Catalog
+from unirl.core.errors import PlanRejected
+from unirl.core.parts import Parts, sync_weights
+from unirl.core.plan import Choice, Plan
+from unirl.core.prompts import PromptOrder, read_prompts
+from unirl.core.recipe import compose
+from unirl.core.roles import DiffusionModel, WeightReceipt, WeightUpdate
+from unirl.core.run import build_parts, train
+from unirl.core.scoring import score
+from unirl.core.streaming import step_request
+from unirl.core.weights import checksum
+from unirl.engines.trainside.config import TrainsideConfig
+from unirl.engines.trainside.engine import TrainsideEngine
+from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
+
+SMALL = [
+    "data.prompts_per_step=4",
+    "data.samples_per_prompt=4",
+    "sampling.steps=4",
+    "data.eval=''",
+    "run.media_every=0",
+    "run.threads=1",
+    "run.steps=3",
+    "~tracker.report",
+    "+reward@reward.light=brightness",
+    "reward.light.weight=0.1",
+]
+AHEAD = ["run.rollout_ahead=1", "train.old_log_probs=engine"]
+
+
+class OwnWeights(TrainsideEngine):
+    """Samples from a copy of the model that it is given full weights for."""
+
+    def __init__(self, config: TrainsideConfig, *, model: DiffusionModel) -> None:
+        super().__init__(config, model=copy.deepcopy(model))
+        self.version = -1
+
+    def load_weights(self, update: WeightUpdate) -> WeightReceipt:
+        held = dict(self._model.trainable.named_parameters())
+        assert held.keys() == update.tensors.keys()
+        for name, tensor in update.tensors.items():
+            held[name].data.copy_(tensor)
+        self.version = update.version
+        return WeightReceipt(
+            version=self.version,
+            checksum=checksum(held),
+            num_tensors=len(held),
+            size_bytes=sum(tensor.nbytes for tensor in held.values()),
+        )
+
+
+def own_weights(config: Any, *, model: DiffusionModel, device: Any) -> OwnWeights:
+    return OwnWeights(config, model=model)
+
+
+OWN_WEIGHTS = dataclasses.replace(
+    TRAINSIDE,
+    name="own-weights",
+    build=f"{__name__}:own_weights",
+    capabilities={**TRAINSIDE.capabilities, Cap.WEIGHTS_SHARED: Support.NO, Cap.WEIGHTS_FULL: Support.NATIVE},
+)
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return Catalog.discover()
+
+
+def planned(catalog: Catalog, *overrides: str, own: bool = False) -> Plan:
+    plan = compose("quickstart", [*SMALL, *overrides], catalog=catalog)
+    if not own:
+        return plan
+    engine = Choice(key="engine", spec=OWN_WEIGHTS, config=plan.engine.config, dist=plan.engine.dist, version="0")
+    return dataclasses.replace(plan, engine=engine)
+
+
+def numbers(folder: Path) -> list[dict[str, float]]:
+    lines = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+    return [event["metrics"] for event in lines if event["kind"] == "step"]
+
+
+def trained(catalog: Catalog, plan: Plan, folder: Path) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+    """The numbers of each step of a run, and the weights at its end."""
+    plan = dataclasses.replace(plan, run=dataclasses.replace(plan.run, dir=str(folder)))
+    train(plan, catalog=catalog)
+    backend = build_parts(plan, catalog=catalog).backend
+    backend.load(next((folder / "checkpoints").glob("step-*")) / "backend")
+    return numbers(folder), dict(backend.weights(kind="full").tensors)
+
+
+def assert_equal_bit_for_bit(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert torch.equal(tensor, right[name]), f"{name} differs"
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_streaming_gives_the_rewards_and_weights_of_the_plain_loop(
+    catalog: Catalog, tmp_path: Path, groups: int
+) -> None:
+    # Forwards of equal rows on both sides: the last bits of a matrix product may depend on them.
+    plain = trained(catalog, planned(catalog, f"engine.forward_batch={4 * groups}"), tmp_path / "plain")
+    streamed = trained(catalog, planned(catalog, f"run.stream_groups={groups}"), tmp_path / "streamed")
+    assert_equal_bit_for_bit(plain[1], streamed[1])
+    for before, now in zip(plain[0], streamed[0], strict=True):
+        assert {key: now[key] for key in before} == before
+        # What is more are the numbers that tell what was done at once.
+        assert {"overlap", "reward_queue_max"} <= now.keys() - before.keys()
+
+
+def test_pieces_that_store_unequal_numbers_of_latents_are_joined(catalog: Catalog, tmp_path: Path) -> None:
+    words = ["sampling.steps=6", "sampling.sde={mode: random, count: 2, first: 0.0, last: 1.0, per_group: true}"]
+    plain = trained(catalog, planned(catalog, "engine.forward_batch=4", *words), tmp_path / "plain")
+    streamed = trained(catalog, planned(catalog, "run.stream_groups=1", *words), tmp_path / "streamed")
+    assert_equal_bit_for_bit(plain[1], streamed[1])
+
+
+def test_an_engine_with_weights_of_its_own_gives_the_numbers_of_the_shared_ones(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    shared = trained(catalog, planned(catalog), tmp_path / "shared")
+    own = trained(catalog, planned(catalog, "run.rollout_ahead=0", own=True), tmp_path / "own")
+    assert shared[0] == own[0]
+    assert_equal_bit_for_bit(shared[1], own[1])
+
+
+def one_after_the_other(plan: Plan, parts: Parts) -> list[float]:
+    """The schedule of a run ahead, on one thread; returns the mean reward of each step."""
+    prompts = read_prompts(Path(plan.data.train))
+    order = PromptOrder(len(prompts), plan.data.prompts_per_step, seed=plan.run.seed, shuffle=plan.data.shuffle)
+
+    def generated(step: int) -> Any:
+        sync_weights(parts, plan)
+        chosen = [prompts[row] for row in order.step(step)]
+        return parts.engine.generate(step_request(parts, plan, chosen, step=step)).tracks["image"]
+
+    found: list[float] = []
+    rollouts = {0: generated(0)}
+    for step in range(plan.run.steps):
+        if step + 1 < plan.run.steps:
+            rollouts[step + 1] = generated(step + 1)
+        track = score(rollouts.pop(step), parts.rewards, parts.reward_weights)
+        assert track.rewards is not None
+        found.append(float(track.rewards.mean()))
+        track, _ = parts.algorithm.advantages(track)
+        parts.backend.train(track, parts.algorithm, progress=step / (plan.run.steps - 1))
+        parts.backend.end_rollout()
+    return found
+
+
+def test_a_run_ahead_gives_the_numbers_of_its_schedule_on_one_thread(catalog: Catalog, tmp_path: Path) -> None:
+    plan = planned(catalog, *AHEAD, "run.steps=4", own=True)
+    steps, weights = trained(catalog, plan, tmp_path / "ahead")
+    parts = build_parts(plan, catalog=catalog)
+    assert [step["reward_mean"] for step in steps] == one_after_the_other(plan, parts)
+    assert_equal_bit_for_bit(weights, dict(parts.backend.weights(kind="full").tensors))
+    # Two updates a step; the first rollout is made with the weights that it trains.
+    assert [step["staleness_max"] for step in steps] == [0, 2, 2, 2]
+    # Of stale samples the gap would be that of training, so it is measured on the others alone.
+    assert [key in step for step in steps for key in ("logp_gap_max",)] == [True, False, False, False]
+
+
+def test_the_ratio_corrects_for_the_age_of_samples(catalog: Catalog, tmp_path: Path) -> None:
+    fresh, *stale = trained(catalog, planned(catalog, *AHEAD, own=True), tmp_path / "ahead")[0]
+    # Against the policy that sampled, not against the one that trains: 1 while both are the same, to the rounding of
+    # forwards at another batch size (log-probs of order 1 in fp32), and not 1 later. A step of training moves it by more.
+    assert fresh["ratio_max_dev_first"] < 5e-6
+    assert all(step["ratio_max_dev_first"] > 1e-4 for step in stale)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run.rollout_ahead=1"], "train.old_log_probs: .* Set train.old_log_probs=engine"),
+        (AHEAD, "engine 'trainside' samples from the very weights that training changes meanwhile"),
+        ([*AHEAD, "launcher=ray"], "launcher.placement: .* Set launcher.placement=separate"),
+        ([*AHEAD, "algorithm.ratio_norm=true"], "algorithm 'flow-grpo' cannot with these settings"),
+        (["run.rollout_ahead=2"], "run.rollout_ahead: 2 was asked for; it is 0, or 1"),
+        (["run.stream_groups=4"], "run.stream_groups: pieces of 4 groups were asked for; a rollout has 4"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    catalog: Catalog, tmp_path: Path, words: list[str], says: str
+) -> None:
+    with pytest.raises(PlanRejected, match=says):
+        train(planned(catalog, *words, f"run.dir={tmp_path / 'run'}"), catalog=catalog)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_workers_of_their_own_give_the_numbers_of_one_process(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "packages" / "unirl-runtime" / "tests"))
+    import small_runs
+    import warm_workers
+
+    words = [*AHEAD, "run.stream_groups=2"]
+    here = trained(catalog, planned(catalog, *words, own=True), tmp_path / "here")
+    plan = planned(catalog, *words, "launcher=ray", "launcher.placement=separate", f"run.dir={tmp_path / 'there'}")
+    with warm_workers.serving(tmp_path) as python, small_runs.ray_cluster(python):
+        train(plan, catalog=catalog)
+    backend = build_parts(plan, catalog=catalog).backend
+    backend.load(next((tmp_path / "there" / "checkpoints").glob("step-*")) / "backend")
+    weights = backend.weights(kind="full").tensors
+    for name, tensor in here[1].items():
+        # The same arithmetic in fp32, in processes whose libraries may choose other kernels.
+        torch.testing.assert_close(weights[name], tensor, rtol=0, atol=1e-6)
+    for one, other in zip(here[0], numbers(tmp_path / "there"), strict=True):
+        assert other["reward_mean"] == pytest.approx(one["reward_mean"], abs=1e-6)
+        assert other["staleness_max"] == one["staleness_max"]

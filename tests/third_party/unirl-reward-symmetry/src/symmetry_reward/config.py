@@ -1,0 +1,17 @@
+"""What a recipe can set of this reward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unirl.core.config import RewardConfig
+
+__all__ = ["AXES", "SymmetryConfig"]
+
+AXES = ("left-right", "top-bottom", "both")
+
+
+@dataclass
+class SymmetryConfig(RewardConfig):
+    axis: str = "left-right"
+    """What is mirrored: `left-right`, `top-bottom`, or `both`, which is the mean of the two."""

@@ -1,0 +1,32 @@
+"""What this plugin provides. Imported whenever parts are listed, so it imports nothing heavy."""
+
+from __future__ import annotations
+
+from unirl.core.capability import Cap, Support
+from unirl.core.hookspec import hookimpl
+from unirl.core.spec import RewardExample, RewardSpec
+
+__all__ = ["SPEC", "unirl_rewards"]
+
+SPEC = RewardSpec(
+    name="symmetry",
+    summary="How much an image is its own mirror image",
+    build="symmetry_reward.reward:build",
+    config="symmetry_reward.config:SymmetryConfig",
+    capabilities={
+        Cap.REWARD_SAMPLE: Support.NATIVE,
+        Cap.REWARD_GROUP: Support.NO,
+        Cap.REWARD_DIFFERENTIABLE: Support.NATIVE,
+    },
+    scale="1 minus the mean squared difference of mirrored pixels: 1 is a perfect mirror image, 0 its opposite",
+    range=(0.0, 1.0),
+    # Odd sizes have a middle row and column, which mirror themselves.
+    examples=(RewardExample(height=32, width=32), RewardExample(height=15, width=24)),
+    media="image",
+    parts=("left-right", "top-bottom"),
+)
+
+
+@hookimpl
+def unirl_rewards() -> list[RewardSpec]:
+    return [SPEC]
