@@ -117,10 +117,12 @@ def test_nothing_is_left_of_a_run_whose_driver_ends(warm_python: str, tmp_path: 
     before = {child.pid for child in forking.children()}
     words = [*SMALL, *APART, "run.steps=400", f"run.dir={folder}", "launcher.num_cpus=8"]
     job = {"runtime_env": {"py_executable": warm_python}}
+    # A cluster that the environment names is not joined: launcher.address is empty.
+    elsewhere = {"RAY_ADDRESS": "127.0.0.1:1"}
     driver = subprocess.Popen(
         [sys.executable, "-m", "unirl.core", "train", "quickstart", *words],
         cwd=tmp_path,
-        env={**os.environ, "UNIRL_TEST_MARK": mark, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)},
+        env={**os.environ, **elsewhere, "UNIRL_TEST_MARK": mark, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,

@@ -72,9 +72,9 @@ class Cluster:
 
         config = self._config
         options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-        if config.address:
-            options["address"] = config.address
-        else:
+        # "local", not nothing: without an address Ray would join whatever cluster it finds or the environment names.
+        options["address"] = config.address or "local"
+        if not config.address:
             options["object_store_memory"] = config.object_store_mb * 2**20
             options["num_cpus"] = config.num_cpus or None
         try:
