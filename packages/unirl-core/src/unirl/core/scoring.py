@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from .array import Array
 from .errors import RewardFailed, UniRLError
 from .roles import Reward, ScoreInput, Scores
+from .track import TextSegment
 
 if TYPE_CHECKING:
     from .track import Track
@@ -26,6 +27,8 @@ def score_input(track: Track) -> ScoreInput:
         images=track.images,
         videos=track.videos,
         texts=track.texts,
+        status=track.status,
+        lengths=track.segment.lengths if isinstance(track.segment, TextSegment) else None,
     )
 
 

@@ -1,0 +1,61 @@
+"""What an engine does: it turns a request into a rollout, and takes weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from ..array import Array
+
+if TYPE_CHECKING:
+    from ..request import Request
+    from ..rollout import Rollout
+
+__all__ = ["Engine", "WeightReceipt", "WeightUpdate"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightUpdate:
+    """Named tensors for an engine."""
+
+    version: int
+    tensors: Mapping[str, Array]
+    """`full`, `merged`: by the parameter names of the plain module. `lora`: `<layer>.lora_A.weight` [rank, in] and
+    `<layer>.lora_B.weight` [out, rank] of every adapted layer, by the layer's name in the plain module."""
+    kind: Literal["full", "lora", "merged"]
+    """`full` when all weights train; `lora`, or `merged` (folded into the base), when adapters do."""
+    adapter: str = "default"
+    """Name of the adapter, for LoRA."""
+    adapter_scale: float = 1.0
+    """alpha / rank of the adapter: the factor of B A in the weights, for LoRA."""
+    checksum: str = ""
+    """`unirl.core.weights.checksum` of the tensors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightReceipt:
+    """What an engine holds after an update."""
+
+    version: int
+    checksum: str
+    num_tensors: int
+    size_bytes: int
+
+
+class Engine(Protocol):
+    """Generates rollouts. Build: `build(config, *, model: DiffusionModel, device) -> Engine`.
+
+    Runs under `no_grad` and restores the training mode of what it shares.
+    """
+
+    version: int
+
+    def generate(self, request: Request) -> Rollout:
+        """Generate every sample of the request, in its order."""
+        ...
+
+    def load_weights(self, update: WeightUpdate) -> WeightReceipt: ...
+    def sleep(self) -> None: ...
+    def wake(self) -> None: ...
+    def close(self) -> None: ...

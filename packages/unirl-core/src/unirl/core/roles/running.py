@@ -1,0 +1,64 @@
+"""What launchers and trackers do: they make the parts of a run, and show it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from ..array import Array
+
+if TYPE_CHECKING:
+    from ..catalog import Catalog
+    from ..events import Event
+    from ..parts import Parts
+    from ..plan import Plan
+
+__all__ = ["Launcher", "RunInfo", "Tracker"]
+
+
+class Launcher(Protocol):
+    """Makes the parts of a plan where they are to run. Build: `build(config) -> Launcher`.
+
+    The parts that it gives fit the same roles as those of one process; the loop does not see the difference.
+    """
+
+    def launch(self, plan: Plan, *, catalog: Catalog) -> Parts:
+        """Start whatever is needed and build every part.
+
+        Raises PlanRejected, before anything starts, when it cannot fit. Called once. What was started before an error
+        is stopped again.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop everything that was started. No process is left, whatever happened before. May be called twice."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """What a tracker is told at the start."""
+
+    name: str
+    folder: Path
+    plan_hash: str
+    config: Mapping[str, Any]
+    resumed_at: int | None = None
+
+
+class Tracker(Protocol):
+    """Shows a run somewhere. Build: `build(config) -> Tracker`. Driven by the events of the run."""
+
+    def start(self, run: RunInfo) -> None: ...
+    def log(self, metrics: Mapping[str, float], *, step: int) -> None: ...
+    def images(self, key: str, images: Array, captions: Sequence[str], *, step: int) -> None:
+        """images: [N, 3, H, W] fp32 in [0, 1]."""
+        ...
+
+    def event(self, event: Event) -> None:
+        """Every event of the run, for those that show more than numbers."""
+        ...
+
+    def finish(self, status: Literal["done", "stopped", "failed"]) -> None: ...
