@@ -1,0 +1,206 @@
+"""Log-probs of chosen tokens and the entropy of their distributions, a few rows of the logits at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["LOGITS_BUDGET", "token_log_probs"]
+
+LOGITS_BUDGET = 2**26
+"""Elements of one chunk of logits, 256 MiB in fp32. With 150,000 tokens in the vocabulary it is 440 rows, enough that
+reading the weight again for every chunk is not what takes the time."""
+
+
+def token_log_probs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk: int | None = None,
+    with_entropy: bool = False,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """log softmax((hidden @ weight.T + bias) / temperature) at the targets, without all the logits at once.
+
+    hidden: [T, D], of the positions that predict.  weight: [V, D], the output projection, a plain tensor: gather a
+    sharded one first.  targets: [T] int64.  bias: [V].
+    temperature: of the sampler, > 0.
+    chunk: rows of logits at a time; as many as `LOGITS_BUDGET` allows if None.  It decides memory, not the numbers,
+    beyond the rounding of a product of other shape.
+    Returns log-probs [T], and the entropies [T] in nats or None. Both are fp32 (fp64 for fp64 inputs) whatever the
+    inputs' dtype or an autocast around the call, both differentiable once in hidden, weight and bias.
+
+    No tensor of more than chunk * V elements is made, in forward or backward, apart from the gradients themselves:
+    backward makes the logits of each chunk again from the inputs, which are all that is saved. The gradient of a
+    weight that needs none is not computed; that of a 16-bit weight is added up in fp32. On CUDA the factors of the
+    matrix products of bf16 inputs stay bf16 and their sums are fp32; elsewhere the factors are fp32 as well.
+
+    Raises ValueError for shapes that do not fit, for a target outside the vocabulary, naming it, and for a temperature
+    or chunk that is not positive.
+    """
+    _check(hidden, weight, targets, bias=bias, temperature=temperature, chunk=chunk)
+    rows = max(1, LOGITS_BUDGET // max(1, weight.shape[0])) if chunk is None else chunk
+    return cast("Any", _TokenLogProbs).apply(hidden, weight, bias, targets, temperature, rows, with_entropy)
+
+
+class _TokenLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        chunk: int,
+        with_entropy: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        ctx.save_for_backward(hidden, weight, bias, targets)
+        ctx.set_materialize_grads(False)
+        ctx.temperature, ctx.chunk = temperature, chunk
+        log_probs = hidden.new_empty(len(targets), dtype=_dtype(hidden, weight))
+        entropy = torch.empty_like(log_probs) if with_entropy else None
+        with torch.autocast(hidden.device.type, enabled=False):
+            for rows in _slices(len(targets), chunk):
+                scores = _log_softmax(hidden[rows], weight, bias, temperature=temperature, chunk=chunk)
+                log_probs[rows] = scores.gather(1, targets[rows, None]).squeeze(1)
+                if entropy is not None:
+                    entropy[rows] = _entropy(scores)
+        return log_probs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        hidden, weight, bias, targets = cast("tuple[Tensor, Tensor, Tensor | None, Tensor]", ctx.saved_tensors)
+        dtype = _dtype(hidden, weight)
+        needs_hidden, needs_weight, needs_bias = cast("tuple[bool, bool, bool]", ctx.needs_input_grad[:3])
+        grad_hidden = torch.empty_like(hidden, dtype=dtype) if needs_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=dtype) if needs_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=dtype) if bias is not None and needs_bias else None
+        with torch.autocast(hidden.device.type, enabled=False):
+            for rows in _slices(len(targets), ctx.chunk):
+                scores = _log_softmax(hidden[rows], weight, bias, temperature=ctx.temperature, chunk=ctx.chunk)
+                parts = [None if gradient is None else gradient[rows] for gradient in gradients]
+                grad_logits = _grad_logits(scores, targets[rows], *parts) / ctx.temperature
+                if grad_bias is not None:
+                    grad_bias += grad_logits.sum(dim=0)
+                grad_logits = _factor(grad_logits, weight)
+                if grad_hidden is not None:
+                    grad_hidden[rows] = 0
+                    for words in _word_blocks(weight, dtype, limit=ctx.chunk):
+                        grad_hidden[rows] += _product(grad_logits[:, words], weight[words], dtype)
+                if grad_weight is not None:
+                    for words in _word_blocks(weight, dtype, limit=ctx.chunk):
+                        grad_weight[words] += _product(grad_logits[:, words].T, hidden[rows], dtype)
+        return (
+            None if grad_hidden is None else grad_hidden.to(hidden.dtype),
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None or bias is None else grad_bias.to(bias.dtype),
+            *(None,) * 4,
+        )
+
+
+def _log_softmax(rows: Tensor, weight: Tensor, bias: Tensor | None, *, temperature: float, chunk: int) -> Tensor:
+    """[c, D] -> [c, V] in fp32 or fp64."""
+    dtype = _dtype(rows, weight)
+    logits = rows.new_empty(len(rows), len(weight), dtype=dtype)
+    for words in _word_blocks(weight, dtype, limit=chunk):
+        logits[:, words] = _product(rows, weight[words].T, dtype)
+    if bias is not None:
+        logits += bias
+    return torch.log_softmax(logits.div_(temperature), dim=1)
+
+
+def _grad_logits(scores: Tensor, targets: Tensor, grad_log_probs: Tensor | None, grad_entropy: Tensor | None) -> Tensor:
+    """Gradient in the logits from those of the log-probs [c] and entropies [c]; scores [c, V] is the log softmax.
+
+    With p the probabilities: of log p_t it is 1_t - p, of the entropy H it is -p (log p + H).
+    """
+    probabilities = scores.exp()
+    gradient = torch.zeros_like(scores)
+    if grad_log_probs is not None:
+        gradient -= grad_log_probs[:, None] * probabilities
+        gradient.scatter_add_(1, targets[:, None], grad_log_probs[:, None])
+    if grad_entropy is not None:
+        surprise = _finite(scores) + _entropy(scores)[:, None]
+        gradient -= grad_entropy[:, None] * probabilities * surprise
+    return gradient
+
+
+def _entropy(scores: Tensor) -> Tensor:
+    """[c, V] -> [c]."""
+    return -(scores.exp() * _finite(scores)).sum(dim=1)
+
+
+def _finite(scores: Tensor) -> Tensor:
+    # A word of logit -inf has p = 0 and log p = -inf; 0 times a finite number is the limit, 0.
+    return scores.clamp_min(torch.finfo(scores.dtype).min)
+
+
+def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """left @ right, added up in `dtype`."""
+    if _uses_tensor_cores(left) and left.dtype == right.dtype:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.to(dtype) @ right.to(dtype)
+
+
+def _factor(grad_logits: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of the logits as the products of backward take it."""
+    return grad_logits.to(weight.dtype) if _uses_tensor_cores(weight) else grad_logits
+
+
+def _uses_tensor_cores(tensor: Tensor) -> bool:
+    # Not fp16: gradients of logits are far below its smallest number.
+    return tensor.is_cuda and tensor.dtype == torch.bfloat16
+
+
+def _word_blocks(weight: Tensor, dtype: torch.dtype, *, limit: int) -> Iterator[slice]:
+    """Blocks of the vocabulary whose cast to `dtype` is no larger than `limit` rows of logits."""
+    if weight.dtype == dtype or _uses_tensor_cores(weight):
+        return _slices(len(weight), len(weight))
+    return _slices(len(weight), max(1, limit * len(weight) // max(1, weight.shape[1])))
+
+
+def _slices(length: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, length)) for start in range(0, length, max(1, size)))
+
+
+def _dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
+    return torch.promote_types(torch.promote_types(hidden.dtype, weight.dtype), torch.float32)
+
+
+def _check(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, bias: Tensor | None, temperature: float, chunk: int | None
+) -> None:
+    if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
+        raise ValueError(
+            f"token_log_probs: hidden has shape {list(hidden.shape)}, weight {list(weight.shape)}; "
+            "[T, D] and [V, D] are needed."
+        )
+    if targets.shape != hidden.shape[:1] or targets.dtype != torch.int64:
+        raise ValueError(
+            f"token_log_probs: targets are {targets.dtype} {list(targets.shape)}; int64 [{len(hidden)}] is needed, one "
+            "per row of hidden."
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"token_log_probs: bias has shape {list(bias.shape)}; [{len(weight)}] is needed.")
+    if not (temperature > 0 and math.isfinite(temperature)):
+        raise ValueError(
+            f"token_log_probs: temperature = {temperature}; it must be above 0. Greedy tokens have no log-prob."
+        )
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"token_log_probs: chunk = {chunk}; it is a number of rows, 1 or more.")
+    outside = (targets < 0) | (targets >= len(weight))
+    if bool(outside.any()):
+        place = int(outside.nonzero()[0])
+        raise ValueError(
+            f"token_log_probs: target {place} is token {int(targets[place])}, the weight has {len(weight)} rows. "
+            "Tokens count from 0; check that the tokenizer belongs to the model."
+        )
