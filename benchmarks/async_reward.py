@@ -128,7 +128,7 @@ class Variant:
                     events=self._events,
                     trackers=Trackers({}, EventStream()),
                     ahead=ahead,
-                    following=self._prompts(self._step + 1) if follows else (),
+                    following=[self._prompts(self._step + 1)] if follows else (),
                 )
                 wall = time.perf_counter() - began
                 self._step += 1

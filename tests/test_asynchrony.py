@@ -148,11 +148,11 @@ def one_after_the_other(plan: Plan, parts: Parts) -> list[float]:
         return parts.engine.generate(step_request(parts, plan, chosen, step=step)).tracks["image"]
 
     found: list[float] = []
-    rollouts = {0: generated(0)}
+    rollouts: list[Any] = []
     for step in range(plan.run.steps):
-        if step + 1 < plan.run.steps:
-            rollouts[step + 1] = generated(step + 1)
-        track = score(rollouts.pop(step), parts.rewards, parts.reward_weights)
+        while len(rollouts) < min(step + 1 + plan.run.rollout_ahead, plan.run.steps):
+            rollouts.append(generated(len(rollouts)))
+        track = score(rollouts[step], parts.rewards, parts.reward_weights)
         assert track.rewards is not None
         found.append(float(track.rewards.mean()))
         track, _ = parts.algorithm.advantages(track)
@@ -161,14 +161,17 @@ def one_after_the_other(plan: Plan, parts: Parts) -> list[float]:
     return found
 
 
-def test_a_run_ahead_gives_the_numbers_of_its_schedule_on_one_thread(catalog: Catalog, tmp_path: Path) -> None:
-    plan = planned(catalog, *AHEAD, "run.steps=4", own=True)
+@pytest.mark.parametrize(("ahead", "staleness"), [(1, [0, 2, 2, 2]), (2, [0, 2, 4, 4])])
+def test_a_run_ahead_gives_the_numbers_of_its_schedule_on_one_thread(
+    catalog: Catalog, tmp_path: Path, ahead: int, staleness: list[int]
+) -> None:
+    plan = planned(catalog, *AHEAD, f"run.rollout_ahead={ahead}", "run.steps=4", own=True)
     steps, weights = trained(catalog, plan, tmp_path / "ahead")
     parts = build_parts(plan, catalog=catalog)
     assert [step["reward_mean"] for step in steps] == one_after_the_other(plan, parts)
     assert_equal_bit_for_bit(weights, dict(parts.backend.weights(kind="full").tensors))
-    # Two updates a step; the first rollout is made with the weights that it trains.
-    assert [step["staleness_max"] for step in steps] == [0, 2, 2, 2]
+    # Two updates a step; step s has samples of the weights after s - ahead steps, and the first ones those of the start.
+    assert [step["staleness_max"] for step in steps] == staleness
     # Of stale samples the gap would be that of training, so it is measured on the others alone.
     assert [key in step for step in steps for key in ("logp_gap_max",)] == [True, False, False, False]
 
@@ -188,7 +191,7 @@ def test_the_ratio_corrects_for_the_age_of_samples(catalog: Catalog, tmp_path: P
         (AHEAD, "engine 'trainside' samples from the very weights that training changes meanwhile"),
         ([*AHEAD, "launcher=ray"], "launcher.placement: .* Set launcher.placement=separate"),
         ([*AHEAD, "algorithm.ratio_norm=true"], "algorithm 'flow-grpo' cannot with these settings"),
-        (["run.rollout_ahead=2"], "run.rollout_ahead: 2 was asked for; it is 0, or 1"),
+        (["run.rollout_ahead=-1"], "run.rollout_ahead: -1 was asked for; it must be 0 or more"),
         (["run.stream_groups=4"], "run.stream_groups: pieces of 4 groups were asked for; a rollout has 4"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -23,6 +23,8 @@ from unirl.core.config import (
     TrainConfig,
 )
 from unirl.core.data import Prompt
+from unirl.core.events import Event, EventStream
+from unirl.core.loop import run_loop
 from unirl.core.parts import Parts
 from unirl.core.plan import Choice, Plan
 from unirl.core.request import LatentRequest, Request
@@ -30,6 +32,7 @@ from unirl.core.roles import ScoreInput, Scores, TrainReport, WeightReceipt, Wei
 from unirl.core.rollout import Rollout
 from unirl.core.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec
 from unirl.core.track import KernelChoice, LatentSegment, Status, Track
+from unirl.core.tracking import Trackers
 from unirl.core.weights import checksum
 
 PARTS = {"summary": "toy", "build": "toy:build", "config": "toy:Config"}
@@ -211,6 +214,47 @@ def parts(*, engine: Any = None, backend: Any = None, rewards: Mapping[str, Any]
     found = rewards if rewards is not None else {"light": Light()}
     made: Any = {"model": ToyModel(), "backend": backend or ToyBackend(), "engine": engine or ToyEngine()}
     return Parts(algorithm=ToyAlgorithm(), rewards=found, reward_weights=dict.fromkeys(found, 1.0), **made)  # type: ignore[arg-type]
+
+
+class Ran:
+    """What a run did."""
+
+    def __init__(self) -> None:
+        self.steps: list[Event] = []
+        self.events: list[Event] = []
+        self.saved: list[int] = []
+        self.result: tuple[int, str] | None = None
+
+    def note(self, event: Event) -> None:
+        self.events.append(event)
+        if event.kind == "step":
+            self.steps.append(event)
+
+
+def run(
+    made_of: Parts,
+    toy: Plan,
+    *,
+    start: int = 0,
+    held_out: Sequence[Prompt] = (),
+    should_stop: Callable[[], bool] = lambda: False,
+    into: Ran | None = None,
+) -> Ran:
+    ran = into or Ran()
+    events = EventStream()
+    events.listen(ran.note)
+    ran.result = run_loop(
+        made_of,
+        toy,
+        prompts=prompts(6),
+        held_out=held_out,
+        start=start,
+        events=events,
+        trackers=Trackers({}, events),
+        save=ran.saved.append,
+        should_stop=should_stop,
+    )
+    return ran
 
 
 def met(barrier: threading.Barrier) -> None:

@@ -5,79 +5,33 @@ from __future__ import annotations
 import dataclasses
 import sys
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from unirl.core.data import Prompt
 from unirl.core.errors import RewardFailed, RunFailed
-from unirl.core.events import Event, EventStream
-from unirl.core.loop import run_loop
-from unirl.core.parts import Parts, sync_weights
+from unirl.core.parts import sync_weights
 from unirl.core.plan import Plan
-from unirl.core.tracking import Trackers
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from loop_toy import LIMIT_S, Light, ToyBackend, ToyEngine, at, met, parts, passed, plan, prompts, threads
+from loop_toy import LIMIT_S, Light, Ran, ToyBackend, ToyEngine, at, met, parts, passed, plan, prompts, run, threads
 
 AHEAD = {"rollout_ahead": 1}
-
-
-class Ran:
-    """What a run did."""
-
-    def __init__(self) -> None:
-        self.steps: list[Event] = []
-        self.events: list[Event] = []
-        self.saved: list[int] = []
-        self.result: tuple[int, str] | None = None
-
-    def note(self, event: Event) -> None:
-        self.events.append(event)
-        if event.kind == "step":
-            self.steps.append(event)
-
-
-def run(
-    made_of: Parts,
-    toy: Plan,
-    *,
-    start: int = 0,
-    held_out: Sequence[Prompt] = (),
-    should_stop: Callable[[], bool] = lambda: False,
-    into: Ran | None = None,
-) -> Ran:
-    ran = into or Ran()
-    events = EventStream()
-    events.listen(ran.note)
-    ran.result = run_loop(
-        made_of,
-        toy,
-        prompts=prompts(6),
-        held_out=held_out,
-        start=start,
-        events=events,
-        trackers=Trackers({}, events),
-        save=ran.saved.append,
-        should_stop=should_stop,
-    )
-    return ran
 
 
 def one_after_the_other(toy: Plan) -> tuple[float, list[float]]:
     """The schedule of a run ahead, without threads: weights at its end, and the mean reward of each step.
 
-    A sample's reward is its own brightness plus the weight that made it, and training adds the mean reward.
+    A sample's reward is its own brightness plus the weight that made it, and training adds the mean reward. Step s has
+    samples of the weights after max(0, s - `rollout_ahead`) steps.
     """
-    weight, rewards = 0.0, list[float]()
-    held = weight
+    after, rewards = [0.0], list[float]()
     for step in range(toy.run.steps):
         ids = [f"r{step}/p{n % 6}/{k}" for n in range(step * 4, step * 4 + 4) for k in range(2)]
+        held = after[max(0, step - toy.run.rollout_ahead)]
         rewards.append(sum(sum(map(ord, name)) / 1000 + held for name in ids) / len(ids))
-        held = weight
-        weight += rewards[-1]
-    return weight, rewards
+        after.append(after[-1] + rewards[-1])
+    return after[-1], rewards
 
 
 def test_the_next_rollout_is_generated_while_this_one_is_trained_on() -> None:
@@ -95,8 +49,9 @@ def test_scores_are_ready_before_training_ends_as_well() -> None:
 
 
 @pytest.mark.parametrize("stream_groups", [0, 2])
-def test_a_run_ahead_gives_the_numbers_of_its_schedule_done_one_after_the_other(stream_groups: int) -> None:
-    toy = plan(run={"rollout_ahead": 1, "steps": 5, "stream_groups": stream_groups})
+@pytest.mark.parametrize("ahead", [1, 2, 3, 9])
+def test_a_run_ahead_gives_the_numbers_of_its_schedule_done_one_after_the_other(ahead: int, stream_groups: int) -> None:
+    toy = plan(run={"rollout_ahead": ahead, "steps": 6, "stream_groups": stream_groups})
     backend = ToyBackend()
     ran = run(parts(backend=backend), toy)
     weight, rewards = one_after_the_other(toy)
@@ -105,12 +60,15 @@ def test_a_run_ahead_gives_the_numbers_of_its_schedule_done_one_after_the_other(
     assert [event.data["metrics"]["reward_mean"] for event in ran.steps] == pytest.approx(rewards, abs=1e-4)
 
 
-def test_samples_carry_their_version_and_staleness_is_measured_from_it() -> None:
+@pytest.mark.parametrize("ahead", [1, 2, 3, 9])
+def test_samples_carry_their_version_and_staleness_is_measured_from_it(ahead: int) -> None:
     backend, engine = ToyBackend(jump=2), ToyEngine()
-    ran = run(parts(engine=engine, backend=backend), plan(run={**AHEAD, "steps": 4}, updates=2))
-    assert [track.policy_version[0] for track in backend.trained] == [0, 0, 2, 4]
-    assert [event.data["metrics"]["staleness_max"] for event in ran.steps] == [0, 2, 2, 2]
-    assert [event.data["metrics"]["staleness_mean"] for event in ran.steps] == [0, 2, 2, 2]
+    ran = run(parts(engine=engine, backend=backend), plan(run={"rollout_ahead": ahead, "steps": 6}, updates=2))
+    made_with = [2 * max(0, step - ahead) for step in range(6)]
+    assert [track.policy_version[0] for track in backend.trained] == made_with
+    ages = [2 * step - version for step, version in enumerate(made_with)]
+    assert [event.data["metrics"]["staleness_max"] for event in ran.steps] == ages
+    assert [event.data["metrics"]["staleness_mean"] for event in ran.steps] == ages
 
 
 def test_a_sample_that_is_too_old_stops_the_run() -> None:

@@ -1,15 +1,17 @@
-"""Rollouts ahead of training: the next one is made on a thread of its own while this one is trained on."""
+"""Rollouts ahead of training: the next ones are made on a thread of their own while this one is trained on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from .data import Prompt
-from .parts import Parts, sync_weights
+from .parts import Parts, attributed, kept_weights, sync_weights
 from .streaming import MadeRollout, Phases, RolloutMaker, step_request
 
 if TYPE_CHECKING:
@@ -21,21 +23,31 @@ __all__ = ["RolloutsAhead"]
 @dataclass(frozen=True, kw_only=True)
 class _Begun:
     step: int
+    version: int
+    """Of the weights that it is made with."""
     maker: RolloutMaker
     made: Future[MadeRollout]
 
 
 class RolloutsAhead:
-    """One rollout at most is in the making. The engine's weights move between rollouts only, on the thread that asks.
+    """Rollouts that are in the making or wait to be trained on, made one after the other, in the order of their steps.
 
-    Left by an error or at the end, what is in the making is thrown away: its step is made again, with the newest
+    Each is made with the weights that trained when it was begun. The engine's weights move between rollouts only: on
+    the thread that begins one while the engine is idle, else on the thread that makes them, from a copy.
+
+    Left by an error or at the end, what is not taken is thrown away: those steps are made again, with the newest
     weights, when a run goes on from its checkpoint.
     """
 
     def __init__(self, parts: Parts, plan: Plan) -> None:
         self._parts, self._plan = parts, plan
+        self._engine = f"engine {plan.engine.name!r}"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollout")
-        self._begun: _Begun | None = None
+        self._begun: deque[_Begun] = deque()
+        self._is_over = threading.Event()
+        """Nothing more is made: a rollout failed, or the others are not wanted."""
+        self._counting = threading.Lock()
+        self._unmade = 0
 
     def __enter__(self) -> Self:
         return self
@@ -43,40 +55,93 @@ class RolloutsAhead:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._begun is not None:
-            self._begun.maker.cancel()
+        self._is_over.set()
+        for begun in self._begun:
+            begun.maker.cancel()
+            if begun.made.cancel():
+                self._count(-1)
         # A second Ctrl-C is not to wait for a call of the engine; closing the parts ends it where they are elsewhere.
-        self._thread.shutdown(wait=error is None or isinstance(error, Exception), cancel_futures=True)
+        self._thread.shutdown(wait=error is None or isinstance(error, Exception))
+
+    @property
+    def num_waiting(self) -> int:
+        """Rollouts that are made and not taken."""
+        return sum(begun.made.done() for begun in self._begun)
 
     def begin(self, step: int, prompts: Sequence[Prompt], *, phases: Phases) -> None:
-        """Give the engine the weights that train now, and have it make the rollout of `step` with them."""
-        assert self._begun is None, f"the rollout of step {self._begun.step} was not taken"
-        with phases("sync", owner=f"engine {self._plan.engine.name!r}"):
-            sync_weights(self._parts, self._plan)
+        """Have the engine make the rollout of `step`, after those begun before, with the weights that train now."""
+        assert not self._begun or step == self._begun[-1].step + 1, f"step {step} does not follow those begun"
+        with phases("sync", owner=self._engine):
+            bring = self._weights()
         with phases("request", owner=f"algorithm {self._plan.algorithm.name!r}"):
             request = step_request(self._parts, self._plan, prompts, step=step)
         maker = RolloutMaker(self._parts, self._plan, request, phases=Phases())
-        self._parts.generating.acquire()
-        self._begun = _Begun(step=step, maker=maker, made=self._thread.submit(self._make, maker))
+        self._count(+1)
+        made = self._thread.submit(self._make, maker, bring)
+        self._begun.append(_Begun(step=step, version=request.policy_version, maker=maker, made=made))
+
+    def begin_after(self, step: int, following: Sequence[Sequence[Prompt]], *, phases: Phases) -> None:
+        """Begin the rollouts of the steps after `step` that are not begun yet.
+
+        following: prompts of step + 1, step + 2 and so on.
+        """
+        newest = self._begun[-1].step if self._begun else step
+        for number, prompts in enumerate(following, start=step + 1):
+            if number > newest:
+                self.begin(number, prompts, phases=phases)
 
     def take(self, step: int, prompts: Sequence[Prompt], *, phases: Phases) -> MadeRollout:
         """The rollout of `step`, begun before or now. Raises what making it raised."""
-        if self._begun is None:
+        if not self._begun:
             self.begin(step, prompts, phases=phases)
-        begun, self._begun = self._begun, None
-        assert begun is not None
-        assert begun.step == step, f"the rollout of step {begun.step} was begun, that of {step} is asked for"
+        oldest = self._begun[0]
+        assert oldest.step == step, f"the rollout of step {oldest.step} was begun, that of {step} is asked for"
         with phases("wait"):
-            return begun.made.result()
+            made = oldest.made.result()
+        self._begun.popleft()
+        return made
 
     def settle(self) -> None:
         """Wait until nothing is in the making, so that the engine may be used otherwise; `take` gives it later."""
-        if self._begun is not None:
-            # What it raises is for the step that takes it.
-            self._begun.made.exception()
+        # What they raise is for the steps that take them.
+        wait([begun.made for begun in self._begun])
 
-    def _make(self, maker: RolloutMaker) -> MadeRollout:
+    def _weights(self) -> Callable[[], None] | None:
+        """Give the engine the weights that train now; what does so later, while it has rollouts to make before."""
+        if self._is_busy:
+            if self._begun[-1].version == self._parts.backend.version:
+                return None
+            bring = kept_weights(self._parts, self._plan)
+            if bring is not None:
+                return bring
+            self.settle()
+        sync_weights(self._parts, self._plan)
+        return None
+
+    @property
+    def _is_busy(self) -> bool:
+        with self._counting:
+            return self._unmade > 0
+
+    def _make(self, maker: RolloutMaker, bring: Callable[[], None] | None) -> MadeRollout:
         try:
+            if self._is_over.is_set():
+                raise CancelledError
+            if bring is not None:
+                with attributed(self._engine, phase="sync"):
+                    bring()
             return maker.make()
+        except BaseException:
+            self._is_over.set()
+            raise
         finally:
-            self._parts.generating.release()
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        """Rollouts to be made, one more or less; while there is one, the weights move by `_make` alone."""
+        with self._counting:
+            was, self._unmade = self._unmade, self._unmade + change
+            if not was:
+                self._parts.generating.acquire()
+            elif not self._unmade:
+                self._parts.generating.release()

@@ -83,8 +83,8 @@ class RunConfig:
     stream_groups: int = 0
     """Groups of a piece: each piece is scored while the next one is generated. 0 generates a whole rollout first."""
     rollout_ahead: int = 0
-    """1 generates and scores the next rollout while this one is trained on, with weights one step old; 0 makes each
-    rollout with the newest weights."""
+    """Rollouts at most that are generated and scored ahead of the one that is trained on, with weights from as many steps
+    before; 0 makes each rollout with the newest weights."""
 
 
 @dataclass

@@ -37,8 +37,9 @@ def run_loop(
 ) -> tuple[int, Literal["done", "stopped"]]:
     """Run steps `start` to `run.steps`; returns the steps completed and whether they were all of them.
 
-    A step is a pure function of its number and the weights, so a run that starts at a checkpoint goes on exactly; with
-    `run.rollout_ahead`, its first rollout is then made with newer weights than it would have been.
+    A step is a pure function of its number and the weights, so a run that starts at a checkpoint goes on exactly. With
+    `run.rollout_ahead` = k, step s trains on samples of the weights before the k steps ahead of it, those of `start` at
+    the oldest: steps `start` to `start` + k - 1 may have newer ones than they would have had.
     `save` is called at step boundaries only, and always before this returns.
     """
     order = PromptOrder(len(prompts), plan.data.prompts_per_step, seed=plan.run.seed, shuffle=plan.data.shuffle)
@@ -50,6 +51,11 @@ def run_loop(
     def stops_at(step: int) -> bool:
         return should_stop() or 0 < plan.run.stop_at <= step
 
+    def chosen_from(step: int) -> list[list[Prompt]]:
+        """Prompts of the steps that may be begun ahead, from this one on."""
+        end = min(step + plan.run.rollout_ahead, last, plan.run.stop_at or last)
+        return [] if should_stop() else [chosen(number) for number in range(step, end)]
+
     with RolloutsAhead(parts, plan) if plan.run.rollout_ahead else nullcontext() as ahead:
         if held_out and start == 0:
             evaluate(parts, plan, held_out, step=0, events=events, trackers=trackers)
@@ -59,7 +65,6 @@ def run_loop(
                     save(step)
                 return step, "stopped"
             version, done = parts.backend.version, step + 1
-            following = chosen(done) if ahead and done < last and not stops_at(done) else ()
             try:
                 run_step(
                     parts,
@@ -69,7 +74,7 @@ def run_loop(
                     events=events,
                     trackers=trackers,
                     ahead=ahead,
-                    following=following,
+                    following=chosen_from(done),
                 )
             except Exception:
                 if parts.backend.version == version and saved != step:
@@ -94,17 +99,18 @@ def run_step(
     events: EventStream,
     trackers: Trackers,
     ahead: RolloutsAhead | None = None,
-    following: Sequence[Prompt] = (),
+    following: Sequence[Sequence[Prompt]] = (),
 ) -> None:
     """One round: rollout, reward, advantage, train. Emits `step`.
 
-    ahead: who makes the rollouts while others are trained on.  following: prompts of the next step, whose rollout is
-    begun before this one is trained on; none begins nothing.
+    ahead: who makes the rollouts while others are trained on.  following: prompts of the next steps, in their order,
+    whose rollouts are begun, unless they were before, ahead of training on this one.
     """
     began, phases = time.perf_counter(), Phases()
+    waiting = ahead.num_waiting if ahead else 0
     made = ahead.take(step, prompts, phases=phases) if ahead else _make(parts, plan, prompts, step=step, phases=phases)
-    if ahead and following:
-        ahead.begin(step + 1, following, phases=phases)
+    if ahead:
+        ahead.begin_after(step, following, phases=phases)
     metrics = _staleness(plan, made, version=parts.backend.version)
     for name, track in made.rollout.tracks.items():
         prefix = f"{name}/" if len(made.rollout.tracks) > 1 else ""
@@ -114,6 +120,8 @@ def run_step(
     _watch_gap(plan, metrics, step=step + 1, events=events)
     if plan.run.stream_groups or plan.run.rollout_ahead:
         metrics |= _overlap(made, train_s=phases.seconds.get("train", 0.0), step_s=time.perf_counter() - began)
+    if ahead:
+        metrics["rollouts_waiting"] = float(waiting)
     if parts.noted is not None:
         noted = parts.noted()
         metrics |= noted.metrics

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from .capability import Cap, Support
 from .config import BackendConfig
 from .errors import EchoMismatch, RunFailed, UniRLError
-from .roles import Algorithm, Backend, DiffusionModel, Engine, Reward
+from .roles import Algorithm, Backend, DiffusionModel, Engine, Reward, WeightUpdate
 
 if TYPE_CHECKING:
     from .plan import Plan
 
-__all__ = ["Noted", "Parts", "attributed", "sync_weights"]
+__all__ = ["Noted", "Parts", "attributed", "kept_weights", "sync_weights"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,9 @@ class Parts:
     sync: Callable[[], None] | None = None
     """Brings the weights that train to an engine that lives elsewhere and sets its version; checks what it then holds.
     None: the engine shares the weights, or takes them by `load_weights`, in this process."""
+    snapshot: Callable[[], Callable[[], None]] | None = None
+    """Beside `sync`: keeps the weights that train now; what it returns brings them as `sync` would have, once, from any
+    thread, when training has gone on. None: weights go to the engine at once or not at all."""
     noted: Callable[[], Noted] | None = None
     """What moving data and weights took; the loop asks once a step."""
     generating: threading.Lock = field(default_factory=threading.Lock)
@@ -69,18 +72,33 @@ def sync_weights(parts: Parts, plan: Plan) -> None:
     if parts.sync is not None:
         if engine.version != backend.version:
             parts.sync()
-        return
-    if plan.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE:
+    elif plan.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE:
         engine.version = backend.version
-        return
-    if engine.version == backend.version:
-        return
+    elif engine.version != backend.version:
+        _load(parts, plan, _exported(parts, plan))
+
+
+def kept_weights(parts: Parts, plan: Plan) -> Callable[[], None] | None:
+    """A copy of the weights that train now, for an engine that is busy: what is returned gives them to it, once.
+
+    None where they can be brought at once only. Never for an engine that shares them.
+    """
+    if parts.sync is not None:
+        return parts.snapshot() if parts.snapshot is not None else None
+    assert plan.engine.spec.support(Cap.WEIGHTS_SHARED) is not Support.NATIVE
+    update = _exported(parts, plan)
+    return lambda: _load(parts, plan, update)
+
+
+def _exported(parts: Parts, plan: Plan) -> WeightUpdate:
     lora = plan.engine.spec.support(Cap.WEIGHTS_LORA) is Support.NATIVE
     assert isinstance(plan.backend.config, BackendConfig)
     trains = plan.backend.config.trains
-    kind = "full" if trains == "full" else ("lora" if lora else "merged")
-    update = backend.weights(kind=kind)
-    receipt = engine.load_weights(update)
+    return parts.backend.weights(kind="full" if trains == "full" else ("lora" if lora else "merged"))
+
+
+def _load(parts: Parts, plan: Plan, update: WeightUpdate) -> None:
+    receipt = parts.engine.load_weights(update)
     if (receipt.version, receipt.checksum) != (update.version, update.checksum):
         raise EchoMismatch(
             f"weights: version {update.version} with checksum {update.checksum} was sent; engine {plan.engine.name!r} "
