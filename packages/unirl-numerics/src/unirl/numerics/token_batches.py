@@ -1,0 +1,220 @@
+"""Prompts and generated tokens of any length as one input of a language model, and how work of any size is divided."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["TokenBatch", "balance", "from_rows", "micro_batches_by_tokens", "pack_batch", "pad_batch", "to_rows"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenBatch:
+    """Rows of prompt and generated tokens as a causal model reads them, padded or packed.
+
+    The targets are the generated tokens of all rows after each other, the same for both layouts.
+    """
+
+    tokens: Tensor
+    """[B, S] int64. Padded: B = n rows. Packed: B = 1, and S the sum of their lengths."""
+    positions: Tensor
+    """[B, S] int64, from 0 at the first token of each row."""
+    attention_mask: Tensor | None
+    """[n, S] bool, False for padding; None when packed."""
+    cu_seqlens: Tensor | None
+    """[n + 1] int32, offsets of the packed rows, from 0; None when padded."""
+    max_length: int
+    """Tokens of the longest row, prompt included."""
+    target_index: Tensor
+    """[T] int64. Where in the flattened [B * S] the prediction of each target is made: one before its own place."""
+    targets: Tensor
+    """[T] int64. The generated tokens."""
+    rows: Tensor
+    """[T] int64. The row of each target, rising."""
+    lengths: tuple[int, ...]
+    """Generated tokens of each row; `to_rows` takes them."""
+
+
+def pad_batch(prompts: Sequence[Tensor], tokens: Sequence[Tensor], *, pad_token: int) -> TokenBatch:
+    """[n, S]: each row its prompt, then its tokens, then padding on the right.
+
+    prompts: n of [P_i] int64, P_i >= 1.  tokens: n of [L_i] int64; L_i = 0 is a row without targets.
+    Padding on the right alone: under causal attention no real token sees it, so that the mask changes no number, and
+    S is the largest P_i + L_i, which may be less than the largest P plus the largest L. Positions simply count on
+    over the padding. What the padding predicts is read by nobody.
+
+    Raises ValueError naming the row whose prompt is empty or whose tokens are not 1-D int64.
+    """
+    sequences = _sequences(prompts, tokens)
+    sizes = [len(sequence) for sequence in sequences]
+    longest = max(sizes)
+    padded = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=pad_token)
+    places = torch.arange(longest, device=padded.device).expand(len(sequences), longest)
+    lengths, rows, index = _target_places(prompts, tokens, starts=[row * longest for row in range(len(sequences))])
+    return TokenBatch(
+        tokens=padded,
+        positions=places.contiguous(),
+        attention_mask=places < torch.tensor(sizes, device=padded.device)[:, None],
+        cu_seqlens=None,
+        max_length=longest,
+        target_index=index,
+        targets=torch.cat(list(tokens)),
+        rows=rows,
+        lengths=lengths,
+    )
+
+
+def pack_batch(prompts: Sequence[Tensor], tokens: Sequence[Tensor]) -> TokenBatch:
+    """[1, sum of P_i + L_i]: all rows after each other without padding, for attention that takes `cu_seqlens`.
+
+    Arguments and errors as in `pad_batch`. Positions start again at 0 with each row.
+    """
+    sequences = _sequences(prompts, tokens)
+    sizes = torch.tensor([len(sequence) for sequence in sequences])
+    ends = sizes.cumsum(0)
+    device = sequences[0].device
+    positions = torch.cat([torch.arange(len(sequence), device=device) for sequence in sequences])
+    lengths, rows, index = _target_places(prompts, tokens, starts=[int(start) for start in ends - sizes])
+    return TokenBatch(
+        tokens=torch.cat(sequences)[None],
+        positions=positions[None],
+        attention_mask=None,
+        cu_seqlens=torch.cat([ends.new_zeros(1), ends]).to(device=device, dtype=torch.int32),
+        max_length=int(sizes.max()),
+        target_index=index,
+        targets=torch.cat(list(tokens)),
+        rows=rows,
+        lengths=lengths,
+    )
+
+
+def to_rows(flat: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """One number per target -> [n, L] with L the largest length, 0 where a row has ended; and which are real.
+
+    flat: [T], T the sum of lengths, in the order of `TokenBatch.targets`.  lengths: n of them.
+    Returns (padded [n, L], valid [n, L] bool). Differentiable; `from_rows` is the way back.
+
+    Raises ValueError when the lengths do not add up to T.
+    """
+    if flat.ndim != 1 or len(flat) != sum(lengths):
+        raise ValueError(f"to_rows: shape {list(flat.shape)} for lengths that add up to {sum(lengths)}; give [T].")
+    places = torch.arange(max(lengths, default=0), device=flat.device)
+    valid = places < torch.tensor(lengths, device=flat.device, dtype=torch.int64)[:, None]
+    return flat.new_zeros(valid.shape).masked_scatter(valid, flat), valid
+
+
+def from_rows(padded: Tensor, valid: Tensor) -> Tensor:
+    """[n, L] -> [T]: the real entries, row by row. Differentiable."""
+    if padded.shape != valid.shape:
+        raise ValueError(f"from_rows: padded is {list(padded.shape)}, valid {list(valid.shape)}; they must be equal.")
+    return padded[valid]
+
+
+def micro_batches_by_tokens(lengths: Sequence[int], budget: int, *, padded: bool = False) -> list[list[int]]:
+    """Rows of each micro-batch, such that none has more than `budget` tokens unless it is a single row.
+
+    lengths: tokens of each row, prompt included, as the model reads them.
+    padded: count a micro-batch as rows times its longest row, as `pad_batch` makes it; else as the sum, `pack_batch`.
+    First-fit decreasing (for sums at most 11/9 of the fewest possible, plus 6/9: Dosa, 2007). Every row is in exactly
+    one. Rows are in order within a micro-batch, micro-batches by their first row; the same lengths give the same.
+
+    Raises ValueError for a budget below 1 or a negative length.
+    """
+    if budget < 1:
+        raise ValueError(f"micro_batches_by_tokens: a budget of {budget} tokens was asked for; 1 or more is needed.")
+    _check_costs("micro_batches_by_tokens: length", lengths)
+    batches: list[list[int]] = []
+    used: list[int] = []
+    # Longest first, so the first row of a batch is its longest.
+    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
+        for number, batch in enumerate(batches):
+            after = (len(batch) + 1) * lengths[batch[0]] if padded else used[number] + lengths[row]
+            if after <= budget:
+                batch.append(row)
+                used[number] = after
+                break
+        else:
+            batches.append([row])
+            used.append(lengths[row])
+    return sorted(sorted(batch) for batch in batches)
+
+
+def balance(costs: Sequence[float], parts: int, *, equal_counts: bool = False) -> list[list[int]]:
+    """Rows of each part, such that the costliest part costs little more than it must.
+
+    costs: of each row, >= 0: tokens, squared tokens, seconds.  Returns `parts` lists, some empty when rows are fewer.
+    equal_counts: the numbers of rows differ by one at most, whatever that costs.
+    Karmarkar and Karp's largest differencing; without equal_counts the costliest part is at most
+    4/3 - 1/(3 parts) times the best possible (Michiels et al., 2007), the bound of longest-first as well, and mostly
+    much nearer. Every row is in exactly one part, in order; parts are in order of their first row, empty ones last.
+    The same costs give the same parts.
+
+    Raises ValueError for parts below 1 or a cost that is negative or not finite.
+    """
+    if parts < 1:
+        raise ValueError(f"balance: {parts} parts were asked for; 1 or more is needed.")
+    _check_costs("balance: cost", costs)
+    order = sorted(range(len(costs)), key=lambda row: (-costs[row], row))
+    size = parts if equal_counts else 1
+    heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
+    for number, start in enumerate(range(0, len(order), size)):
+        # A partial solution: `parts` pairs of cost and rows, dearest first.
+        pairs = [(float(costs[row]), [row]) for row in order[start : start + size]]
+        pairs += [(0.0, list[int]()) for _ in range(parts - len(pairs))]
+        heap.append((pairs[-1][0] - pairs[0][0], number, pairs))
+    heapq.heapify(heap)
+    number = len(heap)
+    while len(heap) > 1:
+        # The two with the widest spread: the dearest part of one joins the cheapest of the other.
+        *_, one = heapq.heappop(heap)
+        *_, other = heapq.heappop(heap)
+        pairs = [(a + b, rows + more) for (a, rows), (b, more) in zip(one, reversed(other), strict=True)]
+        pairs.sort(key=lambda pair: -pair[0])
+        heapq.heappush(heap, (pairs[-1][0] - pairs[0][0], number, pairs))
+        number += 1
+    found = [sorted(rows) for _, rows in heap[0][2]] if heap else [list[int]() for _ in range(parts)]
+    return sorted(found, key=lambda rows: rows[0] if rows else len(costs))
+
+
+def _sequences(prompts: Sequence[Tensor], tokens: Sequence[Tensor]) -> list[Tensor]:
+    if len(prompts) != len(tokens) or not prompts:
+        raise ValueError(
+            f"token batch: {len(prompts)} prompts and {len(tokens)} rows of tokens; one each, and one row or more, "
+            "are needed."
+        )
+    for name, values in (("prompt", prompts), ("tokens", tokens)):
+        for row, value in enumerate(values):
+            if value.ndim != 1 or value.dtype != torch.int64:
+                raise ValueError(
+                    f"token batch: the {name} of row {row}: {value.dtype} {list(value.shape)}; 1-D int64 is needed."
+                )
+    for row, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise ValueError(
+                f"token batch: the prompt of row {row} is empty, so nothing predicts its first token. Give it a start "
+                "token."
+            )
+    return [torch.cat([prompt, generated]) for prompt, generated in zip(prompts, tokens, strict=True)]
+
+
+def _target_places(
+    prompts: Sequence[Tensor], tokens: Sequence[Tensor], *, starts: Sequence[int]
+) -> tuple[tuple[int, ...], Tensor, Tensor]:
+    """Lengths, row of each target, and where it is predicted; starts: of each row in the flattened tokens."""
+    lengths = tuple(len(generated) for generated in tokens)
+    first = torch.tensor([start + len(prompt) - 1 for start, prompt in zip(starts, prompts, strict=True)])
+    rows = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    within = torch.cat([torch.arange(length) for length in lengths])
+    device = tokens[0].device
+    return lengths, rows.to(device), (first[rows] + within).to(device)
+
+
+def _check_costs(what: str, costs: Sequence[float]) -> None:
+    for row, cost in enumerate(costs):
+        if not (math.isfinite(cost) and cost >= 0):
+            raise ValueError(f"{what} of row {row} is {cost}; a finite number >= 0 is needed.")
