@@ -49,6 +49,10 @@ def make_track(rows: int = 4, *, first: int = 0, **changed: Any) -> Track:
     return Track(**{**fields, **changed})
 
 
+def make_text(tokens: tuple[torch.Tensor, ...], **fields: Any) -> TextSegment:
+    return TextSegment(prompt_tokens=(torch.ones(1, dtype=torch.int64),) * len(tokens), tokens=tokens, **fields)
+
+
 def numbers(track: Track) -> list[int]:
     """The row numbers of `make_track`, after checking that every field of a row still belongs together."""
     found = [meta["number"] for meta in track.metadata]
@@ -104,7 +108,7 @@ def test_padding_goes_and_leaves_the_rows(rows: int, more: int) -> None:
 
 @given(st.integers(0, 5), st.integers(0, 3))
 def test_repeat_puts_copies_next_to_each_other(rows: int, times: int) -> None:
-    segment = TextSegment(tokens=tuple(torch.arange(n + 1) for n in range(rows)))
+    segment = make_text(tuple(torch.arange(n + 1) for n in range(rows)))
     assert segment.repeat(times).lengths == tuple(n + 1 for n in range(rows) for _ in range(times))
 
 
@@ -144,7 +148,7 @@ def test_rows_of_different_shape_are_named() -> None:
 
 
 def test_pieces_of_different_types_are_named() -> None:
-    text = make_track(2, first=2, segment=TextSegment(tokens=(torch.arange(2),) * 2))
+    text = make_track(2, first=2, segment=make_text((torch.arange(2),) * 2))
     with pytest.raises(BatchError, match="different types: LatentSegment, TextSegment"):
         Track.concat([make_track(2), text])
 
@@ -173,7 +177,7 @@ def test_a_wrong_call_says_what_was_asked_and_what_is_there(act: Any, says: str)
 
 def test_moving_reaches_nested_ragged_and_shared_tensors() -> None:
     # The meta device stands for any other device: it exists everywhere and holds no data.
-    moved = make_track(3, segment=TextSegment(tokens=(torch.arange(2),) * 3)).to("meta")
+    moved = make_track(3, segment=make_text((torch.arange(2),) * 3)).to("meta")
     assert moved.weights.device.type == "meta"
     assert moved.conditions["positive"].values["embeds"].device.type == "meta"
     assert moved.videos is not None and {video.device.type for video in moved.videos} == {"meta"}
@@ -226,20 +230,27 @@ def test_the_final_latents_are_those_at_the_last_position_of_each_sample() -> No
 
 
 def test_a_latent_segment_is_not_made_of_text() -> None:
-    track = make_track(1, segment=TextSegment(tokens=(torch.arange(2),)))
+    track = make_track(1, segment=make_text((torch.arange(2),)))
     with pytest.raises(BatchError, match="a latent segment was asked for; it has TextSegment"):
         _ = track.latent
 
 
-def test_packed_tokens_have_their_offsets() -> None:
-    segment = TextSegment(tokens=(torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64), torch.tensor([3])))
-    assert segment.packed().tolist() == [1, 2, 3]
-    assert segment.cu_seqlens == (0, 2, 2, 3)
+def test_lengths_count_generated_tokens_and_those_of_the_prompt_with_them() -> None:
+    prompts = (torch.tensor([5]), torch.tensor([6, 7]), torch.tensor([8, 9, 10]))
+    tokens = (torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64), torch.tensor([3]))
+    segment = TextSegment(prompt_tokens=prompts, tokens=tokens)
+    assert segment.lengths == (2, 0, 1)
+    assert segment.total_lengths == (3, 2, 4)
+
+
+def test_a_text_follows_at_least_one_token() -> None:
+    with pytest.raises(BatchError, match="row 0 has none"):
+        TextSegment(prompt_tokens=(torch.zeros(0, dtype=torch.int64),), tokens=(torch.arange(2),))
 
 
 def test_every_token_has_a_log_prob_or_none_has() -> None:
     with pytest.raises(BatchError, match=r"TextSegment.log_probs: \(1,\) entries for \(2,\) tokens"):
-        TextSegment(tokens=(torch.arange(2),), log_probs=(torch.zeros(1),))
+        make_text((torch.arange(2),), log_probs=(torch.zeros(1),))
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,11 @@ def make_rollout() -> Rollout:
     text = Track(
         name="text",
         sample_ids=("t0", "t1"),
-        segment=TextSegment(tokens=(packed[:2], packed[2:]), mask=(torch.tensor([True, False]), packed[2:] > 3)),
+        segment=TextSegment(
+            prompt_tokens=(packed[:1], packed[:3]),
+            tokens=(packed[:2], packed[2:]),
+            mask=(torch.tensor([True, False]), packed[2:] > 3),
+        ),
         texts=("", "b"),
         **common,
     )
@@ -133,7 +137,10 @@ def test_any_bits_of_any_dtype_survive(dtype: torch.dtype, tail: list[int], seed
 
 
 def test_a_piece_of_a_batch_ships_its_own_rows_alone() -> None:
-    segment = TextSegment(tokens=tuple(torch.zeros(1000, dtype=torch.int64) for _ in range(100)))
+    segment = TextSegment(
+        prompt_tokens=(torch.ones(1, dtype=torch.int64),) * 100,
+        tokens=tuple(torch.zeros(1000, dtype=torch.int64) for _ in range(100)),
+    )
     # 8 bytes a token; the rest is the header.
     assert len(to_bytes(segment.chunks(1)[0])) < 8 * 1000 + 1000
     latents = make_rollout().tracks["image"].select([0])

@@ -148,7 +148,8 @@ def test_what_cannot_be_replayed_is_refused():
     model = Model()
     track = make_track(model)
     replay = TrackReplay(model, stacked=True, policy_context=no_policy)
-    tokens = TextSegment(tokens=(torch.zeros(1, dtype=torch.int64),) * 3)
+    one = torch.zeros(1, dtype=torch.int64)
+    tokens = TextSegment(prompt_tokens=(one,) * 3, tokens=(one,) * 3)
     with pytest.raises(BatchError, match="a latent segment was asked for; it has TextSegment"):
         replay(dataclasses.replace(track, segment=tokens))
     unguided = dataclasses.replace(track.latent, guidance_scale=2.0)

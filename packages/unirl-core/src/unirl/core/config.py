@@ -18,8 +18,10 @@ __all__ = [
     "RecipeConfig",
     "RewardConfig",
     "RunConfig",
+    "SamplingConfig",
     "ScheduleConfig",
     "SdeStepsConfig",
+    "TextSamplingConfig",
     "TrainConfig",
 ]
 
@@ -178,6 +180,39 @@ class LatentSamplingConfig:
 
 
 @dataclass
+class TextSamplingConfig:
+    """How a text track is sampled."""
+
+    kind: str = "text"
+    """Kind of the track that these settings are for."""
+    temperature: float = 1.0
+    """Divides the logits, in sampling and in training; 0 takes the likeliest token, and has no ratio to train on."""
+    top_p: float = 1.0
+    """Sample from the likeliest tokens that reach this probability; below 1 for evaluation only, because the log-probs
+    that train are those of all tokens."""
+    top_k: int = 0
+    """Sample from that many of the likeliest tokens, for evaluation only; 0 takes all."""
+    max_new_tokens: int = 1024
+    """Longest text; one that reaches it has the status TRUNCATED."""
+    max_prompt_tokens: int = 0
+    """Longest prompt, in tokens; a longer one is an error, for cutting it would ask another question. 0 is no bound."""
+    stop: list[str] = field(default_factory=lambda: list[str]())
+    """Strings that end a text; they are generated and trained on, and are no part of what rewards see."""
+    stop_token_ids: list[int] = field(default_factory=lambda: list[int]())
+    """Tokens that end a text, besides those of the model."""
+    chat: bool = True
+    """Put each prompt in the chat template of the tokenizer; False takes it as it stands."""
+    system_prompt: str = ""
+    """What the chat template says before the prompt; empty says nothing."""
+    thinking: bool | None = None
+    """Switch of chat templates that have one, `enable_thinking`; None is the template's own choice."""
+
+
+SamplingConfig = LatentSamplingConfig | TextSamplingConfig
+"""How a track is sampled."""
+
+
+@dataclass
 class AdvantageConfig:
     scope: str = "group"
     """Where the standard deviation comes from: `group` or `global`. The mean is always the group's with
@@ -206,8 +241,14 @@ class TrainConfig:
     """Optimizer steps per rollout: its rows are split in that many mini-batches."""
     micro_batch: int = 0
     """Samples per forward and backward; 0 takes a whole mini-batch. Never changes the gradient."""
+    micro_batch_tokens: int = 0
+    """Text: tokens, prompts included, per forward and backward, in place of `micro_batch`; a longer sample goes alone.
+    0 counts samples."""
     replay: str = "stacked"
     """`stacked` runs all SDE steps of a micro-batch in one forward, `serial` one after the other."""
+    packing: bool = True
+    """Text: put the samples of a micro-batch after each other without padding, where the model can. The numbers are the
+    same."""
     old_log_probs: str = "replay"
     """Where the old log-probs come from: `replay`, or `engine` where the measured gap allows it."""
     logp_gap_max: float | None = None
@@ -226,8 +267,9 @@ class EvalConfig:
     """Weights that are evaluated: `live`, `ema`, `lagged` or `reference`."""
     seed: int = 20_000
     """Evaluation noise, the same every time, apart from that of training."""
-    sampling: dict[str, Any] = field(default_factory=lambda: {"kernel": "euler", "eta": 0.0})
-    """Keys of `sampling` that evaluation changes."""
+    sampling: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Keys of `sampling` that evaluation changes. Unless they are named here, latent tracks take `kernel: euler` and
+    `eta: 0`, text tracks `temperature: 0`."""
     threshold: float | None = None
     """Also report the share of samples whose reward reaches this value."""
 

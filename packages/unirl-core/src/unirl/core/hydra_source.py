@@ -21,7 +21,7 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from .config import LatentSamplingConfig, PartConfig, RecipeConfig
+from .config import LatentSamplingConfig, PartConfig, RecipeConfig, SamplingConfig, TextSamplingConfig
 from .errors import PluginBroken, RecipeError
 from .recipe_files import PART_GROUPS, RecipeRoot
 from .spec import Kind
@@ -38,7 +38,7 @@ ROOT = "_recipe_"
 relative to the primary config's folder, and a recipe may lie in one."""
 DEFAULT_LAUNCHER = "local"
 """Taken where it is installed. Without one, the parts are built in this process, which is the same."""
-SAMPLING = {"latent": LatentSamplingConfig}
+SAMPLING: dict[str, type[SamplingConfig]] = {"latent": LatentSamplingConfig, "text": TextSamplingConfig}
 """Options of the group `sampling`, which belongs to the core."""
 
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from .asynchrony import asynchrony
 from .capability import Cap, Needs, Support
-from .config import BackendConfig
+from .config import BackendConfig, LatentSamplingConfig, TextSamplingConfig
 from .spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec
+from .text_match import text_sampling
 
 if TYPE_CHECKING:
     from .catalog import Catalog
-    from .config import LatentSamplingConfig
+    from .config import SamplingConfig
     from .plan import Plan
 
 __all__ = ["DETERMINISTIC_KERNELS", "Reason", "Verdict", "match", "match_pair", "match_parts"]
@@ -75,7 +76,10 @@ def match(plan: Plan, *, catalog: Catalog | None = None) -> Verdict:
     ]
     for track, sampling in plan.sampling.items():
         key = "sampling" if len(plan.sampling) == 1 else f"sampling.{track}"
-        reasons += _sampling(key, sampling, plan, needs)
+        if isinstance(sampling, TextSamplingConfig):
+            reasons += [Reason(key=where, text=text) for where, text in text_sampling(key, sampling, plan, needs)]
+        else:
+            reasons += _sampling(key, sampling, plan, needs)
     if catalog is not None:
         reasons += [Reason(key=owner, text=text) for owner, text in catalog.check_plan(plan)]
     return Verdict(reasons=tuple(reasons))
@@ -207,6 +211,7 @@ def _geometry(plan: Plan, needs: Needs) -> Iterator[Reason]:
         ("data.samples_per_prompt", data.samples_per_prompt, 1),
         ("train.updates_per_step", train.updates_per_step, 1),
         ("train.micro_batch", train.micro_batch, 0),
+        ("train.micro_batch_tokens", train.micro_batch_tokens, 0),
         ("eval.every", plan.eval.every, 0),
         ("eval.num_prompts", plan.eval.num_prompts, 0),
         ("eval.samples_per_prompt", plan.eval.samples_per_prompt, 1),
@@ -263,15 +268,17 @@ def _rewards(plan: Plan) -> Iterator[Reason]:
         yield Reason(key="reward", text="every reward has weight 0, so there is nothing to learn; raise one.")
 
 
-def _media(kind: str, sampling: LatentSamplingConfig | None) -> str:
+def _media(kind: str, sampling: SamplingConfig | None) -> str:
     if kind == "text":
         return "text"
-    return "video" if sampling is not None and sampling.frames > 1 else "image"
+    return "video" if isinstance(sampling, LatentSamplingConfig) and sampling.frames > 1 else "image"
 
 
 def _old_log_probs(plan: Plan) -> Iterator[Reason]:
     if plan.train.old_log_probs == "engine":
-        yield from _lacks("engine", plan.engine.spec, Cap.LOG_PROBS_GAUSSIAN, asks="train.old_log_probs=engine")
+        for kind in sorted(set(plan.model.spec.tracks.values())):
+            cap = Cap.LOG_PROBS_GAUSSIAN if kind == "latent" else Cap.LOG_PROBS_TOKEN
+            yield from _lacks("engine", plan.engine.spec, cap, asks="train.old_log_probs=engine")
 
 
 def _sampling(key: str, sampling: LatentSamplingConfig, plan: Plan, needs: Needs) -> Iterator[Reason]:
@@ -284,7 +291,7 @@ def _sampling(key: str, sampling: LatentSamplingConfig, plan: Plan, needs: Needs
         yield Reason(key=f"{key}.guidance_mode", text=f"{sampling.guidance_mode!r} is not one of {_names(allowed)}.")
     for where, kernel in (
         (key, sampling.kernel),
-        ("eval.sampling", plan.eval.sampling.get("kernel", sampling.kernel)),
+        ("eval.sampling", plan.eval.sampling.get("kernel", "euler")),
     ):
         if kernel not in engine.kernels:
             yield Reason(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .capability import Cap, Support
 from .config import BackendConfig
 from .errors import EchoMismatch, RunFailed, UniRLError
-from .roles import Algorithm, Backend, DiffusionModel, Engine, Reward, WeightUpdate
+from .roles import Algorithm, Backend, Engine, Model, Reward, WeightUpdate
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -33,7 +33,7 @@ class Noted:
 class Parts:
     """The objects of a run, one for each choice of its plan."""
 
-    model: DiffusionModel
+    model: Model
     backend: Backend
     engine: Engine
     algorithm: Algorithm

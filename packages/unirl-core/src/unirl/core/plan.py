@@ -12,9 +12,9 @@ from .config import (
     AdvantageConfig,
     DataConfig,
     EvalConfig,
-    LatentSamplingConfig,
     PartConfig,
     RunConfig,
+    SamplingConfig,
     TrainConfig,
 )
 from .spec import (
@@ -86,7 +86,7 @@ class Plan:
     algorithm: Choice[AlgorithmSpec]
     rewards: Mapping[str, Choice[RewardSpec]]
     trackers: Mapping[str, Choice[TrackerSpec]]
-    sampling: Mapping[str, LatentSamplingConfig]
+    sampling: Mapping[str, SamplingConfig]
     """Track name -> how it is sampled."""
     run: RunConfig
     data: DataConfig

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from .assets import asset, by_name_only
-from .config import LatentSamplingConfig, PartConfig, RecipeConfig
+from .config import PartConfig, RecipeConfig, SamplingConfig
 from .errors import RecipeError
 from .hydra_source import ROOT, sources
 from .origins import Layer, Slot, layers_of, origin_of, trace
@@ -197,24 +197,31 @@ def _source(found: DictConfig) -> ConfigSource:
     return SourcesRegistry.instance().resolve(found.schema)(found.provider, f"{found.schema}://{found.path}")
 
 
-def _sampling(filled: Any, model: Choice[Any]) -> Mapping[str, LatentSamplingConfig]:
+def _sampling(filled: Any, model: Choice[Any]) -> Mapping[str, SamplingConfig]:
     """Track name -> its settings. One track takes the section as it stands, several have one section each."""
     tracks = list(model.spec.tracks)
-    if isinstance(filled, LatentSamplingConfig):
+    if isinstance(filled, SamplingConfig):
         if len(tracks) != 1:
             keys = ", ".join(f"/sampling@sampling.{track}" for track in tracks)
             raise RecipeError(
                 f"sampling: model {model.name!r} has the tracks {', '.join(tracks)}, and one section was given; "
                 f"give each its own: {keys}."
             )
-        return {tracks[0]: filled}
-    sections = cast(Mapping[str, LatentSamplingConfig], filled)
-    if set(sections) != set(tracks):
+        found: Mapping[str, SamplingConfig] = {tracks[0]: filled}
+    else:
+        found = cast(Mapping[str, SamplingConfig], filled)
+    if set(found) != set(tracks):
         raise RecipeError(
-            f"sampling: sections for {', '.join(sorted(sections))} were given; model {model.name!r} has the tracks "
+            f"sampling: sections for {', '.join(sorted(found))} were given; model {model.name!r} has the tracks "
             f"{', '.join(tracks)}. Name them `/sampling@sampling.<track>`."
         )
-    return {track: sections[track] for track in tracks}
+    for track, kind in cast(Mapping[str, str], model.spec.tracks).items():
+        if found[track].kind != kind:
+            raise RecipeError(
+                f"sampling: settings of a {found[track].kind} track were given; track {track!r} of model "
+                f"{model.name!r} is a {kind} track. Choose `/sampling: {kind}`."
+            )
+    return {track: found[track] for track in tracks}
 
 
 def _name_origin(origin: Origin, composed: Composed) -> Origin:

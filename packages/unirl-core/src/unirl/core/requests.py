@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import struct
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from .config import LatentSamplingConfig, SdeStepsConfig
+from .config import SamplingConfig, SdeStepsConfig, TextSamplingConfig
 from .data import Prompt
-from .errors import PlanRejected, RecipeError
-from .request import LatentRequest, Request
+from .errors import DataError, PlanRejected, RecipeError
+from .request import LatentRequest, Request, TextRequest
 
 if TYPE_CHECKING:
     from .plan import Plan
-    from .roles import Algorithm, DiffusionModel
+    from .roles import Algorithm, DiffusionModel, LatentAlgorithm, Model, TextModel
 
-__all__ = ["build_request", "evaluation_sampling"]
+__all__ = ["build_request", "evaluation_sampling", "sample_seed"]
 
 
 def build_request(
     prompts: Sequence[Prompt],
     *,
     samples_per_prompt: int,
-    sampling: Mapping[str, LatentSamplingConfig],
-    model: DiffusionModel,
+    sampling: Mapping[str, SamplingConfig],
+    model: Model,
     algorithm: Algorithm,
     seed: int,
     rollout: int,
@@ -38,12 +40,16 @@ def build_request(
     group_ids = tuple(f"r{rollout}/{prompt.prompt_id}" for prompt, _ in expanded)
     sample_ids = tuple(f"{group}/{number}" for group, (_, number) in zip(group_ids, expanded, strict=True))
 
-    def planned(name: str, settings: LatentSamplingConfig) -> LatentRequest:
+    def planned(name: str, settings: SamplingConfig) -> LatentRequest | TextRequest:
+        if isinstance(settings, TextSamplingConfig):
+            seeds = [sample_seed(seed=seed, rollout=rollout, sample_id=sample) for sample in sample_ids]
+            return _text_request(expanded, settings, model=cast("TextModel", model), seeds=seeds)
+        latent = cast("DiffusionModel", model)
         try:
-            return algorithm.latent_request(
+            return cast("LatentAlgorithm", algorithm).latent_request(
                 settings,
-                sigmas=model.schedule(settings),
-                latent_shape=model.latent_shape(settings),
+                sigmas=latent.schedule(settings),
+                latent_shape=latent.latent_shape(settings),
                 seed=seed,
                 rollout=rollout,
                 sample_ids=sample_ids,
@@ -66,22 +72,54 @@ def build_request(
     )
 
 
-def evaluation_sampling(plan: Plan) -> dict[str, LatentSamplingConfig]:
-    """The sampling of evaluation: the training one with `eval.sampling` laid over it, and no SDE steps to train on.
+def sample_seed(*, seed: int, rollout: int, sample_id: str) -> int:
+    """The seed of a sample, 63 bits: a function of the run's seed, the rollout and the sample alone."""
+    digest = hashlib.blake2b(struct.pack("<qq", seed, rollout) + sample_id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
-    Raises PlanRejected for a key that sampling does not have.
+
+def _text_request(
+    expanded: Sequence[tuple[Prompt, int]], settings: TextSamplingConfig, *, model: TextModel, seeds: Sequence[int]
+) -> TextRequest:
+    distinct = {prompt.prompt_id: prompt for prompt, _ in expanded}
+    media = [prompt.media for prompt in distinct.values()]
+    texts = [prompt.text for prompt in distinct.values()]
+    found = model.prompt_tokens(texts, sampling=settings, media=media if any(media) else None)
+    tokens = dict(zip(distinct, found, strict=True))
+    for prompt_id, row in tokens.items():
+        length, longest = int(row.shape[0]), settings.max_prompt_tokens
+        if longest and length > longest:
+            raise DataError(
+                f"prompt {prompt_id!r} has {length} tokens; sampling.max_prompt_tokens is {longest}. Leave it out of "
+                "the prompt file, or raise the bound."
+            )
+    return TextRequest(
+        sampling=settings,
+        prompt_tokens=tuple(tokens[prompt.prompt_id] for prompt, _ in expanded),
+        stop_tokens=tuple(dict.fromkeys([*model.stop_tokens, *settings.stop_token_ids])),
+        seeds=tuple(seeds),
+    )
+
+
+def evaluation_sampling(plan: Plan) -> dict[str, SamplingConfig]:
+    """The sampling of evaluation: that of training with `eval.sampling` laid over it, and nothing to train on.
+
+    Latent tracks are sampled without noise, by `euler`, and text tracks greedily, unless `eval.sampling` says
+    otherwise. Raises PlanRejected for a key that sampling does not have.
     """
-    allowed = {item.name for item in dataclasses.fields(LatentSamplingConfig)}
-    unknown = sorted(set(plan.eval.sampling) - allowed)
+    return {name: _evaluated(settings, plan.eval.sampling) for name, settings in plan.sampling.items()}
+
+
+def _evaluated(settings: SamplingConfig, given: Mapping[str, Any]) -> SamplingConfig:
+    allowed = {item.name for item in dataclasses.fields(settings)}
+    unknown = sorted(set(given) - allowed)
     if unknown:
         raise PlanRejected(
-            f"eval.sampling.{unknown[0]}: sampling has no such key; it has {', '.join(sorted(allowed))}."
+            f"eval.sampling.{unknown[0]}: sampling of a {settings.kind} track has no such key; it has "
+            f"{', '.join(sorted(allowed))}."
         )
-    changed: dict[str, Any] = {"sde": SdeStepsConfig(mode="none")}
-    if "kernel" in plan.eval.sampling:
-        # Options belong to the kernel that they were written for.
-        changed["kernel_options"] = {}
-    return {
-        name: dataclasses.replace(settings, **{**changed, **plan.eval.sampling})
-        for name, settings in plan.sampling.items()
-    }
+    if isinstance(settings, TextSamplingConfig):
+        return dataclasses.replace(settings, **{"temperature": 0.0, **given})
+    # Options belong to the kernel that they were written for.
+    kernel: dict[str, Any] = {"kernel": "euler", "eta": 0.0, "kernel_options": {}}
+    return dataclasses.replace(settings, **{**kernel, "sde": SdeStepsConfig(mode="none"), **given})

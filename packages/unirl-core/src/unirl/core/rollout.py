@@ -8,8 +8,8 @@ from typing import Any
 
 from .batch import same
 from .errors import BatchError, EchoMismatch
-from .request import LatentRequest, Request
-from .track import KernelChoice, Track
+from .request import LatentRequest, Request, TextRequest
+from .track import KernelChoice, Status, Track
 
 __all__ = ["Rollout", "verify_echo"]
 
@@ -56,8 +56,9 @@ class Rollout:
 def verify_echo(request: Request, rollout: Rollout) -> None:
     """Raise EchoMismatch when an engine did not use what the request said.
 
-    Ids, sigmas, noise, SDE steps, kernel and guidance are compared bit for bit: an engine that rounds a sigma samples
-    from another policy than the one that is trained.
+    Ids, sigmas, noise, SDE steps, kernel and guidance of latent tracks are compared bit for bit: an engine that rounds
+    a sigma samples from another policy than the one that is trained. So are prompt tokens and temperature of text
+    tracks; a text must end where the request says.
     """
     for name, wanted in request.tracks.items():
         track = rollout.tracks.get(name)
@@ -66,7 +67,10 @@ def verify_echo(request: Request, rollout: Rollout) -> None:
         _compare(f"{name}.sample_ids", request.sample_ids, track.sample_ids)
         _compare(f"{name}.group_ids", request.group_ids, track.group_ids)
         _compare(f"{name}.policy_version", (request.policy_version,) * request.num_rows, track.policy_version)
-        _compare_latent(name, wanted, track)
+        if isinstance(wanted, TextRequest):
+            _compare_text(name, wanted, track)
+        else:
+            _compare_latent(name, wanted, track)
 
 
 def _compare_latent(name: str, wanted: LatentRequest, track: Track) -> None:
@@ -83,6 +87,20 @@ def _compare_latent(name: str, wanted: LatentRequest, track: Track) -> None:
     for row, digest in enumerate(wanted.initial_noise):
         if digest:
             _compare(f"{name}.initial_noise of {track.sample_ids[row]!r}", digest, echoed[row])
+
+
+def _compare_text(name: str, wanted: TextRequest, track: Track) -> None:
+    segment, longest = track.text, wanted.sampling.max_new_tokens
+    _compare(f"{name}.temperature", wanted.sampling.temperature, segment.temperature)
+    _compare(f"{name}.prompt_tokens", wanted.prompt_tokens, segment.prompt_tokens)
+    for sample, status, length in zip(track.sample_ids, track.status, segment.lengths, strict=True):
+        if length > longest:
+            raise EchoMismatch(f"{name}.tokens of {sample!r}: at most {longest} were asked for, it has {length}.")
+        if status is Status.TRUNCATED and length < longest:
+            raise EchoMismatch(
+                f"{name}.status of {sample!r}: it is TRUNCATED with {length} of {longest} tokens. The engine has a "
+                "shorter limit of its own, such as its context length; raise that one or lower max_new_tokens."
+            )
 
 
 def _compare(what: str, asked: Any, used: Any) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from .checkpoints import Checkpoint, Checkpoints
 from .costs import latent_step_cost
@@ -25,8 +25,9 @@ from .match import match
 from .parts import Parts
 from .plan import Choice, Plan, numeric_leaves
 from .prompts import read_prompts
+from .request import LatentRequest
 from .requests import build_request
-from .roles import Algorithm, Launcher, Reward, RunInfo
+from .roles import Algorithm, DiffusionModel, Launcher, Reward, RunInfo
 from .tracking import Trackers
 
 if TYPE_CHECKING:
@@ -310,9 +311,11 @@ def _announce(
     )
     predicted: dict[str, Mapping[str, float]] = {}
     for name, track in request.tracks.items():
+        if not isinstance(track, LatentRequest):
+            continue  # Nobody knows how long the texts will be.
         cost = latent_step_cost(
             track,
-            latent_shape=parts.model.latent_shape(track.sampling),
+            latent_shape=cast("DiffusionModel", parts.model).latent_shape(track.sampling),
             anchors=plan.train.old_log_probs == "replay",
             trains=plan.algorithm.spec.needs.trajectory != "none",
         )

@@ -14,10 +14,10 @@ from enum import Enum
 from typing import Any, cast
 
 from .batch import Batch
-from .config import LatentSamplingConfig, ScheduleConfig, SdeStepsConfig
+from .config import LatentSamplingConfig, ScheduleConfig, SdeStepsConfig, TextSamplingConfig
 from .data import MediaRef
 from .errors import BatchError
-from .request import LatentRequest, Request
+from .request import LatentRequest, Request, TextRequest
 from .rollout import Rollout
 from .track import Conditions, KernelChoice, LatentSegment, Status, TextSegment, Track
 
@@ -41,6 +41,8 @@ DATACLASSES: dict[str, type[Any]] = {
         Rollout,
         ScheduleConfig,
         SdeStepsConfig,
+        TextRequest,
+        TextSamplingConfig,
         TextSegment,
         Track,
     )

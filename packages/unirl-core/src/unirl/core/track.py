@@ -169,19 +169,35 @@ class LatentSegment(Batch):
 
 @dataclass(frozen=True, kw_only=True)
 class TextSegment(Batch):
-    """Generated tokens, packed: samples of any length without padding."""
+    """Generated tokens, per sample: texts of any length without padding."""
 
+    prompt_tokens: tuple[Array, ...] = rows()
+    """Per sample [P_n] int64, what was gone on from; P_n >= 1."""
     tokens: tuple[Array, ...] = rows()
-    """Per sample [L_n] int64."""
+    """Per sample [L_n] int64, the token that ended it included; L_n may be 0."""
     log_probs: tuple[Array, ...] | None = rows(default=None)
-    """Per sample [L_n] fp32, at the sampling temperature."""
+    """Per sample [L_n] fp32 at the temperature: from the engine at first, the old ones after the anchor pass."""
+    engine_log_probs: tuple[Array, ...] | None = rows(default=None)
+    """Per sample [L_n] fp32: the engine's, where the anchor pass replaced them and a loss needs both."""
+    reference_log_probs: tuple[Array, ...] | None = rows(default=None)
+    """Per sample [L_n] fp32 under the reference policy, for losses that compare with it."""
+    values: tuple[Array, ...] | None = rows(default=None)
+    """Per sample [L_n] fp32: what a critic expected before each token, when the sample was made."""
+    returns: tuple[Array, ...] | None = rows(default=None)
+    """Per sample [L_n] fp32: what a critic is to expect."""
+    advantages: tuple[Array, ...] | None = rows(default=None)
+    """Per sample [L_n] fp32, of algorithms whose tokens differ in it; others use the track's."""
     mask: tuple[Array, ...] | None = rows(default=None)
     """Per sample [L_n] bool; False tokens are not trained on (tool output, forced text)."""
     temperature: float = shared(default=1.0)
 
     def __post_init__(self) -> None:
         self._check_rows()
-        for name, values in (("log_probs", self.log_probs), ("mask", self.mask)):
+        for row, prompt in enumerate(self.prompt_tokens):
+            if not int(prompt.shape[0]):
+                raise BatchError(f"TextSegment.prompt_tokens: row {row} has none; the first token follows something.")
+        for name in PER_TOKEN:
+            values = cast("tuple[Array, ...] | None", getattr(self, name))
             found = tuple(int(value.shape[0]) for value in values) if values is not None else self.lengths
             if found != self.lengths:
                 raise BatchError(
@@ -194,21 +210,18 @@ class TextSegment(Batch):
 
     @property
     def lengths(self) -> tuple[int, ...]:
+        """Generated tokens of each sample."""
         return tuple(int(tokens.shape[0]) for tokens in self.tokens)
 
     @property
-    def cu_seqlens(self) -> tuple[int, ...]:
-        """Offsets of the packed tokens, N+1 of them, from 0."""
-        offsets = [0]
-        for length in self.lengths:
-            offsets.append(offsets[-1] + length)
-        return tuple(offsets)
+    def total_lengths(self) -> tuple[int, ...]:
+        """Tokens of each sample with its prompt: what a forward costs."""
+        prompts = (int(prompt.shape[0]) for prompt in self.prompt_tokens)
+        return tuple(prompt + length for prompt, length in zip(prompts, self.lengths, strict=True))
 
-    def packed(self) -> Array:
-        """[sum L_n] all tokens after each other."""
-        import torch
 
-        return torch.cat(list(self.tokens))
+PER_TOKEN = ("log_probs", "engine_log_probs", "reference_log_probs", "values", "returns", "advantages", "mask")
+"""Fields of a text segment with one entry per generated token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,6 +279,15 @@ class Track(Batch):
         if not isinstance(self.segment, LatentSegment):
             raise BatchError(
                 f"Track {self.name!r}: a latent segment was asked for; it has {type(self.segment).__name__}."
+            )
+        return self.segment
+
+    @property
+    def text(self) -> TextSegment:
+        """The segment of a text track. Raises BatchError for any other."""
+        if not isinstance(self.segment, TextSegment):
+            raise BatchError(
+                f"Track {self.name!r}: a text segment was asked for; it has {type(self.segment).__name__}."
             )
         return self.segment
 

@@ -66,7 +66,7 @@ def sample_latents(
 
     Runs under the caller's grad mode.  Raises ValueError when kernel, SDE steps and schedule do not fit together.
     """
-    wanted = request.tracks[track]
+    wanted = request.latent(track)
     sampling = wanted.sampling
     shape = tuple(latent_shape)
     initial = noise(
@@ -124,9 +124,9 @@ def latent_track(
     media: [N, 3, H, W] images or [N, F, 3, H, W] videos in [0, 1], or None when they were not decoded.
     version: of the policy that the samples were made with.
     """
-    sampling, trajectory = request.tracks[track].sampling, sampled.trajectory
+    sampling, trajectory = request.latent(track).sampling, sampled.trajectory
     # The request's tensors live on the CPU, and an echo is compared with them bit for bit.
-    home = request.tracks[track].sigmas.device
+    home = request.latent(track).sigmas.device
     is_video = media is not None and media.ndim == 5
     return Track(
         name=track,

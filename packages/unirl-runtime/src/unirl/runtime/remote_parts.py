@@ -10,7 +10,8 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
-from unirl.core.config import LatentSamplingConfig
+from unirl.core.config import LatentSamplingConfig, TextSamplingConfig
+from unirl.core.data import MediaRef
 from unirl.core.errors import UniRLError
 from unirl.core.request import Request
 from unirl.core.roles import Algorithm, Policy, ScoreInput, Scores, TrainReport, WeightReceipt, WeightUpdate
@@ -62,6 +63,7 @@ class RemoteModel:
         self.device = torch.device("cpu")
         self._cluster, self._actor = cluster, actor
         self._schedules: dict[str, Tensor] = {}
+        self._stop_tokens: tuple[int, ...] | None = None
 
     @property
     def trainable(self) -> Any:
@@ -85,6 +87,24 @@ class RemoteModel:
     def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
         (shape,) = self._cluster.call([self._actor], "latent_shape", sampling, phase="request")
         return shape
+
+    def prompt_tokens(
+        self,
+        prompts: Sequence[str],
+        *,
+        sampling: TextSamplingConfig,
+        media: Sequence[Sequence[MediaRef]] | None = None,
+    ) -> list[Tensor]:
+        (tokens,) = self._cluster.call([self._actor], "prompt_tokens", prompts, sampling, media, phase="request")
+        return tokens
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        found = self._stop_tokens
+        if found is None:
+            (found,) = self._cluster.call([self._actor], "stop_tokens", phase="request")
+            self._stop_tokens = found
+        return found
 
 
 class RemoteEngine:

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -22,15 +22,18 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 from unirl.core.capability import Cap, Support
 from unirl.core.catalog import Catalog
-from unirl.core.config import LatentSamplingConfig
+from unirl.core.config import LatentSamplingConfig, TextSamplingConfig
+from unirl.core.data import MediaRef
 from unirl.core.errors import PlanRejected
 from unirl.core.parts import Parts
 from unirl.core.plan import Plan
 from unirl.core.request import Request
 from unirl.core.roles import (
+    DiffusionModel,
     Policy,
     ScoreInput,
     Scores,
+    TextModel,
     TrainReport,
     TransportCounts,
     TransportPlace,
@@ -150,10 +153,18 @@ class Worker:
     # Model.
 
     def schedule(self, sampling: LatentSamplingConfig) -> Tensor:
-        return self.parts.model.schedule(sampling)
+        return cast("DiffusionModel", self.parts.model).schedule(sampling)
 
     def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
-        return self.parts.model.latent_shape(sampling)
+        return cast("DiffusionModel", self.parts.model).latent_shape(sampling)
+
+    def prompt_tokens(
+        self, prompts: Sequence[str], sampling: TextSamplingConfig, media: Sequence[Sequence[MediaRef]] | None
+    ) -> list[Tensor]:
+        return cast("TextModel", self.parts.model).prompt_tokens(prompts, sampling=sampling, media=media)
+
+    def stop_tokens(self) -> tuple[int, ...]:
+        return cast("TextModel", self.parts.model).stop_tokens
 
     # Engine.
 

@@ -19,7 +19,7 @@ from unirl.core.capability import Needs
 from unirl.core.config import AdvantageConfig, LatentSamplingConfig, PartConfig, SdeStepsConfig, TrainConfig
 from unirl.core.data import Prompt
 from unirl.core.requests import build_request
-from unirl.core.roles import Algorithm, Losses, Policy, Replay, TrainReport
+from unirl.core.roles import Algorithm, LatentAlgorithm, Losses, Policy, Replay, TrainReport
 from unirl.core.spec import AlgorithmSpec
 from unirl.core.track import Track
 from unirl.numerics.reduction import LossTerm, reduce_terms, weight_totals
@@ -144,7 +144,7 @@ class AlreadyAnchored:
         self._algorithm = algorithm
 
     def latent_request(self, *args: Any, **kwargs: Any) -> Any:
-        return self._algorithm.latent_request(*args, **kwargs)
+        return cast("LatentAlgorithm", self._algorithm).latent_request(*args, **kwargs)
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         return self._algorithm.advantages(track)
@@ -246,7 +246,7 @@ class AlgorithmBench(Bench):
             rollout=2,
             policy_version=0,
         )
-        wanted = request.tracks["image"]
+        wanted = request.latent("image")
         steps = wanted.sde_steps.clone()
         if is_ragged and steps.shape[1] > 1:
             steps[SAMPLES_PER_PROMPT : 2 * SAMPLES_PER_PROMPT, -1] = -1

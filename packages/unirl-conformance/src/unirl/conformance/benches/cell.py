@@ -31,7 +31,7 @@ from unirl.core.parts import Parts, sync_weights
 from unirl.core.plan import Choice, Plan
 from unirl.core.request import LatentRequest, Request
 from unirl.core.requests import build_request
-from unirl.core.roles import Algorithm, Losses, Policy, Replay, ReplayedLike, ScoreInput, Scores
+from unirl.core.roles import Algorithm, LatentAlgorithm, Losses, Policy, Replay, ReplayedLike, ScoreInput, Scores
 from unirl.core.rollout import verify_echo
 from unirl.core.scoring import score
 from unirl.core.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec
@@ -96,7 +96,7 @@ class Witness:
         """Largest |log-prob - old log-prob| of each forward of a loss, in their order."""
 
     def latent_request(self, sampling: LatentSamplingConfig, **context: Any) -> LatentRequest:
-        return self._algorithm.latent_request(sampling, **context)
+        return cast("LatentAlgorithm", self._algorithm).latent_request(sampling, **context)
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         return self._algorithm.advantages(track)

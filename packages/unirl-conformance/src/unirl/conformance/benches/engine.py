@@ -110,7 +110,7 @@ class EngineBench(Bench):
 
     def with_sde_steps(self, request: Request, steps: Tensor) -> Request:
         """The same request with other SDE steps [N, S] for its rows."""
-        track = dataclasses.replace(request.tracks[self.track], sde_steps=steps)
+        track = dataclasses.replace(request.latent(self.track), sde_steps=steps)
         return dataclasses.replace(request, tracks={self.track: track})
 
     def sample(self, engine: Engine, request: Request) -> Track:
@@ -146,7 +146,7 @@ class EngineBench(Bench):
         Conditions are those that the engine says it used, where it gives them, as replay takes them; else the model's.
         """
         model = model or self.model()
-        sampling = request.tracks[self.track].sampling
+        sampling = request.latent(self.track).sampling
         given = track.conditions if self.native(Cap.CONDITIONS) else {}
         prompts = {"positive": request.prompts, "negative": (sampling.negative_prompt,) * request.num_rows}
         if sampling.guidance_scale == 1.0:
@@ -167,7 +167,7 @@ class EngineBench(Bench):
 
     def check_conditions(self, request: Request, track: Track, name: str) -> None:
         """The returned conditions of this name must be the model's own of each sample's prompt."""
-        sampling = request.tracks[self.track].sampling
+        sampling = request.latent(self.track).sampling
         texts = request.prompts if name == "positive" else (sampling.negative_prompt,) * request.num_rows
         wanted = encoded(self.model(), texts, request, self.track)
         found = track.conditions[name].expanded()
@@ -192,6 +192,6 @@ class EngineBench(Bench):
 def encoded(model: DiffusionModel, prompts: tuple[str, ...], request: Request, track: str) -> dict[str, Tensor]:
     """name -> [N, ...], the model's own conditions of these prompts, each encoded once."""
     distinct = list(dict.fromkeys(prompts))
-    values = model.encode(distinct, sampling=request.tracks[track].sampling)
+    values = model.encode(distinct, sampling=request.latent(track).sampling)
     index = torch.tensor([distinct.index(prompt) for prompt in prompts], device=model.device)
     return {name: value.to(model.device)[index] for name, value in values.items()}

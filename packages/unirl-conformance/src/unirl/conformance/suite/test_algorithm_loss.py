@@ -167,8 +167,8 @@ class _Watched:
 
     def __init__(self, trial: Trial) -> None:
         self._algorithm = trial.algorithm
-        self.latent_request, self.advantages = trial.algorithm.latent_request, trial.algorithm.advantages
-        self.anchor, self.weights = trial.algorithm.anchor, trial.algorithm.weights
+        self.advantages, self.anchor = trial.algorithm.advantages, trial.algorithm.anchor
+        self.weights = trial.algorithm.weights
         self.gaps: list[float] = []
 
     def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -126,7 +126,7 @@ def _sigmas() -> torch.Tensor:
 def _request(
     algorithm: Algorithm, sampling: LatentSamplingConfig, *, rollout: int = 4, seed: int = 11
 ) -> LatentRequest:
-    return algorithm.latent_request(
+    return cast("LatentAlgorithm", algorithm).latent_request(
         sampling,
         sigmas=_sigmas(),
         latent_shape=(4, 3, 2),

@@ -65,7 +65,7 @@ def test_an_unknown_track_is_refused(bench: EngineBench) -> None:
     If it fails: compare the request's tracks with `model.spec.tracks` before anything is generated.
     """
     request = bench.request(bench.model())
-    _refuses(bench, dataclasses.replace(request, tracks={"no-such": request.tracks[bench.track]}), naming="no-such")
+    _refuses(bench, dataclasses.replace(request, tracks={"no-such": request.latent(bench.track)}), naming="no-such")
 
 
 @claim("engine", proves=Cap.LATENT_ROLLOUT)
@@ -123,7 +123,7 @@ def test_closing_leaves_nothing_running_and_may_be_done_twice(bench: EngineBench
     request = bench.request(model)
     # What the first use of a model starts for good in any process (progress bars, pools of a library) is not the
     # engine's: so that has happened before counting.
-    model.encode(request.prompts[:1], sampling=request.tracks[bench.track].sampling)
+    model.encode(request.prompts[:1], sampling=request.latent(bench.track).sampling)
     running = Running.now()
     with bench.engine(model) as engine:
         bench.sample(engine, request)

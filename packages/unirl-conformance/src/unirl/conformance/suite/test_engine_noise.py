@@ -82,7 +82,7 @@ def test_the_echoed_noise_is_what_it_started_from(bench: EngineBench) -> None:
     If it fails: fill `initial_noise` with `noise_digest` of the tensor that the first forward gets.
     """
     request = bench.request(bench.model())
-    wanted = request.tracks[bench.track]
+    wanted = request.latent(bench.track)
     false = ("0123456789abcdef", *wanted.initial_noise[1:])
     with bench.engine() as engine:
         request = dataclasses.replace(
@@ -150,7 +150,7 @@ def started(bench: EngineBench, *, same_initial_noise: bool) -> tuple[Request, T
 
 
 def check_start(bench: EngineBench, request: Request, track: Track) -> None:
-    wanted = request.tracks[bench.track]
+    wanted = request.latent(bench.track)
     shape = bench.model().latent_shape(wanted.sampling)
     start = noise(seed=request.seed, rollout=request.rollout, ids=wanted.noise_ids, step=INITIAL, shape=shape)
     assert track.latent.initial_noise == noise_digest(start), (

@@ -60,7 +60,7 @@ def test_latents_and_media_are_whole_and_of_the_asked_size(bench: EngineBench) -
     """
     model = bench.model()
     request, rollout = bench.generate()
-    track, sampling = rollout.tracks[bench.track], request.tracks[bench.track].sampling
+    track, sampling = rollout.tracks[bench.track], request.latent(bench.track).sampling
     latents, shape = track.latent.latents, model.latent_shape(sampling)
     final = track.latent.final
     assert tuple(final.shape) == (request.num_rows, *shape), (
@@ -128,7 +128,7 @@ def test_kernel_and_its_settings_are_echoed(bench: EngineBench) -> None:
         sampling = bench.with_kernel(kernel, eta=0.37) | {"kernel_options": options}
         request, rollout = bench.generate(sampling=sampling)
         wanted = KernelChoice(
-            name=kernel, eta=request.tracks[bench.track].sampling.eta, options=tuple(sorted(options.items()))
+            name=kernel, eta=request.latent(bench.track).sampling.eta, options=tuple(sorted(options.items()))
         )
         found = rollout.tracks[bench.track].latent.kernel
         assert found == wanted, f"kernel: {wanted} was asked for, {found} is echoed"

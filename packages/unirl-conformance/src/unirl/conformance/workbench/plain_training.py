@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from unirl.core.roles import ReplayedLike
 from unirl.core.track import Track
 from unirl.numerics.kernels import make_kernel
-from unirl.numerics.replay import replay
+from unirl.numerics.replay import Replayed, replay
 
 from .model import WorkbenchModel
 from .surrogate import PULL, clipped, squared_distance
@@ -64,7 +63,7 @@ class PlainTraining:
         """All weights of the module, by their plain names."""
         return self.weights if self._base is None else with_adapters(self._base, self.weights, scale=self._scale)
 
-    def replayed(self, track: Track, weights: Weights | None = None) -> ReplayedLike:
+    def replayed(self, track: Track, weights: Weights | None = None) -> Replayed:
         """The transitions of a track under some weights, those that train by default."""
         segment = track.latent
         return replay(

@@ -13,7 +13,7 @@ __all__ = ["sample_track"]
 
 def sample_track(model: DiffusionModel, request: Request, name: str) -> Track:
     """One latent track of a request, sampled with the model as it is, decoded where the sampling says so."""
-    wanted = request.tracks[name]
+    wanted = request.latent(name)
     distinct = list(dict.fromkeys(request.prompts))
     with torch.no_grad():
         conditions = {"positive": _conditions(model, request, distinct, request.prompts, name)}
@@ -37,6 +37,6 @@ def sample_track(model: DiffusionModel, request: Request, name: str) -> Track:
 def _conditions(
     model: DiffusionModel, request: Request, distinct: list[str], prompts: tuple[str, ...] | list[str], name: str
 ) -> Conditions:
-    values = model.encode(distinct, sampling=request.tracks[name].sampling)
+    values = model.encode(distinct, sampling=request.latent(name).sampling)
     index = torch.tensor([distinct.index(prompt) for prompt in prompts], device=model.device)
     return Conditions(values=values, index=index)

@@ -86,7 +86,7 @@ def follow(
 
     positive, negative: conditions of each row.  knows_start: x_T is the recipe's where it was not stored.
     """
-    wanted = request.tracks[track]
+    wanted = request.latent(track)
     sampling, device = wanted.sampling, model.device
     kernel, options = sampling.kernel, sampling.kernel_options
     sigmas = [float(sigma) for sigma in wanted.sigmas]

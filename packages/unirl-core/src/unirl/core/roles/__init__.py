@@ -5,10 +5,21 @@ into a rollout; a backend owns what trains; an algorithm returns loss terms and 
 """
 
 from .engine import Engine, WeightReceipt, WeightUpdate
-from .model import DiffusionModel
+from .model import DiffusionModel, Model, TextModel, TokenBatchLike
 from .reward import Reward, ScoreInput, Scores
 from .running import Launcher, RunInfo, Tracker
-from .training import Algorithm, Backend, Losses, LossTermLike, Metric, Policy, Replay, ReplayedLike, TrainReport
+from .training import (
+    Algorithm,
+    Backend,
+    LatentAlgorithm,
+    Losses,
+    LossTermLike,
+    Metric,
+    Policy,
+    Replay,
+    ReplayedLike,
+    TrainReport,
+)
 from .transport import PieceLike, RemoteRowsLike, Transport, TransportCounts, TransportPlace
 
 __all__ = [
@@ -16,10 +27,12 @@ __all__ = [
     "Backend",
     "DiffusionModel",
     "Engine",
+    "LatentAlgorithm",
     "Launcher",
     "LossTermLike",
     "Losses",
     "Metric",
+    "Model",
     "PieceLike",
     "Policy",
     "RemoteRowsLike",
@@ -29,6 +42,8 @@ __all__ = [
     "RunInfo",
     "ScoreInput",
     "Scores",
+    "TextModel",
+    "TokenBatchLike",
     "Tracker",
     "TrainReport",
     "Transport",

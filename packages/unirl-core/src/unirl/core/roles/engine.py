@@ -44,7 +44,7 @@ class WeightReceipt:
 
 
 class Engine(Protocol):
-    """Generates rollouts. Build: `build(config, *, model: DiffusionModel, device) -> Engine`.
+    """Generates rollouts. Build: `build(config, *, model: Model, device) -> Engine`.
 
     Runs under `no_grad` and restores the training mode of what it shares.
     """

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..array import Array, Module
 
 if TYPE_CHECKING:
-    from ..config import LatentSamplingConfig
+    from ..config import LatentSamplingConfig, TextSamplingConfig
     from ..data import MediaRef
     from ..spec import ModelSpec
 
-__all__ = ["DiffusionModel"]
+__all__ = ["DiffusionModel", "Model", "TextModel", "TokenBatchLike"]
 
 
-class DiffusionModel(Protocol):
-    """A denoiser with its encoders and decoder. Build: `build(config, *, device) -> DiffusionModel`."""
+class Model(Protocol):
+    """What every model has. Build: `build(config, *, device) -> Model`, a `DiffusionModel` or a `TextModel`."""
 
     spec: ModelSpec
     device: Any
@@ -25,6 +25,10 @@ class DiffusionModel(Protocol):
     def trainable(self) -> Module:
         """The module that trains. A backend may wrap its blocks in place, never replace it."""
         ...
+
+
+class DiffusionModel(Model, Protocol):
+    """A denoiser with its encoders and decoder."""
 
     def encode(
         self,
@@ -53,4 +57,87 @@ class DiffusionModel(Protocol):
 
     def decode(self, latents: Array) -> Array:
         """Media of latents [N, ...]: images [N, 3, H, W] or videos [N, F, 3, H, W], fp32 in [0, 1]."""
+        ...
+
+
+class TokenBatchLike(Protocol):
+    """Prompts with the tokens that follow them, for one forward. See `unirl.numerics.token_batches.TokenBatch`."""
+
+    @property
+    def tokens(self) -> Array:
+        """[B, L] int64: a row for each sample, padded; or one row with all samples after each other, packed."""
+        ...
+
+    @property
+    def positions(self) -> Array:
+        """[B, L] int64, from 0 at the first token of each sample."""
+        ...
+
+    @property
+    def attention_mask(self) -> Array | None:
+        """[B, L] bool, False at padding; None when packed: positions then say where a sample begins."""
+        ...
+
+    @property
+    def target_index(self) -> Array:
+        """[T] int64 into the flattened [B * L] positions: those whose next token was generated."""
+        ...
+
+    @property
+    def targets(self) -> Array:
+        """[T] int64, the generated tokens, sample after sample."""
+        ...
+
+
+class TextModel(Model, Protocol):
+    """A decoder of tokens with its tokenizer."""
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """Tokens that end a text, by the checkpoint's own settings."""
+        ...
+
+    @property
+    def pad_token(self) -> int:
+        """What fills rows up; never looked at."""
+        ...
+
+    @property
+    def packs(self) -> bool:
+        """`score` takes packed batches: its attention keeps the samples of a row apart."""
+        ...
+
+    def prompt_tokens(
+        self,
+        prompts: Sequence[str],
+        *,
+        sampling: TextSamplingConfig,
+        media: Sequence[Sequence[MediaRef]] | None = None,
+    ) -> list[Array]:
+        """Tokens [P] int64 of each prompt on the CPU, with the chat template as `sampling` asks; P >= 1."""
+        ...
+
+    def texts(self, tokens: Sequence[Array]) -> list[str]:
+        """Each sample's tokens [L] as text, without special tokens."""
+        ...
+
+    def score(
+        self, batch: TokenBatchLike, *, temperature: float, with_entropy: bool = False
+    ) -> tuple[Array, Array | None]:
+        """Log-prob [T] fp32 of each target under softmax(logits / temperature), and the entropy [T] of that.
+
+        With gradient, unless in no_grad. Never holds [B, L, V].
+        """
+        ...
+
+    def next_logits(self, tokens: Array, *, positions: Array, attention_mask: Array, cache: Any) -> tuple[Array, Any]:
+        """Logits [B, V] fp32 after the last of tokens [B, L], and the cache with them in it.
+
+        positions: [B, L].  attention_mask: [B, cached + L] bool, False at padding on the left.  cache: what the call
+        before gave; None at the start. No gradient.
+        """
+        ...
+
+    def select_cache(self, cache: Any, rows: Array) -> Any:
+        """The cache of these rows alone: the others have ended. rows: [B'] int64."""
         ...

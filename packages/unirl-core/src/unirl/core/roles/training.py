@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Algorithm",
     "Backend",
+    "LatentAlgorithm",
     "LossTermLike",
     "Losses",
     "Metric",
@@ -33,18 +34,21 @@ Policy = Literal["live", "reference", "ema", "lagged"]
 
 
 class ReplayedLike(Protocol):
-    """What a replay gives back. See `unirl.numerics.replay.Replayed`."""
+    """What a replay gives back, of either kind of track.
+
+    `unirl.numerics.replay.Replayed` of latent tracks has the transitions as well, and S is their SDE steps;
+    `unirl.numerics.text_replay.ReplayedTokens` of text tracks has the entropy, and S is the longest text of the rows.
+    """
 
     @property
-    def log_probs(self) -> Array: ...
+    def log_probs(self) -> Array:
+        """[n, S] fp32, 0 where not valid."""
+        ...
+
     @property
-    def means(self) -> Array: ...
-    @property
-    def std(self) -> Array: ...
-    @property
-    def g(self) -> Array: ...
-    @property
-    def valid(self) -> Array: ...
+    def valid(self) -> Array:
+        """[n, S] bool: False is no step or no token."""
+        ...
 
 
 class Replay(Protocol):
@@ -89,20 +93,6 @@ class Algorithm(Protocol):
     Build: `build(config, *, advantage: AdvantageConfig, reward_weights: Mapping[str, float], train: TrainConfig)`.
     """
 
-    def latent_request(
-        self,
-        sampling: LatentSamplingConfig,
-        *,
-        sigmas: Array,
-        latent_shape: tuple[int, ...],
-        seed: int,
-        rollout: int,
-        sample_ids: Sequence[str],
-        group_ids: Sequence[str],
-    ) -> LatentRequest:
-        """How a latent track is to be sampled so that this algorithm can train on it: noise ids and SDE steps."""
-        ...
-
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         """The track with its advantages, and numbers for the log. Reads `rewards` and `reward_parts`."""
         ...
@@ -126,6 +116,24 @@ class Algorithm(Protocol):
         ...
 
 
+class LatentAlgorithm(Algorithm, Protocol):
+    """An algorithm for latent tracks: it also says which of their steps are stochastic."""
+
+    def latent_request(
+        self,
+        sampling: LatentSamplingConfig,
+        *,
+        sigmas: Array,
+        latent_shape: tuple[int, ...],
+        seed: int,
+        rollout: int,
+        sample_ids: Sequence[str],
+        group_ids: Sequence[str],
+    ) -> LatentRequest:
+        """How a latent track is to be sampled so that this algorithm can train on it: noise ids and SDE steps."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainReport:
     """What one call of `Backend.train` did."""
@@ -139,7 +147,8 @@ class TrainReport:
 class Backend(Protocol):
     """Owns the weights that train.
 
-    Build: `build(config, *, model, train: TrainConfig, steps: int, seed: int) -> Backend`; config: a `BackendConfig`.
+    Build: `build(config, *, model: Model, train: TrainConfig, steps: int, seed: int) -> Backend`; config: a
+    `BackendConfig`.
     Dropout is off while it trains. A policy that is not kept is refused with a RecipeError.
     """
 

@@ -92,7 +92,7 @@ class FlowGrpo:
         if not self._replays_anchor:
             return track
         with torch.no_grad():
-            old = replay(track)
+            old = cast(Replayed, replay(track))
         means = old.means if self._config.ratio_norm else None
         segment = dataclasses.replace(track.latent, log_probs=old.log_probs.detach(), means=means)
         return dataclasses.replace(track, segment=segment)

@@ -36,6 +36,7 @@ def unirl_check_plan(plan: Plan) -> Iterable[str]:
     if plan.algorithm.spec is not FLOW_GRPO:
         return []
     from unirl.algorithms.flow_grpo.config import FlowGrpoConfig
+    from unirl.core.config import LatentSamplingConfig
 
     config = plan.algorithm.config
     assert isinstance(config, FlowGrpoConfig)
@@ -54,6 +55,8 @@ def unirl_check_plan(plan: Plan) -> Iterable[str]:
         if value not in known:
             reasons.append(f"algorithm.{key}: {value!r} was asked for; it is one of {', '.join(known)}.")
     for name, sampling in plan.sampling.items():
+        if not isinstance(sampling, LatentSamplingConfig):
+            continue
         without_constants = sampling.kernel == "cps" and sampling.kernel_options.get("constants") is False
         if without_constants and (config.ratio_norm or config.kl_coef):
             reasons.append(

@@ -74,13 +74,13 @@ class TrainsideEngine:
 
     def _check(self, request: Request) -> None:
         known = self._model.spec.tracks
-        for name, wanted in request.tracks.items():
+        for name in request.tracks:
             if known.get(name) != "latent":
                 raise RecipeError(
                     f"sampling: track {name!r} was asked for; model {self._model.spec.name!r} has the tracks "
                     f"{', '.join(sorted(known))}, and trainside samples latent ones."
                 )
-            kernel = wanted.sampling.kernel
+            kernel = request.latent(name).sampling.kernel
             if kernel not in SPEC.kernels:
                 raise RecipeError(
                     f"sampling.kernel: {kernel!r} was asked for; trainside runs {', '.join(SPEC.kernels)}."
@@ -92,7 +92,7 @@ class TrainsideEngine:
                 )
 
     def _track(self, request: Request, name: str) -> Track:
-        sampling = request.tracks[name].sampling
+        sampling = request.latent(name).sampling
         conditions: dict[str, Conditions] = {"positive": self._prompts.conditions(request.prompts, sampling=sampling)}
         if sampling.guidance_scale != 1.0:
             negatives = [sampling.negative_prompt] * request.num_rows
