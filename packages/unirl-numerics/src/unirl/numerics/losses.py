@@ -54,7 +54,7 @@ def clipped_surrogate(
         raise ValueError(
             f"clipped_surrogate: dual_clip = {dual_clip} must be larger than 1 + clip_high = {1 + clip_high}."
         )
-    weight = _leading(advantages, log_ratio).detach()
+    weight = expand_leading(advantages, log_ratio).detach()
     ratio = log_ratio.exp()
     free = -weight * ratio
     bounded = -weight * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -129,11 +129,11 @@ def flow_grpo_kl(mean: Tensor, reference_mean: Tensor, g: Tensor, *, batch_dims:
     return gaussian_kl(mean, reference_mean, g, batch_dims=batch_dims)
 
 
-def _leading(values: Tensor, like: Tensor) -> Tensor:
-    """[n] or [n, S] -> as many dims as `like`."""
-    if values.shape != like.shape[: values.ndim]:
+def expand_leading(advantages: Tensor, like: Tensor) -> Tensor:
+    """[n] or [n, S] -> as many dims as `like`, so that each value reaches all elements it leads."""
+    if advantages.shape != like.shape[: advantages.ndim]:
         raise ValueError(
-            f"clipped_surrogate: advantages have shape {list(values.shape)}, the log-ratio "
-            f"{list(like.shape)}; the first must be the leading dims of the second."
+            f"policy loss: advantages have shape {list(advantages.shape)}, the log-ratio {list(like.shape)}; the first "
+            "must be the leading dims of the second."
         )
-    return values.view(*values.shape, *(1,) * (like.ndim - values.ndim))
+    return advantages.view(*advantages.shape, *(1,) * (like.ndim - advantages.ndim))

@@ -26,6 +26,9 @@ class LossTerm:
     """[n, ...] >= 0, same shape.  An element of weight 0 contributes nothing, whatever its value."""
     scale: float = 1.0
     """Factor of the term in the loss."""
+    normalizer: Tensor | None = None
+    """>= 0, of any shape. What the term adds to its total; its weights if None. For means over something else than
+    elements, such as a sum over tokens and a mean over sequences."""
 
     def __post_init__(self) -> None:
         if self.values.shape != self.weights.shape:
@@ -39,8 +42,8 @@ class LossTerm:
 def reduce_terms(terms: Iterable[LossTerm], *, totals: Mapping[str, Tensor]) -> Tensor:
     """Sum over terms of scale * sum(values * weights) / totals[name].  Returns a scalar to call backward on.
 
-    totals: name -> scalar weight of the whole step, `weight_totals` of all its micro-batches, summed over
-    ranks. Keep them on the CPU: they are looked at.
+    totals: name -> scalar weight (or normalizer) of the whole step, `weight_totals` of all its micro-batches,
+    summed over ranks. Keep them on the CPU: they are looked at.
     A term whose total is 0 gives exactly 0, still attached to the graph, so that ranks stay in step.
 
     A value at weight 0 may be NaN or infinite: it is masked before it is multiplied, and gets gradient 0.
@@ -69,7 +72,9 @@ def reduce_terms(terms: Iterable[LossTerm], *, totals: Mapping[str, Tensor]) -> 
 
 
 def weight_totals(terms_or_weights: Iterable[LossTerm] | Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weight each name carries, as fp64 scalars.  Add them up over micro-batches and ranks.
+    """The weight each name carries, or its normalizer where it has one, as fp64 scalars.
+
+    Add them up over micro-batches and ranks.
 
     terms_or_weights: loss terms, where equal names add up, or name -> weights of any shape.
     """
@@ -77,7 +82,7 @@ def weight_totals(terms_or_weights: Iterable[LossTerm] | Mapping[str, Tensor]) -
     if isinstance(terms_or_weights, Mapping):
         named = cast("Mapping[str, Tensor]", terms_or_weights).items()
     else:
-        named = ((term.name, term.weights) for term in terms_or_weights)
+        named = ((term.name, term.weights if term.normalizer is None else term.normalizer) for term in terms_or_weights)
     totals: dict[str, Tensor] = {}
     for name, weights in named:
         weight = weights.detach().double().sum()

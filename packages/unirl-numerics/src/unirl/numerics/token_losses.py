@@ -1,0 +1,74 @@
+"""Policy losses of sequences and tokens beside the clipped surrogate. Nothing here averages: `aggregation` weighs.
+
+log-probs, ratios: [n, L], padded on the right, `valid` [n, L] where a token is trained on. What is not valid may be
+anything and gets weight 0 later.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .losses import Surrogate, expand_leading
+
+__all__ = ["LOG_RATIO_MAX", "cispo_loss", "drpo_loss", "sequence_log_ratio"]
+
+LOG_RATIO_MAX = 20.0
+"""Log-ratios beyond it, a factor of 5e8, are clamped and have no gradient where a loss grows with the ratio."""
+
+
+def sequence_log_ratio(log_ratio: Tensor, valid: Tensor) -> Tensor:
+    """The mean log-ratio of each sequence at all of its tokens, each with the gradient of its own token.
+
+    log_ratio: [n, L], new minus old log-probs.  Returns [n, L] for `clipped_surrogate`; 0 where not valid.
+    Value: sg(mean_t log r_t) + log r_t - sg(log r_t). Advantages may differ by token; where they do not, the mean over
+    the tokens of the loss has the value and the gradient of the sequence form, exp(mean_t log r_t).
+    Source: GSPO, arXiv 2507.18071, equations 7 and 14.
+    """
+    own = torch.where(valid, log_ratio, 0.0)
+    mean = own.detach().sum(dim=1) / valid.sum(dim=1).clamp_min(1)
+    return torch.where(valid, mean[:, None] + own - own.detach(), 0.0)
+
+
+def cispo_loss(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
+) -> Surrogate:
+    """-sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi: the weight is clipped, and every token keeps its gradient.
+
+    log_probs: [n, L] with gradient.  old_log_probs: [n, L].  advantages: [n] or [n, L].
+    clip_low: 1 is no lower bound, as in the paper.
+    `binding` is False throughout.
+
+    Raises ValueError for ranges that make no sense and for advantages that do not lead the log-probs' dims.
+    Source: CISPO, MiniMax-M1, arXiv 2506.13585, equations 4 and 5.
+    """
+    if not (0 <= clip_low <= 1 and clip_high >= 0):
+        raise ValueError(
+            f"cispo_loss: clip_low = {clip_low}, clip_high = {clip_high}; 0 <= clip_low <= 1 and clip_high >= 0 are "
+            "needed."
+        )
+    ratio = (log_probs - old_log_probs).detach().exp()
+    weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    loss = -weight * expand_leading(advantages, log_probs).detach() * log_probs
+    return Surrogate(loss=loss, ratio=ratio, clipped=weight != ratio, binding=torch.zeros_like(ratio, dtype=torch.bool))
+
+
+def drpo_loss(log_ratio: Tensor, advantages: Tensor, *, old_log_probs: Tensor | None, delta: float) -> Surrogate:
+    """-A r + |A| pi_old (r - 1)^2 / (2 delta): a smooth pull back to the old policy in place of a clip.
+
+    log_ratio: [n, L], new minus old log-probs.  advantages: [n] or [n, L].
+    old_log_probs: [n, L], of pi_old; None leaves pi_old out, which is SPO.  delta: > 0, larger pulls less.
+    The gradient is -A r w with w = 1 - sign(A (r - 1)) |pi - pi_old| / delta, 1 at r = 1.
+    `clipped` and `binding` are where the log-ratio is beyond `LOG_RATIO_MAX`.
+
+    Raises ValueError for delta <= 0 and for advantages that do not lead the log-ratio's dims.
+    Source: DRPO, arXiv 2606.09821.
+    """
+    if not delta > 0:
+        raise ValueError(f"drpo_loss: delta = {delta}; it must be above 0.")
+    weight = expand_leading(advantages, log_ratio).detach()
+    ratio = log_ratio.clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
+    probability = 1.0 if old_log_probs is None else old_log_probs.detach().exp()
+    loss = -weight * ratio + weight.abs() * probability * (ratio - 1.0).square() / (2.0 * delta)
+    beyond = log_ratio.detach().abs() > LOG_RATIO_MAX
+    return Surrogate(loss=loss, ratio=ratio.detach(), clipped=beyond, binding=beyond)
