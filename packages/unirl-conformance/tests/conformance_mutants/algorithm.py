@@ -16,7 +16,9 @@ import unirl.rewards.rules.plugin
 from torch import Tensor
 from unirl.algorithms.flow_grpo.algorithm import FlowGrpo
 from unirl.algorithms.flow_grpo.plugin import FLOW_GRPO
+from unirl.core.capability import Needs
 from unirl.core.catalog import Catalog
+from unirl.core.config import TrainConfig
 from unirl.core.hookspec import hookimpl
 from unirl.core.plan import Plan
 from unirl.core.request import LatentRequest
@@ -167,11 +169,29 @@ class TurnsRound(FlowGrpo):
         return _with_values(super().loss(track, replay, progress=progress), lambda values: sign * values)
 
 
+class ReplaysAnyway(FlowGrpo):
+    def __init__(self, config: Any, *, train: TrainConfig, **context: Any) -> None:
+        super().__init__(config, train=dataclasses.replace(train, old_log_probs="replay"), **context)
+
+
+class RatioOfMeans(FlowGrpo):
+    pass
+
+
+class WhoeverSampled(FlowGrpo):
+    pass
+
+
 REFERENCE = "the-loss-agrees-with-its-numpy-reference"
+AGE = "samples-of-older-weights-count-as-declared"
 MICRO = "micro-batches-do-not-change-the-gradient"
 BROKEN: dict[type[FlowGrpo], Mutant] = {
     LikesItsSamples: Mutant(
-        claim="zero-advantages-give-no-gradient", name="likes-its-samples", broken="adds 0.01 to every advantage"
+        claim="zero-advantages-give-no-gradient",
+        name="likes-its-samples",
+        broken="adds 0.01 to every advantage",
+        # What is added counts by the age of the sample as well.
+        also=(AGE,),
     ),
     NegatesAdvantages: Mutant(
         claim="a-step-favours-samples-with-advantage", name="negates-advantages", broken="has a sign too many"
@@ -181,11 +201,21 @@ BROKEN: dict[type[FlowGrpo], Mutant] = {
         name="shifts-the-anchor",
         broken="adds a thousandth to the log-probs that it replays before updates",
     ),
-    ClipsAtOnce: Mutant(claim="three-updates-lower-the-loss", name="clips-at-once", broken="has a clip range of 0"),
+    ClipsAtOnce: Mutant(
+        claim="three-updates-lower-the-loss",
+        name="clips-at-once",
+        broken="has a clip range of 0",
+        # Of the ratio that corrects for age nothing is left.
+        also=(AGE,),
+    ),
     ClipsLate: Mutant(claim=REFERENCE, name="clips-late", broken="clips at twice the range"),
     WithoutReference: Mutant(claim=REFERENCE, name="without-reference", broken="names no reference"),
     ScalesByTheMicroBatch: Mutant(
-        claim=MICRO, name="scales-by-the-micro-batch", broken="divides by the mean advantage of the micro-batch"
+        claim=MICRO,
+        name="scales-by-the-micro-batch",
+        broken="divides by the mean advantage of the micro-batch",
+        # The ratio of one sample must not move the weight of another.
+        also=(AGE,),
     ),
     WeighsByPlace: Mutant(
         claim="the-order-of-the-rows-does-not-change-the-gradient",
@@ -238,6 +268,19 @@ BROKEN: dict[type[FlowGrpo], Mutant] = {
     ),
     TurnsRound: Mutant(
         claim="training-raises-the-reward", name="turns-round", broken="learns backwards after a tenth of the run"
+    ),
+    ReplaysAnyway: Mutant(
+        claim=AGE,
+        name="replays-anyway",
+        broken="compares with replayed log-probs where those of the engine are asked for",
+    ),
+    RatioOfMeans: Mutant(
+        claim=AGE, name="ratio-of-means", broken="states that it corrects for age where it compares replayed means"
+    ),
+    WhoeverSampled: Mutant(
+        claim=AGE,
+        name="whoever-sampled",
+        broken="takes a ratio to the policy that sampled, and states that it takes none",
     ),
 }
 MUTANTS = list(BROKEN.values())
@@ -299,6 +342,10 @@ def _spec(kind: type[FlowGrpo]) -> AlgorithmSpec:
     spec = dataclasses.replace(FLOW_GRPO, name=BROKEN[kind].name, build=f"{__name__}:build")
     if kind is WithoutReference:
         return dataclasses.replace(spec, reference="")
+    if kind is RatioOfMeans:
+        return dataclasses.replace(spec, when={**spec.when, "ratio_norm": Needs(staleness="ratio")})
+    if kind is WhoeverSampled:
+        return dataclasses.replace(spec, needs=dataclasses.replace(spec.needs, staleness="any"))
     if kind in OTHER_LOSS:
         return dataclasses.replace(spec, gaps=(Gap(claim=REFERENCE, reason=BROKEN[kind].broken),))
     return spec

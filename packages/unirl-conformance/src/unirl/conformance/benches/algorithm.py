@@ -198,6 +198,7 @@ class AlgorithmBench(Bench):
         *,
         advantage: AdvantageConfig | None = None,
         reward_weights: Mapping[str, float] = REWARD_WEIGHTS,
+        train: TrainConfig | None = None,
     ) -> Algorithm:
         self.needs()
         return self.workshop.build(
@@ -205,7 +206,7 @@ class AlgorithmBench(Bench):
             config or self.config(),
             advantage=advantage or AdvantageConfig(),
             reward_weights=reward_weights,
-            train=TrainConfig(),
+            train=train or TrainConfig(),
         )
 
     def sampling(self, needs: Needs, **settings: Any) -> LatentSamplingConfig:
@@ -225,6 +226,7 @@ class AlgorithmBench(Bench):
         is_ragged: bool = False,
         is_strict: bool = False,
         trajectory: str = "",
+        train: TrainConfig | None = None,
         **settings: Any,
     ) -> Trial:
         """A rollout of 11 samples in groups of 4, 3 and 4, all with rewards of their own.
@@ -234,7 +236,7 @@ class AlgorithmBench(Bench):
         algorithm asks for.  settings: of its config.
         """
         needs, config = self.needs(on), self.config(on, **settings)
-        algorithm = self.algorithm(config)
+        algorithm = self.algorithm(config, train=train)
         model = WorkbenchModel(device=self.device)
         request = build_request(
             [Prompt(prompt_id=f"p{n}", text=text, metadata={"number": n}) for n, text in enumerate(PROMPTS)],

@@ -1,0 +1,137 @@
+"""What an algorithm makes of samples of older weights than those that train."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor
+from unirl.conformance.benches.algorithm import CLIP, ROUNDING, AlgorithmBench, apart
+from unirl.conformance.claims import claim
+from unirl.conformance.workbench.model import SPEC as MODEL
+from unirl.core.capability import Cap, Support
+from unirl.core.config import (
+    AdvantageConfig,
+    BackendConfig,
+    DataConfig,
+    EvalConfig,
+    PartConfig,
+    RunConfig,
+    TrainConfig,
+)
+from unirl.core.match import match
+from unirl.core.plan import Choice, Plan
+from unirl.core.spec import BackendSpec, EngineSpec
+from unirl.core.track import Track
+
+ENGINE = TrainConfig(old_log_probs="engine")
+REPLAY = TrainConfig(old_log_probs="replay")
+OLDEST = 0.4 * CLIP
+"""Largest log-ratio that age has made here: a clip binds nowhere, not even one that a schedule or a setting halves."""
+
+
+@claim("algorithm")
+def test_samples_of_older_weights_count_as_declared(bench: AlgorithmBench) -> None:
+    """With `run.rollout_ahead` samples are older than the weights that train; `staleness` in the needs says what comes
+    of that. `ratio`: a sample counts by the ratio of the policy that trains to the one that sampled it, as importance
+    sampling asks: the gradient is that of fresh samples whose advantages are multiplied by this ratio. `any`: the
+    gradient does not depend on who sampled. `none` and `unstated`: `match()` refuses such runs.
+
+    Tried with and without every key of `when`; the samples' ages differ, and clips bind nowhere.
+
+    If it fails: with `train.old_log_probs=engine`, `anchor()` must leave the log-probs that came with the samples as
+    they are, for replayed ones are those of the weights that train, and `loss()` must take its ratio to them. Where
+    settings make that impossible, state `staleness="none"` for their keys in `when`.
+    """
+    for on in bench.variants():
+        name, staleness = "+".join(on) or "plain", bench.needs(on).staleness
+        for train, ahead_is_possible in (
+            (ENGINE, staleness in ("ratio", "any")),
+            # Replayed log-probs are those of the weights that train, whatever the age of the samples.
+            (REPLAY, staleness == "any"),
+        ):
+            refused = _refusals(bench, on, train)
+            assert bool(refused) != ahead_is_possible, (
+                f"{name}: the spec states staleness {staleness!r}; a run ahead with train.old_log_probs="
+                f"{train.old_log_probs} is {'refused: ' + refused[0] if refused else 'accepted'}"
+            )
+        if staleness == "ratio":
+            _check_that_age_is_corrected(bench, on, name)
+        elif staleness == "any":
+            for train in (ENGINE, REPLAY):
+                _check_that_age_does_not_matter(bench, on, name, train)
+
+
+def _check_that_age_is_corrected(bench: AlgorithmBench, on: Collection[str], name: str) -> None:
+    trial = bench.trial(on, is_ragged=True, train=ENGINE)
+    assert trial.needs.log_probs != "none", (
+        f"{name}: the spec states staleness 'ratio' and needs no log-probs of the policy that sampled"
+    )
+    trial.move()
+    live, advantages = trial.log_probs(), trial.track.advantages
+    assert advantages is not None
+    # The same for all steps of a sample, so that a ratio of its steps and one of the whole sample are the same number.
+    log_ratios = torch.linspace(-OLDEST, OLDEST, trial.track.num_rows)[_mixed(trial.track.num_rows)]
+    fresh = _with_log_probs(trial.track, live)
+    old = _with_log_probs(trial.track, live - log_ratios[:, None].to(live.device))
+    weighted = dataclasses.replace(fresh, advantages=advantages * log_ratios.exp().to(advantages.device))
+    expected = trial.gradient(trial.anchored(weighted))
+    # Without it a correction could not be told from none.
+    told = apart(trial.gradient(trial.anchored(fresh)), expected)
+    assert told > 100 * ROUNDING, f"{name}: age changes the gradient by {told:.2g}; this is a defect of the kit"
+    found = trial.gradient(trial.anchored(old))
+    bench.record(f"{name}, difference from the importance-weighted gradient", apart(found, expected), bound=ROUNDING)
+
+
+def _check_that_age_does_not_matter(bench: AlgorithmBench, on: Collection[str], name: str, train: TrainConfig) -> None:
+    trial = bench.trial(on, is_ragged=True, train=train)
+    trial.move()
+    expected = trial.gradient(trial.anchored(_with_log_probs(trial.track, trial.log_probs())))
+    found = trial.gradient(trial.anchored())
+    how = f"{name}, difference by the log-probs of the engine, old_log_probs {train.old_log_probs}"
+    bench.record(how, apart(found, expected), bound=ROUNDING)
+
+
+def _mixed(rows: int) -> Tensor:
+    """An order in which neighbours, and with them the samples of a group, are far apart."""
+    return torch.tensor([(7 * row + 3) % rows for row in range(rows)])
+
+
+def _with_log_probs(track: Track, log_probs: Tensor) -> Track:
+    return dataclasses.replace(track, segment=dataclasses.replace(track.latent, log_probs=log_probs))
+
+
+def _refusals(bench: AlgorithmBench, on: Collection[str], train: TrainConfig) -> list[str]:
+    """Why a run with a rollout ahead is refused whose other parts can all do it."""
+    found, dist = bench.subject.found("algorithm"), "unirl-conformance"
+    parts: dict[str, Any] = {"summary": "of the kit", "build": "unirl:none", "config": "unirl.core.config:PartConfig"}
+    own = {Cap.WEIGHTS_SHARED: Support.NO, Cap.WEIGHTS_FULL: Support.NATIVE}
+
+    def choice(spec: Any, config: PartConfig) -> Any:
+        return Choice(key=spec.kind, spec=spec, config=config, dist=dist, version=version(dist))
+
+    plan = Plan(
+        recipe="conformance",
+        model=choice(MODEL, PartConfig()),
+        engine=choice(EngineSpec(name="weights-of-its-own", capabilities=own, **parts), PartConfig()),
+        backend=choice(BackendSpec(name="any", **parts), BackendConfig(trains="full")),
+        algorithm=Choice(
+            key="algorithm", spec=bench.spec, config=bench.config(on), dist=found.dist, version=found.version
+        ),
+        rewards={},
+        trackers={},
+        sampling={"image": bench.sampling(bench.needs(on))},
+        run=RunConfig(rollout_ahead=1),
+        data=DataConfig(),
+        advantage=AdvantageConfig(),
+        train=train,
+        eval=EvalConfig(),
+        resolved={},
+        origins={},
+        hash="",
+    )
+    about = ("run.rollout_ahead", "train.old_log_probs")
+    return [str(reason) for reason in match(plan).reasons if reason.key in about and "rollout_ahead" in str(reason)]
