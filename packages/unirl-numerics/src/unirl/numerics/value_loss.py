@@ -1,0 +1,63 @@
+"""What a critic learns from, and how well it has learnt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["ValueLoss", "clipped_value_loss", "explained_variance"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueLoss:
+    """The loss of a critic, element by element."""
+
+    loss: Tensor
+    """With gradient."""
+    clipped: Tensor
+    """bool. The clipped value decides the loss; where it is outside the range the element has no gradient."""
+
+
+def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float) -> ValueLoss:
+    """max((V - R)^2, (V_clip - R)^2) / 2 with V_clip = V_old + clip(V - V_old, +-clip).
+
+    values: any shape, with gradient.  old_values, returns: the same shape.  clip: > 0, in the unit of the returns;
+    math.inf clips nothing.
+
+    Raises ValueError for shapes that differ and for a clip that is not positive.
+    Source: the implementation of PPO in OpenAI baselines, https://github.com/openai/baselines (ppo2); PPO's paper,
+    arXiv 1707.06347, equation 9, has the square without the clip.
+    """
+    if not (values.shape == old_values.shape == returns.shape):
+        raise ValueError(
+            f"clipped_value_loss: values {list(values.shape)}, old_values {list(old_values.shape)}, returns "
+            f"{list(returns.shape)}; they must be equal."
+        )
+    if not clip > 0:
+        raise ValueError(f"clipped_value_loss: clip = {clip}; it must be above 0.")
+    old_values, returns = old_values.detach(), returns.detach()
+    near = old_values + (values - old_values).clamp(-clip, clip)
+    free, bounded = (values - returns).square(), (near - returns).square()
+    return ValueLoss(loss=0.5 * torch.maximum(free, bounded), clipped=(bounded > free).detach())
+
+
+def explained_variance(values: Tensor, returns: Tensor, valid: Tensor) -> float | None:
+    """1 - Var(R - V) / Var(R) over the valid elements: 1 is a perfect critic, 0 one that knows the mean alone.
+
+    values, returns, valid: one shape.  Population variances, in fp64.
+    Returns None when the returns do not vary, for then nothing can be explained.
+
+    Raises ValueError for shapes that differ.
+    """
+    if not (values.shape == returns.shape == valid.shape):
+        raise ValueError(
+            f"explained_variance: values {list(values.shape)}, returns {list(returns.shape)}, valid "
+            f"{list(valid.shape)}; they must be equal."
+        )
+    target = returns.detach().double()[valid]
+    if not target.numel() or bool((target == target[0]).all()):
+        return None
+    error = target - values.detach().double()[valid]
+    return 1.0 - float(error.var(correction=0) / target.var(correction=0))
