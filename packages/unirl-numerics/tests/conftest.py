@@ -1,11 +1,16 @@
 """Fixtures for the loop and its replay."""
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from unirl.numerics.noise import INITIAL, noise
+
+# What the tests of this folder share lies beside them.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 class TinyVelocity(torch.nn.Module):

@@ -150,7 +150,7 @@ def test_what_cannot_be_replayed_is_refused():
     replay = TrackReplay(model, stacked=True, policy_context=no_policy)
     one = torch.zeros(1, dtype=torch.int64)
     tokens = TextSegment(prompt_tokens=(one,) * 3, tokens=(one,) * 3)
-    with pytest.raises(BatchError, match="a latent segment was asked for; it has TextSegment"):
+    with pytest.raises(BatchError, match="it is text, and the model that trains decodes no tokens"):
         replay(dataclasses.replace(track, segment=tokens))
     unguided = dataclasses.replace(track.latent, guidance_scale=2.0)
     with pytest.raises(ValueError, match="needs negatives"):

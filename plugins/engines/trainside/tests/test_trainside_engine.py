@@ -370,7 +370,7 @@ def test_what_it_cannot_do_is_refused_in_one_sentence(model: Sd3Model) -> None:
     image = MediaRef(modality="image", role="source", uri="/there.png")
     with pytest.raises(RecipeError, match=r"prompt 'pa red ring' has media \(/there\.png\)"):
         engine.generate(dataclasses.replace(request, media=((image,), (), (), ())))
-    with pytest.raises(RecipeError, match=r"track 'video' .* model 'sd3' has the tracks image"):
+    with pytest.raises(RecipeError, match=r"latent track 'video' .* model 'sd3' has image \(latent\)"):
         engine.generate(dataclasses.replace(request, tracks={"video": request.tracks["image"]}))
     with pytest.raises(RecipeError, match=r"sampling\.kernel: 'ddim-eta' .* trainside runs flow-sde, dance-sde"):
         engine.generate(a_request(model, kernel="ddim-eta"))

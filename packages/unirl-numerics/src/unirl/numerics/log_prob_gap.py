@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from unirl.core.errors import RunFailed
 from unirl.core.roles import Metric
-from unirl.core.track import LatentSegment, Track
+from unirl.core.track import LatentSegment, TextSegment, Track
+
+from .text_replay import per_token
 
 if TYPE_CHECKING:
     from unirl.core.roles import Policy, Replay, ReplayedLike
@@ -34,13 +36,13 @@ class GapMeter:
     def __call__(self, track: Track, *, policy: Policy = "live") -> ReplayedLike:
         self.was_called = True
         replayed = self._replay(track, policy=policy)
-        segment = track.segment
-        if policy == "live" and isinstance(segment, LatentSegment) and segment.log_probs is not None:
+        engine = _engine_log_probs(track)
+        if policy == "live" and engine is not None:
             rows = track.weights > 0
             if self._version is not None:
                 rows = rows & rows.new_tensor([made == self._version for made in track.policy_version])
             counts = replayed.valid & rows[:, None]
-            gap = (segment.log_probs - replayed.log_probs.detach()).abs().double()[counts]
+            gap = (engine - replayed.log_probs.detach()).abs().double()[counts]
             # A gap that is no number is an infinite one, which every bound refuses.
             gap = torch.nan_to_num(gap, nan=math.inf, posinf=math.inf)
             if gap.numel():
@@ -67,3 +69,11 @@ class GapMeter:
                 f"that trains, {bound:.3g} is allowed. Its weights or its arithmetic differ: check the weight sync "
                 "and the precision of the engine, or allow more."
             )
+
+
+def _engine_log_probs(track: Track) -> torch.Tensor | None:
+    """[n, S] as replay gives them, or None where the engine gave none."""
+    segment = track.segment
+    if isinstance(segment, TextSegment):
+        return None if segment.log_probs is None else per_token(segment, "log_probs")
+    return segment.log_probs if isinstance(segment, LatentSegment) else None

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 from unirl.core.errors import BatchError
 from unirl.core.roles import Metric, TrainReport
-from unirl.core.track import Status, Track
+from unirl.core.track import Status, TextSegment, Track
 
 from .log_prob_gap import GapMeter
 from .reduction import LossTerm, reduce_terms, weight_totals
 from .tally import Tally
+from .token_batches import micro_batches_by_tokens
 
 if TYPE_CHECKING:
     from unirl.core.roles import Algorithm, Replay
@@ -87,12 +88,16 @@ def train_on(
     apply: Updater,
     logp_gap_max: float | None = None,
     version: int | None = None,
+    micro_batch_tokens: int = 0,
+    packing: bool = True,
 ) -> TrainReport:
     """Train on the rows of this rank: `updates` optimizer steps of equal share.
 
     Rows of weight 0 are left out; a rank with fewer rows than others repeats its last one at weight 0, for all ranks
     must run the same forwards. `mini_batches` says which rows form an update.
     micro_batch: rows per forward and backward; 0 takes a whole mini-batch.
+    micro_batch_tokens: of text tracks, tokens per forward and backward in its place, prompts included, counted with
+    padding unless `packing`; 0 counts rows. A rank with fewer such micro-batches repeats its shortest row at weight 0.
     The algorithm's anchor pass runs on the very micro-batches of the updates, before the first of them, because
     results in bf16 depend on the batch's shape.
     logp_gap_max: bound of |log-prob of the engine - of the replay|; None is none. The gap is measured in the anchor
@@ -107,7 +112,10 @@ def train_on(
     RunFailed when the engine's log-probs are off by more than `logp_gap_max`, before any step is taken.
     """
     _check_geometry(track, updates=updates, micro_batch=micro_batch)
-    batches = _micro_batches(track, updates=updates, micro_batch=micro_batch, apply=apply)
+    kept, dealt = _dealt(track, updates=updates, apply=apply)
+    batches = [kept.select(rows).chunks(micro_batch) if rows else [] for rows in dealt]
+    if micro_batch_tokens:
+        batches = _by_tokens(kept, dealt, budget=micro_batch_tokens, packing=packing, apply=apply)
     meter = GapMeter(replay, version=version)
     batches = [[_anchored(micro, algorithm, meter, apply) for micro in micros] for micros in batches]
     measures_first = not meter.was_called
@@ -176,8 +184,8 @@ def _check_geometry(track: Track, *, updates: int, micro_batch: int) -> None:
         )
 
 
-def _micro_batches(track: Track, *, updates: int, micro_batch: int, apply: Updater) -> list[list[Track]]:
-    """The micro-batches of each update; as many and as large on every rank."""
+def _dealt(track: Track, *, updates: int, apply: Updater) -> tuple[Track, list[list[int]]]:
+    """The rows that count, and those of each update; as many on every rank."""
     counted = [row for row in range(track.num_rows) if float(track.weights[row]) != 0]
     # Also the negative minimum, so that a rank without rows is seen by all instead of hanging the others.
     sizes = apply.all_reduce_max(torch.tensor([len(counted), -track.num_rows], dtype=torch.float64))
@@ -191,8 +199,32 @@ def _micro_batches(track: Track, *, updates: int, micro_batch: int, apply: Updat
     else:
         empty = track.select([0])
         kept = dataclasses.replace(empty, weights=empty.weights * 0, status=(Status.PADDING,)).repeat(most)
-    dealt = mini_batches(kept.group_ids, updates)
-    return [kept.select(rows).chunks(micro_batch) if rows else [] for rows in dealt]
+    return kept, mini_batches(kept.group_ids, updates)
+
+
+def _by_tokens(
+    track: Track, dealt: Sequence[Sequence[int]], *, budget: int, packing: bool, apply: Updater
+) -> list[list[Track]]:
+    """The micro-batches of each update, none above `budget` tokens unless it is one row; as many on every rank."""
+    if not isinstance(track.segment, TextSegment):
+        raise BatchError(
+            f"train.micro_batch_tokens: {budget} was asked for; track {track.name!r} is no text. Use train.micro_batch."
+        )
+    lengths = track.segment.total_lengths
+
+    def split(rows: Sequence[int]) -> list[list[int]]:
+        micros = micro_batches_by_tokens([lengths[row] for row in rows], budget, padded=not packing)
+        return [[rows[place] for place in micro] for micro in micros]
+
+    updates = [split(rows) for rows in dealt]
+    most = apply.all_reduce_max(torch.tensor([len(micros) for micros in updates], dtype=torch.float64))
+    shortest = min(range(track.num_rows), key=lengths.__getitem__)
+    filler = track.select([shortest])
+    filler = dataclasses.replace(filler, weights=filler.weights * 0, status=(Status.PADDING,))
+    return [
+        [*(track.select(rows) for rows in micros), *[filler] * (int(count) - len(micros))]
+        for micros, count in zip(updates, most, strict=True)
+    ]
 
 
 def _anchored(micro: Track, algorithm: Algorithm, replay: Replay, apply: Updater) -> Track:

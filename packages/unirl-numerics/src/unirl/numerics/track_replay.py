@@ -1,59 +1,70 @@
-"""Replay of a latent track: everything that decides the transitions is read from the track itself."""
+"""Replay of a track: everything that decides its log-probs is read from the track itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
+from unirl.core.errors import BatchError
+from unirl.core.track import TextSegment
 
 from .kernels import make_kernel
 from .latent_rollout import guidance_of
 from .replay import Replayed, replay
+from .text_replay import ReplayedTokens, replay_text
 
 if TYPE_CHECKING:
-    from unirl.core.roles import DiffusionModel, Policy
+    from unirl.core.roles import DiffusionModel, Model, Policy, TextModel
     from unirl.core.track import Track
 
 __all__ = ["TrackReplay"]
 
 
 class TrackReplay:
-    """Recomputes the transitions of a track with the model that trains. Fits `unirl.core.roles.Replay`.
+    """Recomputes the log-probs of a track with the model that trains. Fits `unirl.core.roles.Replay`.
 
-    Kernel, sigmas, SDE steps and guidance come from the track's segment, which is what the engine echoed: there is no
-    second setting that could differ.
+    Kernel, sigmas, SDE steps and guidance of latent tracks, and the temperature of text, come from the track's segment,
+    which is what the engine echoed: there is no second setting that could differ.
     """
 
     def __init__(
         self,
-        model: DiffusionModel,
+        model: Model,
         *,
         stacked: bool,
         policy_context: Callable[[Policy], AbstractContextManager[None]],
+        packing: bool = True,
     ) -> None:
-        """stacked: all SDE steps in one forward, or one after the other.  policy_context: `Backend.policy`."""
+        """stacked: all SDE steps in one forward, or one after the other.  policy_context: `Backend.policy`.
+
+        packing: texts after each other without padding, where the model can.
+        """
         self._model = model
-        self._stacked = stacked
+        self._stacked, self._packing = stacked, packing
         self._policy_context = policy_context
 
-    def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed:
-        """log_probs [n, S] and the transitions of every stored SDE step.
+    def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
+        """log_probs [n, S] and the transitions of every stored SDE step; or of every token, with the entropies.
 
         With gradient for `live`, unless the caller is in no_grad; without for every other policy.
 
-        Raises BatchError when the track is no latent track, ValueError when its latents are not stored.
+        Raises BatchError when the track has no segment, ValueError when its latents are not stored.
         """
         if policy == "live":
             return self._replayed(track)
         with torch.no_grad(), self._policy_context(policy):
             return self._replayed(track)
 
-    def _replayed(self, track: Track) -> Replayed:
+    def _replayed(self, track: Track) -> Replayed | ReplayedTokens:
+        if isinstance(track.segment, TextSegment):
+            if not hasattr(self._model, "score"):
+                raise BatchError(f"Track {track.name!r}: it is text, and the model that trains decodes no tokens.")
+            return replay_text(cast("TextModel", self._model), track.segment, packing=self._packing)
         segment = track.latent
         return replay(
-            self._model.velocity,
+            cast("DiffusionModel", self._model).velocity,
             latents=segment.latents,
             positions=segment.positions,
             sigmas=segment.sigmas,

@@ -25,13 +25,13 @@ from .sharding import fill, find_blocks, full, recompute, reshard, shard, split
 
 if TYPE_CHECKING:
     from unirl.core.config import TrainConfig
-    from unirl.core.roles import Algorithm, DiffusionModel, Policy
+    from unirl.core.roles import Algorithm, Model, Policy
     from unirl.core.track import Track
 
 __all__ = ["Fsdp2Backend", "build"]
 
 
-def build(config: Fsdp2Config, *, model: DiffusionModel, train: TrainConfig, steps: int, seed: int = 0) -> Fsdp2Backend:
+def build(config: Fsdp2Config, *, model: Model, train: TrainConfig, steps: int, seed: int = 0) -> Fsdp2Backend:
     """A backend over `model.trainable`, which is adapted, cast and wrapped in place.
 
     steps: rounds of the run, from which the learning rate's schedule knows its end.  seed: of the adapters' start.
@@ -46,9 +46,7 @@ def build(config: Fsdp2Config, *, model: DiffusionModel, train: TrainConfig, ste
 class Fsdp2Backend:
     """Fits `unirl.core.roles.Backend`. Every method that touches weights is collective: all ranks call it."""
 
-    def __init__(
-        self, config: Fsdp2Config, *, model: DiffusionModel, train: TrainConfig, steps: int, seed: int
-    ) -> None:
+    def __init__(self, config: Fsdp2Config, *, model: Model, train: TrainConfig, steps: int, seed: int) -> None:
         self._config = config
         self._train = train
         self._module = model.trainable
@@ -77,7 +75,9 @@ class Fsdp2Backend:
         self._optimizer = Optimizer(self._params, config, total_steps=steps * train.updates_per_step)
         self._copies = self._make_copies()
         self._updater = _Updater(self)
-        self._replay = TrackReplay(model, stacked=train.replay == "stacked", policy_context=self.policy)
+        self._replay = TrackReplay(
+            model, stacked=train.replay == "stacked", policy_context=self.policy, packing=train.packing
+        )
 
     @property
     def version(self) -> int:
@@ -118,6 +118,8 @@ class Fsdp2Backend:
             replay=self._replay,
             updates=self._train.updates_per_step,
             micro_batch=self._train.micro_batch,
+            micro_batch_tokens=self._train.micro_batch_tokens,
+            packing=self._train.packing,
             progress=progress,
             apply=self._updater,
             logp_gap_max=self._train.logp_gap_max,
@@ -222,7 +224,7 @@ class Fsdp2Backend:
     def close(self) -> None:
         self._ranks.close()
 
-    def _prepare(self, model: DiffusionModel, seed: int) -> int:
+    def _prepare(self, model: Model, seed: int) -> int:
         """Choose what trains and make it fp32; returns the number of adapted layers."""
         if self._config.trains == "full":
             for param in self._module.parameters():

@@ -10,12 +10,12 @@ __all__ = ["SPEC", "unirl_engines"]
 
 SPEC = EngineSpec(
     name="trainside",
-    summary="Samples in process with the very module that trains; works with every diffusion model",
+    summary="Samples in process with the very module that trains; works with every model",
     build="unirl.engines.trainside.engine:build",
     config="unirl.engines.trainside.config:TrainsideConfig",
     capabilities={
         Cap.LATENT_ROLLOUT: Support.NATIVE,
-        Cap.TEXT_ROLLOUT: Support.NO,
+        Cap.TEXT_ROLLOUT: Support.NATIVE,
         Cap.SIGMAS: Support.NATIVE,
         Cap.INITIAL_NOISE: Support.NATIVE,
         Cap.STEP_NOISE: Support.NATIVE,
@@ -24,7 +24,7 @@ SPEC = EngineSpec(
         Cap.TRAJECTORY_WINDOW: Support.NATIVE,
         Cap.TRAJECTORY_FULL: Support.NATIVE,
         Cap.LOG_PROBS_GAUSSIAN: Support.NATIVE,
-        Cap.LOG_PROBS_TOKEN: Support.NO,
+        Cap.LOG_PROBS_TOKEN: Support.NATIVE,
         Cap.CONDITIONS: Support.NATIVE,
         Cap.GUIDANCE: Support.NATIVE,
         Cap.MEDIA_REFS: Support.NO,

@@ -1,0 +1,80 @@
+"""Replay of a text track: the log-probs of its tokens under the weights of today, with gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from unirl.core.errors import BatchError
+
+from .token_batches import pack_batch, pad_batch, to_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from unirl.core.roles import TextModel
+    from unirl.core.track import TextSegment
+
+__all__ = ["ReplayedTokens", "per_token", "replay_text", "token_mask"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayedTokens:
+    """The tokens of n rows, S the longest text of them; losses take everything from here and recompute nothing."""
+
+    log_probs: Tensor
+    """[n, S] fp32 at the temperature of the rollout, with gradient; 0 where not valid."""
+    entropy: Tensor | None
+    """[n, S] fp32 in nats, of the distribution that each token was drawn from, with gradient; 0 where not valid."""
+    valid: Tensor
+    """[n, S] bool. False past the end of a text, and for tokens that are not trained on."""
+
+
+def replay_text(model: TextModel, segment: TextSegment, *, packing: bool, with_entropy: bool = True) -> ReplayedTokens:
+    """Score the tokens of a segment again.
+
+    packing: rows after each other without padding, where the model can; the numbers agree to fp32 rounding.
+    Raises BatchError for a segment that was sampled greedily.
+    """
+    if segment.temperature <= 0:
+        raise BatchError(
+            f"Track: its text was sampled at temperature {segment.temperature}, without chance, so its tokens have no "
+            "log-probs to train on. Sample with a temperature above 0."
+        )
+    prompts, tokens = segment.prompt_tokens, segment.tokens
+    packed = packing and model.packs
+    batch = pack_batch(prompts, tokens) if packed else pad_batch(prompts, tokens, pad_token=model.pad_token)
+    flat, entropy = model.score(batch, temperature=segment.temperature, with_entropy=with_entropy)
+    log_probs, _ = to_rows(flat, segment.lengths)
+    valid = token_mask(segment)
+    zero = torch.zeros_like(log_probs)
+    return ReplayedTokens(
+        log_probs=torch.where(valid, log_probs, zero),
+        entropy=None if entropy is None else torch.where(valid, to_rows(entropy, segment.lengths)[0], zero),
+        valid=valid,
+    )
+
+
+def token_mask(segment: TextSegment) -> Tensor:
+    """[n, S] bool: tokens that are trained on, S the longest text of the rows."""
+    ones = [torch.ones_like(tokens, dtype=torch.bool) for tokens in segment.tokens]
+    return _padded(segment.mask or ones)
+
+
+def per_token(segment: TextSegment, name: str) -> Tensor:
+    """A field of the segment with one number a token, as [n, S]; 0 past the end of a text.
+
+    Raises BatchError when the phases before did not fill it in.
+    """
+    values: tuple[Tensor, ...] | None = getattr(segment, name)
+    if values is None:
+        raise BatchError(f"TextSegment.{name}: it was asked for, and nothing has filled it in.")
+    return _padded(values)
+
+
+def _padded(values: Sequence[Tensor]) -> Tensor:
+    if not values:
+        raise BatchError("TextSegment: it has no rows.")
+    return torch.nn.utils.rnn.pad_sequence(list(values), batch_first=True)
