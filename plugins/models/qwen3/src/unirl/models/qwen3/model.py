@@ -1,0 +1,202 @@
+"""Qwen3 as a decoder of tokens, on transformers' own classes.
+
+Source: Qwen3, arXiv 2505.09388; verified against transformers' `Qwen3ForCausalLM` and `Qwen3MoeForCausalLM`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+
+import torch
+from jinja2 import TemplateError
+from torch import Tensor
+from unirl.core.config import TextSamplingConfig
+from unirl.core.data import MediaRef
+from unirl.core.errors import RecipeError
+from unirl.core.roles import TokenBatchLike
+from unirl.core.spec import ModelSpec
+
+from .causal_lm import Qwen3ForCausalLM, Qwen3MoeForCausalLM
+from .checkpoint import CausalLM, attention_of, dtype_of, find, load_causal_lm, load_tokenizer
+from .config import Qwen3Config
+from .plugin import MOE, SPEC
+
+__all__ = ["Qwen3Model", "build", "build_moe", "packed_offsets"]
+
+
+def build(config: Qwen3Config, *, device: Any) -> Qwen3Model:
+    """A dense Qwen3. Raises RecipeError when the checkpoint or a setting is wrong."""
+    return Qwen3Model(config, device=torch.device(device), spec=SPEC, cls=Qwen3ForCausalLM, other=MOE.name)
+
+
+def build_moe(config: Qwen3Config, *, device: Any) -> Qwen3Model:
+    """A Qwen3 with a mixture of experts. Raises RecipeError when the checkpoint or a setting is wrong."""
+    return Qwen3Model(config, device=torch.device(device), spec=MOE, cls=Qwen3MoeForCausalLM, other=SPEC.name)
+
+
+class Qwen3Model:
+    """A `unirl.core.roles.TextModel`."""
+
+    packs = True
+    """Each attention implementation keeps the samples of a packed row apart, see `_layout`."""
+
+    def __init__(
+        self, config: Qwen3Config, *, device: torch.device, spec: ModelSpec, cls: type[CausalLM], other: str
+    ) -> None:
+        if config.logits_chunk < 0:
+            raise RecipeError(f"model.logits_chunk: {config.logits_chunk} was asked for; it must be 0 or more.")
+        self.spec = spec
+        self.device = device
+        self.autocast = None if config.autocast is None else dtype_of(config.autocast, key="model.autocast")
+        self.attention = attention_of(config, device=device)
+        folder = find(config)
+        loaded: Any = load_causal_lm(folder, config, cls=cls, other=other, attention=self.attention)
+        self.causal_lm: torch.nn.Module = loaded.to(device)
+        self.tokenizer: Any = load_tokenizer(folder)
+        self._chunk = config.logits_chunk or None
+        self._stop_tokens = _stop_tokens(loaded, self.tokenizer)
+
+    @property
+    def trainable(self) -> torch.nn.Module:
+        return self.causal_lm
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """Those of generation_config.json; else the end-of-text token of config.json; else the tokenizer's."""
+        return self._stop_tokens
+
+    @property
+    def pad_token(self) -> int:
+        """The tokenizer's padding token; else the first that ends a text."""
+        found: int | None = self.tokenizer.pad_token_id
+        return found if found is not None else next(iter(self._stop_tokens), 0)
+
+    def prompt_tokens(
+        self,
+        prompts: Sequence[str],
+        *,
+        sampling: TextSamplingConfig,
+        media: Sequence[Sequence[MediaRef]] | None = None,
+    ) -> list[Tensor]:
+        """Tokens [P] int64 of each prompt on the CPU, in the checkpoint's chat template unless `sampling.chat` is off.
+
+        Raises RecipeError for media, for a template that is not there or lacks what was asked, and for a prompt
+        without a token.
+        """
+        if media is not None and any(media):
+            raise RecipeError("data: qwen3 reads text alone, but a prompt has media; leave them out.")
+        texts = [self._chat(prompt, sampling) for prompt in prompts] if sampling.chat else list(prompts)
+        if not sampling.chat and (sampling.system_prompt or sampling.thinking is not None):
+            key = "system_prompt" if sampling.system_prompt else "thinking"
+            raise RecipeError(
+                f"sampling.{key}: it is part of the chat template, which sampling.chat=false leaves out; unset one."
+            )
+        # The template writes the special tokens itself.
+        rows = [self.tokenizer(text, add_special_tokens=not sampling.chat)["input_ids"] for text in texts]
+        for prompt, row in zip(prompts, rows, strict=True):
+            if not row:
+                raise RecipeError(f"data: prompt {prompt!r} has no token to go on from; write something.")
+        return [torch.tensor(row, dtype=torch.int64) for row in rows]
+
+    def texts(self, tokens: Sequence[Tensor]) -> list[str]:
+        """Each sample's text. Special tokens are left out; `<think>` is none in Qwen3's tokenizer, and stays."""
+        return [
+            self.tokenizer.decode(row.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            for row in tokens
+        ]
+
+    def score(
+        self, batch: TokenBatchLike, *, temperature: float, with_entropy: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-prob [T] fp32 of each target, and the entropy [T]; the same for padded and packed batches."""
+        with self._precision():
+            return self.causal_lm(
+                batch.tokens.to(self.device),
+                **self._layout(batch.positions.to(self.device), batch.attention_mask),
+                # A cache would make transformers read a packed row as one text.
+                use_cache=False,
+                target_index=batch.target_index.to(self.device),
+                targets=batch.targets.to(self.device),
+                temperature=temperature,
+                with_entropy=with_entropy,
+                chunk=self._chunk,
+            )
+
+    @torch.no_grad()
+    def next_logits(
+        self, tokens: Tensor, *, positions: Tensor, attention_mask: Tensor, cache: Any
+    ) -> tuple[Tensor, Any]:
+        """Logits [B, V] fp32 after the last token, and the cache, which is changed in place from call to call."""
+        with self._precision():
+            return self.causal_lm(
+                tokens.to(self.device),
+                position_ids=positions.to(self.device),
+                attention_mask=attention_mask.to(self.device),
+                past_key_values=cache,
+                use_cache=True,
+                last_logits=True,
+            )
+
+    def select_cache(self, cache: Any, rows: Tensor) -> Any:
+        """The cache of these rows alone. The one given becomes it: nobody wants the rows that ended."""
+        cache.batch_select_indices(rows.to(self.device))
+        return cache
+
+    def _layout(self, positions: Tensor, attention_mask: Tensor | None) -> dict[str, Any]:
+        """What tells the attention which tokens belong together.
+
+        Padded: the mask [B, L], of which transformers makes a causal one. Packed: no mask. transformers (5.12 to 5.22)
+        then reads the samples from positions that restart, and makes a block-diagonal causal mask [1, 1, L, L] of them
+        for sdpa and eager; it would do so for flash attention in every layer again, so that one is given the offsets.
+        """
+        layout: dict[str, Any] = {"position_ids": positions}
+        if attention_mask is not None:
+            return {**layout, "attention_mask": attention_mask.to(self.device)}
+        if self.attention != "flash_attention_2":
+            return layout
+        return {**layout, **packed_offsets(positions)}
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, dtype=self.autocast) if self.autocast else nullcontext()
+
+    def _chat(self, prompt: str, sampling: TextSamplingConfig) -> str:
+        template: str | None = self.tokenizer.chat_template
+        if template is None:
+            raise RecipeError(
+                "sampling.chat: a chat template was asked for, and the checkpoint's tokenizer has none. Use "
+                "sampling.chat=false, or put chat_template.jinja in its folder."
+            )
+        if sampling.thinking is not None and "enable_thinking" not in template:
+            raise RecipeError(
+                f"sampling.thinking: {sampling.thinking} was asked for; the checkpoint's chat template has no such "
+                "switch (enable_thinking). Leave it unset."
+            )
+        switch = {} if sampling.thinking is None else {"enable_thinking": sampling.thinking}
+        system = [{"role": "system", "content": sampling.system_prompt}] if sampling.system_prompt else []
+        messages = [*system, {"role": "user", "content": prompt}]
+        try:
+            found = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **switch)
+        except TemplateError as error:
+            raise RecipeError(f"sampling.chat: the checkpoint's chat template fails: {error}") from error
+        return cast(str, found)
+
+
+def packed_offsets(positions: Tensor) -> dict[str, Any]:
+    """Offsets of the samples of a packed row, as flash attention takes them through transformers.
+
+    positions: [1, L], from 0 at the first token of each sample.
+    """
+    flat = positions.flatten()
+    end = torch.tensor([len(flat)], device=flat.device)
+    offsets = torch.cat([(flat == 0).nonzero().flatten(), end]).to(torch.int32)
+    longest = int(offsets.diff().max())
+    return {"cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets, "max_length_q": longest, "max_length_k": longest}
+
+
+def _stop_tokens(causal_lm: Any, tokenizer: Any) -> tuple[int, ...]:
+    for found in (causal_lm.generation_config.eos_token_id, causal_lm.config.eos_token_id, tokenizer.eos_token_id):
+        if found is not None:
+            return tuple(found) if isinstance(found, (list, tuple)) else (int(found),)
+    return ()

@@ -1,0 +1,67 @@
+"""Qwen3 and Qwen3-MoE: one text track, `text`."""
+
+from __future__ import annotations
+
+from unirl.core.capability import Cap, Support
+from unirl.core.hookspec import hookimpl
+from unirl.core.spec import Miniature, ModelSpec
+
+__all__ = ["MOE", "SPEC", "unirl_models"]
+
+_CAPABILITIES = {
+    Cap.LATENT_STAGE: Support.NO,
+    Cap.TEXT_STAGE: Support.NATIVE,
+    Cap.LORA: Support.NATIVE,
+    Cap.GUIDANCE: Support.NO,
+    Cap.CONDITIONS: Support.NO,
+    Cap.MEDIA_REFS: Support.NO,
+}
+_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+
+SPEC = ModelSpec(
+    name="qwen3",
+    summary="Qwen3 dense language models, from any checkpoint in the transformers layout",
+    build="unirl.models.qwen3.model:build",
+    config="unirl.models.qwen3.config:Qwen3Config",
+    capabilities=_CAPABILITIES,
+    tracks={"text": "text"},
+    trainable="causal_lm",
+    lora_targets=_ATTENTION,
+    wrap_blocks=("Qwen3DecoderLayer",),
+    # Not attention: the norms of queries and keys are shared by all heads, and a rank would have the gradient of its
+    # own heads alone.
+    tensor_parallel={
+        "model.layers.*.mlp.gate_proj": "colwise",
+        "model.layers.*.mlp.up_proj": "colwise",
+        "model.layers.*.mlp.down_proj": "rowwise",
+    },
+    tiny=Miniature(
+        write="unirl.models.qwen3.tiny:write",
+        sampling={"max_new_tokens": 8},
+        # Two blocks of four projections.
+        lora_layers=8,
+        wrap_blocks=2,
+    ),
+    reference="transformers.Qwen3ForCausalLM",
+)
+
+MOE = ModelSpec(
+    name="qwen3-moe",
+    summary="Qwen3 language models with a mixture of experts, from any checkpoint in the transformers layout",
+    build="unirl.models.qwen3.model:build_moe",
+    config="unirl.models.qwen3.config:Qwen3Config",
+    capabilities=_CAPABILITIES,
+    tracks={"text": "text"},
+    trainable="causal_lm",
+    lora_targets=_ATTENTION,
+    wrap_blocks=("Qwen3MoeDecoderLayer",),
+    tiny=Miniature(
+        write="unirl.models.qwen3.tiny:write_moe", sampling={"max_new_tokens": 8}, lora_layers=8, wrap_blocks=2
+    ),
+    reference="transformers.Qwen3MoeForCausalLM",
+)
+
+
+@hookimpl
+def unirl_models() -> list[ModelSpec]:
+    return [SPEC, MOE]
