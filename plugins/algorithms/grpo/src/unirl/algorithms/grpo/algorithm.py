@@ -1,0 +1,158 @@
+"""GRPO over the tokens of a text, with the relatives that differ from it by a setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+from unirl.algorithms.grpo.config import GrpoConfig
+from unirl.core.config import AdvantageConfig, TrainConfig
+from unirl.core.roles import Losses, Replay
+from unirl.core.track import Track
+from unirl.numerics.aggregation import AggregationMode
+from unirl.numerics.importance_weights import ImportanceLevel, truncated_importance_weights
+from unirl.numerics.kl import KlEstimator, kl_estimate
+from unirl.numerics.losses import Surrogate, clipped_surrogate
+from unirl.numerics.overlong import soft_overlong_penalty
+from unirl.numerics.text_replay import ReplayedTokens, per_token
+from unirl.numerics.token_losses import cispo_loss, sequence_log_ratio
+from unirl.numerics.token_policy import (
+    TokenWeights,
+    anchor_tokens,
+    mean_over,
+    ratio_metrics,
+    text_numbers,
+    token_weights,
+)
+from unirl.numerics.track_advantages import track_advantages
+
+__all__ = ["Grpo", "build"]
+
+
+def build(
+    config: GrpoConfig, *, advantage: AdvantageConfig, reward_weights: Mapping[str, float], train: TrainConfig
+) -> Grpo:
+    return Grpo(config, advantage=advantage, reward_weights=reward_weights, train=train)
+
+
+class Grpo:
+    """GRPO, arXiv 2402.03300, equation 3: a clipped surrogate of each token, with the advantage of its text.
+
+    Dr. GRPO (2503.20783), DAPO (2503.14476), GSPO (2507.18071), CISPO (2506.13585), RLOO (2402.14740) and REINFORCE++
+    (2501.03262) are this with the settings that the configs of those names have.
+    """
+
+    def __init__(
+        self,
+        config: GrpoConfig,
+        *,
+        advantage: AdvantageConfig,
+        reward_weights: Mapping[str, float],
+        train: TrainConfig,
+    ) -> None:
+        self._config = config
+        self._advantage = advantage
+        self._reward_weights = reward_weights
+        self._replays_anchor = train.old_log_probs == "replay"
+        has_constant = config.aggregation == "seq-mean-token-sum-norm"
+        self._horizon = float(config.horizon or config.max_length) if has_constant else None
+
+    def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
+        """Advantages of the rewards, less the penalty of long texts where one is asked for."""
+        config, shaping, numbers = self._config, dict[str, Tensor](), text_numbers(track)
+        if config.overlong_buffer:
+            lengths = torch.tensor(track.text.lengths, device=track.weights.device)
+            penalty = soft_overlong_penalty(lengths, max_tokens=config.max_length, buffer=config.overlong_buffer)
+            shaping["overlong"] = config.overlong_penalty * penalty
+            counted = mean_over(shaping["overlong"], track.weights)
+            numbers["overlong_penalty"] = counted.total / counted.weight if counted.weight else 0.0
+        found, further = track_advantages(track, self._advantage, reward_weights=self._reward_weights, shaping=shaping)
+        return found, {**numbers, **further}
+
+    def anchor(self, track: Track, replay: Replay) -> Track:
+        """Replayed old log-probs, which differ from those of the update by nothing, or the engine's as they are."""
+        return anchor_tokens(track, replay, replays=self._replays_anchor, keeps_engine=self._config.tis != "none")
+
+    def weights(self, track: Track) -> Mapping[str, Tensor]:
+        every = self._token_weights(track)
+        found = {"policy": self._policy_weights(track).announced}
+        if self._config.kl_coef:
+            found["kl"] = every.announced
+        if self._config.entropy_coef:
+            found["entropy"] = every.announced
+        return found
+
+    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+        config, segment = self._config, track.text
+        new = cast(ReplayedTokens, replay(track))
+        policy, every = self._policy_weights(track), self._token_weights(track)
+        # What weighs nothing may be no number, and must not reach an exponential.
+        is_counted = every.counted > 0
+        live = torch.where(is_counted, new.log_probs, 0.0)
+        old = torch.where(is_counted, per_token(segment, "log_probs"), 0.0)
+        surrogate, log_ratio = self._surrogate(live, old, _of(track.advantages), is_counted)
+        values = surrogate.loss
+        metrics = ratio_metrics(surrogate.ratio, surrogate.clipped, log_ratio, policy.counted)
+        if config.tis != "none":
+            correction = truncated_importance_weights(
+                old,
+                per_token(segment, "engine_log_probs"),
+                is_counted,
+                cap=config.tis_cap,
+                level=cast(ImportanceLevel, config.tis),
+            )
+            values = values * correction.weights
+            metrics.update(correction.metrics())
+        terms = [policy.term("policy", values)]
+        if config.kl_coef:
+            reference = replay(track, policy="reference").log_probs
+            kl = kl_estimate(
+                live,
+                torch.where(is_counted, reference, 0.0),
+                estimator=cast(KlEstimator, config.kl_estimator),
+                straight_through=config.kl_straight_through,
+            )
+            terms.append(every.term("kl", kl, scale=config.kl_coef))
+            metrics["kl"] = mean_over(kl, every.counted)
+        entropy = new.entropy
+        assert entropy is not None, "a replay of text gives the entropy of every token"
+        metrics["entropy"] = mean_over(entropy, every.counted)
+        if config.entropy_coef:
+            terms.append(every.term("entropy", entropy, scale=-config.entropy_coef))
+        return Losses(terms=terms, metrics=metrics)
+
+    def _surrogate(self, live: Tensor, old: Tensor, advantages: Tensor, is_counted: Tensor) -> tuple[Surrogate, Tensor]:
+        """The policy loss of each token, and the detached log-ratio that its clip looks at. All [n, S]."""
+        config = self._config
+        clips = {
+            "clip_low": config.clip_range,
+            "clip_high": config.clip_range if config.clip_range_high is None else config.clip_range_high,
+        }
+        if config.loss == "cispo":
+            return cispo_loss(live, old, advantages, **clips), (live - old).detach()
+        log_ratio = live - old
+        if config.ratio == "sequence":
+            log_ratio = sequence_log_ratio(log_ratio, is_counted)
+        found = clipped_surrogate(log_ratio, advantages, **clips, dual_clip=config.dual_clip)
+        return found, log_ratio.detach()
+
+    def _policy_weights(self, track: Track) -> TokenWeights:
+        return self._token_weights(track, drop_zero_advantage=self._config.drop_zero_advantage)
+
+    def _token_weights(self, track: Track, *, drop_zero_advantage: bool = False) -> TokenWeights:
+        """What tokens weigh in the divergence and the entropy, and in the policy loss unless it drops some."""
+        return token_weights(
+            track,
+            cast(AggregationMode, self._config.aggregation),
+            horizon=self._horizon,
+            truncated=cast("Literal['keep', 'mask']", self._config.truncated),
+            drop_zero_advantage=drop_zero_advantage,
+        )
+
+
+def _of(value: Tensor | None) -> Tensor:
+    """A field that the phases before this one have filled."""
+    assert value is not None
+    return value

@@ -1,0 +1,120 @@
+"""Settings of GRPO over tokens. Its relatives have the same settings with other defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unirl.core.config import PartConfig
+
+__all__ = [
+    "CispoConfig",
+    "DapoConfig",
+    "DrGrpoConfig",
+    "GrpoConfig",
+    "GspoConfig",
+    "ReinforcePpConfig",
+    "RlooConfig",
+]
+
+
+@dataclass
+class GrpoConfig(PartConfig):
+    loss: str = "clip"
+    """`clip`, the clipped surrogate of PPO; `cispo`, which clips the weight of a token and keeps its gradient."""
+    ratio: str = "token"
+    """`token`: each token has its own ratio. `sequence`: all tokens of a text have one, the geometric mean (GSPO)."""
+    clip_range: float = 0.2
+    """Lower clip of the ratio, at 1 - clip_range; also the upper one unless `clip_range_high` is set."""
+    clip_range_high: float | None = None
+    """Upper clip, at 1 + clip_range_high; None is `clip_range`."""
+    dual_clip: float | None = None
+    """Bound of the loss of tokens with negative advantage, as a multiple of it; above 1 + the upper clip. None is none,
+    as in the papers, and the loss is then theirs to the digit. Where a few tokens that became far likelier decide the
+    gradient, 3.0 leaves them out, which verl does by default."""
+    aggregation: str = "seq-mean-token-mean"
+    """What a token weighs: `token-mean`, all alike; `seq-mean-token-mean`, each text alike, whatever its length;
+    `seq-mean-token-sum`, the sum of each text; `seq-mean-token-sum-norm`, that divided by `horizon`."""
+    horizon: float | None = None
+    """Constant that `seq-mean-token-sum-norm` divides by; None is `max_length`."""
+    max_length: int = 0
+    """Longest text in tokens, for `horizon` and `overlong_buffer`: ${sampling.max_new_tokens}. 0 where neither needs
+    it."""
+    overlong_buffer: int = 0
+    """Tokens before `max_length` over which the reward of a text falls, linearly, by up to `overlong_penalty`; 0 is no
+    penalty (DAPO)."""
+    overlong_penalty: float = 1.0
+    """What a text of `max_length` loses of its reward."""
+    truncated: str = "keep"
+    """Texts that a length limit stopped: `keep` trains on them, `mask` leaves them out of the loss. Their rewards
+    count in the mean of their group either way."""
+    drop_zero_advantage: bool = False
+    """Leave texts without signal, as those of a group of equal rewards, out of the average, so that the others weigh
+    more."""
+    kl_coef: float = 0.0
+    """Coefficient of the divergence from the initial policy; 0 never runs that policy."""
+    kl_estimator: str = "k3"
+    """`k3`, never negative; `k2`, whose gradient is that of the divergence; `k1`, the plain difference of log-probs,
+    which needs `kl_straight_through`, for its own gradient is 0 on average."""
+    kl_straight_through: bool = False
+    """The value of the estimator with the gradient of `k2`."""
+    entropy_coef: float = 0.0
+    """Coefficient of the entropy of the tokens' distributions, which the loss then raises."""
+    tis: str = "none"
+    """Truncated importance sampling, for engines whose log-probs are not those of the model that trains: each token
+    weighs min(ratio of old to engine's, tis_cap), by its own ratio (`token`) or by that of its text (`sequence`).
+    `none` takes no such weight. A run still stops at `train.logp_gap_max`, which is the clip range unless it is set."""
+    tis_cap: float = 2.0
+    """Largest weight of `tis`."""
+
+
+@dataclass
+class DrGrpoConfig(GrpoConfig):
+    aggregation: str = "seq-mean-token-sum-norm"
+    """Texts are summed and divided by a constant, so that long ones count in full."""
+
+
+@dataclass
+class DapoConfig(GrpoConfig):
+    clip_range_high: float | None = 0.28
+    """Upper clip, wider than the lower one: rare tokens may become likelier."""
+    aggregation: str = "token-mean"
+    """All tokens weigh alike."""
+    drop_zero_advantage: bool = True
+    """Groups of equal rewards count nowhere. They are left out, not replaced by further prompts."""
+
+
+@dataclass
+class GspoConfig(GrpoConfig):
+    ratio: str = "sequence"
+    """All tokens of a text have one ratio."""
+    clip_range: float = 3e-4
+    """Lower clip, of a mean over the tokens of a text and therefore small."""
+    clip_range_high: float | None = 4e-4
+    """Upper clip."""
+
+
+@dataclass
+class RlooConfig(GrpoConfig):
+    aggregation: str = "seq-mean-token-sum"
+    """The sum over a text: the log-prob of the whole of it."""
+
+
+@dataclass
+class ReinforcePpConfig(GrpoConfig):
+    aggregation: str = "token-mean"
+    """All tokens weigh alike."""
+    kl_estimator: str = "k2"
+    """Its gradient is that of the divergence."""
+
+
+@dataclass
+class CispoConfig(GrpoConfig):
+    loss: str = "cispo"
+    """The weight of a token is clipped, its gradient stays."""
+    clip_range: float = 1.0
+    """Lower clip of the weight, at 1 - clip_range: 1 is none, as in the paper."""
+    clip_range_high: float | None = 4.0
+    """Upper clip of the weight, at 1 + clip_range_high. The paper tunes it and gives no number; 5 as the largest weight
+    is what arXiv 2510.13786 found to work over a wide range."""
+    aggregation: str = "token-mean"
+    """All tokens weigh alike."""

@@ -1,0 +1,229 @@
+"""The NumPy reference against golden vectors, and the algorithm against the reference under every setting."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from unirl.algorithms.grpo.algorithm import Grpo
+from unirl.algorithms.grpo.config import (
+    CispoConfig,
+    DapoConfig,
+    DrGrpoConfig,
+    GrpoConfig,
+    GspoConfig,
+    ReinforcePpConfig,
+    RlooConfig,
+)
+from unirl.algorithms.grpo.reference import TokenLossInputs, loss
+from unirl.core.config import AdvantageConfig, TrainConfig
+from unirl.core.track import Status, TextSegment, Track
+from unirl.numerics.reduction import reduce_terms, weight_totals
+from unirl.numerics.text_replay import ReplayedTokens
+
+
+def inputs(log_ratio: Any, advantages: Any, valid: Any = None, **changed: Any) -> TokenLossInputs:
+    """Old log-probs 0, everything else equal to the live ones."""
+    log_probs = np.array(log_ratio, dtype=np.float64)
+    zero = np.zeros_like(log_probs)
+    rows = len(log_probs)
+    given: dict[str, Any] = {
+        "log_probs": log_probs,
+        "old_log_probs": zero,
+        "engine_log_probs": zero,
+        "reference_log_probs": log_probs,
+        "entropy": zero,
+        "valid": np.ones_like(log_probs, dtype=bool) if valid is None else np.array(valid, dtype=bool),
+        "advantages": np.array(advantages, dtype=np.float64),
+        "weights": np.ones(rows),
+        "is_truncated": np.zeros(rows, dtype=bool),
+    }
+    return TokenLossInputs(**{**given, **changed})
+
+
+@pytest.mark.parametrize(
+    ("log_ratio", "advantage", "settings", "expected"),
+    [
+        (0.5, 1.0, {}, -1.2),
+        (-0.5, 1.0, {}, -0.6065306597),
+        (1.5, -1.0, {}, 4.4816890703),
+        (0.1, -1.0, {}, 1.1051709181),
+        (1.5, -1.0, {"dual_clip": 3.0}, 3.0),
+        (0.5, 1.0, {"clip_range_high": 0.28}, -1.28),
+    ],
+)
+def test_clips_meet_the_golden_vectors(
+    log_ratio: float, advantage: float, settings: dict[str, Any], expected: float
+) -> None:
+    one = inputs([[log_ratio]], [advantage])
+    # The vectors have ten decimals.
+    assert loss(GrpoConfig(**settings), one) == pytest.approx(expected, abs=1e-10)
+    assert loss_of_the_algorithm(GrpoConfig(**settings), one) == pytest.approx(expected, abs=1e-10)
+
+
+def test_gspo_meets_its_golden_ratios() -> None:
+    """Ratios 1.033895113514 and .904837418036 of a text of three tokens and one of two, inside the clip."""
+    both = inputs([[0.1, -0.1, 0.1], [0.1, -0.3, 7.0]], [1.0, 1.0], [[1, 1, 1], [1, 1, 0]])
+    config = GspoConfig(clip_range=0.2, clip_range_high=0.2)
+    expected = -(1.033895113514 + 0.904837418036) / 2
+    # Twelve decimals; the algorithm's weights of a third and a half are fp32.
+    assert loss(config, both) == pytest.approx(expected, abs=2e-12)
+    assert loss_of_the_algorithm(config, both) == pytest.approx(expected, rel=1e-7)
+
+
+@pytest.mark.parametrize(("estimator", "expected"), [("k1", 0.2), ("k2", 0.02), ("k3", 0.0187308)])
+def test_divergences_meet_the_golden_vectors(estimator: str, expected: float) -> None:
+    """Log-prob -1, reference -1.2; the advantage is 0, so the loss is the divergence."""
+    one = inputs([[-1.0]], [0.0], old_log_probs=np.array([[-1.0]]), reference_log_probs=np.array([[-1.2]]))
+    config = GrpoConfig(kl_coef=1.0, kl_estimator=estimator)
+    # Seven decimals.
+    assert loss(config, one) == pytest.approx(expected, abs=5e-8)
+    assert loss_of_the_algorithm(config, one) == pytest.approx(expected, abs=5e-8)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        ("token-mean", 1.0),
+        ("seq-mean-token-sum", 4.375),
+        ("seq-mean-token-mean", 1.0),
+        ("seq-mean-token-sum-norm", 0.875),
+    ],
+)
+def test_aggregations_meet_the_golden_vectors(aggregation: str, expected: float) -> None:
+    """A loss of 1 for each of 35 tokens of 8 texts, up to 5 each, and a constant of 5."""
+    lengths = (5, 5, 5, 5, 5, 5, 4, 1)
+    valid = [[place < length for place in range(5)] for length in lengths]
+    ones = inputs(np.zeros((8, 5)), [-1.0] * 8, valid)
+    config = GrpoConfig(aggregation=aggregation, max_length=5)
+    assert loss(config, ones) == pytest.approx(expected, rel=1e-14)
+    # Weights of tokens are fp32.
+    assert loss_of_the_algorithm(config, ones) == pytest.approx(expected, rel=1e-6)
+
+
+SETTINGS: dict[str, tuple[Any, ...]] = {
+    "loss_and_ratio": (("clip", "token"), ("clip", "sequence"), ("cispo", "token")),
+    "aggregation": ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"),
+    "kl": ((0.0, "k3"), (0.04, "k1"), (0.04, "k2"), (0.04, "k3")),
+    "entropy_coef": (0.0, 0.01),
+    "tis": ("none", "token", "sequence"),
+    "rows": (("keep", False), ("mask", True)),
+}
+
+
+def test_the_algorithm_agrees_with_its_reference_under_every_setting() -> None:
+    given = random_inputs()
+    for values in itertools.product(*SETTINGS.values()):
+        settings = dict(zip(SETTINGS, values, strict=True))
+        kind, ratio = settings.pop("loss_and_ratio")
+        kl_coef, kl_estimator = settings.pop("kl")
+        truncated, drops = settings.pop("rows")
+        config = GrpoConfig(
+            loss=kind, ratio=ratio, clip_range=0.05, clip_range_high=0.08, kl_coef=kl_coef, kl_estimator=kl_estimator, truncated=truncated,
+            drop_zero_advantage=drops, dual_clip=1.1 if kind == "clip" else None, max_length=9, tis_cap=1.05, **settings,
+        )  # fmt: skip
+        # Losses are fp64 and of order 1, weights of tokens and advantages fp32: 6e-8 each.
+        assert loss_of_the_algorithm(config, given) == pytest.approx(loss(config, given), rel=1e-6, abs=1e-6), config
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        DrGrpoConfig(max_length=9),
+        DapoConfig(),
+        GspoConfig(),
+        CispoConfig(),
+        RlooConfig(),
+        ReinforcePpConfig(kl_coef=0.1),
+        GrpoConfig(kl_coef=0.1, kl_estimator="k1", kl_straight_through=True),
+    ],
+    ids=lambda config: type(config).__name__,
+)
+def test_the_named_relatives_agree_with_the_reference(config: GrpoConfig) -> None:
+    given = random_inputs()
+    # As above.
+    assert loss_of_the_algorithm(config, given) == pytest.approx(loss(config, given), rel=1e-6, abs=1e-6)
+
+
+def test_rows_without_weight_count_nowhere_even_when_they_are_nan() -> None:
+    given = random_inputs()
+    names = ("log_probs", "old_log_probs", "engine_log_probs", "reference_log_probs", "entropy")
+    bad = {name: np.where(given.weights[:, None] == 0, math.nan, getattr(given, name)) for name in names}
+    poisoned = dataclasses.replace(given, **bad)
+    for tis in ("none", "token", "sequence"):
+        config = GrpoConfig(kl_coef=0.1, entropy_coef=0.1, tis=tis)
+        assert loss(config, poisoned) == loss(config, given)
+        assert loss_of_the_algorithm(config, poisoned) == loss_of_the_algorithm(config, given)
+
+
+def random_inputs() -> TokenLossInputs:
+    """Seven texts of up to nine tokens: one empty, one cut off, one without signal, one of weight 0, one of weight 1/2,
+    one with tokens in its middle that are not trained on."""
+    rng = np.random.default_rng(3)
+    lengths = np.array([9, 4, 0, 7, 1, 9, 5])
+    valid = np.arange(9)[None] < lengths[:, None]
+    valid[3, 2:4] = False
+    live = rng.normal(-1.5, 0.6, valid.shape)
+    return TokenLossInputs(
+        log_probs=live,
+        old_log_probs=live + rng.normal(0, 0.1, valid.shape),
+        engine_log_probs=live + rng.normal(0, 0.1, valid.shape),
+        reference_log_probs=live + rng.normal(0, 0.3, valid.shape),
+        entropy=rng.uniform(0, 2, valid.shape),
+        valid=valid,
+        # Multiples of 1/8, so that fp32 holds them.
+        advantages=np.array([1.25, -0.5, 0.75, -1.5, 0.0, 2.0, -0.875]),
+        weights=np.array([1.0, 1.0, 1.0, 0.5, 1.0, 0.0, 1.0]),
+        is_truncated=np.array([True, False, False, False, False, True, False]),
+    )
+
+
+class GivenReplay:
+    """Log-probs and entropies that are given, in place of a model."""
+
+    def __init__(self, given: TokenLossInputs) -> None:
+        self._given = given
+
+    def __call__(self, track: Track, *, policy: str = "live") -> ReplayedTokens:
+        given = self._given
+        values = given.log_probs if policy == "live" else given.reference_log_probs
+        return ReplayedTokens(
+            log_probs=torch.tensor(values), entropy=torch.tensor(given.entropy), valid=torch.tensor(given.valid)
+        )
+
+
+def loss_of_the_algorithm(config: GrpoConfig, given: TokenLossInputs) -> float:
+    rows, width = given.valid.shape
+    # A text ends behind its last token that is trained on.
+    lengths = [int(np.max(np.flatnonzero(row), initial=-1)) + 1 for row in given.valid]
+    lengths[0] = width
+
+    def per_sample(values: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.tensor(row[:length]) for row, length in zip(values, lengths, strict=True))
+
+    track = Track(
+        name="text",
+        sample_ids=tuple(f"p/{row}" for row in range(rows)),
+        group_ids=("p",) * rows,
+        prompts=("p",) * rows,
+        metadata=({},) * rows,
+        segment=TextSegment(
+            prompt_tokens=(torch.zeros(1, dtype=torch.int64),) * rows,
+            tokens=per_sample(np.zeros((rows, width), dtype=np.int64)),
+            log_probs=per_sample(given.old_log_probs),
+            engine_log_probs=per_sample(given.engine_log_probs),
+            mask=per_sample(given.valid),
+        ),
+        advantages=torch.tensor(given.advantages, dtype=torch.float32),
+        weights=torch.tensor(given.weights, dtype=torch.float32),
+        status=tuple(Status.TRUNCATED if cut else Status.COMPLETED for cut in given.is_truncated),
+        policy_version=(0,) * rows,
+    )
+    algorithm = Grpo(config, advantage=AdvantageConfig(), reward_weights={"one": 1.0}, train=TrainConfig())
+    losses = algorithm.loss(track, GivenReplay(given), progress=given.progress)  # type: ignore[arg-type]
+    return float(reduce_terms(losses.terms, totals=weight_totals(algorithm.weights(track))))  # type: ignore[arg-type]
