@@ -29,18 +29,19 @@ def token_log_probs(
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax((hidden @ weight.T + bias) / temperature) at the targets, without all the logits at once.
 
-    hidden: [T, D], of the positions that predict.  weight: [V, D], the output projection, a plain tensor: gather a
-    sharded one first.  targets: [T] int64.  bias: [V].
+    hidden: [T, D], of the positions that predict.  weight: [V, D], the output projection, a plain tensor. Under
+    FSDP2 call this inside the forward of the module that owns it, where it is gathered.  targets: [T] int64.  bias: [V].
     temperature: of the sampler, > 0.
     chunk: rows of logits at a time; as many as `LOGITS_BUDGET` allows if None.  It decides memory, not the numbers,
     beyond the rounding of a product of other shape.
     Returns log-probs [T], and the entropies [T] in nats or None. Both are fp32 (fp64 for fp64 inputs) whatever the
     inputs' dtype or an autocast around the call, both differentiable once in hidden, weight and bias.
 
-    No tensor of more than chunk * V elements is made, in forward or backward, apart from the gradients themselves:
-    backward makes the logits of each chunk again from the inputs, which are all that is saved. The gradient of a
-    weight that needs none is not computed; that of a 16-bit weight is added up in fp32. On CUDA the factors of the
-    matrix products of bf16 inputs stay bf16 and their sums are fp32; elsewhere the factors are fp32 as well.
+    No tensor of more than chunk * V elements is made, in forward or backward, apart from the gradients themselves, and
+    at most three of that size live at once (five with the entropy): backward makes the logits of each chunk again from
+    the inputs, which are all that is saved. The gradient of a weight that needs none is not computed; that of a 16-bit
+    weight is added up in fp32. On CUDA the factors of the matrix products of bf16 inputs stay bf16 and their sums are
+    fp32; elsewhere the factors are fp32 as well.
 
     Raises ValueError for shapes that do not fit, for a target outside the vocabulary, naming it, and for a temperature
     or chunk that is not positive.
@@ -87,8 +88,8 @@ class _TokenLogProbs(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             for rows in _slices(len(targets), ctx.chunk):
                 scores = _log_softmax(hidden[rows], weight, bias, temperature=ctx.temperature, chunk=ctx.chunk)
-                parts = [None if gradient is None else gradient[rows] for gradient in gradients]
-                grad_logits = _grad_logits(scores, targets[rows], *parts) / ctx.temperature
+                parts = [None if gradient is None else gradient[rows, None] / ctx.temperature for gradient in gradients]
+                grad_logits = _grad_logits(scores, targets[rows], *parts)
                 if grad_bias is not None:
                     grad_bias += grad_logits.sum(dim=0)
                 grad_logits = _factor(grad_logits, weight)
@@ -119,18 +120,19 @@ def _log_softmax(rows: Tensor, weight: Tensor, bias: Tensor | None, *, temperatu
 
 
 def _grad_logits(scores: Tensor, targets: Tensor, grad_log_probs: Tensor | None, grad_entropy: Tensor | None) -> Tensor:
-    """Gradient in the logits from those of the log-probs [c] and entropies [c]; scores [c, V] is the log softmax.
+    """Gradient in the logits from those of the log-probs [c, 1] and entropies [c, 1]; scores [c, V] is the log softmax.
 
     With p the probabilities: of log p_t it is 1_t - p, of the entropy H it is -p (log p + H).
     """
-    probabilities = scores.exp()
-    gradient = torch.zeros_like(scores)
+    gradient = scores.exp()
+    factor = torch.zeros_like(gradient[:, :1])
     if grad_log_probs is not None:
-        gradient -= grad_log_probs[:, None] * probabilities
-        gradient.scatter_add_(1, targets[:, None], grad_log_probs[:, None])
+        factor = factor - grad_log_probs
     if grad_entropy is not None:
-        surprise = _finite(scores) + _entropy(scores)[:, None]
-        gradient -= grad_entropy[:, None] * probabilities * surprise
+        factor = factor - grad_entropy * (_finite(scores) + _entropy(scores)[:, None])
+    gradient *= factor
+    if grad_log_probs is not None:
+        gradient.scatter_add_(1, targets[:, None], grad_log_probs)
     return gradient
 
 
