@@ -29,8 +29,9 @@ def token_log_probs(
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax((hidden @ weight.T + bias) / temperature) at the targets, without all the logits at once.
 
-    hidden: [T, D], of the positions that predict.  weight: [V, D], the output projection, a plain tensor. Under
-    FSDP2 call this inside the forward of the module that owns it, where it is gathered.  targets: [T] int64.  bias: [V].
+    hidden: [T, D], of the positions that predict.  targets: [T] int64.
+    weight: [V, D], the output projection, a plain tensor. Under FSDP2 call this inside the forward of the module that
+    owns it, where it is gathered.  bias: [V].
     temperature: of the sampler, > 0.
     chunk: rows of logits at a time; as many as `LOGITS_BUDGET` allows if None.  It decides memory, not the numbers,
     beyond the rounding of a product of other shape.
@@ -38,10 +39,10 @@ def token_log_probs(
     inputs' dtype or an autocast around the call, both differentiable once in hidden, weight and bias.
 
     No tensor of more than chunk * V elements is made, in forward or backward, apart from the gradients themselves, and
-    at most three of that size live at once (five with the entropy): backward makes the logits of each chunk again from
-    the inputs, which are all that is saved. The gradient of a weight that needs none is not computed; that of a 16-bit
-    weight is added up in fp32. On CUDA the factors of the matrix products of bf16 inputs stay bf16 and their sums are
-    fp32; elsewhere the factors are fp32 as well.
+    a few of that size live at once: backward makes the logits of each chunk again from the inputs, which are all that
+    is saved. The gradient of a weight that needs none is not computed; that of a 16-bit weight is added up in fp32.
+    On CUDA the factors of the matrix products of bf16 inputs stay bf16 and their sums are fp32; elsewhere the factors
+    are fp32 as well.
 
     Raises ValueError for shapes that do not fit, for a target outside the vocabulary, naming it, and for a temperature
     or chunk that is not positive.
@@ -92,14 +93,16 @@ class _TokenLogProbs(torch.autograd.Function):
                 grad_logits = _grad_logits(scores, targets[rows], *parts)
                 if grad_bias is not None:
                     grad_bias += grad_logits.sum(dim=0)
-                grad_logits = _factor(grad_logits, weight)
+                if _uses_tensor_cores(hidden, weight):
+                    grad_logits = grad_logits.to(weight.dtype)
                 if grad_hidden is not None:
                     grad_hidden[rows] = 0
-                    for words in _word_blocks(weight, dtype, limit=ctx.chunk):
+                    for words in _word_blocks(hidden, weight, limit=ctx.chunk):
                         grad_hidden[rows] += _product(grad_logits[:, words], weight[words], dtype)
                 if grad_weight is not None:
-                    for words in _word_blocks(weight, dtype, limit=ctx.chunk):
-                        grad_weight[words] += _product(grad_logits[:, words].T, hidden[rows], dtype)
+                    for words in _slices(len(weight), _block_size(weight, limit=ctx.chunk)):
+                        _add_product(grad_weight[words], grad_logits[:, words].T, hidden[rows])
+                del scores, grad_logits  # before the next chunk is made
         return (
             None if grad_hidden is None else grad_hidden.to(hidden.dtype),
             None if grad_weight is None else grad_weight.to(weight.dtype),
@@ -112,7 +115,7 @@ def _log_softmax(rows: Tensor, weight: Tensor, bias: Tensor | None, *, temperatu
     """[c, D] -> [c, V] in fp32 or fp64."""
     dtype = _dtype(rows, weight)
     logits = rows.new_empty(len(rows), len(weight), dtype=dtype)
-    for words in _word_blocks(weight, dtype, limit=chunk):
+    for words in _word_blocks(rows, weight, limit=chunk):
         logits[:, words] = _product(rows, weight[words].T, dtype)
     if bias is not None:
         logits += bias
@@ -148,26 +151,33 @@ def _finite(scores: Tensor) -> Tensor:
 
 def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     """left @ right, added up in `dtype`."""
-    if _uses_tensor_cores(left) and left.dtype == right.dtype:
+    if _uses_tensor_cores(left, right):
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.to(dtype) @ right.to(dtype)
 
 
-def _factor(grad_logits: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of the logits as the products of backward take it."""
-    return grad_logits.to(weight.dtype) if _uses_tensor_cores(weight) else grad_logits
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, added up in the total's dtype."""
+    if _uses_tensor_cores(left, right):
+        total += _product(left, right, total.dtype)
+    else:
+        total.addmm_(left.to(total.dtype), right.to(total.dtype))
 
 
-def _uses_tensor_cores(tensor: Tensor) -> bool:
+def _uses_tensor_cores(*factors: Tensor) -> bool:
     # Not fp16: gradients of logits are far below its smallest number.
-    return tensor.is_cuda and tensor.dtype == torch.bfloat16
+    return all(factor.is_cuda and factor.dtype == torch.bfloat16 for factor in factors)
 
 
-def _word_blocks(weight: Tensor, dtype: torch.dtype, *, limit: int) -> Iterator[slice]:
-    """Blocks of the vocabulary whose cast to `dtype` is no larger than `limit` rows of logits."""
-    if weight.dtype == dtype or _uses_tensor_cores(weight):
-        return _slices(len(weight), len(weight))
-    return _slices(len(weight), max(1, limit * len(weight) // max(1, weight.shape[1])))
+def _word_blocks(hidden: Tensor, weight: Tensor, *, limit: int) -> Iterator[slice]:
+    """Blocks of the vocabulary; where they are cast for the product, no larger than `limit` rows of logits."""
+    is_cast = weight.dtype != _dtype(hidden, weight) and not _uses_tensor_cores(hidden, weight)
+    return _slices(len(weight), _block_size(weight, limit=limit) if is_cast else len(weight))
+
+
+def _block_size(weight: Tensor, *, limit: int) -> int:
+    """Words whose rows of the weight have no more elements than `limit` rows of logits."""
+    return max(1, limit * len(weight) // max(1, weight.shape[1]))
 
 
 def _slices(length: int, size: int) -> Iterator[slice]:
