@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from unirl.core.roles import Metric
 
-from .token_losses import LOG_RATIO_MAX
+from .losses import LOG_RATIO_MAX
 
 __all__ = ["ImportanceLevel", "ImportanceWeights", "truncated_importance_weights"]
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .token_losses import LOG_RATIO_MAX
+from .losses import LOG_RATIO_MAX
 
 __all__ = ["KlEstimator", "KlRule", "kl_estimate", "next_kl_coefficient"]
 

@@ -11,6 +11,9 @@ from torch import Tensor
 
 ClipSchedule = Literal["constant", "linear", "cosine"]
 
+LOG_RATIO_MAX = 20.0
+"""Log-ratios beyond it, a factor of 5e8, are clamped, with no gradient, where an unclipped exponential is needed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Surrogate:

@@ -9,12 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .losses import Surrogate, expand_leading
+from .losses import LOG_RATIO_MAX, Surrogate, expand_leading
 
-__all__ = ["LOG_RATIO_MAX", "cispo_loss", "drpo_loss", "sequence_log_ratio"]
-
-LOG_RATIO_MAX = 20.0
-"""Log-ratios beyond it, a factor of 5e8, are clamped and have no gradient where a loss grows with the ratio."""
+__all__ = ["cispo_loss", "drpo_loss", "sequence_log_ratio"]
 
 
 def sequence_log_ratio(log_ratio: Tensor, valid: Tensor) -> Tensor:
