@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from torch import distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from unirl.numerics.token_log_probs import token_log_probs
@@ -154,6 +156,37 @@ def test_a_weight_without_gradient_gets_none():
     log_probs.sum().backward()
     assert entropy is None and weight.grad is None and hidden.grad is not None
     assert not token_log_probs(hidden.detach(), weight, targets)[0].requires_grad
+
+
+class Head(torch.nn.Linear):
+    """An output projection that gives log-probs in place of logits."""
+
+    def forward(self, hidden, targets):
+        return token_log_probs(hidden, self.weight, targets, chunk=3, bias=self.bias)[0]
+
+
+@pytest.fixture
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_under_fsdp2_the_owner_of_the_weight_calls_it(one_rank):
+    """The weight is gathered for its forward, freed, and gathered again for the backward, which reads it."""
+    hidden, weight, bias, targets = problem(dtype=torch.float32)
+    head = Head(5, 11)
+    head.load_state_dict({"weight": weight, "bias": bias})
+    fully_shard(head, mesh=one_rank, reshard_after_forward=True)
+    hidden.requires_grad_()
+    head(hidden, targets).sum().backward()
+    plain = [t.clone().requires_grad_() for t in (hidden.detach(), weight, bias)]
+    log_probs, _ = token_log_probs(plain[0], plain[1], targets, chunk=3, bias=plain[2])
+    log_probs.sum().backward()
+    # The same operations on the same numbers.
+    assert torch.equal(hidden.grad, plain[0].grad)
+    assert torch.equal(head.weight.grad.full_tensor(), plain[1].grad)
+    assert torch.equal(head.bias.grad.full_tensor(), plain[2].grad)
 
 
 def test_extreme_logits_stay_finite():
