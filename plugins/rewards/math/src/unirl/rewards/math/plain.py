@@ -1,0 +1,136 @@
+"""Ways to find and compare an answer that need nothing but the text: boxed, final number, choice, exact."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+
+from .tex import last_box, normal_form, plain_tex
+from .verdict import Verdict
+
+__all__ = ["PlainGrader", "boxed", "choice", "exact", "final_number", "gsm8k"]
+
+Grade = Callable[[str, str], Verdict]
+"""(the prompt's answer, what was generated) -> verdict."""
+
+
+class PlainGrader:
+    """Grades one by one, here and now."""
+
+    def __init__(self, grade: Grade) -> None:
+        self._grade = grade
+
+    def grade(self, pairs: list[tuple[str, str]]) -> list[Verdict]:
+        return [self._grade(key, answer) for key, answer in pairs]
+
+    def close(self) -> None:
+        pass
+
+
+def exact(key: str, text: str) -> Verdict:
+    """The whole text is the answer, white space at both ends left out; an empty text has no answer."""
+    if not key.strip():
+        return Verdict("bad-key", "is empty")
+    if not text.strip():
+        return Verdict("unparsed")
+    return Verdict.of(text.strip() == key.strip())
+
+
+def boxed(key: str, text: str) -> Verdict:
+    r"""The last \boxed{...} of the text is the answer, both in normal form; the answer may be boxed itself."""
+    inside_key = last_box(key)
+    wanted = normal_form(key if inside_key is None else inside_key)
+    if not wanted:
+        return Verdict("bad-key", "is empty in normal form")
+    found = last_box(text)
+    if found is None or not normal_form(found):
+        return Verdict("unparsed")
+    return Verdict.of(normal_form(found) == wanted)
+
+
+_WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
+_VALUE = (
+    # A minus after a digit, a letter or a bracket subtracts. Currency may stand before or after the sign.
+    r"(?:(?<![\w)\]])(?P<sign>[-+]))?(?:\\?[$€£¥₹]\s*(?P<inner>[-+])?)?"
+    rf"(?<![\w.])(?P<value>{_WHOLE}(?:\.[0-9]+)?|\.[0-9]+)(?:\s*/\s*(?P<below>[0-9]+)(?![0-9/]))?"
+)
+_NUMBER = re.compile(_VALUE)
+_MARKED = re.compile(rf"####[ \t*]*{_VALUE}(?P<rest>[^\n]*)")
+_UNIT_ALONE = re.compile(r"\s*\\?%?[A-Za-z°^²³/ ]{0,40}[.*$) \t\r]*")
+LONGEST = 100
+"""Characters that a number may have: one with more is no answer to a word problem."""
+
+
+def gsm8k(key: str, text: str) -> Verdict:
+    """The final number of the text equals that of the answer, as numbers: 1,200 = $1200.00, and 50% = 50."""
+    wanted = final_number(key)
+    if wanted is None:
+        return Verdict("bad-key", "has no number")
+    found = final_number(text)
+    return Verdict("unparsed") if found is None else Verdict.of(found == wanted)
+
+
+def final_number(text: str) -> Fraction | None:
+    """The number after the last `####` with nothing but a unit behind it, else the last number; None if there is none.
+
+    Commas group thousands; currency signs, percent signs, units and a full stop are no part of a number. `3/4` is one.
+    A heading of Markdown, `#### 2. Add up`, is no answer.
+    """
+    text = plain_tex(text).replace("{,}", ",")
+    marked = [found for found in _MARKED.finditer(text) if _UNIT_ALONE.fullmatch(found["rest"])]
+    found = (marked or [None, *_NUMBER.finditer(text)])[-1]
+    if found is None:
+        return None
+    value, below = found["value"].replace(",", ""), found["below"] or "1"
+    if len(value) > LONGEST or len(below) > LONGEST or not int(below):
+        return None
+    negative = "-" in ((found["sign"] or "") + (found["inner"] or ""))
+    return (-1 if negative else 1) * Fraction(value) / int(below)
+
+
+_LETTER = (
+    # Bounded, so that no text takes long: loops over white space stand side by side here and below.
+    r"(?:\$|\*\*|\\(?:text|mathrm)\w{0,2}\s{0,3}\{|[(\[]|\s){0,8}(?P<letter>[A-Za-z])"
+    # A letter that stands alone, rather than the article before a word.
+    r"(?:\s*[)\].:,}$*]|\s*$|\s+(?:because|since)\b|(?-i:(?<=[B-HJ-Z]))\s)"
+)
+_STATED = re.compile(
+    r"\b(?:answer|option|choice)\b[\s:*]{0,8}(?:(?:is|would be|should be)\b)?[\s:]{0,8}(?:option\b|choice\b)?"
+    + _LETTER,
+    re.IGNORECASE | re.MULTILINE,
+)
+_ALONE = re.compile(_LETTER)
+_BRACKETED = re.compile(r"\((?P<letter>[A-Z])\)")
+
+
+def choice(letters: str) -> Grade:
+    """The letter of a multiple choice; `letters` are those of its options.
+
+    Found, in this order: in the last box; after the last "answer is", "answer:", "option" or "choice"; at the start of
+    the last line; the last one in round brackets. Small letters count where they stand alone.
+    """
+    known = letters.upper()
+
+    def letter_of(text: str) -> str | None:
+        text = text.strip()
+        box = last_box(text)
+        if box is not None:
+            return _last_known([_ALONE.match(box)], known)
+        last_line = text.rpartition("\n")[2]
+        tries = (_STATED.finditer(text), [_ALONE.match(last_line)], _BRACKETED.finditer(text))
+        return next((letter for matches in tries if (letter := _last_known(matches, known))), None)
+
+    def grade(key: str, text: str) -> Verdict:
+        wanted = key.strip().strip("()[].").upper()
+        if len(wanted) != 1 or wanted not in known:
+            return Verdict("bad-key", f"is not one of the letters {', '.join(known)}")
+        found = letter_of(text)
+        return Verdict("unparsed") if found is None else Verdict.of(found == wanted)
+
+    return grade
+
+
+def _last_known(matches: Iterable[re.Match[str] | None], known: str) -> str | None:
+    letters = [match["letter"].upper() for match in matches if match]
+    return next((letter for letter in reversed(letters) if letter in known), None)

@@ -1,0 +1,175 @@
+"""The reward `math`: finds the answer of each text, compares it, and says what became of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import torch
+from unirl.core.errors import RecipeError, RewardFailed
+from unirl.core.roles import ScoreInput, Scores
+from unirl.core.track import Status
+
+from . import plain
+from .config import METHODS, POLICIES, THINKING, TRUNCATED, MathConfig
+from .length import overlong_penalty
+from .symbolic import SymbolicGrader
+from .thinking import Thinking, answer_part, is_well_formed
+from .verdict import Grader, Verdict
+from .worker_pool import WorkerPool
+
+__all__ = ["MathReward", "build"]
+
+_NAME = "reward.math"
+
+
+def build(config: MathConfig, *, device: Any) -> MathReward:
+    return MathReward(config)
+
+
+class MathReward:
+    def __init__(self, config: MathConfig) -> None:
+        _check(config)
+        self._config = config
+        self._thinking: Thinking = cast(Thinking, config.thinking)
+        self._grader = _grader(config)
+
+    def score(self, samples: ScoreInput) -> Scores:
+        """1 for a right answer and 0 for a wrong one, changed by format and length as the config says.
+
+        Parts, each [N]: `correct` 0 or 1; `unparsed` 1 where there is no answer; `failed` 1 where grading did not come
+        to an end; `format` 0 or 1; `overlong` the penalty for length, 0 unless truncated=soft.
+        Raises RewardFailed, with the sample, for a key that is missing or that the method cannot read, and for what the
+        config makes an error.
+        """
+        config, texts = self._config, samples.texts
+        if texts is None:
+            raise RewardFailed(f"{_NAME}: needs texts, but the track has none; use it with a text track.")
+        keys = [_key(samples, row) for row in range(len(texts))]
+        answers = [answer_part(text, thinking=self._thinking) for text in texts]
+        verdicts = self._grader.grade(list(zip(keys, answers, strict=True)))
+        for row, verdict in enumerate(verdicts):
+            self._refuse(samples, row, verdict)
+        correct = torch.tensor([float(verdict.outcome == "right") for verdict in verdicts])
+        formed = torch.tensor([float(is_well_formed(text, thinking=self._thinking)) for text in texts])
+        overlong = torch.tensor(self._penalties(samples))
+        values = (1 - config.format_weight) * correct + config.format_weight * formed + overlong
+        if config.truncated == "zero":
+            values = torch.where(torch.tensor(_truncated(samples)), torch.zeros(()), values)
+        return Scores(
+            values=values,
+            parts={
+                "correct": correct,
+                "unparsed": torch.tensor([float(verdict.outcome == "unparsed") for verdict in verdicts]),
+                "failed": torch.tensor([float(verdict.outcome == "failed") for verdict in verdicts]),
+                "format": formed,
+                "overlong": overlong,
+            },
+        )
+
+    def close(self) -> None:
+        self._grader.close()
+
+    def _refuse(self, samples: ScoreInput, row: int, verdict: Verdict) -> None:
+        """Raise for a key that cannot be read, and for what the config makes an error."""
+        config, where = self._config, f"sample {samples.sample_ids[row]!r}"
+        if verdict.outcome == "bad-key":
+            raise RewardFailed(
+                f"{_NAME}: metadata 'answer' of {where} is {samples.metadata[row]['answer']!r}, which "
+                f"{verdict.reason} (method={config.method}). Mend the prompt file, or choose another method."
+            )
+        if verdict.outcome == "unparsed" and config.unparsed == "error":
+            raise RewardFailed(
+                f"{_NAME}: there is no answer in {where}, whose text ends in {_end(samples, row)!r}. "
+                "`unparsed=wrong` scores such texts as wrong and counts them."
+            )
+        if verdict.outcome == "failed" and config.on_failure == "error":
+            raise RewardFailed(
+                f"{_NAME}: grading {where} {verdict.reason}; its text ends in {_end(samples, row)!r}. "
+                "`on_failure=wrong` scores such texts as wrong and counts them."
+            )
+
+    def _penalties(self, samples: ScoreInput) -> list[float]:
+        config = self._config
+        if config.truncated != "soft":
+            return [0.0] * len(samples.sample_ids)
+        if samples.lengths is None:
+            raise RewardFailed(
+                f"{_NAME}.truncated: 'soft' needs the number of generated tokens, and this track has none; "
+                "use it with a text track that the engine generated, or choose `keep`."
+            )
+        assert config.max_tokens is not None
+        return [
+            config.overlong_factor
+            * overlong_penalty(length, max_tokens=config.max_tokens, buffer=config.overlong_buffer)
+            for length in samples.lengths
+        ]
+
+
+def _truncated(samples: ScoreInput) -> list[bool]:
+    if samples.status is None:
+        raise RewardFailed(
+            f"{_NAME}.truncated: 'zero' needs the status of the samples, and this track has none; choose `keep`."
+        )
+    return [status is Status.TRUNCATED for status in samples.status]
+
+
+def _key(samples: ScoreInput, row: int) -> str:
+    """The prompt's answer as text. JSON may hold it as a number."""
+    metadata = samples.metadata[row]
+    value = metadata.get("answer")
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return str(value)
+    found = f"is {value!r}, neither text nor a number" if "answer" in metadata else "is missing"
+    raise RewardFailed(
+        f"{_NAME}: metadata 'answer' of sample {samples.sample_ids[row]!r} (prompt {samples.prompts[row][:80]!r}) "
+        f"{found}; add it to the prompt file."
+    )
+
+
+def _end(samples: ScoreInput, row: int) -> str:
+    assert samples.texts is not None
+    return samples.texts[row][-80:]
+
+
+def _grader(config: MathConfig) -> Grader:
+    if config.method == "math-verify":
+        pool = WorkerPool(workers=config.workers, timeout_s=config.timeout_s)
+        return SymbolicGrader(pool, needs_box=config.needs_box)
+    grades = {
+        "boxed": plain.boxed,
+        "gsm8k": plain.gsm8k,
+        "choice": plain.choice(config.choices),
+        "exact": plain.exact,
+    }
+    return plain.PlainGrader(grades[config.method])
+
+
+def _check(config: MathConfig) -> None:
+    """Raise RecipeError for the first setting that is not what the config says."""
+    closed = {"method": METHODS, "thinking": THINKING, "unparsed": POLICIES, "on_failure": POLICIES}
+    for key, known in {**closed, "truncated": TRUNCATED}.items():
+        value = getattr(config, key)
+        if value not in known:
+            raise RecipeError(f"{_NAME}.{key}: {value!r} was asked for; it is one of {', '.join(known)}.")
+    letters = config.choices
+    wrong: list[tuple[bool, str, str]] = [
+        (config.method != "math-verify" and config.needs_box, "needs_box", "it goes with method=math-verify alone"),
+        (not letters.isalpha() or len(set(letters.upper())) != len(letters), "choices", "it is one letter an option"),
+        (not 0 <= config.format_weight < 1, "format_weight", "it is at least 0 and below 1"),
+        (config.workers < 1, "workers", "there is at least one"),
+        (not 0 < config.timeout_s < math.inf, "timeout_s", "it is above 0 and finite"),
+        (not 0 < config.overlong_factor <= 1, "overlong_factor", "it is above 0 and at most 1"),
+    ]
+    if config.truncated == "soft":
+        limit = config.max_tokens
+        wrong += [
+            (limit is None, "max_tokens", "truncated=soft needs it; give the token limit of the sampling"),
+            (limit is not None and limit < 1, "max_tokens", "it is at least 1"),
+            (not 0 < config.overlong_buffer <= (limit or 0), "overlong_buffer", f"it is 1 to max_tokens = {limit}"),
+        ]
+    for is_wrong, key, rule in wrong:
+        if is_wrong:
+            raise RecipeError(f"{_NAME}.{key}: {getattr(config, key)!r} was asked for; {rule}.")
