@@ -1,0 +1,112 @@
+"""Prompts, chat templates, texts and the tokens that end them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from unirl.core.config import TextSamplingConfig
+from unirl.core.data import MediaRef
+from unirl.core.errors import RecipeError
+from unirl.models.qwen3.config import Qwen3Config
+from unirl.models.qwen3.model import Qwen3Model, build
+
+
+def shown(model: Qwen3Model, prompt: str, **sampling: object) -> str:
+    """The prompt as the model sees it, special tokens written out."""
+    (tokens,) = model.prompt_tokens([prompt], sampling=TextSamplingConfig(**sampling))  # type: ignore[arg-type]
+    assert tokens.dtype is torch.int64 and tokens.device.type == "cpu"
+    return model.tokenizer.decode(tokens)
+
+
+def test_a_prompt_is_put_in_the_chat_template(model: Qwen3Model) -> None:
+    assert shown(model, "ab ü") == "<|im_start|>user\nab ü<|im_end|>\n<|im_start|>assistant\n"
+    assert shown(model, "a", system_prompt="Be brief.") == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_thinking_goes_to_the_template(model: Qwen3Model) -> None:
+    opened = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+    assert shown(model, "a", thinking=True) == shown(model, "a", thinking=None) == opened
+    assert shown(model, "a", thinking=False) == opened + "<think>\n\n</think>\n\n"
+
+
+def test_special_tokens_of_a_chat_are_single_tokens(model: Qwen3Model) -> None:
+    (tokens,) = model.prompt_tokens(["a"], sampling=TextSamplingConfig())
+    assert tokens[0] == model.tokenizer.convert_tokens_to_ids("<|im_start|>")
+
+
+def test_a_raw_prompt_is_taken_as_it_stands(model: Qwen3Model) -> None:
+    assert shown(model, "once upon", chat=False) == "once upon"
+    for key, value in (("system_prompt", "Be brief."), ("thinking", False)):
+        with pytest.raises(RecipeError, match=rf"sampling\.{key}: .*sampling\.chat=false"):
+            shown(model, "a", chat=False, **{key: value})
+
+
+def test_a_prompt_without_a_token_is_refused(model: Qwen3Model) -> None:
+    with pytest.raises(RecipeError, match=r"prompt '' has no token"):
+        shown(model, "", chat=False)
+    assert "user\n<|im_end|>" in shown(model, "")
+
+
+def test_media_are_refused(model: Qwen3Model) -> None:
+    image = MediaRef(modality="image", role="source", uri="/there.png")
+    with pytest.raises(RecipeError, match="a prompt has media"):
+        model.prompt_tokens(["a"], sampling=TextSamplingConfig(), media=[[image]])
+    model.prompt_tokens(["a"], sampling=TextSamplingConfig(), media=[[]])
+
+
+def test_texts_leave_special_tokens_out_and_keep_thoughts(model: Qwen3Model) -> None:
+    written = ("<think>\nü\n</think>\n\n 42 .<|im_end|>", "", "<|im_end|>")
+    tokens = [torch.tensor(model.tokenizer(text)["input_ids"], dtype=torch.int64) for text in written]
+    assert model.texts(tokens) == ["<think>\nü\n</think>\n\n 42 .", "", ""]
+
+
+def changed(folder: Path, to: Path, file: str, **values: object) -> Path:
+    """A copy of a checkpoint with other values in one of its JSON files; None takes a key out."""
+    shutil.copytree(folder, to)
+    data = {**json.loads((to / file).read_text()), **values}
+    (to / file).write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
+    return to
+
+
+def test_a_checkpoint_without_a_template_names_the_key(tmp_path: Path, folder: Callable[..., Path]) -> None:
+    shutil.copytree(folder(), tmp_path / "raw")
+    (tmp_path / "raw" / "chat_template.jinja").unlink()
+    model = build(Qwen3Config(path=str(tmp_path / "raw")), device="cpu")
+    with pytest.raises(RecipeError, match=r"sampling\.chat: a chat template was asked for, .*sampling\.chat=false"):
+        shown(model, "a")
+    assert shown(model, "a", chat=False) == "a"
+
+
+def test_a_template_without_the_switch_or_with_a_mistake_is_refused(
+    tmp_path: Path, folder: Callable[..., Path]
+) -> None:
+    shutil.copytree(folder(), tmp_path / "plain")
+    template = tmp_path / "plain" / "chat_template.jinja"
+    template.write_text("{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}Q:")
+    model = build(Qwen3Config(path=str(tmp_path / "plain")), device="cpu")
+    with pytest.raises(RecipeError, match=r"sampling\.thinking: False was asked for; .*no such switch"):
+        shown(model, "a", thinking=False)
+    with pytest.raises(RecipeError, match=r"sampling\.chat: the checkpoint's chat template fails: no system"):
+        shown(model, "a", system_prompt="Be brief.")
+
+
+def test_texts_end_at_the_tokens_of_the_checkpoint(
+    tmp_path: Path, folder: Callable[..., Path], model: Qwen3Model
+) -> None:
+    end, pad = (model.tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>"))
+    assert model.stop_tokens == (end, pad)
+    assert model.pad_token == pad
+    one = changed(folder(), tmp_path / "one", "generation_config.json", eos_token_id=7)
+    assert build(Qwen3Config(path=str(one)), device="cpu").stop_tokens == (7,)
+    bare = changed(folder(), tmp_path / "bare", "tokenizer_config.json", pad_token=None)
+    (bare / "generation_config.json").unlink()
+    found = build(Qwen3Config(path=str(bare)), device="cpu")
+    assert found.stop_tokens == (end,)
+    assert found.pad_token == end
