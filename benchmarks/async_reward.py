@@ -24,7 +24,7 @@ from unirl.core.catalog import Catalog
 from unirl.core.events import Event, EventStream
 from unirl.core.loop import run_step
 from unirl.core.plan import Plan
-from unirl.core.prompts import PromptOrder, read_prompts
+from unirl.core.prompts import PromptOrder, StepPrompts, read_prompts
 from unirl.core.recipe import compose
 from unirl.core.roles import Reward, ScoreInput, Scores
 from unirl.core.run import build_parts
@@ -128,7 +128,7 @@ class Variant:
                     events=self._events,
                     trackers=Trackers({}, EventStream()),
                     ahead=ahead,
-                    following=[self._prompts(self._step + 1)] if follows else (),
+                    following=[StepPrompts(chosen=self._prompts(self._step + 1))] if follows else (),
                 )
                 wall = time.perf_counter() - began
                 self._step += 1

@@ -16,6 +16,9 @@ from unirl.core.config import BackendConfig, PartConfig, RewardConfig
 from unirl.core.hookspec import hookimpl
 from unirl.core.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, TrackerSpec
 
+# What the tests of this folder share lies beside them.
+sys.path.insert(0, str(Path(__file__).parent))
+
 CONFIGS = "toy_part_configs"
 
 

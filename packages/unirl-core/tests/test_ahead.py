@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import threading
-from pathlib import Path
 
 import pytest
+from loop_toy import LIMIT_S, Light, Ran, ToyBackend, ToyEngine, at, met, parts, passed, plan, prompts, run, threads
 from unirl.core.errors import RewardFailed, RunFailed
 from unirl.core.parts import sync_weights
 from unirl.core.plan import Plan
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from loop_toy import LIMIT_S, Light, Ran, ToyBackend, ToyEngine, at, met, parts, passed, plan, prompts, run, threads
 
 AHEAD = {"rollout_ahead": 1}
 

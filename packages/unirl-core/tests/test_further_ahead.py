@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from loop_toy import Light, Ran, ToyBackend, ToyEngine, at, nothing, parts, passed, plan, prompts, run, threads
 from unirl.core.errors import EchoMismatch, RunFailed
 from unirl.core.parts import Parts
 from unirl.core.plan import Plan
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from loop_toy import Light, Ran, ToyBackend, ToyEngine, at, nothing, parts, passed, plan, prompts, run, threads
 
 
 def ahead(number: int, *, steps: int = 5, **settings: Any) -> Plan:

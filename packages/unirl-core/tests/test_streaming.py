@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from loop_toy import LIMIT_S, Light, ToyEngine, at, met, parts, passed, plan, prompts, threads
 from unirl.core.batch import same
 from unirl.core.errors import EchoMismatch, RewardFailed, RunFailed
 from unirl.core.parts import Parts
 from unirl.core.scoring import score
 from unirl.core.streaming import MAX_WAITING, MadeRollout, Phases, RolloutMaker, group_pieces, step_request
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from loop_toy import LIMIT_S, Light, ToyEngine, at, met, parts, passed, plan, prompts, threads
 
 
 def maker(

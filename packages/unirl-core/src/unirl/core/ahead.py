@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from .data import Prompt
 from .parts import Parts, attributed, kept_weights, sync_weights
+from .prompts import StepPrompts
 from .streaming import MadeRollout, Phases, RolloutMaker, step_request
 
 if TYPE_CHECKING:
@@ -68,19 +68,19 @@ class RolloutsAhead:
         """Rollouts that are made and not taken."""
         return sum(begun.made.done() for begun in self._begun)
 
-    def begin(self, step: int, prompts: Sequence[Prompt], *, phases: Phases) -> None:
+    def begin(self, step: int, prompts: StepPrompts, *, phases: Phases) -> None:
         """Have the engine make the rollout of `step`, after those begun before, with the weights that train now."""
         assert not self._begun or step == self._begun[-1].step + 1, f"step {step} does not follow those begun"
         with phases("sync", owner=self._engine):
             bring = self._weights()
         with phases("request", owner=f"algorithm {self._plan.algorithm.name!r}"):
-            request = step_request(self._parts, self._plan, prompts, step=step)
-        maker = RolloutMaker(self._parts, self._plan, request, phases=Phases())
+            request = step_request(self._parts, self._plan, prompts.chosen, step=step)
+        maker = RolloutMaker(self._parts, self._plan, request, phases=Phases(), spare=prompts.spare)
         self._count(+1)
         made = self._thread.submit(self._make, maker, bring)
         self._begun.append(_Begun(step=step, version=request.policy_version, maker=maker, made=made))
 
-    def begin_after(self, step: int, following: Sequence[Sequence[Prompt]], *, phases: Phases) -> None:
+    def begin_after(self, step: int, following: Sequence[StepPrompts], *, phases: Phases) -> None:
         """Begin the rollouts of the steps after `step` that are not begun yet.
 
         following: prompts of step + 1, step + 2 and so on.
@@ -90,7 +90,7 @@ class RolloutsAhead:
             if number > newest:
                 self.begin(number, prompts, phases=phases)
 
-    def take(self, step: int, prompts: Sequence[Prompt], *, phases: Phases) -> MadeRollout:
+    def take(self, step: int, prompts: StepPrompts, *, phases: Phases) -> MadeRollout:
         """The rollout of `step`, begun before or now. Raises what making it raised."""
         if not self._begun:
             self.begin(step, prompts, phases=phases)

@@ -85,8 +85,8 @@ class RunConfig:
     stream_groups: int = 0
     """Groups of a piece: each piece is scored while the next one is generated. 0 generates a whole rollout first."""
     rollout_ahead: int = 0
-    """Rollouts at most that are generated and scored ahead of the one that is trained on, with weights from as many steps
-    before; 0 makes each rollout with the newest weights."""
+    """Rollouts at most that are generated and scored ahead of the one that is trained on, with weights from as many
+    steps before; 0 makes each rollout with the newest weights."""
 
 
 @dataclass
@@ -99,6 +99,9 @@ class DataConfig:
     """Distinct prompts of one rollout."""
     samples_per_prompt: int = 8
     """Samples of one prompt: the group that advantages compare."""
+    refill_rounds: int = 0
+    """Rounds of further prompts that a step may draw in place of groups whose samples all got one reward; those groups
+    are then left out. 0 draws none and keeps all."""
     shuffle: bool = True
     """Draw a new order each epoch, from the run's seed."""
     prompt_key: str = "prompt"

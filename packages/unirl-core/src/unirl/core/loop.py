@@ -14,7 +14,7 @@ from .evaluation import evaluate
 from .events import EventStream
 from .parts import Parts, sync_weights
 from .plan import Plan
-from .prompts import PromptOrder
+from .prompts import PromptOrder, StepPrompts
 from .scoring import constant_reward
 from .streaming import MadeRollout, Phases, RolloutMaker, step_request
 from .track import Track
@@ -45,13 +45,14 @@ def run_loop(
     order = PromptOrder(len(prompts), plan.data.prompts_per_step, seed=plan.run.seed, shuffle=plan.data.shuffle)
     last, saved = plan.run.steps, start
 
-    def chosen(step: int) -> list[Prompt]:
-        return [prompts[row] for row in order.step(step)]
+    def chosen(step: int) -> StepPrompts:
+        spare = order.spare(step) if plan.data.refill_rounds else ()
+        return StepPrompts(chosen=[prompts[row] for row in order.step(step)], spare=[prompts[row] for row in spare])
 
     def stops_at(step: int) -> bool:
         return should_stop() or 0 < plan.run.stop_at <= step
 
-    def chosen_from(step: int) -> list[list[Prompt]]:
+    def chosen_from(step: int) -> list[StepPrompts]:
         """Prompts of the steps that may be begun ahead, from this one on."""
         end = min(step + plan.run.rollout_ahead, last, plan.run.stop_at or last)
         return [] if should_stop() else [chosen(number) for number in range(step, end)]
@@ -66,10 +67,12 @@ def run_loop(
                 return step, "stopped"
             version, done = parts.backend.version, step + 1
             try:
+                prompts_now = chosen(step)
                 run_step(
                     parts,
                     plan,
-                    chosen(step),
+                    prompts_now.chosen,
+                    spare=prompts_now.spare,
                     step=step,
                     events=events,
                     trackers=trackers,
@@ -98,20 +101,23 @@ def run_step(
     step: int,
     events: EventStream,
     trackers: Trackers,
+    spare: Sequence[Prompt] = (),
     ahead: RolloutsAhead | None = None,
-    following: Sequence[Sequence[Prompt]] = (),
+    following: Sequence[StepPrompts] = (),
 ) -> None:
     """One round: rollout, reward, advantage, train. Emits `step`.
 
+    spare: prompts that may be drawn in place of those whose samples all got one reward, see `data.refill_rounds`.
     ahead: who makes the rollouts while others are trained on.  following: prompts of the next steps, in their order,
     whose rollouts are begun, unless they were before, ahead of training on this one.
     """
     began, phases = time.perf_counter(), Phases()
     waiting = ahead.num_waiting if ahead else 0
-    made = ahead.take(step, prompts, phases=phases) if ahead else _make(parts, plan, prompts, step=step, phases=phases)
+    own = StepPrompts(chosen=prompts, spare=spare)
+    made = ahead.take(step, own, phases=phases) if ahead else _make(parts, plan, own, step=step, phases=phases)
     if ahead:
         ahead.begin_after(step, following, phases=phases)
-    metrics = _staleness(plan, made, version=parts.backend.version)
+    metrics = {**_staleness(plan, made, version=parts.backend.version), **_drawn(made, step=step + 1, events=events)}
     for name, track in made.rollout.tracks.items():
         prefix = f"{name}/" if len(made.rollout.tracks) > 1 else ""
         found = _learn(parts, plan, track, step=step, phases=phases, trackers=trackers)
@@ -130,13 +136,13 @@ def run_step(
     events.emit("step", step=step + 1, metrics=metrics, phases=phases.seconds, samples=made.request.num_rows)
 
 
-def _make(parts: Parts, plan: Plan, prompts: Sequence[Prompt], *, step: int, phases: Phases) -> MadeRollout:
+def _make(parts: Parts, plan: Plan, prompts: StepPrompts, *, step: int, phases: Phases) -> MadeRollout:
     """The rollout of a step, with the weights that train now."""
     with phases("sync", owner=f"engine {plan.engine.name!r}"):
         sync_weights(parts, plan)
     with phases("request", owner=f"algorithm {plan.algorithm.name!r}"):
-        request = step_request(parts, plan, prompts, step=step)
-    return RolloutMaker(parts, plan, request, phases=phases).make()
+        request = step_request(parts, plan, prompts.chosen, step=step)
+    return RolloutMaker(parts, plan, request, phases=phases, spare=prompts.spare).make()
 
 
 def _learn(
@@ -190,6 +196,23 @@ def _staleness(plan: Plan, made: MadeRollout, *, version: int) -> dict[str, floa
     if not plan.run.rollout_ahead or not ages:
         return {}
     return {"staleness_mean": sum(ages) / len(ages), "staleness_max": float(max(ages))}
+
+
+def _drawn(made: MadeRollout, *, step: int, events: EventStream) -> dict[str, float]:
+    """How many groups it took to fill the step; says once that there were too few."""
+    if made.drawn is None:
+        return {}
+    if made.drawn.num_missing:
+        text = (
+            f"data.refill_rounds: the step trains on {made.drawn.num_missing} groups fewer than "
+            f"data.prompts_per_step; {made.drawn.num_without_spread} of the {made.drawn.num_groups} that were drawn "
+            "had one reward for all samples."
+        )
+        events.finding(text, step=step, once="refill")
+    return {
+        "groups_drawn": float(made.drawn.num_groups),
+        "groups_without_spread": float(made.drawn.num_without_spread),
+    }
 
 
 def _overlap(made: MadeRollout, *, train_s: float, step_s: float) -> dict[str, float]:

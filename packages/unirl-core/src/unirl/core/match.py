@@ -209,6 +209,7 @@ def _geometry(plan: Plan, needs: Needs) -> Iterator[Reason]:
         ("run.steps", plan.run.steps, 0),
         ("data.prompts_per_step", data.prompts_per_step, 1),
         ("data.samples_per_prompt", data.samples_per_prompt, 1),
+        ("data.refill_rounds", data.refill_rounds, 0),
         ("train.updates_per_step", train.updates_per_step, 1),
         ("train.micro_batch", train.micro_batch, 0),
         ("train.micro_batch_tokens", train.micro_batch_tokens, 0),
@@ -237,6 +238,18 @@ def _geometry(plan: Plan, needs: Needs) -> Iterator[Reason]:
         yield Reason(
             key="data.samples_per_prompt",
             text="a group of 1 has no spread, so all advantages would be 0; use 2 or more, or advantage.center=global.",
+        )
+    if data.refill_rounds > 0 and data.samples_per_prompt < 2:
+        yield Reason(
+            key="data.refill_rounds",
+            text="groups without spread were to be left out, and a group of 1 never has any; use "
+            "data.samples_per_prompt of 2 or more, or 0 rounds.",
+        )
+    if data.refill_rounds > 0 and len(plan.sampling) > 1:
+        yield Reason(
+            key="data.refill_rounds",
+            text=f"{data.refill_rounds} was asked for; the groups of {len(plan.sampling)} tracks "
+            f"({_names(plan.sampling)}) would have to be left out together. Use 0.",
         )
     for key, value, allowed in (
         ("advantage.scope", plan.advantage.scope, ("group", "global")),

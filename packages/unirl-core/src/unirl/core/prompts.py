@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .data import MediaRef, Prompt
 from .errors import DataError
 
-__all__ = ["PromptOrder", "read_prompts"]
+__all__ = ["PromptOrder", "StepPrompts", "read_prompts"]
 
 Indices = NDArray[np.int64]
 
@@ -73,6 +73,15 @@ def read_prompts(path: Path, *, prompt_key: str = "prompt") -> tuple[Prompt, ...
     return tuple(prompt for _, prompt in prompts)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepPrompts:
+    """What a step is made of."""
+
+    chosen: Sequence[Prompt]
+    spare: Sequence[Prompt] = ()
+    """Prompts that may be drawn in place of those whose samples teach nothing; none unless the recipe asks for them."""
+
+
 @dataclass(frozen=True)
 class PromptOrder:
     """Which prompts each step takes: a pure function of the step number, so resuming needs nothing else.
@@ -108,6 +117,13 @@ class PromptOrder:
         if len(found) < self.prompts_per_step:
             found = np.concatenate([found, self._epoch(epoch + 1)[: self.prompts_per_step - len(found)]])
         return tuple(int(index) for index in found)
+
+    def spare(self, step: int) -> tuple[int, ...]:
+        """Indices of the prompts that a step does not have, in a random order of its own."""
+        chosen = np.array(self.step(step), dtype=np.int64)
+        others = _without(np.arange(self.num_prompts), chosen)
+        bits = np.random.Philox(key=np.array([self.seed % 2**64, 2**63 + step], dtype=np.uint64))
+        return tuple(int(index) for index in _permuted(others, bits))
 
     def _epoch(self, epoch: int) -> Indices:
         """Order of one epoch. It depends on the one before only through the step that both share."""

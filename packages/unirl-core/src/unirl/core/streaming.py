@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from .array import Array
 from .parts import Parts, attributed
+from .refill import Drawn, Refill
 from .request import Request
 from .requests import build_request
 from .rollout import Rollout, verify_echo
@@ -76,6 +78,8 @@ class MadeRollout:
     """Seconds from the end of each piece's generation to the last of its scores."""
     queue_max: int
     """Most pieces that were generated and not scored."""
+    drawn: Drawn | None = None
+    """How the groups were chosen, where `data.refill_rounds` draws further ones."""
 
 
 class RolloutMaker:
@@ -84,9 +88,15 @@ class RolloutMaker:
     With `run.stream_groups`, each reward has a thread of its own: it scores one piece at a time, in their order.
     """
 
-    def __init__(self, parts: Parts, plan: Plan, request: Request, *, phases: Phases) -> None:
-        """phases: where the seconds of the thread that calls `make` go: `generate` and `score`, which is the wait."""
+    def __init__(
+        self, parts: Parts, plan: Plan, request: Request, *, phases: Phases, spare: Sequence[Prompt] = ()
+    ) -> None:
+        """phases: where the seconds of the thread that calls `make` go: `generate` and `score`, which is the wait.
+
+        spare: prompts that may be drawn in place of those whose samples all got one reward.
+        """
         self._parts, self._plan, self._request, self._phases = parts, plan, request, phases
+        self._spare = spare
         self._cancelled = threading.Event()
         self._scorers: _Scorers | None = None
 
@@ -96,7 +106,8 @@ class RolloutMaker:
         The pieces and their order are a matter of the request alone, so the numbers do not depend on who is faster.
         The first failure, of the engine or of a reward, ends it. Raises CancelledError after `cancel`.
         """
-        return self._streamed() if self._plan.run.stream_groups else self._whole()
+        made = self._made(self._request)
+        return self._refilled(made) if self._plan.data.refill_rounds else made
 
     def cancel(self) -> None:
         """End `make`, which runs on another thread, when the call that it is in returns."""
@@ -104,9 +115,37 @@ class RolloutMaker:
         if self._scorers is not None:
             self._scorers.wake()
 
-    def _whole(self) -> MadeRollout:
+    def _made(self, request: Request) -> MadeRollout:
+        return self._streamed(request) if self._plan.run.stream_groups else self._whole(request)
+
+    def _refilled(self, first: MadeRollout) -> MadeRollout:
+        """The rollout without groups that teach nothing, and with others in their place."""
+        ((name, track),) = first.rollout.tracks.items()
+        all_made = [first]
+
+        def draw(prompts: Sequence[Prompt]) -> Track:
+            request = step_request(self._parts, self._plan, prompts, step=self._request.rollout)
+            made = self._made(dataclasses.replace(request, policy_version=self._request.policy_version))
+            all_made.append(made)
+            return made.rollout.tracks[name]
+
+        data = self._plan.data
+        refill = Refill(wanted=data.prompts_per_step, rounds=data.refill_rounds, spare=self._spare)
+        drawn = refill.run(track, draw)
+        joined = Track.concat([made.rollout.tracks[name] for made in all_made]).select(drawn.rows)
+        return MadeRollout(
+            request=Request.concat([made.request for made in all_made]).select(drawn.rows),
+            rollout=Rollout(tracks={name: joined}),
+            generate_s=sum(made.generate_s for made in all_made),
+            score_s=sum(made.score_s for made in all_made),
+            latencies_s=tuple(seconds for made in all_made for seconds in made.latencies_s),
+            queue_max=max(made.queue_max for made in all_made),
+            drawn=drawn,
+        )
+
+    def _whole(self, request: Request) -> MadeRollout:
         """All of the request, then all of the scores, on the thread that asks."""
-        rollout, generate_s = self._generated(self._request)
+        rollout, generate_s = self._generated(request)
         self._check_cancelled()
         began = time.perf_counter()
         with self._phases("score"):
@@ -114,7 +153,7 @@ class RolloutMaker:
             scored = {name: score(track, parts.rewards, parts.reward_weights) for name, track in rollout.tracks.items()}
         score_s = time.perf_counter() - began
         return MadeRollout(
-            request=self._request,
+            request=request,
             rollout=Rollout(tracks=scored),
             generate_s=generate_s,
             score_s=score_s,
@@ -122,8 +161,8 @@ class RolloutMaker:
             queue_max=1,
         )
 
-    def _streamed(self) -> MadeRollout:
-        pieces = group_pieces(self._request.group_ids, self._plan.run.stream_groups)
+    def _streamed(self, request: Request) -> MadeRollout:
+        pieces = group_pieces(request.group_ids, self._plan.run.stream_groups)
         rollouts: list[Rollout] = []
         generate_s = 0.0
         with _Scorers(self._parts.rewards, self._cancelled) as scorers:
@@ -132,7 +171,7 @@ class RolloutMaker:
                 with self._phases("score"):
                     scorers.wait(leaving=MAX_WAITING - 1)
                 self._check_cancelled()
-                rollout, seconds = self._generated(self._request.select(rows))
+                rollout, seconds = self._generated(request.select(rows))
                 generate_s += seconds
                 rollouts.append(rollout)
                 scorers.submit(rollout.tracks)
@@ -140,7 +179,7 @@ class RolloutMaker:
                 scorers.wait(leaving=0)
             self._check_cancelled()
         return MadeRollout(
-            request=self._request,
+            request=request,
             rollout=self._joined(pieces, rollouts, scorers),
             generate_s=generate_s,
             score_s=max(scorers.busy_s.values()),

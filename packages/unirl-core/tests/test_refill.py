@@ -1,0 +1,152 @@
+"""Groups without spread are left out and others drawn in their place, in every way that a loop makes rollouts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+import torch
+from loop_toy import Ran, ToyBackend, parts, plan, run
+from unirl.core.config import DataConfig
+from unirl.core.errors import RewardFailed
+from unirl.core.match import match
+from unirl.core.plan import Plan
+from unirl.core.prompts import PromptOrder
+from unirl.core.roles import ScoreInput, Scores, TrainReport
+from unirl.core.track import Track
+
+
+class Easy:
+    """Samples of prompts named here are told apart; those of all others get one reward."""
+
+    def __init__(self, *useful: str) -> None:
+        self.useful = useful
+        self.seen: list[str] = []
+
+    def score(self, samples: ScoreInput) -> Scores:
+        ids = [group.split("/")[1] for group in samples.group_ids]
+        self.seen += list(dict.fromkeys(ids))
+        number = [int(sample.rsplit("/", 1)[1]) for sample in samples.sample_ids]
+        return Scores(
+            values=torch.tensor([float(n) if i in self.useful else 1.0 for i, n in zip(ids, number, strict=True)])
+        )
+
+    def close(self) -> None: ...
+
+
+class Noting(ToyBackend):
+    """A backend that notes which groups it is trained on."""
+
+    def train(self, track: Track, algorithm: Any, *, progress: float) -> TrainReport:
+        self.groups = [*getattr(self, "groups", []), list(track.groups())]
+        return super().train(track, algorithm, progress=progress)
+
+
+def a_plan(*, rounds: int, groups: int = 2, **run: Any) -> Plan:
+    toy = plan(groups=groups, run={"steps": 1, **run})
+    data = dataclasses.replace(toy.data, refill_rounds=rounds)
+    return dataclasses.replace(toy, data=data)
+
+
+def trained(reward: Easy, toy: Plan) -> tuple[Ran, list[list[str]]]:
+    backend = Noting()
+    ran = run(parts(backend=backend, rewards={"light": reward}), toy)
+    return ran, backend.groups
+
+
+def spare(toy: Plan, step: int = 0) -> list[str]:
+    order = PromptOrder(6, toy.data.prompts_per_step, seed=toy.run.seed, shuffle=toy.data.shuffle)
+    return [f"p{row}" for row in order.spare(step)]
+
+
+def test_a_step_has_spare_prompts_in_an_order_of_its_own() -> None:
+    order = PromptOrder(50, 4, seed=3)
+    for step in range(30):
+        assert sorted([*order.step(step), *order.spare(step)]) == list(range(50))
+    assert order.spare(0) != order.spare(1)
+    assert PromptOrder(50, 4, seed=3).spare(7) == order.spare(7), "a function of seed and step alone"
+
+
+@pytest.mark.parametrize("run_settings", [{}, {"stream_groups": 1}, {"rollout_ahead": 1}], ids=str)
+def test_a_group_without_spread_makes_room_for_another(run_settings: dict[str, Any]) -> None:
+    toy = a_plan(rounds=4, **run_settings)
+    others = spare(toy)
+    reward = Easy("p1", others[1])
+    ran, groups = trained(reward, toy)
+    assert groups == [["r0/p1", f"r0/{others[1]}"]]
+    metrics = ran.steps[0].data["metrics"]
+    # Two of the step's own; then one missing of two, half of them useful: two more, which has the one that is wanted.
+    assert reward.seen == ["p0", "p1", *others[:2]]
+    assert (metrics["groups_drawn"], metrics["groups_without_spread"]) == (4, 2)
+    assert ran.steps[0].data["samples"] == 4
+
+
+def test_surplus_groups_are_left_out_and_counted() -> None:
+    toy = a_plan(rounds=4)
+    reward = Easy("p1", *spare(toy))
+    ran, groups = trained(reward, toy)
+    assert groups == [["r0/p1", f"r0/{spare(toy)[0]}"]]
+    assert ran.steps[0].data["metrics"]["groups_drawn"] == 4
+    assert ran.steps[0].data["metrics"]["groups_without_spread"] == 1
+
+
+def test_a_full_step_draws_nothing() -> None:
+    ran, groups = trained(Easy("p0", "p1"), a_plan(rounds=4))
+    assert groups == [["r0/p0", "r0/p1"]]
+    assert ran.steps[0].data["metrics"]["groups_drawn"] == 2
+
+
+def test_without_rounds_every_group_stays() -> None:
+    ran, groups = trained(Easy("p0"), a_plan(rounds=0))
+    assert groups == [["r0/p0", "r0/p1"]]
+    assert "groups_drawn" not in ran.steps[0].data["metrics"]
+
+
+def test_too_few_useful_groups_are_said_and_trained_on() -> None:
+    toy = a_plan(rounds=1)
+    ran, groups = trained(Easy("p0"), toy)
+    assert groups == [["r0/p0"]]
+    (finding,) = [event.data["text"] for event in ran.events if event.kind == "finding"]
+    assert "data.refill_rounds: the step trains on 1 groups fewer" in finding
+
+
+def test_no_useful_group_at_all_ends_the_run() -> None:
+    reward = Easy()
+    with pytest.raises(RewardFailed, match=r"data.refill_rounds: none of the 6 groups that were drawn in 3 rounds"):
+        trained(reward, a_plan(rounds=9))
+    assert len(reward.seen) == len(set(reward.seen)) == 6, "no prompt twice in a step"
+
+
+def test_later_steps_draw_again_and_a_resumed_run_draws_the_same() -> None:
+    toy = a_plan(rounds=4, steps=3)
+    useful = [f"p{n}" for n in (0, 2, 3, 5)]
+    _, groups = trained(Easy(*useful), toy)
+    backend = Noting()
+    run(parts(backend=backend, rewards={"light": Easy(*useful)}), toy, start=1)
+    assert backend.groups == groups[1:]
+    assert all(len(step) == 2 for step in groups)
+
+
+def refusals(toy: Plan) -> Collection[str]:
+    return [str(reason) for reason in match(toy).reasons if reason.key == "data.refill_rounds"]
+
+
+def test_what_cannot_be_refilled_is_refused() -> None:
+    toy = plan()
+    assert not refusals(toy)
+    for data, text in (
+        (DataConfig(prompts_per_step=4, samples_per_prompt=1, refill_rounds=1), "a group of 1 never has any"),
+        (DataConfig(prompts_per_step=4, samples_per_prompt=2, refill_rounds=-1), "it must be 0 or more"),
+    ):
+        (refusal,) = refusals(dataclasses.replace(toy, data=data))
+        assert text in refusal
+    (refusal,) = refusals(
+        dataclasses.replace(
+            toy,
+            data=DataConfig(prompts_per_step=4, samples_per_prompt=2, refill_rounds=1),
+            sampling={**toy.sampling, "other": toy.sampling["image"]},
+        )
+    )
+    assert "the groups of 2 tracks (image, other)" in refusal
