@@ -1,0 +1,94 @@
+"""DRPO over the tokens of a text, and SPO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+from unirl.algorithms.drpo.config import DrpoConfig
+from unirl.core.config import AdvantageConfig, TrainConfig
+from unirl.core.roles import Losses, Replay
+from unirl.core.track import Track
+from unirl.numerics.aggregation import AggregationMode
+from unirl.numerics.text_replay import ReplayedTokens, per_token
+from unirl.numerics.token_losses import drpo_loss
+from unirl.numerics.token_policy import (
+    TokenWeights,
+    anchor_tokens,
+    mean_over,
+    ratio_metrics,
+    text_numbers,
+    token_weights,
+)
+from unirl.numerics.track_advantages import track_advantages
+
+__all__ = ["Drpo", "build"]
+
+
+def build(
+    config: DrpoConfig, *, advantage: AdvantageConfig, reward_weights: Mapping[str, float], train: TrainConfig
+) -> Drpo:
+    return Drpo(config, advantage=advantage, reward_weights=reward_weights, train=train)
+
+
+class Drpo:
+    """DRPO, arXiv 2606.09821: -A r + |A| pi_old (r - 1)^2 / (2 delta) for each token; SPO without the pi_old.
+
+    The pull is smooth where a clip drops the gradient, and at ratio 1 both are the plain policy gradient.
+    """
+
+    def __init__(
+        self,
+        config: DrpoConfig,
+        *,
+        advantage: AdvantageConfig,
+        reward_weights: Mapping[str, float],
+        train: TrainConfig,
+    ) -> None:
+        self._config = config
+        self._advantage = advantage
+        self._reward_weights = reward_weights
+        self._replays_anchor = train.old_log_probs == "replay"
+        self._horizon = config.horizon if config.aggregation == "seq-mean-token-sum-norm" else None
+
+    def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
+        found, numbers = track_advantages(track, self._advantage, reward_weights=self._reward_weights)
+        return found, {**text_numbers(track), **numbers}
+
+    def anchor(self, track: Track, replay: Replay) -> Track:
+        """Replayed old log-probs, which differ from those of the update by nothing, or the engine's as they are."""
+        return anchor_tokens(track, replay, replays=self._replays_anchor)
+
+    def weights(self, track: Track) -> Mapping[str, Tensor]:
+        return {"policy": self._token_weights(track).announced}
+
+    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+        config, weights = self._config, self._token_weights(track)
+        new = cast(ReplayedTokens, replay(track))
+        # What weighs nothing may be no number, and must not reach an exponential.
+        is_counted = weights.counted > 0
+        old = torch.where(is_counted, per_token(track.text, "log_probs"), 0.0)
+        log_ratio = torch.where(is_counted, new.log_probs, 0.0) - old
+        advantages = track.advantages
+        assert advantages is not None
+        found = drpo_loss(
+            log_ratio, advantages, old_log_probs=old if config.weighs_by_old else None, delta=config.delta
+        )
+        pull = found.loss.detach() + advantages[:, None] * found.ratio
+        metrics = {
+            **ratio_metrics(found.ratio, found.clipped, log_ratio.detach(), weights.counted),
+            "pull": mean_over(pull, weights.counted),
+        }
+        if new.entropy is not None:
+            metrics["entropy"] = mean_over(new.entropy, weights.counted)
+        return Losses(terms=[weights.term("policy", found.loss)], metrics=metrics)
+
+    def _token_weights(self, track: Track) -> TokenWeights:
+        return token_weights(
+            track,
+            cast(AggregationMode, self._config.aggregation),
+            horizon=self._horizon,
+            truncated=cast("Literal['keep', 'mask']", self._config.truncated),
+        )
