@@ -55,7 +55,8 @@ def run(folder: Path, *words: str, resume: Path | None = None) -> RunResult:
 @contextmanager
 def ray_cluster(python: str, *, num_cpus: int = 8) -> Iterator[None]:
     """python: what workers run in place of the interpreter."""
-    os.environ.update(SETTINGS)
+    # Ray gives a process that it is to end 5 s to do it itself, which one that was stopped does not.
+    os.environ.update({**SETTINGS, "RAY_kill_worker_timeout_milliseconds": "300"})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ray.init(

@@ -22,13 +22,14 @@ from unirl.core.errors import RunFailed
 pytestmark = pytest.mark.slow
 
 RANKS = (*APART, "launcher.train_ranks=2")
+PAIR = (*APART, "launcher.rollout_workers=2")
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, ray_here: None) -> dict[tuple[str, ...], Path]:
     """Runs that nothing happens to."""
     folder = tmp_path_factory.mktemp("whole")
-    return {words: run(folder / str(number), *words).folder for number, words in enumerate((APART, RANKS))}
+    return {words: run(folder / str(number), *words).folder for number, words in enumerate((APART, RANKS, PAIR))}
 
 
 def assert_same_numbers(left: Path, right: Path) -> None:
@@ -50,7 +51,7 @@ def assert_names(error: RunFailed, struck: Struck, phase: str) -> None:
     assert f"phase {phase!r}" in text
 
 
-@pytest.mark.parametrize(("role", "phase"), [("reward", "score"), ("rollout", "generate"), ("rollout", "sync")])
+@pytest.mark.parametrize(("role", "phase"), [("reward", "score"), ("rollout", "generate")])
 def test_a_stateless_worker_that_is_killed_is_replaced_and_the_numbers_stay(
     whole: dict[tuple[str, ...], Path], tmp_path: Path, role: str, phase: str
 ) -> None:
@@ -60,6 +61,20 @@ def test_a_stateless_worker_that_is_killed_is_replaced_and_the_numbers_stay(
     assert f"worker '{struck.worker}' (host {os.uname().nodename}, process {struck.pid})" in finding["text"]
     assert "died" in finding["text"]
     assert_same_numbers(whole[APART], folder)
+    assert not still_alive(struck.all_pids)
+
+
+def test_weights_by_broadcast_give_the_numbers_of_shared_memory_also_when_a_receiver_is_replaced(
+    whole: dict[tuple[str, ...], Path], tmp_path: Path
+) -> None:
+    """The second sync is struck: the first one goes through the group of the start, the rest through another one."""
+    with strike("rollout", "sync", index=1) as struck:
+        folder = run(tmp_path / "run", *PAIR, "launcher.carrier=collective").folder
+    (finding,) = events(folder, "finding")
+    assert f"worker 'rollout-1' (host {os.uname().nodename}, process {struck.pid}) died" in finding["text"]
+    assert_same_numbers(whole[PAIR], folder)
+    for there, here in zip(steps(folder).values(), steps(whole[PAIR]).values(), strict=True):
+        assert there["sync/tensors"] == here["sync/tensors"]
     assert not still_alive(struck.all_pids)
 
 

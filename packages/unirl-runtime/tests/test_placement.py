@@ -9,13 +9,16 @@ import pytest
 import ray
 import small_runs
 from unirl.core.errors import PlanRejected
+from unirl.core.match import match
 from unirl.core.run import train
+from unirl.runtime.actors import Actor
+from unirl.runtime.carrier_choice import carrier_between, sender_of
 from unirl.runtime.cluster import Cluster
 from unirl.runtime.config import RayConfig, problems
 from unirl.runtime.launchers import build_ray
-from unirl.runtime.placement import Node, misfit, places
+from unirl.runtime.placement import Node, WorkerPlace, misfit, places
 from unirl.runtime.remote_parts import shares
-from unirl.runtime.weight_sync import carrier_between
+from unirl.runtime.worker import WorkerFacts
 
 
 def node(name: str, cpus: float, gpus: float = 0.0) -> Node:
@@ -163,19 +166,91 @@ def test_a_run_that_does_not_fit_starts_no_worker_and_leaves_no_folder(
     assert not ray.is_initialized()
 
 
+def started(name: str, host: str = "a", gpu: str = "", device: int | None = None) -> Actor:
+    """A worker that runs, as messages and carriers know it."""
+    role, index = name.split("-")
+    place = WorkerPlace(name=name, role=role, index=int(index), cpus=1, gpus=float(bool(gpu)), device=device)
+    facts = WorkerFacts(host=host, pid=7, device="cuda" if gpu else "cpu", gpu=gpu)
+    return Actor(place=place, facts=facts)
+
+
 @pytest.mark.parametrize(
     ("config", "hosts", "carrier"),
     [
-        (RayConfig(), {"a"}, "shared-memory"),
-        (RayConfig(), {"a", "b"}, "ray"),
-        (RayConfig(carrier_dir="/shared"), {"a", "b"}, "disk"),
-        (RayConfig(carrier="ray"), {"a"}, "ray"),
+        (RayConfig(), "aa", "shared-memory"),
+        (RayConfig(), "ab", "ray"),
+        (RayConfig(carrier_dir="/shared"), "ab", "disk"),
+        (RayConfig(carrier="ray"), "aa", "ray"),
+        (RayConfig(carrier="collective"), "ab", "collective"),
     ],
 )
-def test_weights_travel_by_what_reaches_every_worker(config: RayConfig, hosts: set[str], carrier: str) -> None:
-    assert carrier_between(config, hosts) == carrier
+def test_weights_travel_by_what_reaches_every_worker(config: RayConfig, hosts: str, carrier: str) -> None:
+    assert carrier_between(config, [started("train-0", hosts[0])], [started("rollout-0", hosts[1])]) == carrier
 
 
-def test_shared_memory_between_machines_is_refused() -> None:
-    with pytest.raises(PlanRejected, match="'shared-memory' was asked for; the workers are on a, b"):
-        carrier_between(RayConfig(carrier="shared-memory"), {"a", "b"})
+@pytest.mark.parametrize(
+    ("carrier", "train", "rollout", "said"),
+    [
+        ("shared-memory", started("train-0", "a"), started("rollout-0", "b"), "the workers are on a, b. Use 'ray'"),
+        (
+            "collective",
+            started("train-0", gpu="GPU-1"),
+            started("rollout-0"),
+            r"worker 'train-0' \(.*\) is on cuda, worker 'rollout-0' \(.*\) on cpu, .* Use 'auto'",
+        ),
+        (
+            "collective",
+            started("train-0", gpu="GPU-1"),
+            started("rollout-0", gpu="GPU-1"),
+            "share a GPU, and NCCL takes one rank a GPU. Use 'cuda-ipc'",
+        ),
+        (
+            "cuda-ipc",
+            started("train-0"),
+            started("rollout-0"),
+            r"worker 'train-0' \(.*\) is on cpu, and there is no memory of a GPU to share. Use 'shared-memory'",
+        ),
+        (
+            "cuda-ipc",
+            started("train-0", gpu="GPU-1"),
+            started("rollout-0", gpu="GPU-2"),
+            "do not share a GPU. Use 'collective', or launcher.placement=colocate",
+        ),
+        (
+            "cuda-ipc",
+            started("train-0", "a", gpu="GPU-1"),
+            started("rollout-0", "b", gpu="GPU-1"),
+            "do not share a GPU",
+        ),
+    ],
+)
+def test_a_carrier_that_does_not_reach_a_worker_is_refused_with_the_way_out(
+    carrier: str, train: Actor, rollout: Actor, said: str
+) -> None:
+    with pytest.raises(PlanRejected, match=f"launcher.carrier: '{carrier}' was asked for; .*{said}"):
+        carrier_between(RayConfig(carrier=carrier), [train], [rollout])
+
+
+def test_within_a_gpu_each_train_rank_sends_to_the_worker_beside_it() -> None:
+    train = [started(f"train-{n}", gpu=f"GPU-{n}", device=n) for n in (0, 1)]
+    rollout = [started(f"rollout-{n}", gpu=f"GPU-{n}", device=n) for n in (0, 1)]
+    assert carrier_between(RayConfig(carrier="cuda-ipc", placement="colocate"), train, rollout) == "cuda-ipc"
+    assert [sender_of(actor, "cuda-ipc", train) for actor in rollout] == train
+    # By other ways the weights of rank 0 are enough.
+    assert [sender_of(actor, "shared-memory", train) for actor in rollout] == [train[0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run.device=cpu",), "run.device is 'cpu', and there is no memory of a GPU to share. Use 'shared-memory'."),
+        (("run.device=cuda",), "each worker has a GPU of its own. Use 'collective', or launcher.placement=colocate."),
+    ],
+)
+def test_memory_of_a_gpu_that_nobody_shares_is_refused_before_anything_starts(
+    words: tuple[str, ...], said: str
+) -> None:
+    wanted = small_runs.plan("launcher=ray", "launcher.placement=separate", "launcher.carrier=cuda-ipc", *words)
+    verdict = match(wanted, catalog=small_runs.catalog())
+    (reason,) = [str(reason) for reason in verdict.reasons if "launcher.carrier" in str(reason)]
+    assert reason.startswith("launcher.carrier: 'cuda-ipc' was asked for; ") and reason.endswith(said)

@@ -5,26 +5,20 @@ Reads pickled (method, arguments) from stdin, answers with pickled ("ok", value)
 
 import pickle
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from unirl.runtime.weights.carriers import ByValueCarrier, CollectiveCarrier, DiskCarrier, SharedMemoryCarrier
+from unirl.runtime.weights.group import WeightGroup
 from unirl.runtime.weights.transfer import Receiver
-
-
-def group(folder, rank):
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
 
 
 def carrier(name, folder, rank):
     """The carrier of one side."""
     if name == "collective":
-        group(folder, rank)
-        return CollectiveCarrier(None, source=0)
+        store = dist.FileStore(str(folder / "store"), 2)
+        return CollectiveCarrier(WeightGroup(store, rank=rank, world=2, device=torch.device("cpu"), timeout_s=60))
     if name == "by-value":
         return ByValueCarrier()
     return SharedMemoryCarrier() if name == "shared-memory" else DiskCarrier(folder / "buckets")
@@ -48,8 +42,6 @@ def main():
             answer = ("error", f"{type(error).__name__}: {error}")
         pickle.dump(answer, write)
         write.flush()
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

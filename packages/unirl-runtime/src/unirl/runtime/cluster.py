@@ -15,10 +15,10 @@ from unirl.core.errors import PlanRejected, RunFailed, UniRLError
 from unirl.core.plan import Plan
 from unirl.core.roles import Transport, TransportPlace
 
-from .actors import Actor, Call, explained, has_died
+from .actors import Actor, Call, WorkerDied, explained, has_died
 from .config import RayConfig
 from .placement import Node, WorkerPlace
-from .ray_worker import SETTINGS, actor_class, actor_name
+from .ray_worker import CAUSE_WITHIN_S, SETTINGS, actor_class, actor_name
 from .remote_rows import RemoteRows
 from .traffic import Traffic
 from .transports import make_transport
@@ -29,8 +29,8 @@ __all__ = ["Cluster", "Restart"]
 Restart = Callable[[Actor], None]
 """Brings what a new process of a worker needs beside its set-up, such as the weights of this step."""
 
-CAUSE_WITHIN_S = 5.0
-"""When one of several workers fails, another one may have died first, which Ray takes a moment to see."""
+SIGN_WITHIN_S = 5.0
+"""A process that runs says who it is in milliseconds, whatever its calls are at; one that takes longer hangs."""
 
 
 class _Late(Exception):
@@ -147,6 +147,22 @@ class Cluster:
         calls = [Call(actor=actor, method=method, args=args, named=named) for actor in actors]
         return self.run(calls, phase=phase, timeout_s=timeout_s)
 
+    def meet(
+        self, actors: Sequence[Actor], opens: str, joins: str, *, phase: str, timeout_s: float, within_s: float
+    ) -> None:
+        """Form a process group of these workers, ranked in their order. opens, joins: methods of rank 0, and of all.
+
+        timeout_s: of what the group does later.  within_s: for all of them to come.
+        """
+        world = len(actors)
+        (address,) = self.call(actors[:1], opens, world, within_s=within_s, phase=phase, timeout_s=within_s)
+        named = {"world": world, "timeout_s": timeout_s, "within_s": within_s}
+        calls = [
+            Call(actor=actor, method=joins, args=(address,), named={**named, "rank": rank})
+            for rank, actor in enumerate(actors)
+        ]
+        self.run(calls, phase=phase, timeout_s=within_s)
+
     def run(
         self, calls: Sequence[Call], *, phase: str, timeout_s: float | None = None, restart: Restart | None = None
     ) -> list[Any]:
@@ -167,19 +183,19 @@ class Cluster:
         end = time.monotonic() + limit
         while sent:
             ready, late = ray.wait(list(sent), num_returns=1, timeout=max(0.0, end - time.monotonic()))
-            silent = [number for number, _ in sent.values()]
-            for ref in ready or late:
+            hanging = [] if ready else self._hanging([calls[n].actor for n, _ in sent.values()], phase, limit)
+            for ref in ready or [ref for ref in late if calls[sent[ref][0]].actor in hanging]:
                 number, handle = sent.pop(ref)
                 actor = calls[number].actor
                 try:
                     if not ready:
-                        raise _Late(f"{', '.join(str(calls[n].actor) for n in silent)} did not answer in {limit:g} s")
+                        raise _Late(f"{', '.join(map(str, hanging))} did not answer in {limit:g} s")
                     found[number] = unpacked(self.traffic.received(ray.get(ref)))
                 except Exception as error:
                     failure = self._failure(error, actor, phase, [calls[n].actor for n, _ in sent.values()], list(sent))
                     ended = has_died(error) or not ready
                     if not (ended and left[number] and restart):
-                        for lost in [calls[n].actor for n in silent] if not ready else [actor] if ended else []:
+                        for lost in hanging or ([actor] if ended else []):
                             self._lost[lost.name] = failure
                         raise failure from error
                     left[number] -= 1
@@ -188,6 +204,21 @@ class Cluster:
                     sent[self._sent(calls[number])] = (number, actor.handle)
                     end = time.monotonic() + limit
         return [found[number] for number in range(len(calls))]
+
+    def aside(self, actors: Sequence[Actor], method: str) -> list[Actor]:
+        """A call that waits for no other one; returns the workers that give no sign of life, for they hang or died."""
+        import ray
+        from ray.exceptions import RayActorError
+
+        asked = {actor.handle.aside.remote(method): actor for actor in actors}
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=SIGN_WITHIN_S)
+        silent = [actor for ref, actor in asked.items() if ref not in answered]
+        for ref in answered:
+            try:
+                ray.get(ref)
+            except RayActorError:
+                silent.append(asked[ref])
+        return silent
 
     def fetch(self, rows: Sequence[RemoteRows]) -> list[Tensor]:
         """Rows from the workers that have them, for the driver itself."""
@@ -282,6 +313,23 @@ class Cluster:
                         return self._lost[other.name]
         return failure
 
+    def _hanging(self, late: list[Actor], phase: str, limit: float) -> list[Actor]:
+        """Of the workers that are late, those that hang: whose processes give no sign of life; all, when all give one.
+
+        Raises WorkerDied when it is another worker that gives none: what is late waits for it.
+        """
+        silent = self.aside(self._actors, "facts")
+        hanging = [actor for actor in late if actor in silent]
+        if silent and not hanging:
+            failure = WorkerDied(
+                f"launcher: {silent[0]} gives no sign of life; {', '.join(map(str, late))} waited for it for "
+                f"{limit:g} s in phase {phase!r}.",
+                worker=silent[0].name,
+            )
+            self._lost[silent[0].name] = failure
+            raise failure
+        return hanging or late
+
     def replace(self, actor: Actor, old: Any, failure: UniRLError) -> None:
         """A new process for a worker, with the same set-up. old: the handle of the one that failed so."""
         import ray
@@ -290,6 +338,7 @@ class Cluster:
             if actor.handle is not old:
                 return  # Another thread, whose call it was too, did it.
             was = str(actor)
+            self._lost.pop(actor.name, None)
             ray.kill(old, no_restart=True)
             end = time.monotonic() + self._config.start_timeout_s
             while True:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from unirl.core.config import PartConfig
 
-__all__ = ["LocalConfig", "RayConfig", "WorkerStoreConfig", "problems"]
+__all__ = ["LocalConfig", "RayConfig", "WorkerStoreConfig", "misplaced", "problems"]
 
 PLACEMENTS = ("trainside", "separate", "colocate")
-CARRIERS = ("auto", "shared-memory", "ray", "disk")
+CARRIERS = ("auto", "shared-memory", "ray", "disk", "collective", "cuda-ipc")
 
 
 @dataclass
@@ -44,8 +44,9 @@ class RayConfig(PartConfig):
     """GPUs of each reward worker."""
     carrier: str = "auto"
     """How weights travel to rollout workers of their own: by `shared-memory` of one machine, in calls of `ray`, which
-    reach any machine of the cluster, by `disk` through `carrier_dir`, or `auto`: shared memory where all workers are on
-    one machine, else the folder if there is one, else Ray."""
+    reach any machine of the cluster, by `disk` through `carrier_dir`, by `collective` broadcasts to all workers at once
+    (gloo on CPUs, NCCL where each worker has a GPU of its own), by `cuda-ipc` within a GPU that both share, or `auto`:
+    shared memory where all workers are on one machine, else the folder if there is one, else Ray."""
     carrier_dir: str = ""
     """Folder that every machine sees, for the carrier `disk`."""
     bucket_mb: int = 256
@@ -99,3 +100,19 @@ def problems(config: RayConfig) -> Iterator[str]:
         yield f"launcher.gpus: {config.gpus:g} was asked for; with colocate a train rank and a rollout worker share 1."
     if config.carrier == "disk" and not config.carrier_dir:
         yield "launcher.carrier_dir: the carrier 'disk' needs a folder that every machine sees; name one."
+
+
+def misplaced(config: RayConfig, *, device: str) -> Iterator[str]:
+    """What is wrong with these settings on a device, `run.device`."""
+    if config.carrier != "cuda-ipc":
+        return
+    if device == "cpu":
+        yield (
+            "launcher.carrier: 'cuda-ipc' was asked for; run.device is 'cpu', and there is no memory of a GPU to "
+            "share. Use 'shared-memory'."
+        )
+    elif config.placement == "separate" and (config.gpus < 0 or config.gpus >= 1):
+        yield (
+            "launcher.carrier: 'cuda-ipc' was asked for; with 'separate' and launcher.gpus of 1 or more each worker "
+            "has a GPU of its own. Use 'collective', or launcher.placement=colocate."
+        )

@@ -78,17 +78,8 @@ class RayLauncher:
     def _parts(self, plan: Plan, catalog: Catalog, cluster: Cluster, by_role: dict[str, list[Actor]]) -> Parts:
         config, train, rollout = self._config, by_role["train"], by_role["rollout"]
         if len(train) > 1:
-            (address,) = cluster.call(train[:1], "open_group", len(train), phase="build")
-            joins = [
-                Call(
-                    actor=actor,
-                    method="join_group",
-                    args=(address,),
-                    named={"rank": rank, "world": len(train), "timeout_s": config.call_timeout_s},
-                )
-                for rank, actor in enumerate(train)
-            ]
-            cluster.run(joins, phase="build", timeout_s=config.start_timeout_s)
+            timeouts = {"timeout_s": config.call_timeout_s, "within_s": config.start_timeout_s}
+            cluster.meet(train, "open_group", "join_group", phase="build", **timeouts)
         self._build(plan, cluster, by_role)
         turns = Turns(cluster, train=train, rollout=rollout, is_shared=config.placement == "colocate")
         copies = _copies(plan, config.train_ranks)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from unirl.core.capability import Cap, Support
 from unirl.core.hookspec import hookimpl
 from unirl.core.spec import LauncherSpec, TransportSpec
+
+from .config import RayConfig, misplaced
 
 if TYPE_CHECKING:
     from unirl.core.plan import Plan
@@ -53,11 +55,15 @@ def unirl_check_plan(plan: Plan) -> Iterable[str]:
             f"transport: {plan.transport.name!r} was asked for, and nothing travels within one process; leave it out, "
             "or choose launcher=ray."
         ]
-    if plan.launcher is not None and plan.resolved.get("launcher", {}).get("placement") == "colocate":
+    if plan.launcher is None or plan.launcher.name != RAY.name:
+        return []
+    config = cast(RayConfig, plan.launcher.config)
+    reasons = list(misplaced(config, device=plan.run.device))
+    if config.placement == "colocate":
         spec = plan.engine.spec
         if Support.NATIVE not in (spec.support(Cap.SLEEP), spec.support(Cap.WEIGHTS_SHARED)):
-            return [
+            reasons.append(
                 f"launcher.placement: 'colocate' was asked for; engine {spec.name!r} cannot sleep, so its memory stays "
                 "taken while its device trains. Use separate."
-            ]
-    return []
+            )
+    return reasons

@@ -4,31 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from unirl.core.capability import Cap, Support
 from unirl.core.config import BackendConfig
-from unirl.core.errors import EchoMismatch, PlanRejected, RunFailed
+from unirl.core.errors import EchoMismatch, RunFailed
 from unirl.core.plan import Plan
 from unirl.core.roles import Policy
 
 from .actors import Actor, Call, WorkerDied
+from .carrier_choice import carrier_between, sender_of
 from .cluster import Cluster
 from .config import RayConfig
 from .turns import Turns
-from .worker import Shipped
+from .weight_ends import Shipped
 
 if TYPE_CHECKING:
     from .remote_parts import RemoteBackend, RemoteEngine
 
-__all__ = ["WeightSync", "carrier_between"]
+__all__ = ["WeightSync"]
 
 NOTHING = -1
 """The version of an engine whose weights are not those of any version that trained here."""
 
 
 class WeightSync:
-    """All ranks export together; rank 0 sends to each rollout worker, and both sides compare checksums."""
+    """All ranks export together; rank 0 sends to the rollout workers, and both sides compare checksums.
+
+    By the carrier `collective` all of them take the same buckets at once, in a group that is formed before the first
+    transfer and again when other processes are to take part. By every other one they are sent to one after the other.
+    """
 
     def __init__(
         self,
@@ -49,14 +54,16 @@ class WeightSync:
             "full" if trains == "full" else ("lora" if takes_lora else "merged")
         )
         self._cluster, self._train, self._rollout, self._turns = cluster, list(train), list(rollout), turns
-        self._carrier = (
-            carrier_between(config, {actor.facts.host for actor in (train[0], *rollout)}),
-            config.carrier_dir,
-        )
+        self._carrier = (carrier_between(config, train, rollout), config.carrier_dir)
+        self._group: list[Any] = []
+        """Handles of the processes that are in a group together, the sender first."""
         self._policy: Policy = "live"
-        self._retries = config.retries
+        self._config = config
         self._bucket_bytes = config.bucket_mb * 2**20
         cluster.prepare(self._rollout, "open_receiver", carrier=self._carrier)
+        if self._is_collective:
+            # Now rather than with the first weights: machines that do not reach each other are an error of the start.
+            self._meet([train[0], *rollout])
 
     def between(self, backend: RemoteBackend, engine: RemoteEngine) -> None:
         self._backend, self._engine = backend, engine
@@ -94,47 +101,61 @@ class WeightSync:
             self._engine.note_version(NOTHING)
 
     def _send(self, receivers: Sequence[Actor]) -> None:
-        cluster, source = self._cluster, self._train[0]
+        cluster = self._cluster
         self._turns.train()
         cluster.call(self._train, "export_weights", policy=self._policy, kind=self._kind, phase="sync")
         self._turns.rollout()
-        for actor in receivers:
-            named = {"carrier": self._carrier, "bucket_bytes": self._bucket_bytes}
-            call = Call(actor=source, method="ship_weights", args=(actor.name,), named=named)
-            shipped = self._shipped(call, actor)
+        for together in [receivers] if self._is_collective else [[actor] for actor in receivers]:
+            shipped = self._shipped(together)
             report = shipped.report
             if report.receipt.version != self._backend.version:
                 raise EchoMismatch(
-                    f"weights: version {self._backend.version} trains; {actor} holds {report.receipt.version} after "
-                    "the sync."
+                    f"weights: version {self._backend.version} trains; {_names(together)} holds "
+                    f"{report.receipt.version} after the sync."
                 )
-            size = report.size_bytes + shipped.announced_bytes
-            cluster.traffic.synced(size_bytes=size, tensors=report.num_tensors, seconds=report.seconds)
+            size = report.size_bytes * len(together) + shipped.announced_bytes
+            count = report.num_tensors * len(together)
+            cluster.traffic.synced(size_bytes=size, tensors=count, seconds=report.seconds)
         cluster.call(self._train, "forget_export", phase="sync")
 
-    def _shipped(self, call: Call, receiver: Actor) -> Shipped:
-        """Ship to a worker, and to the one that replaces it when it dies."""
-        left = self._retries
+    @property
+    def _is_collective(self) -> bool:
+        return self._carrier[0] == "collective"
+
+    def _shipped(self, receivers: Sequence[Actor]) -> Shipped:
+        """Ship to workers, and again when one of them died and was replaced."""
+        source = sender_of(receivers[0], self._carrier[0], self._train)
+        named = {"carrier": self._carrier, "bucket_bytes": self._bucket_bytes}
+        call = Call(actor=source, method="ship_weights", args=([actor.name for actor in receivers],), named=named)
+        left = self._config.retries
         while True:
-            handle = receiver.handle
+            handles = {actor.name: actor.handle for actor in receivers}
             try:
+                if self._is_collective:
+                    self._meet([source, *receivers])
                 return cast("list[Shipped]", self._cluster.run([call], phase="sync"))[0]
             except WorkerDied as died:
-                if died.worker != receiver.name or not left:
+                lost = next((actor for actor in receivers if actor.name == died.worker), None)
+                if lost is None or not left:
                     raise
                 left -= 1
-                self._cluster.replace(receiver, handle, died)
+                if self._is_collective:
+                    self._part([source, *receivers])
+                self._cluster.replace(lost, handles[lost.name], died)
+
+    def _meet(self, members: Sequence[Actor]) -> None:
+        """Form the group of these processes, where they are not in one. Raises what a worker raises that cannot."""
+        if self._group == [actor.handle for actor in members]:
+            return
+        timeouts = {"timeout_s": self._config.call_timeout_s, "within_s": self._config.start_timeout_s}
+        self._cluster.meet(members, "open_weight_group", "join_weight_group", phase="sync", **timeouts)
+        self._group = [actor.handle for actor in members]
+
+    def _part(self, members: Sequence[Actor]) -> None:
+        """End a broadcast that cannot come to its end: who is in it waits for one that is gone."""
+        self._cluster.aside(members, "leave_weight_group")
+        self._group = []
 
 
-def carrier_between(config: RayConfig, hosts: set[str]) -> str:
-    """Name of the carrier that reaches workers on these machines. Raises PlanRejected for one that does not."""
-    name = config.carrier
-    if name == "auto":
-        name = "shared-memory" if len(hosts) == 1 else "disk" if config.carrier_dir else "ray"
-    there = ", ".join(sorted(hosts))
-    if name == "shared-memory" and len(hosts) > 1:
-        raise PlanRejected(
-            f"launcher.carrier: 'shared-memory' was asked for; the workers are on {there}. Use 'ray', or "
-            "'disk' with a carrier_dir that all of them see."
-        )
-    return name
+def _names(actors: Sequence[Actor]) -> str:
+    return ", ".join(map(str, actors))

@@ -19,7 +19,6 @@ from typing import Any, Literal, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
 from unirl.core.capability import Cap, Support
 from unirl.core.catalog import Catalog
 from unirl.core.config import LatentSamplingConfig, TextSamplingConfig
@@ -37,7 +36,6 @@ from unirl.core.roles import (
     TrainReport,
     TransportCounts,
     TransportPlace,
-    WeightReceipt,
     WeightUpdate,
 )
 from unirl.core.rollout import Rollout
@@ -46,12 +44,10 @@ from unirl.core.track import Track
 
 from .remote_rows import RemoteRows, dehydrated, hydrated
 from .transports import make_transport
-from .weights.carriers import ByValueCarrier, Carrier, DiskCarrier, SharedMemoryCarrier
-from .weights.manifest import Manifest
-from .weights.transfer import Receiver, TransferReport, send
-from .wire import packed, unpacked
+from .weight_ends import Tell, WeightEnds
+from .weights.group import Address, listen, reach
 
-__all__ = ["Shipped", "Worker", "WorkerFacts"]
+__all__ = ["Worker", "WorkerFacts"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,18 +57,11 @@ class WorkerFacts:
     host: str
     pid: int
     device: str
+    gpu: str = ""
+    """Which one it is, by the name that all processes of its machine know it by; empty on the CPU."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Shipped:
-    """One transfer of weights."""
-
-    report: TransferReport
-    announced_bytes: int
-    """What was sent beside the tensors: their names, shapes and checksums, and where the bytes are."""
-
-
-class Worker:
+class Worker(WeightEnds):
     """Not tied to Ray: whatever starts it gives it a way to reach the transports of the others."""
 
     def __init__(
@@ -82,15 +71,15 @@ class Worker:
         *,
         run: str,
         ask: Callable[[str, Any], Any],
-        tell: Callable[[str, str, bytes], bytes],
+        tell: Tell,
         machine: str,
         address: Any = None,
     ) -> None:
         """run, ask, address: see `unirl.core.roles.TransportPlace`.
 
-        tell: tell(worker, method, packed arguments): a method of another worker and its answer, packed.
         machine: what to call this machine in messages.
         """
+        super().__init__()
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         _check_versions(plan, machine)
         self._name = name
@@ -99,8 +88,6 @@ class Worker:
         self._parts: Parts | None = None
         self._rewards: Mapping[str, Any] = {}
         self._policy: ExitStack | None = None
-        self._receiver: Receiver | None = None
-        self._export: WeightUpdate | None = None
         self._kept: dict[int, list[Any]] = {}
         """Number of a rollout -> names of its tensors that are kept here."""
         wanted = plan.run.device
@@ -112,19 +99,20 @@ class Worker:
         self.transport = make_transport(plan, place=place)
 
     def facts(self) -> WorkerFacts:
-        return WorkerFacts(host=socket.gethostname(), pid=os.getpid(), device=str(self._device))
+        gpu = str(torch.cuda.get_device_properties(self._device).uuid) if self._device.type == "cuda" else ""
+        return WorkerFacts(host=socket.gethostname(), pid=os.getpid(), device=str(self._device), gpu=gpu)
 
     # The process group of the train ranks.
 
-    def open_group(self, world: int) -> tuple[str, int]:
+    def open_group(self, world: int, *, within_s: float) -> Address:
         """Rank 0: listen for the others on a port that is free, and say where."""
-        host = socket.gethostbyname(socket.gethostname())
-        self._group_store = TCPStore(host, 0, world, is_master=True, wait_for_workers=False)
-        return host, self._group_store.port
+        self._group_store, address = listen(world, timeout_s=within_s)
+        return address
 
-    def join_group(self, address: tuple[str, int], *, rank: int, world: int, timeout_s: float) -> None:
+    def join_group(self, address: Address, *, rank: int, world: int, timeout_s: float, within_s: float) -> None:
+        """timeout_s: of a collective call.  within_s: for the others to come."""
         if rank:
-            self._group_store = TCPStore(address[0], address[1], world, is_master=False)
+            self._group_store = reach(address, world, timeout_s=within_s)
         backend = "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl"
         timeout = timedelta(seconds=timeout_s)
         dist.init_process_group(backend, store=self._group_store, rank=rank, world_size=world, timeout=timeout)
@@ -257,68 +245,6 @@ class Worker:
     def adopt(self, update: WeightUpdate) -> None:
         self.parts.backend.adopt(update)
 
-    def export_weights(self, *, policy: Policy, kind: Literal["full", "lora", "merged"]) -> None:
-        """Export the weights, which all ranks do together; `ship_weights` sends them."""
-        self._export = self.parts.backend.weights(policy=policy, kind=kind)
-
-    def ship_weights(self, receiver: str, *, carrier: tuple[str, str], bucket_bytes: int) -> Shipped:
-        """Send what was exported to another worker, by its name."""
-        assert self._export is not None, f"worker {self._name!r} has exported nothing"
-        announced = 0
-
-        def to(method: str, *args: Any) -> Any:
-            nonlocal announced
-            data = packed((args, {}))
-            # Of a ticket that is the weights themselves, only what is beside them.
-            announced += len(data) - sum(arg.nbytes for arg in args if isinstance(arg, Tensor))
-            return unpacked(self._tell(receiver, method, data))
-
-        report = send(
-            self._export,
-            carrier=make_carrier(*carrier),
-            begin=lambda manifest: to("begin_weights", manifest),
-            take=lambda number, ticket: to("take_weights", number, ticket),
-            finish=lambda: to("finish_weights"),
-            bucket_bytes=bucket_bytes,
-        )
-        return Shipped(report=report, announced_bytes=announced)
-
-    def forget_export(self) -> None:
-        self._export = None
-
-    def open_receiver(self, *, carrier: tuple[str, str]) -> None:
-        """Be ready for weights: for the engine, or for the module that it samples with."""
-
-        def apply(manifest: Manifest, tensors: dict[str, Tensor]) -> None:
-            update = WeightUpdate(
-                version=manifest.version,
-                tensors=tensors,
-                kind=manifest.kind,
-                adapter=manifest.adapter,
-                adapter_scale=manifest.adapter_scale,
-                checksum=manifest.checksum,
-            )
-            if self._samples_with_module:
-                self.parts.backend.adopt(update)
-                self.parts.engine.version = manifest.version
-            else:
-                self.parts.engine.load_weights(update)
-
-        self._receiver = Receiver(make_carrier(*carrier), apply=apply)
-
-    def begin_weights(self, manifest: Manifest) -> None:
-        self._open().begin(manifest)
-
-    def take_weights(self, number: int, ticket: Any) -> None:
-        self._open().take(number, ticket)
-
-    def finish_weights(self) -> WeightReceipt:
-        return self._open().finish()
-
-    def _open(self) -> Receiver:
-        assert self._receiver is not None, f"worker {self._name!r} has no receiver"
-        return self._receiver
-
     # Rewards.
 
     def score(self, name: str, samples: ScoreInput) -> Scores:
@@ -345,6 +271,7 @@ class Worker:
 
     def close(self) -> None:
         self.leave_policy()
+        self.leave_weight_group()
         if self._parts is not None:
             self._parts.engine.close()
             self._parts.backend.close()
@@ -353,16 +280,6 @@ class Worker:
         self.transport.close()
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def make_carrier(name: str, folder: str) -> Carrier:
-    """The carrier of a setting; both sides make theirs with this."""
-    carriers: dict[str, Callable[[], Carrier]] = {
-        "disk": lambda: DiskCarrier(Path(folder)),
-        "ray": ByValueCarrier,
-        "shared-memory": SharedMemoryCarrier,
-    }
-    return carriers[name]()
 
 
 def _alone(plan: Plan) -> Plan:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch._C._distributed_c10d import Work
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
-from unirl.core.errors import RecipeError
+
+from .group import WeightGroup
 
 __all__ = [
     "ByValueCarrier",
@@ -110,11 +111,8 @@ class CudaIpcCarrier:
         self._kept: dict[int, Tensor] = {}
 
     def send(self, data: Tensor) -> Ticket:
-        if data.device.type != "cuda":
-            raise RecipeError(
-                f"weights.carrier: 'cuda-ipc' was asked for; the weights are on {data.device.type}. "
-                "Use 'shared-memory'."
-            )
+        """Weights that were exported to the CPU go to this process's current device first."""
+        data = data.cuda()
         _, arguments = reduce_tensor(data)
         # The sender's tensor must live until the receiver has taken its copy.
         key = data.data_ptr()
@@ -129,33 +127,43 @@ class CudaIpcCarrier:
 
 
 class CollectiveCarrier:
-    """By broadcast in a process group: gloo on CPUs, NCCL on GPUs. Receivers call `receive` while the sender waits."""
+    """By broadcast in a process group, to all receivers at once: they call `receive` while the sender waits."""
 
-    def __init__(self, group: dist.ProcessGroup | None, *, source: int, device: str = "cpu") -> None:
-        """group: None is the default one.  source: global rank of the sender.  device: of the bytes at a receiver."""
-        self._group = group
-        self._source = source
-        self._device = device
-        self._pending: dict[int, tuple[dist.Work, Tensor]] = {}
+    def __init__(self, group: WeightGroup | None = None) -> None:
+        self.group = group
+        """Of this process and those at the other ends; another one when one of them was replaced."""
+        self._pending: dict[int, tuple[Work, Tensor]] = {}
         self._count = 0
 
     def send(self, data: Tensor) -> Ticket:
         """Starts the broadcast; `release` waits for its end."""
-        work = dist.broadcast(data, src=self._source, group=self._group, async_op=True)
-        assert work is not None
+        group = self._joined()
+        data = data.to(group.device)
         self._count += 1
         # The tensor must live until it has been sent.
-        self._pending[self._count] = (work, data)
+        self._pending[self._count] = (group.start(data), data)
         return (self._count, data.numel())
 
     def receive(self, ticket: Ticket) -> Tensor:
-        data = torch.empty(ticket[1], dtype=torch.uint8, device=self._device)
-        dist.broadcast(data, src=self._source, group=self._group)
+        group = self._joined()
+        data = torch.empty(ticket[1], dtype=torch.uint8, device=group.device)
+        group.wait(group.start(data))
         return data
 
     def release(self, ticket: Ticket) -> None:
+        """In a group that was left nothing is on its way any more."""
         work, _ = self._pending.pop(ticket[0])
-        work.wait()
+        if not self._joined().is_left:
+            self._joined().wait(work)
+
+    def leave(self) -> None:
+        """Take no part any more; nothing when there is no group."""
+        if self.group is not None:
+            self.group.leave()
+
+    def _joined(self) -> WeightGroup:
+        assert self.group is not None, "no group was joined"
+        return self.group
 
 
 class DiskCarrier:
