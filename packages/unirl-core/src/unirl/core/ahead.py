@@ -115,7 +115,8 @@ class RolloutsAhead:
             if bring is not None:
                 return bring
             self.settle()
-        sync_weights(self._parts, self._plan)
+        if not self._is_over.is_set():
+            sync_weights(self._parts, self._plan)
         return None
 
     @property
