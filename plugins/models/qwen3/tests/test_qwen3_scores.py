@@ -6,6 +6,7 @@ sums for another shape; seen are differences up to 3e-6.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,26 @@ def test_log_probs_are_those_of_transformers_padded_packed_and_one_by_one(
         torch.testing.assert_close(found[0], expected, **TOLERANCE)
         torch.testing.assert_close(found[1], entropy, **TOLERANCE)
     torch.testing.assert_close(torch.cat(one_by_one), expected, **TOLERANCE)
+
+
+def test_padding_on_the_left_changes_no_log_prob(model: Qwen3Model, texts: Texts) -> None:
+    """`pad_batch` pads on the right, where causal attention needs no mask; a batch made otherwise does."""
+    right = pad_batch(*texts, pad_token=model.pad_token)
+    assert right.attention_mask is not None
+    shifts = [int(n) for n in (~right.attention_mask).sum(dim=1)]
+    rows = right.tokens.shape[1]
+    index = right.target_index + torch.tensor(shifts).repeat_interleave(torch.tensor(right.lengths))
+    mask = torch.stack([row.roll(n) for row, n in zip(right.attention_mask, shifts, strict=True)])
+    left = dataclasses.replace(
+        right,
+        tokens=torch.stack([row.roll(n) for row, n in zip(right.tokens, shifts, strict=True)]),
+        positions=torch.stack([(torch.arange(rows) - n).clamp_min(0) for n in shifts]),
+        attention_mask=mask,
+        target_index=index,
+    )
+    with torch.no_grad():
+        expected, found = model.score(right, temperature=1.0)[0], model.score(left, temperature=1.0)[0]
+    torch.testing.assert_close(found, expected, **TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", KINDS)

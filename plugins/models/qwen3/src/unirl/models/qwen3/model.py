@@ -39,9 +39,6 @@ def build_moe(config: Qwen3Config, *, device: Any) -> Qwen3Model:
 class Qwen3Model:
     """A `unirl.core.roles.TextModel`."""
 
-    packs = True
-    """Each attention implementation keeps the samples of a packed row apart, see `_layout`."""
-
     def __init__(
         self, config: Qwen3Config, *, device: torch.device, spec: ModelSpec, cls: type[CausalLM], other: str
     ) -> None:
@@ -72,6 +69,12 @@ class Qwen3Model:
         """The tokenizer's padding token; else the first that ends a text."""
         found: int | None = self.tokenizer.pad_token_id
         return found if found is not None else next(iter(self._stop_tokens), 0)
+
+    @property
+    def packs(self) -> bool:
+        """With flash attention. sdpa and eager take packed rows as well, and give the same numbers, but at the price of
+        the square of all tokens in the row, where padded rows cost that of the longest sample each."""
+        return self.attention == "flash_attention_2"
 
     def prompt_tokens(
         self,
@@ -147,16 +150,19 @@ class Qwen3Model:
     def _layout(self, positions: Tensor, attention_mask: Tensor | None) -> dict[str, Any]:
         """What tells the attention which tokens belong together.
 
-        Padded: the mask [B, L], of which transformers makes a causal one. Packed: no mask. transformers (5.12 to 5.22)
-        then reads the samples from positions that restart, and makes a block-diagonal causal mask [1, 1, L, L] of them
-        for sdpa and eager; it would do so for flash attention in every layer again, so that one is given the offsets.
+        Padded: the mask [B, L], of which transformers makes a causal one; none where all padding is on the right, for
+        no token sees what comes after it, and sdpa has its fast kernels without a mask alone. Flash attention keeps the
+        mask: it leaves the padding out. Packed: no mask. transformers (5.12 to 5.22) then reads the samples from
+        positions that restart, and makes a block-diagonal causal mask [1, 1, L, L] of them for sdpa and eager; it would
+        do so for flash attention in every layer again, so that one is given the offsets.
         """
         layout: dict[str, Any] = {"position_ids": positions}
-        if attention_mask is not None:
-            return {**layout, "attention_mask": attention_mask.to(self.device)}
-        if self.attention != "flash_attention_2":
-            return layout
-        return {**layout, **packed_offsets(positions)}
+        is_flash = self.attention == "flash_attention_2"
+        if attention_mask is None:
+            return {**layout, **packed_offsets(positions)} if is_flash else layout
+        mask = attention_mask.to(self.device)
+        is_causal_enough = not is_flash and bool((mask[:, 1:] <= mask[:, :-1]).all())
+        return layout if is_causal_enough else {**layout, "attention_mask": mask}
 
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, dtype=self.autocast) if self.autocast else nullcontext()
