@@ -154,6 +154,16 @@ def test_every_row_goes_to_just_one_worker(workers: int) -> None:
     assert sorted(row for rows in shares(groups, workers) for row in rows) == list(range(len(groups)))
 
 
+def test_texts_of_any_length_are_dealt_in_whole_groups_of_about_equal_cost() -> None:
+    """Six groups of two: 100, 10, 10, 10, 10, 60 tokens, three for each rank; 120 and 80 is the best that there is."""
+    groups = [f"g{group}" for group in range(6) for _ in range(2)]
+    costs = [50, 50, 5, 5, 5, 5, 5, 5, 5, 5, 30, 30]
+    dealt = shares(groups, 2, costs=costs)
+    assert sorted(sum(costs[row] for row in rows) for rows in dealt) == [80, 120]
+    assert all(len({groups[row] for row in rows}) == 3 for rows in dealt)
+    assert sorted(row for rows in dealt for row in rows) == list(range(12))
+
+
 def test_a_run_that_does_not_fit_starts_no_worker_and_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

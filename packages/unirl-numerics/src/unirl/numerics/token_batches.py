@@ -1,16 +1,15 @@
-"""Prompts and generated tokens of any length as one input of a language model, and how work of any size is divided."""
+"""Prompts and generated tokens of any length as one input of a language model, and how they are divided."""
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from unirl.core.balance import check_costs
 
-__all__ = ["TokenBatch", "balance", "from_rows", "micro_batches_by_tokens", "pack_batch", "pad_batch", "to_rows"]
+__all__ = ["TokenBatch", "from_rows", "micro_batches_by_tokens", "pack_batch", "pad_batch", "to_rows"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +126,7 @@ def micro_batches_by_tokens(lengths: Sequence[int], budget: int, *, padded: bool
     """
     if budget < 1:
         raise ValueError(f"micro_batches_by_tokens: a budget of {budget} tokens was asked for; 1 or more is needed.")
-    _check_costs("micro_batches_by_tokens: length", lengths)
+    check_costs("micro_batches_by_tokens: length", lengths)
     batches: list[list[int]] = []
     used: list[int] = []
     # Longest first, so the first row of a batch is its longest.
@@ -142,43 +141,6 @@ def micro_batches_by_tokens(lengths: Sequence[int], budget: int, *, padded: bool
             batches.append([row])
             used.append(lengths[row])
     return sorted(sorted(batch) for batch in batches)
-
-
-def balance(costs: Sequence[float], parts: int, *, equal_counts: bool = False) -> list[list[int]]:
-    """Rows of each part, such that the costliest part costs little more than it must.
-
-    costs: of each row, >= 0: tokens, squared tokens, seconds.  Returns `parts` lists, some empty when rows are fewer.
-    equal_counts: the numbers of rows differ by one at most, whatever that costs.
-    Karmarkar and Karp's largest differencing; without equal_counts the costliest part is at most
-    4/3 - 1/(3 parts) times the best possible (Michiels et al., 2007), the bound of longest-first as well, and mostly
-    much nearer. Every row is in exactly one part, in order; parts are in order of their first row, empty ones last.
-    The same costs give the same parts.
-
-    Raises ValueError for parts below 1 or a cost that is negative or not finite.
-    """
-    if parts < 1:
-        raise ValueError(f"balance: {parts} parts were asked for; 1 or more is needed.")
-    _check_costs("balance: cost", costs)
-    order = sorted(range(len(costs)), key=lambda row: (-costs[row], row))
-    size = parts if equal_counts else 1
-    heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
-    for number, start in enumerate(range(0, len(order), size)):
-        # A partial solution: `parts` pairs of cost and rows, dearest first.
-        pairs = [(float(costs[row]), [row]) for row in order[start : start + size]]
-        pairs += [(0.0, list[int]()) for _ in range(parts - len(pairs))]
-        heap.append((pairs[-1][0] - pairs[0][0], number, pairs))
-    heapq.heapify(heap)
-    number = len(heap)
-    while len(heap) > 1:
-        # The two with the widest spread: the dearest part of one joins the cheapest of the other.
-        *_, one = heapq.heappop(heap)
-        *_, other = heapq.heappop(heap)
-        pairs = [(a + b, rows + more) for (a, rows), (b, more) in zip(one, reversed(other), strict=True)]
-        pairs.sort(key=lambda pair: -pair[0])
-        heapq.heappush(heap, (pairs[-1][0] - pairs[0][0], number, pairs))
-        number += 1
-    found = [sorted(rows) for _, rows in heap[0][2]] if heap else [list[int]() for _ in range(parts)]
-    return sorted(found, key=lambda rows: rows[0] if rows else len(costs))
 
 
 def _sequences(prompts: Sequence[Tensor], tokens: Sequence[Tensor]) -> list[Tensor]:
@@ -212,9 +174,3 @@ def _target_places(
     within = torch.cat([torch.arange(length) for length in lengths])
     device = tokens[0].device
     return lengths, rows.to(device), (first[rows] + within).to(device)
-
-
-def _check_costs(what: str, costs: Sequence[float]) -> None:
-    for row, cost in enumerate(costs):
-        if not (math.isfinite(cost) and cost >= 0):
-            raise ValueError(f"{what} of row {row} is {cost}; a finite number >= 0 is needed.")

@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
+from unirl.core.balance import balance
 from unirl.core.config import LatentSamplingConfig, TextSamplingConfig
 from unirl.core.data import MediaRef
 from unirl.core.errors import UniRLError
@@ -17,7 +18,7 @@ from unirl.core.request import Request
 from unirl.core.roles import Algorithm, Policy, ScoreInput, Scores, TrainReport, WeightReceipt, WeightUpdate
 from unirl.core.rollout import Rollout
 from unirl.core.spec import ModelSpec
-from unirl.core.track import Conditions, Track
+from unirl.core.track import Conditions, TextSegment, Track
 
 from .actors import Actor, Call
 from .cluster import Cluster, Restart
@@ -30,9 +31,10 @@ SETTLE_S = 10.0
 """Time for every rank to end what it does when one of them has failed."""
 
 
-def shares(group_ids: Sequence[str], workers: int) -> list[list[int]]:
+def shares(group_ids: Sequence[str], workers: int, *, costs: Sequence[int] | None = None) -> list[list[int]]:
     """Rows of each worker: whole groups, in order, as even in rows as that allows; rows where groups are too few.
 
+    costs: of each row; the groups are then dealt so that all workers have about as much to do, and as many of them.
     Whole groups keep the mini-batches of an update those of one rank (see `unirl.numerics.stack.mini_batches`), and the
     embeddings of a prompt with one worker.
     """
@@ -40,6 +42,9 @@ def shares(group_ids: Sequence[str], workers: int) -> list[list[int]]:
     for row, group in enumerate(group_ids):
         groups.setdefault(group, []).append(row)
     units = list(groups.values()) if len(groups) >= workers else [[row] for row in range(len(group_ids))]
+    if costs is not None:
+        parts = balance([sum(costs[row] for row in rows) for rows in units], workers, equal_counts=True)
+        return [[row for unit in part for row in units[unit]] for part in parts]
     dealt: list[list[int]] = []
     left, start = len(group_ids), 0
     for worker in range(workers):
@@ -205,7 +210,8 @@ class RemoteBackend:
     def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
         """Each rank trains on its share with the algorithm that it built; `algorithm` made requests and advantages."""
         self._turns.train()
-        dealt = shares(track.group_ids, len(self._actors) // self._copies)
+        lengths = track.segment.total_lengths if isinstance(track.segment, TextSegment) else None
+        dealt = shares(track.group_ids, len(self._actors) // self._copies, costs=lengths)
         calls: list[Call] = []
         for number, actor in enumerate(self._actors):
             rows = dealt[number // self._copies]

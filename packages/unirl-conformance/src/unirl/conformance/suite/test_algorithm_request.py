@@ -14,7 +14,7 @@ from unirl.conformance.claims import claim
 from unirl.core.batch import same
 from unirl.core.config import LatentSamplingConfig, SdeStepsConfig
 from unirl.core.request import LatentRequest
-from unirl.core.roles import Algorithm
+from unirl.core.roles import Algorithm, LatentAlgorithm
 
 GROUPS = tuple(f"r4/p{number}" for number in (0, 0, 0, 1, 1, 2, 2, 2))
 SAMPLES = tuple(f"{group}/{row}" for row, group in enumerate(GROUPS))

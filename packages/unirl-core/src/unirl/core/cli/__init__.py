@@ -18,6 +18,7 @@ COMMANDS = {
     "compose": ("unirl.core.cli.compose", "Show what a recipe would run, or why it would not."),
     "recipes": ("unirl.core.cli.recipes", "List the recipes that are installed or in ./recipes."),
     "plugins": ("unirl.core.cli.plugins", "List installed parts, and plugins that did not load."),
+    "data": ("unirl.core.cli.data", "Make prompt files from published sets."),
     "doctor": ("unirl.core.cli.doctor", "Check this installation."),
 }
 """Command -> the module that holds it as `command`, and its line in `--help`, so that `--help` imports none of them."""

@@ -1,0 +1,1 @@
+"""Published sets of questions with checkable answers, as prompt files."""
