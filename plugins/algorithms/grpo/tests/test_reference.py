@@ -140,7 +140,7 @@ def test_the_algorithm_agrees_with_its_reference_under_every_setting() -> None:
         CispoConfig(),
         RlooConfig(),
         ReinforcePpConfig(kl_coef=0.1),
-        GrpoConfig(kl_coef=0.1, kl_estimator="k1", kl_straight_through=True),
+        GrpoConfig(kl_coef=0.1, kl_estimator="k1", kl_straight_through=True, kl_weighs_by_ratio=True),
     ],
     ids=lambda config: type(config).__name__,
 )

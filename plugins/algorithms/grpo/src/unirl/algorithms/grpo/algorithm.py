@@ -114,6 +114,8 @@ class Grpo:
                 estimator=cast(KlEstimator, config.kl_estimator),
                 straight_through=config.kl_straight_through,
             )
+            if config.kl_weighs_by_ratio:
+                kl = kl * (live - old).exp()
             terms.append(every.term("kl", kl, scale=config.kl_coef))
             metrics["kl"] = mean_over(kl, every.counted)
         entropy = new.entropy

@@ -54,9 +54,12 @@ class GrpoConfig(PartConfig):
     """Coefficient of the divergence from the initial policy; 0 never runs that policy."""
     kl_estimator: str = "k3"
     """`k3`, never negative; `k2`, whose gradient is that of the divergence; `k1`, the plain difference of log-probs,
-    which needs `kl_straight_through`, for its own gradient is 0 on average."""
+    whose own gradient is 0 on average, so that it needs one of the next two."""
     kl_straight_through: bool = False
     """The value of the estimator with the gradient of `k2`."""
+    kl_weighs_by_ratio: bool = False
+    """Weigh the divergence of a token by its ratio, which has a gradient, so that value and gradient are unbiased with
+    samples of the old policy (DeepSeek-V3.2, arXiv 2512.02556; on by default in TRL)."""
     entropy_coef: float = 0.0
     """Coefficient of the entropy of the tokens' distributions, which the loss then raises."""
     tis: str = "none"
@@ -80,7 +83,7 @@ class DapoConfig(GrpoConfig):
     aggregation: str = "token-mean"
     """All tokens weigh alike."""
     drop_zero_advantage: bool = True
-    """Groups of equal rewards count nowhere. They are left out, not replaced by further prompts."""
+    """Groups of equal rewards count nowhere; `data.refill_rounds` draws others in their place."""
 
 
 @dataclass

@@ -154,10 +154,11 @@ def _ranges(config: GrpoConfig) -> Iterator[str]:
     for key, value in (("kl_coef", config.kl_coef), ("entropy_coef", config.entropy_coef)):
         if value < 0:
             yield f"algorithm.{key}: {value} was asked for; it must be 0 or more."
-    if config.kl_coef and config.kl_estimator == "k1" and not config.kl_straight_through:
+    has_gradient = config.kl_estimator != "k1" or config.kl_straight_through or config.kl_weighs_by_ratio
+    if config.kl_coef and not has_gradient:
         yield (
             "algorithm.kl_estimator: the gradient of 'k1' is 0 on average, so as a loss it holds nothing back; use k2 "
-            "or k3, or set algorithm.kl_straight_through=true."
+            "or k3, or set algorithm.kl_straight_through=true or algorithm.kl_weighs_by_ratio=true."
         )
     if config.tis_cap <= 0:
         yield f"algorithm.tis_cap: {config.tis_cap} was asked for; it must be above 0."

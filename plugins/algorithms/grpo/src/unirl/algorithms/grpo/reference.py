@@ -92,12 +92,12 @@ def _importance(config: GrpoConfig, inputs: TokenLossInputs, row: int, token: in
 def _divergence(config: GrpoConfig, inputs: TokenLossInputs, row: int, token: int) -> float:
     """Schulman's estimators (2020) of the divergence from the reference, of one token."""
     difference = float(inputs.log_probs[row, token] - inputs.reference_log_probs[row, token])
-    if config.kl_estimator == "k1":
-        return difference
-    if config.kl_estimator == "k2":
-        return difference**2 / 2
-    assert config.kl_estimator == "k3", config.kl_estimator
-    return math.exp(-difference) - 1 + difference
+    estimate = {"k1": difference, "k2": difference**2 / 2, "k3": math.exp(-difference) - 1 + difference}
+    if not config.kl_weighs_by_ratio:
+        return estimate[config.kl_estimator]
+    # DeepSeek-V3.2, arXiv 2512.02556: the expectation is over samples of the old policy.
+    ratio = math.exp(float(inputs.log_probs[row, token] - inputs.old_log_probs[row, token]))
+    return ratio * estimate[config.kl_estimator]
 
 
 class _Total:
