@@ -45,7 +45,7 @@ def commands() -> list[str]:
     for page in PAGES:
         for line in page.read_text(encoding="utf-8").splitlines():
             match = re.match(
-                r"(?: {4}|\$ |)(?:python3 bootstrap\.py -- )?(unirl (?:train|compose|plugins|recipes|doctor|conformance|new).*)",
+                r"(?: {4}|\$ |)(?:python3 bootstrap\.py -- )?(unirl (?:train|compose|plugins|recipes|doctor|conformance|new|data).*)",
                 line,
             )
             if match and "reference" not in page.parts and (line.startswith("    ") or line.startswith("unirl")):
@@ -75,13 +75,35 @@ def needs_more(command: str) -> bool:
     return any(word in command for word in elsewhere)
 
 
+def write_published(name: str, file: Path) -> None:
+    """A file of one row in the layout in which the set of this name is published."""
+    row: dict[str, object] = {
+        "gsm8k": {"question": "How many?", "answer": "One.\n#### 1"},
+        "dapo-math-17k": {"prompt": [{"role": "user", "content": "What?"}], "reward_model": {"ground_truth": "1"}},
+        "geometry3k": {"images": [{"bytes": b"\x89PNG", "path": None}], "problem": "<image>Find x.", "answer": "1"},
+        "aime": {"question": f"How many in {file.stem}?", "answer": "1"},
+    }[name]
+    if file.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), file)
+    else:
+        file.write_text(json.dumps(row))
+
+
 @pytest.mark.parametrize("command", [command for command in commands() if not needs_more(command)])
 def test_a_command_that_a_page_shows_is_accepted(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = shlex.split(command)[1:]
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"prompt {n}"}) + "\n" for n in range(64)))
+    rows = [json.dumps({"prompt": f"prompt {n}", "answer": "1"}) for n in range(64)]
+    for name in {"prompts.jsonl", *re.findall(r"data\.\w+=(\w[\w-]*\.jsonl)", command)}:
+        (tmp_path / name).write_text("\n".join(rows))
+    if words[:2] == ["data", "convert"]:
+        for source in [word for word in words[3:] if word.endswith((".parquet", ".jsonl"))][:-1]:
+            write_published(words[2], tmp_path / source)
     if words[0] == "train":
         # The same composition and matching that train begins with; training itself is in tests/test_runs.py.
         words = ["compose", *[word for word in words[1:] if word != "--multirun"]]

@@ -9,14 +9,19 @@ import sys
 from typing import Any
 
 import pytest
+from unirl.core.catalog import Catalog
 from unirl.core.errors import RecipeError, RewardFailed
+from unirl.core.match import match
+from unirl.core.recipe import compose
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.track import Status
 from unirl.rewards.math.config import MathConfig
 from unirl.rewards.math.length import overlong_penalty
+from unirl.rewards.math.plain import exact
 from unirl.rewards.math.plugin import MATH
 from unirl.rewards.math.reward import build
 from unirl.rewards.math.thinking import answer_part, is_well_formed
+from unirl.rewards.math.verdict import Verdict
 
 
 def score(texts: list[str], answer: Any = "42", *, fields: dict[str, Any] | None = None, **settings: Any) -> Scores:
@@ -148,25 +153,23 @@ def test_texts_without_an_answer_may_be_an_error() -> None:
         score([r"\boxed{42}", "forty-two"], method="boxed", unparsed="error")
 
 
-def test_grading_that_comes_to_no_end_is_counted_or_an_error() -> None:
-    tower = r"\boxed{9^{9^{9^{9}}}}"
-    names = ("s0", "s1")
-    samples = ScoreInput(
-        sample_ids=names,
-        group_ids=names,
-        prompts=names,
-        metadata=({"answer": "1/2"},) * 2,
-        texts=(tower, r"\boxed{0.5}"),
-    )
-    config = MathConfig(timeout_s=1.5, workers=1)
-    reward = build(config, device="cpu")
-    scores = reward.score(samples)
+class Stuck:
+    """A grader that comes to no end on `...`; tests/test_symbolic.py has real ones."""
+
+    def grade(self, pairs: list[tuple[str, str]]) -> list[Verdict]:
+        return [Verdict("failed", "took too long") if text == "..." else exact(key, text) for key, text in pairs]
+
+    def close(self) -> None:
+        pass
+
+
+def test_grading_that_comes_to_no_end_is_counted_or_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unirl.rewards.math.reward._grader", lambda config: Stuck())
+    scores = score(["...", "42"])
     assert scores.values.tolist() == [0, 1]
     assert scores.parts["failed"].tolist() == [1, 0]
-    config.on_failure = "error"
-    with pytest.raises(RewardFailed, match=r"grading sample 's0' took more than timeout_s.*on_failure=wrong"):
-        reward.score(samples)
-    reward.close()
+    with pytest.raises(RewardFailed, match=r"grading sample 's0' took too long.*on_failure=wrong"):
+        score(["...", "42"], on_failure="error")
 
 
 @pytest.mark.parametrize(
@@ -212,12 +215,31 @@ def test_a_track_without_texts_is_refused() -> None:
         ({"choices": "ABA"}, "one letter an option"),
         ({"workers": 0}, "at least one"),
         ({"timeout_s": 0.0}, "above 0"),
-        ({"method": "boxed", "needs_box": True}, "method=math-verify alone"),
+        ({"method": "boxed", "needs_box": True}, "it is for method=math-verify"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         build(MathConfig(**settings), device="cpu")
+
+
+SOFT = ["reward.math.truncated=soft", "reward.math.overlong_buffer=8"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ([*SOFT, "reward.math.max_tokens=${sampling.max_new_tokens}"], ""),
+        (SOFT, "reward.math.max_tokens: None was asked for; truncated=soft needs it"),
+        (["reward.math.method=sympy"], "reward.math.method: 'sympy' was asked for"),
+        ([*SOFT, "reward.math.max_tokens=48", "sampling.max_new_tokens=40"], "begins after 40 tokens, and no text has"),
+    ],
+)
+def test_a_recipe_is_refused_before_it_starts(overrides: list[str], reason: str) -> None:
+    catalog = Catalog.discover()
+    verdict = match(compose("quickstart-text", overrides, catalog=catalog), catalog=catalog)
+    assert verdict.accepted is not bool(reason)
+    assert reason in "".join(map(str, verdict.reasons))
 
 
 def test_the_spec_points_at_what_exists() -> None:

@@ -76,7 +76,9 @@ def convert(
     dropped[REPEATED] += sum(one.rows - 1 for one in kept.values())
     if not kept:
         reasons = "; ".join(f"{count} dropped: {reason}" for reason, count in (+dropped).items())
-        raise DataError(f"{out}: there is nothing to write. {rows_read} rows were read{'; ' if reasons else ''}{reasons}.")
+        raise DataError(
+            f"{out}: there is nothing to write. {rows_read} rows were read{'; ' if reasons else ''}{reasons}."
+        )
     with _whole(out, media) as (file, folder):
         rows = (_prompt(one, folder, media.name, instruction) for one in kept.values())
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

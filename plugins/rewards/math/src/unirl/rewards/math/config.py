@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from unirl.core.config import RewardConfig
 
-__all__ = ["METHODS", "POLICIES", "THINKING", "TRUNCATED", "MathConfig"]
+__all__ = ["METHODS", "POLICIES", "THINKING", "TRUNCATED", "MathConfig", "problems"]
 
 METHODS = ("math-verify", "boxed", "gsm8k", "choice", "exact")
 POLICIES = ("error", "wrong")
@@ -49,3 +50,51 @@ class MathConfig(RewardConfig):
     """Processes that grade for `math-verify`. They start with the first answer that is not a plain integer."""
     timeout_s: float = 5.0
     """CPU seconds that one answer may take there."""
+
+
+def problems(config: MathConfig) -> list[str]:
+    """Settings that mean nothing, each as a sentence that begins with its key."""
+    limit, letters = config.max_tokens, config.choices
+    is_soft = config.truncated == "soft"
+    found: list[tuple[bool, str, object, str]] = [
+        *(
+            (value not in known, key, value, f"it is one of {', '.join(known)}")
+            for key, value, known in (
+                ("method", config.method, METHODS),
+                ("thinking", config.thinking, THINKING),
+                ("unparsed", config.unparsed, POLICIES),
+                ("on_failure", config.on_failure, POLICIES),
+                ("truncated", config.truncated, TRUNCATED),
+            )
+        ),
+        (
+            config.needs_box and config.method != "math-verify",
+            "needs_box",
+            True,
+            "it is for method=math-verify",
+        ),
+        (
+            not (letters.isascii() and letters.isalpha()) or len(set(letters.upper())) < len(letters),
+            "choices",
+            letters,
+            "it is one letter an option",
+        ),
+        (not 0 <= config.format_weight < 1, "format_weight", config.format_weight, "it is at least 0 and below 1"),
+        (config.workers < 1, "workers", config.workers, "there is at least one"),
+        (not 0 < config.timeout_s < math.inf, "timeout_s", config.timeout_s, "it is above 0 and finite"),
+        (not 0 < config.overlong_factor <= 1, "overlong_factor", config.overlong_factor, "it is above 0 and at most 1"),
+        (
+            is_soft and limit is None,
+            "max_tokens",
+            None,
+            "truncated=soft needs it, as ${sampling.max_new_tokens}",
+        ),
+        (is_soft and limit is not None and limit < 1, "max_tokens", limit, "it is at least 1"),
+        (
+            is_soft and limit is not None and not 0 < config.overlong_buffer <= limit,
+            "overlong_buffer",
+            config.overlong_buffer,
+            f"it is 1 to max_tokens = {limit}",
+        ),
+    ]
+    return [f"{key}: {value!r} was asked for; {rule}." for is_wrong, key, value, rule in found if is_wrong]

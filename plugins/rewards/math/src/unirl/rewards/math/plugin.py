@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from unirl.core.capability import Cap, Support
+from unirl.core.config import TextSamplingConfig
 from unirl.core.hookspec import hookimpl
+from unirl.core.plan import Plan
 from unirl.core.spec import RewardExample, RewardSpec
 
-__all__ = ["MATH", "unirl_rewards"]
+__all__ = ["MATH", "unirl_check_plan", "unirl_rewards"]
 
 MATH = RewardSpec(
     name="math",
@@ -34,3 +38,27 @@ MATH = RewardSpec(
 @hookimpl
 def unirl_rewards() -> list[RewardSpec]:
     return [MATH]
+
+
+@hookimpl
+def unirl_check_plan(plan: Plan) -> Iterable[str]:
+    """Settings that mean nothing, and a penalty for length that no text can meet."""
+    from unirl.rewards.math.config import MathConfig, problems
+
+    limits = [one.max_new_tokens for one in plan.sampling.values() if isinstance(one, TextSamplingConfig)]
+    for key, choice in plan.rewards.items():
+        if choice.spec is not MATH:
+            continue
+        config = choice.config
+        assert isinstance(config, MathConfig)
+        wrong = problems(config)
+        yield from (f"reward.{key}.{problem}" for problem in wrong)
+        if wrong or config.truncated != "soft" or not limits:
+            continue
+        assert config.max_tokens is not None
+        first = config.max_tokens - config.overlong_buffer
+        if first >= max(limits):
+            yield (
+                f"reward.{key}.max_tokens: the penalty of truncated=soft begins after {first} tokens, and no text has "
+                f"more than sampling.max_new_tokens = {max(limits)}; set max_tokens=${{sampling.max_new_tokens}}."
+            )

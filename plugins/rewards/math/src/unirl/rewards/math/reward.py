@@ -11,7 +11,7 @@ from unirl.core.roles import ScoreInput, Scores
 from unirl.core.track import Status
 
 from . import plain
-from .config import METHODS, POLICIES, THINKING, TRUNCATED, MathConfig
+from .config import MathConfig, problems
 from .length import overlong_penalty
 from .symbolic import SymbolicGrader
 from .thinking import Thinking, answer_part, is_well_formed
@@ -29,7 +29,9 @@ def build(config: MathConfig, *, device: Any) -> MathReward:
 
 class MathReward:
     def __init__(self, config: MathConfig) -> None:
-        _check(config)
+        wrong = problems(config)
+        if wrong:
+            raise RecipeError(f"{_NAME}.{wrong[0]}")
         self._config = config
         self._thinking: Thinking = cast(Thinking, config.thinking)
         self._grader = _grader(config)
@@ -145,31 +147,3 @@ def _grader(config: MathConfig) -> Grader:
         "exact": plain.exact,
     }
     return plain.PlainGrader(grades[config.method])
-
-
-def _check(config: MathConfig) -> None:
-    """Raise RecipeError for the first setting that is not what the config says."""
-    closed = {"method": METHODS, "thinking": THINKING, "unparsed": POLICIES, "on_failure": POLICIES}
-    for key, known in {**closed, "truncated": TRUNCATED}.items():
-        value = getattr(config, key)
-        if value not in known:
-            raise RecipeError(f"{_NAME}.{key}: {value!r} was asked for; it is one of {', '.join(known)}.")
-    letters = config.choices
-    wrong: list[tuple[bool, str, str]] = [
-        (config.method != "math-verify" and config.needs_box, "needs_box", "it goes with method=math-verify alone"),
-        (not letters.isalpha() or len(set(letters.upper())) != len(letters), "choices", "it is one letter an option"),
-        (not 0 <= config.format_weight < 1, "format_weight", "it is at least 0 and below 1"),
-        (config.workers < 1, "workers", "there is at least one"),
-        (not 0 < config.timeout_s < math.inf, "timeout_s", "it is above 0 and finite"),
-        (not 0 < config.overlong_factor <= 1, "overlong_factor", "it is above 0 and at most 1"),
-    ]
-    if config.truncated == "soft":
-        limit = config.max_tokens
-        wrong += [
-            (limit is None, "max_tokens", "truncated=soft needs it; give the token limit of the sampling"),
-            (limit is not None and limit < 1, "max_tokens", "it is at least 1"),
-            (not 0 < config.overlong_buffer <= (limit or 0), "overlong_buffer", f"it is 1 to max_tokens = {limit}"),
-        ]
-    for is_wrong, key, rule in wrong:
-        if is_wrong:
-            raise RecipeError(f"{_NAME}.{key}: {getattr(config, key)!r} was asked for; {rule}.")
