@@ -79,7 +79,7 @@ class RunConfig:
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
     media_every: int = 10
-    """Steps between sample images sent to the trackers; 0 sends none."""
+    """Steps between training samples, images or texts, sent to the trackers; 0 sends none."""
     threads: int = 0
     """CPU threads of torch; 0 leaves torch's own choice."""
     stream_groups: int = 0

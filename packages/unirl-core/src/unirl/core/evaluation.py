@@ -56,7 +56,7 @@ def evaluate(
             reached = track.rewards >= plan.eval.threshold - 1e-6
             metrics[f"{prefix}share_at_threshold"] = float(reached.float().mean())
         metrics |= {f"{prefix}reward/{part}": float(v.mean()) for part, v in track.reward_parts.items()}
-        trackers.images("eval", track, step=step)
+        trackers.samples("eval", track, step=step)
     seconds = time.perf_counter() - started
     events.emit("evaluated", step=step, metrics=metrics, samples=request.num_rows, phases={"evaluate": seconds})
     return metrics

@@ -158,7 +158,7 @@ def _learn(
         **{f"reward/{part}": float(values.mean()) for part, values in track.reward_parts.items()},
     }
     if plan.run.media_every and step % plan.run.media_every == 0:
-        trackers.images("train", track, step=step)
+        trackers.samples("train", track, step=step)
     value = constant_reward(track)
     if value is not None:
         if plan.advantage.constant_reward == "fail":

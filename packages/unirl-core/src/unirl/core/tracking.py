@@ -1,21 +1,32 @@
-"""Handing a run's events, numbers and images to its trackers. A tracker that fails is reported once and left out."""
+"""Handing a run's events, numbers and samples to its trackers. A tracker that fails is reported once and left out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
+from .caption import Caption
 from .errors import RunFailed
 from .events import Event, EventStream
 from .roles import RunInfo, Tracker
+from .track import Status
 
 if TYPE_CHECKING:
     from .track import Track
 
-__all__ = ["MAX_IMAGES", "Trackers"]
+__all__ = ["MAX_IMAGES", "MAX_TEXTS", "TakesTexts", "Trackers"]
 
 MAX_IMAGES = 64
 """Images handed to trackers at once."""
+MAX_TEXTS = 64
+"""Texts handed to trackers at once. Each is whole: what is too long to show is for the tracker to say."""
+
+
+@runtime_checkable
+class TakesTexts(Protocol):
+    """A tracker that shows text samples; those of before there were any have no such method."""
+
+    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None: ...
 
 
 class Trackers:
@@ -36,14 +47,35 @@ class Trackers:
                     f"tracker.{name}: could not start: {error}. Mend its settings or leave it out: `~tracker.{name}`."
                 ) from error
 
-    def images(self, key: str, track: Track, *, step: int) -> None:
-        """Show the first images of a scored track, if it has any."""
-        if not self._trackers or track.images is None or track.rewards is None:
+    def samples(self, key: str, track: Track, *, step: int) -> None:
+        """Show the first images and texts of a scored track, those that it has.
+
+        A tracker that takes no texts is named in one `finding` of the run, and goes on with the rest.
+        """
+        if not self._trackers or track.rewards is None:
             return
-        images = track.images[:MAX_IMAGES].detach().cpu()
-        captions = [f"{p} | reward {float(r):.2f}" for p, r in zip(track.prompts, track.rewards, strict=True)]
-        for name, tracker in list(self._trackers.items()):
-            self._guarded(name, lambda t=tracker: t.images(key, images, captions[: len(images)], step=step), step=step)
+        facts = zip(track.prompts, track.rewards, track.status, strict=True)
+        captions = [str(Caption(prompt=p, reward=float(r), is_truncated=s is Status.TRUNCATED)) for p, r, s in facts]
+        if track.images is not None:
+            images = track.images[:MAX_IMAGES].detach().cpu()
+            for name, tracker in list(self._trackers.items()):
+                self._guarded(
+                    name, lambda t=tracker: t.images(key, images, captions[: len(images)], step=step), step=step
+                )
+        if track.texts is not None:
+            texts = list(track.texts[:MAX_TEXTS])
+            for name, tracker in list(self._trackers.items()):
+                self._texts(name, tracker, key, texts, captions[: len(texts)], step=step)
+
+    def _texts(self, name: str, tracker: object, key: str, texts: list[str], captions: list[str], *, step: int) -> None:
+        if isinstance(tracker, TakesTexts):
+            self._guarded(name, lambda: tracker.texts(key, texts, captions, step=step), step=step)
+            return
+        text = (
+            f"tracker.{name}: text samples are not shown there, because it has no method `texts`; the rest of the run "
+            "is. A newer version of that tracker may have it; its author finds it in `unirl.core.roles.Tracker`."
+        )
+        self._events.finding(text, step=step, once=f"tracker.{name} takes no texts")
 
     def finish(self, status: Literal["done", "stopped", "failed"], *, step: int) -> None:
         for name, tracker in list(self._trackers.items()):

@@ -49,12 +49,21 @@ class RunInfo:
 
 
 class Tracker(Protocol):
-    """Shows a run somewhere. Build: `build(config) -> Tracker`. Driven by the events of the run."""
+    """Shows a run somewhere. Build: `build(config) -> Tracker`. Driven by the events of the run.
+
+    Samples arrive with one caption each, which `unirl.core.caption.Caption` writes and reads: the prompt, the reward,
+    and whether a length limit ended the sample. A tracker of before there were text samples, without `texts`, still
+    runs: it gets everything else, and the run says once, as a finding, that its texts are not shown there.
+    """
 
     def start(self, run: RunInfo) -> None: ...
     def log(self, metrics: Mapping[str, float], *, step: int) -> None: ...
     def images(self, key: str, images: Array, captions: Sequence[str], *, step: int) -> None:
-        """images: [N, 3, H, W] fp32 in [0, 1]."""
+        """images: [N, 3, H, W] fp32 in [0, 1].  captions: N."""
+        ...
+
+    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
+        """texts: N, what the model wrote; of any length and script, also empty.  captions: N."""
         ...
 
     def event(self, event: Event) -> None:
