@@ -6,12 +6,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+import ray
 from small_runs import events
 from unirl.core.checkpoints import Checkpoints
 from unirl.runtime.actors import Call
@@ -30,6 +32,9 @@ METHOD = {
 APART = ("launcher=ray", "launcher.placement=separate", "run.steps=2", "run.save_every=1")
 """One worker of each role, two steps, a checkpoint after each."""
 
+HANG_S = 1.5
+"""Each of these is waited for in full; what is not struck may take as long as it does on a busy machine."""
+
 
 @dataclass
 class Struck:
@@ -44,14 +49,18 @@ class Struck:
 def strike(role: str, phase: str, *, how: int = signal.SIGKILL, index: int = 0) -> Iterator[Struck]:
     """Send a signal to a worker while a call of this phase is on its way, in the second step.
 
-    A build is struck as it comes, a checkpoint is that of the second step.
+    A build is struck as it comes, a checkpoint is that of the second step. For a worker that is stopped the driver
+    waits `HANG_S`, for others as long as the run says.
     """
     struck, steps = Struck(), 0
+    limit: float | None = None
     sent = Cluster._sent
 
     def sent_and_struck(cluster: Cluster, call: Call) -> Any:
-        nonlocal steps
+        nonlocal steps, limit
         ref = sent(cluster, call)
+        if limit is not None and call.method != METHOD[phase]:
+            cluster._config.call_timeout_s, limit = limit, None
         struck.all_pids |= {actor.facts.pid for actor in cluster._actors}
         steps += call.method == "end_rollout" and call.actor.name == "train-0"
         due = {"build": 0, "checkpoint": 2}.get(phase, 1)
@@ -59,11 +68,44 @@ def strike(role: str, phase: str, *, how: int = signal.SIGKILL, index: int = 0) 
             (victim,) = (a for a in cluster._actors if (a.place.role, a.place.index) == (role, index))
             struck.worker, struck.pid = victim.name, victim.facts.pid
             os.kill(struck.pid, how)
+            if how == signal.SIGSTOP:
+                limit, cluster._config.call_timeout_s = cluster._config.call_timeout_s, HANG_S
         return ref
 
     Cluster._sent = sent_and_struck
     try:
         yield struck
+    finally:
+        Cluster._sent = sent
+
+
+@contextmanager
+def full_object_store(*, at_sync: int) -> Iterator[list[int]]:
+    """From this sync of weights on, nothing fits into Ray's object store: it is full of what is in use here.
+
+    Gives the sizes of what fills it, in bytes, once it does.
+    """
+    held: list[Any] = []
+    sizes: list[int] = []
+    sent, syncs = Cluster._sent, 0
+
+    def sent_when_full(cluster: Cluster, call: Call) -> Any:
+        nonlocal syncs
+        syncs += call.method == "export_weights"
+        size = 128 * 2**20
+        while syncs == at_sync and size > 2**16:
+            # Where there is no disk either, what is too large is refused, and half of it may fit.
+            with suppress(ray.exceptions.OutOfDiskError):
+                ref = ray.put(np.zeros(size, np.uint8))
+                held.append((ref, ray.get(ref)))
+                sizes.append(size)
+            size //= 2
+        syncs += syncs == at_sync
+        return sent(cluster, call)
+
+    Cluster._sent = sent_when_full
+    try:
+        yield sizes
     finally:
         Cluster._sent = sent
 

@@ -53,10 +53,11 @@ def run(folder: Path, *words: str, resume: Path | None = None) -> RunResult:
 
 
 @contextmanager
-def ray_cluster(python: str, *, num_cpus: int = 8) -> Iterator[None]:
-    """python: what workers run in place of the interpreter."""
+def ray_cluster(python: str, *, num_cpus: int = 8, disk: float = 0.95) -> Iterator[None]:
+    """python: what workers run in place of the interpreter.  disk: Ray takes one that is fuller for full."""
     # Ray gives a process that it is to end 5 s to do it itself, which one that was stopped does not.
-    os.environ.update({**SETTINGS, "RAY_kill_worker_timeout_milliseconds": "300"})
+    ours = {"RAY_kill_worker_timeout_milliseconds": "300", "RAY_local_fs_capacity_threshold": str(disk)}
+    os.environ.update({**SETTINGS, **ours})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ray.init(

@@ -7,29 +7,55 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from fault_runs import APART, Struck, has_step, last_good_step, marked, still_alive, strike, wait_for
-from small_runs import SMALL, events, run, steps, tensors
+from fault_runs import (
+    APART,
+    HANG_S,
+    Struck,
+    full_object_store,
+    has_step,
+    last_good_step,
+    marked,
+    still_alive,
+    strike,
+    wait_for,
+)
+from small_runs import SMALL, events, ray_cluster, run, steps, tensors
 from unirl.core.errors import RunFailed
+from unirl.runtime import cluster
 
 pytestmark = pytest.mark.slow
 
 RANKS = (*APART, "launcher.train_ranks=2")
-PAIR = (*APART, "launcher.rollout_workers=2")
+
+
+@pytest.fixture(scope="module")
+def ray_here(warm_python: str) -> Iterator[None]:
+    """A cluster that never spills to disk, which is full as it sees it."""
+    with ray_cluster(warm_python, disk=0.0):
+        yield
+
+
+@pytest.fixture
+def short_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These processes say who they are in milliseconds, or are stopped for good."""
+    monkeypatch.setattr(cluster, "SIGN_WITHIN_S", 2.5)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, ray_here: None) -> dict[tuple[str, ...], Path]:
     """Runs that nothing happens to."""
     folder = tmp_path_factory.mktemp("whole")
-    return {words: run(folder / str(number), *words).folder for number, words in enumerate((APART, RANKS, PAIR))}
+    return {words: run(folder / str(number), *words).folder for number, words in enumerate((APART, RANKS))}
 
 
 def assert_same_numbers(left: Path, right: Path) -> None:
@@ -64,18 +90,20 @@ def test_a_stateless_worker_that_is_killed_is_replaced_and_the_numbers_stay(
     assert not still_alive(struck.all_pids)
 
 
-def test_weights_by_broadcast_give_the_numbers_of_shared_memory_also_when_a_receiver_is_replaced(
-    whole: dict[tuple[str, ...], Path], tmp_path: Path
+def test_stateless_workers_that_hang_are_ended_and_replaced_and_the_numbers_stay(
+    whole: dict[tuple[str, ...], Path], tmp_path: Path, short_sign: None
 ) -> None:
-    """The second sync is struck: the first one goes through the group of the start, the rest through another one."""
-    with strike("rollout", "sync", index=1) as struck:
-        folder = run(tmp_path / "run", *PAIR, "launcher.carrier=collective").folder
-    (finding,) = events(folder, "finding")
-    assert f"worker 'rollout-1' (host {os.uname().nodename}, process {struck.pid}) died" in finding["text"]
-    assert_same_numbers(whole[PAIR], folder)
-    for there, here in zip(steps(folder).values(), steps(whole[PAIR]).values(), strict=True):
-        assert there["sync/tensors"] == here["sync/tensors"]
-    assert not still_alive(struck.all_pids)
+    """One of each, in one run. A process that is stopped ends by nothing but SIGKILL."""
+    with (
+        strike("rollout", "generate", how=signal.SIGSTOP) as rollout,
+        strike("reward", "score", how=signal.SIGSTOP) as reward,
+    ):
+        folder = run(tmp_path / "run", *APART).folder
+    texts = [event["text"] for event in events(folder, "finding")]
+    for text, struck in zip(texts, (rollout, reward), strict=True):
+        assert f"worker '{struck.worker}' (host {os.uname().nodename}, process {struck.pid}) did not answer" in text
+    assert_same_numbers(whole[APART], folder)
+    assert not still_alive(rollout.all_pids | reward.all_pids)
 
 
 @pytest.mark.parametrize(
@@ -114,14 +142,35 @@ def test_a_worker_that_dies_while_it_is_built_leaves_no_run_behind(ray_here: Non
     assert not still_alive(struck.all_pids)
 
 
-def test_a_worker_that_hangs_is_named_when_its_time_is_over(ray_here: None, tmp_path: Path) -> None:
-    words = (*APART, "launcher.retries=0", "launcher.call_timeout_s=8")
-    with strike("reward", "score", how=signal.SIGSTOP) as struck, pytest.raises(RunFailed) as caught:
-        run(tmp_path / "run", *words)
-    assert_names(caught.value, struck, "score shapes")
-    assert "did not answer in 8 s" in str(caught.value)
+def test_a_train_rank_that_hangs_ends_the_run_and_alone_is_named(
+    ray_here: None, tmp_path: Path, short_sign: None
+) -> None:
+    """The other rank waits for it, and is as late; but it says who it is when it is asked."""
+    with strike("train", "train", how=signal.SIGSTOP, index=1) as struck, pytest.raises(RunFailed) as caught:
+        run(tmp_path / "run", *RANKS)
+    assert_names(caught.value, struck, "train")
+    assert f"did not answer in {HANG_S} s" in str(caught.value)
+    assert "train-0" not in str(caught.value)
     assert last_good_step(tmp_path / "run") == 1
     assert not still_alive(struck.all_pids)
+
+
+def test_an_object_store_that_is_full_ends_the_run_in_a_sentence_and_harms_no_checkpoint(
+    whole: dict[tuple[str, ...], Path], tmp_path: Path
+) -> None:
+    """Of this cluster the disk counts as full, too, so that Ray has nowhere else to put the weights of the second step."""
+    folder = tmp_path / "run"
+    words = (*APART, "launcher.carrier=ray")
+    with full_object_store(at_sync=2), pytest.raises(RunFailed) as caught:
+        run(folder, *words)
+    assert re.fullmatch(
+        r"launcher: worker 'train-0' \(host \S+, process \d+\) in phase 'sync': Ray's object store is full, and so is the "
+        r"disk that it spills to\. Raise launcher\.object_store_mb, or [^.\n]*\.",
+        str(caught.value),
+    )
+    assert last_good_step(folder) == 1
+    assert run(folder, *words, resume=folder).status == "done"
+    assert_same_numbers(whole[APART], folder)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import ray
 import torch
+from fault_runs import full_object_store, strike
 from small_runs import catalog, copy_up_to, events, plan, run, steps, tensors
 from unirl.core.errors import PlanRejected
 from unirl.core.run import train
@@ -39,14 +40,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory, ray_here: None) -> dict[str, 
     return {name: run(folder / name, *WHOLE, *words).folder for name, words in ways.items()}
 
 
-def assert_same_run(left: Path, right: Path, *, within: float) -> None:
+def assert_same_run(left: Path, right: Path, *, within: float, last: int = 4) -> None:
     """Losses, rewards and everything that is saved of the last step; `within` 0 is bit for bit."""
     numbers = steps(left), steps(right)
-    assert [sorted(found) for found in numbers] == [[1, 2, 3, 4]] * 2
-    for step in numbers[0]:
+    assert [sorted(found)[:last] for found in numbers] == [list(range(1, last + 1))] * 2
+    for step in range(1, last + 1):
         for key in ("loss", "reward_mean", "reward_std", "ratio_max_dev_first"):
             assert numbers[0][step][key] == pytest.approx(numbers[1][step][key], rel=0, abs=within), (step, key)
-    wanted, found = tensors(left, 4), tensors(right, 4)
+    wanted, found = tensors(left, last), tensors(right, last)
     assert wanted.keys() == found.keys()
     assert any(isinstance(value, torch.Tensor) for value in wanted.values())
     for name, value in wanted.items():
@@ -74,6 +75,29 @@ def test_two_steps_and_two_after_a_resume_equal_four(
     assert run(folder, *WHOLE, *RANKS[after], resume=folder).status == "done"
     # The same ranks add the same numbers in the same order. Other ranks add the shares of a gradient in another one.
     assert_same_run(runs[f"ray-{before}"], folder, within=0.0 if before == after else BAR)
+
+
+def test_weights_by_broadcast_give_the_numbers_of_shared_memory_also_when_a_receiver_is_replaced(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    """The second sync is struck: the first one goes through the group of the start, the rest through another one."""
+    with strike("rollout", "sync", index=1) as struck:
+        folder = run(tmp_path / "run", *WHOLE, *SEPARATE, "run.stop_at=2", "launcher.carrier=collective").folder
+    (finding,) = events(folder, "finding")
+    assert f"worker 'rollout-1' (host {os.uname().nodename}, process {struck.pid}) died" in finding["text"]
+    assert_same_run(runs["separate"], folder, within=0.0, last=2)
+    # Every tensor to each of two workers, as by any other carrier.
+    assert steps(folder)[2]["sync/tensors"] == steps(runs["separate"])[2]["sync/tensors"]
+
+
+def test_where_the_object_store_is_full_ray_goes_by_files_and_the_numbers_stay(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    with full_object_store(at_sync=1) as sizes:
+        folder = run(tmp_path / "run", *WHOLE, *SEPARATE, "run.stop_at=2", "launcher.carrier=ray").folder
+    # The store of these tests has 128 MiB.
+    assert sum(sizes) > 128 * 2**20
+    assert_same_run(runs["separate"], folder, within=0.0, last=2)
 
 
 def test_workers_apart_are_evaluated_with_the_policy_that_is_asked_for(tmp_path: Path, ray_here: None) -> None:

@@ -73,12 +73,24 @@ def explained(error: Exception, actor: Actor, phase: str, *, others: Sequence[Ac
         if isinstance(cause, UniRLError):
             cause.add_note(f"Raised by {where}.")
             return cause
+        if isinstance(cause, exceptions.ObjectStoreFullError | exceptions.OutOfDiskError):
+            return _no_room(cause, where)
         return RunFailed(f"launcher: {where} failed: {type(cause).__name__}: {cause}")
-    if isinstance(error, exceptions.ObjectStoreFullError):
-        return RunFailed(f"launcher: {where}: Ray's object store is full; raise launcher.object_store_mb. {error}")
+    if isinstance(error, exceptions.ObjectStoreFullError | exceptions.OutOfDiskError):
+        return _no_room(error, where)
     if isinstance(error, exceptions.RayActorError):
         return WorkerDied(f"launcher: {actor} died in phase {phase!r}: {_reason(error)}", worker=actor.name)
     return RunFailed(f"launcher: {where}: {type(error).__name__}: {error}")
+
+
+def _no_room(error: Exception, where: str) -> RunFailed:
+    from ray.exceptions import OutOfDiskError
+
+    disk = ", and so is the disk that it spills to" if isinstance(error, OutOfDiskError) else ""
+    return RunFailed(
+        f"launcher: {where}: Ray's object store is full{disk}. Raise launcher.object_store_mb, or "
+        "`ray start --object-store-memory` in a cluster of your own, or end what else fills it."
+    )
 
 
 def _reason(error: Exception) -> str:
