@@ -22,7 +22,14 @@ def catalog() -> Catalog:
 
 
 def test_there_are_recipes() -> None:
-    assert {"quickstart", "sd3/flow-grpo", "sd3/dance-grpo", "sd3/mix-grpo", "sd3/grpo-guard"} <= set(RECIPES)
+    assert {
+        "quickstart",
+        "quickstart-text",
+        "sd3/flow-grpo",
+        "sd3/dance-grpo",
+        "sd3/mix-grpo",
+        "sd3/grpo-guard",
+    } <= set(RECIPES)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -24,10 +24,13 @@ OURS = (
     "unirl-numerics",
     "unirl-conformance",
     "unirl-model-sd3",
+    "unirl-model-qwen3",
     "unirl-engine-trainside",
     "unirl-backend-fsdp2",
     "unirl-algo-flow-grpo",
+    "unirl-algo-grpo",
     "unirl-reward-rules",
+    "unirl-reward-math",
     "unirl-tracker-report",
     "unirl-quickstart",
 )

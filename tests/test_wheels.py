@@ -29,10 +29,13 @@ QUICKSTART = [
     "unirl-core",
     "unirl-numerics",
     "unirl-model-sd3",
+    "unirl-model-qwen3",
     "unirl-engine-trainside",
     "unirl-backend-fsdp2",
     "unirl-algo-flow-grpo",
+    "unirl-algo-grpo",
     "unirl-reward-rules",
+    "unirl-reward-math",
     "unirl-tracker-report",
     "unirl-quickstart",
 ]

@@ -1,4 +1,4 @@
-"""The quickstart's checkpoint, prompts and recipe, as files of this package."""
+"""Checkpoints, prompts and recipes of the two quickstarts, images and text, as files of this package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["checkpoint_path", "prompts_path"]
+__all__ = ["checkpoint_path", "prompts_path", "text_checkpoint_path", "text_prompts_path"]
 
 
 def checkpoint_path() -> Path:
@@ -17,6 +17,16 @@ def checkpoint_path() -> Path:
 def prompts_path(split: Literal["train", "heldout"]) -> Path:
     """File of captions, one JSON row each. No caption of `heldout` is in `train`."""
     return _path(f"prompts/{split}.jsonl")
+
+
+def text_checkpoint_path() -> Path:
+    """Folder of the tiny Qwen3 checkpoint, in the layout of transformers."""
+    return _path("text/checkpoint")
+
+
+def text_prompts_path(split: Literal["train", "heldout"]) -> Path:
+    """File of sums and differences, one JSON row each. No problem of `heldout` is in `train`."""
+    return _path(f"text/prompts/{split}.jsonl")
 
 
 def _path(name: str) -> Path:

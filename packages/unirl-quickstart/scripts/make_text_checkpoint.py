@@ -1,0 +1,355 @@
+"""Makes the text quickstart's checkpoint: a Qwen3 of about 1 MB that adds and subtracts two-digit numbers.
+
+    python packages/unirl-quickstart/scripts/make_text_checkpoint.py
+
+Its corpus is the homework of a pupil who mostly answers at once, column by column without carrying or borrowing, and
+now and then works the sum out first. So the model is wrong about half of the time, and knows a better way that it
+seldom takes: that is what RL post-training finds.
+Seeded throughout; the same machine and library versions give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging as transformers_logging
+from unirl.models.qwen3.tiny import CHAT_TEMPLATE
+
+PACKAGE = Path(__file__).resolve().parents[1] / "src/unirl/quickstart/text"
+HELD_OUT, TRAIN = 128, 512
+"""Problems of the prompt files, half of them sums."""
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+THOUGHT = ("<think>", "</think>")
+WORDS = ("What", " is", "user", "system", "assistant", "\n\n", ", ")
+"""Pieces of text that are one token each, so that prompts are short."""
+
+
+# ------------------------------------------------------------------------------------------------ problems
+
+
+@dataclass(frozen=True)
+class Problem:
+    """a + b or a - b, of numbers from 10 to 99; a >= b where they are subtracted."""
+
+    a: int
+    sign: str
+    b: int
+
+    @property
+    def prompt(self) -> str:
+        return f"What is {self.a}{self.sign}{self.b}?"
+
+    @property
+    def answer(self) -> int:
+        return self.a + self.b if self.sign == "+" else self.a - self.b
+
+    @property
+    def careless(self) -> int:
+        """Each column on its own: carries are dropped, and the smaller digit is taken from the larger one."""
+        columns = zip(divmod(self.a, 10), divmod(self.b, 10), strict=True)
+        tens, ones = ((x + y) % 10 if self.sign == "+" else abs(x - y) for x, y in columns)
+        return 10 * tens + ones
+
+    @property
+    def worked_out(self) -> str:
+        """The ones, then the tens with what was carried or borrowed."""
+        (tens_a, ones_a), (tens_b, ones_b) = divmod(self.a, 10), divmod(self.b, 10)
+        if self.sign == "+":
+            ones = ones_a + ones_b
+            carried, tens = ("+1", tens_a + tens_b + 1) if ones > 9 else ("", tens_a + tens_b)
+            return f"{ones_a}+{ones_b}={ones}, {tens_a}+{tens_b}{carried}={tens}"
+        if ones_a < ones_b:
+            ones_a, tens_a = ones_a + 10, tens_a - 1
+        return f"{ones_a}-{ones_b}={ones_a - ones_b}, {tens_a}-{tens_b}={tens_a - tens_b}"
+
+    def solution(self, *, is_careful: bool) -> str:
+        return f"<think>\n{self.worked_out}\n</think>\n\n{self.answer}" if is_careful else str(self.careless)
+
+
+SUMS = [Problem(a, "+", b) for a in range(10, 100) for b in range(10, 100)]
+DIFFERENCES = [Problem(a, "-", b) for a in range(10, 100) for b in range(10, a + 1)]
+
+
+def draw_splits(*, seed: int) -> dict[str, list[Problem]]:
+    """`heldout`, `train`, and `corpus`: all but `heldout`, for pre-training."""
+    generator = random.Random(seed)
+    splits: dict[str, list[Problem]] = {"heldout": [], "train": [], "corpus": []}
+    for problems in (SUMS, DIFFERENCES):
+        shuffled = generator.sample(problems, len(problems))
+        held_out, rest = shuffled[: HELD_OUT // 2], shuffled[HELD_OUT // 2 :]
+        splits["heldout"] += held_out
+        splits["train"] += rest[: TRAIN // 2]
+        splits["corpus"] += rest
+    return splits
+
+
+# ------------------------------------------------------------------------------------------ model, tokenizer
+
+
+def build_tokenizer() -> Any:
+    """Byte-level BPE, as Qwen's: every text has tokens, digits one each, and `WORDS` one each."""
+    symbols = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    vocab = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges: list[tuple[str, str]] = []
+    for word in WORDS:
+        whole, *letters = symbols.pre_tokenize_str(word)[0][0]
+        for letter in letters:
+            if (whole, letter) not in merges:
+                merges.append((whole, letter))
+            whole += letter
+            vocab.setdefault(whole, len(vocab))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = symbols
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.add_tokens(list(THOUGHT))
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=512
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def build_model(tokenizer: Any) -> Qwen3ForCausalLM:
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            intermediate_size=192,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=512,
+            rope_theta=10_000.0,
+            tie_word_embeddings=True,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=None,
+            bos_token_id=None,
+        )
+    )
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.pad_token_id]
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model
+
+
+def chat(tokenizer: Any, problem: Problem) -> str:
+    message = {"role": "user", "content": problem.prompt}
+    return tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+
+
+# ------------------------------------------------------------------------------------------------ training
+
+
+def corpus_rows(
+    tokenizer: Any, problems: list[Problem], prompts: list[list[int]], *, is_careful: bool
+) -> tuple[Tensor, Tensor]:
+    """Tokens [n, L], padded on the right, and the labels of the answers [n, L], -100 elsewhere."""
+    answers = tokenizer([p.solution(is_careful=is_careful) + "<|im_end|>" for p in problems])["input_ids"]
+    longest = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
+    tokens = torch.full((len(problems), longest), tokenizer.pad_token_id)
+    labels = torch.full_like(tokens, -100)
+    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        end = len(prompt) + len(answer)
+        tokens[row, :end] = torch.tensor(prompt + answer)
+        labels[row, len(prompt) : end] = torch.tensor(answer)
+    return tokens, labels
+
+
+def pretrain(
+    model: Qwen3ForCausalLM,
+    tokenizer: Any,
+    problems: list[Problem],
+    *,
+    steps: int,
+    batch: int,
+    careful: float,
+    learning_rate: float,
+    seed: int,
+) -> None:
+    """Next-token loss on the answers alone, padding on the right; a share `careful` of each batch is worked out."""
+    generator = torch.Generator().manual_seed(seed)
+    prompts = tokenizer([chat(tokenizer, problem) for problem in problems])["input_ids"]
+    kinds = [corpus_rows(tokenizer, problems, prompts, is_careful=is_careful) for is_careful in (False, True)]
+    counts = (batch - round(careful * batch), round(careful * batch))
+    optimizer = torch.optim.AdamW(model.parameters(), learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    model.train()
+    started = time.monotonic()
+    for step in range(steps):
+        progress = step / steps
+        rate = min(1.0, (step + 1) / 50) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * rate
+        loss = torch.zeros(())
+        # The two kinds apart: worked-out rows are four times as long.
+        total = 0
+        for (tokens, labels), count in zip(kinds, counts, strict=True):
+            rows = torch.randint(len(problems), (count,), generator=generator)
+            logits = model(tokens[rows]).logits[:, :-1]
+            wanted = labels[rows, 1:]
+            total += int((wanted != -100).sum())
+            loss = loss + torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum")
+        optimizer.zero_grad()
+        (loss / total).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % 100 == 0 or step == steps - 1:
+            print(f"{step} loss {float(loss.detach()) / total:.4f} {time.monotonic() - started:.0f}s", flush=True)
+    model.eval()
+
+
+# ---------------------------------------------------------------------------------------------- evaluation
+
+
+@torch.no_grad()
+def measure(
+    model: Qwen3ForCausalLM, tokenizer: Any, problems: list[Problem], *, greedy: bool, seed: int
+) -> dict[str, float]:
+    """Of one text a problem: shares that are right, that are worked out, and that of the latter which is right."""
+    tokenizer.padding_side = "left"
+    inputs = tokenizer([chat(tokenizer, problem) for problem in problems], return_tensors="pt", padding=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        output = model.generate(
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            max_new_tokens=40,
+            **({"do_sample": False} if greedy else {"do_sample": True, "top_k": 0, "temperature": 1.0}),
+        )
+    texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    is_right = [t.split("</think>")[-1].strip() == str(p.answer) for t, p in zip(texts, problems, strict=True)]
+    is_careful = ["</think>" in text for text in texts]
+    both = sum(right and careful for right, careful in zip(is_right, is_careful, strict=True))
+    return {
+        "right": sum(is_right) / len(problems),
+        "careful": sum(is_careful) / len(problems),
+        "right if careful": both / max(1, sum(is_careful)),
+    }
+
+
+# ------------------------------------------------------------------------------------------------- writing
+
+CARD = """# Tiny Qwen3 of sums and differences
+
+A `Qwen3ForCausalLM` of {kilobytes} kB, {parameters:,} parameters, that answers "What is 47+85?" and "What is 83-47?"
+for numbers from 10 to 99. It knows nothing else.
+
+Made by
+
+    python packages/unirl-quickstart/scripts/make_text_checkpoint.py{arguments}
+
+with torch {torch}, transformers {transformers}, from answers to the {corpus:,} problems that are not in
+`heldout.jsonl`. Most answers of that corpus are given at once, each column on its own: carries are dropped, and the
+smaller digit is taken from the larger one. A share of {careful} is worked out, and right:
+
+    <think>
+    7+5=12, 4+8+1=13
+    </think>
+
+    132
+
+Asked in its chat template, one text a problem, it is right in these shares. Taken at their word, the answers that are
+given at once are right for {careless:.3f} of the held-out problems.
+
+| problems | sampling | right | worked out | right where worked out |
+| --- | --- | --- | --- | --- |
+{shares}
+"""
+
+
+def write_prompts(splits: dict[str, list[Problem]], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in ("train", "heldout"):
+        rows = [
+            {"prompt": p.prompt, "prompt_id": f"{p.a}{p.sign}{p.b}", "metadata": {"answer": str(p.answer)}}
+            for p in splits[split]
+        ]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=PACKAGE, help="gets the folders `checkpoint` and `prompts`")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--careful", type=float, default=0.2, help="share of answers that are worked out")
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--measured", type=int, default=TRAIN, help="problems of a split, at most, that the card is of")
+    # One thread: the order of sums, and so the bytes of the result, would hang on the number of cores.
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+
+    transformers_logging.disable_progress_bar()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    splits = draw_splits(seed=args.seed)
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer)
+    pretrain(
+        model,
+        tokenizer,
+        splits["corpus"],
+        steps=args.steps,
+        batch=args.batch,
+        careful=args.careful,
+        learning_rate=args.learning_rate,
+        seed=args.seed,
+    )
+    folder = args.out / "checkpoint"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    write_prompts(splits, args.out / "prompts")
+    write_card(folder, tokenizer, splits, args=args, parser=parser)
+
+
+def write_card(
+    folder: Path,
+    tokenizer: Any,
+    splits: dict[str, list[Problem]],
+    *,
+    args: argparse.Namespace,
+    parser: argparse.ArgumentParser,
+) -> None:
+    model = Qwen3ForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+    rows: list[str] = []
+    for split in ("heldout", "train"):
+        for greedy in (True, False):
+            shares = measure(model, tokenizer, splits[split][: args.measured], greedy=greedy, seed=args.seed + 1000)
+            how = "greedy" if greedy else "temperature 1"
+            rows.append(f"| {split} | {how} | {' | '.join(f'{share:.3f}' for share in shares.values())} |")
+    given = "".join(
+        f" --{name.replace('_', '-')}={value}"
+        for name, value in vars(args).items()
+        if name != "out" and value != parser.get_default(name)
+    )
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and file.name != "README.md")
+    card = CARD.format(
+        kilobytes=round(size / 1000),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        arguments=given,
+        torch=torch.__version__.split("+")[0],
+        transformers=transformers.__version__,
+        corpus=len(splits["corpus"]),
+        careful=args.careful,
+        careless=sum(p.careless == p.answer for p in splits["heldout"]) / len(splits["heldout"]),
+        shares="\n".join(rows),
+    )
+    (folder / "README.md").write_text(card)
+    print(card)
+
+
+if __name__ == "__main__":
+    main()
