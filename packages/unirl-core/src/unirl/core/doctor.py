@@ -1,4 +1,5 @@
-"""What is installed here, and what is wrong with it: plugins, shadowed namespaces, version bounds, disk space."""
+"""What is installed here, and what is wrong with it: plugins, shadowed namespaces, version bounds, disk space, and the
+environments of engines that run in their own."""
 
 from __future__ import annotations
 
@@ -10,15 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion
 
-from .errors import PluginNotInstalled
+from .errors import PluginBroken, PluginNotInstalled
 from .plugin_loading import canonical
-from .spec import LauncherSpec
+from .spec import EngineSpec, LauncherSpec
 
 if TYPE_CHECKING:
     from .catalog import Catalog
@@ -65,7 +66,7 @@ class Finding:
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     facts: Mapping[str, Any]
-    """JSON-able: python, platform, torch, dists, disk, plugins."""
+    """JSON-able: python, platform, torch, dists, disk, plugins, environments."""
     findings: tuple[Finding, ...]
 
     @property
@@ -83,6 +84,21 @@ class ClusterDiagnosis:
     machines: tuple[Mapping[str, Any], ...]
     """JSON-able; `name`, `address`, `python`, `cpus`, `gpus`, `devices`, `dists` and `port` of each."""
     findings: tuple[Finding, ...]
+
+
+class Environment(Protocol):
+    """What `EngineSpec.environment` names, as far as it is looked at here."""
+
+    @property
+    def locks(self) -> Mapping[str, str]:
+        """Accelerator -> what its packages are locked in."""
+        ...
+
+    def is_present(self, accel: str) -> bool: ...
+    def folder(self, accel: str) -> Path: ...
+    def command(self, accel: str) -> str:
+        """The command that makes it."""
+        ...
 
 
 def look_at_cluster(catalog: Catalog, address: str) -> ClusterDiagnosis:
@@ -115,6 +131,7 @@ def diagnose(catalog: Catalog, *, folder: Path | None = None) -> Diagnosis:
             {"name": r.name, "dist": r.dist, "version": r.version, "status": r.status, "error": r.error}
             for r in records
         ],
+        "environments": list(_environments(catalog, accel=str(torch_facts.get("device", "cpu")))),
     }
     findings = [
         Finding(check="plugin", text=f"{record.label} is {record.status}: {record.error}")
@@ -244,6 +261,25 @@ def _owner_of(file: Path, root: Path) -> str | None:
                 if pth.is_file() and str(root) in pth.read_text(encoding="utf-8", errors="replace").split("\n"):
                     return f"{dist.name} {dist.version}"
     return None
+
+
+def _environments(catalog: Catalog, *, accel: str) -> Iterator[dict[str, str]]:
+    """The environments of engines, for what torch computes on here. One that is missing is no finding: an engine that
+    is installed need not be used."""
+    for spec in catalog.specs("engine"):
+        if not isinstance(spec, EngineSpec) or not spec.environment:
+            continue
+        try:
+            found: Environment = catalog.resolve(spec.environment)
+        except PluginBroken as error:
+            yield {"engine": spec.name, "accel": accel, "state": f"cannot be looked at: {error}"}
+            continue
+        if accel not in found.locks:
+            yield {"engine": spec.name, "accel": accel, "state": f"none; it runs on {', '.join(sorted(found.locks))}"}
+            continue
+        is_present = found.is_present(accel)
+        state = str(found.folder(accel)) if is_present else f"missing; make it: {found.command(accel)}"
+        yield {"engine": spec.name, "accel": accel, "state": state}
 
 
 def _torch() -> tuple[dict[str, Any], Sequence[Finding]]:

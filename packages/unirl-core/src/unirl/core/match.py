@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .config import SamplingConfig
     from .plan import Plan
 
-__all__ = ["DETERMINISTIC_KERNELS", "Reason", "Verdict", "match", "match_pair", "match_parts"]
+__all__ = ["DETERMINISTIC_KERNELS", "Reason", "Verdict", "match", "match_pair", "match_parts", "needs_of"]
 
 DETERMINISTIC_KERNELS = ("euler", "dpm2")
 """Kernels without noise: they have no log-prob, so nothing that takes a ratio can train on them."""
@@ -53,11 +53,7 @@ class Verdict:
 
 def match(plan: Plan, *, catalog: Catalog | None = None) -> Verdict:
     """Whether a plan can run. With a catalog, plugins may add reasons through `unirl_check_plan`."""
-    algorithm = plan.algorithm.spec
-    needs = algorithm.needs
-    for key, further in algorithm.when.items():
-        if getattr(plan.algorithm.config, key):
-            needs = needs.merged(further)
+    algorithm, needs = plan.algorithm.spec, needs_of(plan)
     trains = _trains(plan)
     reasons = [
         *_parts(
@@ -83,6 +79,15 @@ def match(plan: Plan, *, catalog: Catalog | None = None) -> Verdict:
     if catalog is not None:
         reasons += [Reason(key=owner, text=text) for owner, text in catalog.check_plan(plan)]
     return Verdict(reasons=tuple(reasons))
+
+
+def needs_of(plan: Plan) -> Needs:
+    """What the algorithm of a plan needs with its settings."""
+    needs = plan.algorithm.spec.needs
+    for key, further in plan.algorithm.spec.when.items():
+        if getattr(plan.algorithm.config, key):
+            needs = needs.merged(further)
+    return needs
 
 
 def match_parts(

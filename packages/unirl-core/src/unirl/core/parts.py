@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 from .capability import Cap, Support
 from .config import BackendConfig
 from .errors import EchoMismatch, RunFailed, UniRLError
-from .roles import Algorithm, Backend, Engine, Model, Reward, WeightUpdate
+from .roles import Algorithm, Backend, Engine, Model, Reward, WeightReceipt, WeightUpdate
 
 if TYPE_CHECKING:
     from .plan import Plan
+    from .request import Request
+    from .rollout import Rollout
 
-__all__ = ["Noted", "Parts", "attributed", "kept_weights", "sync_weights"]
+__all__ = ["NoEngine", "Noted", "Parts", "attributed", "kept_weights", "sync_weights"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,27 @@ def attributed(owner: str, *, phase: str) -> Generator[None]:
         raise
     except Exception as error:
         raise RunFailed(f"{owner} failed in phase {phase!r}: {type(error).__name__}: {error}") from error
+
+
+class NoEngine:
+    """In place of the engine, in a process that generates nothing."""
+
+    version = 0
+
+    def generate(self, request: Request) -> Rollout:
+        raise RuntimeError("rollouts are made by other processes")
+
+    def load_weights(self, update: WeightUpdate) -> WeightReceipt:
+        raise RuntimeError("rollouts are made by other processes")
+
+    def sleep(self) -> None:
+        """Nothing to free."""
+
+    def wake(self) -> None:
+        """Nothing was freed."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 def sync_weights(parts: Parts, plan: Plan) -> None:

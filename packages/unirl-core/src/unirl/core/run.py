@@ -22,7 +22,7 @@ from .errors import CheckpointError, DataError, PlanRejected, RunFailed, UniRLEr
 from .events import Event, EventStream
 from .loop import run_loop
 from .match import match
-from .parts import Parts
+from .parts import NoEngine, Parts
 from .plan import Choice, Plan, numeric_leaves
 from .prompts import read_prompts
 from .request import LatentRequest
@@ -154,8 +154,11 @@ def train(
                 launcher.close()
 
 
-def build_parts(plan: Plan, *, catalog: Catalog, with_rewards: bool = True) -> Parts:
-    """The objects of a plan in this process, in the order model, backend, engine, algorithm, rewards."""
+def build_parts(plan: Plan, *, catalog: Catalog, with_rewards: bool = True, with_engine: bool = True) -> Parts:
+    """The objects of a plan in this process, in the order model, backend, engine, algorithm, rewards.
+
+    with_rewards, with_engine: False for a process whose rewards or rollouts are elsewhere.
+    """
     import torch
 
     if plan.run.threads:
@@ -166,7 +169,7 @@ def build_parts(plan: Plan, *, catalog: Catalog, with_rewards: bool = True) -> P
     model = _build(plan.model, catalog, device=device)
     settings = dataclasses.replace(plan.train, logp_gap_max=plan.logp_gap_max)
     backend = _build(plan.backend, catalog, model=model, train=settings, steps=plan.run.steps, seed=plan.run.seed)
-    engine = _build(plan.engine, catalog, model=model, device=device)
+    engine = _build(plan.engine, catalog, model=model, device=device) if with_engine else NoEngine()
     algorithm = build_algorithm(plan, catalog=catalog)
     rewards = build_rewards(plan, catalog=catalog) if with_rewards else {}
     return Parts(

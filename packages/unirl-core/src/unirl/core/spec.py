@@ -145,7 +145,8 @@ class EngineSpec(Spec):
     kernels: tuple[str, ...] = ()
     """SDE kernels that it runs, by their names in `unirl.numerics.kernels`."""
     environment: str = ""
-    """Name of the Python environment that it runs in; empty is this one."""
+    """`"module:attribute"` of the Python environment that it runs in as a program of its own, an `EngineEnvironment` of
+    `unirl.runtime.engine_host.environment`; empty is this one."""
 
 
 @dataclass(frozen=True, kw_only=True)

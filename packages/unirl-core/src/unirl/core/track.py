@@ -114,6 +114,8 @@ class LatentSegment(Batch):
     """[N, S] log-prob of each SDE step: from the engine at first, the frozen old one after the anchor pass."""
     means: Array | None = rows(default=None)
     """[N, S, ...] means of the SDE steps under the old policy, for losses that need them."""
+    reference_means: Array | None = rows(default=None)
+    """[N, S, ...] fp32 means of the SDE steps under the reference policy, where another process computed them."""
     sigmas: Array = shared()
     """[T+1] fp32, falling, ending in 0."""
     kernel: KernelChoice = shared()
@@ -180,7 +182,7 @@ class TextSegment(Batch):
     engine_log_probs: tuple[Array, ...] | None = rows(default=None)
     """Per sample [L_n] fp32: the engine's, where the anchor pass replaced them and a loss needs both."""
     reference_log_probs: tuple[Array, ...] | None = rows(default=None)
-    """Per sample [L_n] fp32 under the reference policy, for losses that compare with it."""
+    """Per sample [L_n] fp32 under the reference policy, where another process computed them."""
     values: tuple[Array, ...] | None = rows(default=None)
     """Per sample [L_n] fp32: what a critic expected before each token, when the sample was made."""
     returns: tuple[Array, ...] | None = rows(default=None)

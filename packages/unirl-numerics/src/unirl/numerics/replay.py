@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,6 +44,7 @@ def replay(
     guidance: Guidance = NO_GUIDANCE,
     columns: Sequence[int] | None = None,
     stacked: bool = True,
+    means: Tensor | None = None,
 ) -> Replayed:
     """Score the stored steps again.
 
@@ -51,6 +53,8 @@ def replay(
     columns: which columns of `sde_steps` to replay, all if None; S below is their number.
     stacked: one forward of n * S rows, or one forward of n rows per column.  The numbers agree to fp32
     rounding; with False and the rollout's batch they repeat the rollout's arithmetic exactly.
+
+    means: [n, S, ...] of the steps, where they are known: nothing is then asked of the velocity.
 
     Calls the velocity (1 if stacked else S) * guidance.num_forwards times, whatever is padding: ranks that
     replay together must call it equally often.
@@ -79,14 +83,17 @@ def replay(
         count = len(columns)
         block = x[:, columns].transpose(0, 1).flatten(0, 1)
         block_sigma = sigma[:, columns].T.flatten()
-        v = guided_velocity(
-            velocity,
-            block,
-            block_sigma,
-            conditions=_tiled(conditions, count),
-            negatives=None if negatives is None else _tiled(negatives, count),
-            guidance=guidance,
-        )
+        if means is None:
+            v = guided_velocity(
+                velocity,
+                block,
+                block_sigma,
+                conditions=_tiled(conditions, count),
+                negatives=None if negatives is None else _tiled(negatives, count),
+                guidance=guidance,
+            )
+        else:
+            v = torch.zeros_like(block)
         step = kernel.transition(
             block,
             velocity=v,
@@ -94,6 +101,8 @@ def replay(
             sigma_next=sigma_next[:, columns].T.flatten(),
             sigma_max=sigmas[1],
         )
+        if means is not None:
+            step = dataclasses.replace(step, mean=means[:, columns].transpose(0, 1).flatten(0, 1))
         return step, kernel.log_prob(x_next[:, columns].transpose(0, 1).flatten(0, 1), step)
 
     all_columns = list(range(len(chosen)))

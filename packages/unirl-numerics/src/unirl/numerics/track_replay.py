@@ -7,11 +7,13 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, cast
 
 import torch
+from torch import Tensor
 from unirl.core.errors import BatchError
 from unirl.core.track import TextSegment
 
 from .kernels import make_kernel
 from .latent_rollout import guidance_of
+from .reference import kept_reference_tokens
 from .replay import Replayed, replay
 from .text_replay import ReplayedTokens, replay_text
 
@@ -48,20 +50,33 @@ class TrackReplay:
     def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
         """log_probs [n, S] and the transitions of every stored SDE step; or of every token, with the entropies.
 
-        With gradient for `live`, unless the caller is in no_grad; without for every other policy.
+        With gradient for `live`, unless the caller is in no_grad; without for every other policy. What a track brings
+        of its reference policy (`unirl.numerics.reference`) is taken from there.
 
         Raises BatchError when the track has no segment, ValueError when its latents are not stored.
         """
         if policy == "live":
             return self._replayed(track)
+        kept = self._kept_reference(track) if policy == "reference" else None
+        if kept is not None:
+            return kept
         with torch.no_grad(), self._policy_context(policy):
             return self._replayed(track)
+
+    def _kept_reference(self, track: Track) -> Replayed | ReplayedTokens | None:
+        if isinstance(track.segment, TextSegment):
+            return kept_reference_tokens(track.segment)
+        means = track.latent.reference_means
+        return None if means is None else self._latents(track, means=means)
 
     def _replayed(self, track: Track) -> Replayed | ReplayedTokens:
         if isinstance(track.segment, TextSegment):
             if not hasattr(self._model, "score"):
                 raise BatchError(f"Track {track.name!r}: it is text, and the model that trains decodes no tokens.")
             return replay_text(cast("TextModel", self._model), track.segment, packing=self._packing)
+        return self._latents(track)
+
+    def _latents(self, track: Track, *, means: Tensor | None = None) -> Replayed:
         segment = track.latent
         return replay(
             cast("DiffusionModel", self._model).velocity,
@@ -76,4 +91,5 @@ class TrackReplay:
                 scale=segment.guidance_scale, mode=segment.guidance_mode, latent_rank=segment.latents.ndim - 1
             ),
             stacked=self._stacked,
+            means=means,
         )

@@ -9,6 +9,7 @@ from unirl.core.config import PartConfig
 
 __all__ = ["LocalConfig", "RayConfig", "WorkerStoreConfig", "misplaced", "problems"]
 
+REFERENCES = ("trainside", "separate")
 PLACEMENTS = ("trainside", "separate", "colocate")
 CARRIERS = ("auto", "shared-memory", "ray", "disk", "collective", "cuda-ipc")
 
@@ -28,16 +29,21 @@ class RayConfig(PartConfig):
     """`trainside`: each train rank samples with the module that it trains. `separate`: rollouts come from workers of
     their own, which are sent the weights before each step. `colocate`: as `separate`, on the devices of the train
     ranks: each has a rollout worker beside it, takes turns with it, and gives it half of its `cpus` and `gpus`."""
+    reference: str = "trainside"
+    """Who answers for the reference policy, where the algorithm compares with it: `trainside`, the train ranks, by
+    switching adapters off or from a copy; `separate`, workers of their own, before each training phase."""
     train_ranks: int = 1
     """Processes that train together."""
     rollout_workers: int = 1
     """Processes that generate, with `separate`."""
+    reference_workers: int = 1
+    """Processes that hold the reference policy, with `reference: separate`."""
     reward_workers: int = 1
     """Processes that score, each a share of the samples."""
     cpus: float = 1.0
-    """CPUs of each train rank and rollout worker, as Ray counts them; fractions share one."""
+    """CPUs of each train rank, rollout and reference worker, as Ray counts them; fractions share one."""
     gpus: float = -1.0
-    """GPUs of each train rank and rollout worker; fractions share one. -1 is one on CUDA and none elsewhere."""
+    """GPUs of each train rank, rollout and reference worker; fractions share one. -1 is one on CUDA and none elsewhere."""
     reward_cpus: float = 0.5
     """CPUs of each reward worker."""
     reward_gpus: float = 0.0
@@ -75,6 +81,7 @@ def problems(config: RayConfig) -> Iterator[str]:
     """What is wrong with these settings, each one sentence with the key path first."""
     for key, value, allowed in (
         ("placement", config.placement, PLACEMENTS),
+        ("reference", config.reference, REFERENCES),
         ("carrier", config.carrier, CARRIERS),
     ):
         if value not in allowed:
@@ -82,6 +89,7 @@ def problems(config: RayConfig) -> Iterator[str]:
     for key, number, least in (
         ("train_ranks", config.train_ranks, 1),
         ("rollout_workers", config.rollout_workers, 1),
+        ("reference_workers", config.reference_workers, 1),
         ("reward_workers", config.reward_workers, 1),
         ("cpus", config.cpus, 0),
         ("reward_cpus", config.reward_cpus, 0),

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from unirl.core.catalog import Catalog
 from unirl.core.errors import PlanRejected
+from unirl.core.match import needs_of
 from unirl.core.parts import Noted, Parts
 from unirl.core.plan import Plan
 from unirl.core.roles import Engine
@@ -57,12 +58,17 @@ class RayLauncher:
         self._cluster = cluster = Cluster(config)
         try:
             nodes = cluster.nodes()
+            if config.reference == "separate" and needs_of(plan).reference == "none":
+                raise PlanRejected(
+                    f"launcher.reference: 'separate' was asked for; algorithm {plan.algorithm.name!r} compares with no "
+                    "reference policy as it is set. Use trainside, or switch its KL divergence on."
+                )
             workers = places(config, on_cuda=_on_cuda(plan, sum(node.gpus for node in nodes)))
             reason = misfit(workers, nodes)
             if reason:
                 raise PlanRejected(f"launcher: the workers do not fit: {reason}")
             actors = cluster.start(workers, plan)
-            by_role: dict[str, list[Actor]] = {role: [] for role in ("train", "rollout", "reward")}
+            by_role: dict[str, list[Actor]] = {role: [] for role in ("train", "rollout", "reference", "reward")}
             for actor in actors:
                 by_role[actor.place.role].append(actor)
             return self._parts(plan, catalog, cluster, by_role)
@@ -83,7 +89,7 @@ class RayLauncher:
         self._build(plan, cluster, by_role)
         turns = Turns(cluster, train=train, rollout=rollout, is_shared=config.placement == "colocate")
         copies = _copies(plan, config.train_ranks)
-        backend = RemoteBackend(cluster, train, copies=copies, turns=turns)
+        backend = RemoteBackend(cluster, train, copies=copies, turns=turns, references=by_role["reference"])
         weights = WeightSync(plan, config, cluster, train=train, rollout=rollout, turns=turns) if rollout else None
         engine = RemoteEngine(
             cluster,
@@ -115,9 +121,15 @@ class RayLauncher:
             cluster.prepare(by_role["rollout"], "build", "rollout")
             cluster.call(by_role["rollout"], "sleep", phase="sleep")
             cluster.call(by_role["train"], "onload", phase="onload")
+            cluster.prepare(by_role["reference"], "build", "reference", with_engine=False)
             cluster.prepare(by_role["reward"], "build", "reward")
             return
-        builds = [Call(actor=a, method="build", args=(role,)) for role, actors in by_role.items() for a in actors]
+        generates = "rollout" if by_role["rollout"] else "train"
+        builds = [
+            Call(actor=actor, method="build", args=(role,), named={"with_engine": role == generates})
+            for role, actors in by_role.items()
+            for actor in actors
+        ]
         cluster.run(builds, phase="build", timeout_s=self._config.start_timeout_s)
         for call in builds:
             call.actor.setup.append((call.method, call.args, call.named))

@@ -11,7 +11,7 @@ from .config import RayConfig
 
 __all__ = ["Node", "WorkerPlace", "misfit", "places"]
 
-Role = Literal["train", "rollout", "reward"]
+Role = Literal["train", "rollout", "reference", "reward"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,8 @@ def places(config: RayConfig, *, on_cuda: bool) -> list[WorkerPlace]:
     if config.placement != "trainside":
         workers = config.train_ranks if is_shared else config.rollout_workers
         counts.append(("rollout", workers, config.cpus * part, gpus * part))
+    if config.reference == "separate":
+        counts.append(("reference", config.reference_workers, config.cpus, gpus))
     counts.append(("reward", config.reward_workers, config.reward_cpus, config.reward_gpus))
     return [
         WorkerPlace(
@@ -55,7 +57,7 @@ def places(config: RayConfig, *, on_cuda: bool) -> list[WorkerPlace]:
             index=index,
             cpus=cpus,
             gpus=gpu,
-            device=index if is_shared and role != "reward" else None,
+            device=index if is_shared and role in ("train", "rollout") else None,
         )
         for role, count, cpus, gpu in counts
         for index in range(count)

@@ -188,8 +188,20 @@ class RemoteEngine:
 class RemoteBackend:
     """The train ranks as one backend."""
 
-    def __init__(self, cluster: Cluster, actors: Sequence[Actor], *, copies: int, turns: Turns) -> None:
-        """copies: neighbouring ranks that split the layers among them, and so train on the same rows."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        actors: Sequence[Actor],
+        *,
+        copies: int,
+        turns: Turns,
+        references: Sequence[Actor] = (),
+    ) -> None:
+        """copies: neighbouring ranks that split the layers among them, and so train on the same rows.
+
+        references: workers that hold the reference policy; none where the train ranks answer for it.
+        """
+        self._references = list(references)
         self._cluster, self._actors, self._copies, self._turns = cluster, list(actors), copies, turns
         self.version: int = self._call("version", phase="build")[0]
         self.lend: Callable[[Policy], AbstractContextManager[None]] | None = None
@@ -209,6 +221,8 @@ class RemoteBackend:
 
     def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
         """Each rank trains on its share with the algorithm that it built; `algorithm` made requests and advantages."""
+        if self._references:
+            track = self.with_reference(track)
         self._turns.train()
         lengths = track.segment.total_lengths if isinstance(track.segment, TextSegment) else None
         dealt = shares(track.group_ids, len(self._actors) // self._copies, costs=lengths)
@@ -224,6 +238,19 @@ class RemoteBackend:
             raise
         report, self.version = answers[0]
         return report
+
+    def with_reference(self, track: Track, *, policy: Policy = "reference") -> Track:
+        """Asks the workers that hold the reference policy. What they say of latents stays with them."""
+        lengths = track.segment.total_lengths if isinstance(track.segment, TextSegment) else None
+        dealt = [rows for rows in shares(track.group_ids, len(self._references), costs=lengths) if rows]
+        calls = [
+            Call(actor=actor, method="reference", args=(_for_training(track.select(rows)),))
+            for actor, rows in zip(self._references, dealt, strict=False)
+        ]
+        answers = cast("list[Track]", self._cluster.run(calls, phase="reference", restart=lambda actor: None))
+        order = [row for rows in dealt for row in rows]
+        said = Track.concat(answers).select(sorted(range(len(order)), key=order.__getitem__))
+        return dataclasses.replace(track, segment=said.segment)
 
     def weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
         """Brings them to the driver, to look at them: those for engines go from worker to worker."""

@@ -40,7 +40,7 @@ from unirl.core.roles import (
 )
 from unirl.core.rollout import Rollout
 from unirl.core.run import build_parts, build_rewards
-from unirl.core.track import Track
+from unirl.core.track import LatentSegment, TextSegment, Track
 
 from .remote_rows import RemoteRows, dehydrated, hydrated
 from .transports import make_transport
@@ -90,6 +90,8 @@ class Worker(WeightEnds):
         self._policy: ExitStack | None = None
         self._kept: dict[int, list[Any]] = {}
         """Number of a rollout -> names of its tensors that are kept here."""
+        self._said: list[Any] = []
+        """Names of what the reference policy said last."""
         wanted = plan.run.device
         is_cuda = torch.cuda.is_available() and wanted != "cpu"
         self._device = torch.device("cuda" if is_cuda else "cpu")
@@ -119,19 +121,19 @@ class Worker(WeightEnds):
 
     # Building.
 
-    def build(self, role: Literal["train", "rollout", "reward"]) -> None:
-        """Build this worker's parts: the rewards, or everything else."""
+    def build(self, role: Literal["train", "rollout", "reference", "reward"], *, with_engine: bool = True) -> None:
+        """Build this worker's parts: the rewards, or everything else; the engine where this worker generates."""
         catalog = Catalog.of({})
         plan = dataclasses.replace(
             self._plan,
             run=dataclasses.replace(self._plan.run, device=str(self._device), threads=self._plan.run.threads),
         )
-        if role == "rollout":
+        if role in ("rollout", "reference"):
             plan = _alone(plan)
         if role == "reward":
             self._rewards = build_rewards(plan, catalog=catalog)
         else:
-            self._parts = build_parts(plan, catalog=catalog, with_rewards=False)
+            self._parts = build_parts(plan, catalog=catalog, with_rewards=False, with_engine=with_engine)
 
     @property
     def parts(self) -> Parts:
@@ -210,6 +212,25 @@ class Worker(WeightEnds):
         here = hydrated(track, self.transport.fetch)
         report = self.parts.backend.train(here, self.parts.algorithm, progress=progress)
         return report, self.parts.backend.version
+
+    def reference(self, track: Track) -> Track:
+        """The track with what the reference policy says of it, which stays here until the next one is asked for."""
+        if self._said:
+            self.transport.drop(self._said)
+            self._said = []
+        here = self.parts.backend.with_reference(hydrated(track, self.transport.fetch), policy="live").segment
+        if isinstance(here, TextSegment):
+            assert isinstance(track.segment, TextSegment)
+            segment = dataclasses.replace(track.segment, reference_log_probs=here.reference_log_probs)
+        else:
+            assert isinstance(here, LatentSegment)
+            segment = dataclasses.replace(track.latent, reference_means=here.reference_means)
+
+        def keep(tensors: Sequence[Tensor]) -> list[Any]:
+            self._said = self.transport.keep(tensors)
+            return self._said
+
+        return dehydrated(dataclasses.replace(track, segment=segment), keep)
 
     def enter_policy(self, which: Policy) -> None:
         stack = ExitStack()

@@ -18,8 +18,8 @@ __all__ = ["command"]
 )
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, cluster: str | None) -> None:
-    """Check this installation: torch, plugins, namespaces, version bounds, disk. Exit codes: 0 good, 1 a finding, 3 a
-    plugin did not load."""
+    """Check this installation: torch, plugins, namespaces, version bounds, disk, environments of engines. Exit codes: 0 good,
+    1 a finding, 3 a plugin did not load."""
     import dataclasses
 
     from ..catalog import Catalog
@@ -55,6 +55,9 @@ def command(ctx: click.Context, as_json: bool, cluster: str | None) -> None:
     out.print()
     print_table(facts["plugins"], columns=["name", "dist", "version", "status"])
     out.print()
+    if facts["environments"]:
+        print_table(facts["environments"], columns=["engine", "accel", "state"])
+        out.print()
     if cluster is not None:
         columns = ["name", "address", "python", "cpus", "gpus", "port"]
         print_table([{key: str(machine[key]) for key in columns} for machine in facts["machines"]], columns=columns)

@@ -160,6 +160,13 @@ class Backend(Protocol):
         ...
 
     def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport: ...
+    def with_reference(self, track: Track, *, policy: Policy = "reference") -> Track:
+        """The track with what these weights say of it, where a replay of the reference policy then finds it.
+
+        For a process that holds the reference alone: there the live weights are the initial ones. No gradient.
+        """
+        ...
+
     def weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate: ...
     def adopt(self, update: WeightUpdate) -> None:
         """Take weights that another backend of the same recipe exported, and its version. `full` or `lora`.

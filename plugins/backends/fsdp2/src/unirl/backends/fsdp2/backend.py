@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from unirl.core.errors import CheckpointError, EchoMismatch, RecipeError
 from unirl.core.roles import TrainReport, WeightUpdate
 from unirl.core.weights import checksum, weight_mismatch
+from unirl.numerics.reference import with_reference
 from unirl.numerics.stack import StepReport, train_on
 from unirl.numerics.track_replay import TrackReplay
 
@@ -129,6 +130,12 @@ class Fsdp2Backend:
         return TrainReport(
             metrics={**report.metrics, **facts}, num_updates=report.num_updates, num_skipped=report.num_skipped
         )
+
+    def with_reference(self, track: Track, *, policy: Policy = "reference") -> Track:
+        home = track.weights.device
+        micros = track.chunks(self._train.micro_batch)
+        found = [with_reference(micro.to(self._device), self._replay, policy=policy).to(home) for micro in micros]
+        return type(track).concat(found)
 
     def weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
         """Whole copies of a policy's weights: `full` when all train, `lora` or `merged` (folded in) when adapters do.

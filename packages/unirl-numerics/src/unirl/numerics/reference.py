@@ -1,0 +1,41 @@
+"""What the reference policy says of a track, kept with the track: for processes that do not hold that policy."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, cast
+
+import torch
+from unirl.core.track import TextSegment
+
+from .replay import Replayed
+from .text_replay import ReplayedTokens, per_token, token_mask
+
+if TYPE_CHECKING:
+    from unirl.core.roles import Policy, Replay
+    from unirl.core.track import Track
+
+__all__ = ["kept_reference_tokens", "with_reference"]
+
+
+def with_reference(track: Track, replay: Replay, *, policy: Policy = "reference") -> Track:
+    """The track with the means of its SDE steps, or the log-probs of its tokens, under `policy`. No gradient."""
+    with torch.no_grad():
+        found = replay(track, policy=policy)
+    if isinstance(track.segment, TextSegment):
+        rows = zip(found.log_probs, track.segment.lengths, strict=True)
+        segment = dataclasses.replace(
+            track.segment, reference_log_probs=tuple(row[:length].clone() for row, length in rows)
+        )
+        return dataclasses.replace(track, segment=segment)
+    means = cast(Replayed, found).means
+    return dataclasses.replace(track, segment=dataclasses.replace(track.latent, reference_means=means))
+
+
+def kept_reference_tokens(segment: TextSegment) -> ReplayedTokens | None:
+    """What `with_reference` kept, as a replay gives it; None where it kept nothing."""
+    if segment.reference_log_probs is None:
+        return None
+    valid = token_mask(segment)
+    log_probs = torch.where(valid, per_token(segment, "reference_log_probs"), 0.0)
+    return ReplayedTokens(log_probs=log_probs, entropy=None, valid=valid)
