@@ -82,12 +82,16 @@ class _Worker:
         process = self._started()
         request = {"key": key, "answer": answer, "is_bare": is_bare, "timeout_s": self._timeout_s}
         # CPU time is the limit. Much more wall time than that means a process that does not get on at all.
-        reply = self._ask(process, request, patience_s=START_S + 10 * self._timeout_s)
+        patience_s = START_S + 10 * self._timeout_s
+        reply = self._ask(process, request, patience_s=patience_s)
         if reply is not None:
             return Verdict(reply["outcome"], reply["reason"])
+        hangs = process.poll() is None
         code = self.clean_up()
         if self._is_over:
             raise closed()
+        if hangs:
+            return Verdict("failed", f"gave no reply for {patience_s:g} s")
         if code == -signal.SIGPROF:
             return Verdict("failed", f"took more than timeout_s = {self._timeout_s:g} CPU seconds")
         return Verdict("failed", f"ended the process that graded it (exit code {code})")
