@@ -272,7 +272,7 @@ def test_the_contact_sheet_has_before_left_and_after_right(finished: Path):
 
 
 def test_pairs_are_the_same_prompt_and_sample_in_file_order_with_every_prompt_first(finished: Path):
-    pairs = pair_samples(read_history(finished), limit=10)
+    pairs = pair_samples(read_history(finished), "images", limit=10)
     assert pairs is not None
     # Three of four images are saved: both samples of the first prompt, one of the second.
     assert [pair.prompt for pair in pairs.shown] == [PROMPTS[0], PROMPTS[1], PROMPTS[0]]
@@ -337,7 +337,7 @@ def test_a_resumed_run_appends_and_counts_what_it_computed_again_once(tmp_path: 
     history = read_history(tmp_path)
     assert [row.step for row in history.steps] == [1, 2, 3, 4]
     assert [row.step for row in history.evaluations] == [0, 4]
-    assert [(batch.key, batch.step) for batch in history.images] == [
+    assert [(batch.key, batch.step) for batch in history.media] == [
         ("eval", 0),
         *[("train", step) for step in (0, 1, 2, 3)],
         ("eval", 4),
@@ -447,7 +447,9 @@ def test_a_run_that_fails_before_it_began_leaves_no_report_and_no_error(tmp_path
     ],
 )
 def test_captions_of_any_text_are_read(tmp_path: Path, caption: str, prompt: str, reward: float | None):
-    MediaFolder(tmp_path, max_images=1, resumed_at=None).save("eval", torch.zeros(1, 3, 2, 2), [caption], step=0)
+    MediaFolder(tmp_path, max_images=1, max_texts=1, resumed_at=None).save_images(
+        "eval", torch.zeros(1, 3, 2, 2), [caption], step=0
+    )
     (batch,) = read_media(tmp_path)
     assert [(sample.prompt, sample.reward) for sample in batch.samples] == [(prompt, reward)]
 

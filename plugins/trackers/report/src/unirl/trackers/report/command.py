@@ -15,7 +15,7 @@ __all__ = ["report"]
 def report(folder: Path, as_json: bool) -> None:
     """Write the page and the pictures of a run again.
 
-    From its events and saved images alone: for a run that crashed, goes on, or came from another machine.
+    From its events and saved samples alone: for a run that crashed, goes on, or came from another machine.
     """
     from unirl.core.cli.output import print_json
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from .history import RunHistory
-from .media import ImageBatch, Sample
+from .media import MediaKind, Sample, SampleBatch
 
 __all__ = ["Change", "Pair", "Pairs", "held_out_changes", "pair_samples"]
 
@@ -46,13 +46,13 @@ def held_out_changes(history: RunHistory) -> list[Change]:
     return [Change(metric=key, before=first[key], after=last[key]) for key in last if key in first]
 
 
-def pair_samples(history: RunHistory, *, limit: int) -> Pairs | None:
+def pair_samples(history: RunHistory, kind: MediaKind, *, limit: int) -> Pairs | None:
     """The first `limit` held-out samples of both evaluations, in their own order and every prompt before any repeats.
 
-    Nothing is picked by its looks or reward. None when no evaluation has images. After one evaluation only, both
-    sides are the same.
+    Nothing is picked by its looks or reward. None when no evaluation has samples of this kind. After one evaluation
+    only, both sides are the same.
     """
-    batches = history.batches("eval")
+    batches = history.batches(kind, "eval")
     if not batches:
         return None
     first, last = batches[0], batches[-1]
@@ -72,7 +72,7 @@ def pair_samples(history: RunHistory, *, limit: int) -> Pairs | None:
     )
 
 
-def _numbered(batch: ImageBatch) -> list[tuple[tuple[str, int], Sample]]:
+def _numbered(batch: SampleBatch) -> list[tuple[tuple[str, int], Sample]]:
     """Samples by their prompt and how many of it came before: the noise of a sample follows from both."""
     seen: Counter[str] = Counter()
     numbered: list[tuple[tuple[str, int], Sample]] = []

@@ -13,8 +13,10 @@ __all__ = ["ReportConfig"]
 class ReportConfig(PartConfig):
     max_images: int = 32
     """Images saved of one batch; further ones are left out."""
+    max_texts: int = 32
+    """Texts saved of one batch, whole; further ones are left out."""
     pairs: int = 16
-    """Held-out prompts shown before and after."""
+    """Held-out samples shown before and after."""
     gallery_steps: int = 8
     """Training steps of which samples are shown, spread over the run."""
     gallery_samples: int = 8

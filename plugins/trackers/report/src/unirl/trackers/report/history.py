@@ -11,7 +11,7 @@ from typing import Any
 from unirl.core.errors import UniRLError
 from unirl.core.events import Event, read_events
 
-from .media import ImageBatch, read_media
+from .media import MediaKind, SampleBatch, read_media
 
 __all__ = ["Evaluation", "RunFolderError", "RunHistory", "Session", "StepRow", "read_history"]
 
@@ -79,7 +79,7 @@ class RunHistory:
     evaluations: list[Evaluation] = field(default_factory=list[Evaluation])
     checkpoints: list[Event] = field(default_factory=list[Event])
     findings: list[Event] = field(default_factory=list[Event])
-    images: list[ImageBatch] = field(default_factory=list[ImageBatch])
+    media: list[SampleBatch] = field(default_factory=list[SampleBatch])
 
     @property
     def num_steps(self) -> int:
@@ -90,8 +90,9 @@ class RunHistory:
     def wall_s(self) -> float:
         return sum(session.seconds for session in self.sessions)
 
-    def batches(self, key: str) -> list[ImageBatch]:
-        return [batch for batch in self.images if batch.key == key and batch.samples]
+    def batches(self, kind: MediaKind, key: str) -> list[SampleBatch]:
+        """Samples of this kind that arrived under this key, by step."""
+        return [batch for batch in self.media if (batch.kind, batch.key) == (kind, key) and batch.samples]
 
     def series(self, metric: str) -> dict[str, list[tuple[int, float]]]:
         """Points of a step metric of every track that has it: name -> (step, value). One track has no prefix."""
@@ -110,7 +111,7 @@ def read_history(folder: Path) -> RunHistory:
         raise RunFolderError(f"{folder}: it has no {EVENTS}; name the folder that a run printed.")
     try:
         history = _from_events(folder, read_events(path))
-        history.images = read_media(folder)
+        history.media = read_media(folder)
         if (folder / RECIPE).is_file():
             recipe = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
             history.resolved = recipe["resolved"]

@@ -1,4 +1,4 @@
-"""Images of a run: PNG files under `<run folder>/media`, with an index that says what each one is."""
+"""Samples of a run: images and texts as files under `<run folder>/media`, with an index that says what each one is."""
 
 from __future__ import annotations
 
@@ -6,52 +6,65 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from PIL import Image
 from unirl.core.array import Array
+from unirl.core.caption import Caption
 from unirl.core.events import EventStream, read_events
 
-__all__ = ["ImageBatch", "MediaFolder", "Sample", "read_media"]
+__all__ = ["MediaFolder", "MediaKind", "Sample", "SampleBatch", "read_media"]
 
+MediaKind = Literal["images", "texts"]
 MEDIA = "media"
 INDEX = "index.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One saved image."""
+    """One saved image or text."""
 
     file: Path
+    """A PNG, or the text in UTF-8."""
     prompt: str
     reward: float | None
     """None when the caption names none."""
+    is_truncated: bool = False
+    """A length limit ended it."""
+
+    @property
+    def text(self) -> str:
+        """What the model wrote, of a text sample."""
+        # As bytes: ends of lines stay what they are.
+        return self.file.read_bytes().decode("utf-8")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageBatch:
-    """The images that arrived at once under one key."""
+class SampleBatch:
+    """The images or texts that arrived at once under one key."""
 
+    kind: MediaKind
     key: str
     step: int
     samples: tuple[Sample, ...]
     num_left_out: int
-    """Images of the batch that were not saved."""
+    """Samples of the batch that were not saved."""
 
 
 class MediaFolder:
-    """Writes images as they arrive. A resumed run goes on in the same folder and index."""
+    """Writes samples as they arrive. A resumed run goes on in the same folder and index."""
 
-    def __init__(self, folder: Path, *, max_images: int, resumed_at: int | None) -> None:
+    def __init__(self, folder: Path, *, max_images: int, max_texts: int, resumed_at: int | None) -> None:
         self._folder = folder / MEDIA
         self._max_images = max_images
+        self._max_texts = max_texts
         if resumed_at is not None:
             self._note("run_resumed", step=resumed_at)
 
-    def save(self, key: str, images: Array, captions: Sequence[str], *, step: int) -> None:
+    def save_images(self, key: str, images: Array, captions: Sequence[str], *, step: int) -> None:
         """Save the first `max_images` as `media/step-000010/<key>-00.png`, then their line of the index.
 
-        images: [N, 3, H, W] in [0, 1].  captions: N, each `<prompt> | reward <number>`.
+        images: [N, 3, H, W] in [0, 1].  captions: N, as `unirl.core.caption.Caption` writes them.
         Raises ValueError for other shapes or a number of captions that is not N.
         """
         if images.ndim != 4 or images.shape[1] != 3 or len(captions) != images.shape[0]:
@@ -61,19 +74,42 @@ class MediaFolder:
             )
         shown = images[: self._max_images].detach().float().clamp(0, 1)
         pixels = (shown * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+        files: list[Path] = []
+        for number, picture in enumerate(pixels):
+            files.append(self._file(key, number, ".png", step=step))
+            Image.fromarray(picture).save(files[-1])
+        self._index("images", key, files, captions, step=step)
+
+    def save_texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
+        """Save the first `max_texts` whole, as `media/step-000010/<key>-00.txt`, then their line of the index.
+
+        texts: N.  captions: N, as `unirl.core.caption.Caption` writes them.
+        Raises ValueError when their numbers differ.
+        """
+        if len(captions) != len(texts):
+            raise ValueError(
+                f"texts {key!r}: {len(texts)} with {len(captions)} captions; one caption a text is needed."
+            )
+        files: list[Path] = []
+        for number, text in enumerate(texts[: self._max_texts]):
+            files.append(self._file(key, number, ".txt", step=step))
+            # As bytes: ends of lines stay what they are.
+            files[-1].write_bytes(text.encode("utf-8"))
+        self._index("texts", key, files, captions, step=step)
+
+    def _file(self, key: str, number: int, suffix: str, *, step: int) -> Path:
+        """Where to save a sample, in a folder that is there."""
         folder = self._folder / f"step-{step:06d}"
         folder.mkdir(parents=True, exist_ok=True)
         stem = re.sub(r"[^\w.-]", "-", key)
-        files: list[str] = []
-        for number, picture in enumerate(pixels):
-            file = folder / f"{stem}-{number:02d}.png"
-            Image.fromarray(picture).save(file)
-            files.append(f"{folder.name}/{file.name}")
+        return folder / f"{stem}-{number:02d}{suffix}"
+
+    def _index(self, kind: MediaKind, key: str, files: Sequence[Path], captions: Sequence[str], *, step: int) -> None:
         self._note(
-            "images",
+            kind,
             step=step,
             key=key,
-            files=files,
+            files=[f"{file.parent.name}/{file.name}" for file in files],
             captions=list(captions[: len(files)]),
             num_left_out=len(captions) - len(files),
         )
@@ -87,36 +123,35 @@ class MediaFolder:
             index.close()
 
 
-def read_media(folder: Path) -> list[ImageBatch]:
-    """The image batches of a run, by step; those that a resumed run made again count once. Empty when there are none.
+def read_media(folder: Path) -> list[SampleBatch]:
+    """The batches of samples of a run, by step; those that a resumed run made again count once. Empty without any.
 
     Raises ValueError for a damaged index or a missing file.
     """
     index = folder / MEDIA / INDEX
     if not index.exists():
         return []
-    batches: dict[tuple[int, str], ImageBatch] = {}
+    batches: dict[tuple[int, str, MediaKind], SampleBatch] = {}
     for event in read_events(index):
         if event.kind == "run_resumed":
             batches = {at: batch for at, batch in batches.items() if batch.step <= event.step}
-        elif event.kind == "images":
+        elif event.kind in ("images", "texts"):
             try:
                 key, files, captions = event.data["key"], event.data["files"], event.data["captions"]
                 samples = tuple(_sample(index, *pair) for pair in zip(files, captions, strict=True))
                 left_out = int(event.data["num_left_out"])
             except (KeyError, TypeError) as error:
-                raise ValueError(f"{index}: the images of step {event.step} lack {error}.") from error
-            batches[event.step, key] = ImageBatch(key=key, step=event.step, samples=samples, num_left_out=left_out)
-    return sorted(batches.values(), key=lambda batch: (batch.step, batch.key))
+                raise ValueError(f"{index}: the {event.kind} of step {event.step} lack {error}.") from error
+            kind: MediaKind = "images" if event.kind == "images" else "texts"
+            batches[event.step, key, kind] = SampleBatch(
+                kind=kind, key=key, step=event.step, samples=samples, num_left_out=left_out
+            )
+    return sorted(batches.values(), key=lambda batch: (batch.step, batch.key, batch.kind))
 
 
 def _sample(index: Path, name: str, caption: str) -> Sample:
     file = index.parent / name
     if not file.is_file():
         raise ValueError(f"{index}: it names {name}, which is missing.")
-    prompt, _, last = caption.rpartition(" | reward ")
-    try:
-        return Sample(file=file, prompt=prompt, reward=float(last))
-    except ValueError:
-        # A caption without a reward, or a prompt that has the words.
-        return Sample(file=file, prompt=caption, reward=None)
+    read = Caption.parse(caption)
+    return Sample(file=file, prompt=read.prompt, reward=read.reward, is_truncated=read.is_truncated)

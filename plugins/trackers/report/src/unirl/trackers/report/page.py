@@ -18,8 +18,9 @@ from PIL import Image
 from .compare import Pairs, held_out_changes
 from .config import ReportConfig
 from .curves import PANELS, Curves
+from .fold import fold
 from .history import RunHistory
-from .media import ImageBatch, Sample
+from .media import MediaKind, Sample, SampleBatch
 from .theme import DARK, LIGHT
 
 __all__ = ["bytes_text", "duration", "number", "render_page"]
@@ -33,7 +34,14 @@ MAX_TABLE_ROWS = 400
 
 
 def render_page(
-    history: RunHistory, *, config: ReportConfig, light: Curves, dark: Curves, pairs: Pairs | None, is_running: bool
+    history: RunHistory,
+    *,
+    config: ReportConfig,
+    light: Curves,
+    dark: Curves,
+    pairs: Pairs | None,
+    text_pairs: Pairs | None,
+    is_running: bool,
 ) -> str:
     """The HTML of a run. `light` and `dark` are the same curves for both colour schemes."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -42,6 +50,7 @@ def render_page(
         "duration": duration,
         "bytes": bytes_text,
         "picture": _picture,
+        "fold": fold,
     }
     template = environment.from_string(
         resources.files("unirl.trackers.report").joinpath("report.html.jinja").read_text(encoding="utf-8")
@@ -57,7 +66,9 @@ def render_page(
             for (title, _), bright, dim in zip(PANELS, light.panels, dark.panels, strict=True)
         ],
         pairs=pairs,
-        gallery=_gallery(history, config),
+        text_pairs=text_pairs,
+        gallery=_gallery(history, "images", config),
+        text_gallery=_gallery(history, "texts", config),
         components=_components(history),
         costs=_costs(history),
         phases=_phases(history),
@@ -178,9 +189,9 @@ def _phases(history: RunHistory) -> list[dict[str, Any]]:
     ]
 
 
-def _gallery(history: RunHistory, config: ReportConfig) -> list[tuple[ImageBatch, Sequence[Sample]]]:
+def _gallery(history: RunHistory, kind: MediaKind, config: ReportConfig) -> list[tuple[SampleBatch, Sequence[Sample]]]:
     """Training samples of some steps, evenly spread, first and last among them."""
-    batches = _spread(history.batches("train"), config.gallery_steps)
+    batches = _spread(history.batches(kind, "train"), config.gallery_steps)
     return [(batch, batch.samples[: config.gallery_samples]) for batch in batches]
 
 

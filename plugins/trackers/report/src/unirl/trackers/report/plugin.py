@@ -1,4 +1,4 @@
-"""The report: curves, contact sheet and one page in the run folder, while it runs and again whenever asked."""
+"""The report: curves, samples and one page in the run folder, while it runs and again whenever asked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def unirl_trackers() -> list[TrackerSpec]:
     return [
         TrackerSpec(
             name="report",
-            summary="Curves, a before/after contact sheet and one static page in the run folder.",
+            summary="Curves, samples before and after, and one static page in the run folder.",
             build="unirl.trackers.report.tracker:build",
             config="unirl.trackers.report.config:ReportConfig",
         )

@@ -1,4 +1,4 @@
-"""The report as a tracker: saves the images, and rewrites the report at every evaluation and at the end."""
+"""The report as a tracker: saves the samples, and rewrites the report at every evaluation and at the end."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def build(config: ReportConfig) -> ReportTracker:
         if isinstance(value, int) and value < 1:
             raise RecipeError(
                 f"tracker.report.{field.name}: {value} was asked for; it must be 1 or more. "
-                "run.media_every=0 sends no training images at all."
+                "run.media_every=0 sends no training samples at all."
             )
     return ReportTracker(config)
 
 
 class ReportTracker:
-    """Keeps nothing: the report is made from the events and images in the run folder, as `unirl report` does."""
+    """Keeps nothing: the report is made from the events and samples in the run folder, as `unirl report` does."""
 
     def __init__(self, config: ReportConfig) -> None:
         self._config = config
@@ -42,14 +42,23 @@ class ReportTracker:
 
     def start(self, run: RunInfo) -> None:
         self._folder = run.folder
-        self._media = MediaFolder(run.folder, max_images=self._config.max_images, resumed_at=run.resumed_at)
+        self._media = MediaFolder(
+            run.folder,
+            max_images=self._config.max_images,
+            max_texts=self._config.max_texts,
+            resumed_at=run.resumed_at,
+        )
 
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Nothing to keep: the same numbers are in the `step` and `evaluated` events."""
 
     def images(self, key: str, images: Array, captions: Sequence[str], *, step: int) -> None:
         assert self._media is not None, "start() comes first"
-        self._media.save(key, images, captions, step=step)
+        self._media.save_images(key, images, captions, step=step)
+
+    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
+        assert self._media is not None, "start() comes first"
+        self._media.save_texts(key, texts, captions, step=step)
 
     def event(self, event: Event) -> None:
         self._is_announced = self._is_announced or event.kind in ("run_started", "run_resumed")

@@ -38,12 +38,20 @@ def write_report(folder: Path, *, config: ReportConfig | None = None, is_running
     light = draw_curves(history, dark=False)
     # Drawing takes most of the time of a report, and the run waits for it: the dark curves come with the last one.
     dark = light if is_running else draw_curves(history, dark=True)
-    pairs = pair_samples(history, limit=config.pairs)
+    pairs = pair_samples(history, "images", limit=config.pairs)
     sheet = folder / "contact_sheet.png" if pairs else None
     if pairs and sheet:
         _replace(sheet, contact_sheet(pairs, title=history.name))
     curves = _replace(folder / "curves.png", light.png)
-    page = render_page(history, config=config, light=light, dark=dark, pairs=pairs, is_running=is_running)
+    page = render_page(
+        history,
+        config=config,
+        light=light,
+        dark=dark,
+        pairs=pairs,
+        text_pairs=pair_samples(history, "texts", limit=config.pairs),
+        is_running=is_running,
+    )
     return ReportFiles(page=_replace(folder / "report.html", page.encode()), curves=curves, contact_sheet=sheet)
 
 
