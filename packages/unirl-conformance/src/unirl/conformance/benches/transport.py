@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,39 +15,13 @@ import torch
 from torch import Tensor
 from unirl.core.roles import TransportCounts
 
+from ..workbench.forks import Forks
 from ..workbench.transport_process import Setup, TransportProcess, TransportProcesses
 from .base import Bench
 
-__all__ = ["Piece", "Rows", "Run", "TransportBench", "tensors"]
+__all__ = ["Run", "TransportBench", "tensors"]
 
 WORKERS = ("maker", "taker")
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Fits `unirl.core.roles.PieceLike`."""
-
-    blob: Any
-    start: int
-    count: int
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of kept tensors, in pieces. Fits `unirl.core.roles.RemoteRowsLike`."""
-
-    pieces: tuple[Piece, ...]
-    row_shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (sum(piece.count for piece in self.pieces), *self.row_shape)
-
-    @classmethod
-    def of(cls, tensor: Tensor, *places: tuple[Any, int, int]) -> Rows:
-        """Rows like those of `tensor`, of each (name, first row, number of rows) in turn."""
-        return cls(tuple(Piece(*place) for place in places), tuple(tensor.shape[1:]), tensor.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +33,8 @@ class Run:
     driver: TransportProcess
     maker: TransportProcess
     taker: TransportProcess
+    start_s: float
+    """What starting them took."""
 
     @property
     def all(self) -> tuple[TransportProcess, ...]:
@@ -85,13 +62,15 @@ class TransportBench(Bench):
         found = self.subject.found("transport")
         # Not below the folder of the claim: the path of a socket has room for a hundred letters.
         with tempfile.TemporaryDirectory(prefix="unirl-") as short, ExitStack() as stack:
-            name = f"trial-{secrets.token_hex(4)}"
-            processes = stack.enter_context(TransportProcesses((*WORKERS, "driver"), folder=Path(short), mark=name))
+            began, name = time.monotonic(), f"trial-{secrets.token_hex(4)}"
+            forks = self.workshop.entered("forks", Forks)
+            names = (*WORKERS, "driver")
+            processes = stack.enter_context(TransportProcesses(names, folder=Path(short), mark=name, forks=forks))
             setup = Setup(build=found.spec.build, config=self.workshop.config(found), run=name)
             driver = processes.start("driver", setup)
             joined = Setup(build=setup.build, config=setup.config, run=name, address=driver("address"))
             maker, taker = (processes.start(worker, joined) for worker in WORKERS)
-            yield Run(name=name, driver=driver, maker=maker, taker=taker)
+            yield Run(name=name, driver=driver, maker=maker, taker=taker, start_s=time.monotonic() - began)
 
 
 def tensors() -> list[Tensor]:

@@ -81,8 +81,13 @@ def _plan(bench: AlgorithmBench) -> Plan:
         f"run.device={bench.device}",
         f"train.updates_per_step={4 if needs.multi_update else 1}",
     ]
+
+    def composed() -> Plan:
+        return compose(RECIPE, overrides, catalog=bench.workshop.catalog, directory=bench.folder)
+
     try:
-        plan = compose(RECIPE, overrides, catalog=bench.workshop.catalog, directory=bench.folder)
+        # Half a second, for what differs between algorithms in little.
+        plan = bench.workshop.shared(f"recipe {RECIPE} {overrides}", composed)
     except PluginNotFound as error:
         raise NotRun(f"the recipe 'quickstart' needs a part that is not installed here: {error}") from error
     assert isinstance(found.spec, AlgorithmSpec)

@@ -11,6 +11,7 @@ from torch import Tensor
 from unirl.conformance.benches.backend import GRADIENT, BackendBench
 from unirl.conformance.claims import claim
 from unirl.conformance.verdicts import NotApplicable
+from unirl.conformance.workbench.forks import Forks
 from unirl.conformance.workbench.trainee import Training, largest_gap
 from unirl.conformance.workbench.two_ranks import Found, Job, train_here, train_on_two_ranks
 from unirl.core.capability import Cap
@@ -150,7 +151,8 @@ def test_two_ranks_update_as_one(bench: BackendBench) -> None:
         for what, pairs in parts.items():
             rows = tuple(tuple(pair[rank] for pair in pairs) for rank in range(2))
             jobs[f"{training}, {what}"] = dataclasses.replace(job, tracks=rows)
-    for rank, results in enumerate(train_on_two_ranks(list(jobs.values()), bench.folder)):
+    forks = bench.workshop.entered("forks", Forks)
+    for rank, results in enumerate(train_on_two_ranks(list(jobs.values()), bench.folder, forks=forks)):
         for (what, job), result in zip(jobs.items(), results, strict=True):
             wanted = one[job.training]
             gap = largest_gap(result.tensors, wanted.tensors)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
+import time
 
 from unirl.conformance.benches.launcher import FAILURE, LauncherBench
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.processes import Running
+from unirl.conformance.workbench.processes import Running, patience
 from unirl.conformance.workbench.trainee import largest_gap
 from unirl.core.errors import RewardFailed, UniRLError
 
 BOUND = 1e-6
 """Of numbers and weights of order 1, in fp32: another process may add in another order, and nothing else differs."""
-WITHIN_S = 20.0
-"""Time for processes to end once everything is closed."""
 
 
 @claim("launcher")
@@ -91,11 +90,11 @@ def test_a_launch_that_fails_leaves_nothing_behind(bench: LauncherBench) -> None
     """
     plan = bench.plan_without_checkpoint()
     launcher = bench.launcher(plan)
-    before = Running.now()
+    before, began = Running.now(), time.monotonic()
     try:
         launcher.launch(plan, catalog=bench.workshop.catalog)
     except UniRLError:
-        left = before.left(within_s=WITHIN_S)
+        left = before.left(within_s=patience(time.monotonic() - began))
         assert not left, f"left behind after a launch that failed: {', '.join(left)}"
     else:
         raise AssertionError("a model without a checkpoint was launched")
@@ -110,12 +109,13 @@ def test_a_closed_launcher_leaves_nothing_behind(bench: LauncherBench) -> None:
     If it fails: keep the handles of all that was started, end them in `close`, and forget them.
     """
     plan = bench.plan()
-    before = Running.now()
+    before, began = Running.now(), time.monotonic()
     launcher = bench.launcher(plan)
     try:
         launcher.launch(plan, catalog=bench.workshop.catalog)
+        start_s = time.monotonic() - began
     finally:
         launcher.close()
     launcher.close()
-    left = before.left(within_s=WITHIN_S)
+    left = before.left(within_s=patience(start_s))
     assert not left, f"left behind after close: {', '.join(left)}"

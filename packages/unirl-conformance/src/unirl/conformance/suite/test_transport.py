@@ -6,13 +6,12 @@ import pickle
 
 import torch
 from torch import Tensor
-from unirl.conformance.benches.transport import Rows, TransportBench, tensors
+from unirl.conformance.benches.transport import TransportBench, tensors
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.processes import marked
+from unirl.conformance.workbench.processes import marked, patience
+from unirl.conformance.workbench.rows import Rows
 from unirl.core.errors import RunFailed
 
-WITHIN_S = 20.0
-"""Time for processes to end once everything is closed."""
 MAX_NAME_BYTES = 1024
 """As the role says: of a name, pickled."""
 
@@ -128,5 +127,5 @@ def test_closed_transports_leave_nothing_behind(bench: TransportBench) -> None:
         for process in run.all:
             process("close")
             process("close")
-    left = marked(run.name, within_s=WITHIN_S)
+    left = marked(run.name, within_s=patience(run.start_s))
     assert not left, f"left behind after close: {', '.join(left)}"

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Running", "marked"]
+__all__ = ["Running", "marked", "patience"]
 
 MARK = "UNIRL_TRIAL"
 """An environment variable, which processes inherit whoever their parent is by now."""
@@ -37,6 +37,11 @@ class Running:
                     f"process {pid} ({name})" for pid, name in processes.items()
                 ]
             time.sleep(0.02)
+
+
+def patience(start_s: float) -> float:
+    """Seconds for processes to end that took `start_s` to start: a machine that is busy is slow in both."""
+    return max(3.0, 2 * start_s)
 
 
 def marked(mark: str, *, within_s: float) -> list[str]:

@@ -1,4 +1,4 @@
-"""Transports in processes of their own: `python -m unirl.conformance.workbench.transport_process FOLDER NAME...`.
+"""Transports in processes of their own.
 
 The processes of a run find each other by sockets in a folder. Calls on a transport come one at a time; what another
 process asks it is answered meanwhile, as the role says.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -26,12 +24,12 @@ from unirl.core.config import PartConfig
 from unirl.core.errors import UniRLError
 from unirl.core.roles import Transport, TransportPlace
 
-from .processes import MARK
+from .forks import Forks
 
 __all__ = ["Setup", "TransportProcess", "TransportProcesses"]
 
 START_S = 240.0
-"""Nearly all of it is the import of torch and the transport: some 10 s on idle cores, many times that on busy ones."""
+"""Nearly all of it is what the transport imports and starts: seconds on idle cores, many times that on busy ones."""
 CALL_S = 120.0
 END_S = 30.0
 POLL_S = 0.02
@@ -60,22 +58,14 @@ class TransportProcess:
 
 
 class TransportProcesses:
-    """The processes of a run; a context that ends them for certain.
+    """The processes of a run; a context that ends them for certain."""
 
-    They are forks of one that has imported torch, which is nearly all that starting them would take.
-    """
-
-    def __init__(self, names: Sequence[str], *, folder: Path, mark: str) -> None:
+    def __init__(self, names: Sequence[str], *, folder: Path, mark: str, forks: Forks) -> None:
         """folder: empty, with a short path: sockets lie in it.  mark: see `.processes.marked`."""
         self._names, self._folder = names, folder
-        self._log = (folder / "log").open("wb")
-        self._parent = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(folder), *names],
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), MARK: mark},
-            start_new_session=True,
-        )
+        self._log = folder / "log"
+        path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self._parent = forks.start(_serve_all, folder, tuple(names), log=self._log, mark=mark, environment=path)
 
     def __enter__(self) -> Self:
         return self
@@ -85,12 +75,8 @@ class TransportProcesses:
             # One that cannot say goodbye any more is ended below.
             with suppress(OSError, EOFError, AssertionError):
                 _call(self._folder, name, "end")
-        with suppress(subprocess.TimeoutExpired):
-            self._parent.wait(END_S)
-        with suppress(ProcessLookupError):
-            os.killpg(self._parent.pid, signal.SIGKILL)
-        self._parent.wait()
-        self._log.close()
+        self._parent.wait(END_S)
+        self._parent.kill()
 
     def start(self, name: str, setup: Setup) -> TransportProcess:
         """Have a process build its transport. Raises AssertionError with what it printed when it does not come up."""
@@ -101,7 +87,7 @@ class TransportProcesses:
         while not (self._folder / name).exists():
             failed = (self._folder / f"{name}.failed").exists() or self._parent.poll() is not None
             if failed or time.monotonic() > end:
-                said = (self._folder / "log").read_text(errors="replace")
+                said = self._log.read_text(errors="replace")
                 raise AssertionError(f"the transport of process {name!r} did not start: {said[-2000:]}")
             time.sleep(POLL_S)
         return TransportProcess(name, folder=self._folder)
@@ -170,9 +156,7 @@ def _serve(folder: Path, name: str) -> None:
     transport.close()
 
 
-def _main(folder: Path, names: Sequence[str]) -> None:
-    import torch  # noqa: F401 - before the forks, which have it then
-
+def _serve_all(folder: Path, names: Sequence[str]) -> None:
     children: list[int] = []
     for name in names:
         child = os.fork()
@@ -192,7 +176,3 @@ def _main(folder: Path, names: Sequence[str]) -> None:
             os._exit(code)
     for child in children:
         os.waitpid(child, 0)
-
-
-if __name__ == "__main__":
-    _main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,14 +1,11 @@
-"""Two processes that train together: `python -m unirl.conformance.workbench.two_ranks FOLDER RANK` is one of them.
-
-They are started by `train_on_two_ranks`, meet through a file, and are ended for certain.
-"""
+"""Two processes that train together: started by `train_on_two_ranks`, they meet through a file, and are ended for
+certain."""
 
 from __future__ import annotations
 
 import os
 import pickle
 import pkgutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +21,7 @@ from unirl.core.config import PartConfig, TrainConfig
 from unirl.core.roles import Backend, Policy
 from unirl.core.track import Track
 
+from .forks import Fork, Forks
 from .model import WorkbenchModel
 from .trainee import Trainee, Training, largest_gap
 
@@ -31,7 +29,7 @@ __all__ = ["Found", "Job", "train_here", "train_on_two_ranks"]
 
 NUM_RANKS = 2
 DEADLINE_S = 240
-"""Nearly all of it is the import of torch and the backend: 15 s on two idle cores, many times that on busy ones."""
+"""Seconds on two idle cores, and many times that on busy ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,39 +79,36 @@ def train_here(job: Job, build: Callable[..., Backend], *, rank: int = 0) -> Fou
         backend.close()
 
 
-def train_on_two_ranks(jobs: Sequence[Job], folder: Path) -> list[list[Found]]:
-    """Do the jobs in two processes of this interpreter. folder: empty. Returns what each rank found, job by job.
+def train_on_two_ranks(jobs: Sequence[Job], folder: Path, *, forks: Forks) -> list[list[Found]]:
+    """Do the jobs in two processes. folder: empty. Returns what each rank found, job by job.
 
     Raises AssertionError with the end of its output when a rank fails, or when they are not done in time.
     """
     (folder / "jobs.pkl").write_bytes(pickle.dumps(list(jobs)))
-    # The parts may stand where only this process looks for modules.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    ranks: list[subprocess.Popen[bytes]] = []
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    ranks: list[Fork] = []
     try:
         for rank in range(NUM_RANKS):
-            with (folder / f"rank-{rank}.log").open("wb") as log:
-                command = [sys.executable, "-m", __name__, str(folder), str(rank)]
-                ranks.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment))
+            log = folder / f"rank-{rank}.log"
+            ranks.append(forks.start(_train, folder, rank, log=log, environment=environment))
         _wait(ranks, folder)
     finally:
         for process in ranks:
             process.kill()
-            process.wait()
     return [pickle.loads((folder / f"found-{rank}.pkl").read_bytes()) for rank in range(NUM_RANKS)]
 
 
-def _wait(ranks: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+def _wait(ranks: Sequence[Fork], folder: Path) -> None:
     """Until all have ended well; one that fails would leave the other waiting for it."""
     ends = time.monotonic() + DEADLINE_S
     while any(process.poll() is None for process in ranks):
         _check(ranks, folder)
         assert time.monotonic() < ends, f"two ranks were not done after {DEADLINE_S} s: {_tail(folder, 0)}"
-        time.sleep(0.05)
+        time.sleep(0.02)
     _check(ranks, folder)
 
 
-def _check(ranks: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+def _check(ranks: Sequence[Fork], folder: Path) -> None:
     for rank, process in enumerate(ranks):
         assert process.poll() in (None, 0), f"rank {rank} of {NUM_RANKS} failed: {_tail(folder, rank)}"
 
@@ -122,7 +117,7 @@ def _tail(folder: Path, rank: int) -> str:
     return (folder / f"rank-{rank}.log").read_text(encoding="utf-8", errors="replace")[-3000:]
 
 
-def main(folder: Path, rank: int) -> None:
+def _train(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -135,10 +130,3 @@ def main(folder: Path, rank: int) -> None:
     found = [train_here(job, pkgutil.resolve_name(job.build), rank=rank) for job in jobs]
     (folder / f"found-{rank}.pkl").write_bytes(pickle.dumps(found))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    # Pickles name the module, which is `__main__` here.
-    from unirl.conformance.workbench.two_ranks import main as run
-
-    run(Path(sys.argv[1]), int(sys.argv[2]))
