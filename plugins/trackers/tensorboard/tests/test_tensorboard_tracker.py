@@ -129,9 +129,38 @@ def test_images_without_a_caption_each_are_refused(tmp_path: Path):
     tracker.finish("failed")
 
 
+def test_texts_come_back_letter_by_letter_with_prompt_reward_and_truncation(tmp_path: Path):
+    tracker = build(TensorboardConfig(max_texts=2))
+    tracker.start(run_info(tmp_path))
+    texts = ["# no heading\n\n* 2 + 2\r= 4\r\n\tend", "", "left out"]
+    captions = ["What is 2 + 2?\n<b>Think</b> | reward 1.00 | truncated", "Add. | reward -0.25", "x | reward 0.00"]
+    tracker.texts("eval", texts, captions, step=7)
+    tracker.finish("done")
+    (text,) = read_back(tmp_path).Tensors("eval/texts/text_summary")
+    assert text.step == 7
+    # In Markdown, four spaces before a line show it as it is.
+    expected = (
+        "**1. reward 1.00 truncated**\n\n    What is 2 + 2?\n    <b>Think</b>\n\ntext:\n\n"
+        "    # no heading\n    \n    * 2 + 2\n    = 4\n    \tend\n\n"
+        "**2. reward -0.25**\n\n    Add.\n\ntext:\n\n*nothing*"
+    )
+    assert text.tensor_proto.string_val[0].decode() == expected
+
+
+def test_texts_without_a_caption_each_are_refused(tmp_path: Path):
+    tracker = started(tmp_path)
+    with pytest.raises(ValueError, match="texts 'eval': 2 with 1 captions"):
+        tracker.texts("eval", ["a", "b"], ["one"], step=0)
+    tracker.finish("failed")
+
+
 @pytest.mark.parametrize(
     ("key", "config"),
-    [("max_images", TensorboardConfig(max_images=0)), ("flush_s", TensorboardConfig(flush_s=0))],
+    [
+        ("max_images", TensorboardConfig(max_images=0)),
+        ("max_texts", TensorboardConfig(max_texts=0)),
+        ("flush_s", TensorboardConfig(flush_s=0)),
+    ],
 )
 def test_counts_below_one_are_refused_with_their_key(key: str, config: TensorboardConfig):
     with pytest.raises(RecipeError, match=f"tracker.tensorboard.{key}: 0 was asked for"):

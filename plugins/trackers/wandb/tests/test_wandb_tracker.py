@@ -29,7 +29,7 @@ from unirl.trackers.wandb.tracker import build
 
 folder = Path(sys.argv[1])
 for resumed_at in (None, 2):
-    tracker = build(WandbConfig(mode="offline", project="shapes", tags=["cpu", "tiny"], max_images=2))
+    tracker = build(WandbConfig(mode="offline", project="shapes", tags=["cpu", "tiny"], max_images=2, max_texts=3))
     tracker.start(
         RunInfo(name="first", folder=folder, plan_hash="abc", config={"run": {"steps": 4}}, resumed_at=resumed_at)
     )
@@ -37,6 +37,9 @@ for resumed_at in (None, 2):
         tracker.log({"reward_mean": step / 4}, step=step)
     if resumed_at is None:
         tracker.images("eval", torch.rand(3, 3, 8, 8), ["a cat | reward 0.10", "a dog | reward 0.20", "x"], step=2)
+        texts = ["4", "two\\r\\nlines 四", "", "left out"]
+        captions = ["2 + 2 | reward 1.00", "a | reward 0 | reward -0.50 | truncated", "no reward", "x | reward 0.00"]
+        tracker.texts("eval", texts, captions, step=2)
     tracker.event(Event(kind="finding", step=2, data={"text": "small gradient"}))
     tracker.finish("done" if resumed_at else "failed")
 """
@@ -163,11 +166,31 @@ def test_every_number_is_over_the_step_axis_which_goes_on_after_the_resume(
 def test_images_are_saved_with_their_captions_and_at_most_max_images(sessions: tuple[Path, list[list[Any]]]):
     folder, found = sessions
     rows = [values(history.item) for history in of_kind(found[0], "history")]
-    (row,) = [row for row in rows if any(key.startswith("eval") for key in row)]
+    (row,) = [row for row in rows if any(key == "eval" or key.startswith("eval/_") for key in row)]
     text = json.dumps(row)
     assert row["step"] == 2
     assert "a cat | reward 0.10" in text and "a dog | reward 0.20" in text
     assert len(list(folder.glob("wandb/offline-run-*/files/media/images/*.png"))) == 2
+
+
+def test_texts_are_a_table_of_at_most_max_texts_whole_rows(sessions: tuple[Path, list[list[Any]]]):
+    folder, found = sessions
+    rows = [values(history.item) for history in of_kind(found[0], "history")]
+    (row,) = [row for row in rows if any(key.startswith("eval/texts") for key in row)]
+    assert row["step"] == 2
+    (file,) = folder.glob("wandb/offline-run-*/files/media/table/eval/texts_*.table.json")
+    table = json.loads(file.read_text(encoding="utf-8"))
+    assert table["columns"] == ["prompt", "text", "reward", "truncated"]
+    assert table["data"] == [
+        ["2 + 2", "4", 1.0, False],
+        ["a | reward 0", "two\r\nlines 四", -0.5, True],
+        ["no reward", "", None, False],
+    ]
+
+
+def test_texts_without_a_caption_each_are_refused():
+    with pytest.raises(ValueError, match="texts 'eval': 2 with 1 captions"):
+        build(WandbConfig()).texts("eval", ["a", "b"], ["one"], step=0)
 
 
 def test_findings_and_status_are_in_the_summary_and_a_failed_run_exits_with_1(
@@ -197,6 +220,7 @@ def test_disabled_writes_nothing_and_a_run_that_cannot_start_says_what_to_do(tmp
         (WandbConfig(mode="of-line"), "tracker.wandb.mode: 'of-line' was asked for; it is one of online, offline"),
         (WandbConfig(project=""), "tracker.wandb.project: it is empty"),
         (WandbConfig(max_images=0), "tracker.wandb.max_images: 0 was asked for"),
+        (WandbConfig(max_texts=0), "tracker.wandb.max_texts: 0 was asked for"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_with_their_key(config: WandbConfig, message: str):

@@ -13,5 +13,7 @@ __all__ = ["TensorboardConfig"]
 class TensorboardConfig(PartConfig):
     max_images: int = 16
     """Images of one grid; further ones are left out."""
+    max_texts: int = 16
+    """Texts shown at once under one key, whole; further ones are left out."""
     flush_s: int = 10
     """Longest time that numbers stay in memory, in seconds."""

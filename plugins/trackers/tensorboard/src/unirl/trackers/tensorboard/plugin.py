@@ -13,7 +13,7 @@ def unirl_trackers() -> list[TrackerSpec]:
     return [
         TrackerSpec(
             name="tensorboard",
-            summary="Scalars, image grids and the recipe as TensorBoard event files in the run folder.",
+            summary="Scalars, image grids, texts and the recipe as TensorBoard event files in the run folder.",
             build="unirl.trackers.tensorboard.tracker:build",
             config="unirl.trackers.tensorboard.config:TensorboardConfig",
         )

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch.utils.tensorboard.writer import SummaryWriter
 from unirl.core.array import Array
+from unirl.core.caption import Caption
 from unirl.core.errors import RecipeError
 from unirl.core.events import Event
 from unirl.core.roles import RunInfo
@@ -27,7 +28,12 @@ def build(config: TensorboardConfig) -> TensorboardTracker:
     if config.max_images < 1:
         raise RecipeError(
             f"tracker.tensorboard.max_images: {config.max_images} was asked for; it must be 1 or more. "
-            "run.media_every=0 sends no images at all."
+            "run.media_every=0 sends no training images at all."
+        )
+    if config.max_texts < 1:
+        raise RecipeError(
+            f"tracker.tensorboard.max_texts: {config.max_texts} was asked for; it must be 1 or more. "
+            "run.media_every=0 sends no training texts at all."
         )
     if config.flush_s < 1:
         raise RecipeError(f"tracker.tensorboard.flush_s: {config.flush_s} was asked for; it must be 1 or more.")
@@ -35,7 +41,7 @@ def build(config: TensorboardConfig) -> TensorboardTracker:
 
 
 class TensorboardTracker:
-    """Writes scalars by their key, images as grids with their captions beside, recipe and findings as text."""
+    """Writes scalars by their key, images as grids with their captions beside, texts, recipe and findings as text."""
 
     def __init__(self, config: TensorboardConfig) -> None:
         self._config = config
@@ -75,6 +81,19 @@ class TensorboardTracker:
         lines = [f"{number}. {caption}" for number, caption in enumerate(captions[:shown], start=1)]
         self._writer.add_text(f"{key}/captions", "\n".join(lines), step)
 
+    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
+        """The first texts as one text `<key>/texts`: reward, prompt and text of each, in their order."""
+        if len(captions) != len(texts):
+            raise ValueError(
+                f"texts {key!r}: {len(texts)} with {len(captions)} captions were given; one caption a text is needed."
+            )
+        shown = [
+            _sample(number, text, Caption.parse(caption))
+            for number, (text, caption) in enumerate(zip(texts[: self._config.max_texts], captions, strict=False), 1)
+        ]
+        if shown:
+            self._writer.add_text(f"{key}/texts", "\n\n".join(shown), step)
+
     def event(self, event: Event) -> None:
         if event.kind == "finding":
             self._writer.add_text("findings", str(event.data["text"]), event.step)
@@ -84,6 +103,18 @@ class TensorboardTracker:
     def finish(self, status: Literal["done", "stopped", "failed"]) -> None:
         self._writer.add_text("status", status)
         self._writer.close()
+
+
+def _sample(number: int, text: str, caption: Caption) -> str:
+    """A text sample in Markdown, its prompt and text as they are."""
+    reward = "" if caption.reward is None else f" reward {caption.reward:.2f}"
+    cut = " truncated" if caption.is_truncated else ""
+    return f"**{number}.{reward}{cut}**\n\n{_verbatim(caption.prompt)}\n\ntext:\n\n{_verbatim(text)}"
+
+
+def _verbatim(text: str) -> str:
+    """A block that Markdown shows letter by letter. Every kind of line end counts: a line at the margin ends it."""
+    return "\n".join(f"    {line}" for line in text.splitlines()) if text.strip() else "*nothing*"
 
 
 def image_grid(images: Array, *, gap: int = 2) -> Array:

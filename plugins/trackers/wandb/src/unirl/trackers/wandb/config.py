@@ -27,5 +27,7 @@ class WandbConfig(PartConfig):
     """Id of the W&B run; empty makes one. It is kept in the run folder, so a resumed run needs no id."""
     max_images: int = 16
     """Images sent at once under one key; further ones are left out."""
+    max_texts: int = 16
+    """Texts sent at once under one key, whole; further ones are left out."""
     init_timeout_s: float = 90.0
     """Longest wait for the server at the start of a run, in seconds."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from unirl.core.array import Array
+from unirl.core.caption import Caption
 from unirl.core.errors import RecipeError, UniRLError
 from unirl.core.events import Event
 from unirl.core.roles import RunInfo
@@ -20,6 +21,10 @@ __all__ = ["STEP", "WandbFailed", "WandbTracker", "build"]
 
 STEP = "step"
 """The axis of every chart: steps completed. W&B's own counter only counts calls."""
+
+
+TEXT_COLUMNS = ("prompt", "text", "reward", "truncated")
+"""Columns of a table of texts."""
 
 
 class WandbFailed(UniRLError):
@@ -35,13 +40,18 @@ def build(config: WandbConfig) -> WandbTracker:
     if config.max_images < 1:
         raise RecipeError(
             f"tracker.wandb.max_images: {config.max_images} was asked for; it must be 1 or more. "
-            "run.media_every=0 sends no images at all."
+            "run.media_every=0 sends no training images at all."
+        )
+    if config.max_texts < 1:
+        raise RecipeError(
+            f"tracker.wandb.max_texts: {config.max_texts} was asked for; it must be 1 or more. "
+            "run.media_every=0 sends no training texts at all."
         )
     return WandbTracker(config)
 
 
 class WandbTracker:
-    """Sends numbers over the axis `step`, images with their captions, and findings in the run's summary."""
+    """Sends numbers over the axis `step`, images with their captions, tables of texts, and findings in the summary."""
 
     def __init__(self, config: WandbConfig) -> None:
         self._config = config
@@ -131,6 +141,18 @@ class WandbTracker:
         pixels = (shown * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
         pictures = [wandb.Image(picture, caption=caption) for picture, caption in zip(pixels, captions, strict=False)]
         self._run.log({STEP: step, key: pictures})
+
+    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
+        """Send the first texts as the table `<key>/texts`, one row a sample."""
+        if len(captions) != len(texts):
+            raise ValueError(
+                f"texts {key!r}: {len(texts)} with {len(captions)} captions were given; one caption a text is needed."
+            )
+        table = wandb.Table(columns=list(TEXT_COLUMNS))
+        for text, caption in zip(texts[: self._config.max_texts], captions, strict=False):
+            read = Caption.parse(caption)
+            table.add_data(read.prompt, text, read.reward, read.is_truncated)
+        self._run.log({STEP: step, f"{key}/texts": table})
 
     def event(self, event: Event) -> None:
         if event.kind == "finding":
