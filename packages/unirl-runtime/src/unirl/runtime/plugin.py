@@ -1,4 +1,4 @@
-"""The launchers that this dist provides."""
+"""The launchers that this dist provides, and the command that makes the environments of engines."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from unirl.core.spec import LauncherSpec, TransportSpec
 from .config import RayConfig, misplaced
 
 if TYPE_CHECKING:
+    import click
     from unirl.core.plan import Plan
 
-__all__ = ["LOCAL", "RAY", "WORKER_STORE", "unirl_check_plan", "unirl_launchers", "unirl_transports"]
+__all__ = ["LOCAL", "RAY", "WORKER_STORE", "unirl_check_plan", "unirl_commands", "unirl_launchers", "unirl_transports"]
 
 LOCAL = LauncherSpec(
     name="local",
@@ -46,6 +47,13 @@ def unirl_launchers() -> Iterable[LauncherSpec]:
 @hookimpl
 def unirl_transports() -> Iterable[TransportSpec]:
     return [WORKER_STORE]
+
+
+@hookimpl
+def unirl_commands(cli: click.Group) -> None:
+    from .engine_host.command import command
+
+    cli.add_command(command)
 
 
 @hookimpl

@@ -18,8 +18,8 @@ __all__ = ["command"]
 )
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, cluster: str | None) -> None:
-    """Check this installation: torch, plugins, namespaces, version bounds, disk, environments of engines. Exit codes: 0 good,
-    1 a finding, 3 a plugin did not load."""
+    """Check this installation: torch, plugins, namespaces, version bounds, disk, environments of engines. Exit codes: 0
+    good, 1 a finding, 3 a plugin did not load."""
     import dataclasses
 
     from ..catalog import Catalog

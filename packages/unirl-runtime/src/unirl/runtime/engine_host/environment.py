@@ -1,0 +1,87 @@
+"""What an engine says of the program that it runs as, and where that program's environment lies on this machine.
+
+Light: commands that list engines import this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+from unirl.core.errors import RecipeError, RunFailed
+
+__all__ = ["COMPLETE", "FOLDER_VARIABLE", "EngineEnvironment", "cache_folder"]
+
+FOLDER_VARIABLE = "UNIRL_ENVS"
+"""Environment variable that moves the folder of all environments."""
+COMPLETE = "unirl-environment.json"
+"""File that an environment has once everything is in it: what it was made from."""
+
+
+def cache_folder() -> Path:
+    """Where environments lie: what `UNIRL_ENVS` names, else `~/.cache/unirl/envs`."""
+    moved = os.environ.get(FOLDER_VARIABLE)
+    return Path(moved).expanduser() if moved else Path.home() / ".cache" / "unirl" / "envs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineEnvironment:
+    """A Python environment that UniRL is not in, and the server that runs there.
+
+    `unirl.core.spec.EngineSpec.environment` names one as `"module:attribute"`.
+    """
+
+    name: str
+    """What `unirl engine-env` takes: the engine's short name."""
+    package: str
+    """Package that the lock files are in."""
+    locks: Mapping[str, str]
+    """Accelerator, `cpu` or `cuda`, -> file of the package with every requirement pinned and hashed."""
+    python: str
+    """Version of Python that the locks are for, such as `3.11`."""
+    serve: str
+    """`"module:function"` that the server runs: it takes nothing, and returns the calls that it answers, by name."""
+    modules: tuple[str, ...] = ()
+    """Modules of installed UniRL dists that the server imports, of the standard library, torch and the engine's own
+    packages alone: their source goes along."""
+    notes: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
+    """Accelerator -> a sentence on what its lock holds, where a user should know."""
+
+    def lock(self, accel: str) -> bytes:
+        """The lock file of an accelerator. Raises RecipeError when there is none."""
+        if accel not in self.locks:
+            raise RecipeError(
+                f"engine {self.name!r}: an environment for {accel!r} was asked for; there are locks for "
+                f"{', '.join(sorted(self.locks))}."
+            )
+        return files(self.package).joinpath(self.locks[accel]).read_bytes()
+
+    def folder(self, accel: str, *, within: Path | None = None) -> Path:
+        """Where its environment lies, present or not: a folder of its own for every lock and version of Python.
+
+        within: folder of all environments, `cache_folder()` unless another one is given.
+        """
+        key = hashlib.sha256(self.lock(accel) + self.python.encode()).hexdigest()[:12]
+        return (within or cache_folder()) / f"{self.name}-{accel}-{key}"
+
+    def is_present(self, accel: str, *, within: Path | None = None) -> bool:
+        """Whether its environment was made to the end."""
+        return (self.folder(accel, within=within) / COMPLETE).is_file()
+
+    def interpreter(self, accel: str, *, within: Path | None = None) -> Path:
+        """The Python of its environment. Raises RunFailed, with the command that makes it, when it is not there."""
+        folder = self.folder(accel, within=within)
+        if not self.is_present(accel, within=within):
+            raise RunFailed(
+                f"engine {self.name!r} runs in an environment of its own, and {str(folder)!r} is not there. Make it: "
+                f"`{self.command(accel, within=within)}`."
+            )
+        return folder / "bin" / "python"
+
+    def command(self, accel: str, *, within: Path | None = None) -> str:
+        """The command that makes its environment."""
+        return f"unirl engine-env {self.name} --accel {accel}{f' --dir {within}' if within else ''}"

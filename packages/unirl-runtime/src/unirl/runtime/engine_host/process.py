@@ -1,0 +1,274 @@
+"""The host's side: starts an engine's program in its own environment, calls it, and makes sure that it ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unirl.core.errors import RunFailed
+
+from .frames import BadFrame, read_frame, to_frame
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["EngineDied", "EngineProcess", "EngineRaised", "EngineTimedOut", "Program"]
+
+LOG_LINES = 8
+"""Lines of the log that the error of a dead engine shows."""
+DEATH_S = 1.0
+"""Time for the guard of a server that died to say how."""
+GRACE_S = 3.0
+"""Time for a server that was asked to end, before it is killed."""
+CARRIED = ("unirl.runtime.engine_host.frames", "unirl.runtime.engine_host.serving")
+"""Modules that every server runs."""
+INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ", "USER")
+INHERITED_PREFIXES = ("CUDA_", "NCCL_", "NVIDIA_", "OMP_", "SSL_")
+"""Environment variables that a server gets from its host; all others, `PYTHONPATH` among them, stay behind."""
+
+
+class EngineDied(RunFailed):
+    """The engine's process ended by itself."""
+
+
+class EngineTimedOut(RunFailed):
+    """A call took longer than it may; the process was ended."""
+
+
+class EngineRaised(RunFailed):
+    """The engine refused a call or failed in it, and lives on."""
+
+    def __init__(self, message: str, *, raised: str, text: str) -> None:
+        super().__init__(message)
+        self.raised = raised
+        """Class name of what was raised there."""
+        self.text = text
+        """What it said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What runs."""
+
+    name: str
+    """The engine's, for messages."""
+    python: Path
+    """Interpreter of its environment."""
+    serve: str
+    """See `EngineEnvironment.serve`."""
+    modules: tuple[str, ...] = ()
+    """See `EngineEnvironment.modules`."""
+    variables: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
+    """Environment variables besides those that it inherits."""
+    log: Path | None = None
+    """File that its output is appended to; None keeps it only while the process is there."""
+    start_timeout_s: float = 600.0
+    """Longest time from the start of the process to its first answer."""
+
+
+class EngineProcess:
+    """A program in a process group of its own. Calls go over a pair of Unix sockets that no other process has.
+
+    One call at a time, from any thread. The group ends with `close`, with an error that leaves its state unknown, and
+    with the host, however that ends.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._lock = threading.RLock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._lifeline = -1
+        self._folder: Path | None = None
+        self._count = 0
+        self._pid = 0
+        self._why = f"engine {program.name!r}: its process was not started."
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Of the server; 0 when there is none."""
+        return self._pid
+
+    def start(self) -> None:
+        """Start it and wait until it answers. Raises EngineDied or EngineTimedOut when it does not."""
+        with self._lock:
+            assert self._process is None, f"engine {self.program.name!r} was started twice"
+            program = self.program
+            self._folder = Path(tempfile.mkdtemp(prefix=f"unirl-{program.name}-"))
+            _assemble(self._folder / "source", (*CARRIED, *program.modules))
+            log = self._log()
+            log.parent.mkdir(parents=True, exist_ok=True)
+            ours, theirs = socket.socketpair()
+            read_end, self._lifeline = os.pipe()
+            script = self._folder / "source" / "unirl" / "runtime" / "engine_host" / "serving.py"
+            words = [str(program.python), "-I", str(script), str(theirs.fileno()), str(read_end), program.serve]
+            with log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=_variables(program),
+                    pass_fds=(theirs.fileno(), read_end),
+                    start_new_session=True,
+                )
+            theirs.close()
+            os.close(read_end)
+            self._connection = ours
+            ready, _ = self._wait("start", program.start_timeout_s)
+            self._pid = int(ready["pid"])
+
+    def restart(self) -> None:
+        """End what runs, and start it again."""
+        with self._lock:
+            self.close()
+            self.start()
+
+    def call(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        tensors: Mapping[str, Tensor] | None = None,
+        timeout_s: float,
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """Call one of the server's functions and wait for its answer: a JSON-able value, and tensors.
+
+        Raises EngineRaised with what it raised there; EngineDied, with the exit code and the end of the log, within a
+        second of the process's end; EngineTimedOut, after which the process is gone as well.
+        """
+        with self._lock:
+            if self._process is None or self._connection is None:
+                raise EngineDied(self._why)
+            self._count += 1
+            frame = to_frame({"id": self._count, "call": name, "arguments": arguments or {}}, tensors)
+            try:
+                # A server that does not read must not hold the host for ever either.
+                self._connection.settimeout(timeout_s)
+                self._connection.sendall(frame)
+            except TimeoutError:
+                raise self._timed_out(name, timeout_s) from None
+            except OSError:
+                raise self._died(name) from None
+            answer, found = self._wait(name, timeout_s)
+            if "raised" in answer:
+                raised, text = str(answer["raised"]), str(answer["text"])
+                message = f"engine {self.program.name!r} failed in {name!r}: {raised}: {text}"
+                raise EngineRaised(message, raised=raised, text=text)
+            return answer["value"], found
+
+    def close(self) -> None:
+        """End the process and all that it started, and wait for their end. May be called again."""
+        with self._lock:
+            self._why = f"engine {self.program.name!r}: it was closed."
+            self._end(grace_s=GRACE_S)
+
+    def _wait(self, name: str, timeout_s: float) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        assert self._connection is not None
+        connection, deadline = self._connection, time.monotonic() + timeout_s
+
+        def receive(size: int) -> bytes:
+            parts, left = bytearray(), size
+            while left:
+                connection.settimeout(max(0.001, deadline - time.monotonic()))
+                part = connection.recv(min(left, 1 << 20))
+                if not part:
+                    raise EOFError
+                parts += part
+                left -= len(part)
+            return bytes(parts)
+
+        try:
+            return read_frame(receive)
+        except TimeoutError:
+            raise self._timed_out(name, timeout_s) from None
+        except (EOFError, OSError):
+            raise self._died(name) from None
+        except BadFrame as error:
+            self._end(grace_s=0)
+            self._why = f"engine {self.program.name!r} answered {name!r} with something else: {error}"
+            raise EngineDied(self._why) from error
+
+    def _timed_out(self, name: str, timeout_s: float) -> EngineTimedOut:
+        tail = self._tail()
+        self._end(grace_s=0)
+        self._why = (
+            f"engine {self.program.name!r}: {name!r} took longer than {timeout_s:g} s; its process was ended. Last "
+            f"lines of its log{tail}"
+        )
+        return EngineTimedOut(self._why)
+
+    def _died(self, name: str) -> EngineDied:
+        assert self._process is not None
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=DEATH_S)
+        code, tail = self._process.poll(), self._tail()
+        self._end(grace_s=0)
+        how = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+        self._why = f"engine {self.program.name!r} died in {name!r} ({how}). Last lines of its log{tail}"
+        return EngineDied(self._why)
+
+    def _log(self) -> Path:
+        assert self._folder is not None
+        return self.program.log or self._folder / "log.txt"
+
+    def _tail(self) -> str:
+        """Where the log is, and its end."""
+        log = self._log()
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-LOG_LINES:]
+        return f"{f' {log}' if self.program.log else ''}:\n" + "\n".join(f"  {line}" for line in lines)
+
+    def _end(self, *, grace_s: float) -> None:
+        """End all of it, however it stands.
+
+        The end of the connection asks a server to leave; that of the lifeline makes its guard end everything. The guard
+        ends last.
+        """
+        process, self._process, self._pid = self._process, None, 0
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if process is not None and grace_s:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=grace_s)
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+        if process is not None:
+            process.wait()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+
+def _variables(program: Program) -> dict[str, str]:
+    kept = {
+        name: value for name, value in os.environ.items() if name in INHERITED or name.startswith(INHERITED_PREFIXES)
+    }
+    return {**kept, **program.variables}
+
+
+def _assemble(folder: Path, modules: tuple[str, ...]) -> None:
+    """Copy the source of these modules where the server imports from: their packages are plain folders there."""
+    for module in modules:
+        spec = find_spec(module)
+        assert spec is not None and spec.origin is not None, f"no source of {module}"
+        target = folder.joinpath(*module.split(".")).with_suffix(".py")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(spec.origin, target)
