@@ -12,6 +12,7 @@ from collections.abc import Generator
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, cast
 
 import pytest
@@ -191,7 +192,7 @@ _SKIPPED = pytest.skip.Exception
 
 
 @pytest.fixture
-def bench(request: pytest.FixtureRequest, subject: Subject, tmp_path: Path) -> Any:
+def bench(request: pytest.FixtureRequest, subject: Subject) -> Any:
     """What the claim works with, by the kind of its subject."""
     config = request.config
     if _WORKSHOP not in config.stash:
@@ -199,8 +200,11 @@ def bench(request: pytest.FixtureRequest, subject: Subject, tmp_path: Path) -> A
         config.stash[_WORKSHOP] = Workshop(config.stash[_CATALOG], factory.mktemp("workshop"))
     module, _, name = BENCHES[subject.kind].partition(":")
     record = request.node.stash[_RECORD] = Record()
+    workshop = config.stash[_WORKSHOP]
+    # pytest's own `tmp_path` looks through the folders of all claims before, and turns a link round.
+    folder = Path(mkdtemp(prefix="claim-", dir=workshop.folder))
     make = getattr(import_module(module), name)
-    return make(subject=subject, workshop=config.stash[_WORKSHOP], record=record, folder=tmp_path)
+    return make(subject=subject, workshop=workshop, record=record, folder=folder)
 
 
 def not_applicable(claim: Claim, subject: Subject) -> str:

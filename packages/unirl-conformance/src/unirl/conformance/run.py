@@ -19,8 +19,9 @@ from .subjects import Selection
 __all__ = ["run_suite"]
 
 _SUITE = "unirl.conformance.suite"
-_QUIET = ("-q", "--no-header", "--no-summary", "--tb=no", "-p", "no:cacheprovider")
-"""The report is ours; of pytest only the line of progress is shown."""
+_QUIET = ("-q", "--no-header", "--no-summary", "--tb=no", "-p", "no:cacheprovider", "-p", "no:logging")
+"""The report is ours; of pytest only the line of progress is shown. No claim reads captured logs; capturing them would
+take a millisecond of each, and there are thousands."""
 _PLUGINS = ("--disable-plugin-autoload", "-p", "timeout", *(("-p", "xdist") if find_spec("xdist") else ()))
 """Pytest plugins that happen to be installed here are no part of the claims: some take seconds to load, and some change
 how tests run. Others can be asked for with `-p`."""
