@@ -21,8 +21,8 @@ from unirl.trackers.tensorboard.tracker import TensorboardTracker
 from conformance_mutants.mutant import Mutant
 
 
-class Notes:
-    """Numbers and captions as JSON lines in the run folder."""
+class Lines:
+    """Numbers and captions as JSON lines in the run folder; of before there were text samples."""
 
     encoding = "utf-8"
 
@@ -56,6 +56,11 @@ class Notes:
         self.file.close()
 
 
+class Notes(Lines):
+    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
+        self.write({"step": step, key: list(captions), "texts": list(texts)})
+
+
 class KnowsItsEvents(Notes):
     SHOWN: Mapping[str, str] = dict.fromkeys(
         ("run_started", "run_resumed", "rollout", "step", "evaluated", "images", "checkpoint_saved", "finding"), ""
@@ -63,6 +68,12 @@ class KnowsItsEvents(Notes):
 
     def event(self, event: Event) -> None:
         self.write({"step": event.step, "kind": self.SHOWN[event.kind]})
+
+
+class ReadsEveryReward(Notes):
+    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
+        super().texts(key, texts, captions, step=step)
+        self.write({"step": step, "rewards": [float(caption.split("| reward ")[1]) for caption in captions]})
 
 
 class KeepsTheLast(Notes):
@@ -78,6 +89,24 @@ class KeepsTheLast(Notes):
     def finish(self, status: str) -> None:
         self.write(self.held)
         super().finish(status)
+
+
+class ShowsTheBeginning(Notes):
+    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
+        super().texts(key, [text[:100] for text in texts], captions, step=step)
+
+
+class TextsStartOver(Notes):
+    """Texts have a file of their own, which a resumed run begins anew."""
+
+    def start(self, run: RunInfo) -> None:
+        super().start(run)
+        self.shown = run.folder / "texts.txt"
+        self.shown.write_text("", encoding="utf-8")
+
+    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
+        with self.shown.open("a", encoding="utf-8") as file:
+            file.writelines([*captions, *texts])
 
 
 class StartsOver(Notes):
@@ -103,6 +132,18 @@ class InAscii(Notes):
     encoding = "ascii"
 
 
+class KeysAreFiles(Notes):
+    """Writes the texts of each key into a file of that name."""
+
+    def start(self, run: RunInfo) -> None:
+        super().start(run)
+        self.folder = run.folder
+
+    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
+        with (self.folder / f"{key}.txt").open("a", encoding="utf-8") as file:
+            file.writelines([*captions, *texts])
+
+
 class OneFileForAll(Notes):
     """The file is the class's own: the run that started last has it."""
 
@@ -122,6 +163,13 @@ class DrawsOnTheImages(TensorboardTracker):
     def images(self, key: str, images: Any, captions: Sequence[str], *, step: int) -> None:
         images[..., 0] = 1.0
         super().images(key, images, captions, step=step)
+
+
+class SortsTheTexts(Notes):
+    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
+        if isinstance(texts, list):
+            texts.sort()
+        super().texts(key, texts, captions, step=step)
 
 
 class EndsWhatItShowed(Notes):
@@ -155,11 +203,38 @@ SPEC = TrackerSpec(
     build=f"{__name__}:build",
     config="unirl.core.config:PartConfig",
 )
+BEFORE = dataclasses.replace(SPEC, name="lines")
 (TENSORBOARD,) = unirl_trackers()
 
 BROKEN: dict[type[Any], Mutant] = {
     KnowsItsEvents: Mutant(
         claim="a-whole-run-is-taken", name="knows-its-events", broken="raises at a kind of event that it does not know"
+    ),
+    ReadsEveryReward: Mutant(
+        claim="a-whole-run-is-taken",
+        name="reads-every-reward",
+        broken="takes it that a caption ends with the reward",
+        also=("odd-names-and-long-texts-are-taken", "a-tracker-leaves-what-it-is-given-as-it-is"),
+    ),
+    ShowsTheBeginning: Mutant(
+        claim="every-text-that-is-shown-is-kept",
+        name="shows-the-beginning",
+        broken="keeps the first hundred characters of a text",
+    ),
+    TextsStartOver: Mutant(
+        claim="a-resumed-run-loses-nothing-that-was-there",
+        name="texts-start-over",
+        broken="begins the file of its texts anew when a run is resumed",
+    ),
+    KeysAreFiles: Mutant(
+        claim="odd-names-and-long-texts-are-taken",
+        name="keys-are-files",
+        broken="names the files of its texts by their keys, slashes and all",
+    ),
+    SortsTheTexts: Mutant(
+        claim="a-tracker-leaves-what-it-is-given-as-it-is",
+        name="sorts-the-texts",
+        broken="sorts the list of texts that it is given",
     ),
     KeepsTheLast: Mutant(
         claim="every-number-that-is-logged-is-kept",
@@ -208,7 +283,7 @@ MUTANTS = list(BROKEN.values())
 def build(config: Any) -> Tracker:
     """The tracker that the config's `use` names."""
     kinds = {mutant.name: kind for kind, mutant in BROKEN.items()}
-    kind = kinds.get(config.use, Notes)
+    kind = Lines if config.use == BEFORE.name else kinds.get(config.use, Notes)
     return kind(config) if issubclass(kind, TensorboardTracker) else kind()
 
 
@@ -221,7 +296,7 @@ def catalog() -> Catalog:
     ]
     return Catalog.of(
         {
-            "unirl-well": SimpleNamespace(unirl_trackers=hookimpl(lambda: [SPEC, TENSORBOARD])),
+            "unirl-well": SimpleNamespace(unirl_trackers=hookimpl(lambda: [SPEC, BEFORE, TENSORBOARD])),
             "unirl-mutants": SimpleNamespace(unirl_trackers=hookimpl(lambda: broken)),
         }
     )

@@ -1,9 +1,11 @@
-"""A tracker with runs for it to show: their events, numbers and images, driven as a run drives them."""
+"""A tracker with runs for it to show: their events, numbers and samples, driven as a run drives them."""
 
 from __future__ import annotations
 
 import copy
 import json
+import random
+import string
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,11 +18,11 @@ from unirl.core.events import Event, EventStream
 from unirl.core.roles import RunInfo, Tracker
 from unirl.core.run import EVENTS_FILE, RECIPE_FILE
 from unirl.core.spec import TrackerSpec
-from unirl.core.tracking import Trackers
+from unirl.core.tracking import TakesTexts, Trackers
 
 from .base import Bench
 
-__all__ = ["CONFIG", "Life", "TrackerBench", "files_left", "numbers", "pictures"]
+__all__ = ["CONFIG", "Life", "TrackerBench", "files_left", "numbers", "pictures", "writing"]
 
 CONFIG: Mapping[str, Any] = {
     "run": {"steps": 4, "seed": 0, "dir": None},
@@ -34,7 +36,7 @@ NAME = "trial"
 class Life:
     """One session of a run with one tracker, from its start to its end.
 
-    Numbers, events and images go the way that they go in a run, through `unirl.core.tracking`. There a tracker that
+    Numbers, events and samples go the way that they go in a run, through `unirl.core.tracking`. There a tracker that
     raises is left out and the run goes on; here the claim fails. Whatever happens, leaving the context ends it.
     """
 
@@ -101,6 +103,11 @@ class Life:
     def images(self, key: str, images: Tensor, captions: Sequence[str], *, step: int) -> None:
         self._try(lambda: self._watched.images(key, images, captions, step=step))
 
+    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
+        """As in a run, a tracker that takes no texts gets none."""
+        if isinstance(cast(object, self.tracker), TakesTexts):
+            self._try(lambda: self._watched.texts(key, texts, captions, step=step))
+
     def finish(self, status: Literal["done", "stopped", "failed"] = "done") -> None:
         problem = "RunFailed: no space left" if status == "failed" else ""
         self.emit("run_finished", step=self._at, status=status, wall_s=1.5, folder=str(self.folder), error=problem)
@@ -159,6 +166,11 @@ def pictures(count: int, *, height: int = 8, width: int = 8) -> Tensor:
     return torch.rand(count, 3, height, width, generator=torch.Generator().manual_seed(count))
 
 
+def writing(seed: int, *, length: int) -> str:
+    """Random letters, digits and two signs, which no compression makes smaller than six bits a character."""
+    return "".join(random.Random(seed).choices(string.ascii_letters + string.digits + "+/", k=length))
+
+
 def files_left(folder: Path) -> dict[str, int]:
     """Size in bytes of every file below a run folder that the run itself did not write. Links count once."""
     return {
@@ -183,6 +195,9 @@ class _Watched:
 
     def images(self, key: str, images: Any, captions: Sequence[str], *, step: int) -> None:
         self._call("images", lambda: self._tracker.images(key, images, captions, step=step))
+
+    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
+        self._call("texts", lambda: self._tracker.texts(key, texts, captions, step=step))
 
     def event(self, event: Event) -> None:
         self._call(f"event {event.kind}", lambda: self._tracker.event(event))

@@ -5,17 +5,23 @@ from __future__ import annotations
 import copy
 import math
 from pathlib import Path
+from typing import cast
 
 import torch
-from unirl.conformance.benches.tracker import CONFIG, TrackerBench, files_left, numbers, pictures
+from unirl.conformance.benches.tracker import CONFIG, TrackerBench, files_left, numbers, pictures, writing
 from unirl.conformance.claims import claim
+from unirl.conformance.verdicts import NotApplicable
 from unirl.core.events import Event
-from unirl.core.tracking import MAX_IMAGES
+from unirl.core.tracking import MAX_IMAGES, MAX_TEXTS, TakesTexts
 
 SHORT, LONG, WIDTH = 2, 16, 60
 """Two runs of so many steps, each of which logs so many numbers: between them lie 840 numbers."""
 BYTES_A_NUMBER = 1
 """What a random number takes at least: at two digits 6.6 bits."""
+PROMPT, TEXT = 500, 2000
+"""Characters of a prompt and of a text that are shown at each step of those two runs."""
+BYTES_A_CHARACTER = 0.75
+"""What one of 64 random characters takes at least: six bits."""
 FEW, MANY = 3, 203
 """Steps of two runs at the same time."""
 STAYS = 0.9
@@ -32,21 +38,27 @@ TEXTS = (
     "красный круг | 紅い輪 | حلقة حمراء | 🟥🐕‍🦺",
     "no number | reward high",
     "no number | reward nan",
+    "a ring | reward 0.50 | truncated",
+    "bell \a, nul \0, escape \x1b[31m, line \u2028 separators \x85, \ufffd and \N{RIGHT-TO-LEFT OVERRIDE}",
 )
 
 
 @claim("tracker")
 def test_a_whole_run_is_taken(bench: TrackerBench) -> None:
-    """Every event, number and image of a run is taken without raising, also kinds of events that are new.
+    """Every event, number, image and text of a run is taken without raising, also kinds of events that are new.
 
     A tracker that raises is left out for the rest of the run.
 
     If it fails: let `event` pass over kinds that it does not show, and read no more of an event's data than it needs.
+    Captions are read with `unirl.core.caption.Caption.parse`.
     """
     with bench.life() as life:
         life.evaluate(0, {"score_mean": 0.25, "reward/brightness": 0.5})
         for done in (1, 2):
             life.images("train", pictures(4), ["a red ring | reward 0.50"] * 4, step=done - 1)
+            life.texts(
+                "train", ["red", "so it is"], ["2 + 2 | reward 1.00", "3 | reward 0.00 | truncated"], step=done - 1
+            )
             life.step(done, {**numbers(done), "updates": 2, "steps_skipped": 0.0})
         life.emit("rollout", step=2, samples=4)
         life.events.finding("gradient RMS is small", step=2)
@@ -54,6 +66,7 @@ def test_a_whole_run_is_taken(bench: TrackerBench) -> None:
         life.emit("checkpoint_saved", step=2, folder="step-2", size_bytes=4096, seconds=0.25)
         life.emit("weights_published", step=2, where={"host": "example", "ports": [1, 2]}, note=None)
         life.images("eval", pictures(4), ["a blue disk | reward 1.00"] * 4, step=2)
+        life.texts("eval", ["a blue disk"] * 4, ["what is it? | reward 1.00"] * 4, step=2)
         life.evaluate(2, {"score_mean": 0.75, "reward/brightness": 0.5})
         life.finish("done")
     assert files_left(life.folder), _nothing(life.folder)
@@ -85,6 +98,38 @@ def test_every_number_that_is_logged_is_kept(bench: TrackerBench) -> None:
 
 
 @claim("tracker")
+def test_every_text_that_is_shown_is_kept(bench: TrackerBench) -> None:
+    """Texts are kept whole, with their prompts: a run that shows more of them leaves more behind.
+
+    How they are shown is the tracker's own matter, so it is the size that counts: 14 texts of 2000 random characters
+    with prompts of 500 take 26,250 bytes at the very least, which their beginnings alone do not reach.
+
+    If it fails: write what `texts` gets, each text as long as it is, and the captions with it. Bound how many of a
+    batch are kept, if anything.
+    """
+    if not isinstance(cast(object, bench.tracker()), TakesTexts):
+        raise NotApplicable(
+            f"tracker {bench.spec.name!r} has no `texts`; a run says so in a finding and shows its texts elsewhere"
+        )
+    sizes: list[int] = []
+    for steps in (SHORT, LONG):
+        with bench.life(f"of-{steps}") as life:
+            for done in range(1, steps + 1):
+                text, prompt = writing(done, length=TEXT), writing(-done, length=PROMPT)
+                life.texts("train", [text], [f"{prompt} | reward 0.50"], step=done - 1)
+                life.steps((done,))
+            life.finish("done")
+        left = files_left(life.folder)
+        assert left, _nothing(life.folder)
+        sizes.append(sum(left.values()))
+    more = (LONG - SHORT) * (TEXT + PROMPT)
+    bench.record("bytes a character", (sizes[1] - sizes[0]) / more)
+    assert sizes[1] - sizes[0] >= BYTES_A_CHARACTER * more, (
+        f"{SHORT} texts leave {sizes[0]} bytes and {LONG} leave {sizes[1]}: too few for {more} more characters"
+    )
+
+
+@claim("tracker")
 def test_a_resumed_run_loses_nothing_that_was_there(bench: TrackerBench) -> None:
     """A session that resumes at an earlier checkpoint goes on in the same run folder and loses no file of the first.
 
@@ -92,6 +137,7 @@ def test_a_resumed_run_loses_nothing_that_was_there(bench: TrackerBench) -> None
     first session; what is written as a whole has to hold both sessions.
     """
     with bench.life() as first:
+        first.texts("eval", [writing(0, length=TEXT)], ["2 + 2 | reward 0.50"], step=0)
         first.steps(range(1, 121))
         first.finish("stopped")
     before = files_left(first.folder)
@@ -99,6 +145,7 @@ def test_a_resumed_run_loses_nothing_that_was_there(bench: TrackerBench) -> None
     # The last two steps came after the checkpoint and are done again.
     with bench.life(resumed_at=118) as second:
         second.steps(range(119, 124))
+        second.texts("eval", ["so it is"], ["2 + 2 | reward 1.00"], step=123)
         second.finish("done")
     after = files_left(second.folder)
     for name, size in before.items():
@@ -137,16 +184,17 @@ def test_numbers_that_are_not_finite_are_taken(bench: TrackerBench) -> None:
 
 @claim("tracker")
 def test_odd_names_and_long_texts_are_taken(bench: TrackerBench) -> None:
-    """Keys with slashes and spaces, words of any script, captions of any length and text, and many images are taken.
+    """Keys with slashes and spaces, words of any script, captions and texts of any length, and many samples are taken.
 
     If it fails: quote keys before they become file names, write files as UTF-8, escape what goes into a page, and
     read nothing out of captions that need not be in them.
     """
     with bench.life(name='проба 1/2 – <b>"bold"</b>') as life:
         life.step(1, dict.fromkeys(KEYS, 0.5))
-        captions = [TEXTS[row % len(TEXTS)] for row in range(MAX_IMAGES)]
+        captions = [TEXTS[row % len(TEXTS)] for row in range(max(MAX_IMAGES, MAX_TEXTS))]
         for step, key in enumerate(("eval", "eval/held-out set", "картинки")):
-            life.images(key, pictures(MAX_IMAGES), captions, step=step)
+            life.images(key, pictures(MAX_IMAGES), captions[:MAX_IMAGES], step=step)
+            life.texts(key, [TEXTS[-row % len(TEXTS)] for row in range(MAX_TEXTS)], captions[:MAX_TEXTS], step=step)
         life.images("train", pictures(1, height=40), TEXTS[2:3], step=2)
         for text in TEXTS:
             life.events.finding(text, step=2)
@@ -184,24 +232,28 @@ def test_two_runs_in_one_process_do_not_mix(bench: TrackerBench) -> None:
 
 @claim("tracker")
 def test_a_tracker_leaves_what_it_is_given_as_it_is(bench: TrackerBench) -> None:
-    """Numbers, images, captions, events and the recipe are unchanged afterwards: other trackers get the very same.
+    """Numbers, samples, captions, events and the recipe are unchanged afterwards: other trackers get the very same.
 
-    If it fails: look for operations in place on the images (`mul_`, `clamp_`), for `pop` and `update` on the recipe,
-    the metrics or an event's data, and make a copy first.
+    If it fails: look for operations in place on the images (`mul_`, `clamp_`) and the lists (`sort`), for `pop` and
+    `update` on the recipe, the metrics or an event's data, and make a copy first.
     """
     with bench.life() as life:
         metrics, captions, images = numbers(1), ["a ring | reward 0.50", "a disk"], pictures(2)
+        texts, questions = ["so it is", "a text"], ["what? | reward 0.50 | truncated", "why? | reward 0.25"]
         data = {"metrics": dict(metrics), "phases": {"train": 0.25}, "samples": 4}
-        given = (metrics, captions, images, data)
+        given = (metrics, captions, images, data, texts, questions)
         before = copy.deepcopy(given)
         life.tracker.log(metrics, step=1)
         life.tracker.images("train", images, captions, step=1)
+        life.texts("train", texts, questions, step=1)
         life.tracker.event(Event(kind="step", step=1, data=data))
         life.finish("done")
     assert metrics == before[0], f"the metrics were {before[0]}, now they are {metrics}"
     assert captions == before[1], f"the captions were {before[1]}, now they are {captions}"
     assert torch.equal(images, before[2]), "the images were changed in place"
     assert data == before[3], f"the data of an event was {before[3]}, now it is {data}"
+    assert texts == before[4], f"the texts were {before[4]}, now they are {texts}"
+    assert questions == before[5], f"the captions of the texts were {before[5]}, now they are {questions}"
     assert life.info.config == CONFIG, f"the recipe was {CONFIG}, now it is {life.info.config}"
 
 
