@@ -231,6 +231,18 @@ def test_a_capped_weight_is_counted(bench: Any) -> None:
     assert numbers["importance_ratio_max"] == pytest.approx(math.exp(2.0), rel=1e-6)
 
 
+def test_texts_without_a_token_weigh_nothing_even_alone_in_a_micro_batch(bench: Any) -> None:
+    """Two of five are empty: the gradient is that of the other three."""
+    for config in (GrpoConfig(kl_coef=0.1, entropy_coef=0.1, tis="sequence"), GspoConfig(), CispoConfig()):
+        bench = type(bench)(lengths=(3, 0, 2, 0, 4))
+        bench.train(make(config), bench.track.select([0, 2, 4]))
+        expected = bench.gradient
+        for micro_batch in (0, 1):
+            bench.train(make(config), micro_batch=micro_batch)
+            # fp64, the same numbers in other sums.
+            torch.testing.assert_close(bench.gradient, expected, rtol=1e-12, atol=1e-14)
+
+
 def with_rewards(track: Track, rewards: list[float]) -> Track:
     values = torch.tensor(rewards)
     return dataclasses.replace(track, rewards=values, reward_parts={"one": values}, advantages=None)
