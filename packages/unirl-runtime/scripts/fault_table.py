@@ -1,14 +1,15 @@
-"""Kill each kind of worker in each phase of a run, and write down what came of it.
+"""Kill each kind of worker in each phase of a run, let some hang, and write down what came of it.
 
     python packages/unirl-runtime/scripts/fault_table.py docs/explanation/faults.md
 
-Writes the table between the two marks of that page. Takes some ten minutes on two cores. Ends with 1 when a resumed run
-does not give the numbers of an undisturbed one, or when a process is left.
+Writes the table between the two marks of that page. Takes some ten minutes on two cores. Ends with 1 when a run that
+went on or was resumed does not give the numbers of an undisturbed one, or when a process is left.
 """
 
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -22,12 +23,23 @@ from small_runs import events, ray_cluster, run, steps, tensors
 from unirl.core.errors import UniRLError
 
 ROLES = ("train", "rollout", "reward")
+HUNG = (
+    ("rollout", "sync"),
+    ("rollout", "generate"),
+    ("rollout", "score"),
+    ("rollout", "fetch"),
+    ("reward", "score"),
+    ("train", "train"),
+    ("train", "checkpoint"),
+)
+"""A worker that nobody asks anything does not hang as far as anybody can tell; these are asked, or waited for."""
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     role: str
+    how: str
     phase: str
     said: str
     lost: str
@@ -45,10 +57,12 @@ def main() -> int:
         folder = Path(name)
         with warm_workers.serving(folder) as python, ray_cluster(python):
             whole = run(folder / "whole", *APART).folder
-            cells = [_struck(role, phase, folder / f"{role}-{phase}", whole) for phase in METHOD for role in ROLES]
-    lines = ["| killed | in phase | what was said | steps to do again | resumed run equal | processes left |"]
-    lines.append("| --- | --- | --- | --- | --- | --- |")
-    lines += [f"| {c.role} | {c.phase} | {c.said} | {c.lost} | {c.equal} | {c.left} |" for c in cells]
+            blows = [(role, phase, signal.SIGKILL) for phase in METHOD for role in ROLES]
+            blows += [(role, phase, signal.SIGSTOP) for role, phase in HUNG]
+            cells = [_struck(*blow, folder / "-".join(map(str, blow)), whole) for blow in blows]
+    lines = ["| worker | is | in phase | what was said | steps to do again | run equal | processes left |"]
+    lines.append("| --- | --- | --- | --- | --- | --- | --- |")
+    lines += [f"| {c.role} | {c.how} | {c.phase} | {c.said} | {c.lost} | {c.equal} | {c.left} |" for c in cells]
     text = page.read_text(encoding="utf-8")
     start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
     page.write_text(text[:start] + "\n" + "\n".join(lines) + "\n" + text[end:], encoding="utf-8")
@@ -58,8 +72,8 @@ def main() -> int:
     return 1 if bad else 0
 
 
-def _struck(role: str, phase: str, folder: Path, whole: Path) -> Cell:
-    with strike(role, phase) as struck:
+def _struck(role: str, phase: str, how: signal.Signals, folder: Path, whole: Path) -> Cell:
+    with strike(role, phase, how=how) as struck:
         try:
             run(folder, *APART)
             error = None
@@ -77,6 +91,7 @@ def _struck(role: str, phase: str, folder: Path, whole: Path) -> Cell:
         said, lost = str(error), "all"
     return Cell(
         role=role,
+        how="killed" if how is signal.SIGKILL else "hung",
         phase=phase,
         said=_general(said),
         lost=lost,
@@ -89,6 +104,7 @@ def _general(text: str) -> str:
     """Without the numbers of this run, and what only Ray's developers read."""
     text = re.sub(r"\(host \S+, process \d+\)", "(host …, process …)", text.replace("launcher: ", ""))
     text = re.sub(r" died in phase ('[^']*'): .*?(?= Its work is done again|$)", r" died in phase \1.", text)
+    text = re.sub(r" (in|for) [\d.]+ s\b", r" \1 … s", text)
     return text.replace("|", "\\|")
 
 

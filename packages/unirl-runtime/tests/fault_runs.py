@@ -24,6 +24,7 @@ METHOD = {
     "sync": "ship_weights",
     "generate": "generate",
     "score": "score",
+    "fetch": "bring",
     "train": "train",
     "checkpoint": "save",
 }

@@ -77,7 +77,9 @@ def assert_names(error: RunFailed, struck: Struck, phase: str) -> None:
     assert f"phase {phase!r}" in text
 
 
-@pytest.mark.parametrize(("role", "phase"), [("reward", "score"), ("rollout", "generate")])
+@pytest.mark.parametrize(
+    ("role", "phase"), [("reward", "score"), ("rollout", "generate"), ("rollout", "score"), ("rollout", "fetch")]
+)
 def test_a_stateless_worker_that_is_killed_is_replaced_and_the_numbers_stay(
     whole: dict[tuple[str, ...], Path], tmp_path: Path, role: str, phase: str
 ) -> None:
@@ -111,8 +113,6 @@ def test_stateless_workers_that_hang_are_ended_and_replaced_and_the_numbers_stay
     [
         (RANKS, "train", "train", "train", 1),
         (APART, "train", "checkpoint", "checkpoint", 0),
-        # The rows that the reward asks for are gone with the worker that made them.
-        (APART, "rollout", "score", "score shapes", 0),
     ],
 )
 def test_a_worker_that_holds_what_nobody_else_has_ends_the_run_which_resumes_as_if_nothing_happened(

@@ -23,7 +23,13 @@ COLOCATE = ("launcher=ray", "launcher.placement=colocate", "launcher.train_ranks
 WHOLE = ("run.steps=4", "run.save_every=1")
 
 BAR = 1e-6
-"""Losses and weights are of order 1 and below; fp32 rounds those to 6e-8, and ranks add in another order."""
+"""Losses and weights are of order 1 and below; fp32 rounds those to 6e-8, and ranks add in another order.
+
+One rank adds in the order of one process. What differs there are rewards, in the last bit: the process that decodes images
+has their channels innermost in memory, who fetches them has them outermost, and a mean over pixels (`brightness`) adds in
+the order of the memory. With images laid out alike before they are scored, one rank under Ray gives every number of one
+process bit for bit.
+"""
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ SYNC = [
 # Both rewards.
 ROLLOUT = [("rollout-0", "generate"), ("reward-0", "score"), ("reward-0", "score")]
 BACK = [("rollout-0", "sleep"), ("train-0", "onload")]
-TRAIN = [("train-0", "train"), ("train-0", "end_rollout")]
+TRAIN = [("train-0", "bring"), ("train-0", "train"), ("train-0", "end_rollout")]
 
 
 @pytest.mark.slow

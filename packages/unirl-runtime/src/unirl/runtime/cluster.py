@@ -84,6 +84,13 @@ class Cluster:
                 f"launcher.address: no cluster answers at {config.address!r}: {error}. Start one with "
                 "`ray start --head`, or leave the address out to run on this machine."
             ) from error
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+            raise RunFailed(
+                f"launcher: Ray did not start on this machine: {error} The machine is too busy, or its shared memory "
+                "is full: try again."
+            ) from error
 
     def nodes(self) -> list[Node]:
         """The machines that are alive, with what they have."""
@@ -291,7 +298,11 @@ class Cluster:
 
     def _sent(self, call: Call) -> Any:
         data = self.traffic.sent(packed((call.args, dict(call.named))))
-        return call.actor.handle.call.remote(call.method, data)
+        try:
+            return call.actor.handle.call.remote(call.method, data)
+        except Exception as error:
+            # What is large goes into the object store first, which may be full.
+            raise explained(error, call.actor, call.method, others=self._actors) from error
 
     def _failure(
         self, error: Exception, actor: Actor, phase: str, others: Sequence[Actor], waiting: Sequence[Any]

@@ -43,7 +43,7 @@ class RayConfig(PartConfig):
     cpus: float = 1.0
     """CPUs of each train rank, rollout and reference worker, as Ray counts them; fractions share one."""
     gpus: float = -1.0
-    """GPUs of each train rank, rollout and reference worker; fractions share one. -1 is one on CUDA and none elsewhere."""
+    """GPUs of each train rank, rollout and reference worker; fractions share one. -1 is one on CUDA, else none."""
     reward_cpus: float = 0.5
     """CPUs of each reward worker."""
     reward_gpus: float = 0.0

@@ -18,6 +18,7 @@ from .cluster import Cluster
 from .config import LocalConfig, RayConfig, problems
 from .placement import misfit, places
 from .remote_parts import RemoteBackend, RemoteEngine, RemoteModel, RemoteReward
+from .samples import Samples
 from .turns import Turns
 from .weight_sync import WeightSync
 
@@ -91,6 +92,7 @@ class RayLauncher:
         copies = _copies(plan, config.train_ranks)
         backend = RemoteBackend(cluster, train, copies=copies, turns=turns, references=by_role["reference"])
         weights = WeightSync(plan, config, cluster, train=train, rollout=rollout, turns=turns) if rollout else None
+        samples = Samples(cluster, weights, retries=config.retries)
         engine = RemoteEngine(
             cluster,
             rollout or train,
@@ -98,8 +100,9 @@ class RayLauncher:
             lockstep=not rollout and len(train) > 1,
             copies=1 if rollout else copies,
             turns=turns,
-            restart=weights.refresh if weights else None,
+            samples=samples,
         )
+        backend.samples = samples
         if weights:
             weights.between(backend, engine)
         return Parts(
@@ -107,7 +110,7 @@ class RayLauncher:
             backend=backend,
             engine=cast(Engine, engine),  # its version is a property, which a protocol's field does not admit
             algorithm=build_algorithm(plan, catalog=catalog),
-            rewards={name: RemoteReward(name, cluster, by_role["reward"]) for name in plan.rewards},
+            rewards={name: RemoteReward(name, cluster, by_role["reward"], samples) for name in plan.rewards},
             reward_weights=reward_weights(plan),
             sync=weights.sync if weights else None,
             noted=lambda: _noted(cluster),

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -21,11 +21,14 @@ from unirl.core.spec import ModelSpec
 from unirl.core.track import Conditions, TextSegment, Track
 
 from .actors import Actor, Call
-from .cluster import Cluster, Restart
+from .cluster import Cluster
 from .remote_rows import RemoteRows
+from .samples import Named, Samples
 from .turns import Turns
 
 __all__ = ["RemoteBackend", "RemoteEngine", "RemoteModel", "RemoteReward", "shares"]
+
+T = TypeVar("T")
 
 SETTLE_S = 10.0
 """Time for every rank to end what it does when one of them has failed."""
@@ -123,15 +126,15 @@ class RemoteEngine:
         lockstep: bool,
         copies: int,
         turns: Turns,
-        restart: Restart | None,
+        samples: Samples,
     ) -> None:
         """lockstep: workers whose forwards are collective; each gets equally many rows, the missing ones as padding.
 
         copies: neighbouring workers that generate the same rows together; the first of them answers for all.
-        restart: gives a new process of a worker the weights; None where a worker that dies ends the run.
+        samples: knows what was made, for those who need it.
         """
         self._cluster, self._actors, self._lockstep, self._copies = cluster, list(actors), lockstep, copies
-        self._turns, self._restart = turns, restart
+        self._turns, self._samples = turns, samples
         self._version = 0
 
     @property
@@ -158,7 +161,10 @@ class RemoteEngine:
             if mine or self._lockstep:
                 share = _padded(request, mine, to=rows) if self._lockstep else request.select(mine)
                 calls.append(Call(actor=actor, method="generate", args=(share,)))
-        answers = self._cluster.run(calls, phase="generate", restart=self._restart)[:: self._copies]
+        self._samples.begin(request.rollout)
+        found = self._cluster.run(calls, phase="generate", restart=self._samples.restart)
+        self._samples.note(calls, found)
+        answers = found[:: self._copies]
         self._cluster.traffic.made(request.num_rows)
         counts = [len(mine) for mine in dealt if mine or self._lockstep]
         kept = [(answer, count) for answer, count in zip(answers, counts, strict=True) if count]
@@ -206,6 +212,8 @@ class RemoteBackend:
         self.version: int = self._call("version", phase="build")[0]
         self.lend: Callable[[Policy], AbstractContextManager[None]] | None = None
         """Gives engines that hold weights of their own those of another policy for a while."""
+        self.samples: Samples | None = None
+        """Knows what the rollout workers made; set before anything is trained on."""
 
     @contextmanager
     def policy(self, which: Policy = "live") -> Iterator[None]:
@@ -223,16 +231,21 @@ class RemoteBackend:
         """Each rank trains on its share with the algorithm that it built; `algorithm` made requests and advantages."""
         if self._references:
             track = self.with_reference(track)
-        self._turns.train()
         lengths = track.segment.total_lengths if isinstance(track.segment, TextSegment) else None
         dealt = shares(track.group_ids, len(self._actors) // self._copies, costs=lengths)
-        calls: list[Call] = []
-        for number, actor in enumerate(self._actors):
-            rows = dealt[number // self._copies]
-            share = _for_training(track.select(rows) if rows else _empty(track))
-            calls.append(Call(actor=actor, method="train", args=(share,), named={"progress": progress}))
+
+        def bring(named: Named) -> None:
+            self._turns.train()
+            calls: list[Call] = []
+            for number, actor in enumerate(self._actors):
+                rows = dealt[number // self._copies]
+                share = named(_for_training(track.select(rows) if rows else _empty(track)))
+                calls.append(Call(actor=actor, method="bring", args=(share,)))
+            self._cluster.run(calls, phase="fetch")
+
         try:
-            answers = cast("list[tuple[TrainReport, int]]", self._cluster.run(calls, phase="train"))
+            self._needing(bring)
+            answers = cast("list[tuple[TrainReport, int]]", self._call("train", progress=progress, phase="train"))
         except BaseException:
             self.version = self._version_after_failure()
             raise
@@ -243,11 +256,15 @@ class RemoteBackend:
         """Asks the workers that hold the reference policy. What they say of latents stays with them."""
         lengths = track.segment.total_lengths if isinstance(track.segment, TextSegment) else None
         dealt = [rows for rows in shares(track.group_ids, len(self._references), costs=lengths) if rows]
-        calls = [
-            Call(actor=actor, method="reference", args=(_for_training(track.select(rows)),))
-            for actor, rows in zip(self._references, dealt, strict=False)
-        ]
-        answers = cast("list[Track]", self._cluster.run(calls, phase="reference", restart=lambda actor: None))
+
+        def ask(named: Named) -> list[Track]:
+            calls = [
+                Call(actor=actor, method="reference", args=(named(_for_training(track.select(rows))),))
+                for actor, rows in zip(self._references, dealt, strict=False)
+            ]
+            return self._cluster.run(calls, phase="reference", restart=lambda actor: None)
+
+        answers = self._needing(ask)
         order = [row for rows in dealt for row in rows]
         said = Track.concat(answers).select(sorted(range(len(order)), key=order.__getitem__))
         return dataclasses.replace(track, segment=said.segment)
@@ -282,6 +299,10 @@ class RemoteBackend:
         self._turns.train()
         return self._cluster.call(self._actors, method, *args, phase=phase, **named)
 
+    def _needing(self, call: Callable[[Named], T]) -> T:
+        assert self.samples is not None, "nobody knows where the samples are"
+        return self.samples.needed(call)
+
     def _version_after_failure(self) -> int:
         """Where the ranks are, when all of them say the same; else -1, for what they hold is no step's weights."""
         try:
@@ -294,16 +315,22 @@ class RemoteBackend:
 class RemoteReward:
     """One reward, its samples shared over the reward workers."""
 
-    def __init__(self, name: str, cluster: Cluster, actors: Sequence[Actor]) -> None:
-        self._name, self._cluster, self._actors = name, cluster, list(actors)
+    def __init__(self, name: str, cluster: Cluster, actors: Sequence[Actor], samples: Samples) -> None:
+        self._name, self._cluster, self._actors, self._samples = name, cluster, list(actors), samples
 
     def score(self, samples: ScoreInput) -> Scores:
         dealt = shares(samples.group_ids, len(self._actors))
         used = [(actor, rows) for actor, rows in zip(self._actors, dealt, strict=True) if rows]
-        calls = [Call(actor=actor, method="score", args=(self._name, _rows_of(samples, rows))) for actor, rows in used]
-        answers = cast(
-            "list[Scores]", self._cluster.run(calls, phase=f"score {self._name}", restart=lambda actor: None)
-        )
+
+        def ask(named: Named) -> list[Scores]:
+            calls: list[Call] = []
+            for actor, rows in used:
+                share = _rows_of(samples, rows)
+                share = dataclasses.replace(share, images=named(share.images), videos=named(share.videos))
+                calls.append(Call(actor=actor, method="score", args=(self._name, share)))
+            return self._cluster.run(calls, phase=f"score {self._name}", restart=lambda actor: None)
+
+        answers = self._samples.needed(ask)
         order = [row for _, rows in used for row in rows]
         back = torch.tensor(sorted(range(len(order)), key=order.__getitem__))
         return Scores(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from unirl.core.batch import Batch
 
-__all__ = ["Fetch", "Keep", "Piece", "RemoteRows", "dehydrated", "hydrated"]
+__all__ = ["Fetch", "Keep", "Piece", "RemoteRows", "dehydrated", "hydrated", "renamed", "renames"]
 
 B = TypeVar("B", bound=Batch)
 
@@ -112,6 +112,14 @@ class RemoteRows:
     def with_fetch(self, fetch: Fetch) -> RemoteRows:
         return RemoteRows(self.pieces, row_shape=self.row_shape, dtype=self.dtype, fetch=fetch)
 
+    def renamed(self, names: Mapping[Any, Any]) -> RemoteRows:
+        """The rows with their tensors by other names, where they have one."""
+        pieces = [Piece(names.get(piece.blob, piece.blob), piece.start, piece.count) for piece in self.pieces]
+        return RemoteRows(pieces, row_shape=self.row_shape, dtype=self.dtype, fetch=self._fetch)
+
+    def contiguous(self) -> RemoteRows:
+        return self
+
     def detach(self) -> RemoteRows:
         return self
 
@@ -196,6 +204,43 @@ def hydrated(batch: B, fetch: Fetch) -> B:
         return batch
     found = dict(zip(wanted, fetch(list(wanted.values())), strict=True))
     return _mapped(batch, lambda value: found.get(id(value), value))
+
+
+def renames(before: Batch, after: Batch) -> dict[Any, Any] | None:
+    """What each tensor that was left behind is called in another batch of the same samples.
+
+    None when the batches differ in anything that came along, bit for bit: then these are not the same samples.
+    """
+    old, new = _leaves(before), _leaves(after)
+    names: dict[Any, Any] = {}
+    if len(old) != len(new):
+        return None
+    for one, other in zip(old, new, strict=True):
+        if isinstance(one, RemoteRows) and isinstance(other, RemoteRows):
+            if (one.shape, one.dtype) != (other.shape, other.dtype):
+                return None
+            names |= {a.blob: b.blob for a, b in zip(one.pieces, other.pieces, strict=True)}
+        elif not (torch.equal(one, other) if isinstance(one, Tensor) and isinstance(other, Tensor) else one == other):
+            return None
+    return names
+
+
+def renamed(value: Any, names: Mapping[Any, Any]) -> Any:
+    """A batch, or a tuple of tensors, with its rows by other names; those without one keep theirs."""
+    if not names:
+        return value
+    return _mapped(value, lambda item: item.renamed(names) if isinstance(item, RemoteRows) else item)
+
+
+def _leaves(batch: Batch) -> list[Any]:
+    found: list[Any] = []
+
+    def note(value: Any) -> Any:
+        found.append(value)
+        return value
+
+    _mapped(batch, note)
+    return found
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:

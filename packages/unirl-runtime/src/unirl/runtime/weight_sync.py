@@ -76,10 +76,15 @@ class WeightSync:
         self._send(self._rollout)
         self._engine.note_version(self._backend.version)
 
+    @property
+    def are_current(self) -> bool:
+        """Whether rollouts are made with the weights that train, and can be made with them again."""
+        return self._engine.version == self._backend.version
+
     def refresh(self, actor: Actor) -> None:
         """Bring the weights of the rollout that is being made to one worker. Raises RunFailed when training went on."""
         version = self._engine.version
-        if version != self._backend.version:
+        if not self.are_current:
             raise RunFailed(
                 f"launcher: {actor} is new and needs version {version} of the weights; version {self._backend.version} "
                 "trains by now, and none is kept. Resume the run."

@@ -88,6 +88,7 @@ class Worker(WeightEnds):
         self._parts: Parts | None = None
         self._rewards: Mapping[str, Any] = {}
         self._policy: ExitStack | None = None
+        self._brought: Track | None = None
         self._kept: dict[int, list[Any]] = {}
         """Number of a rollout -> names of its tensors that are kept here."""
         self._said: list[Any] = []
@@ -207,9 +208,14 @@ class Worker(WeightEnds):
     def onload(self) -> None:
         self.parts.backend.onload()
 
-    def train(self, track: Track, *, progress: float) -> tuple[TrainReport, int]:
-        """Train on this rank's rows; returns the report and the new version. Collective."""
-        here = hydrated(track, self.transport.fetch)
+    def bring(self, track: Track) -> None:
+        """Fetch this rank's rows of the next `train` from whoever made them. Nothing moves, so it may be repeated."""
+        self._brought = hydrated(track, self.transport.fetch)
+
+    def train(self, *, progress: float) -> tuple[TrainReport, int]:
+        """Train on the rows that were brought; returns the report and the new version. Collective."""
+        here, self._brought = self._brought, None
+        assert here is not None, f"worker {self._name!r} was brought no rows"
         report = self.parts.backend.train(here, self.parts.algorithm, progress=progress)
         return report, self.parts.backend.version
 
