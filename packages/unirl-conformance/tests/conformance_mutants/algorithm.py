@@ -27,6 +27,7 @@ from unirl.core.spec import AlgorithmSpec, Gap
 from unirl.core.track import Track
 from unirl.numerics.reduction import LossTerm
 
+from conformance_mutants import algorithm_text
 from conformance_mutants.mutant import Mutant
 
 
@@ -283,7 +284,7 @@ BROKEN: dict[type[FlowGrpo], Mutant] = {
         broken="takes a ratio to the policy that sampled, and states that it takes none",
     ),
 }
-MUTANTS = list(BROKEN.values())
+MUTANTS = [*BROKEN.values(), *algorithm_text.BROKEN.values()]
 OTHER_LOSS = (
     LikesItsSamples,
     NegatesAdvantages,
@@ -329,9 +330,10 @@ def catalog() -> Catalog:
     )
     return Catalog.of(
         {
-            "unirl-well": SimpleNamespace(unirl_algorithms=hookimpl(lambda: list(WELL))),
+            "unirl-well": SimpleNamespace(unirl_algorithms=hookimpl(lambda: [*WELL, *algorithm_text.WELL])),
             "unirl-mutants": SimpleNamespace(
-                unirl_algorithms=hookimpl(lambda: [_spec(kind) for kind in BROKEN]), unirl_check_plan=_check_plan
+                unirl_algorithms=hookimpl(lambda: [*(_spec(kind) for kind in BROKEN), *algorithm_text.specs()]),
+                unirl_check_plan=_check_plan,
             ),
             **{module.__name__: module for module in quickstart},
         }

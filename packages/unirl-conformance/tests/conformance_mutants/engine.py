@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from unirl.conformance.workbench import model as workbench
+from unirl.conformance.workbench import text_model
 from unirl.core.capability import Cap, Support
 from unirl.core.catalog import Catalog
 from unirl.core.hookspec import hookimpl
@@ -14,15 +15,15 @@ from unirl.core.spec import EngineSpec
 from unirl.engines.trainside.engine import TrainsideEngine
 from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
 
-from conformance_mutants import engine_copying, engine_plain
+from conformance_mutants import engine_copying, engine_plain, engine_text
 from conformance_mutants.engine_rollouts import BROKEN as ROLLOUTS
 from conformance_mutants.engine_weights import BROKEN as WEIGHTS
 from conformance_mutants.mutant import Mutant
 
-BROKEN: dict[type[TrainsideEngine], Mutant] = {**ROLLOUTS, **WEIGHTS}
+BROKEN: dict[type[TrainsideEngine], Mutant] = {**ROLLOUTS, **WEIGHTS, **engine_text.BROKEN}
 MUTANTS: list[Mutant] = list(BROKEN.values())
-LEFT_OUT = (Cap.CONDITIONS, Cap.LOG_PROBS_GAUSSIAN, Cap.SDE_STEPS_PER_GROUP, Cap.SIGMAS)
-WELL: list[EngineSpec] = [TRAINSIDE, engine_copying.SPEC, *engine_plain.SPECS]
+LEFT_OUT = (Cap.CONDITIONS, Cap.LOG_PROBS_GAUSSIAN, Cap.SDE_STEPS_PER_GROUP, Cap.SIGMAS, Cap.TEXT_ROLLOUT)
+WELL: list[EngineSpec] = [TRAINSIDE, engine_copying.SPEC, *engine_plain.SPECS, engine_text.SPEC]
 
 
 def build(config: Any, *, model: Any, device: Any) -> TrainsideEngine:
@@ -38,7 +39,7 @@ def catalog() -> Catalog:
     return Catalog.of(
         {
             "unirl-well": SimpleNamespace(
-                unirl_models=hookimpl(lambda: [workbench.SPEC]), unirl_engines=hookimpl(lambda: WELL)
+                unirl_models=hookimpl(lambda: [workbench.SPEC, text_model.SPEC]), unirl_engines=hookimpl(lambda: WELL)
             ),
             "unirl-mutants": SimpleNamespace(unirl_engines=hookimpl(lambda: specs)),
         }
@@ -46,11 +47,16 @@ def catalog() -> Catalog:
 
 
 def _like(kind: type[TrainsideEngine]) -> EngineSpec:
-    """The spec of the engine that a mutant was made from; for those whose weights are wrong, less of its rollouts."""
+    """The spec of the engine that a mutant was made from, for one kind of track; where weights are wrong, less of its
+    rollouts."""
+    if kind in engine_text.BROKEN:
+        return engine_text.TEXT_ONLY
     if issubclass(kind, engine_copying.CopyingEngine):
         return dataclasses.replace(
             engine_copying.SPEC,
             kernels=("flow-sde",),
             capabilities={**engine_copying.SPEC.capabilities, **dict.fromkeys(LEFT_OUT, Support.NO)},
         )
-    return engine_plain.SPECS[0] if issubclass(kind, engine_plain.PlainEngine) else TRAINSIDE
+    if issubclass(kind, engine_plain.PlainEngine):
+        return engine_plain.SPECS[0]
+    return dataclasses.replace(TRAINSIDE, capabilities={**TRAINSIDE.capabilities, Cap.TEXT_ROLLOUT: Support.NO})

@@ -24,7 +24,7 @@ def _without(name: str, *caps: Cap, kernels: tuple[str, ...] = TRAINSIDE.kernels
         name=name,
         build=f"{__name__}:build",
         kernels=kernels,
-        capabilities={**TRAINSIDE.capabilities, **dict.fromkeys(caps, Support.NO)},
+        capabilities={**TRAINSIDE.capabilities, **dict.fromkeys((*caps, Cap.TEXT_ROLLOUT), Support.NO)},
     )
 
 

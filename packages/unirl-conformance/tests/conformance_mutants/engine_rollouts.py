@@ -287,7 +287,7 @@ class DropsOut(TrainsideEngine):
     def generate(self, request: Request) -> Rollout:
         self._check(request)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            return Rollout(tracks={name: self._track(request, name) for name in request.tracks})
+            return Rollout(tracks={name: self._latents(request, name) for name in request.tracks})
 
 
 class TakesAnyTrack(Changes):

@@ -16,7 +16,7 @@ import torch
 from safetensors.numpy import load_file as load_numpy
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from unirl.conformance.benches.model import NEGATIVE
+from unirl.conformance.benches.latent_model import NEGATIVE
 from unirl.conformance.workbench import model as workbench
 from unirl.conformance.workbench.model import WorkbenchConfig, WorkbenchModel
 from unirl.core.catalog import Catalog
@@ -25,6 +25,7 @@ from unirl.core.hookspec import hookimpl
 from unirl.core.reference import ReferenceRun
 from unirl.core.spec import Miniature, ModelSpec
 
+from conformance_mutants import model_text
 from conformance_mutants.mutant import Mutant
 
 WELL = dataclasses.replace(workbench.SPEC, build=f"{__name__}:build", parity=f"{__name__}:parity")
@@ -314,7 +315,10 @@ BROKEN = (
            also=(FINAL, GUIDED)),
 )
 # fmt: on
-MUTANTS = [Mutant(claim=one.claim, name=one.name, broken=one.broken, also=one.also) for one in BROKEN]
+MUTANTS = [
+    *(Mutant(claim=one.claim, name=one.name, broken=one.broken, also=one.also) for one in BROKEN),
+    *model_text.BROKEN.values(),
+]
 SPECS = {"workbench": WELL, **{one.name: dataclasses.replace(WELL, name=one.name, **one.spec) for one in BROKEN}}
 
 
@@ -328,10 +332,12 @@ def build(config: WorkbenchConfig, *, device: Any) -> WorkbenchModel:
 
 
 def catalog() -> Catalog:
-    broken = [spec for name, spec in SPECS.items() if name != "workbench"]
+    well = [WELL, model_text.workbench.SPEC]
+    specs = [*SPECS.values(), *model_text.SPECS.values()]
+    broken = [spec for spec in specs if spec not in well]
     return Catalog.of(
         {
-            "unirl-well": SimpleNamespace(unirl_models=hookimpl(lambda: [WELL])),
+            "unirl-well": SimpleNamespace(unirl_models=hookimpl(lambda: well)),
             "unirl-mutants": SimpleNamespace(unirl_models=hookimpl(lambda: broken)),
         }
     )

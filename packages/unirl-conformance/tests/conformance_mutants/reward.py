@@ -13,6 +13,7 @@ from unirl.core.catalog import Catalog
 from unirl.core.hookspec import hookimpl
 from unirl.core.roles import Reward, ScoreInput, Scores
 from unirl.core.spec import RewardExample, RewardSpec
+from unirl.core.track import Status
 from unirl.rewards.rules.brightness import BrightnessReward
 from unirl.rewards.rules.exact_match import ExactMatchReward
 from unirl.rewards.rules.pixel_target import PixelTargetReward
@@ -194,6 +195,24 @@ class ReadsWhatItDoesNotState(ExactMatchReward):
     """Its spec names no metadata."""
 
 
+class HalvesTheLongest(ExactMatchReward):
+    """Compares the lengths of all texts of a batch."""
+
+    def score(self, samples: ScoreInput) -> Scores:
+        assert samples.lengths is not None
+        is_longest = torch.tensor([length == max(samples.lengths) for length in samples.lengths])
+        return Scores(values=super().score(samples).values * (1 - 0.5 * is_longest.float()))
+
+
+class TakesTheFirstForAll(ExactMatchReward):
+    """Fines every text where the first one was cut off."""
+
+    def score(self, samples: ScoreInput) -> Scores:
+        assert samples.status is not None
+        factor = 0.5 if samples.status[0] is Status.TRUNCATED else 1.0
+        return Scores(values=super().score(samples).values * factor)
+
+
 def _means(values: Tensor, groups: tuple[str, ...]) -> Tensor:
     """The mean of each row's group."""
     rows = [[other for other, found in enumerate(groups) if found == group] for group in groups]
@@ -324,6 +343,22 @@ BROKEN: dict[type[Any], tuple[RewardSpec, Mutant]] = {
             claim="a-missing-metadata-key-raises-with-its-name",
             name="no-answer-is-empty",
             broken="takes a missing answer for an empty one",
+        ),
+    ),
+    HalvesTheLongest: (
+        EXACT_MATCH,
+        Mutant(
+            claim="a-sample-scores-the-same-in-any-batch",
+            name="halves-the-longest",
+            broken="halves the score of the longest text of the batch",
+        ),
+    ),
+    TakesTheFirstForAll: (
+        EXACT_MATCH,
+        Mutant(
+            claim="scores-go-with-their-samples",
+            name="first-for-all",
+            broken="fines all texts where the first one was truncated",
         ),
     ),
     ReadsWhatItDoesNotState: (

@@ -42,9 +42,6 @@ well; and the claims that take minutes."""
 TIERS: tuple[Tier, ...] = get_args(Tier)
 
 UNPROVEN: Mapping[Cap, str] = {
-    Cap.TEXT_ROLLOUT: "there is no role for text engines yet",
-    Cap.LOG_PROBS_TOKEN: "there is no role for text engines yet",
-    Cap.TEXT_STAGE: "there is no role for text models yet",
     Cap.MEDIA_REFS: "no request carries media to an engine yet",
     Cap.THROUGH_SAMPLER: "no role backpropagates through a sampler yet",
 }
@@ -68,7 +65,8 @@ class Claim:
     needs: Mapping[Kind, tuple[Cap, ...]] = field(default_factory=lambda: dict[Kind, tuple[Cap, ...]]())
     """Capabilities that other parts of the subject must state as native for the claim to mean something."""
     track: Literal["latent", "text", "any"] = "latent"
-    """Kind of track that it is about. Where the subject's model has none of it, the claim is n/a."""
+    """Kind of track that it is about. Where the subject's model has none of it, or its algorithm trains on another, the
+    claim is n/a."""
     tier: Tier = "tiny"
     meaning: str = ""
     """The docstring up to "If it fails:"."""

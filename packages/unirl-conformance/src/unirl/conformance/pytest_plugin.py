@@ -19,7 +19,7 @@ import pytest
 from unirl.core.capability import Cap, Support
 from unirl.core.catalog import Catalog
 from unirl.core.errors import UniRLError
-from unirl.core.spec import KINDS, Gap, Kind, ModelSpec, Spec
+from unirl.core.spec import KINDS, AlgorithmSpec, Gap, Kind, ModelSpec, Spec
 
 from .claims import SUBJECT_KINDS, TIERS, Claim, SubjectKind, Tier, claim_of
 from .results import Collector
@@ -52,6 +52,13 @@ BENCHES: dict[SubjectKind, str] = {
     "cell": "unirl.conformance.benches.cell:CellBench",
 }
 """Imported when a claim of that kind runs."""
+BENCHES_BY_TRACK: dict[tuple[SubjectKind, str], str] = {
+    ("model", "latent"): "unirl.conformance.benches.latent_model:LatentModelBench",
+    ("model", "text"): "unirl.conformance.benches.text_model:TextModelBench",
+    ("engine", "latent"): "unirl.conformance.benches.latent_engine:LatentEngineBench",
+    ("engine", "text"): "unirl.conformance.benches.text_engine:TextEngineBench",
+}
+"""Those of kinds whose parts differ by the track; they have what that of the kind promises, and more."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -198,7 +205,9 @@ def bench(request: pytest.FixtureRequest, subject: Subject) -> Any:
     if _WORKSHOP not in config.stash:
         factory: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
         config.stash[_WORKSHOP] = Workshop(config.stash[_CATALOG], factory.mktemp("workshop"))
-    module, _, name = BENCHES[subject.kind].partition(":")
+    pair = _claim_and_subject(request.node)
+    assert pair is not None
+    module, _, name = bench_of(*pair).partition(":")
     record = request.node.stash[_RECORD] = Record()
     workshop = config.stash[_WORKSHOP]
     # pytest's own `tmp_path` looks through the folders of all claims before, and turns a link round.
@@ -215,15 +224,36 @@ def not_applicable(claim: Claim, subject: Subject) -> str:
         reason = _unpromised(subject.own, claim.proves)
         if reason:
             return reason
-    for found in subject.parts:
-        kinds = set(found.spec.tracks.values()) if isinstance(found.spec, ModelSpec) else set[str]()
-        if kinds and claim.track not in {"any", *kinds}:
-            return f"the claim is about {claim.track} tracks; model {found.spec.name!r} has {', '.join(sorted(kinds))}"
+    tracks = tracks_of(subject)
+    if tracks and claim.track not in ("any", *tracks):
+        spec = next(found.spec for found in subject.parts if _tracks(found.spec) == tracks)
+        verb = "has" if isinstance(spec, ModelSpec) else "is tried on"
+        return f"the claim is about {claim.track} tracks; {spec.kind} {spec.name!r} {verb} {', '.join(_tracks(spec))}"
     for kind, caps in claim.needs.items():
         reason = _unpromised(subject.found(kind).spec, caps)
         if reason:
             return reason
     return ""
+
+
+def tracks_of(subject: Subject) -> tuple[str, ...]:
+    """Kinds of tracks that the subject is tried on, latents first; none where it has to do with neither."""
+    found = [tracks for tracks in (_tracks(part.spec) for part in subject.parts) if tracks]
+    return tuple(track for track in found[0] if all(track in others for others in found)) if found else ()
+
+
+def bench_of(claim: Claim, subject: Subject) -> str:
+    """What a claim is given. A claim about any track is tried on the first kind that the subject has."""
+    track = next(iter(tracks_of(subject)), "") if claim.track == "any" else claim.track
+    return BENCHES_BY_TRACK.get((subject.kind, track), BENCHES[subject.kind])
+
+
+def _tracks(spec: Spec) -> tuple[str, ...]:
+    if isinstance(spec, ModelSpec):
+        return tuple(sorted(set(spec.tracks.values())))
+    if isinstance(spec, AlgorithmSpec):
+        return ("text",) if spec.needs.track == "text" else ("latent",)
+    return ()
 
 
 def _unpromised(spec: Spec, caps: tuple[Cap, ...]) -> str:

@@ -7,14 +7,14 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from omegaconf import OmegaConf
 from unirl.core.capability import Cap
 from unirl.core.catalog import Catalog, Found
-from unirl.core.config import LatentSamplingConfig, PartConfig
+from unirl.core.config import LatentSamplingConfig, PartConfig, TextSamplingConfig
 from unirl.core.errors import PluginBroken
-from unirl.core.roles import DiffusionModel
+from unirl.core.roles import Model
 from unirl.core.spec import Miniature, ModelSpec
 
 from .verdicts import NotRun
@@ -31,7 +31,7 @@ class Workshop:
         self.catalog = catalog
         self.folder = folder
         """An empty folder of this run, for whatever claims write."""
-        self._models: dict[tuple[str, str], DiffusionModel] = {}
+        self._models: dict[tuple[str, str], Model] = {}
         self._shared: dict[str, Any] = {}
         self._contexts = ExitStack()
 
@@ -95,9 +95,14 @@ class Workshop:
         return folder
 
     def sampling(self, found: Found, **settings: object) -> LatentSamplingConfig:
-        """Sampling settings that the model's miniature takes, with `settings` laid over them."""
+        """Sampling settings of latents that the model's miniature takes, with `settings` laid over them."""
         laid = {"steps": 4, **self.miniature(found).sampling, **settings}
         return cast(LatentSamplingConfig, self._filled(LatentSamplingConfig, laid))
+
+    def text_sampling(self, found: Found, **settings: object) -> TextSamplingConfig:
+        """Sampling settings of text that the model's miniature takes, with `settings` laid over them."""
+        laid = {"max_new_tokens": 8, **self.miniature(found).sampling, **settings}
+        return cast(TextSamplingConfig, self._filled(TextSamplingConfig, laid))
 
     def _filled(self, schema: type[Any], settings: Mapping[str, Any]) -> Any:
         """The dataclass with its defaults and these settings by dotted key, checked. A copy of the caller's own."""
@@ -112,17 +117,17 @@ class Workshop:
         key = f"{schema.__module__}:{schema.__qualname__} {settings!r}"
         return copy.deepcopy(self.shared(key, fill))
 
-    def latent_track(self, found: Found) -> str:
-        """Name of the model's first latent track."""
-        return next(name for name, kind in cast(ModelSpec, found.spec).tracks.items() if kind == "latent")
+    def track(self, found: Found, kind: Literal["latent", "text"]) -> str:
+        """Name of the model's first track of a kind."""
+        return next(name for name, of in cast(ModelSpec, found.spec).tracks.items() if of == kind)
 
-    def fresh_model(self, found: Found, *, device: str = "cpu", seed: int = 0) -> DiffusionModel:
+    def fresh_model(self, found: Found, *, device: str = "cpu", seed: int = 0) -> Model:
         """The model on its miniature, for a claim that changes it."""
         spec = cast(ModelSpec, found.spec)
         config = self.config(found, {spec.path_key: str(self.checkpoint(found, seed=seed))})
-        return cast(DiffusionModel, self.build(found, config, device=device))
+        return cast(Model, self.build(found, config, device=device))
 
-    def model(self, found: Found, *, device: str = "cpu") -> DiffusionModel:
+    def model(self, found: Found, *, device: str = "cpu") -> Model:
         """The model on its miniature, shared by all claims that only look at it."""
         key = (found.spec.name, device)
         if key not in self._models:

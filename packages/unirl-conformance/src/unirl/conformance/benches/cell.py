@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from unirl.core.config import (
     PartConfig,
     RewardConfig,
     RunConfig,
+    SamplingConfig,
     TrainConfig,
 )
 from unirl.core.data import Prompt
@@ -39,10 +42,12 @@ from unirl.core.track import Track
 from unirl.core.tracking import Trackers
 
 from ..verdicts import NotApplicable
-from ..workbench.requests import PROMPTS
+from ..workbench.requests import PROMPTS, numbered
+from ..workbench.track_numbers import log_probs_of
+from .algorithm import TEXT_TOKENS
 from .base import Bench
 
-__all__ = ["LINEAR", "Cell", "CellBench", "PixelReward", "Training", "Witness"]
+__all__ = ["LINEAR", "Cell", "CellBench", "Judge", "Training", "Witness"]
 
 Training = Literal["lora", "full"]
 S = TypeVar("S", bound=Spec)
@@ -57,10 +62,13 @@ _SEED = 17
 _DIST = "unirl-conformance"
 
 
-class PixelReward:
-    """A fixed random weight for each pixel: whatever a sample looks like, others get another score."""
+class Judge:
+    """Whatever a sample is like, others score otherwise: a fixed random weight for each pixel, or a hash of a text."""
 
     def score(self, samples: ScoreInput) -> Scores:
+        if samples.texts is not None:
+            digests = [hashlib.blake2b(text.encode(), digest_size=2).digest() for text in samples.texts]
+            return Scores(values=torch.tensor([int.from_bytes(digest, "big") / 2**16 for digest in digests]))
         media = samples.images if samples.images is not None else torch.stack(list(samples.videos or ()))
         pixels = media.flatten(1).double().cpu()
         weights = torch.randn(pixels.shape[1], generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -70,17 +78,17 @@ class PixelReward:
         """Nothing is held."""
 
 
-def build_reward(config: RewardConfig, *, device: Any) -> PixelReward:
-    return PixelReward()
+def build_reward(config: RewardConfig, *, device: Any) -> Judge:
+    return Judge()
 
 
 _REWARD = RewardSpec(
-    name="pixels",
-    summary="A fixed random weight for each pixel",
+    name="judge",
+    summary="A fixed random weight for each pixel, or a hash of a text",
     build=f"{__name__}:build_reward",
     config="unirl.core.config:RewardConfig",
     capabilities={Cap.REWARD_SAMPLE: Support.NATIVE},
-    scale="a weighted sum of pixels; higher is nothing but higher",
+    scale="a weighted sum of pixels or a hash; higher is nothing but higher",
     media="image",
 )
 
@@ -102,8 +110,9 @@ class Witness:
         return self._algorithm.advantages(track)
 
     def anchor(self, track: Track, replay: Replay) -> Track:
-        if track.latent.log_probs is not None:
-            self.gaps.append(_largest(replay(track), track.latent.log_probs))
+        log_probs = log_probs_of(track)
+        if log_probs is not None:
+            self.gaps.append(_largest(replay(track), log_probs))
         return self._algorithm.anchor(track, replay)
 
     def weights(self, track: Track) -> Mapping[str, Tensor]:
@@ -112,8 +121,9 @@ class Witness:
     def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
         def watched(track: Track, *, policy: Policy = "live") -> ReplayedLike:
             replayed = replay(track, policy=policy)
-            if policy == "live" and track.latent.log_probs is not None:
-                self.log_ratios.append(_largest(replayed, track.latent.log_probs))
+            log_probs = log_probs_of(track)
+            if policy == "live" and log_probs is not None:
+                self.log_ratios.append(_largest(replayed, log_probs))
             return replayed
 
         return self._algorithm.loss(track, watched, progress=progress)
@@ -179,6 +189,11 @@ class CellBench(Bench):
         return cast(AlgorithmSpec, self.found("algorithm").spec)
 
     @property
+    def is_text(self) -> bool:
+        """Whether it is tried on text, as the algorithm trains on nothing else."""
+        return self.algorithm.needs.track == "text"
+
+    @property
     def shares_weights(self) -> bool:
         return self.found("engine").spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE
 
@@ -215,18 +230,18 @@ class CellBench(Bench):
         """
         model, backend = self.found("model"), self.found("backend")
         algorithm = self._choice(AlgorithmSpec, self.found("algorithm"), options or {})
-        tracks = [name for name, kind in cast(ModelSpec, model.spec).tracks.items() if kind == "latent"]
-        sampling = self.workshop.sampling(model, kernel=self._kernel(), eta=0.7)
-        media = "video" if sampling.frames > 1 else "image"
+        kind: Literal["latent", "text"] = "text" if self.is_text else "latent"
+        tracks = [name for name, of in cast(ModelSpec, model.spec).tracks.items() if of == kind]
+        sampling, media = self._sampling()
         reward = Found(spec=dataclasses.replace(_REWARD, media=media), dist=_DIST, version=version(_DIST))
         path = {cast(ModelSpec, model.spec).path_key: str(self.workshop.checkpoint(model))}
-        return Plan(
+        plan = Plan(
             recipe="conformance",
             model=self._choice(ModelSpec, model, path),
             engine=self._choice(EngineSpec, self.found("engine"), {}),
             backend=self._choice(BackendSpec, backend, {**self._switched_on(training, algorithm.config), **settings}),
             algorithm=algorithm,
-            rewards={"pixels": self._choice(RewardSpec, reward, {})},
+            rewards={"judge": self._choice(RewardSpec, reward, {})},
             trackers={},
             sampling=dict.fromkeys(tracks, sampling),
             run=RunConfig(steps=2, seed=_SEED, media_every=0),
@@ -238,6 +253,8 @@ class CellBench(Bench):
             origins={},
             hash="",
         )
+        key = f"advantage of {self.found('algorithm').dist} {self.algorithm.name}"
+        return dataclasses.replace(plan, advantage=self.workshop.shared(key, lambda: self._advantage(plan)))
 
     @contextmanager
     def cell(
@@ -269,10 +286,7 @@ class CellBench(Bench):
                     parts=parts,
                     training=training,
                     track=next(iter(plan.sampling)),
-                    prompts=[
-                        Prompt(prompt_id=f"p{n}", text=text, metadata={"number": n})
-                        for n, text in enumerate(PROMPTS[:2])
-                    ],
+                    prompts=numbered(PROMPTS[:2]),
                 )
             finally:
                 for part in (parts.engine, *parts.rewards.values(), parts.backend):
@@ -290,7 +304,7 @@ class CellBench(Bench):
             found("algorithm"),
             plan.algorithm.config,
             advantage=plan.advantage,
-            reward_weights={"pixels": 1.0},
+            reward_weights={"judge": 1.0},
             train=plan.train,
         )
         return Parts(
@@ -298,8 +312,8 @@ class CellBench(Bench):
             backend=backend,
             engine=engine,
             algorithm=watch(algorithm) if watch else algorithm,
-            rewards={"pixels": PixelReward()},
-            reward_weights={"pixels": 1.0},
+            rewards={"judge": Judge()},
+            reward_weights={"judge": 1.0},
         )
 
     def _choice(self, kind: type[S], found: Found, settings: Mapping[str, Any]) -> Choice[S]:
@@ -320,6 +334,32 @@ class CellBench(Bench):
             laid |= self.found("backend").spec.enabled_by.get(cap, {})
         return laid
 
+    def _sampling(self) -> tuple[SamplingConfig, Literal["image", "video", "text"]]:
+        """What the track is sampled with, and what rewards see of it."""
+        model = self.found("model")
+        if self.is_text:
+            # A quarter of the tokens end a text, so that lengths differ and rounds are short.
+            settings = {"max_new_tokens": TEXT_TOKENS, "temperature": 0.9, "stop_token_ids": list(range(64, 128))}
+            return self.workshop.text_sampling(model, **settings), "text"
+        sampling = self.workshop.sampling(model, kernel=self._kernel(), eta=0.7)
+        return sampling, "video" if sampling.frames > 1 else "image"
+
+    def _advantage(self, plan: Plan) -> AdvantageConfig:
+        """The first settings of advantages that the algorithm takes: the defaults, unless its name says otherwise."""
+
+        def is_taken(advantage: AdvantageConfig) -> bool:
+            reasons = match(dataclasses.replace(plan, advantage=advantage), catalog=self.workshop.catalog).reasons
+            return not any("advantage." in str(reason) for reason in reasons)
+
+        ways = itertools.product(("group", "global"), ("group", "global"), (True, False), (False, True))
+        found = (
+            AdvantageConfig(center=center, scope=scope, normalize=normalize, leave_one_out=leave_one_out)
+            for center, scope, normalize, leave_one_out in ways
+        )
+        taken = next((advantage for advantage in found if is_taken(advantage)), None)
+        assert taken is not None, f"algorithm {self.algorithm.name!r} takes no settings of `advantage`"
+        return taken
+
     def _kernel(self) -> str:
         """An SDE kernel that the engine runs, or one without noise where it has no other and none is needed."""
         kernels = cast(EngineSpec, self.found("engine").spec).kernels
@@ -334,7 +374,7 @@ class CellBench(Bench):
     def _refused(self, plan: Plan) -> str:
         """Why these parts do not train in this way, or an empty string. Fails for a refusal of anything else."""
         reasons = match(plan, catalog=self.workshop.catalog).reasons
-        of_parts = ("model", "engine", "algorithm", "backend", "reward.pixels")
+        of_parts = ("model", "engine", "algorithm", "backend", "reward.judge")
         settings = [str(reason) for reason in reasons if reason.key not in of_parts]
         assert not settings, f"a plan by the specs of these parts is refused: {' '.join(settings)}"
         return " ".join(str(reason) for reason in reasons)

@@ -10,12 +10,10 @@ from torch import Tensor
 from unirl.core.capability import Cap
 from unirl.core.errors import UniRLError
 from unirl.core.request import Request
-from unirl.core.roles import DiffusionModel, Engine, WeightUpdate
+from unirl.core.roles import Engine, Model, WeightUpdate
 from unirl.core.track import Track
 
-from ..verdicts import NotApplicable
 from ..workbench.trained import update_of
-from ..workbench.walk import distance
 from .engine import ROUNDING, EngineBench
 
 __all__ = ["check_receipt", "check_recovers", "check_refusals", "check_samples", "damaged_full", "damaged_lora"]
@@ -98,12 +96,10 @@ def check_refusals(engine: Engine, damaged: Damaged) -> None:
         raise AssertionError(f"an update with {what} was taken without a word")
 
 
-def check_recovers(
-    bench: EngineBench, cap: Cap, damaged: Damaged, good: WeightUpdate, *, trained: DiffusionModel
-) -> None:
+def check_recovers(bench: EngineBench, cap: Cap, damaged: Damaged, good: WeightUpdate, *, trained: Model) -> None:
     """After each damaged update the samples are the old ones or refused; after the good one they are the new ones."""
     model = bench.fresh_model()
-    request = bench.request(model, sampling=bench.by_recipe(), **bench.storing_most())
+    request = bench.decided_request(model)
     with bench.engine(model, enable=cap) as engine:
         before, version = bench.sample(engine, request), engine.version
         for what, update in damaged.items():
@@ -120,7 +116,7 @@ def check_recovers(
                 continue
             found = after.policy_version[0]
             assert found == version, f"an update with {what} was refused, and version {version} became {found}"
-            moved = distance(after.latent.final, before.latent.final)
+            moved = bench.moved(after, before)
             assert moved <= ROUNDING, f"an update with {what} was refused, and yet moved the samples by {moved:.3g}"
         engine.load_weights(good)
         check_samples(bench, request, bench.sample(engine, request), model=trained, name="off after a whole sync")
@@ -131,18 +127,14 @@ def check_samples(
     request: Request,
     track: Track,
     *,
-    model: DiffusionModel,
+    model: Model,
     name: str,
     unlike: Track | None = None,
 ) -> None:
     """The samples are made by this model's weights, and are not the earlier ones."""
-    walk = bench.walk(request, track, model=model)
-    chosen = walk.seen if bench.native(Cap.STEP_NOISE) else walk.deterministic
-    if not bool(chosen.any()):
-        raise NotApplicable(f"engine {bench.spec.name!r} promises neither a known start nor a trajectory to see")
-    bench.record(name, walk.error(chosen, with_noise=True), bound=ROUNDING)
+    bench.check_made_by(model, request, track, name=name)
     if unlike is not None:
-        moved = distance(track.latent.final, unlike.latent.final)
+        moved = bench.moved(track, unlike)
         # The change of the weights is large, so that even a model of random weights answers to it.
         assert moved > 10 * ROUNDING, f"other weights move the samples by {moved:.3g} alone"
 

@@ -1,4 +1,4 @@
-"""A model on its miniature: what claims about encoders, velocities, schedules and decoders need."""
+"""A model on its miniature: what claims about any model need. Those about latents and text have more."""
 
 from __future__ import annotations
 
@@ -6,26 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from unirl.core.config import LatentSamplingConfig
-from unirl.core.reference import ReferenceRun, RunReference
-from unirl.core.request import Request
-from unirl.core.roles import DiffusionModel
+from unirl.core.data import MediaRef
+from unirl.core.roles import Model
 from unirl.core.spec import Miniature, ModelSpec
 from unirl.core.track import Track
 from unirl.numerics.track_replay import TrackReplay
 
-from ..workbench.requests import PROMPTS, make_request
-from ..workbench.rollouts import sample_track
 from .base import Bench
 
-__all__ = ["NEGATIVE", "ModelBench", "relative_gap"]
-
-NEGATIVE = "a blur"
-"""A negative prompt that no trial generates from."""
+__all__ = ["ModelBench", "relative_gap"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,20 +31,16 @@ class ModelBench(Bench):
     def tiny(self) -> Miniature:
         return self.workshop.miniature(self.subject.found("model"))
 
-    @property
-    def track(self) -> str:
-        return self.workshop.latent_track(self.subject.found("model"))
-
     def checkpoint(self, *, seed: int = 0, again: bool = False) -> Path:
         """A folder with the miniature; with `again` it is written anew."""
         return self.workshop.checkpoint(self.subject.found("model"), seed=seed, again=again)
 
-    def fresh_model(self) -> DiffusionModel:
+    def fresh_model(self) -> Model:
         """The model on its miniature, this claim's own: it may be changed."""
         return self.workshop.fresh_model(self.subject.found("model"), device=self.device)
 
     @contextmanager
-    def model(self) -> Iterator[DiffusionModel]:
+    def model(self) -> Iterator[Model]:
         """The model that all claims share, for looking at: in evaluation mode and without gradient inside the block.
 
         As engines and backends use it; the training mode of every submodule is restored.
@@ -60,7 +49,7 @@ class ModelBench(Bench):
         with torch.no_grad(), evaluating(model.trainable):
             yield model
 
-    def learner(self) -> DiffusionModel:
+    def learner(self) -> Model:
         """A model of this claim's own that takes gradients, in evaluation mode, as backends hold it."""
         model = self.fresh_model()
         model.trainable.eval()
@@ -68,43 +57,20 @@ class ModelBench(Bench):
             param.requires_grad_(param.is_floating_point())
         return model
 
-    def sampling(self, **settings: Any) -> LatentSamplingConfig:
-        """Sampling settings that the miniature takes, with `settings` by dotted key laid over them."""
-        return self.workshop.sampling(self.subject.found("model"), **settings)
+    def read(self, model: Model, prompts: Sequence[str], media: Sequence[Sequence[MediaRef]]) -> None:
+        """Give prompts with media to whatever of the model reads prompts."""
+        raise NotImplementedError
 
-    def encode(self, model: DiffusionModel, prompts: Sequence[str], **settings: Any) -> dict[str, Tensor]:
-        return dict(model.encode(list(prompts), sampling=self.sampling(**settings)))
+    def rollout(self, model: Model) -> Track:
+        """Samples of the model as it is now, made by the loop that all engines in process share."""
+        raise NotImplementedError
 
-    def latents(self, model: DiffusionModel, rows: int, *, seed: int = 7) -> Tensor:
-        """Standard normal latents, the same everywhere."""
-        shape = (rows, *model.latent_shape(self.sampling()))
-        return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(self.device)
+    def answer(self, model: Model) -> Tensor:
+        """A number that depends on all that the model computes, with gradient."""
+        raise NotImplementedError
 
-    def inputs(self, model: DiffusionModel) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """x, sigma and conditions of one row per prompt, every row another one."""
-        sigma = torch.linspace(0.9, 0.3, len(PROMPTS)).to(self.device)
-        return self.latents(model, len(PROMPTS)), sigma, self.encode(model, PROMPTS)
-
-    def request(self, model: DiffusionModel, **sampling: Any) -> Request:
-        """A request of 2 groups of 3 samples. sampling: by dotted key."""
-        return make_request(model, {self.track: self.sampling(**sampling)})
-
-    def rollout(self, model: DiffusionModel, **sampling: Any) -> Track:
-        """Samples of the model as it is now, made by the shared denoise loop, not decoded."""
-        return sample_track(model, self.request(model, decode=False, **sampling), self.track)
-
-    def replay(self, model: DiffusionModel, *, stacked: bool) -> TrackReplay:
-        return TrackReplay(model, stacked=stacked, policy_context=lambda which: torch.no_grad())
-
-    def reference(self, sampling: LatentSamplingConfig, prompts: Sequence[str], initial: Tensor) -> ReferenceRun:
-        """What the reference pipeline makes of it. Fails when the spec names none: every model promises parity."""
-        assert self.spec.parity, (
-            f"model {self.spec.name!r} names no `parity`, so nothing says that it is the model that it is called "
-            "after; write the function that runs its reference pipeline"
-        )
-        run: RunReference = self.workshop.resolved(self.subject.found("model"), self.spec.parity)
-        with torch.no_grad():
-            return run(self.checkpoint(), prompts=list(prompts), sampling=sampling, initial=initial.clone())
+    def replay(self, model: Model, *, stacked: bool = True, packing: bool = True) -> TrackReplay:
+        return TrackReplay(model, stacked=stacked, packing=packing, policy_context=lambda which: torch.no_grad())
 
     def lora_layers(self, module: nn.Module) -> Mapping[str, list[str]]:
         """Names of the linear layers that each of the spec's `lora_targets` matches."""

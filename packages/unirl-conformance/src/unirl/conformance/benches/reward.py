@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from unirl.core.roles import Reward, ScoreInput, Scores
 from unirl.core.spec import RewardExample, RewardSpec
+from unirl.core.track import Status
 
 from ..verdicts import NotApplicable
 from .base import Bench
@@ -91,7 +92,14 @@ class RewardBench(Bench):
             assert all(example.text for example in examples), "the reward scores text, and an example has no `text`"
             texts = [_texts(example, examples) for example in chosen]
             picked = [found[(number + seed) % len(found)] for found, (_, number) in zip(texts, rows, strict=True)]
-            return dataclasses.replace(samples, texts=tuple(picked))
+            # What is cut off in the middle stands last, and was stopped by the length limit.
+            cut = [text == found[-1] for text, found in zip(picked, texts, strict=True)]
+            return dataclasses.replace(
+                samples,
+                texts=tuple(picked),
+                status=tuple(Status.TRUNCATED if is_cut else Status.COMPLETED for is_cut in cut),
+                lengths=tuple(len(text) + 1 for text in picked),
+            )
         frames = (first.frames,) if media == "video" else ()
         pixels = pictures(len(rows), (*frames, 3, first.height, first.width), seed=seed).to(self.device)
         return with_media(samples, pixels, media=media)
@@ -140,6 +148,8 @@ def pick(samples: ScoreInput, rows: Sequence[int]) -> ScoreInput:
         videos=of(samples.videos),
         texts=of(samples.texts),
         media_refs=of(samples.media_refs),
+        status=of(samples.status),
+        lengths=of(samples.lengths),
     )
 
 
@@ -159,7 +169,8 @@ def pixels_of(samples: ScoreInput) -> Tensor:
 
 
 def _texts(example: RewardExample, examples: Sequence[RewardExample]) -> list[str]:
-    """What a model may have answered: the example's text, those of the others, and the text cut off in the middle."""
+    """What a model may have answered: the example's text, those of the others, and last the text cut off in the
+    middle."""
     others = [other.text for other in examples if other.text != example.text]
     return [example.text, *others, example.text[: len(example.text) // 2]]
 

@@ -20,7 +20,7 @@ ROUNDING = 1e-5
 over a spread of a third."""
 
 
-@claim("algorithm")
+@claim("algorithm", track="any")
 def test_advantages_do_not_depend_on_the_order_of_the_rows(bench: AlgorithmBench) -> None:
     """A sample's advantage is its own, wherever it and its group stand in the batch.
 
@@ -37,7 +37,7 @@ def test_advantages_do_not_depend_on_the_order_of_the_rows(bench: AlgorithmBench
         bench.record(_name(config), float((mixed - plain[order]).abs().max()), bound=ROUNDING)
 
 
-@claim("algorithm")
+@claim("algorithm", track="any")
 def test_advantages_are_centred_in_their_group(bench: AlgorithmBench) -> None:
     """With `advantage.center: group` a sample is compared with its group alone: advantages of a group add up to 0, and
     a prompt on which everything scores higher gets none of it.
@@ -58,7 +58,7 @@ def test_advantages_are_centred_in_their_group(bench: AlgorithmBench) -> None:
             )
 
 
-@claim("algorithm")
+@claim("algorithm", track="any")
 def test_a_higher_reward_gives_a_higher_advantage(bench: AlgorithmBench) -> None:
     """Within a group the samples keep the order of their rewards, so that training moves towards the better ones.
 
@@ -74,7 +74,7 @@ def test_a_higher_reward_gives_a_higher_advantage(bench: AlgorithmBench) -> None
             )
 
 
-@claim("algorithm")
+@claim("algorithm", track="any")
 def test_advantages_are_finite_for_every_shape_of_group(bench: AlgorithmBench) -> None:
     """Groups lose samples to filters and failures: a group of one, a group of equal rewards and rows of weight 0 still
     give finite advantages, and a row of weight 0 moves no other, though its reward is NaN.

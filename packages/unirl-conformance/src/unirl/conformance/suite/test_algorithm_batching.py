@@ -8,19 +8,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.conformance.benches.algorithm import ROUNDING, AlgorithmBench, AlreadyAnchored, Trial, apart
+from unirl.conformance.benches.algorithm import ROUNDING, AlgorithmBench
+from unirl.conformance.benches.trial import AlreadyAnchored, Trial, apart
 from unirl.conformance.claims import claim
+from unirl.conformance.workbench.track_numbers import changed_per_token
 from unirl.core.roles import Metric, Policy, ReplayedLike
-from unirl.core.track import Status, Track
+from unirl.core.track import Status, TextSegment, Track
 from unirl.numerics.reduction import weight_totals
 from unirl.numerics.replay import Replayed
+from unirl.numerics.text_replay import ReplayedTokens
 
 PROGRESS = 0.5
+TOKENS = 70
+"""Of a micro-batch: two or three of the texts of a trial with their prompts."""
 
 
-@claim("algorithm")
+@claim("algorithm", track="any")
 def test_micro_batches_do_not_change_the_gradient(bench: AlgorithmBench) -> None:
-    """One forward of all samples or one of each: the gradient of an update is the same, whatever fits into memory.
+    """One forward of all samples or one of each: the gradient of an update is the same, whatever fits into memory. Of
+    texts micro-batches are counted in tokens as well, packed and padded.
 
     If it fails: `loss()` takes a mean, a spread or a maximum over the rows that it is given. Return values per element
     with their weights instead, and leave every average to the stack.
@@ -33,9 +39,15 @@ def test_micro_batches_do_not_change_the_gradient(bench: AlgorithmBench) -> None
         for rows in (1, 2, 4):
             _, found = trial.train(track, algorithm=fixed, micro_batch=rows, progress=PROGRESS)
             bench.record(f"{_name(on)}, micro-batches of {rows}", apart(found, whole), bound=ROUNDING)
+        for packing in (True, False) if trial.is_text else ():
+            _, found = trial.train(
+                track, algorithm=fixed, micro_batch_tokens=TOKENS, packing=packing, progress=PROGRESS
+            )
+            how = "packed" if packing else "padded"
+            bench.record(f"{_name(on)}, micro-batches of {TOKENS} tokens, {how}", apart(found, whole), bound=ROUNDING)
 
 
-@claim("algorithm")
+@claim("algorithm", track="any")
 def test_the_order_of_the_rows_does_not_change_the_gradient(bench: AlgorithmBench) -> None:
     """Samples may come in any order, groups interleaved: an engine that is parallel, or resumed, gives them as it can.
 
@@ -51,7 +63,7 @@ def test_the_order_of_the_rows_does_not_change_the_gradient(bench: AlgorithmBenc
         bench.record(_name(on), apart(trial.gradient(mixed, progress=PROGRESS), expected), bound=ROUNDING)
 
 
-@claim("algorithm")
+@claim("algorithm", track="any")
 def test_padding_changes_nothing(bench: AlgorithmBench) -> None:
     """Rows of weight 0 fill batches up and count nowhere: not in the gradient, not in a weight, not in a metric.
 
@@ -84,29 +96,32 @@ def test_padding_changes_nothing(bench: AlgorithmBench) -> None:
             )
 
 
-@claim("algorithm")
+@claim("algorithm", track="any")
 def test_only_declared_needs_are_read(bench: AlgorithmBench) -> None:
     """What the spec does not need may be absent: latents outside the stored window, means, media, rewards once there
-    are advantages, log-probs and policies that it does not name.
+    are advantages, log-probs and policies that it does not name; of texts also the words, numbers of tokens that
+    nothing has filled in, and all numbers of tokens that are not trained on.
 
     These are NaN here, or raise, and the gradient is the same; otherwise `match()` accepts plans that cannot train.
 
     If it fails: add the need to the spec (`needs`, or `when` for the key that switches it on), or stop reading it.
     """
     for on in bench.variants():
-        full = bench.trial(on, trajectory="full")
+        full = bench.trial(on, trajectory="full", is_ragged=bench.kind == "text")
         plain = full.anchored()
         full.move()
         expected, loss = full.gradient(plain, progress=PROGRESS), full.loss(plain, progress=PROGRESS)[0]
-        trial = bench.trial(on, trajectory="full", is_strict=True)
+        trial = bench.trial(on, trajectory="full", is_ragged=bench.kind == "text", is_strict=True)
         track = trial.anchored(_without_what_is_not_needed(trial))
+        if trial.is_text:
+            track = _without_masked_tokens(track)
         trial.move()
         found, value = trial.gradient(track, progress=PROGRESS), trial.loss(track, progress=PROGRESS)[0]
         bench.record(f"{_name(on)}, gradient", apart(found, expected), bound=ROUNDING)
         bench.record(f"{_name(on)}, loss", float(value.detach() - loss.detach()), bound=ROUNDING)
 
 
-@claim("algorithm")
+@claim("algorithm", track="any")
 def test_weights_announce_what_the_loss_weighs(bench: AlgorithmBench) -> None:
     """`weights()` says, before any forward, what every term of `loss()` is divided by; so a gradient is right from the
     first micro-batch on.
@@ -162,7 +177,7 @@ class _PaddedReplay:
     def __init__(self, trial: Trial) -> None:
         self._replay = trial.replay()
 
-    def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed:
+    def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
         real = [row for row, status in enumerate(track.status) if status is not Status.PADDING]
         assert real == list(range(len(real)))
         found = self._replay(track.select(real), policy=policy)
@@ -173,7 +188,7 @@ class _PaddedReplay:
             return torch.cat([value, value.new_full((count, *value.shape[1:]), fill)])
 
         fields = {item.name: padded(getattr(found, item.name)) for item in dataclasses.fields(found)}
-        return Replayed(**fields)
+        return type(found)(**fields)
 
 
 def _poisoned_padding(track: Track) -> Track:
@@ -187,11 +202,14 @@ def _poisoned_padding(track: Track) -> Track:
             return value.masked_fill(mask, math.nan)
         return value
 
-    segment = padded.latent
-    numbers = {name: poisoned(getattr(segment, name)) for name in ("latents", "log_probs", "means")}
+    if isinstance(padded.segment, TextSegment):
+        padded = changed_per_token(padded, lambda row, values: values * math.nan if is_padding[row] else values)
+    else:
+        segment = padded.latent
+        numbers = {name: poisoned(getattr(segment, name)) for name in ("latents", "log_probs", "means")}
+        padded = dataclasses.replace(padded, segment=dataclasses.replace(segment, **numbers))
     return dataclasses.replace(
         padded,
-        segment=dataclasses.replace(segment, **numbers),
         images=poisoned(padded.images),
         rewards=poisoned(padded.rewards),
         reward_parts={name: poisoned(value) for name, value in padded.reward_parts.items()},
@@ -201,6 +219,32 @@ def _poisoned_padding(track: Track) -> Track:
 
 def _without_what_is_not_needed(trial: Trial) -> Track:
     """The trial's track, stored in full, with NaN where the needs promise nothing."""
+    track = _text_without(trial) if trial.is_text else _latents_without(trial)
+    nan = torch.full((track.num_rows,), math.nan)
+    return dataclasses.replace(track, rewards=nan, reward_parts=dict.fromkeys(track.reward_parts, nan))
+
+
+def _without_masked_tokens(track: Track) -> Track:
+    """NaN for every number of tokens that are not trained on."""
+    masks = track.text.mask
+    assert masks is not None
+    return changed_per_token(track, lambda row, values: values.masked_fill(~masks[row].to(values.device), math.nan))
+
+
+def _text_without(trial: Trial) -> Track:
+    track = trial.track
+    log_probs = track.text.log_probs
+    nothing = changed_per_token(track, lambda row, values: values * 0 + math.nan, is_filled=False)
+    if trial.needs.reference == "policy":
+        # Where the reference runs elsewhere, a replay takes its log-probs from here.
+        nothing = dataclasses.replace(nothing, segment=dataclasses.replace(nothing.text, reference_log_probs=None))
+    if trial.needs.log_probs != "none":
+        nothing = dataclasses.replace(nothing, segment=dataclasses.replace(nothing.text, log_probs=log_probs))
+        nothing = _without_masked_tokens(nothing)
+    return dataclasses.replace(nothing, texts=("",) * track.num_rows, prompts=("",) * track.num_rows)
+
+
+def _latents_without(trial: Trial) -> Track:
     track, needs = trial.track, trial.needs
     segment = track.latent
     latents = segment.latents.clone()
@@ -218,14 +262,11 @@ def _without_what_is_not_needed(trial: Trial) -> Track:
     if needs.log_probs == "none" and log_probs is not None:
         log_probs = torch.full_like(log_probs, math.nan)
     means = latents.new_full((*segment.sde_steps.shape, *latents.shape[2:]), math.nan)
-    nan = torch.full((track.num_rows,), math.nan)
     assert track.images is not None
     return dataclasses.replace(
         track,
         segment=dataclasses.replace(segment, latents=latents, log_probs=log_probs, means=means),
         images=torch.full_like(track.images, math.nan),
-        rewards=nan,
-        reward_parts=dict.fromkeys(track.reward_parts, nan),
     )
 
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
-from unirl.conformance.benches.algorithm import CLIP, AlgorithmBench, AlreadyAnchored, Trial
+from unirl.conformance.benches.algorithm import AlgorithmBench
+from unirl.conformance.benches.trial import CLIP, AlreadyAnchored, Trial
 from unirl.conformance.claims import claim
 from unirl.conformance.verdicts import NotApplicable
-from unirl.core.reference import LossInNumpy, LossInputs
+from unirl.conformance.workbench.loss_inputs import loss_inputs, replayed
+from unirl.conformance.workbench.track_numbers import log_probs_of, with_log_probs
+from unirl.core.reference import LossInNumpy
 from unirl.core.roles import Losses, Policy, Replay, ReplayedLike
 from unirl.core.track import Track
-from unirl.numerics.replay import Replayed
+from unirl.numerics.reduction import weight_totals
 
 
-@claim("algorithm")
+@claim("algorithm", track="any")
 def test_zero_advantages_give_no_gradient(bench: AlgorithmBench) -> None:
     """Samples that are no better than their group teach nothing: with all advantages 0 the first update's gradient is
     exactly 0.
@@ -37,36 +37,36 @@ def test_zero_advantages_give_no_gradient(bench: AlgorithmBench) -> None:
     bench.record("largest gradient element", largest, bound=0.0)
 
 
-@claim("algorithm")
+@claim("algorithm", track="any")
 def test_the_first_ratio_is_exactly_one(bench: AlgorithmBench) -> None:
     """Before the first update new and old policy are one, so their log-probs agree bit for bit, and a clip can bind
     nowhere.
 
     The engine's log-probs are off by 1e-3, as those of another runtime may be; the default of `train.old_log_probs`
-    is to replay them. Tried with micro-batches, and with the SDE steps replayed at once and one by one.
+    is to replay them. Tried with micro-batches, with the SDE steps replayed at once and one by one, and with texts
+    packed and padded.
 
     If it fails: `anchor()` has to put the replayed log-probs into the track's segment, and `loss()` has to compare
     with those; neither may cast them to another dtype, nor replay with other rows or in another order than it is given.
     """
-    for stacked in (True, False):
+    for at_once in (True, False):
         trial = bench.trial(is_ragged=True)
-        if trial.needs.log_probs != "gaussian":
+        if trial.needs.log_probs == "none":
             raise NotApplicable(f"algorithm {bench.spec.name!r} needs no log-probs, so it has no ratio")
-        segment = trial.track.latent
-        assert segment.log_probs is not None
-        noise = torch.randn(segment.log_probs.shape, generator=torch.Generator().manual_seed(1))
-        off = segment.log_probs + 1e-3 * noise.to(segment.log_probs.device)
-        track = dataclasses.replace(trial.track, segment=dataclasses.replace(segment, log_probs=off))
-        watched = _Watched(trial)
-        report, _ = trial.train(track, algorithm=watched, replay=trial.replay(stacked=stacked), micro_batch=4)
+        log_probs = log_probs_of(trial.track)
+        assert log_probs is not None
+        noise = torch.randn(log_probs.shape, generator=torch.Generator().manual_seed(1))
+        track = with_log_probs(trial.track, log_probs + 1e-3 * noise.to(log_probs.device))
+        watched, replay = _Watched(trial), trial.replay(stacked=at_once, packing=at_once)
+        report, _ = trial.train(track, algorithm=watched, replay=replay, micro_batch=4)
         assert watched.gaps, "loss() replayed nothing with the live policy, though the spec needs log-probs"
-        how = "stacked" if stacked else "serial"
+        how = ("packed" if at_once else "padded") if trial.is_text else ("stacked" if at_once else "serial")
         bench.record(f"log-prob gap at the first update, {how}", max(watched.gaps), bound=0.0)
         if "ratio_max_dev_first" in report.metrics:
             bench.record(f"ratio_max_dev_first, {how}", report.metrics["ratio_max_dev_first"], bound=0.0)
 
 
-@claim("algorithm")
+@claim("algorithm", track="any")
 def test_a_step_favours_samples_with_advantage(bench: AlgorithmBench) -> None:
     """A small step along the gradient makes samples with a positive advantage likelier, against those with a negative
     one.
@@ -75,15 +75,15 @@ def test_a_step_favours_samples_with_advantage(bench: AlgorithmBench) -> None:
     of other samples.
     """
     trial = bench.trial()
-    if not trial.track.latent.sde_steps.numel():
+    if not trial.has_log_probs:
         raise NotApplicable(f"algorithm {bench.spec.name!r} samples without noise, so its samples have no log-prob")
     assert trial.track.advantages is not None
-    before = trial.log_probs()
+    before = trial.mean_log_probs()
     _, gradient = trial.train(trial.track)
     norm = sum(float(value.square().sum()) for value in gradient.values()) ** 0.5
     assert norm > 0, "the gradient is 0 although samples differ in their advantages"
     trial.train(trial.track, lr=0.01 / norm)
-    gained = (trial.log_probs() - before).mean(dim=1).cpu()
+    gained = trial.mean_log_probs() - before
     advantages = trial.track.advantages
     favour = float((advantages * gained).sum() / advantages.abs().sum())
     bench.record("mean log-prob gained in favour of advantage", favour)
@@ -122,7 +122,7 @@ def test_three_updates_lower_the_loss(bench: AlgorithmBench) -> None:
     )
 
 
-@claim("algorithm")
+@claim("algorithm", track="any")
 def test_the_loss_agrees_with_its_numpy_reference(bench: AlgorithmBench) -> None:
     """The loss is the formula of the paper: the same number comes from the spec's `reference`, which shares no code.
 
@@ -140,17 +140,17 @@ def test_the_loss_agrees_with_its_numpy_reference(bench: AlgorithmBench) -> None
     expected_of: LossInNumpy = bench.workshop.resolved(bench.subject.found("algorithm"), bench.spec.reference)
     for on in bench.variants():
         trial = bench.trial(on, is_ragged=True)
-        track, old = trial.anchored(_some_without_weight(trial.track)), _transitions(trial, "live")
-        if trial.needs.old_policy == "ema":
-            old = _transitions(trial, "lagged")
+        track = trial.anchored(_some_without_weight(trial.track))
+        old = replayed(trial, "lagged" if trial.needs.old_policy == "ema" else "live")
         trial.move()
-        new = _transitions(trial, "live")
-        if trial.needs.log_probs == "gaussian":
-            _check_that_clips_matter(trial, track, new)
+        new = replayed(trial, "live")
+        if trial.needs.log_probs != "none":
+            _check_that_clips_matter(track, new)
         for progress in (0.0, 0.7):
             with torch.no_grad():
                 found, losses = trial.loss(track, progress=progress)
-            expected = expected_of(trial.config, _inputs(trial, track, new=new, old=old, progress=progress))
+            inputs: Any = loss_inputs(trial, track, new=new, old=old, progress=progress)
+            expected = expected_of(trial.config, inputs)
             scale = sum(_size(term) for term in losses.terms)
             name = "+".join(on) or "plain"
             # Each element goes through some ten fp32 operations of 6e-8 relative rounding, and a ratio near 1 that is
@@ -172,7 +172,7 @@ class _Watched:
         self.gaps: list[float] = []
 
     def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
-        given = track.latent.log_probs
+        given = log_probs_of(track)
 
         def noting(track: Track, *, policy: Policy = "live") -> ReplayedLike:
             replayed = replay(track, policy=policy)
@@ -191,42 +191,16 @@ def _some_without_weight(track: Track) -> Track:
     return dataclasses.replace(track, weights=weights)
 
 
-def _transitions(trial: Trial, policy: Policy) -> Replayed:
-    with torch.no_grad():
-        return trial.replay()(trial.track.to(trial.model.device), policy=policy)
-
-
-def _check_that_clips_matter(trial: Trial, track: Track, new: Replayed) -> None:
+def _check_that_clips_matter(track: Track, new: ReplayedLike) -> None:
     """That the trial can tell a clipped loss from another one; it says nothing of the algorithm."""
-    assert track.latent.log_probs is not None
-    far = (new.log_probs - track.latent.log_probs).abs()[new.valid] > CLIP
+    old = log_probs_of(track)
+    assert old is not None
+    far = (new.log_probs - old).abs()[new.valid] > CLIP
     assert 0.1 < float(far.float().mean()) < 0.9, "log-ratios lie on one side of the clip; this is a defect of the kit"
-
-
-def _inputs(trial: Trial, track: Track, *, new: Replayed, old: Replayed, progress: float) -> LossInputs:
-    numpy: Callable[[Tensor], Any] = lambda value: np.asarray(value.detach().cpu().double())  # noqa: E731
-    per_step: Callable[[Tensor], Any] = lambda value: numpy(value.reshape(new.log_probs.shape))  # noqa: E731
-    segment = track.latent
-    reference = _transitions(trial, "reference")
-    assert track.advantages is not None
-    return LossInputs(
-        log_probs=numpy(new.log_probs),
-        old_log_probs=numpy(old.log_probs if segment.log_probs is None else segment.log_probs),
-        means=numpy(new.means),
-        old_means=numpy(old.means),
-        reference_means=numpy(reference.means),
-        std=per_step(new.std),
-        g=per_step(new.g),
-        sigmas=numpy(segment.sigmas),
-        sde_steps=np.asarray(segment.sde_steps.cpu()),
-        advantages=numpy(track.advantages),
-        weights=numpy(track.weights),
-        progress=progress,
-    )
 
 
 def _size(term: Any) -> float:
     """What a term would be if all its elements had one sign."""
     weights = term.weights.double()
     values = torch.where(weights > 0, term.values.double().abs(), torch.zeros_like(weights))
-    return abs(term.scale) * float((values * weights).sum() / weights.sum())
+    return abs(term.scale) * float((values * weights).sum() / weight_totals([term])[term.name])

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.conformance.benches.algorithm import CLIP, ROUNDING, AlgorithmBench, apart
+from unirl.conformance.benches.algorithm import ROUNDING, AlgorithmBench
+from unirl.conformance.benches.trial import CLIP, apart
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.model import SPEC as MODEL
+from unirl.conformance.workbench.track_numbers import with_log_probs
 from unirl.core.capability import Cap, Support
 from unirl.core.config import (
     AdvantageConfig,
@@ -25,7 +26,6 @@ from unirl.core.config import (
 from unirl.core.match import match
 from unirl.core.plan import Choice, Plan
 from unirl.core.spec import BackendSpec, EngineSpec
-from unirl.core.track import Track
 
 ENGINE = TrainConfig(old_log_probs="engine")
 REPLAY = TrainConfig(old_log_probs="replay")
@@ -33,7 +33,7 @@ OLDEST = 0.4 * CLIP
 """Largest log-ratio that age has made here: a clip binds nowhere, not even one that a schedule or a setting halves."""
 
 
-@claim("algorithm")
+@claim("algorithm", track="any")
 def test_samples_of_older_weights_count_as_declared(bench: AlgorithmBench) -> None:
     """With `run.rollout_ahead` samples are older than the weights that train; `staleness` in the needs says what comes
     of that. `ratio`: a sample counts by the ratio of the policy that trains to the one that sampled it, as importance
@@ -75,8 +75,8 @@ def _check_that_age_is_corrected(bench: AlgorithmBench, on: Collection[str], nam
     assert advantages is not None
     # The same for all steps of a sample, so that a ratio of its steps and one of the whole sample are the same number.
     log_ratios = torch.linspace(-OLDEST, OLDEST, trial.track.num_rows)[_mixed(trial.track.num_rows)]
-    fresh = _with_log_probs(trial.track, live)
-    old = _with_log_probs(trial.track, live - log_ratios[:, None].to(live.device))
+    fresh = with_log_probs(trial.track, live)
+    old = with_log_probs(trial.track, live - log_ratios[:, None].to(live.device))
     weighted = dataclasses.replace(fresh, advantages=advantages * log_ratios.exp().to(advantages.device))
     expected = trial.gradient(trial.anchored(weighted))
     # Without it a correction could not be told from none.
@@ -89,7 +89,7 @@ def _check_that_age_is_corrected(bench: AlgorithmBench, on: Collection[str], nam
 def _check_that_age_does_not_matter(bench: AlgorithmBench, on: Collection[str], name: str, train: TrainConfig) -> None:
     trial = bench.trial(on, is_ragged=True, train=train)
     trial.move()
-    expected = trial.gradient(trial.anchored(_with_log_probs(trial.track, trial.log_probs())))
+    expected = trial.gradient(trial.anchored(with_log_probs(trial.track, trial.log_probs())))
     found = trial.gradient(trial.anchored())
     how = f"{name}, difference by the log-probs of the engine, old_log_probs {train.old_log_probs}"
     bench.record(how, apart(found, expected), bound=ROUNDING)
@@ -98,10 +98,6 @@ def _check_that_age_does_not_matter(bench: AlgorithmBench, on: Collection[str], 
 def _mixed(rows: int) -> Tensor:
     """An order in which neighbours, and with them the samples of a group, are far apart."""
     return torch.tensor([(7 * row + 3) % rows for row in range(rows)])
-
-
-def _with_log_probs(track: Track, log_probs: Tensor) -> Track:
-    return dataclasses.replace(track, segment=dataclasses.replace(track.latent, log_probs=log_probs))
 
 
 def _refusals(bench: AlgorithmBench, on: Collection[str], train: TrainConfig) -> list[str]:
@@ -115,7 +111,7 @@ def _refusals(bench: AlgorithmBench, on: Collection[str], train: TrainConfig) ->
 
     plan = Plan(
         recipe="conformance",
-        model=choice(MODEL, PartConfig()),
+        model=choice(bench.model_spec, PartConfig()),
         engine=choice(EngineSpec(name="weights-of-its-own", capabilities=own, **parts), PartConfig()),
         backend=choice(BackendSpec(name="any", **parts), BackendConfig(trains="full")),
         algorithm=Choice(
@@ -123,7 +119,7 @@ def _refusals(bench: AlgorithmBench, on: Collection[str], train: TrainConfig) ->
         ),
         rewards={},
         trackers={},
-        sampling={"image": bench.sampling(bench.needs(on))},
+        sampling={bench.track: bench.text_sampling() if bench.kind == "text" else bench.sampling(bench.needs(on))},
         run=RunConfig(rollout_ahead=1),
         data=DataConfig(),
         advantage=AdvantageConfig(),

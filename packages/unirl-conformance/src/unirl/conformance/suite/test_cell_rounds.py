@@ -11,6 +11,7 @@ from torch import Tensor
 from unirl.conformance.benches.cell import LINEAR, CellBench, Training
 from unirl.conformance.claims import claim
 from unirl.conformance.verdicts import NotApplicable
+from unirl.core.batch import same
 from unirl.core.capability import Cap
 from unirl.core.checkpoints import Checkpoints
 from unirl.core.config import TrainConfig
@@ -24,7 +25,7 @@ CUDA_BOUND = 1e-3
 """Relative, in norm: kernels on a GPU may add in any order, and two steps amplify that. On the CPU it is 0."""
 
 
-@claim("cell", needs={"backend": (Cap.TRAIN_LORA,), "model": (Cap.LORA,)})
+@claim("cell", needs={"backend": (Cap.TRAIN_LORA,), "model": (Cap.LORA,)}, track="any")
 def test_a_round_trains_adapters(bench: CellBench) -> None:
     """One round of the loop with these parts trains LoRA adapters: the rollout echoes its request, every number is
     finite, the weights change, and the version counts the update.
@@ -34,7 +35,7 @@ def test_a_round_trains_adapters(bench: CellBench) -> None:
     _round(bench, "lora")
 
 
-@claim("cell", needs={"backend": (Cap.TRAIN_FULL,)})
+@claim("cell", needs={"backend": (Cap.TRAIN_FULL,)}, track="any")
 def test_a_round_trains_all_weights(bench: CellBench) -> None:
     """The same with all weights of the trainable module.
 
@@ -44,10 +45,10 @@ def test_a_round_trains_all_weights(bench: CellBench) -> None:
     _round(bench, "full")
 
 
-@claim("cell")
+@claim("cell", track="any")
 def test_second_rollout_is_made_with_the_new_weights(bench: CellBench) -> None:
     """After an update the engine samples from the weights that were trained, and says so: with the same prompts and
-    noise other latents come out, under the version of the backend.
+    noise other latents come out, or other texts or log-probs, under the version of the backend.
 
     If it fails: the engine holds a copy, a cache or a merged weight from before the update; look at `load_weights`, or,
     where it shares the module, at whoever replaced it.
@@ -61,12 +62,15 @@ def test_second_rollout_is_made_with_the_new_weights(bench: CellBench) -> None:
         assert versions[0] == versions[1], f"the engine is at version {versions[0]}, the backend at {versions[1]}"
         after = cell.rollout(0)
         assert set(after.policy_version) == {versions[1]}, f"samples of version {set(after.policy_version)} came"
-        moved = (after.latent.final.float() - before.latent.final.float()).abs().max()
-    bench.record("largest change of a latent", float(moved))
-    assert float(moved) > 0, "with the same noise, the rollout after the update is that of before"
+    if bench.is_text:
+        moved = float(not same((before.text.tokens, before.text.log_probs), (after.text.tokens, after.text.log_probs)))
+    else:
+        moved = float((after.latent.final.float() - before.latent.final.float()).abs().max())
+        bench.record("largest change of a latent", moved)
+    assert moved > 0, "with the same noise, the rollout after the update is that of before"
 
 
-@claim("cell")
+@claim("cell", track="any")
 def test_micro_batches_of_a_round_give_the_same_update(bench: CellBench) -> None:
     """An update made of micro-batches of unequal size is that of the whole batch, to fp32 rounding, with this model,
     algorithm and backend: memory alone decides how many there are.
@@ -86,7 +90,7 @@ def test_micro_batches_of_a_round_give_the_same_update(bench: CellBench) -> None
     bench.record("relative gap in norm", _gap(updates[1], updates[0]), bound=BATCHING_BOUND)
 
 
-@claim("cell")
+@claim("cell", track="any")
 def test_a_run_resumes_exactly(bench: CellBench) -> None:
     """One step, a checkpoint, fresh parts that load it and another step end in the very weights of two steps at a
     stretch, bit for bit on the CPU.
@@ -112,7 +116,7 @@ def test_a_run_resumes_exactly(bench: CellBench) -> None:
     bench.record("relative gap in norm", _gap(_less(resumed, start), _less(straight, start)), bound=bound)
 
 
-@claim("cell")
+@claim("cell", track="any")
 def test_options_that_need_another_policy_change_what_is_learnt(bench: CellBench) -> None:
     """Where a setting of the algorithm brings in a reference or lagged policy, such as a KL coefficient, training goes
     another way with it than without, from the second round on: in the first the policies are still one.

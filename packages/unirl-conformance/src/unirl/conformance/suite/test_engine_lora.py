@@ -19,7 +19,7 @@ from unirl.core.spec import Kind
 LORA: dict[Kind, tuple[Cap, ...]] = {"model": (Cap.LORA,)}
 
 
-@claim("engine", proves=Cap.WEIGHTS_LORA, needs=LORA)
+@claim("engine", proves=Cap.WEIGHTS_LORA, needs=LORA, track="any")
 def test_the_receipt_of_an_adapter_is_of_what_the_engine_holds(bench: EngineBench) -> None:
     """After a sync of an adapter the engine answers with its version, checksum, number of tensors and bytes.
 
@@ -28,10 +28,10 @@ def test_the_receipt_of_an_adapter_is_of_what_the_engine_holds(bench: EngineBenc
     model = bench.fresh_model()
     update, _ = lora_update(model, bench.model_spec, version=7, seed=1, scale=2.0)
     with bench.engine(model, enable=Cap.WEIGHTS_LORA) as engine:
-        check_receipt(bench, engine, update, request=bench.request(model))
+        check_receipt(bench, engine, update, request=bench.plain_request(model))
 
 
-@claim("engine", proves=Cap.WEIGHTS_LORA, needs=LORA)
+@claim("engine", proves=Cap.WEIGHTS_LORA, needs=LORA, track="any")
 def test_an_adapter_is_sampled_with_at_its_scale(bench: EngineBench) -> None:
     """After a sync of an adapter the samples are those of a model with W + scale B A; the next adapter replaces it.
 
@@ -41,7 +41,7 @@ def test_an_adapter_is_sampled_with_at_its_scale(bench: EngineBench) -> None:
     cache (of adapters by name, of captured graphs) keep the old one.
     """
     model = bench.fresh_model()
-    request = bench.request(model, sampling=bench.by_recipe(), **bench.storing_most())
+    request = bench.decided_request(model)
     with bench.engine(model, enable=Cap.WEIGHTS_LORA) as engine:
         before = bench.sample(engine, request)
         for version, scale in ((7, 2.0), (8, 0.5)):
@@ -56,7 +56,7 @@ def test_an_adapter_is_sampled_with_at_its_scale(bench: EngineBench) -> None:
     assert same, "loading an adapter into the engine changed the model that it was built with"
 
 
-@claim("engine", proves=Cap.WEIGHTS_LORA, needs=LORA)
+@claim("engine", proves=Cap.WEIGHTS_LORA, needs=LORA, track="any")
 def test_an_adapter_that_does_not_fit_is_refused(bench: EngineBench) -> None:
     """Names under another prefix, another dtype or shape, a layer that the model has not, one half of a pair, and bits
     that do not match the checksum each raise: an adapter that matched no layer is not an adapter.
@@ -70,7 +70,7 @@ def test_an_adapter_that_does_not_fit_is_refused(bench: EngineBench) -> None:
         check_refusals(engine, damaged_lora(update))
 
 
-@claim("engine", proves=Cap.WEIGHTS_LORA, needs=LORA)
+@claim("engine", proves=Cap.WEIGHTS_LORA, needs=LORA, track="any")
 def test_a_refused_adapter_is_never_half_applied(bench: EngineBench) -> None:
     """After an adapter was refused the engine samples as before, under its old version, or refuses to sample until a
     whole sync has come; and that sync works.

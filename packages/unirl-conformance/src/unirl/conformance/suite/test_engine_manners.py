@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 from unirl.conformance.benches.engine import ROUNDING, EngineBench
+from unirl.conformance.benches.latent_engine import LatentEngineBench
 from unirl.conformance.claims import claim
 from unirl.conformance.verdicts import NotApplicable
 from unirl.conformance.workbench.processes import Running
-from unirl.conformance.workbench.walk import distance
 from unirl.core.capability import Cap
 from unirl.core.data import MediaRef
 from unirl.core.request import Request
-from unirl.core.roles import DiffusionModel
+from unirl.core.roles import Model
 from unirl.core.rollout import verify_echo
 
 
-@claim("engine", proves=Cap.LATENT_ROLLOUT)
+@claim("engine", track="any")
 def test_sampling_leaves_torch_and_the_model_as_they_were(bench: EngineBench) -> None:
     """After a rollout training mode, gradients, weights, random generators, grad mode and default dtype are as before:
     training goes on from exactly where it was.
@@ -30,7 +30,7 @@ def test_sampling_leaves_torch_and_the_model_as_they_were(bench: EngineBench) ->
     and draw noise from the recipe, so that no global generator moves.
     """
     model = bench.fresh_model()
-    request = bench.request(model)
+    request = bench.plain_request(model)
     model.trainable.train()
     frozen = next(part for part in model.trainable.modules() if not any(True for _ in part.children()))
     frozen.eval()
@@ -42,34 +42,34 @@ def test_sampling_leaves_torch_and_the_model_as_they_were(bench: EngineBench) ->
     assert not changed, f"a rollout changed: {', '.join(changed)}"
 
 
-@claim("engine", proves=(Cap.WEIGHTS_SHARED, Cap.INITIAL_NOISE))
+@claim("engine", proves=(Cap.WEIGHTS_SHARED, Cap.INITIAL_NOISE), track="any")
 def test_dropout_is_off_while_sampling(bench: EngineBench) -> None:
     """A model that is in training mode, as it is between updates, is sampled in evaluation mode.
 
     If it fails: set `eval()` on the trained module for the time of the rollout.
     """
     model = bench.fresh_model()
-    request = bench.request(model, sampling=bench.by_recipe())
+    request = bench.decided_request(model)
     with bench.engine(model) as engine, torch.random.fork_rng():
         quiet = bench.sample(engine, request)
         model.trainable.train()
         busy = bench.sample(engine, request)
-    bench.record("off in training mode", distance(busy.latent.final, quiet.latent.final), bound=ROUNDING)
+    bench.record("off in training mode", bench.moved(busy, quiet), bound=ROUNDING)
 
 
-@claim("engine", proves=Cap.LATENT_ROLLOUT)
+@claim("engine", track="any")
 def test_an_unknown_track_is_refused(bench: EngineBench) -> None:
     """A request for a track that the model does not have is refused by an error that names it, and the engine still
     works afterwards.
 
     If it fails: compare the request's tracks with `model.spec.tracks` before anything is generated.
     """
-    request = bench.request(bench.model())
-    _refuses(bench, dataclasses.replace(request, tracks={"no-such": request.latent(bench.track)}), naming="no-such")
+    request = bench.plain_request(bench.model())
+    _refuses(bench, dataclasses.replace(request, tracks={"no-such": request.tracks[bench.track]}), naming="no-such")
 
 
 @claim("engine", proves=Cap.LATENT_ROLLOUT)
-def test_a_kernel_that_is_not_in_its_spec_is_refused(bench: EngineBench) -> None:
+def test_a_kernel_that_is_not_in_its_spec_is_refused(bench: LatentEngineBench) -> None:
     """A kernel that the spec does not name is refused by an error that names it, also when the engine would know how:
     nothing has proven it.
 
@@ -81,7 +81,7 @@ def test_a_kernel_that_is_not_in_its_spec_is_refused(bench: EngineBench) -> None
         _refuses(bench, request, naming=kernel)
 
 
-@claim("engine", proves=Cap.LATENT_ROLLOUT)
+@claim("engine", track="any")
 def test_media_that_it_does_not_take_are_refused(bench: EngineBench) -> None:
     """A prompt with an image is refused, by an error that names the prompt or the image, where the spec does not say
     that the engine takes media: generating from the text alone would be silent.
@@ -90,13 +90,13 @@ def test_media_that_it_does_not_take_are_refused(bench: EngineBench) -> None:
     """
     if bench.native(Cap.MEDIA_REFS):
         raise NotApplicable(f"engine {bench.spec.name!r} states that it takes media")
-    request = bench.request(bench.model())
+    request = bench.plain_request(bench.model())
     image = MediaRef(modality="image", role="source", uri="/there/p0.png")
     _refuses(bench, dataclasses.replace(request, media=((image,), *request.media[1:])), naming="p0")
 
 
 @claim("engine", proves=Cap.LATENT_ROLLOUT, needs={"model": (Cap.GUIDANCE,)})
-def test_guidance_that_it_does_not_state_is_refused(bench: EngineBench) -> None:
+def test_guidance_that_it_does_not_state_is_refused(bench: LatentEngineBench) -> None:
     """An engine whose spec does not state guidance refuses a request with guidance, or echoes that it used none: it
     never generates without it in silence.
 
@@ -111,7 +111,7 @@ def test_guidance_that_it_does_not_state_is_refused(bench: EngineBench) -> None:
         verify_echo(request, engine.generate(request))
 
 
-@claim("engine", proves=Cap.LATENT_ROLLOUT)
+@claim("engine", track="any")
 def test_closing_leaves_nothing_running_and_may_be_done_twice(bench: EngineBench) -> None:
     """After `close` no process and no thread of the engine is left, and closing again is no error: a run that fails
     half-way ends, and its GPU memory is free.
@@ -120,10 +120,10 @@ def test_closing_leaves_nothing_running_and_may_be_done_twice(bench: EngineBench
     that the second call does nothing.
     """
     model = bench.model()
-    request = bench.request(model)
+    request = bench.plain_request(model)
     # What the first use of a model starts for good in any process (progress bars, pools of a library) is not the
     # engine's: so that has happened before counting.
-    model.encode(request.prompts[:1], sampling=request.latent(bench.track).sampling)
+    bench.warm_up(model, request)
     running = Running.now()
     with bench.engine(model) as engine:
         bench.sample(engine, request)
@@ -136,14 +136,14 @@ def test_closing_leaves_nothing_running_and_may_be_done_twice(bench: EngineBench
 def _refuses(bench: EngineBench, request: Request, *, naming: str) -> None:
     """The request is refused, and the engine samples as before it."""
     model = bench.model()
-    good = bench.request(model)
+    good = bench.plain_request(model)
     with bench.engine(model) as engine:
         with bench.refusal(f"a request with {naming!r}", naming=naming):
             engine.generate(dataclasses.replace(request, policy_version=engine.version))
         bench.sample(engine, good)
 
 
-def _state(model: DiffusionModel) -> Mapping[str, object]:
+def _state(model: Model) -> Mapping[str, object]:
     module: torch.nn.Module = model.trainable
     return {
         "the training mode of submodules": [part.training for part in module.modules()],

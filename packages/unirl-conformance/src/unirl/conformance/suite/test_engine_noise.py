@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
-from unirl.conformance.benches.engine import ROUNDING, EngineBench
+from unirl.conformance.benches.engine import ROUNDING
+from unirl.conformance.benches.latent_engine import LatentEngineBench
 from unirl.conformance.claims import claim
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.capability import Cap
@@ -21,7 +22,7 @@ ODD = (1.0, 0.7318273, 0.51234567, 0.2200001, 0.0)
 
 
 @claim("engine", proves=Cap.SIGMAS)
-def test_sigmas_are_echoed_bit_for_bit(bench: EngineBench) -> None:
+def test_sigmas_are_echoed_bit_for_bit(bench: LatentEngineBench) -> None:
     """The sigmas of the request come back bit for bit, in fp32: training recomputes the steps from them, and a
     difference stops the run.
 
@@ -34,7 +35,7 @@ def test_sigmas_are_echoed_bit_for_bit(bench: EngineBench) -> None:
 
 
 @claim("engine", proves=Cap.SIGMAS)
-def test_sigmas_are_those_that_it_steps_with(bench: EngineBench) -> None:
+def test_sigmas_are_those_that_it_steps_with(bench: LatentEngineBench) -> None:
     """The engine walks down the sigmas of the request, not a schedule of its own that it then calls by their name.
 
     Deterministic steps with sigmas that no scheduler would make must end where the formula of the steps ends.
@@ -52,7 +53,7 @@ def test_sigmas_are_those_that_it_steps_with(bench: EngineBench) -> None:
 
 
 @claim("engine", proves=Cap.INITIAL_NOISE)
-def test_initial_noise_is_the_recipes(bench: EngineBench) -> None:
+def test_initial_noise_is_the_recipes(bench: LatentEngineBench) -> None:
     """Every sample starts from the noise that (seed, rollout, its id) gives, bit for bit, and the digests say so.
 
     If it fails: start from `unirl.numerics.noise.noise(..., ids=noise_ids, step=INITIAL)`, unscaled; where the engine
@@ -63,7 +64,7 @@ def test_initial_noise_is_the_recipes(bench: EngineBench) -> None:
 
 
 @claim("engine", proves=Cap.INITIAL_NOISE)
-def test_a_group_shares_its_initial_noise_where_asked(bench: EngineBench) -> None:
+def test_a_group_shares_its_initial_noise_where_asked(bench: LatentEngineBench) -> None:
     """With `same_initial_noise` the samples of a group start from one x_T, another group's from another.
 
     If it fails: key the initial noise by the request's `noise_ids`, which then repeat, not by the sample ids.
@@ -73,7 +74,7 @@ def test_a_group_shares_its_initial_noise_where_asked(bench: EngineBench) -> Non
 
 
 @claim("engine", proves=Cap.INITIAL_NOISE)
-def test_the_echoed_noise_is_what_it_started_from(bench: EngineBench) -> None:
+def test_the_echoed_noise_is_what_it_started_from(bench: LatentEngineBench) -> None:
     """An engine that starts elsewhere than the request says is caught by its own echo: digests are taken from the
     latents that were denoised, not copied from the request.
 
@@ -98,7 +99,7 @@ def test_the_echoed_noise_is_what_it_started_from(bench: EngineBench) -> None:
 
 
 @claim("engine", proves=(Cap.STEP_NOISE, Cap.SDE_STEPS))
-def test_step_noise_is_the_recipes(bench: EngineBench) -> None:
+def test_step_noise_is_the_recipes(bench: LatentEngineBench) -> None:
     """The noise of each SDE step is what (seed, rollout, sample id, step) gives: a sample can be made again anywhere,
     and samples that share their start still differ.
 
@@ -121,7 +122,7 @@ def test_step_noise_is_the_recipes(bench: EngineBench) -> None:
 
 
 @claim("engine", proves=Cap.SDE_STEPS)
-def test_it_is_stochastic_at_the_asked_steps_alone(bench: EngineBench) -> None:
+def test_it_is_stochastic_at_the_asked_steps_alone(bench: LatentEngineBench) -> None:
     """Noise is added at the SDE steps of the request and nowhere else; the set comes back as it was asked for.
 
     The set has a gap, so an engine that takes it for a range from first to last is caught.
@@ -133,7 +134,7 @@ def test_it_is_stochastic_at_the_asked_steps_alone(bench: EngineBench) -> None:
 
 
 @claim("engine", proves=(Cap.SDE_STEPS, Cap.SDE_STEPS_PER_GROUP))
-def test_each_group_has_its_own_sde_steps(bench: EngineBench) -> None:
+def test_each_group_has_its_own_sde_steps(bench: LatentEngineBench) -> None:
     """Groups of one request can have other SDE steps, also fewer of them; rows that have fewer are padded with -1.
 
     If it fails: look for the first row's steps used for all rows, or for -1 taken as the last step.
@@ -141,7 +142,7 @@ def test_each_group_has_its_own_sde_steps(bench: EngineBench) -> None:
     check_steps(bench, steps=[[0, 1]] * 3 + [[2, -1]] * 3, num_steps=5)
 
 
-def started(bench: EngineBench, *, same_initial_noise: bool) -> tuple[Request, Track]:
+def started(bench: LatentEngineBench, *, same_initial_noise: bool) -> tuple[Request, Track]:
     """A rollout that stores the start, where the engine can store any of the trajectory."""
     sampling: dict[str, object] = {"same_initial_noise": same_initial_noise}
     trajectory = "window" if bench.native(Cap.TRAJECTORY_WINDOW, Cap.SDE_STEPS) else "full"
@@ -149,7 +150,7 @@ def started(bench: EngineBench, *, same_initial_noise: bool) -> tuple[Request, T
     return request, rollout.tracks[bench.track]
 
 
-def check_start(bench: EngineBench, request: Request, track: Track) -> None:
+def check_start(bench: LatentEngineBench, request: Request, track: Track) -> None:
     wanted = request.latent(bench.track)
     shape = bench.model().latent_shape(wanted.sampling)
     start = noise(seed=request.seed, rollout=request.rollout, ids=wanted.noise_ids, step=INITIAL, shape=shape)
@@ -168,7 +169,7 @@ def check_start(bench: EngineBench, request: Request, track: Track) -> None:
             assert not promised, f"sample {sample_id!r}: position 0 is not stored, {positions[row].tolist()} are"
 
 
-def check_steps(bench: EngineBench, *, steps: Sequence[Sequence[int]], num_steps: int) -> None:
+def check_steps(bench: LatentEngineBench, *, steps: Sequence[Sequence[int]], num_steps: int) -> None:
     """Sample with these SDE steps of each row and look at every step that can be seen."""
     if not bench.native(Cap.TRAJECTORY_WINDOW) and not bench.native(Cap.TRAJECTORY_FULL):
         raise NotApplicable(f"engine {bench.spec.name!r} returns no trajectory to see the steps in")

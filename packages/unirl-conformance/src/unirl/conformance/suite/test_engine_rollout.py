@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from unirl.conformance.benches.engine import ROUNDING, EngineBench
+from unirl.conformance.benches.latent_engine import LatentEngineBench
 from unirl.conformance.claims import claim
 from unirl.conformance.workbench.walk import distance
 from unirl.core.capability import Cap
@@ -19,7 +20,7 @@ MIXED = (0, 3, 1, 4, 2, 5)
 
 
 @claim("engine", proves=Cap.LATENT_ROLLOUT)
-def test_every_sample_comes_back_with_its_lineage(bench: EngineBench) -> None:
+def test_every_sample_comes_back_with_its_lineage(bench: LatentEngineBench) -> None:
     """Every sample that was asked for comes back once, in the order of the request, with its ids, group, prompt,
     metadata and parent, completed and at weight 1. Rewards and advantages are assigned by them.
 
@@ -51,7 +52,7 @@ def test_every_sample_comes_back_with_its_lineage(bench: EngineBench) -> None:
 
 
 @claim("engine", proves=Cap.LATENT_ROLLOUT)
-def test_latents_and_media_are_whole_and_of_the_asked_size(bench: EngineBench) -> None:
+def test_latents_and_media_are_whole_and_of_the_asked_size(bench: LatentEngineBench) -> None:
     """The final latents are finite, fp32, without gradient and of the model's shape; the media are these latents
     decoded, at the height, width and frames that were asked for, in [0, 1]; without `decode` there are none.
 
@@ -90,7 +91,7 @@ def test_latents_and_media_are_whole_and_of_the_asked_size(bench: EngineBench) -
     assert bare.images is None and bare.videos is None, "media came back, though `decode: false` was asked for"
 
 
-@claim("engine", proves=Cap.LATENT_ROLLOUT)
+@claim("engine", track="any")
 def test_a_stale_version_is_detected(bench: EngineBench) -> None:
     """Every sample carries the version of the weights that the engine has, not the one that was asked for: so a run
     in which a weight sync was lost stops, instead of training on samples of an old policy.
@@ -101,7 +102,7 @@ def test_a_stale_version_is_detected(bench: EngineBench) -> None:
     model = bench.model()
     with bench.engine(model) as engine:
         held = engine.version
-        request = bench.request(model, policy_version=held + 1)
+        request = dataclasses.replace(bench.plain_request(model), policy_version=held + 1)
         try:
             rollout = engine.generate(request)
         except UniRLError:
@@ -116,7 +117,7 @@ def test_a_stale_version_is_detected(bench: EngineBench) -> None:
 
 
 @claim("engine", proves=Cap.LATENT_ROLLOUT)
-def test_kernel_and_its_settings_are_echoed(bench: EngineBench) -> None:
+def test_kernel_and_its_settings_are_echoed(bench: LatentEngineBench) -> None:
     """Name, eta and options of the kernel come back on the segment as they were asked for, for every kernel of the
     spec: training recomputes the steps from them.
 
@@ -135,7 +136,7 @@ def test_kernel_and_its_settings_are_echoed(bench: EngineBench) -> None:
 
 
 @claim("engine", proves=(Cap.INITIAL_NOISE, Cap.LATENT_ROLLOUT))
-def test_samples_do_not_depend_on_how_a_request_is_split(bench: EngineBench) -> None:
+def test_samples_do_not_depend_on_how_a_request_is_split(bench: LatentEngineBench) -> None:
     """A request in one piece, in pieces of any size (groups cut in two as well) and in another order gives the same
     samples but for rounding, and the pieces join to one track: so ranks, batch sizes and retries change nothing.
 
@@ -154,7 +155,7 @@ def test_samples_do_not_depend_on_how_a_request_is_split(bench: EngineBench) -> 
 
 
 @claim("engine", proves=(Cap.INITIAL_NOISE, Cap.LATENT_ROLLOUT))
-def test_the_same_request_gives_the_same_samples_again(bench: EngineBench) -> None:
+def test_the_same_request_gives_the_same_samples_again(bench: LatentEngineBench) -> None:
     """A request that is sent again, to the same engine after other work or to a new one, gives the same samples;
     another rollout number or seed gives others. Resumed runs and retries rest on it.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import torch
-from unirl.conformance.benches.engine import ROUNDING, EngineBench
+from unirl.conformance.benches.engine import ROUNDING
+from unirl.conformance.benches.latent_engine import LatentEngineBench
 from unirl.conformance.claims import claim
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.capability import Cap
@@ -20,7 +21,7 @@ GUIDED = {"guidance_scale": 3.0, "negative_prompt": "blurry"}
 
 
 @claim("engine", proves=(Cap.TRAJECTORY_WINDOW, Cap.SDE_STEPS))
-def test_a_window_holds_the_latents_around_sde_steps_and_the_end(bench: EngineBench) -> None:
+def test_a_window_holds_the_latents_around_sde_steps_and_the_end(bench: LatentEngineBench) -> None:
     """A window is {i, i + 1} of every SDE step i and the final latent, nothing else: what training needs, and what it
     pays for in memory.
 
@@ -42,7 +43,7 @@ def test_a_window_holds_the_latents_around_sde_steps_and_the_end(bench: EngineBe
 
 
 @claim("engine", proves=Cap.TRAJECTORY_FULL)
-def test_a_full_trajectory_holds_every_latent(bench: EngineBench) -> None:
+def test_a_full_trajectory_holds_every_latent(bench: LatentEngineBench) -> None:
     """On request the latents of every step come back, from x_T to the end, whatever the SDE steps are.
 
     If it fails: store T + 1 latents, also at deterministic steps, and before the first one.
@@ -57,7 +58,7 @@ def test_a_full_trajectory_holds_every_latent(bench: EngineBench) -> None:
 
 
 @claim("engine", proves=Cap.LATENT_ROLLOUT)
-def test_every_kernel_of_the_spec_steps_by_its_formula(bench: EngineBench) -> None:
+def test_every_kernel_of_the_spec_steps_by_its_formula(bench: LatentEngineBench) -> None:
     """Each latent follows from the one before by the formula of its kernel, for every kernel that the spec names, with
     the velocity of the model that trains. Otherwise the ratio of the first update is not 1.
 
@@ -82,7 +83,7 @@ def test_every_kernel_of_the_spec_steps_by_its_formula(bench: EngineBench) -> No
 
 
 @claim("engine", proves=Cap.LOG_PROBS_GAUSSIAN)
-def test_log_probs_are_those_of_the_replay(bench: EngineBench) -> None:
+def test_log_probs_are_those_of_the_replay(bench: LatentEngineBench) -> None:
     """The engine's log-prob of each SDE step is what training finds for the same latents and weights: ratio 1. The
     number is the largest gap, over all kernels with noise, against the replay and against the kernel's formula.
 
@@ -98,7 +99,7 @@ def test_log_probs_are_those_of_the_replay(bench: EngineBench) -> None:
 
 
 @claim("engine", proves=(Cap.LOG_PROBS_GAUSSIAN, Cap.GUIDANCE), needs={"model": (Cap.GUIDANCE,)})
-def test_log_probs_under_guidance_are_those_of_the_replay(bench: EngineBench) -> None:
+def test_log_probs_under_guidance_are_those_of_the_replay(bench: LatentEngineBench) -> None:
     """The same under classifier-free guidance: the policy that samples is the guided one.
 
     If it fails: score with the guided velocity that the step was taken with, not the conditional one, and return the
@@ -108,7 +109,7 @@ def test_log_probs_under_guidance_are_those_of_the_replay(bench: EngineBench) ->
 
 
 @claim("engine", proves=Cap.GUIDANCE, needs={"model": (Cap.GUIDANCE,)})
-def test_guidance_and_its_mode_are_honoured(bench: EngineBench) -> None:
+def test_guidance_and_its_mode_are_honoured(bench: LatentEngineBench) -> None:
     """Scale and mode of guidance are echoed, and the steps are those of the guided velocity: v- + scale (v+ - v-), in
     `norm-corrected` with the norm of v+.
 
@@ -128,7 +129,7 @@ def test_guidance_and_its_mode_are_honoured(bench: EngineBench) -> None:
 
 
 @claim("engine", proves=(Cap.GUIDANCE, Cap.CONDITIONS), needs={"model": (Cap.GUIDANCE,)})
-def test_negative_prompts_are_used_and_returned(bench: EngineBench) -> None:
+def test_negative_prompts_are_used_and_returned(bench: LatentEngineBench) -> None:
     """Under guidance the negative prompt of the request is encoded, used, and comes back as conditions `negative`;
     without guidance there are none.
 
@@ -143,7 +144,7 @@ def test_negative_prompts_are_used_and_returned(bench: EngineBench) -> None:
 
 
 @claim("engine", proves=Cap.CONDITIONS)
-def test_conditions_are_those_that_it_generated_from(bench: EngineBench) -> None:
+def test_conditions_are_those_that_it_generated_from(bench: LatentEngineBench) -> None:
     """The prompt embeddings that come back belong to each sample's prompt, agree with the model's own, and are what
     the sample was made from: training replays with them.
 
@@ -162,7 +163,7 @@ def test_conditions_are_those_that_it_generated_from(bench: EngineBench) -> None
         bench.record("off the way of these conditions", walk.error(walk.deterministic), bound=ROUNDING)
 
 
-def check_log_probs(bench: EngineBench, request: Request, rollout: Rollout, *, name: str) -> None:
+def check_log_probs(bench: LatentEngineBench, request: Request, rollout: Rollout, *, name: str) -> None:
     """Against the replay, as training does it, and against the formula."""
     segment = rollout.tracks[bench.track].latent
     found = segment.log_probs

@@ -15,19 +15,18 @@ from unirl.conformance.benches.engine_weights import (
 )
 from unirl.conformance.claims import claim
 from unirl.conformance.workbench.trained import full_update, perturb
-from unirl.conformance.workbench.walk import distance
 from unirl.core.capability import Cap
 from unirl.core.errors import UniRLError
 
 
-@claim("engine", proves=(Cap.WEIGHTS_SHARED, Cap.INITIAL_NOISE))
+@claim("engine", proves=(Cap.WEIGHTS_SHARED, Cap.INITIAL_NOISE), track="any")
 def test_shared_weights_are_sampled_as_they_train(bench: EngineBench) -> None:
     """The engine samples from the very module that trains: a change of a weight is in the next sample.
 
     If it fails: look for a copy, a compiled graph or a cast of the weights that was made when the engine was built.
     """
     model = bench.fresh_model()
-    request = bench.request(model, sampling=bench.by_recipe(), **bench.storing_most())
+    request = bench.decided_request(model)
     with bench.engine(model) as engine:
         before = bench.sample(engine, request)
         perturb(model, seed=1)
@@ -38,7 +37,7 @@ def test_shared_weights_are_sampled_as_they_train(bench: EngineBench) -> None:
     assert versions == (7,) * request.num_rows, f"the run says version 7, the samples carry {versions}"
 
 
-@claim("engine", proves=Cap.WEIGHTS_SHARED)
+@claim("engine", proves=Cap.WEIGHTS_SHARED, track="any")
 def test_an_engine_that_shares_its_weights_refuses_others(bench: EngineBench) -> None:
     """Weights that are sent to an engine which samples from the module that trains are refused: there is nothing to
     load them into, and taking them in silence would hide that two parts disagree.
@@ -60,7 +59,7 @@ def test_an_engine_that_shares_its_weights_refuses_others(bench: EngineBench) ->
     raise AssertionError("weights of version 9 were taken by an engine that shares those that train")
 
 
-@claim("engine", proves=Cap.WEIGHTS_FULL)
+@claim("engine", proves=Cap.WEIGHTS_FULL, track="any")
 def test_the_receipt_is_of_what_the_engine_holds(bench: EngineBench) -> None:
     """After a weight sync the engine answers with the version, the checksum, the number and the bytes of the weights
     that it then holds, all of the trainer's; its own version and that of its samples move along.
@@ -71,10 +70,10 @@ def test_the_receipt_is_of_what_the_engine_holds(bench: EngineBench) -> None:
     model, trainer = bench.fresh_model(), bench.fresh_model()
     perturb(trainer, seed=1)
     with bench.engine(model, enable=Cap.WEIGHTS_FULL) as engine:
-        check_receipt(bench, engine, full_update(trainer, version=7), request=bench.request(model))
+        check_receipt(bench, engine, full_update(trainer, version=7), request=bench.plain_request(model))
 
 
-@claim("engine", proves=Cap.WEIGHTS_FULL)
+@claim("engine", proves=Cap.WEIGHTS_FULL, track="any")
 def test_full_weights_are_sampled_from(bench: EngineBench) -> None:
     """After a sync of full weights, and of merged ones, the samples are those of a model with these weights; the model
     that trains is not touched.
@@ -83,7 +82,7 @@ def test_full_weights_are_sampled_from(bench: EngineBench) -> None:
     held twice, or a captured graph that still has the old ones.
     """
     model, trainer = bench.fresh_model(), bench.fresh_model()
-    request = bench.request(model, sampling=bench.by_recipe(), **bench.storing_most())
+    request = bench.decided_request(model)
     untouched = {name: weight.detach().clone() for name, weight in model.trainable.named_parameters()}
     with bench.engine(model, enable=Cap.WEIGHTS_FULL) as engine:
         before = bench.sample(engine, request)
@@ -98,7 +97,7 @@ def test_full_weights_are_sampled_from(bench: EngineBench) -> None:
     assert same, "loading weights into the engine changed the model that it was built with"
 
 
-@claim("engine", proves=Cap.WEIGHTS_FULL)
+@claim("engine", proves=Cap.WEIGHTS_FULL, track="any")
 def test_full_weights_that_do_not_fit_are_refused(bench: EngineBench) -> None:
     """Names under another prefix, another dtype or shape, a name too many, one too few, and bits that do not match
     the checksum each raise: an engine that skips what it does not know samples from an old policy for ever.
@@ -112,7 +111,7 @@ def test_full_weights_that_do_not_fit_are_refused(bench: EngineBench) -> None:
         check_refusals(engine, damaged_full(full_update(trainer, version=7)))
 
 
-@claim("engine", proves=Cap.WEIGHTS_FULL)
+@claim("engine", proves=Cap.WEIGHTS_FULL, track="any")
 def test_refused_full_weights_are_never_half_applied(bench: EngineBench) -> None:
     """After weights were refused the engine samples as before, under its old version, or refuses to sample until a
     whole sync has come; and that sync works.
@@ -125,14 +124,14 @@ def test_refused_full_weights_are_never_half_applied(bench: EngineBench) -> None
     check_recovers(bench, Cap.WEIGHTS_FULL, damaged_full(good), good, trained=trainer)
 
 
-@claim("engine", proves=Cap.SLEEP)
+@claim("engine", proves=Cap.SLEEP, track="any")
 def test_sleep_and_wake_give_the_same_samples(bench: EngineBench) -> None:
     """An engine that slept samples as before, from the weights that it had been given, under their version.
 
     If it fails: sleeping dropped weights, or brought back those of the checkpoint; sync again in `wake`, or keep them.
     """
     model, trainer = bench.fresh_model(), bench.fresh_model()
-    request = bench.request(model, sampling=bench.by_recipe(), **bench.storing_most())
+    request = bench.decided_request(model)
     with bench.engine(model, enable=Cap.SLEEP) as engine:
         if bench.native(Cap.WEIGHTS_FULL):
             perturb(trainer, seed=1)
@@ -144,11 +143,11 @@ def test_sleep_and_wake_give_the_same_samples(bench: EngineBench) -> None:
     versions = [track.policy_version[0] for track in (before, after)]
     assert versions[0] == versions[1], f"it slept at version {versions[0]} and woke at {versions[1]}"
     check_samples(bench, request, after, model=trainer, name="off after sleep")
-    moved = distance(after.latent.final, before.latent.final)
+    moved = bench.moved(after, before)
     bench.record("sleep changed", moved, bound=ROUNDING)
 
 
-@claim("engine", proves=Cap.SLEEP)
+@claim("engine", proves=Cap.SLEEP, track="any")
 def test_generating_asleep_is_refused(bench: EngineBench) -> None:
     """A request to a sleeping engine raises; it neither wakes by itself, which would take memory that training uses,
     nor samples from what is left. After `wake` it works.
@@ -156,7 +155,7 @@ def test_generating_asleep_is_refused(bench: EngineBench) -> None:
     If it fails: keep a flag and raise in `generate`.
     """
     model = bench.model()
-    request = bench.request(model)
+    request = bench.plain_request(model)
     with bench.engine(model, enable=Cap.SLEEP) as engine:
         engine.sleep()
         try:

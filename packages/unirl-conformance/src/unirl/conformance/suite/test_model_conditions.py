@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from unirl.conformance.benches.model import NEGATIVE, ModelBench, relative_gap
+from unirl.conformance.benches.latent_model import NEGATIVE, LatentModelBench
+from unirl.conformance.benches.model import relative_gap
 from unirl.conformance.claims import claim
-from unirl.conformance.verdicts import NotApplicable
 from unirl.conformance.workbench.requests import PROMPTS
-from unirl.core.capability import Cap, Support
-from unirl.core.data import MediaRef
-from unirl.core.errors import RecipeError
+from unirl.core.capability import Cap
 
 ENCODE_BOUND = 1e-5
 """fp32 matrix products sum in another order at another batch size: about 1e-6 through an encoder of a few layers."""
 
 
 @claim("model")
-def test_conditions_have_a_row_for_each_prompt(bench: ModelBench) -> None:
+def test_conditions_have_a_row_for_each_prompt(bench: LatentModelBench) -> None:
     """Every condition has one row per prompt, in their order, without gradient, and holds no number that is not finite.
 
     If it fails: look at what `encode` returns for three prompts; run it in `torch.no_grad`.
@@ -32,7 +29,7 @@ def test_conditions_have_a_row_for_each_prompt(bench: ModelBench) -> None:
 
 
 @claim("model")
-def test_prompts_are_told_apart(bench: ModelBench) -> None:
+def test_prompts_are_told_apart(bench: LatentModelBench) -> None:
     """Different prompts get different conditions, words late in a prompt included. A tokenizer that lost its vocabulary
     makes all prompts equal, and nothing else would say so.
 
@@ -48,7 +45,7 @@ def test_prompts_are_told_apart(bench: ModelBench) -> None:
 
 
 @claim("model")
-def test_equal_prompts_get_equal_conditions_whatever_stands_beside_them(bench: ModelBench) -> None:
+def test_equal_prompts_get_equal_conditions_whatever_stands_beside_them(bench: LatentModelBench) -> None:
     """A prompt's conditions depend on the prompt alone: not on its neighbours, not on its place. Otherwise a sample
     would depend on what else was in the batch, and a replay would not repeat it.
 
@@ -67,7 +64,7 @@ def test_equal_prompts_get_equal_conditions_whatever_stands_beside_them(bench: M
 
 
 @claim("model", proves=Cap.GUIDANCE)
-def test_negative_conditions_have_the_shapes_of_positive_ones(bench: ModelBench) -> None:
+def test_negative_conditions_have_the_shapes_of_positive_ones(bench: LatentModelBench) -> None:
     """The conditions of a negative prompt, the empty one included, have the names, shapes and dtypes of any other
     prompt's, so that guidance can run both in one forward.
 
@@ -78,21 +75,3 @@ def test_negative_conditions_have_the_shapes_of_positive_ones(bench: ModelBench)
         for prompt in ("", NEGATIVE, "many words " * 200):
             found = {name: (v.shape, v.dtype) for name, v in bench.encode(model, [prompt]).items()}
             assert found == positive, f"{prompt[:20]!r} gives {found}; {max(PROMPTS, key=len)!r} gives {positive}"
-
-
-@claim("model")
-def test_media_is_refused_where_it_is_not_promised(bench: ModelBench) -> None:
-    """A model that takes no images or videos as conditions says so when a prompt has one, instead of leaving it out.
-
-    If it fails: raise RecipeError, key `data`, from `encode` when any prompt has media.
-    """
-    if bench.spec.support(Cap.MEDIA_REFS) is Support.NATIVE:
-        raise NotApplicable(f"model {bench.spec.name!r} takes media")
-    media = (MediaRef(modality="image", role="subject", uri=str(bench.folder / "picture.png")),)
-    with bench.model() as model:
-        try:
-            model.encode(list(PROMPTS[:2]), sampling=bench.sampling(), media=[(), media])
-        except RecipeError as error:
-            assert str(error).startswith("data"), f"it is refused, but the message does not begin with `data`: {error}"
-        else:
-            pytest.fail("a prompt with an image was encoded as if it had none")

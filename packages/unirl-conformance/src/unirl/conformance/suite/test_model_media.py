@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.conformance.benches.model import ModelBench
+from unirl.conformance.benches.latent_model import LatentModelBench
 from unirl.conformance.claims import claim
 from unirl.core.config import LatentSamplingConfig
 from unirl.core.errors import RecipeError
@@ -15,7 +15,7 @@ from unirl.core.roles import DiffusionModel
 
 
 @claim("model")
-def test_schedule_falls_to_0_in_as_many_steps_as_asked(bench: ModelBench) -> None:
+def test_schedule_falls_to_0_in_as_many_steps_as_asked(bench: LatentModelBench) -> None:
     """The sigmas are fp32, one more than steps, fall strictly from at most 1 and end in 0, for any number of steps.
 
     If it fails: append the final 0 in `schedule`, compute in fp64 and round once, and read `sampling.steps`.
@@ -32,7 +32,7 @@ def test_schedule_falls_to_0_in_as_many_steps_as_asked(bench: ModelBench) -> Non
 
 
 @claim("model")
-def test_media_has_the_asked_size(bench: ModelBench) -> None:
+def test_media_has_the_asked_size(bench: LatentModelBench) -> None:
     """What is decoded has the height, width and frames that were asked for, oblong ones too, as fp32.
 
     If it fails: `latent_shape` and `decode` disagree: look for height and width swapped, and for the decoder's factor.
@@ -53,7 +53,7 @@ def test_media_has_the_asked_size(bench: ModelBench) -> None:
 
 
 @claim("model")
-def test_media_lies_between_0_and_1(bench: ModelBench) -> None:
+def test_media_lies_between_0_and_1(bench: LatentModelBench) -> None:
     """Pixels lie in [0, 1], also those of latents far from anything that was trained: rewards and trackers count on it.
 
     If it fails: clamp at the end of `decode`, after going from [-1, 1] to [0, 1].
@@ -67,7 +67,7 @@ def test_media_lies_between_0_and_1(bench: ModelBench) -> None:
 
 
 @claim("model")
-def test_sizes_that_do_not_fit_are_refused(bench: ModelBench) -> None:
+def test_sizes_that_do_not_fit_are_refused(bench: LatentModelBench) -> None:
     """A size that the model cannot make is refused with an error that names the key, before anything is sampled; it is
     never rounded to another one. What is not refused comes out in exactly that size.
 
@@ -86,7 +86,7 @@ def test_sizes_that_do_not_fit_are_refused(bench: ModelBench) -> None:
 
 
 @claim("model")
-def test_decoder_keeps_the_gradient(bench: ModelBench) -> None:
+def test_decoder_keeps_the_gradient(bench: LatentModelBench) -> None:
     """A gradient of the media reaches the latents, so that a reward which is differentiable can teach the sampler.
 
     If it fails: take `no_grad`, `.detach()`, `.data` and uint8 images out of `decode`; freezing the decoder's weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from unirl.conformance.benches.model import NEGATIVE, ModelBench
+from unirl.conformance.benches.latent_model import NEGATIVE, LatentModelBench
 from unirl.conformance.claims import claim
 from unirl.conformance.workbench.requests import PROMPTS
 from unirl.core.capability import Cap
@@ -22,7 +22,7 @@ STEPS = 4
 
 
 @claim("model", proves=Cap.LATENT_STAGE)
-def test_schedule_is_that_of_the_reference_pipeline(bench: ModelBench) -> None:
+def test_schedule_is_that_of_the_reference_pipeline(bench: LatentModelBench) -> None:
     """The model asks for the very sigmas that its reference pipeline runs with, for few steps and for many.
 
     If it fails: print both. A schedule that is shifted twice, or ends at the smallest training sigma, is diffusers'
@@ -39,7 +39,7 @@ def test_schedule_is_that_of_the_reference_pipeline(bench: ModelBench) -> None:
 
 
 @claim("model", proves=Cap.LATENT_STAGE)
-def test_final_latents_are_those_of_the_reference_pipeline(bench: ModelBench) -> None:
+def test_final_latents_are_those_of_the_reference_pipeline(bench: LatentModelBench) -> None:
     """From the same prompts, initial latents and sigmas, without noise and guidance, the model ends where its
     reference pipeline ends: encoders, velocity and their order are right.
 
@@ -50,7 +50,7 @@ def test_final_latents_are_those_of_the_reference_pipeline(bench: ModelBench) ->
 
 
 @claim("model", proves=Cap.GUIDANCE)
-def test_guided_latents_are_those_of_the_reference_pipeline(bench: ModelBench) -> None:
+def test_guided_latents_are_those_of_the_reference_pipeline(bench: LatentModelBench) -> None:
     """The same with guidance and a negative prompt.
 
     If it fails while the claim without guidance holds: compare the conditions of the negative prompt with the
@@ -60,7 +60,7 @@ def test_guided_latents_are_those_of_the_reference_pipeline(bench: ModelBench) -
     _compare(bench, scale=4.5)
 
 
-def _compare(bench: ModelBench, *, scale: float) -> None:
+def _compare(bench: LatentModelBench, *, scale: float) -> None:
     negative = NEGATIVE if scale != 1.0 else ""
     settings = {"steps": STEPS, "guidance_scale": scale, "negative_prompt": negative, "kernel": "euler", "eta": 0.0}
     sampling = bench.sampling(**settings)
@@ -75,7 +75,13 @@ def _compare(bench: ModelBench, *, scale: float) -> None:
 
 
 def _final(
-    bench: ModelBench, model: DiffusionModel, wanted: ReferenceRun, initial: torch.Tensor, *, scale: float, mode: str
+    bench: LatentModelBench,
+    model: DiffusionModel,
+    wanted: ReferenceRun,
+    initial: torch.Tensor,
+    *,
+    scale: float,
+    mode: str,
 ) -> torch.Tensor:
     """Final latents at the pipeline's own sigmas: whether they are the model's too is another claim."""
     guidance = guidance_of(scale=scale, mode=mode, latent_rank=initial.ndim)

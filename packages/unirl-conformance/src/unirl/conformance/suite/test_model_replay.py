@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from unirl.conformance.benches.latent_model import LatentModelBench
 from unirl.conformance.benches.model import ModelBench
 from unirl.conformance.claims import claim
 from unirl.core.capability import Cap
-from unirl.core.roles import DiffusionModel
+from unirl.core.roles import Model
 from unirl.core.track import Track
 
 STACKED_BOUND = 1e-5
@@ -18,7 +19,7 @@ GRADIENT_BOUND = 1e-4
 
 
 @claim("model")
-def test_own_sample_replays_at_ratio_1(bench: ModelBench) -> None:
+def test_own_sample_replays_at_ratio_1(bench: LatentModelBench) -> None:
     """Replaying a rollout with the weights that made it gives its log-probs again, bit for bit, at the rollout's
     batch and with gradients on: the ratio of the first update is exactly 1.
 
@@ -36,7 +37,7 @@ def test_own_sample_replays_at_ratio_1(bench: ModelBench) -> None:
 
 
 @claim("model")
-def test_stacked_replay_agrees_with_the_rollout(bench: ModelBench) -> None:
+def test_stacked_replay_agrees_with_the_rollout(bench: LatentModelBench) -> None:
     """Replaying all steps in one forward, each row at another sigma, gives the rollout's log-probs to fp32 rounding:
     that is how training replays by default, because it is faster.
 
@@ -52,7 +53,7 @@ def test_stacked_replay_agrees_with_the_rollout(bench: ModelBench) -> None:
     bench.record("log-prob gap", float(gap), bound=STACKED_BOUND)
 
 
-@claim("model")
+@claim("model", track="any")
 def test_gradient_is_the_same_row_by_row(bench: ModelBench) -> None:
     """The gradient of a replayed batch is the sum of those of its rows, to fp32 rounding: the size of a micro-batch
     is a matter of memory alone.
@@ -71,18 +72,17 @@ def test_gradient_is_the_same_row_by_row(bench: ModelBench) -> None:
     bench.record("relative gap in norm", difference / norm, bound=GRADIENT_BOUND)
 
 
-@claim("model", proves=Cap.LORA)
+@claim("model", proves=Cap.LORA, track="any")
 def test_gradient_reaches_every_layer_that_lora_adapts(bench: ModelBench) -> None:
-    """Each layer that `lora_targets` match gets a gradient from the velocity, so no adapter is trained for nothing.
+    """Each layer that `lora_targets` match gets a gradient from the velocity, or from the log-probs of a text, so no
+    adapter is trained for nothing.
     Layers of which the model drops the output are named in `tiny.idle_layers`, and get none.
 
     If it fails: look for a `detach` or `no_grad` on the way, for layers that this configuration never calls, and for a
     wrong name in `tiny.idle_layers`.
     """
     model = bench.learner()
-    x, sigma, conditions = bench.inputs(model)
-    velocity = model.velocity(x, sigma, conditions)
-    (velocity * bench.latents(model, len(x), seed=8)).sum().backward()
+    bench.answer(model).backward()
     layers = {name for names in bench.lora_layers(model.trainable).values() for name in names}
     unreached = {name for name in layers if not _is_reached(model.trainable.get_submodule(name))}
     promised = set(bench.tiny.idle_layers)
@@ -93,7 +93,7 @@ def test_gradient_reaches_every_layer_that_lora_adapts(bench: ModelBench) -> Non
     assert not wrong, f"`tiny.idle_layers` names {wrong[0]!r}, which is no layer without a gradient"
 
 
-def _gradients(bench: ModelBench, model: DiffusionModel, pieces: list[Track]) -> dict[str, Tensor]:
+def _gradients(bench: ModelBench, model: Model, pieces: list[Track]) -> dict[str, Tensor]:
     """Of the weighted sum of all log-probs, added up over the pieces. A sample weighs the same in any piece."""
     params = {name: param for name, param in model.trainable.named_parameters() if param.requires_grad}
     for param in params.values():

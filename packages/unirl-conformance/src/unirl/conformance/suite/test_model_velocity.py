@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from unirl.conformance.benches.model import ModelBench, relative_gap
+from unirl.conformance.benches.latent_model import LatentModelBench
+from unirl.conformance.benches.model import relative_gap
 from unirl.conformance.claims import claim
 from unirl.conformance.workbench.requests import PROMPTS
 
@@ -15,7 +16,7 @@ SMALL = 1e-3
 
 
 @claim("model")
-def test_velocity_is_fp32_of_the_shape_of_x(bench: ModelBench) -> None:
+def test_velocity_is_fp32_of_the_shape_of_x(bench: LatentModelBench) -> None:
     """The velocity has the shape of x, in fp32 whatever the weights are in, and is finite: sampler and log-prob are
     fp32.
 
@@ -30,7 +31,7 @@ def test_velocity_is_fp32_of_the_shape_of_x(bench: ModelBench) -> None:
 
 
 @claim("model")
-def test_velocity_depends_on_every_element_of_x(bench: ModelBench) -> None:
+def test_velocity_depends_on_every_element_of_x(bench: LatentModelBench) -> None:
     """The velocity changes when x does, wherever in x: in each channel, and in the last corner as in the first.
 
     If it fails: look for a crop, a cached x, or channels that never reach the network.
@@ -48,7 +49,7 @@ def test_velocity_depends_on_every_element_of_x(bench: ModelBench) -> None:
 
 
 @claim("model")
-def test_velocity_follows_sigma_without_rounding(bench: ModelBench) -> None:
+def test_velocity_follows_sigma_without_rounding(bench: LatentModelBench) -> None:
     """The velocity changes with the noise level, also by as little as 0.001. A timestep that passes through bf16
     moves in steps of 2 of 1000: the sampler then asks at one sigma and the model answers for another.
 
@@ -65,7 +66,7 @@ def test_velocity_follows_sigma_without_rounding(bench: ModelBench) -> None:
 
 
 @claim("model")
-def test_velocity_follows_every_condition(bench: ModelBench) -> None:
+def test_velocity_follows_every_condition(bench: LatentModelBench) -> None:
     """Each of the conditions that `encode` gives matters to the velocity: one that is dropped on the way makes a
     model that hears half the prompt.
 
@@ -90,7 +91,7 @@ def test_velocity_follows_every_condition(bench: ModelBench) -> None:
 
 
 @claim("model")
-def test_rows_of_a_batch_do_not_meet(bench: ModelBench) -> None:
+def test_rows_of_a_batch_do_not_meet(bench: LatentModelBench) -> None:
     """The velocity of a row is the same alone and in a batch, to fp32 rounding, so a micro-batch changes no gradient
     and a forward batch no sample.
 

@@ -1,19 +1,28 @@
-"""Requests for trials: prompts in groups, with the noise recipe, sigmas and SDE steps that a run would send."""
+"""Requests for trials: prompts in groups, with the noise recipe, sigmas, SDE steps or seeds that a run would send."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from torch import Tensor
-from unirl.core.config import LatentSamplingConfig
+from unirl.core.config import LatentSamplingConfig, TextSamplingConfig
+from unirl.core.data import Prompt
 from unirl.core.request import Request
-from unirl.core.roles import DiffusionModel
+from unirl.core.requests import build_request
+from unirl.core.roles import Algorithm, DiffusionModel, TextModel
 from unirl.numerics.latent_request import plan_latents
 
-__all__ = ["PROMPTS", "make_request"]
+__all__ = ["PROMPTS", "make_request", "make_text_request", "numbered"]
 
 PROMPTS = ("a red ring on the left", "two blue squares", "a dog")
 """Of different lengths."""
+
+
+def numbered(prompts: Sequence[str]) -> list[Prompt]:
+    """As a prompt file holds them: `p0`, `p1`, ... with their number as metadata."""
+    return [Prompt(prompt_id=f"p{n}", text=text, metadata={"number": n}) for n, text in enumerate(prompts)]
 
 
 def make_request(
@@ -32,8 +41,6 @@ def make_request(
 
     sigmas: track -> another schedule than the model's.
     """
-    import dataclasses
-
     groups = [number for number in range(len(prompts)) for _ in range(samples_per_prompt)]
     group_ids = tuple(f"r{rollout}/p{group}" for group in groups)
     sample_ids = tuple(f"{group}/{row % samples_per_prompt}" for row, group in enumerate(group_ids))
@@ -57,6 +64,29 @@ def make_request(
         metadata=tuple({"number": group} for group in groups),
         media=tuple(() for _ in groups),
         tracks={name: dataclasses.replace(track, trajectory=trajectory) for name, track in tracks.items()},
+        seed=seed,
+        rollout=rollout,
+        policy_version=policy_version,
+    )
+
+
+def make_text_request(
+    model: TextModel,
+    sampling: Mapping[str, TextSamplingConfig],
+    *,
+    prompts: Sequence[str] = PROMPTS[:2],
+    samples_per_prompt: int = 3,
+    seed: int = 11,
+    rollout: int = 5,
+    policy_version: int = 0,
+) -> Request:
+    """The same for text tracks, as a run makes it; no algorithm has a say in those."""
+    return build_request(
+        numbered(prompts),
+        samples_per_prompt=samples_per_prompt,
+        sampling=sampling,
+        model=model,
+        algorithm=cast("Algorithm", None),
         seed=seed,
         rollout=rollout,
         policy_version=policy_version,

@@ -1,14 +1,15 @@
-"""Rollouts made by the shared denoise loop, for claims about parts that are no engine."""
+"""Rollouts made by the shared loops over steps and tokens, for claims about parts that are no engine."""
 
 from __future__ import annotations
 
 import torch
 from unirl.core.request import Request
-from unirl.core.roles import DiffusionModel
+from unirl.core.roles import DiffusionModel, TextModel
 from unirl.core.track import Conditions, Track
 from unirl.numerics.latent_rollout import latent_track, sample_latents
+from unirl.numerics.text_rollout import generate_text, text_track, visible_texts
 
-__all__ = ["sample_track"]
+__all__ = ["sample_text", "sample_track"]
 
 
 def sample_track(model: DiffusionModel, request: Request, name: str) -> Track:
@@ -32,6 +33,14 @@ def sample_track(model: DiffusionModel, request: Request, name: str) -> Track:
     return latent_track(
         request, name, sampled=sampled, conditions=conditions, media=media, version=request.policy_version
     )
+
+
+def sample_text(model: TextModel, request: Request, name: str) -> Track:
+    """One text track of a request, generated with the model as it is."""
+    wanted = request.text(name)
+    generated = generate_text(model, wanted)
+    texts = visible_texts(model, generated.tokens, wanted.sampling)
+    return text_track(request, name, generated=generated, texts=texts, version=request.policy_version)
 
 
 def _conditions(

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from unirl.core.roles import DiffusionModel, WeightUpdate
+from unirl.core.roles import Model, WeightUpdate
 from unirl.core.spec import ModelSpec
 from unirl.core.weights import checksum
 
@@ -16,7 +16,7 @@ __all__ = ["full_update", "lora_layers", "lora_update", "perturb", "update_of", 
 RANK = 2
 
 
-def perturb(model: DiffusionModel, *, seed: int) -> None:
+def perturb(model: Model, *, seed: int) -> None:
     """Move every weight of the trained module by noise of a fifth of its spread, in place."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -32,13 +32,13 @@ def update_of(
     return WeightUpdate(version=version, tensors=tensors, kind=kind, adapter_scale=scale, checksum=checksum(tensors))
 
 
-def full_update(model: DiffusionModel, *, version: int, kind: Literal["full", "merged"] = "full") -> WeightUpdate:
+def full_update(model: Model, *, version: int, kind: Literal["full", "merged"] = "full") -> WeightUpdate:
     """All weights of the trained module by their names, as copies."""
     tensors = {name: weight.detach().clone() for name, weight in model.trainable.named_parameters()}
     return update_of(tensors, version=version, kind=kind)
 
 
-def lora_layers(model: DiffusionModel, spec: ModelSpec) -> dict[str, nn.Linear]:
+def lora_layers(model: Model, spec: ModelSpec) -> dict[str, nn.Linear]:
     """The linear layers whose names end as the spec's `lora_targets`, by name."""
     found = {
         name: part
@@ -51,7 +51,7 @@ def lora_layers(model: DiffusionModel, spec: ModelSpec) -> dict[str, nn.Linear]:
 
 
 def lora_update(
-    model: DiffusionModel, spec: ModelSpec, *, version: int, seed: int, scale: float
+    model: Model, spec: ModelSpec, *, version: int, seed: int, scale: float
 ) -> tuple[WeightUpdate, dict[str, Tensor]]:
     """A random adapter for every layer that LoRA adapts, named as peft names it inside the trained module, and what it
     adds to each layer's weight: scale B A."""
@@ -68,7 +68,7 @@ def lora_update(
     return update_of(tensors, version=version, kind="lora", scale=scale), added
 
 
-def with_adapter(model: DiffusionModel, added: Mapping[str, Tensor]) -> DiffusionModel:
+def with_adapter(model: Model, added: Mapping[str, Tensor]) -> Model:
     """The same model with these additions to the weights of its layers, in place."""
     with torch.no_grad():
         for name, delta in added.items():

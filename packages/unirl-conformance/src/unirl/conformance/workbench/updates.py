@@ -20,7 +20,9 @@ class PlainUpdater:
     gradient_reduction: Literal["mean", "sum"] = "sum"
     num_ranks = 1
 
-    def __init__(self, module: torch.nn.Module, *, lr: float = 0.0) -> None:
+    def __init__(self, module: torch.nn.Module, *, lr: float = 0.0, length: float | None = None) -> None:
+        """length: of every step, in place of a learning rate."""
+        self._length = length
         self._params = {name: param for name, param in module.named_parameters() if param.requires_grad}
         self._lr = lr
         self.device = next(iter(self._params.values())).device
@@ -40,11 +42,12 @@ class PlainUpdater:
             name: torch.zeros_like(param) if param.grad is None else param.grad.detach().clone()
             for name, param in self._params.items()
         }
-        with torch.no_grad():
-            for name, param in self._params.items():
-                param.sub_(self._lr * self.gradients[name])
         squares = sum(float(grad.double().square().sum()) for grad in self.gradients.values())
         count = sum(grad.numel() for grad in self.gradients.values())
+        lr = self._lr if self._length is None else self._length / max(squares**0.5, 1e-30)
+        with torch.no_grad():
+            for name, param in self._params.items():
+                param.sub_(lr * self.gradients[name])
         return StepReport(grad_norm=squares**0.5, grad_rms=(squares / count) ** 0.5)
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:

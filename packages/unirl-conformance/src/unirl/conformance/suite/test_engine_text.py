@@ -1,0 +1,212 @@
+"""What comes back of a request for text: its samples, their tokens and words, and how each of them ended."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import torch
+from unirl.conformance.benches.text_engine import TextEngineBench
+from unirl.conformance.claims import claim
+from unirl.core.capability import Cap
+from unirl.core.request import Request
+from unirl.core.roles import TextModel
+from unirl.core.rollout import verify_echo
+from unirl.core.track import Status, Track
+
+MIXED = (0, 3, 1, 4, 2, 5)
+"""Rows of a request so that its groups take turns."""
+LONG: dict[str, Any] = {"max_new_tokens": 12}
+"""Long enough that a text with a stop in it is seen to end at it."""
+
+
+@claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
+def test_every_text_comes_back_with_its_lineage(bench: TextEngineBench) -> None:
+    """Every text that was asked for comes back once, in the order of the request, with its ids, group, prompt, metadata
+    and parent, and at weight 1; its tokens go on from the prompt tokens of the request, bit for bit, at the temperature
+    of the request, and both are echoed.
+
+    The request's groups take turns, so an engine that sorts by prompt and forgets to sort back is caught.
+
+    If it fails: carry the fields of the request over row by row, see `unirl.numerics.text_rollout.text_track`; send
+    token ids to the engine, never text that it tokenizes again.
+    """
+    model = bench.model()
+    request = bench.request(model, sampling={"temperature": 0.7}).select(MIXED)
+    with bench.engine(model) as engine:
+        request = dataclasses.replace(request, policy_version=engine.version)
+        rollout = engine.generate(request)
+    assert set(rollout.tracks) == {bench.track}, f"{bench.track!r} was asked for, {sorted(rollout.tracks)} came back"
+    track = rollout.tracks[bench.track]
+    wanted = {
+        "sample_ids": request.sample_ids,
+        "group_ids": request.group_ids,
+        "parent_track": None,
+        "parent_ids": request.prompt_ids,
+        "prompts": request.prompts,
+        "metadata": tuple(dict(one) for one in request.metadata),
+    }
+    for name, value in wanted.items():
+        found = getattr(track, name)
+        found = tuple(dict(one) for one in found) if name == "metadata" else found
+        assert found == value, f"{name}: the request says {value}, the track has {found}"
+    assert track.weights.tolist() == [1.0] * request.num_rows, f"weights are {track.weights.tolist()}, 1 is wanted"
+    verify_echo(request, rollout)
+
+
+@claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
+def test_texts_are_the_words_of_their_tokens(bench: TextEngineBench) -> None:
+    """Tokens are int64 of the model's own, and the text that rewards see is what they say, row by row, without special
+    tokens.
+
+    If it fails: keep the token ids that the engine drew, and decode those with the model's `texts`.
+    """
+    _, track = bench.generate(sampling=LONG)
+    for tokens in track.text.tokens:
+        assert tokens.dtype == torch.int64 and tokens.ndim == 1, f"tokens are {tokens.dtype} {list(tokens.shape)}"
+    said = bench.model().texts([tokens.cpu() for tokens in track.text.tokens])
+    assert track.texts is not None, "no texts came back"
+    for sample, found, wanted in zip(track.sample_ids, track.texts, said, strict=True):
+        assert found == wanted, f"the tokens of {sample!r} say {wanted!r}; its text is {found!r}"
+
+
+@claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
+def test_a_text_that_reaches_its_limit_is_truncated(bench: TextEngineBench) -> None:
+    """No text is longer than `max_new_tokens`; one that was stopped by it is `TRUNCATED` and just as long, one that
+    ended by itself is `COMPLETED`, also where its last token is the last that it may have.
+
+    If it fails: compare the last token with the request's stop tokens; look for a limit of the engine's own, as its
+    context length.
+    """
+    for longest in (1, 5):
+        # A third of all tokens end a text, so that both ends are there.
+        request, track = bench.generate(sampling={"max_new_tokens": longest, "stop_token_ids": _third(bench)})
+        _check_ends(bench, request, track)
+        states = Counter(track.status)
+        bench.record(f"truncated of {track.num_rows} at {longest}", states[Status.TRUNCATED])
+
+
+@claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
+def test_stop_tokens_end_a_text(bench: TextEngineBench) -> None:
+    """A text ends with the first stop token of the request, the model's own and those of `stop_token_ids`, which is its
+    last token and is trained on; nothing follows it.
+
+    If it fails: hand `stop_tokens` of the request to the engine, and keep the token that ended a text: engines drop it
+    unless they are told otherwise.
+    """
+    model = bench.model()
+    request = bench.request(model, sampling={**LONG, "stop_token_ids": _third(bench)})
+    with bench.engine(model) as engine:
+        track = bench.sample(engine, request)
+        _check_ends(bench, request, track)
+        ended = sum(status is Status.COMPLETED for status in track.status)
+        assert ended, "a third of all tokens end a text, and none of six texts ended"
+        # The model's own alone: those that the engine does not know from elsewhere.
+        own = bench.with_text(request, stop_tokens=tuple(_third(bench)))
+        _check_ends(bench, own, bench.sample(engine, own))
+
+
+@claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
+def test_stop_strings_end_a_text_and_are_not_seen(bench: TextEngineBench) -> None:
+    """A text ends with the token that completes a stop string, and is `COMPLETED`. The tokens of the string stay, for
+    they were drawn and are trained on; the text that rewards see ends before it.
+
+    If it fails: look for the string in the text so far, not in the newest token alone, and cut the text, not the
+    tokens.
+    """
+    model = bench.model()
+    _, free = bench.generate(sampling=LONG)
+    assert free.texts is not None
+    # Letters that the model likes, so that many texts have one wherever the engine takes its chance from.
+    letters = Counter(letter for text in free.texts for letter in text if letter.isprintable() and letter != "\ufffd")
+    stops = [letter for letter, _ in letters.most_common(8)]
+    assert stops, f"six texts have not a single letter: {free.texts}"
+    request, track = bench.generate(sampling={**LONG, "stop": stops}, samples_per_prompt=12)
+    assert track.texts is not None
+    ended = 0
+    rows = zip(track.sample_ids, track.text.tokens, track.texts, track.status, strict=True)
+    for sample, tokens, seen, status in rows:
+        whole, before = model.texts([tokens.cpu(), tokens[:-1].cpu()])
+        early = [stop for stop in stops if stop in before]
+        assert not early, f"{sample!r} went on after the stop string {early[0]!r}: {whole!r}"
+        hidden = [stop for stop in stops if stop in seen]
+        assert not hidden, f"the text of {sample!r} shows the stop string {hidden[0]!r}: {seen!r}"
+        if any(stop in whole for stop in stops):
+            ended += 1
+            assert status is Status.COMPLETED, f"{sample!r} ended with a stop string, and is {status.name}"
+            cut = min(whole.find(stop) for stop in stops if stop in whole)
+            assert seen == whole[:cut], f"{sample!r} says {whole!r}, and its text is {seen!r}"
+        else:
+            assert seen == whole, f"{sample!r} says {whole!r}, and its text is {seen!r}"
+    bench.record(f"texts of {request.num_rows} that a stop string ended", ended)
+    assert ended, f"none of {request.num_rows} texts had one of {stops}"
+
+
+@claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
+def test_texts_of_a_group_differ(bench: TextEngineBench) -> None:
+    """The samples of a prompt are drawn apart: a group of equal texts has nothing to compare.
+
+    If it fails: give every sample a seed of its own, `seeds` of the request; an engine that is given one seed for a
+    prompt with n samples may draw one text n times.
+    """
+    _, track = bench.generate(sampling=LONG)
+    for group, rows in track.groups().items():
+        distinct = {tuple(track.text.tokens[row].tolist()) for row in rows}
+        assert len(distinct) > 1, f"all {len(rows)} texts of {group!r} are one"
+
+
+@claim("engine", proves=(Cap.STEP_NOISE, Cap.TEXT_ROLLOUT), track="text")
+def test_the_same_seeds_give_the_same_texts(bench: TextEngineBench) -> None:
+    """An engine that draws from the request's recipe gives each sample the text of its seed: in one piece, in pieces of
+    any size (groups cut in two as well), in another order, sent again, and to a new engine; another rollout or seed
+    gives others. Resumed runs, retries and any number of ranks rest on it.
+
+    If it fails: draw by `seeds` of the request, number k of a stream for token k, and let nothing look at the place of
+    a row or at what was generated before.
+    """
+    model = bench.model()
+    request, whole = bench.generate(sampling=LONG)
+    with bench.engine(model) as engine:
+        pieces = [bench.sample(engine, piece) for piece in request.split([2, 3, 1])]
+        backwards = bench.sample(engine, request.select(range(request.num_rows - 1, -1, -1)))
+        others = {
+            name: bench.sample(engine, bench.request(model, sampling=LONG, **{name: number}))
+            for name, number in (("rollout", 6), ("seed", 12))
+        }
+        again = bench.sample(engine, request)
+    joined = type(whole).concat(pieces)
+    assert joined.sample_ids == request.sample_ids
+    ordered = backwards.select(range(request.num_rows - 1, -1, -1))
+    for how, track in (("in pieces", joined), ("in another order", ordered), ("sent again", again)):
+        bench.record(f"share of texts that differ {how}", bench.moved(track, whole), bound=0.0)
+    for name, track in others.items():
+        assert bench.moved(track, whole) > 0.5, f"another {name} gives the same texts"
+
+
+def _third(bench: TextEngineBench) -> list[int]:
+    """Every third token of the model, as many as have an id below 256."""
+    return list(range(1, min(256, _vocabulary(bench.model())), 3))
+
+
+def _vocabulary(model: TextModel) -> int:
+    start = torch.tensor([[model.stop_tokens[0]]], device=model.device)
+    mask = torch.ones_like(start, dtype=torch.bool)
+    return model.next_logits(start, positions=torch.zeros_like(start), attention_mask=mask, cache=None)[0].shape[1]
+
+
+def _check_ends(bench: TextEngineBench, request: Request, track: Track) -> None:
+    """Every text ends at its first stop token, COMPLETED, or at the limit, TRUNCATED."""
+    wanted = request.text(bench.track)
+    stops, longest = set(wanted.stop_tokens), wanted.sampling.max_new_tokens
+    for sample, tokens, status in zip(track.sample_ids, track.text.tokens, track.status, strict=True):
+        row = tokens.tolist()
+        assert 1 <= len(row) <= longest, f"{sample!r} has {len(row)} tokens, 1 to {longest} were asked for"
+        early = [place for place, token in enumerate(row[:-1]) if token in stops]
+        assert not early, f"{sample!r} goes on after a stop token at place {early[0]} of {len(row)}"
+        is_stopped = row[-1] in stops
+        assert is_stopped or len(row) == longest, (
+            f"{sample!r} ends after {len(row)} of {longest} tokens without a stop token: was the last one dropped?"
+        )
+        expected = Status.COMPLETED if is_stopped else Status.TRUNCATED
+        assert status is expected, f"{sample!r} is {status.name}, its last token says {expected.name}"

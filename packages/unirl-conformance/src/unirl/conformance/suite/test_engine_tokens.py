@@ -1,0 +1,151 @@
+"""From which distribution an engine draws its tokens, and what it says of their log-probs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from unirl.conformance.benches.text_engine import TextEngineBench
+from unirl.conformance.claims import claim
+from unirl.conformance.verdicts import NotApplicable
+from unirl.core.capability import Cap
+from unirl.core.request import Request
+from unirl.core.track import Track
+from unirl.numerics.text_replay import per_token, replay_text
+
+DRAWS = 160
+"""Samples of a prompt from which a distribution is told."""
+SIGMAS = 5.0
+"""Standard errors that chance may move a mean by: it does so once in two million times."""
+
+
+@claim("engine", proves=(Cap.LOG_PROBS_TOKEN, Cap.TEXT_ROLLOUT), track="text")
+def test_log_probs_are_those_of_the_model_at_the_temperature(bench: TextEngineBench) -> None:
+    """The log-prob that comes with every token is the one that training computes for it: over all tokens, at the
+    temperature that was asked for, one for each, the last one included.
+
+    If it fails: most engines give log-probs at temperature 1, or after top_p and top_k; ask for those of the logits
+    that were sampled, before anything is cut off.
+    """
+    for temperature in (1.0, 0.6):
+        _, track = bench.generate(sampling={"temperature": temperature, "max_new_tokens": 12})
+        found = bench.log_probs(track)
+        shapes = [(value.dtype, len(value)) for value in found]
+        wanted = [(torch.float32, length) for length in track.text.lengths]
+        assert shapes == wanted, f"log-probs are {shapes}; {wanted} is wanted"
+        with torch.no_grad():
+            replayed = replay_text(bench.model(), track.text, packing=False, with_entropy=False)
+        gap = (replayed.log_probs.cpu() - per_token(track.text, "log_probs").cpu()).abs()[replayed.valid.cpu()]
+        bench.record_gap(f"log-prob gap at {temperature:g}", gap)
+
+
+@claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
+def test_tokens_are_drawn_at_the_temperature(bench: TextEngineBench) -> None:
+    """First tokens are distributed as softmax(logits / temperature) says: over many samples their mean log-prob under
+    that distribution is its negative entropy, within five standard errors.
+
+    If it fails: the engine samples at another temperature, from fewer tokens (a default top_k or top_p of the
+    checkpoint's generation_config.json), or with a penalty of its own.
+    """
+    for temperature in (0.5, 2.0):
+        request, track = _first_tokens(bench, temperature=temperature)
+        scores = _scores(bench, request, temperature=temperature)
+        drawn = scores.gather(1, _tokens(track)[:, None]).squeeze(1)
+        chances = scores.exp()
+        means = (chances * scores.nan_to_num(neginf=0.0)).sum(dim=1)
+        variances = (chances * (scores - means[:, None]).square()).sum(dim=1)
+        off = float((drawn - means).sum() / variances.sum().sqrt())
+        bench.record(f"standard errors off at {temperature:g}", off, bound=SIGMAS)
+
+
+@claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
+def test_temperature_0_takes_the_likeliest_token(bench: TextEngineBench) -> None:
+    """At temperature 0 every token is the likeliest one after what stands before it, and its log-prob that of the plain
+    logits: evaluation means the same everywhere.
+
+    If it fails: look for a temperature that is raised to a smallest value, or for log-probs of the greedy choice, which
+    are all 0.
+    """
+    model = bench.model()
+    request = bench.decided_request(model)
+    with bench.engine(model) as engine:
+        track = bench.sample(engine, request)
+    bench.check_made_by(model, request, track, name="off the likeliest token")
+
+
+@claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
+def test_top_k_and_top_p_leave_the_likeliest_tokens(bench: TextEngineBench) -> None:
+    """With `top_k` tokens come from the k likeliest, with `top_p` from the likeliest that reach this probability, and
+    from several of them.
+
+    If it fails: hand both on to the engine; of a nucleus, the token that reaches `top_p` belongs to it.
+    """
+    settings: dict[str, dict[str, Any]] = {"top_k 3": {"top_k": 3}, "top_p 0.4": {"top_p": 0.4}}
+    for name, setting in settings.items():
+        request, track = _first_tokens(bench, temperature=1.0, **setting)
+        scores = _scores(bench, request, temperature=1.0)
+        ranked, order = scores.sort(dim=1, descending=True)
+        before = ranked.exp().cumsum(dim=1) - ranked.exp()
+        # Rounding decides for a token whose mass before it is the bound to six digits.
+        kept = before < setting.get("top_p", 1.0) + 1e-6
+        kept[:, setting.get("top_k", kept.shape[1]) :] = False
+        allowed = torch.zeros_like(kept).scatter(1, order, kept)
+        drawn = _tokens(track)
+        outside = int((~allowed.gather(1, drawn[:, None])).sum())
+        assert not outside, f"{name}: {outside} of {len(drawn)} tokens are not of the likeliest"
+        bench.record(f"distinct tokens, {name}", len(drawn.unique()))
+        assert len(drawn.unique()) > 2, f"{name}: only {len(drawn.unique())} different tokens came for two prompts"
+
+
+@claim("engine", proves=(Cap.LOG_PROBS_TOKEN, Cap.TEXT_ROLLOUT), track="text")
+def test_log_probs_are_over_all_tokens_whatever_is_left_out(bench: TextEngineBench) -> None:
+    """With `top_k` a log-prob still is that of the whole distribution: one over the tokens that are left would be
+    another policy's.
+
+    If it fails: take log-probs from the logits before they are cut off.
+    """
+    request, track = _first_tokens(bench, temperature=1.0, top_k=3)
+    expected = _scores(bench, request, temperature=1.0).gather(1, _tokens(track)[:, None]).squeeze(1)
+    found = torch.cat(list(bench.log_probs(track))).cpu()
+    bench.record_gap("log-prob gap", (found - expected).abs())
+
+
+@claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
+def test_prompts_are_read_as_tokens(bench: TextEngineBench) -> None:
+    """The engine goes on from the prompt tokens of the request, whatever the prompt's words are: with the tokens of
+    another prompt under the same words, the likeliest text is that of the tokens.
+
+    If it fails: send token ids; a server that tokenizes the words again may put its own template around them.
+    """
+    model = bench.model()
+    request = bench.decided_request(model)
+    tokens = request.text(bench.track).prompt_tokens
+    # The first prompt's tokens, less one in the middle, under the words of all prompts.
+    cut = torch.cat([tokens[0][: len(tokens[0]) // 2], tokens[0][len(tokens[0]) // 2 + 1 :]])
+    if not len(cut):
+        raise NotApplicable("the prompts of the miniature have a single token")
+    request = bench.with_text(request, prompt_tokens=(cut,) * request.num_rows)
+    with bench.engine(model) as engine:
+        track = bench.sample(engine, request)
+    bench.check_made_by(model, request, track, name="off the text of these tokens")
+
+
+def _first_tokens(bench: TextEngineBench, **sampling: Any) -> tuple[Request, Track]:
+    """Texts of one token."""
+    return bench.generate(sampling={"max_new_tokens": 1, **sampling}, samples_per_prompt=DRAWS)
+
+
+def _tokens(track: Track) -> Tensor:
+    return torch.cat([tokens[:1].cpu() for tokens in track.text.tokens])
+
+
+def _scores(bench: TextEngineBench, request: Request, *, temperature: float) -> Tensor:
+    """[N, V] log-probs of the first token of each row, by the model, on the CPU."""
+    prompts = request.text(bench.track).prompt_tokens
+    distinct = list({tuple(prompt.tolist()): prompt for prompt in prompts}.values())
+    nothing = torch.zeros(1, dtype=torch.int64)
+    logits = bench.logits(bench.model(), distinct, [nothing] * len(distinct)).cpu()
+    row = {tuple(prompt.tolist()): number for number, prompt in enumerate(distinct)}
+    index = torch.tensor([row[tuple(prompt.tolist())] for prompt in prompts])
+    return torch.log_softmax(logits.double() / temperature, dim=1)[index]

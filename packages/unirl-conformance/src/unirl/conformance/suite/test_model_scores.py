@@ -1,0 +1,150 @@
+"""Log-probs of a text: one function, whether tokens are scored or generated, padded, packed, alone or with a cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from unirl.conformance.benches.text_model import SCORE, TextModelBench
+from unirl.conformance.claims import claim
+from unirl.conformance.verdicts import NotApplicable
+from unirl.core.capability import Cap
+from unirl.core.roles import TextModel
+from unirl.numerics.text_replay import per_token
+from unirl.numerics.token_batches import pack_batch, pad_batch
+
+TEMPERATURES = (0.6, 1.7)
+"""Neither of them 1, at which a temperature that is left out does not show."""
+
+
+@claim("model", proves=Cap.TEXT_STAGE, track="text")
+def test_scores_are_the_log_softmax_of_the_plain_logits(bench: TextModelBench) -> None:
+    """`score` gives log softmax(logits / temperature) at each token that followed, with the logits that `next_logits`
+    gives after the text before it, and the entropy of that distribution, both in fp32.
+
+    If it fails: take the logits at the place before each target, divide them by the temperature before the softmax, and
+    compute both in fp32 whatever the weights are in.
+    """
+    with bench.model() as model:
+        prompts, tokens = bench.pieces(model)
+        prefixes = [torch.cat([p, t[:end]]) for p, t in zip(prompts, tokens, strict=True) for end in range(len(t))]
+        logits = bench.next_logits(model, prefixes)
+        assert logits.dtype == torch.float32, f"next_logits gives {logits.dtype}; float32 is promised"
+        targets = torch.cat(tokens).to(logits.device)
+        for temperature in TEMPERATURES:
+            expected = torch.log_softmax(logits.double() / temperature, dim=1)
+            batch = pad_batch(prompts, tokens, pad_token=model.pad_token)
+            found, entropy = model.score(batch, temperature=temperature, with_entropy=True)
+            assert entropy is not None, "the entropy was asked for, and none came"
+            for name, values in (("log-probs", found), ("entropies", entropy)):
+                assert values.dtype == torch.float32 and values.shape == targets.shape, (
+                    f"{name} are {values.dtype} {list(values.shape)}; float32 {list(targets.shape)} is promised"
+                )
+            _hold(bench, f"log-probs at {temperature:g}", found, expected.gather(1, targets[:, None]).squeeze(1))
+            _hold(bench, f"entropy at {temperature:g}", entropy, -(expected.exp() * expected).sum(dim=1))
+
+
+@claim("model", track="text")
+def test_padded_packed_and_single_rows_score_alike(bench: TextModelBench) -> None:
+    """A text has the same log-probs padded beside others, alone, and, where the model says that it packs, in a row with
+    others without padding: rows never see each other, and padding is never seen.
+
+    If it fails: mask padding, count positions from 0 in every row, and keep the samples of a packed row apart by
+    positions that start again, in each attention implementation.
+    """
+    with bench.model() as model:
+        prompts, tokens = bench.pieces(model)
+        alone = torch.cat([_scores(model, [p], [t]) for p, t in zip(prompts, tokens, strict=True)])
+        _hold(bench, "padded", _scores(model, prompts, tokens), alone)
+        order = list(range(len(prompts)))[::-1]
+        mixed = _scores(model, [prompts[row] for row in order], [tokens[row] for row in order])
+        parts = mixed.split([len(tokens[row]) for row in order])
+        _hold(bench, "padded in another order", torch.cat([*reversed(parts)]), alone)
+        if model.packs:
+            packed = model.score(pack_batch(prompts, tokens), temperature=1.0)[0]
+            _hold(bench, "packed", packed, alone)
+
+
+@claim("model", track="text")
+def test_cached_logits_are_those_of_the_whole_text(bench: TextModelBench) -> None:
+    """Token by token with its cache the model gives the logits that it gives for the whole text at once: also when
+    prompts of different lengths are padded on the left, when rows leave, and when one cache serves several rows.
+
+    If it fails: look at positions after padding on the left, at the mask over what is cached, and at whether
+    `select_cache` picks rows, more than once if asked, from every layer's keys and values.
+    """
+    with bench.model() as model:
+        prompts, tokens = bench.pieces(model)
+        longest = max(len(prompt) for prompt in prompts)
+        padded = torch.full((len(prompts), longest), model.pad_token)
+        mask = torch.zeros(len(prompts), longest, dtype=torch.bool)
+        for row, prompt in enumerate(prompts):
+            padded[row, longest - len(prompt) :], mask[row, longest - len(prompt) :] = prompt, True
+        positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+        padded, mask, positions = (value.to(bench.device) for value in (padded, mask, positions))
+        logits, cache = model.next_logits(padded, positions=positions, attention_mask=mask, cache=None)
+        _hold(bench, "after the prompts", logits, bench.next_logits(model, prompts))
+        last, texts = positions[:, -1], list(prompts)
+        # Rows leave, and one goes on twice.
+        for step, rows in enumerate(([0, 1, 2, 3, 4], [4, 0, 3, 3], [1, 2])):
+            index = torch.tensor(rows, device=bench.device)
+            cache = model.select_cache(cache, index)
+            last, mask = last[index] + 1, torch.cat([mask[index], mask.new_ones(len(rows), 1)], dim=1)
+            drawn = torch.stack([tokens[row][step % len(tokens[row])] for row in rows])
+            texts = [torch.cat([texts[row], drawn[place : place + 1]]) for place, row in enumerate(rows)]
+            logits, cache = model.next_logits(
+                drawn[:, None].to(bench.device), positions=last[:, None], attention_mask=mask, cache=cache
+            )
+            _hold(bench, f"after {step + 1} tokens with a cache", logits, bench.next_logits(model, texts))
+
+
+@claim("model", track="text")
+def test_own_text_replays_at_ratio_1(bench: TextModelBench) -> None:
+    """Texts that the model generated with its cache have the same log-probs when they are scored again with gradients
+    on, padded and packed: the ratio of a first update is 1 but for rounding.
+
+    If it fails while the claims about scores and caches hold: look for dropout, random draws, or another attention
+    kernel or precision where gradients are on.
+    """
+    model = bench.learner()
+    with torch.no_grad():
+        track = bench.rollout(model)
+    expected = per_token(track.text, "log_probs").to(bench.device)
+    for packing in (False, True):
+        replayed = bench.replay(model, packing=packing)(track)
+        assert replayed.log_probs.requires_grad, "replayed log-probs carry no gradient"
+        name = "packed" if packing else "padded"
+        _hold(bench, f"log-prob gap, {name}", replayed.log_probs.detach(), expected)
+
+
+@claim("model", track="text")
+def test_packing_does_not_change_the_gradient(bench: TextModelBench) -> None:
+    """The gradient of a batch is the same padded and packed.
+
+    If it fails while both score alike: look at a custom backward of the attention or of the log-probs.
+    """
+    model = bench.learner()
+    if not model.packs:
+        raise NotApplicable(f"model {bench.spec.name!r} takes no packed batches")
+    prompts, tokens = bench.pieces(model)
+    found: list[list[Tensor]] = []
+    for batch in (pad_batch(prompts, tokens, pad_token=model.pad_token), pack_batch(prompts, tokens)):
+        model.trainable.zero_grad()
+        log_probs = model.score(batch, temperature=1.0)[0]
+        (log_probs * torch.linspace(-1, 2, len(log_probs), device=log_probs.device)).sum().backward()
+        grads = [param.grad for param in model.trainable.parameters()]
+        found.append([grad.detach().double().clone() for grad in grads if grad is not None])
+    size = sum(float(grad.square().sum()) for grad in found[0]) ** 0.5
+    assert size > 0, "the log-probs have no gradient at all"
+    apart = sum(float((one - other).square().sum()) for one, other in zip(*found, strict=True)) ** 0.5
+    # Relative, in norm: fp32 sums in another order differ by about 1e-6, more where a gradient nearly cancels.
+    bench.record("relative gap in norm", apart / size, bound=1e-4)
+
+
+def _scores(model: TextModel, prompts: list[Tensor], tokens: list[Tensor]) -> Tensor:
+    return model.score(pad_batch(prompts, tokens, pad_token=model.pad_token), temperature=1.0)[0]
+
+
+def _hold(bench: TextModelBench, name: str, found: Tensor, expected: Tensor) -> None:
+    assert found.shape == expected.shape, f"{name}: {list(found.shape)} came, {list(expected.shape)} is wanted"
+    gap = (found.double() - expected.to(found.device).double()).abs().max()
+    bench.record(name, float(gap), bound=SCORE)

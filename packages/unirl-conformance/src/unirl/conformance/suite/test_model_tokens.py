@@ -1,0 +1,123 @@
+"""A model of text between words and tokens: prompts, chat templates, texts, what ends them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from unirl.conformance.benches.text_model import TextModelBench
+from unirl.conformance.claims import claim
+from unirl.conformance.verdicts import NotApplicable
+from unirl.conformance.workbench.requests import PROMPTS
+from unirl.core.errors import UniRLError
+from unirl.core.roles import TextModel
+
+SYSTEM = "be brief"
+TEXTS = (*PROMPTS, " two  spaces ", "one\nline and another", "1 + 2 = 3?", "\u00e4 \u6f22 \U0001f600")
+"""Spaces, lines, digits and letters of one to four bytes."""
+
+
+@claim("model", track="text")
+def test_prompt_tokens_are_those_of_the_prompt_alone(bench: TextModelBench) -> None:
+    """Each prompt gets a row [P] of int64 on the CPU, P at least 1: the same again, alone and beside others, in their
+    order; other prompts get other tokens. Requests are planned before anything runs, and on every rank alike.
+
+    If it fails: tokenize without padding and truncation, keep nothing from call to call, and look at whether the
+    tokenizer was loaded with its vocabulary.
+    """
+    prompts = (*PROMPTS, f"{PROMPTS[-1]}s")
+    with bench.model() as model:
+        together = bench.prompts(model, prompts)
+        again = bench.prompts(model, prompts[::-1])[::-1]
+        alone = [bench.prompts(model, [prompt])[0] for prompt in prompts]
+    assert len(together) == len(prompts), f"{len(prompts)} prompts got {len(together)} rows of tokens"
+    for number, (prompt, tokens) in enumerate(zip(prompts, together, strict=True)):
+        assert tokens.ndim == 1 and tokens.dtype == torch.int64 and tokens.device.type == "cpu", (
+            f"{prompt!r} is {tokens.dtype} {list(tokens.shape)} on {tokens.device}; [P] int64 on the CPU is promised"
+        )
+        assert len(tokens), f"{prompt!r} has no token to go on from"
+        for how, others in (("in another order", again), ("alone", alone)):
+            assert torch.equal(others[number], tokens), f"{prompt!r} has other tokens {how}"
+        same = [other for other in range(number) if torch.equal(together[other], tokens)]
+        assert not same, f"{prompt!r} and {prompts[same[0]]!r} have the same tokens"
+
+
+@claim("model", track="text")
+def test_settings_of_the_chat_change_what_they_say(bench: TextModelBench) -> None:
+    """Without `chat` a prompt stands as it is. With it the template is put around it: the prompt is in it still, a
+    system prompt is said where one is given, and the switch `thinking` changes the tokens; or the setting is refused by
+    name. Nothing is ever left out without a word.
+
+    If it fails: hand `system_prompt` and `thinking` to the template, and refuse what it has no place for.
+    """
+    with bench.model() as model:
+        plain = _tokens(bench, model, PROMPTS, chat=False)
+        chat = _tokens(bench, model, PROMPTS, chat=True)
+        if chat is not None:
+            _check_template(bench, model, chat)
+        assert plain is not None or chat is not None, "prompts are refused with `chat` and without it"
+        for prompt, row in zip(PROMPTS, plain or (), strict=bool(plain)):
+            assert model.texts([row]) == [prompt], f"without `chat`, {prompt!r} reads {model.texts([row])}"
+
+
+@claim("model", track="text")
+def test_texts_give_back_what_was_tokenized(bench: TextModelBench) -> None:
+    """Tokens become the very text that they were made of, spaces and letters of any script included, each row its own;
+    what ends a text, or fills rows up, is not in it, and no tokens are no text.
+
+    If it fails: decode with `skip_special_tokens=True` and without cleaning up spaces; keep the rows in their order.
+    """
+    with bench.model() as model:
+        rows = _tokens(bench, model, TEXTS, chat=False)
+        if rows is None:
+            raise NotApplicable(f"model {bench.spec.name!r} takes no prompt without its chat template")
+        found = model.texts(rows)
+        assert list(found) == list(TEXTS), f"{list(TEXTS)} became {list(found)}"
+        special = torch.tensor([*model.stop_tokens, model.pad_token])
+        marked = model.texts([torch.cat([row, special]) for row in rows])
+        assert list(marked) == list(TEXTS), f"tokens that are no text are seen in {list(marked)}"
+        assert list(model.texts([special[:0]])) == [""], "no tokens became a text"
+
+
+@claim("model", track="text")
+def test_stop_tokens_and_padding_are_tokens_of_the_model(bench: TextModelBench) -> None:
+    """The model names what ends its texts, tokens that it can generate, and a token that fills rows up.
+
+    Without one that ends it, every text runs into its limit and counts as truncated.
+
+    If it fails: read `eos_token_id` from generation_config.json, then config.json, then the tokenizer; a tokenizer may
+    have more tokens than the output projection.
+    """
+    with bench.model() as model:
+        vocabulary = bench.next_logits(model, bench.prompts(model)[:1]).shape[1]
+        stops, pad = tuple(model.stop_tokens), model.pad_token
+    bench.record("tokens that it can generate", vocabulary)
+    assert stops, "`stop_tokens` is empty"
+    assert len(set(stops)) == len(stops), f"`stop_tokens` names one twice: {stops}"
+    strange = [token for token in (*stops, pad) if not 0 <= token < vocabulary]
+    assert not strange, f"tokens {strange} are beyond the {vocabulary} that the model has logits for"
+
+
+def _tokens(bench: TextModelBench, model: TextModel, prompts: Sequence[str], **settings: object) -> list[Tensor] | None:
+    """The tokens, or None where the model refuses the settings by name."""
+    try:
+        return bench.prompts(model, prompts, **settings)
+    except UniRLError as error:
+        assert any(name in str(error) for name in settings), f"{settings} are refused without naming them: {error}"
+        return None
+
+
+def _check_template(bench: TextModelBench, model: TextModel, chat: Sequence[Tensor]) -> None:
+    for prompt, row in zip(PROMPTS, chat, strict=True):
+        said = model.texts([row])[0]
+        assert prompt in said, f"in the chat template {prompt!r} reads {said!r}"
+    system = _tokens(bench, model, PROMPTS, system_prompt=SYSTEM)
+    if system is not None:
+        said = model.texts([system[0]])[0]
+        assert SYSTEM in said, f"the system prompt {SYSTEM!r} is not in {said!r}"
+        assert PROMPTS[0] in said, f"with a system prompt, {PROMPTS[0]!r} is not in {said!r}"
+    on, off = (_tokens(bench, model, PROMPTS, thinking=switch) for switch in (True, False))
+    if on is not None and off is not None:
+        same = all(torch.equal(one, other) for one, other in zip(on, off, strict=True))
+        assert not same, "`thinking` true and false give the same tokens, so the switch is lost"

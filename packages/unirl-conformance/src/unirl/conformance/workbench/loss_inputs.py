@@ -1,0 +1,105 @@
+"""What a loss in NumPy is given: the numbers of a trial, recomputed from its track."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from unirl.core.reference import LossInputs
+from unirl.core.roles import Policy, ReplayedLike
+from unirl.core.track import Status, Track
+from unirl.numerics.replay import Replayed
+from unirl.numerics.text_replay import ReplayedTokens, per_token
+
+from ..benches.trial import Trial
+
+__all__ = ["TokenLossInputs", "loss_inputs", "replayed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLossInputs:
+    """The numbers that a loss over tokens is made of: fp64 NumPy arrays of n texts with up to S tokens each."""
+
+    log_probs: Any
+    """[n, S] under the weights that train."""
+    old_log_probs: Any
+    """[n, S] that the ratio compares with."""
+    engine_log_probs: Any
+    """[n, S] as the engine gave them."""
+    reference_log_probs: Any
+    """[n, S] under the reference policy."""
+    entropy: Any
+    """[n, S] in nats, of the distribution of each token under the weights that train."""
+    valid: Any
+    """[n, S] bool: tokens that are trained on."""
+    advantages: Any
+    """[n]."""
+    weights: Any
+    """[n] weights of the texts; 0 counts nowhere."""
+    is_truncated: Any
+    """[n] bool: stopped by the length limit."""
+    progress: float
+    """0 to 1 over the run."""
+
+
+def replayed(trial: Trial, policy: Policy) -> ReplayedLike:
+    """The trial's track under a policy's weights as they are now."""
+    with torch.no_grad():
+        return trial.replay()(trial.track.to(trial.model.device), policy=policy)
+
+
+def loss_inputs(
+    trial: Trial, track: Track, *, new: ReplayedLike, old: ReplayedLike, progress: float
+) -> LossInputs | TokenLossInputs:
+    """track: anchored.  new, old: `replayed` with the weights that train, and those that the loss compares with."""
+    reference = replayed(trial, "reference")
+    if trial.is_text:
+        return _of_tokens(trial, track, cast(ReplayedTokens, new), old, reference, progress=progress)
+    return _of_steps(track, cast(Replayed, new), cast(Replayed, old), cast(Replayed, reference), progress=progress)
+
+
+def _of_steps(track: Track, new: Replayed, old: Replayed, reference: Replayed, *, progress: float) -> LossInputs:
+    per_step: Callable[[Tensor], Any] = lambda value: _numpy(value.reshape(new.log_probs.shape))  # noqa: E731
+    segment = track.latent
+    assert track.advantages is not None
+    return LossInputs(
+        log_probs=_numpy(new.log_probs),
+        old_log_probs=_numpy(old.log_probs if segment.log_probs is None else segment.log_probs),
+        means=_numpy(new.means),
+        old_means=_numpy(old.means),
+        reference_means=_numpy(reference.means),
+        std=per_step(new.std),
+        g=per_step(new.g),
+        sigmas=_numpy(segment.sigmas),
+        sde_steps=np.asarray(segment.sde_steps.cpu()),
+        advantages=_numpy(track.advantages),
+        weights=_numpy(track.weights),
+        progress=progress,
+    )
+
+
+def _of_tokens(
+    trial: Trial, track: Track, new: ReplayedTokens, old: ReplayedLike, reference: ReplayedLike, *, progress: float
+) -> TokenLossInputs:
+    segment = track.text
+    assert track.advantages is not None and new.entropy is not None
+    return TokenLossInputs(
+        log_probs=_numpy(new.log_probs),
+        old_log_probs=_numpy(old.log_probs if segment.log_probs is None else per_token(segment, "log_probs")),
+        engine_log_probs=_numpy(per_token(trial.track.text, "log_probs")),
+        reference_log_probs=_numpy(reference.log_probs),
+        entropy=_numpy(new.entropy),
+        valid=np.asarray(new.valid.cpu()),
+        advantages=_numpy(track.advantages),
+        weights=_numpy(track.weights),
+        is_truncated=np.asarray([status is Status.TRUNCATED for status in track.status]),
+        progress=progress,
+    )
+
+
+def _numpy(value: Any) -> Any:
+    return np.asarray(value.detach().cpu().double())
