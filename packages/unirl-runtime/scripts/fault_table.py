@@ -1,9 +1,10 @@
 """Kill each kind of worker in each phase of a run, let some hang, and write down what came of it.
 
-    python packages/unirl-runtime/scripts/fault_table.py docs/explanation/faults.md
+    python packages/unirl-runtime/scripts/fault_table.py docs/explanation/faults.md [killed-rollout-score ...]
 
-Writes the table between the two marks of that page. Takes some ten minutes on two cores. Ends with 1 when a run that
-went on or was resumed does not give the numbers of an undisturbed one, or when a process is left.
+Writes the table between the two marks of that page; of a table that is there, the rows that are named, or all of it.
+Takes some twelve minutes on two cores. Ends with 1 when a run that went on or was resumed does not give the numbers of
+an undisturbed one, or when a process is left.
 """
 
 from __future__ import annotations
@@ -52,19 +53,25 @@ class Cell:
 
 
 def main() -> int:
-    page = Path(sys.argv[1])
+    page, named = Path(sys.argv[1]), sys.argv[2:]
+    blows = {f"killed-{role}-{phase}": (role, phase, signal.SIGKILL) for phase in METHOD for role in ROLES}
+    blows |= {f"hung-{role}-{phase}": (role, phase, signal.SIGSTOP) for role, phase in HUNG}
+    text = page.read_text(encoding="utf-8")
+    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    rows = {"-".join([row[2], row[1], row[3]]): line for line in text[start:end].splitlines() if (row := _row(line))}
+    cells: list[Cell] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with warm_workers.serving(folder) as python, ray_cluster(python):
             whole = run(folder / "whole", *APART).folder
-            blows = [(role, phase, signal.SIGKILL) for phase in METHOD for role in ROLES]
-            blows += [(role, phase, signal.SIGSTOP) for role, phase in HUNG]
-            cells = [_struck(*blow, folder / "-".join(map(str, blow)), whole) for blow in blows]
-    lines = ["| worker | is | in phase | what was said | steps to do again | run equal | processes left |"]
-    lines.append("| --- | --- | --- | --- | --- | --- | --- |")
-    lines += [f"| {c.role} | {c.how} | {c.phase} | {c.said} | {c.lost} | {c.equal} | {c.left} |" for c in cells]
-    text = page.read_text(encoding="utf-8")
-    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+            for key in named or blows:
+                cells.append(_struck(*blows[key], folder / key, whole))
+                c = cells[-1]
+                rows[key] = f"| {c.role} | {c.how} | {c.phase} | {c.said} | {c.lost} | {c.equal} | {c.left} |"
+                sys.stderr.write(f"{rows[key]}\n")
+    head = ["| worker | is | in phase | what was said | steps to do again | run equal | processes left |"]
+    head.append("| --- | --- | --- | --- | --- | --- | --- |")
+    lines = [*head, *(rows[key] for key in blows if key in rows)]
     page.write_text(text[:start] + "\n" + "\n".join(lines) + "\n" + text[end:], encoding="utf-8")
     bad = [cell for cell in cells if not cell.is_good]
     for cell in bad:
@@ -98,6 +105,12 @@ def _struck(role: str, phase: str, how: signal.Signals, folder: Path, whole: Pat
         equal="no run was made" if not folder.exists() else "yes" if _are_equal(whole, folder) else "NO",
         left="none" if not left else f"{len(left)}",
     )
+
+
+def _row(line: str) -> list[str]:
+    """The cells of a row of the table, from 1; empty for its head."""
+    cells = [cell.strip() for cell in line.split("|")]
+    return cells if len(cells) > 3 and cells[1] in ROLES else []
 
 
 def _general(text: str) -> str:

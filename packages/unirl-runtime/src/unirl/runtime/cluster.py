@@ -217,7 +217,7 @@ class Cluster:
     def aside(self, actors: Sequence[Actor], method: str) -> list[Actor]:
         """A call that waits for no other one; returns the workers that give no sign of life, for they hang or died."""
         import ray
-        from ray.exceptions import RayActorError
+        from ray.exceptions import RayActorError, RayTaskError
 
         asked = {actor.handle.aside.remote(method): actor for actor in actors}
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=SIGN_WITHIN_S)
@@ -225,6 +225,8 @@ class Cluster:
         for ref in answered:
             try:
                 ray.get(ref)
+            except RayTaskError:
+                pass  # It lives, and was not set up yet.
             except RayActorError:
                 silent.append(asked[ref])
         return silent

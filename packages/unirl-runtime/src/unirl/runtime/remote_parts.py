@@ -174,9 +174,12 @@ class RemoteEngine:
         for name in request.tracks:
             joined = Track.concat([answer.tracks[name].select(range(count)) for answer, count in kept]).select(back)
             if isinstance(joined.images, RemoteRows):
-                joined = dataclasses.replace(joined, images=joined.images.with_fetch(self._cluster.fetch))
+                joined = dataclasses.replace(joined, images=joined.images.with_fetch(self._fetch))
             tracks[name] = joined
         return Rollout(tracks=tracks)
+
+    def _fetch(self, rows: Sequence[RemoteRows]) -> list[Tensor]:
+        return self._samples.needed(lambda named: self._cluster.fetch([named(each) for each in rows]))
 
     def load_weights(self, update: WeightUpdate) -> WeightReceipt:
         raise RuntimeError("weights go from worker to worker, not through the driver")
