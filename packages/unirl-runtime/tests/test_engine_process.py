@@ -129,6 +129,44 @@ def test_close_ends_what_the_server_started_as_well(process: EngineProcess) -> N
     assert gone(child)
 
 
+def test_close_does_not_wait_for_a_call_of_another_thread(process: EngineProcess) -> None:
+    told: list[str] = []
+
+    def call() -> None:
+        try:
+            process.call("wait", {"seconds": 120}, timeout_s=120)
+        except EngineDied as error:
+            told.append(str(error))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    time.sleep(0.3)
+    pid = process.pid
+    began = time.monotonic()
+    process.close()
+    thread.join()
+    # The grace that a call gets is 3 s; the rest is the load of the machine.
+    assert time.monotonic() - began < 20
+    assert gone(pid)
+    assert "died in 'wait'" in told[0]
+
+
+def test_an_interrupted_call_leaves_no_answer_to_the_next_one(
+    process: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(receive: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("unirl.runtime.engine_host.process.read_frame", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            process.call("same", {"first": 1}, timeout_s=30)
+    with pytest.raises(EngineDied, match="'same' was interrupted"):
+        process.call("same", {"second": 2}, timeout_s=30)
+    process.restart()
+    assert process.call("same", {"second": 2}, timeout_s=30)[0] == {"second": 2}
+
+
 def test_the_variables_of_the_host_stay_with_it(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """`PYTHONPATH` would bring another environment's packages, and secrets are nobody else's business."""
     monkeypatch.setenv("PYTHONPATH", "/nowhere")

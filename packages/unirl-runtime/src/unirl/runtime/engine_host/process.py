@@ -166,6 +166,9 @@ class EngineProcess:
                 raise self._timed_out(name, timeout_s) from None
             except OSError:
                 raise self._died(name) from None
+            except BaseException:
+                self._interrupted(name)
+                raise
             answer, found = self._wait(name, timeout_s)
             if "raised" in answer:
                 raised, text = str(answer["raised"]), str(answer["text"])
@@ -174,10 +177,16 @@ class EngineProcess:
             return answer["value"], found
 
     def close(self) -> None:
-        """End the process and all that it started, and wait for their end. May be called again."""
-        with self._lock:
-            self._why = f"engine {self.program.name!r}: it was closed."
+        """End the process and all that it started, and wait for their end. May be called again, and from any thread: a
+        call that another one waits for fails."""
+        if not self._lock.acquire(timeout=GRACE_S):
+            self._cut_lifeline()
+            self._lock.acquire()
+        try:
             self._end(grace_s=GRACE_S)
+            self._why = f"engine {self.program.name!r}: it was closed."
+        finally:
+            self._lock.release()
 
     def _wait(self, name: str, timeout_s: float) -> tuple[dict[str, Any], dict[str, Tensor]]:
         assert self._connection is not None
@@ -204,6 +213,14 @@ class EngineProcess:
             self._end(grace_s=0)
             self._why = f"engine {self.program.name!r} answered {name!r} with something else: {error}"
             raise EngineDied(self._why) from error
+        except BaseException:
+            self._interrupted(name)
+            raise
+
+    def _interrupted(self, name: str) -> None:
+        """In the middle of a message: what follows it would be taken for part of another."""
+        self._end(grace_s=0)
+        self._why = f"engine {self.program.name!r}: it was ended because {name!r} was interrupted."
 
     def _timed_out(self, name: str, timeout_s: float) -> EngineTimedOut:
         tail = self._tail()
@@ -247,14 +264,17 @@ class EngineProcess:
         if process is not None and grace_s:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=grace_s)
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
+        self._cut_lifeline()
         if process is not None:
             process.wait()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+    def _cut_lifeline(self) -> None:
+        lifeline, self._lifeline = self._lifeline, -1
+        if lifeline >= 0:
+            os.close(lifeline)
 
 
 def _variables(program: Program) -> dict[str, str]:

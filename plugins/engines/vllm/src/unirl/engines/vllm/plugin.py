@@ -1,0 +1,77 @@
+"""vLLM as a rollout engine for text, in a process and an environment of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, cast
+
+from unirl.core.capability import Cap, Support
+from unirl.core.hookspec import hookimpl
+from unirl.core.spec import EngineSpec
+
+if TYPE_CHECKING:
+    from unirl.core.config import BackendConfig
+    from unirl.core.plan import Plan
+
+    from .config import VllmConfig
+
+__all__ = ["SPEC", "unirl_check_plan", "unirl_engines"]
+
+SPEC = EngineSpec(
+    name="vllm",
+    summary="vLLM for text, in a process and an environment of its own, with weights sent before each rollout",
+    build="unirl.engines.vllm.engine:build",
+    config="unirl.engines.vllm.config:VllmConfig",
+    environment="unirl.engines.vllm.environment:ENVIRONMENT",
+    capabilities={
+        Cap.LATENT_ROLLOUT: Support.NO,
+        Cap.TEXT_ROLLOUT: Support.NATIVE,
+        Cap.SIGMAS: Support.NO,
+        Cap.INITIAL_NOISE: Support.NO,
+        Cap.STEP_NOISE: Support.NO,
+        Cap.SDE_STEPS: Support.NO,
+        Cap.SDE_STEPS_PER_GROUP: Support.NO,
+        Cap.TRAJECTORY_WINDOW: Support.NO,
+        Cap.TRAJECTORY_FULL: Support.NO,
+        Cap.LOG_PROBS_GAUSSIAN: Support.NO,
+        Cap.LOG_PROBS_TOKEN: Support.NATIVE,
+        Cap.CONDITIONS: Support.NO,
+        Cap.GUIDANCE: Support.NO,
+        Cap.MEDIA_REFS: Support.NO,
+        Cap.WEIGHTS_SHARED: Support.NO,
+        Cap.WEIGHTS_FULL: Support.NATIVE,
+        Cap.WEIGHTS_LORA: Support.NATIVE,
+        # On a CPU vLLM gives no memory back, and its sleep mode on CUDA has not been tried with this engine.
+        Cap.SLEEP: Support.NO,
+    },
+    enabled_by={Cap.WEIGHTS_LORA: {"lora_rank": 16}},
+    trial={"kv_cache_mb": 64, "max_num_seqs": 16},
+)
+
+
+@hookimpl
+def unirl_engines() -> list[EngineSpec]:
+    return [SPEC]
+
+
+@hookimpl
+def unirl_check_plan(plan: Plan) -> Iterable[str]:
+    if plan.engine.spec is not SPEC:
+        return []
+    config, backend = cast("VllmConfig", plan.engine.config), cast("BackendConfig", plan.backend.config)
+    reasons = [
+        f"engine.{key}: {value} was asked for; it must be {least} or more."
+        for key, value, least in (
+            ("max_model_len", config.max_model_len, 0),
+            ("max_num_seqs", config.max_num_seqs, 1),
+            ("kv_cache_mb", config.kv_cache_mb, 0),
+            ("lora_rank", config.lora_rank, 0),
+        )
+        if value < least
+    ]
+    if backend.trains == "lora" and not config.lora_rank:
+        reasons.append(
+            "engine.lora_rank: 0 was asked for, and the backend trains adapters; give their rank, such as "
+            "engine.lora_rank='${backend.lora.rank}'."
+        )
+    return reasons

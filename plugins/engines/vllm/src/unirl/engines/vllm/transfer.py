@@ -1,0 +1,123 @@
+"""Weights for vLLM: whether an update fits what it holds, and the files that the update passes through."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from unirl.core.errors import RunFailed
+from unirl.core.names import did_you_mean
+from unirl.core.roles import WeightUpdate
+from unirl.core.weights import weight_mismatch
+
+__all__ = ["Held", "adapter_mismatch", "files_of", "full_mismatch", "inventory"]
+
+FILE_BYTES = 2**30
+"""Bytes of a file, unless one tensor is larger."""
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A weight that vLLM holds."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def inventory(found: Sequence[Sequence[Any]]) -> dict[str, Held]:
+    """What the server says that it holds, by name."""
+    return {name: Held(dtype=dtype, shape=tuple(shape)) for name, dtype, shape in found}
+
+
+def full_mismatch(update: WeightUpdate, held: Mapping[str, Held], *, rounds: bool) -> str:
+    """Why full weights do not fit; empty when they do. rounds: weights in fp32 are rounded to what is held."""
+    sent = {name: _described(tensor) for name, tensor in update.tensors.items()}
+    if rounds:
+        sent = {
+            name: Held(dtype=held[name].dtype, shape=one.shape) if one.dtype == "float32" and name in held else one
+            for name, one in sent.items()
+        }
+    return weight_mismatch(sent, held)
+
+
+def adapter_mismatch(update: WeightUpdate, held: Mapping[str, Held], *, most_rank: int) -> str:
+    """Why an adapter does not fit; empty when it does. Its tensors are fp32, or of the dtype of their layer."""
+    layers = sorted({name.rpartition(".lora_")[0] for name in update.tensors})
+    linear = sorted(name.removesuffix(".weight") for name, one in held.items() if len(one.shape) == 2)
+    if not layers:
+        return "no tensor was sent."
+    for layer in layers:
+        pair = [update.tensors.get(f"{layer}.lora_{side}.weight") for side in "AB"]
+        if layer not in linear:
+            return f"there is no layer {layer!r} here{did_you_mean(layer, linear) or '.'}"
+        down, up = pair
+        if down is None or up is None:
+            return f"{layer!r} has one half of its adapter; both lora_A and lora_B are needed."
+        base = held[f"{layer}.weight"]
+        rank, (rows, columns) = down.shape[0], base.shape
+        if (tuple(down.shape), tuple(up.shape)) != ((rank, columns), (rows, rank)):
+            return (
+                f"the adapter of {layer!r} has shapes {list(down.shape)} and {list(up.shape)}; the layer of "
+                f"{list(base.shape)} takes [rank, {columns}] and [{rows}, rank]."
+            )
+        if rank > most_rank:
+            return f"the adapter of {layer!r} has rank {rank}; set engine.lora_rank={rank}, it is {most_rank}."
+        if rank != next(iter(update.tensors.values())).shape[0]:
+            return f"the adapter of {layer!r} has rank {rank}, others have another; one rank for all is taken."
+        for tensor in (down, up):
+            if _described(tensor).dtype not in ("float32", base.dtype):
+                return f"the adapter of {layer!r} is {_described(tensor).dtype}; float32 or {base.dtype} is taken."
+    if len(update.tensors) != 2 * len(layers):
+        return f"{len(update.tensors)} tensors were sent for {len(layers)} layers; lora_A and lora_B of each are taken."
+    return ""
+
+
+@contextmanager
+def files_of(update: WeightUpdate, *, folder: str) -> Iterator[list[str]]:
+    """The update as safetensors files, gone when the block ends. Raises RunFailed where there is no room.
+
+    folder: where they are written; empty is the machine's shared memory, or its temporary folder where they do not fit.
+    """
+    size = sum(tensor.numel() * tensor.element_size() for tensor in update.tensors.values())
+    places = [Path(folder)] if folder else [SHARED_MEMORY, Path(tempfile.gettempdir())]
+    fitting = [place for place in places if place.is_dir() and shutil.disk_usage(place).free > 1.05 * size]
+    if not fitting:
+        raise RunFailed(
+            f"engine.transfer_dir: weights of {size / 2**20:.0f} MiB pass through {' or '.join(map(str, places))}, "
+            "which has no room for them. Name a folder that has."
+        )
+    with tempfile.TemporaryDirectory(prefix="unirl-weights-", dir=fitting[0]) as name:
+        paths: list[str] = []
+        for number, piece in enumerate(_pieces(update.tensors)):
+            paths.append(str(Path(name) / f"{number}.safetensors"))
+            save_file(piece, paths[-1])
+        yield paths
+
+
+def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """In their own order, so that vLLM gets the layers one after the other."""
+    piece: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in tensors.items():
+        own = tensor.numel() * tensor.element_size()
+        if piece and size + own > FILE_BYTES:
+            yield piece
+            piece, size = {}, 0
+        # safetensors refuses tensors that share memory.
+        piece[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        size += own
+    if piece:
+        yield piece
+
+
+def _described(tensor: Tensor) -> Held:
+    return Held(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
