@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from unirl.core.config import TextSamplingConfig
+from unirl.core.errors import RunFailed
 from unirl.core.request import Request, TextRequest
 from unirl.engines.vllm.config import VllmConfig
 from unirl.engines.vllm.engine import VllmEngine, build
@@ -18,6 +20,10 @@ from unirl.models.qwen3.model import Qwen3Model
 from unirl.models.qwen3.model import build as build_model
 from unirl.runtime.engine_host.command import command
 
+OUT_OF_REACH = re.compile(
+    r"dns error|connect|timed? ?out|unreachable|no version of torch|name resolution", re.IGNORECASE
+)
+"""What uv and pip say when an index does not answer, or does not have torch for CPUs."""
 RANK = 4
 """Of the adapters that the tests send."""
 PROMPTS = ("What is 47 + 85?", "Say it in French: the ring is red.", "a")
@@ -27,11 +33,15 @@ PROMPTS = ("What is 47 + 85?", "Say it in French: the ring is red.", "a")
 def environment() -> None:
     """vLLM's environment, made by the command itself; there from then on, for every session with the same lock.
 
-    Where the package index is out of reach the tests that need it are reported as not run.
+    Where the package index is out of reach, or has no torch for CPUs, the tests that need it are reported as not run.
+    Anything else, such as a file that does not match its hash, fails.
     """
-    done = CliRunner().invoke(command, ["vllm", "--accel", "cpu"], catch_exceptions=True)
-    if done.exit_code:
+    done = CliRunner().invoke(command, ["vllm", "--accel", "cpu"])
+    if done.exception is None:
+        return
+    if isinstance(done.exception, RunFailed) and OUT_OF_REACH.search(str(done.exception)):
         pytest.skip(f"not run: no environment for vLLM: {done.exception}")
+    raise done.exception
 
 
 @pytest.fixture(scope="session")

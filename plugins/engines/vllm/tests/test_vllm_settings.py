@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from unirl.core.catalog import Catalog
+from unirl.core.doctor import diagnose
 from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.match import match
 from unirl.core.recipe import compose
@@ -18,6 +19,7 @@ from unirl.engines.vllm.environment import ENVIRONMENT, check_version
 from unirl.engines.vllm.settings import checkpoint_folder, llm_arguments, program
 from unirl.engines.vllm.transfer import adapter_mismatch, full_mismatch, inventory
 from unirl.models.qwen3.model import Qwen3Model
+from unirl.runtime.engine_host.environment import COMPLETE, FOLDER_VARIABLE
 
 
 def arguments(**settings: Any) -> dict[str, Any]:
@@ -46,6 +48,21 @@ def test_every_line_of_a_lock_is_pinned_and_hashed(accel: str) -> None:
 def test_without_its_environment_it_says_which_command_makes_it(model: Qwen3Model, tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match=rf"unirl engine-env vllm --accel cpu --dir {tmp_path}"):
         build(VllmConfig(env_dir=str(tmp_path)), model=model, device="cpu")
+
+
+def test_doctor_lists_the_environment_and_how_to_make_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+    def listed() -> str:
+        facts = diagnose(Catalog.discover(), folder=tmp_path).facts
+        return next(row["state"] for row in facts["environments"] if row["engine"] == "vllm")
+
+    assert listed() == "missing; make it: unirl engine-env vllm --accel cpu"
+    folder = ENVIRONMENT.folder("cpu")
+    folder.mkdir()
+    (folder / COMPLETE).touch()
+    assert listed() == str(folder)
 
 
 def test_the_checkpoint_is_that_of_the_model_unless_another_is_named(

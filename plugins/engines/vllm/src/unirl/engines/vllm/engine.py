@@ -153,6 +153,8 @@ class VllmEngine:
             raise RunFailed(f"{what}: engine 'vllm' is asleep and takes none; wake it first.")
         if update.kind != "lora":
             mismatch = full_mismatch(update, self._held, rounds=self._config.dtype != "auto")
+            if mismatch and not full_mismatch(update, self._held, rounds=True):
+                mismatch += " Or name engine.dtype: weights in fp32 are then rounded to it."
         elif not self._config.lora_rank:
             rank = next(iter(update.tensors.values())).shape[0]
             raise RecipeError(
