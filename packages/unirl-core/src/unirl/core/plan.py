@@ -112,6 +112,14 @@ class Plan:
         return float(getattr(self.algorithm.config, self.algorithm.spec.clip_key))
 
     @property
+    def has_reference_workers(self) -> bool:
+        """Workers of their own answer for the reference policy; the backend keeps none."""
+        launcher = self.launcher
+        if launcher is None or launcher.spec.holds_reference is None:
+            return False
+        return all(getattr(launcher.config, key) == value for key, value in launcher.spec.holds_reference.items())
+
+    @property
     def choices(self) -> list[Choice[Spec]]:
         """Every part, in the order in which it is built."""
         return [

@@ -218,6 +218,9 @@ class LauncherSpec(Spec):
     separates: Mapping[str, Any] | None = None
     """Settings, by config key, under which rollouts come from workers with weights of their own, such as
     `{"placement": "separate"}`. None says that it builds every part in this process."""
+    holds_reference: Mapping[str, Any] | None = None
+    """Settings, by config key, under which workers of their own answer for the reference policy, so that the backend
+    keeps none. None says that the backend always answers."""
     look: str = ""
     """`module:function` for `unirl doctor --cluster`: takes the address of a cluster and returns a
     `unirl.core.doctor.ClusterDiagnosis` of its machines. Empty for a launcher that knows none."""

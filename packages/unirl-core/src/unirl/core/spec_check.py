@@ -96,6 +96,7 @@ def _keys(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "path_key", spec.path_key
     if isinstance(spec, LauncherSpec):
         yield from (("separates", key) for key in spec.separates or ())
+        yield from (("holds_reference", key) for key in spec.holds_reference or ())
     settings = {"trial": spec.trial, **{f"enabled_by[{cap}]": value for cap, value in spec.enabled_by.items()}}
     for what, values in settings.items():
         yield from ((what, key.partition(".")[0]) for key in values)

@@ -29,6 +29,7 @@ RAY = LauncherSpec(
     build="unirl.runtime.launchers:build_ray",
     config="unirl.runtime.config:RayConfig",
     separates={"placement": "separate"},
+    holds_reference={"reference": "separate"},
     look="unirl.runtime.cluster_check:look",
 )
 WORKER_STORE = TransportSpec(

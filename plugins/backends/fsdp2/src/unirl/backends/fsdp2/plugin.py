@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from unirl.core.capability import Cap, Support
 from unirl.core.hookspec import hookimpl
+from unirl.core.match import needs_of
 from unirl.core.spec import BackendSpec
 
 from .config import Fsdp2Config, problems
@@ -53,15 +54,13 @@ def unirl_check_plan(plan: Plan) -> Iterable[str]:
     if not isinstance(config, Fsdp2Config):
         return []
     reasons = list(problems(config))
-    needs = plan.algorithm.spec.needs
-    for key, further in plan.algorithm.spec.when.items():
-        if getattr(plan.algorithm.config, key):
-            needs = needs.merged(further)
+    needs = needs_of(plan)
     asks = f"algorithm {plan.algorithm.name!r}"
-    if needs.reference == "policy" and config.trains == "full" and not config.reference_copy:
+    keeps_reference = config.trains == "lora" or config.reference_copy or plan.has_reference_workers
+    if needs.reference == "policy" and not keeps_reference:
         reasons.append(
             f"backend.reference_copy: {asks} compares with the reference policy, and full training keeps none; "
-            "use backend.reference_copy=true."
+            "use backend.reference_copy=true, or workers of their own, such as launcher.reference=separate."
         )
     if needs.old_policy == "ema" and config.lagged.kind == "none":
         reasons.append(f"backend.lagged.kind: {asks} needs a lagged policy; set a kind, such as constant.")
