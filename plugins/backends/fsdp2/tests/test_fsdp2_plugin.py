@@ -11,7 +11,7 @@ from unirl.core.capability import Cap, Needs, Support
 from unirl.core.spec import AlgorithmSpec, ModelSpec
 
 
-def plan(config, *, needs=None, when=None, kl_coef=0.0, wrap_blocks=("Block",)):
+def plan(config, *, needs=None, when=None, kl_coef=0.0, wrap_blocks=("Block",), has_reference_workers=False):
     """The part of a plan that the check reads."""
     algorithm = AlgorithmSpec(name="a", summary="", build="", config="", needs=needs or Needs(), when=when or {})
     model = ModelSpec(name="m", summary="", build="", config="", tracks={}, trainable="net", wrap_blocks=wrap_blocks)
@@ -19,6 +19,7 @@ def plan(config, *, needs=None, when=None, kl_coef=0.0, wrap_blocks=("Block",)):
         backend=SimpleNamespace(name="fsdp2", config=config),
         algorithm=SimpleNamespace(name="a", spec=algorithm, config=SimpleNamespace(kl_coef=kl_coef)),
         model=SimpleNamespace(name="m", spec=model),
+        has_reference_workers=has_reference_workers,
     )
 
 
@@ -48,6 +49,7 @@ def test_a_reference_that_nobody_keeps_is_refused():
     assert len(reasons) == 1 and reasons[0].startswith("backend.reference_copy: algorithm 'a'")
     kept = Fsdp2Config(trains="full", reference_copy=True)
     assert unirl_check_plan(plan(kept, when=when, kl_coef=0.1)) == []
+    assert unirl_check_plan(plan(full, when=when, kl_coef=0.1, has_reference_workers=True)) == []
     assert unirl_check_plan(plan(Fsdp2Config(), when=when, kl_coef=0.1)) == []
 
 
