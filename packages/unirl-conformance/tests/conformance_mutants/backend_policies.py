@@ -220,6 +220,7 @@ BROKEN: dict[type[Fsdp2Backend], tuple[Mutant, tuple[Cap, ...]]] = {
             broken="exports a weight under its wrapped name as well",
             also=(
                 "full-training-is-torchs-adamw",
+                "training-on-text-is-torchs-adamw",
                 "weight-decay-is-decoupled",
                 "gradients-are-clipped-by-their-global-norm",
                 "the-model-runs-with-the-weights-that-are-handed-out",

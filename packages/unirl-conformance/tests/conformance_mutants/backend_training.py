@@ -8,12 +8,15 @@ from typing import Any, Literal
 import torch
 from unirl.backends.fsdp2.backend import Fsdp2Backend, _Updater
 from unirl.core.capability import Cap
-from unirl.core.roles import Losses, Metric, TrainReport
+from unirl.core.roles import Algorithm, Losses, Metric, TrainReport
+from unirl.core.track import TextSegment, Track
 
 from conformance_mutants.mutant import Mutant
 
 FULL = (Cap.TRAIN_FULL,)
 LORA = (Cap.TRAIN_LORA, Cap.REFERENCE_ADAPTER_OFF)
+TEXT = "training-on-text-is-torchs-adamw"
+"""What is wrong with every update is wrong with those on text."""
 
 
 class SwapsBetas(Fsdp2Backend):
@@ -31,6 +34,15 @@ class FreezesBiases(Fsdp2Backend):
         for name, param in self._module.named_parameters():
             param.requires_grad_(not name.endswith("bias"))
         return layers
+
+
+class TrainsAtTemperature1(Fsdp2Backend):
+    """Replays texts as if they had been sampled at temperature 1."""
+
+    def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
+        if isinstance(track.segment, TextSegment):
+            track = dataclasses.replace(track, segment=dataclasses.replace(track.segment, temperature=1.0))
+        return super().train(track, algorithm, progress=progress)
 
 
 class CouplesDecay(Fsdp2Backend):
@@ -176,7 +188,7 @@ class TakesTheMeanOfRanksForTheSum(Fsdp2Backend):
 
 BROKEN: dict[type[Fsdp2Backend], tuple[Mutant, tuple[Cap, ...]]] = {
     SwapsBetas: (
-        Mutant(claim="full-training-is-torchs-adamw", name="swaps-betas", broken="takes beta2 for beta1"),
+        Mutant(claim="full-training-is-torchs-adamw", name="swaps-betas", broken="takes beta2 for beta1", also=(TEXT,)),
         FULL,
     ),
     FreezesBiases: (
@@ -184,7 +196,7 @@ BROKEN: dict[type[Fsdp2Backend], tuple[Mutant, tuple[Cap, ...]]] = {
             claim="full-training-is-torchs-adamw",
             name="freezes-biases",
             broken="trains no bias",
-            also=("weight-decay-is-decoupled", "gradients-are-clipped-by-their-global-norm"),
+            also=("weight-decay-is-decoupled", "gradients-are-clipped-by-their-global-norm", TEXT),
         ),
         FULL,
     ),
@@ -193,8 +205,17 @@ BROKEN: dict[type[Fsdp2Backend], tuple[Mutant, tuple[Cap, ...]]] = {
             claim="lora-training-is-torchs-adamw-on-the-adapters",
             name="swaps-betas-of-adapters",
             broken="takes beta2 for beta1",
+            also=(TEXT,),
         ),
         LORA,
+    ),
+    TrainsAtTemperature1: (
+        Mutant(
+            claim=TEXT,
+            name="trains-at-temperature-1",
+            broken="replays texts at temperature 1 whatever they were sampled at",
+        ),
+        FULL,
     ),
     CouplesDecay: (
         Mutant(claim="weight-decay-is-decoupled", name="couples-decay", broken="adds the decay to the gradient"),
@@ -249,6 +270,8 @@ BROKEN: dict[type[Fsdp2Backend], tuple[Mutant, tuple[Cap, ...]]] = {
             claim="micro-batches-never-change-the-update",
             name="averages-averages",
             broken="averages the averages of micro-batches",
+            # Those of texts hold other numbers of tokens.
+            also=(TEXT,),
         ),
         FULL,
     ),

@@ -156,14 +156,18 @@ class TextWorkbenchModel:
     def score(
         self, batch: TokenBatchLike, *, temperature: float, with_entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
+        logits, _ = self.net(*self.layout(batch), index=batch.target_index.to(self.device), cache=None)
+        scores = torch.log_softmax(logits.float() / temperature, dim=1)
+        log_probs = scores.gather(1, batch.targets.to(self.device)[:, None]).squeeze(1)
+        return log_probs, -(scores.exp() * scores).sum(dim=1) if with_entropy else None
+
+    def layout(self, batch: TokenBatchLike) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens and positions [B, L] of a batch, and what is visible from where [B, L, L]."""
         tokens, positions = batch.tokens.to(self.device), batch.positions.to(self.device)
         # Padded: samples are rows. Packed: one begins where positions begin again.
         sample = (positions == 0).cumsum(dim=1)
         visible = (sample[:, :, None] == sample[:, None]) & (positions[:, :, None] >= positions[:, None])
-        logits, _ = self.net(tokens, positions, visible, index=batch.target_index.to(self.device), cache=None)
-        scores = torch.log_softmax(logits.float() / temperature, dim=1)
-        log_probs = scores.gather(1, batch.targets.to(self.device)[:, None]).squeeze(1)
-        return log_probs, -(scores.exp() * scores).sum(dim=1) if with_entropy else None
+        return tokens, positions, visible
 
     @torch.no_grad()
     def next_logits(
