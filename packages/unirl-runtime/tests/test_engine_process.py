@@ -195,17 +195,18 @@ from unirl.runtime.engine_host.process import EngineProcess, Program
 process = EngineProcess(Program(name="doubling", python=Path(sys.executable), serve="doubling_server:calls",
                                 modules=("doubling_server",)))
 process.start()
-print(process.pid, process.call("child", timeout_s=30)[0], flush=True)
+print(process.pid, process.call("child", timeout_s=30)[0], process._folder, flush=True)
 time.sleep(600)
 """
     host = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert host.stdout is not None
-    server, child = map(int, host.stdout.readline().split())
+    server, child, folder = host.stdout.readline().split()
+    assert Path(folder).is_dir()
     host.kill()
     host.wait()
     host.stdout.close()
     # The guard sees the end of its lifeline at once; what follows are three kills.
-    assert within_s(10, lambda: gone(server) and gone(child))
+    assert within_s(10, lambda: gone(int(server)) and gone(int(child)) and not Path(folder).exists())
 
 
 def test_other_bytes_are_no_frame() -> None:

@@ -117,10 +117,10 @@ class EngineProcess:
             ours, theirs = socket.socketpair()
             read_end, self._lifeline = os.pipe()
             script = self._folder / "source" / "unirl" / "runtime" / "engine_host" / "serving.py"
-            words = [str(program.python), "-I", str(script), str(theirs.fileno()), str(read_end), program.serve]
+            passed = [str(theirs.fileno()), str(read_end), program.serve, str(self._folder)]
             with log.open("ab") as output:
                 self._process = subprocess.Popen(
-                    words,
+                    [str(program.python), "-I", str(script), *passed],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,

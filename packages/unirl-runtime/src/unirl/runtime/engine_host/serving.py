@@ -2,11 +2,12 @@
 
 Run as a script by `unirl.runtime.engine_host.process`, with the standard library alone until the engine is imported:
 
-    python -I serving.py SOCKET_FD LIFELINE_FD MODULE:FUNCTION
+    python -I serving.py SOCKET_FD LIFELINE_FD MODULE:FUNCTION FOLDER
 
 The process that the host starts stays what it is, a guard, and forks the server before anything is imported. It ends
 the server, and whatever that started, as soon as the host is gone: the lifeline is a pipe of which the host holds the
-other end, and the system closes it however the host ends. The guard's own end says that nothing is left.
+other end, and the system closes it however the host ends. It then removes the host's folder as well, which is
+temporary. The guard's own end says that nothing is left.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -32,11 +35,13 @@ Call = Callable[[Mapping[str, Any], Mapping[str, Any]], Answer]
 """Takes JSON-able arguments and tensors, by name."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """Numbers of linux/prctl.h."""
+GOING_S = 0.5
+"""Time between the end of a host's files and its own."""
 POLL_S = 0.1
 """How soon the guard notices what no file descriptor tells."""
 
 
-def guard(lifeline: int, connection: int) -> None:
+def guard(lifeline: int, connection: int, folder: Path) -> None:
     """Fork. Returns in the child, the server; the parent ends as the server did, when all of its group is gone."""
     host = os.getppid()
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -60,6 +65,13 @@ def guard(lifeline: int, connection: int) -> None:
             if (readable and not os.read(lifeline, 1)) or os.getppid() != host:
                 break
     _end_all(server)
+    # A host that is there removes the folder itself, when it has read the log in it. One that goes closes its files
+    # shortly before it loses its children.
+    deadline = time.monotonic() + GOING_S
+    while status is None and os.getppid() == host and time.monotonic() < deadline:
+        time.sleep(POLL_S / 10)
+    if os.getppid() != host:
+        shutil.rmtree(folder, ignore_errors=True)
     code = 0 if status is None else os.waitstatus_to_exitcode(status)
     if code < 0:
         # End by the same signal, so that the host sees how the server died; SIGKILL cannot be, nor needs to be, reset.
@@ -121,8 +133,8 @@ def answer_calls(connection: socket.socket, calls: Mapping[str, Call]) -> None:
 
 
 def _main() -> None:
-    connection, lifeline, target = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    guard(lifeline, connection)
+    connection, lifeline, target, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+    guard(lifeline, connection, folder)
     # Beside the source of this file lies that of everything else which the host sent along.
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
     module, _, function = target.partition(":")
