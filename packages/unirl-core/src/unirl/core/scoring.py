@@ -18,14 +18,18 @@ __all__ = ["combined", "constant_reward", "score", "score_by", "score_input"]
 
 
 def score_input(track: Track) -> ScoreInput:
-    """What rewards see of a track."""
+    """What rewards see of a track.
+
+    Media are contiguous, as they are after a transfer: a mean over pixels adds in the order of the memory, and is to be
+    the same number wherever the sample is scored.
+    """
     return ScoreInput(
         sample_ids=track.sample_ids,
         group_ids=track.group_ids,
         prompts=track.prompts,
         metadata=track.metadata,
-        images=track.images,
-        videos=track.videos,
+        images=None if track.images is None else track.images.contiguous(),
+        videos=None if track.videos is None else tuple(video.contiguous() for video in track.videos),
         texts=track.texts,
         status=track.status,
         lengths=track.segment.lengths if isinstance(track.segment, TextSegment) else None,

@@ -17,7 +17,7 @@ _SETS = "\n\n".join(f"\b\n{one.name}\n  {one.summary}" for one in SETS.values())
 
 @click.group("data")
 def command() -> None:
-    """Make prompt files."""
+    """Make prompt files from published sets."""
 
 
 @command.command("convert", epilog=f"Sets:\n\n{_SETS}")
