@@ -45,7 +45,8 @@ SPEC = EngineSpec(
         Cap.SLEEP: Support.NO,
     },
     enabled_by={Cap.WEIGHTS_LORA: {"lora_rank": 16}},
-    trial={"kv_cache_mb": 64, "max_num_seqs": 16},
+    # Backends train adapters unless they are told otherwise.
+    trial={"kv_cache_mb": 64, "max_num_seqs": 16, "lora_rank": 64},
 )
 
 
