@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from unirl.conformance.pytest_plugin import own_program
 from unirl.conformance.subjects import Selection, Subject, subjects
 from unirl.core.capability import Cap, Needs, Support
-from unirl.core.catalog import Catalog
+from unirl.core.catalog import Catalog, Found
 from unirl.core.errors import PluginNotFound, PluginNotInstalled
 from unirl.core.hookspec import hookimpl
 from unirl.core.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec, TrackerSpec
@@ -142,3 +144,25 @@ def test_a_name_that_cannot_be_tried_is_refused(
     with pytest.raises(error, match=says) as caught:
         selection.check(catalog)
     assert type(caught.value) is error
+
+
+def test_an_engine_that_is_a_program_of_its_own_runs_when_it_is_named_and_its_environment_is_there() -> None:
+    class Environment:
+        def __init__(self, *there: str) -> None:
+            self.there = there
+
+        def is_present(self, accel: str) -> bool:
+            return accel in self.there
+
+        def command(self, accel: str) -> str:
+            return f"unirl engine-env apart --accel {accel}"
+
+    spec = EngineSpec(name="apart", environment="acme:ENVIRONMENT", **WORDS)
+    subject = Subject(kind="engine", parts=(Found(spec=spec, dist="acme", version="1"),))
+    known: Any = SimpleNamespace(resolve=lambda name: {"acme:ENVIRONMENT": Environment("cpu")}[name])
+    assert "`--engine apart` tries it" in own_program(subject, named=(), catalog=known)
+    assert own_program(subject, named=("apart",), catalog=known) == ""
+    absent: Any = SimpleNamespace(resolve=lambda name: Environment())
+    assert "`unirl engine-env apart --accel cpu`" in own_program(subject, named=("apart",), catalog=absent)
+    near = Subject(kind="engine", parts=(Found(spec=ENGINES[0], dist="acme", version="1"),))
+    assert own_program(near, named=(), catalog=absent) == ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +19,7 @@ import pytest
 from unirl.core.capability import Cap, Support
 from unirl.core.catalog import Catalog
 from unirl.core.errors import UniRLError
-from unirl.core.spec import KINDS, AlgorithmSpec, Gap, Kind, ModelSpec, Spec
+from unirl.core.spec import KINDS, AlgorithmSpec, EngineSpec, Gap, Kind, ModelSpec, Spec
 
 from .claims import SUBJECT_KINDS, TIERS, Claim, SubjectKind, Tier, claim_of
 from .results import Collector
@@ -162,6 +162,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             raise NotRun("no CUDA device is here")
+    named = cast(Any, item.config.getoption)("--unirl-engine")
+    reason = own_program(subject, named=named, catalog=item.config.stash[_CATALOG])
+    if reason:
+        raise NotRun(reason)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -233,6 +237,22 @@ def not_applicable(claim: Claim, subject: Subject) -> str:
         reason = _unpromised(subject.found(kind).spec, caps)
         if reason:
             return reason
+    return ""
+
+
+def own_program(subject: Subject, *, named: Collection[str], catalog: Catalog) -> str:
+    """Why the engine of a subject is not started here, or an empty string. named: engines that were asked for.
+
+    An engine with a Python environment of its own takes seconds to start, for each claim anew.
+    """
+    for spec in (found.spec for found in subject.parts):
+        if not isinstance(spec, EngineSpec) or not spec.environment:
+            continue
+        if spec.name not in named:
+            return f"engine {spec.name!r} is a program of its own, slow to start; `--engine {spec.name}` tries it"
+        environment = catalog.resolve(spec.environment)
+        if not environment.is_present(subject.device):
+            return f"the environment of engine {spec.name!r} is not here; `{environment.command(subject.device)}`"
     return ""
 
 
