@@ -145,7 +145,20 @@ class VllmEngine:
         check_version(version)
         found, _ = self._process.call("load", self._arguments, timeout_s=self._config.start_timeout_s)
         self._held, self._max_model_len = inventory(found["weights"]), int(found["max_model_len"])
+        self._refuse_other_names()
         self.version, self._has_other_base, self._is_asleep = UNSYNCED, False, False
+
+    def _refuse_other_names(self) -> None:
+        """At the start rather than at the first sync: a model whose weights vLLM holds under other names."""
+        # An adapter stands beside the layer that it is for, whose own weight then lies one name deeper.
+        trains = {name.replace(".base_layer.", ".") for name, _ in self._model.trainable.named_parameters()}
+        unknown = sorted(name for name in trains - self._held.keys() if ".lora_" not in name)
+        if unknown:
+            raise RecipeError(
+                f"engine: vLLM does not hold {len(unknown)} of the weights of model {self._model.spec.name!r} by the "
+                f"names that they train under, such as {unknown[0]!r}, so they could not be sent. Experts of a mixture "
+                "are held in another form; take a dense model, or engine=trainside."
+            )
 
     def _refuse_unfit(self, update: WeightUpdate) -> None:
         what = f"weights: {update.kind} of version {update.version}"
