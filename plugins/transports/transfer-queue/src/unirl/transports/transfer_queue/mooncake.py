@@ -29,7 +29,7 @@ exit $code
 def check_installed() -> str:
     """Path of Mooncake's master program. Raises PlanRejected when Mooncake is not here, or does not load."""
     try:
-        import mooncake.store  # noqa: F401
+        import mooncake.store  # noqa: F401  # pyright: ignore[reportMissingImports]  # an extra
     except ImportError as error:
         raise PlanRejected(
             f"transport.storage: 'mooncake' was asked for; it cannot be imported: {error}. Install the build of this "
