@@ -112,6 +112,15 @@ def test_workers_apart_are_evaluated_with_the_policy_that_is_asked_for(tmp_path:
     assert [numbers["logp_gap_max"] for numbers in steps(found["there"]).values()] == [0.0] * 2
 
 
+def test_groups_with_steps_of_their_own_come_together_from_several_workers(tmp_path: Path, ray_here: None) -> None:
+    """Two of four steps for each group; with this seed one worker's groups store five positions at most, the other's
+    four."""
+    words = ("run.steps=1", "run.seed=1", "sampling.sde={mode: random, last: 1.0, count: 2, per_group: true}")
+    found = {name: run(tmp_path / name, *words, *way).folder for name, way in (("here", ()), ("there", SEPARATE))}
+    for key in ("loss", "reward_mean", "grad_norm"):
+        assert steps(found["there"])[1][key] == pytest.approx(steps(found["here"])[1][key], rel=1e-5, abs=BAR), key
+
+
 @pytest.mark.parametrize("words", [RANKS[2], (*RANKS[2], "launcher.placement=separate")], ids=["trainside", "separate"])
 def test_ranks_that_split_layers_get_the_same_rows(runs: dict[str, Path], tmp_path: Path, words: Sequence[str]) -> None:
     folder = run(tmp_path / "run", "run.steps=1", *words, "backend.mesh.tensor=2").folder

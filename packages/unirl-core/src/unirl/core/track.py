@@ -148,24 +148,30 @@ class LatentSegment(Batch):
         slot = at_end.to(dtype=self.positions.dtype).argmax(dim=1)
         return self.latents[range(self.num_rows), slot]
 
+    def with_slots(self, slots: int) -> Self:
+        """The same trajectories with room for `slots` positions: what is added has position -1 and latent 0."""
+        import torch
+
+        missing = slots - int(self.positions.shape[1])
+        if missing <= 0:
+            return self
+        latents = self.latents.new_zeros((self.num_rows, missing, *self.latents.shape[2:]))
+        positions = self.positions.new_full((self.num_rows, missing), -1)
+        return dataclasses.replace(
+            self,
+            latents=torch.cat([self.latents, latents], dim=1),
+            positions=torch.cat([self.positions, positions], dim=1),
+        )
+
     @classmethod
     def _concat(cls, batches: Sequence[Self]) -> Self:
         """All samples. Pieces that store fewer positions are filled up with position -1 and latent 0."""
         import torch
 
         slots = max(int(batch.positions.shape[1]) for batch in batches)
-        filled: list[Self] = []
-        for batch in batches:
-            missing = slots - int(batch.positions.shape[1])
-            # Latents that lie elsewhere cannot be filled up here; joining says that their shapes differ.
-            if missing and isinstance(cast(object, batch.latents), torch.Tensor):
-                latents = batch.latents.new_zeros((batch.num_rows, missing, *batch.latents.shape[2:]))
-                batch = dataclasses.replace(
-                    batch,
-                    latents=torch.cat([batch.latents, latents], dim=1),
-                    positions=torch.cat([batch.positions, batch.positions.new_full((batch.num_rows, missing), -1)], 1),
-                )
-            filled.append(batch)
+        # Latents that lie elsewhere cannot be filled up here; joining says that their shapes differ.
+        here = [isinstance(cast(object, batch.latents), torch.Tensor) for batch in batches]
+        filled = [batch.with_slots(slots) if is_here else batch for batch, is_here in zip(batches, here, strict=True)]
         return super()._concat(filled)
 
 

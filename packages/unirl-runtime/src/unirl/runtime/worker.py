@@ -169,7 +169,8 @@ class Worker(WeightEnds):
             self._kept.setdefault(request.rollout, []).extend(names)
             return names
 
-        return Rollout(tracks={name: dehydrated(track, keep) for name, track in rollout.tracks.items()})
+        even = {name: _even(track, request) for name, track in rollout.tracks.items()}
+        return Rollout(tracks={name: dehydrated(track, keep) for name, track in even.items()})
 
     def _drop_before(self, rollout: int) -> None:
         """Forget what no step needs: streamed, a rollout comes in pieces; ahead, the one before it still trains."""
@@ -307,6 +308,17 @@ class Worker(WeightEnds):
         self.transport.close()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _even(track: Track, request: Request) -> Track:
+    """The track with as many stored positions as any share of the request may have: rows that lie with workers are
+    joined as they are. Groups with SDE steps of their own store more or fewer of them."""
+    segment = track.segment
+    if not isinstance(segment, LatentSegment) or not request.latent(track.name).sampling.sde.per_group:
+        return track
+    # Around each of S steps lie two positions, and the end is kept as well.
+    most = min(2 * int(segment.sde_steps.shape[1]) + 1, segment.num_steps + 1)
+    return dataclasses.replace(track, segment=segment.with_slots(most))
 
 
 def _alone(plan: Plan) -> Plan:
