@@ -15,8 +15,9 @@ from torch import Tensor
 from unirl.algorithms.drpo.algorithm import Drpo
 from unirl.algorithms.drpo.config import DrpoConfig, SpoConfig
 from unirl.algorithms.drpo.plugin import DRPO, SPO, unirl_check_plan
-from unirl.algorithms.drpo.reference import TokenLossInputs, loss
+from unirl.algorithms.drpo.reference import loss
 from unirl.core.config import AdvantageConfig, TrainConfig
+from unirl.core.reference import TokenLossInputs
 from unirl.core.track import Status, TextSegment, Track
 from unirl.numerics.reduction import reduce_terms, weight_totals
 from unirl.numerics.stack import StepReport, train_on

@@ -20,8 +20,9 @@ from unirl.algorithms.grpo.config import (
     ReinforcePpConfig,
     RlooConfig,
 )
-from unirl.algorithms.grpo.reference import TokenLossInputs, loss
+from unirl.algorithms.grpo.reference import loss
 from unirl.core.config import AdvantageConfig, TrainConfig
+from unirl.core.reference import TokenLossInputs
 from unirl.core.track import Status, TextSegment, Track
 from unirl.numerics.reduction import reduce_terms, weight_totals
 from unirl.numerics.text_replay import ReplayedTokens

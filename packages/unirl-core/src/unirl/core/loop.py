@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import Literal
 
 from .ahead import RolloutsAhead
+from .algorithm_state import algorithm_state, end_algorithm_step
 from .data import Prompt
 from .errors import RewardFailed, RunFailed
 from .evaluation import evaluate
@@ -15,6 +16,7 @@ from .events import EventStream
 from .parts import Parts, sync_weights
 from .plan import Plan
 from .prompts import PromptOrder, StepPrompts
+from .roles import StatefulAlgorithm
 from .scoring import constant_reward
 from .streaming import MadeRollout, Phases, RolloutMaker, step_request
 from .track import Track
@@ -66,6 +68,7 @@ def run_loop(
                     save(step)
                 return step, "stopped"
             version, done = parts.backend.version, step + 1
+            state = algorithm_state(parts.algorithm)
             try:
                 prompts_now = chosen(step)
                 run_step(
@@ -81,6 +84,9 @@ def run_loop(
                 )
             except Exception:
                 if parts.backend.version == version and saved != step:
+                    if state and isinstance(parts.algorithm, StatefulAlgorithm):
+                        # A step that took no update may have come as far as the end of it.
+                        parts.algorithm.load_state(state)
                     save(step)
                 raise
             if held_out and (done == last or (plan.eval.every and done % plan.eval.every == 0)):
@@ -123,6 +129,7 @@ def run_step(
         found = _learn(parts, plan, track, step=step, phases=phases, trackers=trackers)
         metrics |= {prefix + key: value for key, value in found.items()}
     parts.backend.end_rollout()
+    metrics |= end_algorithm_step(parts.algorithm, metrics, samples=made.request.num_rows)
     _watch_gap(plan, metrics, step=step + 1, events=events)
     if plan.run.stream_groups or plan.run.rollout_ahead:
         metrics |= _overlap(made, train_s=phases.seconds.get("train", 0.0), step_s=time.perf_counter() - began)

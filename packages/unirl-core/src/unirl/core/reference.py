@@ -5,6 +5,7 @@ Conformance runs both sides and compares them. The reference side shares no code
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,17 @@ from .array import Array
 
 if TYPE_CHECKING:
     from .config import LatentSamplingConfig, PartConfig
+    from .kl import TokenKlConfig
 
-__all__ = ["LossInNumpy", "LossInputs", "ReferenceRun", "RunReference"]
+__all__ = [
+    "LossInNumpy",
+    "LossInputs",
+    "ReferenceRun",
+    "RunReference",
+    "TokenLossInputs",
+    "TokenMean",
+    "token_divergence",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +78,77 @@ class LossInputs:
     """0 to 1 over the run."""
 
 
-class LossInNumpy(Protocol):
-    """An algorithm's loss over one update, every term with its scale, written from the paper's formula in NumPy."""
+@dataclass(frozen=True, kw_only=True)
+class TokenLossInputs:
+    """The numbers that a loss over tokens is made of: fp64 NumPy arrays of n texts with up to S tokens each.
 
-    def __call__(self, config: PartConfig, inputs: LossInputs) -> float: ...
+    Conformance gives all of them. None is for tests of losses that do not read a field.
+    """
+
+    log_probs: Any
+    """[n, S] under the weights that train."""
+    old_log_probs: Any
+    """[n, S] that the ratio compares with."""
+    engine_log_probs: Any = None
+    """[n, S] as the engine gave them."""
+    reference_log_probs: Any = None
+    """[n, S] under the reference policy."""
+    entropy: Any = None
+    """[n, S] in nats, of the distribution of each token under the weights that train."""
+    valid: Any
+    """[n, S] bool: tokens that are trained on."""
+    advantages: Any
+    """[n]."""
+    weights: Any
+    """[n] weights of the texts; 0 counts nowhere."""
+    is_truncated: Any
+    """[n] bool: stopped by the length limit."""
+    progress: float = 0.0
+    """0 to 1 over the run."""
+
+
+class LossInNumpy(Protocol):
+    """An algorithm's loss over one update, every term with its scale, written from the paper's formula in NumPy.
+
+    inputs: those of its kind of track.
+    """
+
+    def __call__(self, config: PartConfig, inputs: Any) -> float: ...
+
+
+def token_divergence(config: TokenKlConfig, inputs: TokenLossInputs, row: int, token: int) -> float:
+    """Schulman's estimators (2020) of the divergence from the reference, of one token."""
+    difference = float(inputs.log_probs[row, token] - inputs.reference_log_probs[row, token])
+    estimate = {"k1": difference, "k2": difference**2 / 2, "k3": math.exp(-difference) - 1 + difference}
+    if not config.kl_weighs_by_ratio:
+        return estimate[config.kl_estimator]
+    # DeepSeek-V3.2, arXiv 2512.02556: the expectation is over samples of the old policy.
+    ratio = math.exp(float(inputs.log_probs[row, token] - inputs.old_log_probs[row, token]))
+    return ratio * estimate[config.kl_estimator]
+
+
+class TokenMean:
+    """A mean over tokens and texts, as `aggregation` of an algorithm names it, text by text."""
+
+    def __init__(self, mode: str, *, horizon: float) -> None:
+        """horizon: the constant of `seq-mean-token-sum-norm`."""
+        self._mode, self._horizon = mode, horizon
+        self._sum = self._count = 0.0
+
+    def add(self, tokens: Sequence[float], weight: float) -> None:
+        """The tokens of one text."""
+        if self._mode == "token-mean":
+            self._sum += weight * sum(tokens)
+            self._count += weight * len(tokens)
+            return
+        divisor = {
+            "seq-mean-token-mean": len(tokens),
+            "seq-mean-token-sum": 1,
+            "seq-mean-token-sum-norm": self._horizon,
+        }[self._mode]
+        self._sum += weight * sum(tokens) / divisor
+        self._count += weight
+
+    @property
+    def value(self) -> float:
+        return self._sum / self._count if self._count else 0.0

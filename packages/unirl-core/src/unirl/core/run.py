@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from .algorithm_state import algorithm_state, resume_algorithm
 from .checkpoints import Checkpoint, Checkpoints
 from .costs import latent_step_cost
 from .data import Prompt
@@ -76,6 +77,7 @@ def train(
     try:
         parts = launcher.launch(plan, catalog=catalog) if launcher else build_parts(plan, catalog=catalog)
         if checkpoint is not None:
+            resume_algorithm(parts.algorithm, checkpoint.state.get("algorithm", {}), folder=checkpoint.folder)
             parts.backend.load(checkpoint.backend_folder)
         built = {key: _build(choice, catalog) for key, choice in plan.trackers.items()}
     except BaseException:
@@ -100,7 +102,12 @@ def train(
 
     def save(step: int) -> None:
         began = time.perf_counter()
-        state = {"plan_hash": plan.hash, "numbers": numeric_leaves(plan.resolved), "steps": plan.run.steps}
+        state = {
+            "plan_hash": plan.hash,
+            "numbers": numeric_leaves(plan.resolved),
+            "steps": plan.run.steps,
+            "algorithm": algorithm_state(parts.algorithm),
+        }
         path = checkpoints.save(step, write=parts.backend.save, state=state)
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         seconds = time.perf_counter() - began

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
+from unirl.core.algorithm_state import algorithm_state
 from unirl.core.balance import balance
 from unirl.core.config import LatentSamplingConfig, TextSamplingConfig
 from unirl.core.data import MediaRef
@@ -231,7 +232,8 @@ class RemoteBackend:
             self._call("leave_policy", phase="policy")
 
     def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
-        """Each rank trains on its share with the algorithm that it built; `algorithm` made requests and advantages."""
+        """Each rank trains on its share with the algorithm that it built, in the state of `algorithm`, which made
+        requests and advantages."""
         if self._references:
             track = self.with_reference(track)
         lengths = track.segment.total_lengths if isinstance(track.segment, TextSegment) else None
@@ -248,7 +250,9 @@ class RemoteBackend:
 
         try:
             self._needing(bring)
-            answers = cast("list[tuple[TrainReport, int]]", self._call("train", progress=progress, phase="train"))
+            state = algorithm_state(algorithm)
+            found = self._call("train", progress=progress, state=state, phase="train")
+            answers = cast("list[tuple[TrainReport, int]]", found)
         except BaseException:
             self.version = self._version_after_failure()
             raise

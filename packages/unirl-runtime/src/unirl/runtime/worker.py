@@ -32,6 +32,7 @@ from unirl.core.roles import (
     Policy,
     ScoreInput,
     Scores,
+    StatefulAlgorithm,
     TextModel,
     TrainReport,
     TransportCounts,
@@ -213,11 +214,18 @@ class Worker(WeightEnds):
         """Fetch this rank's rows of the next `train` from whoever made them. Nothing moves, so it may be repeated."""
         self._brought = hydrated(track, self.transport.fetch)
 
-    def train(self, *, progress: float) -> tuple[TrainReport, int]:
-        """Train on the rows that were brought; returns the report and the new version. Collective."""
+    def train(self, *, progress: float, state: Mapping[str, Any]) -> tuple[TrainReport, int]:
+        """Train on the rows that were brought; returns the report and the new version. Collective.
+
+        state: of the driver's algorithm, which decides it for all ranks; empty where it keeps none.
+        """
         here, self._brought = self._brought, None
         assert here is not None, f"worker {self._name!r} was brought no rows"
-        report = self.parts.backend.train(here, self.parts.algorithm, progress=progress)
+        algorithm = self.parts.algorithm
+        if state:
+            assert isinstance(algorithm, StatefulAlgorithm), "the driver's algorithm keeps a state, this one does not"
+            algorithm.load_state(state)
+        report = self.parts.backend.train(here, algorithm, progress=progress)
         return report, self.parts.backend.version
 
     def reference(self, track: Track) -> Track:

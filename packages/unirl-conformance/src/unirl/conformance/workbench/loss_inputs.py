@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from unirl.core.reference import LossInputs
+from unirl.core.reference import LossInputs, TokenLossInputs
 from unirl.core.roles import Policy, ReplayedLike
 from unirl.core.track import Status, Track
 from unirl.numerics.replay import Replayed
@@ -17,33 +16,7 @@ from unirl.numerics.text_replay import ReplayedTokens, per_token
 
 from ..benches.trial import Trial
 
-__all__ = ["TokenLossInputs", "loss_inputs", "replayed"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenLossInputs:
-    """The numbers that a loss over tokens is made of: fp64 NumPy arrays of n texts with up to S tokens each."""
-
-    log_probs: Any
-    """[n, S] under the weights that train."""
-    old_log_probs: Any
-    """[n, S] that the ratio compares with."""
-    engine_log_probs: Any
-    """[n, S] as the engine gave them."""
-    reference_log_probs: Any
-    """[n, S] under the reference policy."""
-    entropy: Any
-    """[n, S] in nats, of the distribution of each token under the weights that train."""
-    valid: Any
-    """[n, S] bool: tokens that are trained on."""
-    advantages: Any
-    """[n]."""
-    weights: Any
-    """[n] weights of the texts; 0 counts nowhere."""
-    is_truncated: Any
-    """[n] bool: stopped by the length limit."""
-    progress: float
-    """0 to 1 over the run."""
+__all__ = ["loss_inputs", "replayed"]
 
 
 def replayed(trial: Trial, policy: Policy) -> ReplayedLike:

@@ -18,6 +18,7 @@ from .training import (
     Policy,
     Replay,
     ReplayedLike,
+    StatefulAlgorithm,
     TrainReport,
 )
 from .transport import PieceLike, RemoteRowsLike, Transport, TransportCounts, TransportPlace
@@ -42,6 +43,7 @@ __all__ = [
     "RunInfo",
     "ScoreInput",
     "Scores",
+    "StatefulAlgorithm",
     "TextModel",
     "TokenBatchLike",
     "Tracker",

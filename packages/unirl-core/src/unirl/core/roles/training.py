@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from ..array import Array
 
@@ -26,6 +26,7 @@ __all__ = [
     "Policy",
     "Replay",
     "ReplayedLike",
+    "StatefulAlgorithm",
     "TrainReport",
 ]
 
@@ -113,6 +114,35 @@ class Algorithm(Protocol):
 
     def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
         """Loss terms of one micro-batch. `progress` rises from 0 to 1 over the run."""
+        ...
+
+
+@runtime_checkable
+class StatefulAlgorithm(Protocol):
+    """An algorithm that goes on from step to step with something besides the weights, such as a coefficient.
+
+    Asked of the algorithm of the process that drives the run; where others train, what `state` gives goes to their
+    copies with each call of train. `end_step` is therefore the one place where the state may change.
+    """
+
+    def end_step(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
+        """Move the state to that of the next step; returns numbers for the log of this one.
+
+        metrics: of the whole step over all micro-batches, updates and ranks, as they are logged (`<track>/<name>`
+        where there are several tracks), and `samples`, the number of them. What only updates give is missing in a step
+        without any.
+        """
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """What the next step needs, as plain JSON: numbers, texts, truth values, None, and lists and mappings of them.
+
+        Empty where these settings need none. The mapping is kept, so the algorithm must not change it later.
+        """
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave. Raises ValueError, before anything changes, for what it cannot have given."""
         ...
 
 

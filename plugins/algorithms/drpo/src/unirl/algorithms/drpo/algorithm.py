@@ -13,6 +13,7 @@ from unirl.core.roles import Losses, Replay
 from unirl.core.track import Track
 from unirl.numerics.aggregation import AggregationMode
 from unirl.numerics.text_replay import ReplayedTokens, per_token
+from unirl.numerics.token_kl import TokenKl
 from unirl.numerics.token_losses import drpo_loss
 from unirl.numerics.token_policy import (
     TokenWeights,
@@ -33,7 +34,7 @@ def build(
     return Drpo(config, advantage=advantage, reward_weights=reward_weights, train=train)
 
 
-class Drpo:
+class Drpo(TokenKl):
     """DRPO, arXiv 2606.09821: -A r + |A| pi_old (r - 1)^2 / (2 delta) for each token; SPO without the pi_old.
 
     The pull is smooth where a clip drops the gradient, and at ratio 1 both are the plain policy gradient.
@@ -47,6 +48,7 @@ class Drpo:
         reward_weights: Mapping[str, float],
         train: TrainConfig,
     ) -> None:
+        super().__init__(config)
         self._config = config
         self._advantage = advantage
         self._reward_weights = reward_weights
@@ -62,7 +64,8 @@ class Drpo:
         return anchor_tokens(track, replay, replays=self._replays_anchor)
 
     def weights(self, track: Track) -> Mapping[str, Tensor]:
-        return {"policy": self._token_weights(track).announced}
+        weights = self._token_weights(track)
+        return {"policy": weights.announced, **self.kl_weights(weights)}
 
     def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
         config, weights = self._config, self._token_weights(track)
@@ -70,7 +73,8 @@ class Drpo:
         # What weighs nothing may be no number, and must not reach an exponential.
         is_counted = weights.counted > 0
         old = torch.where(is_counted, per_token(track.text, "log_probs"), 0.0)
-        log_ratio = torch.where(is_counted, new.log_probs, 0.0) - old
+        live = torch.where(is_counted, new.log_probs, 0.0)
+        log_ratio = live - old
         advantages = track.advantages
         assert advantages is not None
         found = drpo_loss(
@@ -83,7 +87,8 @@ class Drpo:
         }
         if new.entropy is not None:
             metrics["entropy"] = mean_over(new.entropy, weights.counted)
-        return Losses(terms=[weights.term("policy", found.loss)], metrics=metrics)
+        divergence, measured = self.kl_terms(track, replay, log_probs=live, old_log_probs=old, weights=weights)
+        return Losses(terms=[weights.term("policy", found.loss), *divergence], metrics={**metrics, **measured})
 
     def _token_weights(self, track: Track) -> TokenWeights:
         return token_weights(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unirl.core.config import PartConfig
+from unirl.core.kl import TokenKlConfig
 
 __all__ = ["DrpoConfig", "SpoConfig"]
 
 
 @dataclass
-class DrpoConfig(PartConfig):
+class DrpoConfig(TokenKlConfig):
     delta: float = 12.5
     """How far the policy may go: the pull back to the old one is divided by it. The gradient of a token is weighed by
     1 - |change of its probability| / delta where it moves with its advantage, by 1 + that where against it."""

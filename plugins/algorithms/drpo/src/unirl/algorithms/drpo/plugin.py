@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from unirl.core.capability import Needs
 from unirl.core.hookspec import hookimpl
+from unirl.core.kl import kl_reasons
 from unirl.core.plan import Plan
 from unirl.core.spec import AlgorithmSpec
 
@@ -17,6 +18,7 @@ def _spec(name: str, summary: str, *, config: str) -> AlgorithmSpec:
         build="unirl.algorithms.drpo.algorithm:build",
         config=f"unirl.algorithms.drpo.config:{config}",
         needs=Needs(track="text", log_probs="token", staleness="ratio"),
+        when={"kl_coef": Needs(reference="policy")},
         paper="arXiv 2606.09821",
         reference="unirl.algorithms.drpo.reference:loss",
         # Old samples count by their ratio but for the pull, which conformance would take for a difference.
@@ -47,7 +49,7 @@ def unirl_check_plan(plan: Plan) -> Iterable[str]:
 
     config = plan.algorithm.config
     assert isinstance(config, DrpoConfig)
-    reasons: list[str] = []
+    reasons = list(kl_reasons(config, plan))
     if plan.advantage.normalize:
         reasons.append(
             f"advantage.normalize: true was asked for, and {spec.name} is defined with rewards that are "

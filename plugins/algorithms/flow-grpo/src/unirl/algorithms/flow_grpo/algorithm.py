@@ -13,7 +13,7 @@ from unirl.core.config import AdvantageConfig, LatentSamplingConfig, TrainConfig
 from unirl.core.request import LatentRequest
 from unirl.core.roles import Losses, Metric, Replay
 from unirl.core.track import Track
-from unirl.numerics.advantages import Advantages, Mode, Scope, combine_rewards
+from unirl.numerics.adaptive_kl import AdaptiveKl
 from unirl.numerics.latent_request import plan_latents
 from unirl.numerics.losses import (
     ClipSchedule,
@@ -26,6 +26,7 @@ from unirl.numerics.losses import (
 )
 from unirl.numerics.reduction import LossTerm
 from unirl.numerics.replay import Replayed
+from unirl.numerics.track_advantages import track_advantages
 
 __all__ = ["FlowGrpo", "build"]
 
@@ -36,7 +37,7 @@ def build(
     return FlowGrpo(config, advantage=advantage, reward_weights=reward_weights, train=train)
 
 
-class FlowGrpo:
+class FlowGrpo(AdaptiveKl):
     """Flow-GRPO, arXiv 2505.05470, equation 6, with the variants that differ from it by a setting.
 
     DanceGRPO (2505.07818) is the kernel `dance-sde`; Flow-GRPO-Fast and MixGRPO (2507.21802) are windows of SDE steps;
@@ -51,6 +52,7 @@ class FlowGrpo:
         reward_weights: Mapping[str, float],
         train: TrainConfig,
     ) -> None:
+        super().__init__(config)
         self._config = config
         self._advantage = advantage
         self._reward_weights = reward_weights
@@ -78,14 +80,7 @@ class FlowGrpo:
         )
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
-        found = _advantages(track, self._advantage, reward_weights=self._reward_weights)
-        metrics = {
-            "advantage_abs_mean": float(found.values.abs().mean()),
-            "groups": float(found.num_groups),
-            "zero_spread_groups": float(found.num_zero_spread_groups),
-            "singleton_groups": float(found.num_singleton_groups),
-        }
-        return dataclasses.replace(track, advantages=found.values), metrics
+        return track_advantages(track, self._advantage, reward_weights=self._reward_weights)
 
     def anchor(self, track: Track, replay: Replay) -> Track:
         """Replace the engine's log-probs by replayed ones, which differ from those of the update by nothing."""
@@ -131,26 +126,9 @@ class FlowGrpo:
                 kl = gaussian_kl(new.means, reference.means, new.std)
             else:
                 kl = flow_grpo_kl(new.means, reference.means, new.g)
-            terms.append(LossTerm(name="kl", values=kl, weights=weights["kl"], scale=config.kl_coef))
+            terms.append(LossTerm(name="kl", values=kl, weights=weights["kl"], scale=self.kl_coef))
             metrics["kl"] = _mean(kl.detach(), weights["kl"])
         return Losses(terms=terms, metrics=metrics)
-
-
-def _advantages(track: Track, config: AdvantageConfig, *, reward_weights: Mapping[str, float]) -> Advantages:
-    return combine_rewards(
-        {name: track.reward_parts[name] for name in reward_weights},
-        weights=reward_weights,
-        group_ids=track.group_ids,
-        mode=cast(Mode, config.combine),
-        scope=cast(Scope, config.scope),
-        center=cast(Scope, config.center),
-        ddof=1 if config.ddof else 0,
-        eps=config.eps,
-        normalize=config.normalize,
-        leave_one_out=config.leave_one_out,
-        clip=config.clip,
-        row_weights=track.weights,
-    )
 
 
 def _step_weights(kind: str, track: Track, replayed: Replayed) -> Tensor | float:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unirl.core.config import PartConfig
+from unirl.core.kl import KlConfig
 
 __all__ = ["FlowGrpoConfig"]
 
 
 @dataclass
-class FlowGrpoConfig(PartConfig):
+class FlowGrpoConfig(KlConfig):
     clip_range: float = 1e-4
     """Clip of the ratio, which is of log-probs averaged over the latent's elements: 1e-4 here is 0.026 standard
     deviations of mean shift at 65,536 elements. Small latents want larger ones."""
@@ -27,7 +27,5 @@ class FlowGrpoConfig(PartConfig):
     step's noise level over the mean of its sample's steps, as TempFlow-GRPO has it."""
     drop_zero_advantage: bool = False
     """Leave samples without signal out of the average, so that the others weigh more."""
-    kl_coef: float = 0.0
-    """Coefficient of the KL divergence to the initial policy; 0 never runs that policy."""
     kl_form: str = "gaussian"
     """`gaussian`, the true one; `flow-grpo-code` leaves out the step's length, for numbers published with that code."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from unirl.core.capability import Needs
 from unirl.core.hookspec import hookimpl
+from unirl.core.kl import kl_reasons
 from unirl.core.plan import Plan
 from unirl.core.spec import AlgorithmSpec
 
@@ -45,8 +46,7 @@ def unirl_check_plan(plan: Plan) -> Iterable[str]:
         reasons.append(f"algorithm.clip_range: {config.clip_range} was asked for; it must lie between 0 and 1.")
     if config.clip_range_high is not None and config.clip_range_high <= 0:
         reasons.append(f"algorithm.clip_range_high: {config.clip_range_high} was asked for; it must be above 0.")
-    if config.kl_coef < 0:
-        reasons.append(f"algorithm.kl_coef: {config.kl_coef} was asked for; it must be 0 or more.")
+    reasons += kl_reasons(config, plan)
     for key, value, known in (
         ("clip_schedule", config.clip_schedule, ("constant", "linear", "cosine")),
         ("step_weight", config.step_weight, ("uniform", "inverse-dt", "noise")),

@@ -13,10 +13,10 @@ from unirl.core.roles import Losses, Replay
 from unirl.core.track import Track
 from unirl.numerics.aggregation import AggregationMode
 from unirl.numerics.importance_weights import ImportanceLevel, truncated_importance_weights
-from unirl.numerics.kl import KlEstimator, kl_estimate
 from unirl.numerics.losses import Surrogate, clipped_surrogate
 from unirl.numerics.overlong import soft_overlong_penalty
 from unirl.numerics.text_replay import ReplayedTokens, per_token
+from unirl.numerics.token_kl import TokenKl
 from unirl.numerics.token_losses import cispo_loss, sequence_log_ratio
 from unirl.numerics.token_policy import (
     TokenWeights,
@@ -37,7 +37,7 @@ def build(
     return Grpo(config, advantage=advantage, reward_weights=reward_weights, train=train)
 
 
-class Grpo:
+class Grpo(TokenKl):
     """GRPO, arXiv 2402.03300, equation 3: a clipped surrogate of each token, with the advantage of its text.
 
     Dr. GRPO (2503.20783), DAPO (2503.14476), GSPO (2507.18071), CISPO (2506.13585), RLOO (2402.14740) and REINFORCE++
@@ -52,6 +52,7 @@ class Grpo:
         reward_weights: Mapping[str, float],
         train: TrainConfig,
     ) -> None:
+        super().__init__(config)
         self._config = config
         self._advantage = advantage
         self._reward_weights = reward_weights
@@ -77,9 +78,7 @@ class Grpo:
 
     def weights(self, track: Track) -> Mapping[str, Tensor]:
         every = self._token_weights(track)
-        found = {"policy": self._policy_weights(track).announced}
-        if self._config.kl_coef:
-            found["kl"] = every.announced
+        found = {"policy": self._policy_weights(track).announced, **self.kl_weights(every)}
         if self._config.entropy_coef:
             found["entropy"] = every.announced
         return found
@@ -106,18 +105,9 @@ class Grpo:
             values = values * correction.weights
             metrics.update(correction.metrics())
         terms = [policy.term("policy", values)]
-        if config.kl_coef:
-            reference = replay(track, policy="reference").log_probs
-            kl = kl_estimate(
-                live,
-                torch.where(is_counted, reference, 0.0),
-                estimator=cast(KlEstimator, config.kl_estimator),
-                straight_through=config.kl_straight_through,
-            )
-            if config.kl_weighs_by_ratio:
-                kl = kl * (live - old).exp()
-            terms.append(every.term("kl", kl, scale=config.kl_coef))
-            metrics["kl"] = mean_over(kl, every.counted)
+        divergence, measured = self.kl_terms(track, replay, log_probs=live, old_log_probs=old, weights=every)
+        terms += divergence
+        metrics |= measured
         entropy = new.entropy
         assert entropy is not None, "a replay of text gives the entropy of every token"
         metrics["entropy"] = mean_over(entropy, every.counted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unirl.core.config import PartConfig
+from unirl.core.kl import TokenKlConfig
 
 __all__ = [
     "CispoConfig",
@@ -18,7 +18,7 @@ __all__ = [
 
 
 @dataclass
-class GrpoConfig(PartConfig):
+class GrpoConfig(TokenKlConfig):
     loss: str = "clip"
     """`clip`, the clipped surrogate of PPO; `cispo`, which clips the weight of a token and keeps its gradient."""
     ratio: str = "token"
@@ -50,16 +50,6 @@ class GrpoConfig(PartConfig):
     drop_zero_advantage: bool = False
     """Leave texts without signal, as those of a group of equal rewards, out of the average, so that the others weigh
     more."""
-    kl_coef: float = 0.0
-    """Coefficient of the divergence from the initial policy; 0 never runs that policy."""
-    kl_estimator: str = "k3"
-    """`k3`, never negative; `k2`, whose gradient is that of the divergence; `k1`, the plain difference of log-probs,
-    whose own gradient is 0 on average, so that it needs one of the next two."""
-    kl_straight_through: bool = False
-    """The value of the estimator with the gradient of `k2`."""
-    kl_weighs_by_ratio: bool = False
-    """Weigh the divergence of a token by its ratio, which has a gradient, so that value and gradient are unbiased with
-    samples of the old policy (DeepSeek-V3.2, arXiv 2512.02556; on by default in TRL)."""
     entropy_coef: float = 0.0
     """Coefficient of the entropy of the tokens' distributions, which the loss then raises."""
     tis: str = "none"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from unirl.core.capability import Cap, Needs, Support
 from unirl.core.hookspec import hookimpl
+from unirl.core.kl import kl_reasons
 from unirl.core.plan import Plan
 from unirl.core.spec import AlgorithmSpec
 
@@ -102,7 +103,14 @@ def unirl_check_plan(plan: Plan) -> Iterable[str]:
 
     config = plan.algorithm.config
     assert isinstance(config, GrpoConfig)
-    return [*_advantage(plan), *_names(config), *_ranges(config), *_lengths(config, plan), *_sources(config, plan)]
+    return [
+        *_advantage(plan),
+        *_names(config),
+        *_ranges(config),
+        *kl_reasons(config, plan),
+        *_lengths(config, plan),
+        *_sources(config, plan),
+    ]
 
 
 def _advantage(plan: Plan) -> Iterator[str]:
@@ -126,7 +134,6 @@ def _names(config: GrpoConfig) -> Iterator[str]:
             ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"),
         ),
         ("truncated", config.truncated, ("keep", "mask")),
-        ("kl_estimator", config.kl_estimator, ("k1", "k2", "k3")),
         ("tis", config.tis, ("none", "token", "sequence")),
     ):
         if value not in known:
@@ -151,15 +158,8 @@ def _ranges(config: GrpoConfig) -> Iterator[str]:
             )
     if is_cispo and config.ratio == "sequence":
         yield "algorithm.ratio: loss 'cispo' weighs each token by its own ratio; use 'token', or loss 'clip'."
-    for key, value in (("kl_coef", config.kl_coef), ("entropy_coef", config.entropy_coef)):
-        if value < 0:
-            yield f"algorithm.{key}: {value} was asked for; it must be 0 or more."
-    has_gradient = config.kl_estimator != "k1" or config.kl_straight_through or config.kl_weighs_by_ratio
-    if config.kl_coef and not has_gradient:
-        yield (
-            "algorithm.kl_estimator: the gradient of 'k1' is 0 on average, so as a loss it holds nothing back; use k2 "
-            "or k3, or set algorithm.kl_straight_through=true or algorithm.kl_weighs_by_ratio=true."
-        )
+    if config.entropy_coef < 0:
+        yield f"algorithm.entropy_coef: {config.entropy_coef} was asked for; it must be 0 or more."
     if config.tis_cap <= 0:
         yield f"algorithm.tis_cap: {config.tis_cap} was asked for; it must be above 0."
 

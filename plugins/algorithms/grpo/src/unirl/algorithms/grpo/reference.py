@@ -7,43 +7,17 @@ It shares no code with the algorithm. fp64 throughout; clarity before speed.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
 
 from unirl.algorithms.grpo.config import GrpoConfig
+from unirl.core.reference import TokenLossInputs, TokenMean, token_divergence
 
-__all__ = ["TokenLossInputs", "loss"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenLossInputs:
-    """The numbers that a loss over tokens is made of: fp64 NumPy arrays of n texts with up to S tokens each."""
-
-    log_probs: Any
-    """[n, S] under the weights that train."""
-    old_log_probs: Any
-    """[n, S] that the ratio compares with."""
-    engine_log_probs: Any
-    """[n, S] as the engine gave them."""
-    reference_log_probs: Any
-    """[n, S] under the reference policy."""
-    entropy: Any
-    """[n, S] of the distributions of the tokens, in nats."""
-    valid: Any
-    """[n, S] bool: tokens that are trained on."""
-    advantages: Any
-    """[n]."""
-    weights: Any
-    """[n] weights of the texts; 0 counts nowhere."""
-    is_truncated: Any
-    """[n] bool: stopped by the length limit."""
-    progress: float = 0.0
-    """0 to 1 over the run."""
+__all__ = ["loss"]
 
 
 def loss(config: GrpoConfig, inputs: TokenLossInputs) -> float:
     """The policy loss, plus `kl_coef` times the divergence, less `entropy_coef` times the entropy."""
-    policy, kl, entropy = (_Total(config) for _ in range(3))
+    horizon = config.horizon or config.max_length
+    policy, kl, entropy = (TokenMean(config.aggregation, horizon=horizon) for _ in range(3))
     for row, weight in enumerate(inputs.weights):
         tokens = [token for token, counts in enumerate(inputs.valid[row]) if counts]
         if weight == 0 or not tokens or (config.truncated == "mask" and inputs.is_truncated[row]):
@@ -51,7 +25,7 @@ def loss(config: GrpoConfig, inputs: TokenLossInputs) -> float:
         if inputs.advantages[row] != 0 or not config.drop_zero_advantage:
             policy.add([_policy(config, inputs, row, token, tokens) for token in tokens], float(weight))
         if config.kl_coef:
-            kl.add([_divergence(config, inputs, row, token) for token in tokens], float(weight))
+            kl.add([token_divergence(config, inputs, row, token) for token in tokens], float(weight))
         entropy.add([float(inputs.entropy[row, token]) for token in tokens], float(weight))
     return policy.value + config.kl_coef * kl.value - config.entropy_coef * entropy.value
 
@@ -87,42 +61,3 @@ def _importance(config: GrpoConfig, inputs: TokenLossInputs, row: int, token: in
     chosen = [token] if config.tis == "token" else tokens
     gap = sum(float(inputs.old_log_probs[row, t] - inputs.engine_log_probs[row, t]) for t in chosen)
     return min(math.exp(gap), config.tis_cap)
-
-
-def _divergence(config: GrpoConfig, inputs: TokenLossInputs, row: int, token: int) -> float:
-    """Schulman's estimators (2020) of the divergence from the reference, of one token."""
-    difference = float(inputs.log_probs[row, token] - inputs.reference_log_probs[row, token])
-    estimate = {"k1": difference, "k2": difference**2 / 2, "k3": math.exp(-difference) - 1 + difference}
-    if not config.kl_weighs_by_ratio:
-        return estimate[config.kl_estimator]
-    # DeepSeek-V3.2, arXiv 2512.02556: the expectation is over samples of the old policy.
-    ratio = math.exp(float(inputs.log_probs[row, token] - inputs.old_log_probs[row, token]))
-    return ratio * estimate[config.kl_estimator]
-
-
-class _Total:
-    """A sum over tokens of texts, and what it is divided by."""
-
-    def __init__(self, config: GrpoConfig) -> None:
-        self._mode = config.aggregation
-        self._constant = config.horizon or config.max_length
-        self._sum = 0.0
-        self._count = 0.0
-
-    def add(self, tokens: list[float], weight: float) -> None:
-        """The tokens of one text."""
-        if self._mode == "token-mean":
-            self._sum += weight * sum(tokens)
-            self._count += weight * len(tokens)
-            return
-        divisor = {
-            "seq-mean-token-mean": len(tokens),
-            "seq-mean-token-sum": 1,
-            "seq-mean-token-sum-norm": self._constant,
-        }[self._mode]
-        self._sum += weight * sum(tokens) / divisor
-        self._count += weight
-
-    @property
-    def value(self) -> float:
-        return self._sum / self._count if self._count else 0.0
