@@ -21,6 +21,7 @@ ALLOWED = {
     "unirl.runtime": {"unirl.core"},
     "unirl.conformance": {"unirl.core", "unirl.numerics"},
     "unirl.quickstart": {"unirl.core"},
+    "unirl.engine_cpu": set[str](),
 }
 """Packages that a package may import besides itself; everything else is a plugin."""
 PLUGIN_MAY = {"unirl.core", "unirl.numerics", "unirl.runtime"}

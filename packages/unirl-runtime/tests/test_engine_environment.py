@@ -7,6 +7,7 @@ import hashlib
 import shutil
 import subprocess
 import sys
+import textwrap
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -33,46 +34,61 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
         monkeypatch.setenv(f"{tool}_NO_INDEX", "1")
         monkeypatch.setenv(f"{tool}_FIND_LINKS", str(wheels))
 
-    def make(*, name: str = "doubling", hashed: str = digest) -> EngineEnvironment:
+    def make(*, name: str = "doubling", hashed: str = digest, added: str = "") -> EngineEnvironment:
         # Of this test alone: Python remembers where it found a package of that name before.
         package = tmp_path / "packages" / f"locks_of_{name}_{digest_of(str(tmp_path))}"
         package.mkdir(parents=True)
         (package / "__init__.py").touch()
         (package / "cpu.txt").write_text(f"acme-doubling==1.0 --hash=sha256:{hashed}\n", encoding="utf-8")
+        if added:
+            tree(package / "more" / "acme-tripling", added)
         monkeypatch.syspath_prepend(package.parent)
         return EngineEnvironment(
-            name=name, package=package.name, locks={"cpu": "cpu.txt"}, python=PYTHON, serve="none:none"
+            name=name,
+            package=package.name,
+            locks={"cpu": "cpu.txt"},
+            python=PYTHON,
+            serve="none:none",
+            additions={"cpu": (f"{package.name}:more/acme-tripling",)} if added else {},
         )
 
     return make
 
 
 @pytest.mark.parametrize("tool", ["uv", "pip"])
-def test_it_is_made_once_and_has_what_the_lock_says(
+def test_it_is_made_once_and_has_what_the_lock_and_its_additions_say(
     environment: Callable[..., EngineEnvironment], tool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if tool == "uv" and not shutil.which("uv"):
-        pytest.skip("not run: there is no uv on the path")
-    if tool == "pip":
-        found = shutil.which
-        monkeypatch.setattr(shutil, "which", lambda name: None if name == "uv" else found(name))
-    asked = environment()
+    use(tool, monkeypatch)
+    asked = environment(added="WORD = 'three'\n")
+    (source,) = asked.trees("cpu")
+    before = sorted(source.rglob("*"))
     with pytest.raises(RunFailed, match="unirl engine-env doubling --accel cpu"):
         asked.interpreter("cpu")
     made = install(asked, "cpu")
     again = install(asked, "cpu")
     assert (made.was_present, again.was_present, again.folder) == (False, True, made.folder)
-    said = subprocess.run(
-        [asked.interpreter("cpu"), "-I", "-c", "import acme_doubling; print(acme_doubling.NUMBER)\nimport unirl"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert said.stdout == "21\n"
+    # The tree lies in an installed package, where nothing may be written.
+    assert sorted(source.rglob("*")) == before
+    code = "import acme_doubling, acme_tripling; print(acme_doubling.NUMBER, acme_tripling.WORD)\nimport unirl"
+    said = subprocess.run([asked.interpreter("cpu"), "-I", "-c", code], capture_output=True, text=True, check=False)
+    assert said.stdout == "21 three\n"
     assert "No module named 'unirl'" in said.stderr
     # Scripts were made in another folder, which is gone.
     script = subprocess.run([made.folder / "bin" / "acme-double"], capture_output=True, text=True, check=True)
     assert script.stdout == "42\n"
+
+
+def test_what_is_added_counts_into_the_folder(environment: Callable[..., EngineEnvironment]) -> None:
+    """And what Python leaves beside a source does not."""
+    without, one, other = environment(name="a"), environment(name="b", added="1"), environment(name="c", added="2")
+    keys = [made.folder("cpu").name.rpartition("-")[2] for made in (without, one, other)]
+    assert len(set(keys)) == 3
+    (source,) = one.trees("cpu")
+    (source / "__pycache__").mkdir()
+    (source / "__pycache__" / "acme_tripling.cpython.pyc").touch()
+    assert one.folder("cpu").name.endswith(keys[1])
+    assert one.trees("cuda") == []
 
 
 def test_what_does_not_match_its_hash_leaves_nothing(environment: Callable[..., EngineEnvironment]) -> None:
@@ -107,6 +123,46 @@ def test_the_command_says_which_engines_have_one() -> None:
     done = CliRunner().invoke(command, ["trainside"])
     assert isinstance(done.exception, RecipeError)
     assert "engine 'trainside' runs in the environment of UniRL" in str(done.exception)
+
+
+def use(tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = shutil.which
+    if tool == "uv" and not found("uv"):
+        pytest.skip("not run: there is no uv on the path")
+    if tool == "pip":
+        monkeypatch.setattr(shutil, "which", lambda name: None if name == "uv" else found(name))
+
+
+def tree(folder: Path, content: str) -> None:
+    """A source tree of one module that brings what builds it, for there is no index within reach."""
+    folder.mkdir(parents=True)
+    build = """
+    [project]
+    name = "acme-tripling"
+    version = "1.0"
+    [build-system]
+    requires = []
+    build-backend = "backend"
+    backend-path = ["."]
+    """
+    backend = """
+import zipfile
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    name = "acme_tripling-1.0"
+    with zipfile.ZipFile(f"{folder}/{name}-py3-none-any.whl", "w") as archive:
+        archive.write("acme_tripling.py")
+        archive.writestr(f"{name}.dist-info/METADATA", "Metadata-Version: 2.1\\nName: acme-tripling\\nVersion: 1.0\\n")
+        archive.writestr(f"{name}.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        archive.writestr(f"{name}.dist-info/RECORD", "")
+    return f"{name}-py3-none-any.whl"
+"""
+    for name, text in {
+        "pyproject.toml": textwrap.dedent(build),
+        "backend.py": backend,
+        "acme_tripling.py": content,
+    }.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def digest_of(text: str) -> str:

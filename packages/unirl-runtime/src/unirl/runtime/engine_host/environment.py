@@ -14,7 +14,7 @@ from pathlib import Path
 
 from unirl.core.errors import RecipeError, RunFailed
 
-__all__ = ["COMPLETE", "FOLDER_VARIABLE", "EngineEnvironment", "cache_folder"]
+__all__ = ["COMPLETE", "FOLDER_VARIABLE", "EngineEnvironment", "cache_folder", "tree_files"]
 
 FOLDER_VARIABLE = "UNIRL_ENVS"
 """Environment variable that moves the folder of all environments."""
@@ -26,6 +26,11 @@ def cache_folder() -> Path:
     """Where environments lie: what `UNIRL_ENVS` names, else `~/.cache/unirl/envs`."""
     moved = os.environ.get(FOLDER_VARIABLE)
     return Path(moved).expanduser() if moved else Path.home() / ".cache" / "unirl" / "envs"
+
+
+def tree_files(tree: Path) -> list[Path]:
+    """Files of a source tree in an order of their own, without what Python leaves beside them."""
+    return sorted(path for path in tree.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +53,9 @@ class EngineEnvironment:
     modules: tuple[str, ...] = ()
     """Modules of installed UniRL dists that the server imports, of the standard library, torch and the engine's own
     packages alone: their source goes along."""
+    additions: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: dict[str, tuple[str, ...]]())
+    """Accelerator -> packages of our own that are installed on top of its lock: source trees, each a folder with a
+    pyproject.toml in an installed package, as `"package:folder"`. They bring no dependencies."""
     notes: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
     """Accelerator -> a sentence on what its lock holds, where a user should know."""
 
@@ -61,12 +69,27 @@ class EngineEnvironment:
         return files(self.package).joinpath(self.locks[accel]).read_bytes()
 
     def folder(self, accel: str, *, within: Path | None = None) -> Path:
-        """Where its environment lies, present or not: a folder of its own for every lock and version of Python.
+        """Where its environment lies, present or not: a folder of its own for every lock, version of Python, and
+        content of its additions.
 
         within: folder of all environments, `cache_folder()` unless another one is given.
         """
-        key = hashlib.sha256(self.lock(accel) + self.python.encode()).hexdigest()[:12]
-        return (within or cache_folder()) / f"{self.name}-{accel}-{key}"
+        key = hashlib.sha256(self.lock(accel) + self.python.encode())
+        for tree in self.trees(accel):
+            for path in tree_files(tree):
+                content = path.read_bytes()
+                key.update(f"{tree.name}/{path.relative_to(tree).as_posix()}:{len(content)}:".encode() + content)
+        return (within or cache_folder()) / f"{self.name}-{accel}-{key.hexdigest()[:12]}"
+
+    def trees(self, accel: str) -> list[Path]:
+        """Folders of the additions of an accelerator."""
+        found: list[Path] = []
+        for addition in self.additions.get(accel, ()):
+            package, _, folder = addition.partition(":")
+            tree = Path(str(files(package).joinpath(folder)))
+            assert (tree / "pyproject.toml").is_file(), f"engine {self.name!r}: no source tree in {addition!r}"
+            found.append(tree)
+        return found
 
     def is_present(self, accel: str, *, within: Path | None = None) -> bool:
         """Whether its environment was made to the end."""

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from unirl.core.errors import RunFailed
 
-from .environment import COMPLETE, EngineEnvironment
+from .environment import COMPLETE, EngineEnvironment, tree_files
 
 __all__ = ["Installed", "default_accel", "install"]
 
@@ -63,6 +64,7 @@ def install(
         building = folder.with_name(f"{folder.name}.building-{os.getpid()}-{secrets.token_hex(3)}")
         try:
             _make(environment, accel, building)
+            _add(environment, accel, building)
             _move_scripts(building, folder)
             facts = {"engine": environment.name, "accel": accel, "python": environment.python}
             (building / COMPLETE).write_text(json.dumps(facts), encoding="utf-8")
@@ -87,6 +89,25 @@ def _make(environment: EngineEnvironment, accel: str, building: Path) -> None:
             _run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *hashed], environment)
     finally:
         lock.unlink(missing_ok=True)
+
+
+def _add(environment: EngineEnvironment, accel: str, building: Path) -> None:
+    """Build and install its additions, which lie in installed packages: from copies, for a build may write beside."""
+    python = str(building / "bin" / "python")
+    uv = shutil.which("uv")
+    for tree in environment.trees(accel):
+        with tempfile.TemporaryDirectory(prefix="unirl-addition-") as name:
+            copy = Path(name) / tree.name
+            for file in tree_files(tree):
+                target = copy / file.relative_to(tree)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, target)
+            if uv:
+                words = [uv, "pip", "install", "--quiet", "--python", python, *_pip_sources(), "--no-deps", str(copy)]
+            else:
+                pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+                words = [*pip, "--no-deps", str(copy)]
+            _run(words, environment)
 
 
 def _run(command: Sequence[str], environment: EngineEnvironment) -> None:
