@@ -89,6 +89,8 @@ class Cap(StrEnum):
     """Keeps a lagged policy (an EMA adapter or copy) that rollouts and losses can use."""
     MANY_RANKS = "many-ranks"
     """Trains on all ranks of torch's default process group, each with rows of its own, as one rank with all rows."""
+    CRITIC = "critic"
+    """Keeps a critic of its own, for text, and trains it with an optimizer of its own; engines never see it."""
     THROUGH_SAMPLER = "through-sampler"
     """Backpropagates a reward through the sampler."""
     # Rewards.
@@ -130,6 +132,7 @@ CAPABILITIES_OF: Mapping[Kind, tuple[Cap, ...]] = {
         Cap.EMA,
         Cap.LAGGED_POLICY,
         Cap.MANY_RANKS,
+        Cap.CRITIC,
         Cap.THROUGH_SAMPLER,
     ),
     "algorithm": (),
@@ -169,6 +172,11 @@ class Needs:
     """Samples of older weights than those that train: `none` is refused them; `ratio` corrects for their age by its
     ratio to the policy that sampled, so the old log-probs must be the engine's; `any` is valid whoever sampled.
     `unstated` is treated as `none`."""
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether the advantages of a sample come from the others of its group, or of its rollout."""
+        return self.gradient == "surrogate" and not self.critic
 
     def merged(self, other: Needs) -> Needs:
         """Both needs at once: where `other` differs from the default it decides."""

@@ -14,7 +14,7 @@ from .asynchrony import asynchrony
 from .capability import Cap, Needs, Support
 from .config import BackendConfig, LatentSamplingConfig, TextSamplingConfig
 from .spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec
-from .text_match import text_sampling
+from .text_match import critic_without_text, text_sampling
 
 if TYPE_CHECKING:
     from .catalog import Catalog
@@ -148,8 +148,8 @@ def _parts(
         if not full and (needs.trajectory == "full" or not window):
             cap = Cap.TRAJECTORY_FULL if needs.trajectory == "full" else Cap.TRAJECTORY_WINDOW
             yield from _lacks("engine", engine, cap, asks=asks)
-    if needs.critic:
-        yield Reason(key="algorithm", text=f"{asks} needs a critic; backends do not train one yet.")
+    if needs.critic and "text" not in kinds:
+        yield Reason(key="algorithm", text=critic_without_text(asks, model.name))
     if backend is not None:
         yield from _backend(model, engine, algorithm, backend, needs=needs, trains=trains)
     wanted = {"group": Cap.REWARD_GROUP, "differentiable": Cap.REWARD_DIFFERENTIABLE}.get(needs.reward)
@@ -184,12 +184,13 @@ def _backend(
                 "its rollouts would come from the initial policy for ever.",
             )
     if needs.reference == "policy":
-        by_mode = {Cap.TRAIN_LORA: Cap.REFERENCE_ADAPTER_OFF, Cap.TRAIN_FULL: Cap.REFERENCE_COPY}
-        ways = [by_mode[cap] for cap in trains]
+        ways = [Cap.REFERENCE_ADAPTER_OFF if cap is Cap.TRAIN_LORA else Cap.REFERENCE_COPY for cap in trains]
         if not any(backend.support(cap) is Support.NATIVE for cap in ways):
             yield from _lacks("backend", backend, ways[0], asks=f"{asks} with a KL to the reference policy")
     if needs.old_policy == "ema":
         yield from _lacks("backend", backend, Cap.LAGGED_POLICY, asks=asks)
+    if needs.critic:
+        yield from _lacks("backend", backend, Cap.CRITIC, asks=asks)
     if needs.gradient == "through-sampler":
         yield from _lacks("backend", backend, Cap.THROUGH_SAMPLER, asks=asks)
 
@@ -239,7 +240,7 @@ def _geometry(plan: Plan, needs: Needs) -> Iterator[Reason]:
             text=f"{train.updates_per_step} updates were asked for; algorithm {plan.algorithm.name!r} is valid for one "
             "on each rollout.",
         )
-    if data.samples_per_prompt < 2 and plan.advantage.center == "group" and needs.gradient == "surrogate":
+    if data.samples_per_prompt < 2 and plan.advantage.center == "group" and needs.compares_groups:
         yield Reason(
             key="data.samples_per_prompt",
             text="a group of 1 has no spread, so all advantages would be 0; use 2 or more, or advantage.center=global.",

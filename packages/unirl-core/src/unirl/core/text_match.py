@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .config import TextSamplingConfig
     from .plan import Plan
 
-__all__ = ["text_sampling"]
+__all__ = ["critic_without_text", "text_sampling"]
 
 
 def text_sampling(key: str, sampling: TextSamplingConfig, plan: Plan, needs: Needs) -> Iterator[tuple[str, str]]:
@@ -36,6 +36,11 @@ def text_sampling(key: str, sampling: TextSamplingConfig, plan: Plan, needs: Nee
                 f"{value} was asked for; {asks} over all tokens, and a sampler that drops some is another policy. Use "
                 f"{whole} here; eval.sampling.{name} may differ.",
             )
+
+
+def critic_without_text(asks: str, model: str) -> str:
+    """Why an algorithm with a critic cannot train this model. asks: who asks, as the start of a sentence."""
+    return f"{asks} trains a critic, which reads tokens; model {model!r} has no text track. Choose one that has."
 
 
 def _ranges(key: str, sampling: TextSamplingConfig) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ import torch
 from unirl.core.track import TextSegment
 
 from .replay import Replayed
-from .text_replay import ReplayedTokens, per_token, token_mask
+from .text_replay import ReplayedTokens, per_sample, per_token, token_mask
 
 if TYPE_CHECKING:
     from unirl.core.roles import Policy, Replay
@@ -23,10 +23,7 @@ def with_reference(track: Track, replay: Replay, *, policy: Policy = "reference"
     with torch.no_grad():
         found = replay(track, policy=policy)
     if isinstance(track.segment, TextSegment):
-        rows = zip(found.log_probs, track.segment.lengths, strict=True)
-        segment = dataclasses.replace(
-            track.segment, reference_log_probs=tuple(row[:length].clone() for row, length in rows)
-        )
+        segment = dataclasses.replace(track.segment, reference_log_probs=per_sample(found.log_probs, track.segment))
         return dataclasses.replace(track, segment=segment)
     means = cast(Replayed, found).means
     return dataclasses.replace(track, segment=dataclasses.replace(track.latent, reference_means=means))

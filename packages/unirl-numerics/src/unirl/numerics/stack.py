@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
@@ -19,13 +19,14 @@ from unirl.core.errors import BatchError
 from unirl.core.roles import Metric, TrainReport
 from unirl.core.track import Status, TextSegment, Track
 
+from .critic import CriticUpdater, critic_algorithm, estimated
 from .log_prob_gap import GapMeter
 from .reduction import LossTerm, reduce_terms, weight_totals
 from .tally import Tally
 from .token_batches import micro_batches_by_tokens
 
 if TYPE_CHECKING:
-    from unirl.core.roles import Algorithm, Replay
+    from unirl.core.roles import Algorithm, CriticAlgorithm, Losses, Replay
 
 __all__ = ["StepReport", "Updater", "mini_batches", "train_on"]
 
@@ -90,6 +91,7 @@ def train_on(
     version: int | None = None,
     micro_batch_tokens: int = 0,
     packing: bool = True,
+    critic: CriticUpdater | None = None,
 ) -> TrainReport:
     """Train on the rows of this rank: `updates` optimizer steps of equal share.
 
@@ -102,15 +104,20 @@ def train_on(
     results in bf16 depend on the batch's shape.
     logp_gap_max: bound of |log-prob of the engine - of the replay|; None is none. The gap is measured in the anchor
     pass, or in the first update where the anchor replays nothing.
+    critic: for a `CriticAlgorithm`, whose critic takes a step after each of the policy's. Its values and its
+    `after_anchor` come between the anchor pass and the first update. While it warms up the policy takes no step.
     version: of the weights that train. The gap is measured on samples of these weights alone; None takes all samples.
 
     Metrics are exact over micro-batches and ranks: the algorithm's own, `loss`, `grad_norm` (mean and `_max`),
     `grad_rms`, `ratio_max_dev_first` (the `ratio_max_dev` of the first update), and `logp_gap_max` and `logp_gap_mean`
-    where the engine gave log-probs. An update whose terms all weigh nothing takes no step: `updates_empty` counts them.
+    where the engine gave log-probs; of a critic `critic_loss`, `critic_updates` and what its optimizer says, as
+    `critic_grad_norm` and so on. An update whose terms all weigh nothing takes no step: `updates_empty` counts them.
 
-    Raises BatchError when the geometry does not fit, or when the weights of a loss differ from what `weights` said;
-    RunFailed when the engine's log-probs are off by more than `logp_gap_max`, before any step is taken.
+    Raises BatchError when the geometry does not fit, when the weights of a loss differ from what `weights` said, and
+    when there is a critic without an algorithm for it or the other way round; RunFailed when the engine's log-probs are
+    off by more than `logp_gap_max`, before any step is taken.
     """
+    judge = critic_algorithm(algorithm, critic)
     _check_geometry(track, updates=updates, micro_batch=micro_batch)
     kept, dealt = _dealt(track, updates=updates, apply=apply)
     batches = [kept.select(rows).chunks(micro_batch) if rows else [] for rows in dealt]
@@ -121,23 +128,35 @@ def train_on(
     measures_first = not meter.was_called
     meter.check(logp_gap_max, apply)
 
-    everything, first, reports = Tally(), Tally(), list[StepReport]()
-    num_empty = 0
+    everything, first, reports, critic_reports = Tally(), Tally(), list[StepReport](), list[StepReport]()
+    num_empty, waits = 0, critic is not None and critic.is_alone
+    if judge is not None and critic is not None:
+        batches = estimated(batches, judge, critic, apply=apply, tally=everything)
     for micros in batches:
-        announced = _sum([weight_totals(algorithm.weights(micro)) for micro in micros])
-        totals = _over_ranks(announced, apply)
-        if not any(total > 0 for total in totals.values()):
-            num_empty += 1
-            continue
-        is_first = not reports
-        through = meter if is_first and measures_first else replay
-        tally = first if is_first else Tally()
-        apply.zero_grad()
-        found = _accumulate(micros, algorithm, through, totals, progress=progress, apply=apply, tally=tally)
-        _check_weights(announced, found)
-        if through is meter:
-            meter.check(logp_gap_max, apply)
-        reports.append(apply.step())
+        tally = Tally()
+        if not waits:
+            through = meter if not reports and measures_first else replay
+
+            def losses(there: Track, through: Replay = through) -> Losses:
+                return algorithm.loss(there, through, progress=progress)
+
+            accumulated = _accumulate(micros, algorithm.weights, losses, into=apply, apply=apply, tally=tally)
+            if not accumulated:
+                num_empty += 1
+                continue
+            if through is meter:
+                meter.check(logp_gap_max, apply)
+            first = first if reports else tally
+            reports.append(apply.step())
+        if judge is not None and critic is not None:
+
+            def critic_losses(there: Track, judge: CriticAlgorithm = judge, critic: CriticUpdater = critic) -> Losses:
+                return judge.critic_loss(there, critic.values(there), progress=progress)
+
+            if _accumulate(
+                micros, judge.critic_weights, critic_losses, into=critic, apply=apply, tally=tally, name="critic_loss"
+            ):
+                critic_reports.append(critic.step())
         everything.merge(tally)
 
     everything.add(meter.metrics())
@@ -148,6 +167,11 @@ def train_on(
     metrics.update(_step_metrics(reports))
     if num_empty:
         metrics["updates_empty"] = float(num_empty)
+    if critic is not None:
+        stepped = sum(not report.skipped for report in critic_reports)
+        metrics.update({f"critic_{name}": value for name, value in _step_metrics(critic_reports).items()})
+        metrics["critic_updates"] = float(stepped)
+        metrics["critic_updates_skipped"] = float(len(critic_reports) - stepped)
     num_skipped = sum(report.skipped for report in reports)
     return TrainReport(metrics=metrics, num_updates=len(reports) - num_skipped, num_skipped=num_skipped)
 
@@ -254,26 +278,34 @@ def _over_ranks(totals: Mapping[str, Tensor], apply: Updater) -> dict[str, Tenso
 
 def _accumulate(
     micros: Sequence[Track],
-    algorithm: Algorithm,
-    replay: Replay,
-    totals: Mapping[str, Tensor],
+    weights: Callable[[Track], Mapping[str, Tensor]],
+    losses: Callable[[Track], Losses],
     *,
-    progress: float,
+    into: Updater | CriticUpdater,
     apply: Updater,
     tally: Tally,
-) -> dict[str, Tensor]:
-    """Forward and backward of every micro-batch of one update; returns what the terms weighed."""
+    name: str = "loss",
+) -> bool:
+    """Forward and backward of every micro-batch of one update; False, before any of them, when nothing has weight.
+
+    into: whose weights these losses train.  name: of the loss in the log.
+    """
+    announced = _sum([weight_totals(weights(micro)) for micro in micros])
+    totals = _over_ranks(announced, apply)
+    if not any(total > 0 for total in totals.values()):
+        return False
+    into.zero_grad()
     factor = apply.num_ranks if apply.gradient_reduction == "mean" else 1
     found: list[Mapping[str, Tensor]] = []
     for number, micro in enumerate(micros, start=1):
-        there = micro.to(apply.device)
-        losses = algorithm.loss(there, replay, progress=progress)
-        terms = cast("Sequence[LossTerm]", losses.terms)
+        told = losses(micro.to(apply.device))
+        terms = cast("Sequence[LossTerm]", told.terms)
         loss = reduce_terms(terms, totals=totals)
         found.append(weight_totals(terms))
-        tally.add({**losses.metrics, "loss": Metric(total=float(loss.detach()), reduce="sum")})
-        apply.backward(loss * factor, last=number == len(micros))
-    return _sum(found)
+        tally.add({**told.metrics, name: Metric(total=float(loss.detach()), reduce="sum")})
+        into.backward(loss * factor, last=number == len(micros))
+    _check_weights(announced, _sum(found))
+    return True
 
 
 def _check_weights(said: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from unirl.core.errors import BatchError
 
-from .token_batches import pack_batch, pad_batch, to_rows
+from .token_batches import TokenBatch, pack_batch, pad_batch, to_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from unirl.core.roles import TextModel
     from unirl.core.track import TextSegment
 
-__all__ = ["ReplayedTokens", "per_token", "replay_text", "token_mask"]
+__all__ = ["ReplayedTokens", "per_sample", "per_token", "replay_text", "replay_values", "token_mask"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +43,7 @@ def replay_text(model: TextModel, segment: TextSegment, *, packing: bool, with_e
             f"Track: its text was sampled at temperature {segment.temperature}, without chance, so its tokens have no "
             "log-probs to train on. Sample with a temperature above 0."
         )
-    prompts, tokens = segment.prompt_tokens, segment.tokens
-    packed = packing and model.packs
-    batch = pack_batch(prompts, tokens) if packed else pad_batch(prompts, tokens, pad_token=model.pad_token)
+    batch = _batch(model, segment, packing=packing)
     flat, entropy = model.score(batch, temperature=segment.temperature, with_entropy=with_entropy)
     log_probs, _ = to_rows(flat, segment.lengths)
     valid = token_mask(segment)
@@ -55,6 +53,25 @@ def replay_text(model: TextModel, segment: TextSegment, *, packing: bool, with_e
         entropy=None if entropy is None else torch.where(valid, to_rows(entropy, segment.lengths)[0], zero),
         valid=valid,
     )
+
+
+def replay_values(
+    critic: Callable[[TokenBatch], Tensor], model: TextModel, segment: TextSegment, *, packing: bool
+) -> Tensor:
+    """[n, S] fp32: what a critic expects before each token of a segment; 0 where not valid.
+
+    critic: gives [T] for the targets of a batch, with gradient unless in no_grad.  model: says how they are laid out.
+    """
+    flat = critic(_batch(model, segment, packing=packing)).float()
+    values, _ = to_rows(flat, segment.lengths)
+    return torch.where(token_mask(segment), values, torch.zeros_like(values))
+
+
+def _batch(model: TextModel, segment: TextSegment, *, packing: bool) -> TokenBatch:
+    prompts, tokens = segment.prompt_tokens, segment.tokens
+    if packing and model.packs:
+        return pack_batch(prompts, tokens)
+    return pad_batch(prompts, tokens, pad_token=model.pad_token)
 
 
 def token_mask(segment: TextSegment) -> Tensor:
@@ -72,6 +89,11 @@ def per_token(segment: TextSegment, name: str) -> Tensor:
     if values is None:
         raise BatchError(f"TextSegment.{name}: it was asked for, and nothing has filled it in.")
     return _padded(values)
+
+
+def per_sample(values: Tensor, segment: TextSegment) -> tuple[Tensor, ...]:
+    """What `per_token` gives, back as a field of the segment: [n, S] -> per sample [L_n], without the padding."""
+    return tuple(row[:length].clone() for row, length in zip(values, segment.lengths, strict=True))
 
 
 def _padded(values: Sequence[Tensor]) -> Tensor:

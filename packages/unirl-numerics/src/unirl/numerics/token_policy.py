@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from unirl.core.errors import BatchError
 from unirl.core.roles import Metric, Replay
-from unirl.core.track import Status, TextSegment, Track
+from unirl.core.track import Status, Track
 
 from .aggregation import Aggregation, AggregationMode, aggregation_weights
 from .reduction import LossTerm
-from .text_replay import token_mask
+from .text_replay import per_sample, token_mask
 
 __all__ = ["TokenWeights", "anchor_tokens", "mean_over", "ratio_metrics", "text_numbers", "token_weights"]
 
@@ -87,7 +87,7 @@ def anchor_tokens(track: Track, replay: Replay, *, replays: bool, keeps_engine: 
     if replays:
         with torch.no_grad():
             old = replay(track).log_probs.detach()
-        segment = dataclasses.replace(segment, log_probs=_per_sample(old, segment))
+        segment = dataclasses.replace(segment, log_probs=per_sample(old, segment))
     return dataclasses.replace(track, segment=segment)
 
 
@@ -124,8 +124,3 @@ def text_numbers(track: Track) -> dict[str, float]:
         "response_length_max": float(max(lengths)),
         "truncated_share": stopped / len(counted),
     }
-
-
-def _per_sample(values: Tensor, segment: TextSegment) -> tuple[Tensor, ...]:
-    """[n, S] -> per sample [L_n], without the padding."""
-    return tuple(row[:length].clone() for row, length in zip(values, segment.lengths, strict=True))

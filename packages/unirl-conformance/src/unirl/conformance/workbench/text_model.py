@@ -99,18 +99,26 @@ class TextNet(nn.Module):
             self.leave.bias[END] = 3.0
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, visible: Tensor, *, index: Tensor | None, cache: Cache | None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        *,
+        index: Tensor | None,
+        cache: Cache | None,
+        is_hidden: bool = False,
     ) -> tuple[Tensor, Cache]:
         """Logits [T, VOCABULARY] at `index` into the flattened [B * L], or [B, VOCABULARY] at the last of each row.
 
-        tokens, positions: [B, L].  visible: [B, L, cached + L].
+        tokens, positions: [B, L].  visible: [B, L, cached + L].  is_hidden: states [T, WIDTH] instead of logits.
         """
         hidden, kept = self.enter(tokens) + _waves(positions), list[tuple[Tensor, Tensor]]()
         for number, block in enumerate(self.blocks):
             hidden, past = block(hidden, visible, None if cache is None else cache[number])
             kept.append(past)
         chosen = hidden[:, -1] if index is None else hidden.flatten(0, 1)[index]
-        return self.leave(self.dropout(chosen)), tuple(kept)
+        states = self.dropout(chosen)
+        return states if is_hidden else self.leave(states), tuple(kept)
 
 
 class TextWorkbenchModel:
@@ -130,6 +138,11 @@ class TextWorkbenchModel:
 
     @property
     def trainable(self) -> nn.Module:
+        return self.net
+
+    @property
+    def trunk(self) -> nn.Module:
+        """The whole net: its output projection is left out of the forward."""
         return self.net
 
     def prompt_tokens(
@@ -160,6 +173,10 @@ class TextWorkbenchModel:
         scores = torch.log_softmax(logits.float() / temperature, dim=1)
         log_probs = scores.gather(1, batch.targets.to(self.device)[:, None]).squeeze(1)
         return log_probs, -(scores.exp() * scores).sum(dim=1) if with_entropy else None
+
+    def hidden(self, batch: TokenBatchLike, *, trunk: nn.Module | None = None) -> Tensor:
+        net = self.net if trunk is None else trunk
+        return net(*self.layout(batch), index=batch.target_index.to(self.device), cache=None, is_hidden=True)[0].float()
 
     def layout(self, batch: TokenBatchLike) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens and positions [B, L] of a batch, and what is visible from where [B, L, L]."""

@@ -4,6 +4,7 @@ The loop calls nothing else. A model is plain torch and knows nothing of engines
 into a rollout; a backend owns what trains; an algorithm returns loss terms and never runs backward itself.
 """
 
+from .critic import CriticAlgorithm, CriticBackend
 from .engine import Engine, WeightReceipt, WeightUpdate
 from .model import DiffusionModel, Model, TextModel, TokenBatchLike
 from .reward import Reward, ScoreInput, Scores
@@ -26,6 +27,8 @@ from .transport import PieceLike, RemoteRowsLike, Transport, TransportCounts, Tr
 __all__ = [
     "Algorithm",
     "Backend",
+    "CriticAlgorithm",
+    "CriticBackend",
     "DiffusionModel",
     "Engine",
     "LatentAlgorithm",

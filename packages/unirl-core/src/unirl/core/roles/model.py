@@ -130,6 +130,18 @@ class TextModel(Model, Protocol):
         """
         ...
 
+    @property
+    def trunk(self) -> Module:
+        """The part of `trainable` whose outputs are the hidden states, without the output projection."""
+        ...
+
+    def hidden(self, batch: TokenBatchLike, *, trunk: Module | None = None) -> Array:
+        """Last hidden state [T, D] at each target's position, what the output projection would be given there.
+
+        trunk: to run in place of its own, a copy of it, such as that of a critic. With gradient, unless in no_grad.
+        """
+        ...
+
     def next_logits(self, tokens: Array, *, positions: Array, attention_mask: Array, cache: Any) -> tuple[Array, Any]:
         """Logits [B, V] fp32 after the last of tokens [B, L], and the cache with them in it.
 

@@ -60,6 +60,11 @@ class Qwen3Model:
         return self.causal_lm
 
     @property
+    def trunk(self) -> torch.nn.Module:
+        found: Any = self.causal_lm
+        return found.model
+
+    @property
     def stop_tokens(self) -> tuple[int, ...]:
         """Those of generation_config.json; else the end-of-text token of config.json; else the tokenizer's."""
         return self._stop_tokens
@@ -126,6 +131,17 @@ class Qwen3Model:
                 with_entropy=with_entropy,
                 chunk=self._chunk,
             )
+
+    def hidden(self, batch: TokenBatchLike, *, trunk: torch.nn.Module | None = None) -> Tensor:
+        """Last hidden state [T, D] at each target's position; the same for padded and packed batches."""
+        with self._precision():
+            outputs = (self.trunk if trunk is None else trunk)(
+                batch.tokens.to(self.device),
+                **self._layout(batch.positions.to(self.device), batch.attention_mask),
+                use_cache=False,
+            )
+        states: Tensor = outputs.last_hidden_state
+        return states.flatten(0, 1)[batch.target_index.to(self.device)]
 
     @torch.no_grad()
     def next_logits(
