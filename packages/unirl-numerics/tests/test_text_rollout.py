@@ -17,7 +17,8 @@ from unirl.core.track import PER_TOKEN, Status, TextSegment, Track
 from unirl.numerics.reduction import LossTerm
 from unirl.numerics.stack import StepReport, train_on
 from unirl.numerics.text_replay import per_token, replay_text
-from unirl.numerics.text_rollout import choose_tokens, generate_text, visible_texts
+from unirl.numerics.text_rollout import generate_text, visible_texts
+from unirl.numerics.token_draws import BLOCK, choose_tokens, draws
 from unirl.numerics.track_replay import TrackReplay
 
 # Log-probs are kept in fp32: half a unit in the last place of a number below 16.
@@ -45,6 +46,13 @@ def by_definition(model, prompt, seed, *, temperature, longest):
         if tokens[-1] == 0:
             break
     return tokens[len(prompt) :]
+
+
+def test_a_block_of_draws_is_that_part_of_the_stream_of_its_seed() -> None:
+    """numpy's own generator of that key, drawn from its beginning."""
+    stream = np.random.Generator(np.random.Philox(key=2**62 + 5)).random(3 * BLOCK)
+    for block in (0, 2):
+        assert draws(2**62 + 5, block).tolist() == stream[block * BLOCK : (block + 1) * BLOCK].tolist()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])

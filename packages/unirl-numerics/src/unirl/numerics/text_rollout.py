@@ -12,15 +12,15 @@ from torch import Tensor
 from unirl.core.request import Request
 from unirl.core.track import Status, TextSegment, Track
 
+from .token_draws import BLOCK, choose_tokens, draws
+
 if TYPE_CHECKING:
     from unirl.core.config import TextSamplingConfig
     from unirl.core.request import TextRequest
     from unirl.core.roles import TextModel
 
-__all__ = ["GeneratedText", "choose_tokens", "generate_text", "text_track", "visible_texts"]
+__all__ = ["GeneratedText", "generate_text", "text_track", "visible_texts"]
 
-_DRAWS = 64
-"""Uniform numbers of a row that are drawn at once."""
 _TAIL = 32
 """Tokens that are decoded to look for a stop string: it lies in the last of them, however long the text."""
 _SHRINK = 0.25
@@ -46,33 +46,6 @@ class GeneratedText:
             log_probs=tuple(row for part in parts for row in part.log_probs),
             truncated=tuple(row for part in parts for row in part.truncated),
         )
-
-
-def choose_tokens(
-    logits: Tensor, uniform: Tensor, *, temperature: float, top_p: float = 1.0, top_k: int = 0
-) -> tuple[Tensor, Tensor]:
-    """The token of each row at which the cumulative probability passes `uniform`.
-
-    logits: [B, V].  uniform: [B] fp64 in [0, 1).  temperature 0 takes the likeliest token.
-    top_p: only the likeliest tokens that together reach it.  top_k: only that many of the likeliest; 0 is all.
-    Returns tokens [B] int64 and their log-probs [B] fp32, the latter over all tokens whatever top_p and top_k.
-
-    Sums are fp64, so that a token of any probability that fp32 knows can be drawn.
-    """
-    scores = torch.log_softmax(logits.float() / (temperature or 1.0), dim=1)
-    if temperature == 0:
-        tokens = scores.argmax(dim=1)
-        return tokens, scores.gather(1, tokens[:, None]).squeeze(1)
-    probabilities = scores.double().exp()
-    if top_k or top_p < 1:
-        probabilities = _likeliest(probabilities, top_p=top_p, top_k=top_k)
-    reached = probabilities.cumsum(dim=1)
-    total = reached[:, -1:]
-    place = torch.searchsorted(reached, uniform.to(reached)[:, None] * total, right=True)
-    # The product may round up to the total: the first token that reaches it is then the one.
-    last = torch.searchsorted(reached, total.contiguous())
-    tokens = torch.minimum(place, last)
-    return tokens.squeeze(1), scores.gather(1, tokens).squeeze(1)
 
 
 @torch.no_grad()
@@ -154,15 +127,6 @@ def _cut(text: str, stops: Sequence[str]) -> str:
     return text[: min(ends)] if ends else text
 
 
-def _likeliest(probabilities: Tensor, *, top_p: float, top_k: int) -> Tensor:
-    """[B, V] with 0 for all but the likeliest tokens; of equal ones, the first."""
-    ranked, order = probabilities.sort(dim=1, descending=True, stable=True)
-    kept = ranked.cumsum(dim=1) - ranked < top_p
-    if top_k:
-        kept[:, top_k:] = False
-    return probabilities * torch.zeros_like(kept).scatter(1, order, kept)
-
-
 def _prefill(model: TextModel, prompts: Sequence[Tensor]) -> tuple[Tensor, Any, Tensor, Tensor, Tensor]:
     """Each distinct prompt once: logits [U, V], cache, last positions [U], mask [U, P]; and the prompt [N] of a row."""
     keys = [tuple(int(token) for token in prompt) for prompt in prompts]
@@ -189,13 +153,13 @@ class _Rows:
         self._tokens: list[list[Tensor]] = [[] for _ in range(wanted.num_rows)]
         self._log_probs: list[list[Tensor]] = [[] for _ in range(wanted.num_rows)]
         self._ended = torch.zeros(wanted.num_rows, dtype=torch.bool)
-        self._generators = [np.random.Generator(np.random.Philox(key=seed)) for seed in wanted.seeds]
+        self._seeds = wanted.seeds
         self._drawn = np.empty((wanted.num_rows, 0))
 
     def uniform(self, rows: Tensor, step: int) -> Tensor:
         """[B] fp64: number `step` of the stream of each row's seed."""
         if step >= self._drawn.shape[1]:
-            more = np.stack([generator.random(_DRAWS) for generator in self._generators])
+            more = np.stack([draws(seed, step // BLOCK) for seed in self._seeds])
             self._drawn = np.concatenate([self._drawn, more], axis=1)
         return torch.from_numpy(self._drawn[rows.numpy(), step])  # pyright: ignore[reportUnknownMemberType]
 
