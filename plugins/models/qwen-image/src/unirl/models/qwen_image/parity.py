@@ -1,0 +1,45 @@
+# diffusers exports its classes lazily, and annotates arguments with less than it takes.
+# pyright: reportPrivateImportUsage=false, reportArgumentType=false
+"""diffusers' own pipeline on a checkpoint: what the model is compared with. Nothing of the model is used here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers import QwenImagePipeline
+from torch import Tensor
+from unirl.core.config import LatentSamplingConfig
+from unirl.core.reference import ReferenceRun
+
+__all__ = ["run"]
+
+
+def run(folder: Path, *, prompts: Sequence[str], sampling: LatentSamplingConfig, initial: Tensor) -> ReferenceRun:
+    """`QwenImagePipeline` in fp32, from `initial`, where that lies. Fits `unirl.core.reference.RunReference`.
+
+    The pipeline packs and unpacks patches by itself. It knows a guidance scale of 1 as none, and no negatives then.
+    """
+    pipeline = QwenImagePipeline.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    pipeline.to(initial.device)
+    pipeline.set_progress_bar_config(disable=True)
+    images = F.pixel_shuffle(initial, 2)
+    is_guided = sampling.guidance_scale != 1.0
+    result: Any = pipeline(
+        list(prompts),
+        negative_prompt=[sampling.negative_prompt] * len(prompts) if is_guided else None,
+        true_cfg_scale=sampling.guidance_scale,
+        height=sampling.height,
+        width=sampling.width,
+        num_inference_steps=sampling.steps,
+        latents=pipeline._pack_latents(images, *images.shape),  # pyright: ignore[reportPrivateUsage]
+        max_sequence_length=sampling.max_sequence_length,
+        output_type="latent",
+    )
+    unpacked = pipeline._unpack_latents(  # pyright: ignore[reportPrivateUsage]
+        result.images, sampling.height, sampling.width, pipeline.vae_scale_factor
+    )
+    return ReferenceRun(sigmas=pipeline.scheduler.sigmas, final=F.pixel_unshuffle(unpacked[:, :, 0], 2))

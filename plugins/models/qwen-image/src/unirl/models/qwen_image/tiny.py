@@ -1,0 +1,146 @@
+# diffusers exports its classes lazily, and annotates arguments with less than it takes.
+# pyright: reportPrivateImportUsage=false, reportArgumentType=false
+"""A random miniature checkpoint in the ordinary layout, for tests and the conformance matrix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from diffusers import (
+    AutoencoderKLQwenImage,
+    FlowMatchEulerDiscreteScheduler,
+    QwenImagePipeline,
+    QwenImageTransformer2DModel,
+)
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
+
+__all__ = ["write"]
+
+_TEXT_WIDTH = 32
+_CHANNELS = 4
+_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
+_VIDEO = "<|video_pad|>"
+_WORDS = (
+    *("system", "Describe", "Ġthe", "Ġimage", "Ġby", "Ġdetailing", "Ġcolor", "Ġshape", "Ġsize", "Ġtexture"),
+    *("Ġquantity", "Ġtext", "Ġspatial", "Ġrelationships", "Ġof", "Ġobjects", "Ġand", "Ġbackground"),
+    *("user", "assistant"),
+)
+"""Those of the pipeline's template, as byte-level BPE writes them: one token each, as in Qwen2.5-VL's vocabulary."""
+
+
+def write(folder: Path, *, seed: int, scheduler: FlowMatchEulerDiscreteScheduler | None = None) -> None:
+    """Write a `QwenImagePipeline` of about 0.4 M random parameters; same seed, same bytes.
+
+    8x VAE with 4 channels, each with a mean and deviation of its own.  scheduler: another one than Qwen-Image's.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        tokenizer = _tokenizer()
+        QwenImagePipeline(
+            transformer=_noisy(_transformer()),
+            scheduler=scheduler or _scheduler(),
+            vae=_vae(),
+            text_encoder=_text_encoder(tokenizer),
+            tokenizer=tokenizer,
+        ).save_pretrained(folder)
+
+
+def _scheduler() -> FlowMatchEulerDiscreteScheduler:
+    """The settings that Qwen-Image is published with."""
+    return FlowMatchEulerDiscreteScheduler(
+        use_dynamic_shifting=True,
+        base_shift=0.5,
+        max_shift=0.9,
+        base_image_seq_len=256,
+        max_image_seq_len=8192,
+        shift_terminal=0.02,
+        time_shift_type="exponential",
+    )
+
+
+def _transformer() -> QwenImageTransformer2DModel:
+    return QwenImageTransformer2DModel(
+        patch_size=2,
+        in_channels=4 * _CHANNELS,
+        out_channels=_CHANNELS,
+        num_layers=2,
+        attention_head_dim=32,
+        num_attention_heads=2,
+        joint_attention_dim=_TEXT_WIDTH,
+        axes_dims_rope=(8, 12, 12),
+    )
+
+
+def _noisy(transformer: QwenImageTransformer2DModel) -> QwenImageTransformer2DModel:
+    """Every weight moved, so that no zero or one of the initialisation hides a term."""
+    with torch.no_grad():
+        for parameter in transformer.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape))
+    return transformer
+
+
+def _vae() -> AutoencoderKLQwenImage:
+    return AutoencoderKLQwenImage(
+        base_dim=8,
+        z_dim=_CHANNELS,
+        dim_mult=[1, 1, 2, 2],
+        num_res_blocks=1,
+        temperal_downsample=[False, True, True],
+        latents_mean=[-0.75, -0.7, 0.1, 0.95],
+        latents_std=[2.8, 1.45, 2.3, 0.6],
+    )
+
+
+def _text_encoder(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLForConditionalGeneration:
+    # Wider than usual, so that a token's state depends on those before it and not on itself alone.
+    spread = 0.2
+    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in (*_SPECIAL, _VIDEO)}
+    return Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(
+            text_config={
+                "vocab_size": len(tokenizer),
+                "hidden_size": _TEXT_WIDTH,
+                "intermediate_size": 48,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "max_position_embeddings": 2048,
+                "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4},
+                "initializer_range": spread,
+                "bos_token_id": ids["<|endoftext|>"],
+                "eos_token_id": ids["<|im_end|>"],
+            },
+            vision_config={
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+                "out_hidden_size": _TEXT_WIDTH,
+                "patch_size": 14,
+            },
+            initializer_range=spread,
+            vision_start_token_id=ids["<|vision_start|>"],
+            vision_end_token_id=ids["<|vision_end|>"],
+            image_token_id=ids["<|image_pad|>"],
+            video_token_id=ids[_VIDEO],
+        )
+    )
+
+
+def _tokenizer() -> Qwen2Tokenizer:
+    """Qwen2's byte-level BPE, with merges for the words of the template alone: the rest is one token a byte."""
+    merges = list(dict.fromkeys((word[:end], word[end]) for word in _WORDS for end in range(1, len(word))))
+    vocab = [*_bytes(), *(left + right for left, right in merges)]
+    return Qwen2Tokenizer(
+        vocab={token: index for index, token in enumerate(vocab)},
+        merges=merges,
+        additional_special_tokens=[*_SPECIAL[1:], _VIDEO],
+    )
+
+
+def _bytes() -> list[str]:
+    """The 256 characters by which byte-level BPE writes bytes: printable ones as they are, others from 256 on."""
+    kept = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    moved = 256 - len(kept)
+    return [*map(chr, kept), *(chr(256 + number) for number in range(moved))]

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from diffusers import QwenImagePipeline
+from unirl.core.config import LatentSamplingConfig
+from unirl.models.qwen_image import tiny
+from unirl.models.qwen_image.config import QwenImageConfig
+from unirl.models.qwen_image.model import QwenImageModel, build
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("qwen-image") / "tiny"
+    tiny.write(folder, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model(tiny_folder: Path) -> QwenImageModel:
+    return build(QwenImageConfig(path=str(tiny_folder)), device="cpu")
+
+
+@pytest.fixture(scope="session")
+def pipeline(model: QwenImageModel) -> QwenImagePipeline:
+    """diffusers' pipeline on the model's own components.
+
+    A convolution's last bit depends on where its weights lie in memory. That they are the weights that diffusers loads
+    is a test of its own, and conformance compares with a pipeline that was loaded apart from the model.
+    """
+    found = QwenImagePipeline(**model.pipeline.components)
+    found.set_progress_bar_config(disable=True)
+    return found
+
+
+@pytest.fixture
+def sampling() -> LatentSamplingConfig:
+    """Oblong, so that height and width cannot be taken for each other."""
+    return LatentSamplingConfig(
+        steps=4, height=64, width=96, max_sequence_length=48, kernel="euler", eta=0.0, guidance_mode="norm-corrected"
+    )
