@@ -20,7 +20,15 @@ pytestmark = pytest.mark.slow
 RANKS = {1: ("launcher=ray",), 2: ("launcher=ray", "launcher.train_ranks=2")}
 SEPARATE = ("launcher=ray", "launcher.placement=separate", "launcher.rollout_workers=2", "launcher.reward_workers=2")
 COLOCATE = ("launcher=ray", "launcher.placement=colocate", "launcher.train_ranks=2", "launcher.carrier=ray")
-WHOLE = ("run.steps=4", "run.save_every=1")
+ADAPTIVE_KL = (
+    "backend.reference_copy=true",
+    "algorithm.kl_coef=0.5",
+    # About what it measures: within a fifth of it the coefficient depends on every digit of the divergence.
+    "algorithm.kl_target=2e-3",
+    "algorithm.kl_horizon=80",
+)
+"""A state of the algorithm, which the driver decides, the ranks use and a resume goes on with."""
+WHOLE = ("run.steps=4", "run.save_every=1", *ADAPTIVE_KL)
 
 BAR = 1e-6
 """Losses and weights are of order 1 and below; fp32 rounds those to 6e-8, and ranks add in another order."""
@@ -41,11 +49,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory, ray_here: None) -> dict[str, 
 
 
 def assert_same_run(left: Path, right: Path, *, within: float, last: int = 4) -> None:
-    """Losses, rewards and everything that is saved of the last step; `within` 0 is bit for bit."""
+    """Losses, rewards, the coefficient of the divergence and everything that is saved of the last step; `within` 0 is
+    bit for bit."""
     numbers = steps(left), steps(right)
     assert [sorted(found)[:last] for found in numbers] == [list(range(1, last + 1))] * 2
     for step in range(1, last + 1):
-        for key in ("loss", "reward_mean", "reward_std", "ratio_max_dev_first"):
+        for key in ("loss", "reward_mean", "reward_std", "ratio_max_dev_first", "kl", "kl_coef"):
             assert numbers[0][step][key] == pytest.approx(numbers[1][step][key], rel=0, abs=within), (step, key)
     wanted, found = tensors(left, last), tensors(right, last)
     assert wanted.keys() == found.keys()
@@ -123,7 +132,7 @@ def test_groups_with_steps_of_their_own_come_together_from_several_workers(tmp_p
 
 @pytest.mark.parametrize("words", [RANKS[2], (*RANKS[2], "launcher.placement=separate")], ids=["trainside", "separate"])
 def test_ranks_that_split_layers_get_the_same_rows(runs: dict[str, Path], tmp_path: Path, words: Sequence[str]) -> None:
-    folder = run(tmp_path / "run", "run.steps=1", *words, "backend.mesh.tensor=2").folder
+    folder = run(tmp_path / "run", "run.steps=1", *ADAPTIVE_KL, *words, "backend.mesh.tensor=2").folder
     wanted, found = steps(runs["local"])[1], steps(folder)[1]
     # Split layers add their halves of a sum, whose terms are of order 1 and which fp32 rounds to 6e-8, in each block.
     assert wanted["loss"] == pytest.approx(found["loss"], rel=0, abs=BAR)
