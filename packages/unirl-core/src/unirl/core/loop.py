@@ -13,7 +13,7 @@ from .data import Prompt
 from .errors import RewardFailed, RunFailed
 from .evaluation import evaluate
 from .events import EventStream
-from .parts import Parts, sync_weights
+from .parts import Parts, attributed, sync_weights
 from .plan import Plan
 from .prompts import PromptOrder, StepPrompts
 from .roles import StatefulAlgorithm
@@ -129,7 +129,8 @@ def run_step(
         found = _learn(parts, plan, track, step=step, phases=phases, trackers=trackers)
         metrics |= {prefix + key: value for key, value in found.items()}
     parts.backend.end_rollout()
-    metrics |= end_algorithm_step(parts.algorithm, metrics, samples=made.request.num_rows)
+    with attributed(f"algorithm {plan.algorithm.name!r}", phase="end of the step"):
+        metrics |= end_algorithm_step(parts.algorithm, metrics, samples=made.request.num_rows)
     _watch_gap(plan, metrics, step=step + 1, events=events)
     if plan.run.stream_groups or plan.run.rollout_ahead:
         metrics |= _overlap(made, train_s=phases.seconds.get("train", 0.0), step_s=time.perf_counter() - began)
