@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .asynchrony import asynchrony
+from .bridges import bridged_models, lacks_bridge
 from .capability import Cap, Needs, Support
 from .config import BackendConfig, LatentSamplingConfig, TextSamplingConfig
+from .sde_match import sde_range
 from .spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec
 from .text_match import critic_without_text, text_sampling
 
@@ -64,6 +66,7 @@ def match(plan: Plan, *, catalog: Catalog | None = None) -> Verdict:
             {key: choice.spec for key, choice in plan.rewards.items()},
             needs=needs,
             trains=(trains,),
+            bridged=bridged_models(plan.engine.spec, catalog),
         ),
         *_geometry(plan, needs),
         *_rewards(plan),
@@ -112,13 +115,17 @@ def match_pair(*, model: ModelSpec, engine: EngineSpec) -> Verdict:
     return Verdict(reasons=tuple(_pair(model, engine)))
 
 
-def _pair(model: ModelSpec, engine: EngineSpec) -> Iterator[Reason]:
+def _pair(model: ModelSpec, engine: EngineSpec, *, bridged: Collection[str] = ()) -> Iterator[Reason]:
+    found: list[Reason] = []
     for kind in sorted(set(model.tracks.values())):
         stage, rollout = (
             (Cap.LATENT_STAGE, Cap.LATENT_ROLLOUT) if kind == "latent" else (Cap.TEXT_STAGE, Cap.TEXT_ROLLOUT)
         )
-        yield from _lacks("model", model, stage, asks=f"a {kind} track")
-        yield from _lacks("engine", engine, rollout, asks=f"the {kind} track of model {model.name!r}")
+        found += _lacks("model", model, stage, asks=f"a {kind} track")
+        found += _lacks("engine", engine, rollout, asks=f"the {kind} track of model {model.name!r}")
+    yield from found
+    if not found and (why := lacks_bridge(model, engine, bridged=bridged)):
+        yield Reason(key="engine", text=why)
 
 
 def _parts(
@@ -130,6 +137,7 @@ def _parts(
     *,
     needs: Needs,
     trains: Collection[Cap],
+    bridged: Collection[str] = (),
 ) -> Iterator[Reason]:
     asks = f"algorithm {algorithm.name!r}"
     kinds = set(model.tracks.values())
@@ -139,7 +147,7 @@ def _parts(
             text=f"{asks} trains {needs.track} tracks; model {model.name!r} generates {_names(kinds)}. "
             f"Choose a model with a {needs.track} track.",
         )
-    yield from _pair(model, engine)
+    yield from _pair(model, engine, bridged=bridged)
     if needs.trajectory != "none":
         for cap in ECHOED:
             yield from _lacks("engine", engine, cap, asks=f"{asks}, which trains on trajectories,")
@@ -325,7 +333,7 @@ def _sampling(key: str, sampling: LatentSamplingConfig, plan: Plan, needs: Needs
         yield from _lacks("engine", engine, Cap.SDE_STEPS_PER_GROUP, asks=f"{key}.sde.per_group")
     if needs.stochastic:
         yield from _stochastic(key, sampling, plan)
-    yield from _sde_range(key, sampling)
+    yield from (Reason(key=where, text=text) for where, text in sde_range(key, sampling))
 
 
 def _stochastic(key: str, sampling: LatentSamplingConfig, plan: Plan) -> Iterator[Reason]:
@@ -342,58 +350,6 @@ def _stochastic(key: str, sampling: LatentSamplingConfig, plan: Plan) -> Iterato
         )
     if sampling.sde.mode == "none":
         yield Reason(key=f"{key}.sde.mode", text=f"{asks}, and mode 'none' makes no step stochastic.")
-
-
-def _sde_range(key: str, sampling: LatentSamplingConfig) -> Iterator[Reason]:
-    sde, steps = sampling.sde, sampling.steps
-    modes = ("all", "fraction", "random", "window", "fixed", "none")
-    if sde.mode not in modes:
-        yield Reason(key=f"{key}.sde.mode", text=f"{sde.mode!r} is not one of {_names(modes)}.")
-        return
-    if not 0 <= sde.first < sde.last <= 1:
-        yield Reason(
-            key=f"{key}.sde.first",
-            text=f"the pool goes from {sde.first} to {sde.last} of the steps; it needs 0 <= first < last <= 1.",
-        )
-        return
-    if sde.mode in ("all", "fixed") and (sde.first, sde.last) != (0, 1):
-        yield Reason(
-            key=f"{key}.sde.first" if sde.first else f"{key}.sde.last",
-            text=f"mode {sde.mode!r} takes no part of the steps, found {sde.first} to {sde.last}; use mode 'fraction'.",
-        )
-    pool = int(steps * sde.last + 1e-9) - int(steps * sde.first + 1e-9)
-    if sde.mode in ("fraction", "random", "window") and pool < 1:
-        yield Reason(
-            key=f"{key}.sde.last",
-            text=f"from {sde.first} to {sde.last} of {steps} steps there is no step; widen the range.",
-        )
-    if sde.mode == "random" and not 1 <= (sde.count or 0) <= pool:
-        yield Reason(
-            key=f"{key}.sde.count",
-            text=f"{sde.count} steps were asked for; the pool has {pool} (from {sde.first} to {sde.last} of {steps}).",
-        )
-    if sde.mode == "window" and not 1 <= sde.window <= pool:
-        yield Reason(
-            key=f"{key}.sde.window",
-            text=f"a window of {sde.window} steps was asked for; the pool has {pool}.",
-        )
-    if sde.mode == "window" and not 0 <= sde.overlap < sde.window:
-        yield Reason(
-            key=f"{key}.sde.overlap",
-            text=f"{sde.overlap} was asked for; it must be 0 or more and less than the window of {sde.window}.",
-        )
-    if sde.mode == "fixed":
-        if not sde.steps:
-            yield Reason(
-                key=f"{key}.sde.steps",
-                text="mode 'fixed' was asked for with no steps; name some, such as [0,1].",
-            )
-        for step in sde.steps:
-            if not 0 <= step < steps:
-                yield Reason(
-                    key=f"{key}.sde.steps",
-                    text=f"step {step} is past the last step {steps - 1} ({key}.steps = {steps}). Steps count from 0.",
-                )
 
 
 def _names(values: Iterable[str]) -> str:

@@ -132,6 +132,8 @@ class ModelSpec(Spec):
     """Config key that takes the folder of a checkpoint."""
     tiny: Miniature | None = None
     """What conformance tries it on."""
+    bridges: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
+    """Name of an engine that needs one -> `"module:attribute"` of the bridge to it, see `unirl.core.bridges`."""
     reference: str = ""
     """The pipeline that this model is verified against."""
     parity: str = ""
@@ -144,6 +146,8 @@ class EngineSpec(Spec):
 
     kernels: tuple[str, ...] = ()
     """SDE kernels that it runs, by their names in `unirl.numerics.kernels`."""
+    needs_bridge: bool = False
+    """Runs only models that bring a bridge for it, see `unirl.core.bridges`."""
     environment: str = ""
     """`"module:attribute"` of the Python environment that it runs in as a program of its own, an `EngineEnvironment` of
     `unirl.runtime.engine_host.environment`; empty is this one."""

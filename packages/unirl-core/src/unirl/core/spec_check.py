@@ -141,6 +141,11 @@ def _model(spec: ModelSpec, resolve: Resolve) -> Iterator[str]:
         for name in spec.tiny.idle_layers:
             if not f".{name}".endswith(tuple(f".{target}" for target in spec.lora_targets)):
                 yield f"tiny.idle_layers: {name!r} is no layer that `lora_targets` match."
+    for engine, target in spec.bridges.items():
+        try:
+            resolve(target)
+        except PluginBroken as error:
+            yield f"bridges[{engine!r}]: {error}"
     if spec.parity:
         call = "parity(folder, prompts=, sampling=, initial=)"
         keywords = dict.fromkeys(("prompts", "sampling", "initial"))

@@ -1,0 +1,41 @@
+"""Bridges: what an engine with a pipeline of its own has to be told of a model, for the two to mean the same.
+
+A bridge belongs to one engine and one model, and lives in the model's plugin: condition names, packing of latents,
+names of weights, where the engine keeps what it used. `ModelSpec.bridges` names it; only the engine imports it, and
+only when both were chosen. What it has to offer is the engine's business, and is written down there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from .spec import EngineSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from .catalog import Catalog
+
+__all__ = ["bridge_name", "bridged_models", "lacks_bridge"]
+
+
+def bridge_name(model: ModelSpec, engine: EngineSpec) -> str:
+    """`"module:attribute"` of the bridge between the two. `match` refuses pairs that need one and have none."""
+    assert engine.name in model.bridges, f"{model.name} x {engine.name} was not matched"
+    return model.bridges[engine.name]
+
+
+def bridged_models(engine: EngineSpec, catalog: Catalog | None) -> list[str]:
+    """Names of the installed models that bring a bridge for an engine."""
+    models = catalog.specs("model") if catalog is not None and engine.needs_bridge else []
+    return [spec.name for spec in models if isinstance(spec, ModelSpec) and engine.name in spec.bridges]
+
+
+def lacks_bridge(model: ModelSpec, engine: EngineSpec, *, bridged: Collection[str] = ()) -> str:
+    """Why an engine cannot run a model for lack of a bridge; else empty. bridged: models that have one."""
+    if not engine.needs_bridge or engine.name in model.bridges:
+        return ""
+    others = f"; of those installed, {', '.join(bridged)} {'does' if len(bridged) == 1 else 'do'}" if bridged else ""
+    return (
+        f"engine {engine.name!r} needs a bridge to the model, and model {model.name!r} brings none for it{others}. "
+        "Choose another model or another engine."
+    )

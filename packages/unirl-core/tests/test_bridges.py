@@ -1,0 +1,45 @@
+"""Engines that reach into a model through a bridge run the models that bring one, and no others."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from unirl.core.bridges import bridge_name, lacks_bridge
+from unirl.core.capability import Cap, Support
+from unirl.core.match import match_pair
+from unirl.core.spec import EngineSpec, ModelSpec
+
+PARTS = {"summary": "toy", "build": "toy:build", "config": "toy:Config"}
+MODEL = ModelSpec(
+    name="toy",
+    tracks={"image": "latent"},
+    trainable="net",
+    capabilities={Cap.LATENT_STAGE: Support.NATIVE},
+    **PARTS,
+)
+ENGINE = EngineSpec(
+    name="far", needs_bridge=True, capabilities={Cap.LATENT_ROLLOUT: Support.NATIVE}, kernels=("euler",), **PARTS
+)
+BRIDGED = dataclasses.replace(MODEL, bridges={"far": "toy.bridges.far:BRIDGE"})
+
+
+def test_a_model_without_a_bridge_is_refused_in_a_sentence_that_names_those_with_one() -> None:
+    assert match_pair(model=BRIDGED, engine=ENGINE).accepted
+    assert match_pair(model=MODEL, engine=dataclasses.replace(ENGINE, needs_bridge=False)).accepted
+    (reason,) = match_pair(model=MODEL, engine=ENGINE).reasons
+    assert str(reason) == (
+        "engine: engine 'far' needs a bridge to the model, and model 'toy' brings none for it. Choose another model or "
+        "another engine."
+    )
+    assert "of those installed, a, b do." in lacks_bridge(MODEL, ENGINE, bridged=["a", "b"])
+    assert "of those installed, a does." in lacks_bridge(MODEL, ENGINE, bridged=["a"])
+
+
+def test_a_bridge_is_named_and_not_imported() -> None:
+    assert bridge_name(BRIDGED, ENGINE) == "toy.bridges.far:BRIDGE"
+
+
+def test_where_the_tracks_do_not_fit_a_bridge_would_not_help_and_is_not_asked_for() -> None:
+    text = dataclasses.replace(MODEL, tracks={"text": "text"}, capabilities={Cap.TEXT_STAGE: Support.NATIVE})
+    (reason,) = match_pair(model=text, engine=ENGINE).reasons
+    assert "text-rollout" in reason.text
