@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -129,7 +129,7 @@ def _cut(text: str, stops: Sequence[str]) -> str:
 
 def _prefill(model: TextModel, prompts: Sequence[Tensor]) -> tuple[Tensor, Any, Tensor, Tensor, Tensor]:
     """Each distinct prompt once: logits [U, V], cache, last positions [U], mask [U, P]; and the prompt [N] of a row."""
-    keys = [tuple(int(token) for token in prompt) for prompt in prompts]
+    keys = [tuple(cast("list[int]", prompt.tolist())) for prompt in prompts]
     distinct = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     longest = max(len(key) for key in distinct)
     tokens = torch.full((len(distinct), longest), model.pad_token, dtype=torch.int64)
@@ -145,13 +145,15 @@ def _prefill(model: TextModel, prompts: Sequence[Tensor]) -> tuple[Tensor, Any, 
 
 
 class _Rows:
-    """The texts that grow, by row of the request."""
+    """The texts that grow, by row of the request. Rows that go on are all of one length, the number of steps."""
 
     def __init__(self, wanted: TextRequest) -> None:
         self._stop_tokens = torch.tensor(wanted.stop_tokens, dtype=torch.int64)
         self._stops = wanted.sampling.stop
-        self._tokens: list[list[Tensor]] = [[] for _ in range(wanted.num_rows)]
-        self._log_probs: list[list[Tensor]] = [[] for _ in range(wanted.num_rows)]
+        self._num_steps = 0
+        self._tokens = torch.zeros((wanted.num_rows, BLOCK), dtype=torch.int64)
+        self._log_probs = torch.zeros((wanted.num_rows, BLOCK))
+        self._lengths = torch.zeros(wanted.num_rows, dtype=torch.int64)
         self._ended = torch.zeros(wanted.num_rows, dtype=torch.bool)
         self._seeds = wanted.seeds
         self._drawn = np.empty((wanted.num_rows, 0))
@@ -165,26 +167,36 @@ class _Rows:
 
     def add(self, rows: Tensor, tokens: Tensor, log_probs: Tensor, model: TextModel) -> Tensor:
         """[B] bool: which rows go on after these tokens. Those that had ended take none and stay so."""
-        stopped = torch.isin(tokens, self._stop_tokens)
-        for place, row in enumerate(int(row) for row in rows):
-            if self._ended[row]:
-                continue
-            self._tokens[row].append(tokens[place])
-            self._log_probs[row].append(log_probs[place])
-            if bool(stopped[place]) or self._has_stop(row, model):
-                self._ended[row] = True
+        place = self._num_steps
+        if place == self._tokens.shape[1]:
+            self._tokens = torch.cat([self._tokens, torch.zeros_like(self._tokens)], dim=1)
+            self._log_probs = torch.cat([self._log_probs, torch.zeros_like(self._log_probs)], dim=1)
+        taking = ~self._ended[rows]
+        going, taken = rows[taking], tokens[taking]
+        self._tokens[going, place] = taken
+        self._log_probs[going, place] = log_probs[taking]
+        self._lengths[going] += 1
+        self._num_steps += 1
+        self._ended[going] = torch.isin(taken, self._stop_tokens) | self._have_stop(going, model)
         return ~self._ended[rows]
 
     def found(self) -> GeneratedText:
-        empty = torch.zeros(0)
+        lengths: list[int] = self._lengths.tolist()
         return GeneratedText(
-            tokens=tuple(torch.stack(row) if row else empty.long() for row in self._tokens),
-            log_probs=tuple(torch.stack(row) if row else empty for row in self._log_probs),
+            tokens=_split(self._tokens, lengths),
+            log_probs=_split(self._log_probs, lengths),
             truncated=tuple(not bool(ended) for ended in self._ended),
         )
 
-    def _has_stop(self, row: int, model: TextModel) -> bool:
+    def _have_stop(self, rows: Tensor, model: TextModel) -> Tensor:
+        """[B] bool: rows whose text has a stop string by now."""
         if not self._stops:
-            return False
-        (tail,) = model.texts([torch.stack(self._tokens[row][-_TAIL:])])
-        return any(stop in tail for stop in self._stops)
+            return torch.zeros(len(rows), dtype=torch.bool)
+        tails = self._tokens[rows, max(0, self._num_steps - _TAIL) : self._num_steps]
+        texts = model.texts(list(tails))
+        return torch.tensor([any(stop in text for stop in self._stops) for text in texts], dtype=torch.bool)
+
+
+def _split(values: Tensor, lengths: Sequence[int]) -> tuple[Tensor, ...]:
+    """[N, S] -> per row [L_n], each with memory of its own."""
+    return tuple(row[:length].clone() for row, length in zip(values, lengths, strict=True))
