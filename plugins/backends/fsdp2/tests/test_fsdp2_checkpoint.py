@@ -34,7 +34,7 @@ def run(backend, steps):
 
 
 def everything(backend):
-    tensors = {**backend._weight_tensors(), **backend._moments(create=False)}
+    tensors = {**backend._weight_tensors(), **backend._optimizer.moments()}
     return {name: (t.full_tensor() if hasattr(t, "full_tensor") else t).clone() for name, t in tensors.items()}
 
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from unirl.core.errors import CheckpointError, EchoMismatch, RecipeError
+from unirl.core.errors import EchoMismatch, RecipeError
 from unirl.core.roles import TrainReport, WeightUpdate
 from unirl.core.weights import checksum, weight_mismatch
+from unirl.numerics.critic import with_values
 from unirl.numerics.reference import with_reference
 from unirl.numerics.stack import StepReport, train_on
 from unirl.numerics.track_replay import TrackReplay
@@ -20,6 +21,7 @@ from unirl.numerics.track_replay import TrackReplay
 from . import checkpoint
 from .averages import Average, WeightCopy
 from .config import Fsdp2Config, problems
+from .critic import Critic, CriticNet
 from .optimizer import Optimizer
 from .ranks import Ranks
 from .sharding import fill, find_blocks, full, recompute, reshard, shard, split
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from unirl.core.track import Track
 
 __all__ = ["Fsdp2Backend", "build"]
+
+CRITIC = "critic"
+"""Folder of the critic within a checkpoint."""
 
 
 def build(config: Fsdp2Config, *, model: Model, train: TrainConfig, steps: int, seed: int = 0) -> Fsdp2Backend:
@@ -45,7 +50,7 @@ def build(config: Fsdp2Config, *, model: Model, train: TrainConfig, steps: int, 
 
 
 class Fsdp2Backend:
-    """Fits `unirl.core.roles.Backend`. Every method that touches weights is collective: all ranks call it."""
+    """Fits `unirl.core.roles.CriticBackend`. Every method that touches weights is collective: all ranks call it."""
 
     def __init__(self, config: Fsdp2Config, *, model: Model, train: TrainConfig, steps: int, seed: int) -> None:
         self._config = config
@@ -61,6 +66,8 @@ class Fsdp2Backend:
                 "backend.activation_checkpointing: the model's spec names no wrap_blocks, so there is nothing to "
                 "recompute; leave it off."
             )
+        # Before the adapters: the critic is a copy of the checkpoint.
+        net = CriticNet(model) if config.critic.lr is not None else None
         self.num_lora_layers = self._prepare(model, seed)
         if config.activation_checkpointing:
             recompute(blocks)
@@ -68,12 +75,19 @@ class Fsdp2Backend:
         self._ranks = Ranks(self._device, needs_group=wants_wrap, layout=config.mesh)
         if config.mesh.tensor > 1:
             split(self._module, model.spec.tensor_parallel, ranks=self._ranks)
-        if wants_wrap or self._ranks.num_ranks > 1:
+        wraps = wants_wrap or self._ranks.num_ranks > 1
+        if wraps:
             shard(self._module, blocks, ranks=self._ranks, precision=config.mixed_precision)
         self._params: dict[str, Tensor] = {
             name: param for name, param in self._module.named_parameters() if param.requires_grad
         }
-        self._optimizer = Optimizer(self._params, config, total_steps=steps * train.updates_per_step)
+        updates = steps * train.updates_per_step
+        self._optimizer = Optimizer(self._params, config, total_steps=updates)
+        self._critic: Critic | None = None
+        if net is not None:
+            self._critic = Critic(
+                net, config, model=model, ranks=self._ranks, wraps=wraps, packing=train.packing, steps=updates
+            )
         self._copies = self._make_copies()
         self._updater = _Updater(self)
         self._replay = TrackReplay(
@@ -125,6 +139,7 @@ class Fsdp2Backend:
             apply=self._updater,
             logp_gap_max=self._train.logp_gap_max,
             version=self.version,
+            critic=self._critic,
         )
         facts = {"trainable_weights": float(self.num_trainable), "lora_layers": float(self.num_lora_layers)}
         return TrainReport(
@@ -136,6 +151,16 @@ class Fsdp2Backend:
         micros = track.chunks(self._train.micro_batch)
         found = [with_reference(micro.to(self._device), self._replay, policy=policy).to(home) for micro in micros]
         return type(track).concat(found)
+
+    def with_values(self, track: Track) -> Track:
+        """See `unirl.core.roles.CriticBackend`."""
+        if self._critic is None:
+            raise RecipeError(
+                "backend.critic.lr: the values of a critic were asked for, and none is kept; set it, such as 1e-5."
+            )
+        home = track.weights.device
+        micros = track.chunks(self._train.micro_batch)
+        return type(track).concat([with_values(micro.to(self._device), self._critic).to(home) for micro in micros])
 
     def weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
         """Whole copies of a policy's weights: `full` when all train, `lora` or `merged` (folded in) when adapters do.
@@ -174,22 +199,18 @@ class Fsdp2Backend:
         """Write what trains, its moments, the copies and the counters; frozen weights are the model's own."""
         assert self._using == "live", f"saving inside policy {self._using!r} would save its weights as the live ones"
         reshard(self._module)
-        optimizer = self._optimizer
         facts = {
             **self._setup(),
-            "version": self.version,
-            "num_skipped": optimizer.num_skipped,
-            "loss_scale": optimizer.loss_scale,
-            "steps_since_overflow": optimizer.steps_since_overflow,
+            **self._optimizer.facts(),
             "moves": {name: copy.num_moves for name, copy in self._averages().items()},
         }
-        checkpoint.write(
-            folder,
-            tensors={**self._weight_tensors(), **self._moments(create=False)},
-            facts=facts,
-            is_writer=self._ranks.rank == 0,
-            single=not self._ranks.is_grouped,
-        )
+        written = [(folder, {**self._weight_tensors(), **self._optimizer.moments()}, facts)]
+        if self._critic is not None:
+            optimizer = self._critic.optimizer
+            written.append((folder / CRITIC, {**self._critic.tensors(), **optimizer.moments()}, optimizer.facts()))
+        is_writer, single = self._ranks.rank == 0, not self._ranks.is_grouped
+        for place, tensors, numbers in written:
+            checkpoint.write(place, tensors=tensors, facts=numbers, is_writer=is_writer, single=single)
 
     def load(self, folder: Path) -> None:
         """Go on from a checkpoint, on any number of ranks.
@@ -197,26 +218,20 @@ class Fsdp2Backend:
         Raises CheckpointError, before anything changes, when it is incomplete or of another set-up.
         """
         reshard(self._module)
-        facts = checkpoint.read_facts(folder)
-        for key, here in self._setup().items():
-            if facts.get(key) != here:
-                raise CheckpointError(
-                    f"{folder}: the checkpoint was made with {key} = {facts.get(key)!r}; this recipe has {here!r}. "
-                    "Resume with the recipe that it was made with."
-                )
-        found = checkpoint.read_keys(folder)
-        wanted, moments = self._weight_tensors(), self._moments(create=True)
-        checkpoint.check_keys(folder, found=found, wanted=wanted, optional=moments)
-        there = {name: tensor for name, tensor in moments.items() if name in found}
-        with torch.no_grad():
-            checkpoint.read_tensors(folder, {**wanted, **there}, single=not self._ranks.is_grouped)
-        self._adopt(there)
-        self._optimizer.num_steps = int(facts["version"])
-        self._optimizer.num_skipped = int(facts["num_skipped"])
-        self._optimizer.loss_scale = float(facts["loss_scale"])
-        self._optimizer.steps_since_overflow = int(facts["steps_since_overflow"])
+        single = not self._ranks.is_grouped
+        moments = self._optimizer.moments(create=True)
+        wanted = self._weight_tensors()
+        own = checkpoint.Opened(folder, setup=self._setup(), wanted=wanted, moments=moments, single=single)
+        opened = [(self._optimizer, own)]
+        if self._critic is not None:
+            optimizer = self._critic.optimizer
+            wanted, moments = self._critic.tensors(), optimizer.moments(create=True)
+            there = checkpoint.Opened(folder / CRITIC, setup={}, wanted=wanted, moments=moments, single=single)
+            opened.append((optimizer, there))
+        for optimizer, one in opened:
+            optimizer.resume(one.facts, one.read())
         for name, average in self._averages().items():
-            average.num_moves = int(facts["moves"][name])
+            average.num_moves = int(own.facts["moves"][name])
 
     def end_rollout(self) -> None:
         self._move("rollout")
@@ -292,36 +307,17 @@ class Fsdp2Backend:
     def _setup(self) -> dict[str, Any]:
         """Settings that tensors of the right shapes would not tell apart."""
         lora = self._config.lora
-        return {"trains": self._config.trains, "lora_alpha": lora.alpha if self._config.trains == "lora" else None}
+        return {
+            "trains": self._config.trains,
+            "lora_alpha": lora.alpha if self._config.trains == "lora" else None,
+            "critic": True if self._critic else None,
+        }
 
     def _weight_tensors(self) -> dict[str, Tensor]:
         tensors = {f"weights/{name}": param.detach() for name, param in self._params.items()}
         for kind, copy in self._copies.items():
             tensors.update({f"{kind}/{name}": value for name, value in copy.values.items()})
         return tensors
-
-    def _moments(self, *, create: bool) -> dict[str, Tensor]:
-        """Adam's state by name. `create` makes what is not there yet, to be filled."""
-        tensors: dict[str, Tensor] = {}
-        for name, param in self._params.items():
-            state = self._optimizer.adam.state.get(param, {})
-            if create:
-                state = {
-                    "step": torch.zeros((), dtype=torch.float32),
-                    "exp_avg": torch.zeros_like(param.detach()),
-                    "exp_avg_sq": torch.zeros_like(param.detach()),
-                }
-            tensors.update({f"adam/{name}/{key}": value for key, value in state.items()})
-        return tensors
-
-    def _adopt(self, moments: dict[str, Tensor]) -> None:
-        """Make these the optimizer's state, and nothing else."""
-        self._optimizer.adam.state.clear()
-        for name, param in self._params.items():
-            prefix = f"adam/{name}/"
-            state = {key.removeprefix(prefix): value for key, value in moments.items() if key.startswith(prefix)}
-            if state:
-                self._optimizer.adam.state[param] = state
 
     def _to(self, device: torch.device) -> None:
         assert self._using == "live"
@@ -330,6 +326,8 @@ class Fsdp2Backend:
         self._optimizer.to(device)
         for copy in self._copies.values():
             copy.to(device)
+        if self._critic is not None:
+            self._critic.to(device)
 
 
 class _Updater:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -16,10 +17,47 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from unirl.core.errors import CheckpointError
 
-__all__ = ["read_facts", "read_keys", "read_tensors", "write"]
+__all__ = ["Opened", "read_facts", "read_keys", "read_tensors", "write"]
 
 FACTS = "training.json"
 FORMAT = 1
+
+
+class Opened:
+    """A checkpoint that was looked at from end to end and fits; nothing has changed yet."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        setup: Mapping[str, Any],
+        wanted: Mapping[str, Tensor],
+        moments: Mapping[str, Tensor],
+        single: bool,
+    ) -> None:
+        """setup: facts that must be equal.  wanted: to be filled.  moments: to be filled where they were saved.
+
+        Raises CheckpointError when it is incomplete or of another set-up.
+        """
+        self.folder = folder
+        self.facts = read_facts(folder)
+        for key, here in setup.items():
+            there = self.facts.get(key)
+            if there != here:
+                raise CheckpointError(
+                    f"{folder}: the checkpoint was made with {key} = {there!r}; this recipe has {here!r}. "
+                    "Resume with the recipe that it was made with."
+                )
+        found = read_keys(folder)
+        check_keys(folder, found=found, wanted=wanted, optional=moments)
+        self._wanted, self._single = wanted, single
+        self._moments = {name: tensor for name, tensor in moments.items() if name in found}
+
+    @torch.no_grad()
+    def read(self) -> Mapping[str, Tensor]:
+        """Fill what is wanted, and return the moments that were saved. Collective."""
+        read_tensors(self.folder, {**self._wanted, **self._moments}, single=self._single)
+        return self._moments
 
 
 def write(

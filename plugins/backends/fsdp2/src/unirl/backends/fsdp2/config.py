@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from unirl.core.config import BackendConfig
 
-__all__ = ["AverageConfig", "Fsdp2Config", "LoraSettings", "MeshConfig", "problems"]
+__all__ = ["AverageConfig", "CriticConfig", "Fsdp2Config", "LoraSettings", "MeshConfig", "problems"]
 
 TRAINS = ("lora", "full")
 PRECISIONS = ("none", "bf16", "fp16")
@@ -60,6 +60,22 @@ class MeshConfig:
 
 
 @dataclass
+class CriticConfig:
+    """A critic, for algorithms that need one: a copy of the model without its output projection, with one number in its
+    place. All of it trains, also where LoRA adapts the policy; `betas`, `eps`, `weight_decay` and `lr_schedule` are
+    the policy's."""
+
+    lr: float | None = None
+    """Its learning rate, above 0; null keeps no critic."""
+    max_grad_norm: float | None = 1.0
+    """Its gradient is scaled down to this norm; null never is."""
+    lr_warmup_steps: int = 0
+    """Its optimizer steps over which its rate rises linearly."""
+    warmup_steps: int = 0
+    """Its optimizer steps before the policy trains: a round that begins earlier trains the critic alone."""
+
+
+@dataclass
 class Fsdp2Config(BackendConfig):
     lora: LoraSettings = field(default_factory=LoraSettings)
     """The adapters, when `trains` is `lora`."""
@@ -75,6 +91,8 @@ class Fsdp2Config(BackendConfig):
     """The policy `lagged`, for rollouts and losses that want an older one."""
     reference_copy: bool = False
     """Keep a copy of the initial weights as the policy `reference`. LoRA needs none: it switches the adapter off."""
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    """The critic, where an algorithm needs one."""
     mixed_precision: str = "none"
     """`bf16` or `fp16` computes in it, with fp32 masters and fp32 gradient sums. fp16 scales the loss."""
     activation_checkpointing: bool = False
@@ -107,6 +125,8 @@ def problems(config: Fsdp2Config) -> Iterator[str]:
     for key, number, least in (
         ("lora.rank", config.lora.rank, 1),
         ("lr_warmup_steps", config.lr_warmup_steps, 0),
+        ("critic.lr_warmup_steps", config.critic.lr_warmup_steps, 0),
+        ("critic.warmup_steps", config.critic.warmup_steps, 0),
         ("mesh.shard", config.mesh.shard, 0),
         ("mesh.tensor", config.mesh.tensor, 1),
         ("ema.flat_moves", config.ema.flat_moves, 0),
@@ -117,11 +137,15 @@ def problems(config: Fsdp2Config) -> Iterator[str]:
     ):
         if not (math.isfinite(number) and number >= least):
             yield f"backend.{key}: {number} was asked for; it must be {least} or more."
-    for key, number in (("lr", config.lr), ("eps", config.eps), ("lora.alpha", config.lora.alpha)):
+    above_zero = [("lr", config.lr), ("eps", config.eps), ("lora.alpha", config.lora.alpha)]
+    if config.critic.lr is not None:
+        above_zero.append(("critic.lr", config.critic.lr))
+    for key, number in above_zero:
         if not (math.isfinite(number) and number > 0):
             yield f"backend.{key}: {number} was asked for; it must be a number above 0."
-    if config.max_grad_norm is not None and not config.max_grad_norm > 0:
-        yield f"backend.max_grad_norm: {config.max_grad_norm} was asked for; it must be above 0, or null."
+    for key, bound in (("max_grad_norm", config.max_grad_norm), ("critic.max_grad_norm", config.critic.max_grad_norm)):
+        if bound is not None and not bound > 0:
+            yield f"backend.{key}: {bound} was asked for; it must be above 0, or null."
     if len(config.betas) != 2 or not all(0 <= beta < 1 for beta in config.betas):
         yield f"backend.betas: {list(config.betas)} was asked for; it takes two numbers in [0, 1)."
     for key, ratio in (

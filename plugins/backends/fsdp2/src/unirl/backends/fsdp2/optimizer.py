@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,6 +106,42 @@ class Optimizer:
         for state in self.adam.state.values():
             for key in ("exp_avg", "exp_avg_sq"):
                 state[key] = state[key].to(device)
+
+    def moments(self, *, create: bool = False) -> dict[str, Tensor]:
+        """Adam's state by name, as checkpoints have it. `create` makes what is not there yet, to be filled."""
+        tensors: dict[str, Tensor] = {}
+        for name, param in self.params.items():
+            state = self.adam.state.get(param, {})
+            if create:
+                state = {
+                    "step": torch.zeros((), dtype=torch.float32),
+                    "exp_avg": torch.zeros_like(param.detach()),
+                    "exp_avg_sq": torch.zeros_like(param.detach()),
+                }
+            tensors.update({f"adam/{name}/{key}": value for key, value in state.items()})
+        return tensors
+
+    def facts(self) -> dict[str, Any]:
+        """What it counts, for a checkpoint."""
+        return {
+            "version": self.num_steps,
+            "num_skipped": self.num_skipped,
+            "loss_scale": self.loss_scale,
+            "steps_since_overflow": self.steps_since_overflow,
+        }
+
+    def resume(self, facts: Mapping[str, Any], moments: Mapping[str, Tensor]) -> None:
+        """Make these its state, and nothing else."""
+        self.adam.state.clear()
+        for name, param in self.params.items():
+            prefix = f"adam/{name}/"
+            state = {key.removeprefix(prefix): value for key, value in moments.items() if key.startswith(prefix)}
+            if state:
+                self.adam.state[param] = state
+        self.num_steps = int(facts["version"])
+        self.num_skipped = int(facts["num_skipped"])
+        self.loss_scale = float(facts["loss_scale"])
+        self.steps_since_overflow = int(facts["steps_since_overflow"])
 
     def _skip(self) -> None:
         self.num_skipped += 1

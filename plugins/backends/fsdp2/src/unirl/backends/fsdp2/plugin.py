@@ -30,6 +30,7 @@ SPEC = BackendSpec(
         Cap.EMA: Support.NATIVE,
         Cap.LAGGED_POLICY: Support.NATIVE,
         Cap.MANY_RANKS: Support.NATIVE,
+        Cap.CRITIC: Support.NATIVE,
         Cap.THROUGH_SAMPLER: Support.NO,
     },
     enabled_by={
@@ -38,6 +39,7 @@ SPEC = BackendSpec(
         Cap.REFERENCE_ADAPTER_OFF: {"trains": "lora"},
         Cap.REFERENCE_COPY: {"trains": "full", "reference_copy": True},
         Cap.EMA: {"ema.kind": "constant", "ema.decay": 0.75, "ema.every": "step"},
+        Cap.CRITIC: {"critic.lr": 1e-3},
         Cap.LAGGED_POLICY: {"lagged.kind": "constant", "lagged.decay": 0.75, "lagged.every": "rollout"},
     },
 )
@@ -64,6 +66,15 @@ def unirl_check_plan(plan: Plan) -> Iterable[str]:
         )
     if needs.old_policy == "ema" and config.lagged.kind == "none":
         reasons.append(f"backend.lagged.kind: {asks} needs a lagged policy; set a kind, such as constant.")
+    if needs.critic and config.critic.lr is None:
+        reasons.append(
+            f"backend.critic.lr: {asks} trains a critic, and none is kept; set its learning rate, such as 1e-5."
+        )
+    if config.critic.lr is not None and not needs.critic:
+        reasons.append(
+            f"backend.critic.lr: {config.critic.lr} was asked for; {asks} trains no critic. Use null, or an algorithm "
+            "that does, such as ppo."
+        )
     if config.mesh.tensor > 1 and not plan.model.spec.tensor_parallel:
         reasons.append(f"backend.mesh.tensor: model {plan.model.name!r} gives no plan for splitting its layers; use 1.")
     if config.activation_checkpointing and not plan.model.spec.wrap_blocks:
