@@ -38,5 +38,5 @@ def pipeline(model: QwenImageModel) -> QwenImagePipeline:
 def sampling() -> LatentSamplingConfig:
     """Oblong, so that height and width cannot be taken for each other."""
     return LatentSamplingConfig(
-        steps=4, height=64, width=96, max_sequence_length=48, kernel="euler", eta=0.0, guidance_mode="norm-corrected"
+        steps=4, height=32, width=48, max_sequence_length=48, kernel="euler", eta=0.0, guidance_mode="norm-corrected"
     )

@@ -200,7 +200,7 @@ def test_final_latents_and_images_without_noise_are_the_pipelines(
     with torch.no_grad():
         decoded = model.decode(found)
     torch.testing.assert_close(packed(found), latents, rtol=0, atol=LATENT_TOLERANCE)
-    assert decoded.shape == (len(PROMPTS), 3, 64, 96)
+    assert decoded.shape == (len(PROMPTS), 3, 32, 48)
     torch.testing.assert_close(decoded, images, rtol=0, atol=LATENT_TOLERANCE)
 
 

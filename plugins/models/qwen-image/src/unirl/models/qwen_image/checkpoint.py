@@ -21,7 +21,7 @@ from unirl.core.errors import RecipeError
 
 from .config import QwenImageConfig
 
-__all__ = ["check_prefix", "dtype_of", "find", "load_pipeline", "scheduler_config"]
+__all__ = ["dtype_of", "find", "load_pipeline", "scheduler_config"]
 
 _PIPELINE = "QwenImagePipeline"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -84,17 +84,16 @@ def load_pipeline(folder: Path, config: QwenImageConfig) -> QwenImagePipeline:
             f"model.path: {str(folder)!r} looks like a Qwen-Image checkpoint, but a component does not load: {error} "
             "Fetch the checkpoint again, or check model.variant."
         ) from error
-    asked = [key for key in _FURTHER_INPUTS if pipeline.transformer.config.get(key)]
-    if asked:
-        raise RecipeError(
-            f"model.path: the transformer in {str(folder)!r} has {asked[0]} = true, an input that text to image does "
-            "not have. Use a checkpoint without it, such as 'Qwen/Qwen-Image'."
-        )
-    check_prefix(pipeline, folder)
+    _check_prefix(pipeline, folder)
     return pipeline
 
 
-def check_prefix(pipeline: QwenImagePipeline, folder: Path) -> None:
+def scheduler_config(folder: Path) -> dict[str, Any]:
+    """The checkpoint's `scheduler_config.json`."""
+    return _json(folder / "scheduler" / "scheduler_config.json")
+
+
+def _check_prefix(pipeline: QwenImagePipeline, folder: Path) -> None:
     """Raises RecipeError unless what stands before the prompt is as many tokens as the pipeline drops after encoding.
 
     With another vocabulary a part of the template would be left in, or the beginning of every prompt cut off.
@@ -107,11 +106,6 @@ def check_prefix(pipeline: QwenImagePipeline, folder: Path) -> None:
             f"model.path: the tokenizer in {str(folder)!r} makes {found} tokens of the text before the prompt, and "
             f"QwenImagePipeline drops {dropped}. Use the tokenizer of Qwen2.5-VL."
         )
-
-
-def scheduler_config(folder: Path) -> dict[str, Any]:
-    """The checkpoint's `scheduler_config.json`."""
-    return _json(folder / "scheduler" / "scheduler_config.json")
 
 
 def _check_layout(folder: Path) -> None:
@@ -138,6 +132,13 @@ def _check_layout(folder: Path) -> None:
             f"{where} has no vocabulary in tokenizer/ ({', '.join(_VOCABULARIES)}). Fetch the whole checkpoint."
         )
     scheduler_config(folder)
+    settings = _json(folder / "transformer" / "config.json")
+    wanted = [key for key in _FURTHER_INPUTS if settings.get(key)]
+    if wanted:
+        raise RecipeError(
+            f"{where} has a transformer with {wanted[0]} = true, an input that text to image does not have. Use a "
+            "checkpoint without it, such as 'Qwen/Qwen-Image'."
+        )
 
 
 @contextmanager
