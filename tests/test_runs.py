@@ -136,13 +136,20 @@ def test_the_kl_to_the_reference_is_zero_until_the_adapter_has_moved(start: Call
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["backend.trains=lora"],
+        # A new adapter diverges by nothing, and then by about the target: the coefficient falls and rises.
+        [
+            "backend.trains=lora",
+            "backend.lr=1e-3",
+            "algorithm.kl_coef=0.1",
+            "algorithm.kl_target=1e-3",
+            "algorithm.kl_horizon=60",
+        ],
         ["backend.trains=full"],
         ["backend.trains=full", "backend.ema.kind=adaptive", "eval.policy=ema"],
         ["backend.trains=lora", "backend.lagged.kind=linear"],
         ["sampling.sde.mode=window", "sampling.sde.window=2", "sampling.sde.move_every=1", "backend.lr_warmup_steps=3"],
     ],
-    ids=["lora", "full", "ema", "lagged", "window"],
+    ids=["lora, adaptive kl", "full", "ema", "lagged", "window"],
 )
 def test_two_steps_and_two_after_a_resume_equal_four(
     start: Callable[..., RunResult], tmp_path: Path, overrides: list[str]

@@ -65,6 +65,21 @@ def test_the_algorithm_agrees_with_its_reference_under_every_setting() -> None:
         assert of_the_algorithm(config, given) == pytest.approx(loss(config, given), rel=1e-6, abs=1e-9), config
 
 
+def test_the_divergence_is_added_as_its_reference_says_with_the_coefficient_of_the_step() -> None:
+    given = random_inputs()
+    for estimator, weighs, mode in itertools.product(
+        ("k2", "k3"), (True, False), ("token-mean", "seq-mean-token-mean")
+    ):
+        settings: dict[str, Any] = {"kl_estimator": estimator, "kl_weighs_by_ratio": weighs, "aggregation": mode}
+        algorithm = make(DrpoConfig(kl_coef=0.5, kl_target=0.01, kl_horizon=40.0, **settings))
+        for coefficient in (0.5, 0.52):
+            expected = loss(DrpoConfig(kl_coef=coefficient, **settings), given)
+            # Losses are fp64, weights of tokens fp32: 6e-8.
+            assert loss_of(algorithm, given) == pytest.approx(expected, rel=1e-6, abs=1e-9), settings
+            # A fifth of a horizon, far above the target.
+            algorithm.end_step({"kl": 1.0, "samples": 8.0})
+
+
 def test_the_gradient_is_weighed_as_the_paper_says() -> None:
     """-A r (1 - sign(A (r - 1)) |pi - pi_old| / delta) of each token's log-prob, averaged over the tokens."""
     given = random_inputs()
@@ -148,6 +163,8 @@ def test_advantages_are_centred_and_the_lengths_are_told() -> None:
         ({"horizon": -1.0}, "algorithm.horizon: -1.0"),
         ({"aggregation": "mean"}, "algorithm.aggregation: 'mean' was asked for; it is one of"),
         ({"truncated": "drop"}, "algorithm.truncated: 'drop'"),
+        ({"kl_coef": -1.0}, "algorithm.kl_coef: -1.0 was asked for; it must be 0 or more."),
+        ({"kl_coef": 1.0, "kl_estimator": "k1"}, "the gradient of 'k1' is 0 on average"),
         ({"normalize": True}, "Set advantage.normalize=false."),
     ],
 )
@@ -172,6 +189,7 @@ def random_inputs() -> TokenLossInputs:
     return TokenLossInputs(
         log_probs=live,
         old_log_probs=live + rng.normal(0, 0.3, valid.shape),
+        reference_log_probs=live + rng.normal(0, 0.3, valid.shape),
         valid=valid,
         # Multiples of 1/8, so that fp32 holds them.
         advantages=np.array([1.25, -0.5, 0.75, -1.5, 0.25, 2.0, -0.875]),
@@ -181,9 +199,16 @@ def random_inputs() -> TokenLossInputs:
 
 
 def of_the_algorithm(config: DrpoConfig, given: TokenLossInputs) -> float:
-    replayed = ReplayedTokens(log_probs=torch.tensor(given.log_probs), entropy=None, valid=torch.tensor(given.valid))
-    track, algorithm = as_track(given), make(config)
-    losses = algorithm.loss(track, lambda *_, **__: replayed, progress=0.0)  # type: ignore[arg-type]
+    return loss_of(make(config), given)
+
+
+def loss_of(algorithm: Drpo, given: TokenLossInputs) -> float:
+    def replay(track: Track, *, policy: str = "live") -> ReplayedTokens:
+        values = given.log_probs if policy == "live" else given.reference_log_probs
+        return ReplayedTokens(log_probs=torch.tensor(values), entropy=None, valid=torch.tensor(given.valid))
+
+    track = as_track(given)
+    losses = algorithm.loss(track, replay, progress=0.0)  # type: ignore[arg-type]
     return float(reduce_terms(losses.terms, totals=weight_totals(algorithm.weights(track))))  # type: ignore[arg-type]
 
 

@@ -155,6 +155,11 @@ def test_the_kl_term_is_the_gaussian_divergence_of_the_means() -> None:
     assert replay.asked == ["live", "reference"]
     # 0.1^2 / (2 * 0.5^2) = 0.02, in fp32.
     torch.testing.assert_close(losses.terms[1].values, torch.full((2, 1), 0.02), rtol=1e-6, atol=0)
+    # That is far above this target, and 60 samples are 3/4 of the horizon: 0.04 (1 + 0.75 x 0.2).
+    adaptive = make(kl_coef=0.04, kl_target=0.001, kl_horizon=80.0)
+    assert adaptive.end_step({"kl": 0.02, "samples": 60.0}) == {"kl_coef": 0.04}
+    later = adaptive.loss(track, replay, progress=0.0)  # type: ignore[arg-type]
+    assert [term.scale for term in later.terms] == [1.0, pytest.approx(0.046, rel=1e-12)]
 
 
 def test_normalise_then_sum_keeps_a_reward_of_small_scale() -> None:

@@ -74,7 +74,12 @@ def reasons(name: str, *, log_probs: Support = Support.NATIVE, **settings: Any) 
 @pytest.mark.parametrize("name", NAMED)
 def test_each_name_is_accepted_as_its_readme_says(name: str) -> None:
     assert reasons(name, **README.get(name, {})) == []
-    assert reasons(name, **README.get(name, {}), kl_coef=0.1, tis="token", entropy_coef=0.01, truncated="mask") == []
+    assert (
+        reasons(
+            name, **README.get(name, {}), kl_coef=0.1, kl_target=0.02, tis="token", entropy_coef=0.01, truncated="mask"
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("name", README)
@@ -102,6 +107,13 @@ def test_a_name_without_the_advantage_it_stands_for_is_told_what_to_set(name: st
         ({"loss": "cispo", "dual_clip": 3.0}, "algorithm.dual_clip: it bounds the clipped loss"),
         ({"loss": "cispo", "ratio": "sequence"}, "algorithm.ratio: loss 'cispo'"),
         ({"kl_coef": -0.1}, "algorithm.kl_coef: -0.1"),
+        ({"kl_coef": 0.1, "kl_target": -1.0}, "algorithm.kl_target: -1.0 was asked for; it must be above 0, or null"),
+        ({"kl_target": 0.1}, "algorithm.kl_target: 0.1 was asked for, and a coefficient of 0 stays 0"),
+        ({"kl_horizon": 0.0}, "algorithm.kl_horizon: 0.0 was asked for; it must be above 0."),
+        (
+            {"kl_coef": 0.1, "kl_target": 0.1, "kl_horizon": 100.0},
+            "algorithm.kl_horizon: 100 was asked for, fewer than the 128 samples of one step",
+        ),
         ({"entropy_coef": -0.1}, "algorithm.entropy_coef: -0.1"),
         ({"kl_coef": 0.1, "kl_estimator": "k1"}, "the gradient of 'k1' is 0 on average"),
         ({"tis_cap": 0.0}, "algorithm.tis_cap: 0.0"),
