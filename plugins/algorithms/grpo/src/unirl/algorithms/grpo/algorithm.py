@@ -12,20 +12,11 @@ from unirl.core.config import AdvantageConfig, TrainConfig
 from unirl.core.roles import Losses, Replay
 from unirl.core.track import Track
 from unirl.numerics.aggregation import AggregationMode
-from unirl.numerics.importance_weights import ImportanceLevel, truncated_importance_weights
-from unirl.numerics.losses import Surrogate, clipped_surrogate
+from unirl.numerics.losses import Surrogate
 from unirl.numerics.overlong import soft_overlong_penalty
-from unirl.numerics.text_replay import ReplayedTokens, per_token
-from unirl.numerics.token_kl import TokenKl
 from unirl.numerics.token_losses import cispo_loss, sequence_log_ratio
-from unirl.numerics.token_policy import (
-    TokenWeights,
-    anchor_tokens,
-    mean_over,
-    ratio_metrics,
-    text_numbers,
-    token_weights,
-)
+from unirl.numerics.token_policy import TokenWeights, anchor_tokens, mean_over, text_numbers, token_weights
+from unirl.numerics.token_policy_loss import TokenPolicyLoss
 from unirl.numerics.track_advantages import track_advantages
 
 __all__ = ["Grpo", "build"]
@@ -37,7 +28,7 @@ def build(
     return Grpo(config, advantage=advantage, reward_weights=reward_weights, train=train)
 
 
-class Grpo(TokenKl):
+class Grpo(TokenPolicyLoss):
     """GRPO, arXiv 2402.03300, equation 3: a clipped surrogate of each token, with the advantage of its text.
 
     Dr. GRPO (2503.20783), DAPO (2503.14476), GSPO (2507.18071), CISPO (2506.13585), RLOO (2402.14740) and REINFORCE++
@@ -77,58 +68,27 @@ class Grpo(TokenKl):
         return anchor_tokens(track, replay, replays=self._replays_anchor, keeps_engine=self._config.tis != "none")
 
     def weights(self, track: Track) -> Mapping[str, Tensor]:
-        every = self._token_weights(track)
-        found = {"policy": self._policy_weights(track).announced, **self.kl_weights(every)}
-        if self._config.entropy_coef:
-            found["entropy"] = every.announced
-        return found
+        return self.policy_weights(self._policy_weights(track), self._token_weights(track))
 
     def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
-        config, segment = self._config, track.text
-        new = cast(ReplayedTokens, replay(track))
+        advantages = track.advantages
+        assert advantages is not None
+
+        def surrogate(live: Tensor, old: Tensor, counted: Tensor) -> tuple[Surrogate, Tensor]:
+            return self._surrogate(live, old, advantages, counted)
+
         policy, every = self._policy_weights(track), self._token_weights(track)
-        # What weighs nothing may be no number, and must not reach an exponential.
-        is_counted = every.counted > 0
-        live = torch.where(is_counted, new.log_probs, 0.0)
-        old = torch.where(is_counted, per_token(segment, "log_probs"), 0.0)
-        surrogate, log_ratio = self._surrogate(live, old, _of(track.advantages), is_counted)
-        values = surrogate.loss
-        metrics = ratio_metrics(surrogate.ratio, surrogate.clipped, log_ratio, policy.counted)
-        if config.tis != "none":
-            correction = truncated_importance_weights(
-                old,
-                per_token(segment, "engine_log_probs"),
-                is_counted,
-                cap=config.tis_cap,
-                level=cast(ImportanceLevel, config.tis),
-            )
-            values = values * correction.weights
-            metrics.update(correction.metrics())
-        terms = [policy.term("policy", values)]
-        divergence, measured = self.kl_terms(track, replay, log_probs=live, old_log_probs=old, weights=every)
-        terms += divergence
-        metrics |= measured
-        entropy = new.entropy
-        assert entropy is not None, "a replay of text gives the entropy of every token"
-        metrics["entropy"] = mean_over(entropy, every.counted)
-        if config.entropy_coef:
-            terms.append(every.term("entropy", entropy, scale=-config.entropy_coef))
-        return Losses(terms=terms, metrics=metrics)
+        return self.policy_losses(track, replay, surrogate, policy=policy, every=every)
 
     def _surrogate(self, live: Tensor, old: Tensor, advantages: Tensor, is_counted: Tensor) -> tuple[Surrogate, Tensor]:
         """The policy loss of each token, and the detached log-ratio that its clip looks at. All [n, S]."""
-        config = self._config
-        clips = {
-            "clip_low": config.clip_range,
-            "clip_high": config.clip_range if config.clip_range_high is None else config.clip_range_high,
-        }
-        if config.loss == "cispo":
-            return cispo_loss(live, old, advantages, **clips), (live - old).detach()
+        if self._config.loss == "cispo":
+            low, high = self._config.clip_bounds
+            return cispo_loss(live, old, advantages, clip_low=low, clip_high=high), (live - old).detach()
         log_ratio = live - old
-        if config.ratio == "sequence":
+        if self._config.ratio == "sequence":
             log_ratio = sequence_log_ratio(log_ratio, is_counted)
-        found = clipped_surrogate(log_ratio, advantages, **clips, dual_clip=config.dual_clip)
-        return found, log_ratio.detach()
+        return self.clipped_tokens(log_ratio, advantages)
 
     def _policy_weights(self, track: Track) -> TokenWeights:
         return self._token_weights(track, drop_zero_advantage=self._config.drop_zero_advantage)
@@ -142,9 +102,3 @@ class Grpo(TokenKl):
             truncated=cast("Literal['keep', 'mask']", self._config.truncated),
             drop_zero_advantage=drop_zero_advantage,
         )
-
-
-def _of(value: Tensor | None) -> Tensor:
-    """A field that the phases before this one have filled."""
-    assert value is not None
-    return value

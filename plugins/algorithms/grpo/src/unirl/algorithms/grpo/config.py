@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unirl.core.kl import TokenKlConfig
+from unirl.core.token_policy import TokenPolicyConfig
 
 __all__ = [
     "CispoConfig",
@@ -18,19 +18,11 @@ __all__ = [
 
 
 @dataclass
-class GrpoConfig(TokenKlConfig):
+class GrpoConfig(TokenPolicyConfig):
     loss: str = "clip"
     """`clip`, the clipped surrogate of PPO; `cispo`, which clips the weight of a token and keeps its gradient."""
     ratio: str = "token"
     """`token`: each token has its own ratio. `sequence`: all tokens of a text have one, the geometric mean (GSPO)."""
-    clip_range: float = 0.2
-    """Lower clip of the ratio, at 1 - clip_range; also the upper one unless `clip_range_high` is set."""
-    clip_range_high: float | None = None
-    """Upper clip, at 1 + clip_range_high; None is `clip_range`."""
-    dual_clip: float | None = None
-    """Bound of the loss of tokens with negative advantage, as a multiple of it; above 1 + the upper clip. None is none,
-    as in the papers, and the loss is then theirs to the digit. Where a few tokens that became far likelier decide the
-    gradient, 3.0 leaves them out, which verl does by default."""
     aggregation: str = "seq-mean-token-mean"
     """What a token weighs: `token-mean`, all alike; `seq-mean-token-mean`, each text alike, whatever its length;
     `seq-mean-token-sum`, the sum of each text; `seq-mean-token-sum-norm`, that divided by `horizon`."""
@@ -44,20 +36,9 @@ class GrpoConfig(TokenKlConfig):
     penalty (DAPO)."""
     overlong_penalty: float = 1.0
     """What a text of `max_length` loses of its reward."""
-    truncated: str = "keep"
-    """Texts that a length limit stopped: `keep` trains on them, `mask` leaves them out of the loss. Their rewards
-    count in the mean of their group either way."""
     drop_zero_advantage: bool = False
     """Leave texts without signal, as those of a group of equal rewards, out of the average, so that the others weigh
     more."""
-    entropy_coef: float = 0.0
-    """Coefficient of the entropy of the tokens' distributions, which the loss then raises."""
-    tis: str = "none"
-    """Truncated importance sampling, for engines whose log-probs are not those of the model that trains: each token
-    weighs min(ratio of old to engine's, tis_cap), by its own ratio (`token`) or by that of its text (`sequence`).
-    `none` takes no such weight. A run still stops at `train.logp_gap_max`, which is the clip range unless it is set."""
-    tis_cap: float = 2.0
-    """Largest weight of `tis`."""
 
 
 @dataclass

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from unirl.core.capability import Cap, Needs, Support
+from unirl.core.capability import Needs
 from unirl.core.hookspec import hookimpl
 from unirl.core.kl import kl_reasons
 from unirl.core.plan import Plan
 from unirl.core.spec import AlgorithmSpec
+from unirl.core.token_policy import clip_reasons, token_policy_reasons
 
 if TYPE_CHECKING:
     from unirl.algorithms.grpo.config import GrpoConfig
@@ -108,8 +109,8 @@ def unirl_check_plan(plan: Plan) -> Iterable[str]:
         *_names(config),
         *_ranges(config),
         *kl_reasons(config, plan),
+        *token_policy_reasons(config, plan),
         *_lengths(config, plan),
-        *_sources(config, plan),
     ]
 
 
@@ -133,35 +134,21 @@ def _names(config: GrpoConfig) -> Iterator[str]:
             config.aggregation,
             ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"),
         ),
-        ("truncated", config.truncated, ("keep", "mask")),
-        ("tis", config.tis, ("none", "token", "sequence")),
     ):
         if value not in known:
             yield f"algorithm.{key}: {value!r} was asked for; it is one of {', '.join(known)}."
 
 
 def _ranges(config: GrpoConfig) -> Iterator[str]:
-    is_cispo, high = config.loss == "cispo", config.clip_range_high
-    if not 0 < config.clip_range <= 1 or (config.clip_range == 1 and not is_cispo):
-        bound = "be above 0 and at most 1" if is_cispo else "lie between 0 and 1"
-        yield f"algorithm.clip_range: {config.clip_range} was asked for; it must {bound}."
-    if high is not None and high <= 0:
-        yield f"algorithm.clip_range_high: {high} was asked for; it must be above 0."
+    if config.loss != "cispo":
+        yield from clip_reasons(config)
+        return
+    if not 0 < config.clip_range <= 1:
+        yield f"algorithm.clip_range: {config.clip_range} was asked for; it must be above 0 and at most 1."
     if config.dual_clip is not None:
-        least = 1 + (config.clip_range if high is None else high)
-        if is_cispo:
-            yield "algorithm.dual_clip: it bounds the clipped loss; loss 'cispo' has its own bound. Set it to null."
-        elif config.dual_clip <= least:
-            yield (
-                f"algorithm.dual_clip: {config.dual_clip} was asked for; it must be above the upper clip, {least:g}, "
-                "such as 3."
-            )
-    if is_cispo and config.ratio == "sequence":
+        yield "algorithm.dual_clip: it bounds the clipped loss; loss 'cispo' has its own bound. Set it to null."
+    if config.ratio == "sequence":
         yield "algorithm.ratio: loss 'cispo' weighs each token by its own ratio; use 'token', or loss 'clip'."
-    if config.entropy_coef < 0:
-        yield f"algorithm.entropy_coef: {config.entropy_coef} was asked for; it must be 0 or more."
-    if config.tis_cap <= 0:
-        yield f"algorithm.tis_cap: {config.tis_cap} was asked for; it must be above 0."
 
 
 def _lengths(config: GrpoConfig, plan: Plan) -> Iterator[str]:
@@ -195,22 +182,6 @@ def _lengths(config: GrpoConfig, plan: Plan) -> Iterator[str]:
                 f"algorithm.max_length: {config.max_length} was asked for; track {name!r} has texts of up to "
                 f"{sampling.max_new_tokens} tokens. Set algorithm.max_length='${{sampling.max_new_tokens}}'."
             )
-
-
-def _sources(config: GrpoConfig, plan: Plan) -> Iterator[str]:
-    """Where the log-probs come from that importance weights compare."""
-    if config.tis == "none":
-        return
-    if plan.train.old_log_probs == "engine":
-        yield (
-            "algorithm.tis: with train.old_log_probs=engine the old log-probs are the engine's, so every weight would "
-            "be 1; set train.old_log_probs=replay, or algorithm.tis=none."
-        )
-    if plan.engine.spec.support(Cap.LOG_PROBS_TOKEN) is not Support.NATIVE:
-        yield (
-            f"algorithm.tis: {config.tis!r} weighs by the log-probs of the engine, and engine {plan.engine.name!r} "
-            "gives none of tokens; set algorithm.tis=none."
-        )
 
 
 def _yaml(value: object) -> str:
