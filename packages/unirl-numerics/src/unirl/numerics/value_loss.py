@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["ValueLoss", "clipped_value_loss", "explained_variance"]
+from .whitening import token_moments
+
+__all__ = ["ValueLoss", "clipped_value_loss", "explained_by_moments", "explained_variance"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +58,21 @@ def explained_variance(values: Tensor, returns: Tensor, valid: Tensor) -> float 
             f"explained_variance: values {list(values.shape)}, returns {list(returns.shape)}, valid "
             f"{list(valid.shape)}; they must be equal."
         )
-    target = returns.detach().double()[valid]
-    if not target.numel() or bool((target == target[0]).all()):
+    error = torch.where(valid, returns - values, 0.0)
+    return explained_by_moments(errors=token_moments(error, valid), returns=token_moments(returns, valid))
+
+
+def explained_by_moments(*, errors: Tensor, returns: Tensor) -> float | None:
+    """1 - Var(R - V) / Var(R) of a batch that no process has whole.
+
+    errors, returns: `token_moments` of R - V and of R, added up over micro-batches and ranks.
+    Returns None when the returns do not vary, for then nothing can be explained.
+    """
+    count = float(returns[0])
+    if not count:
         return None
-    error = target - values.detach().double()[valid]
-    return 1.0 - float(error.var(correction=0) / target.var(correction=0))
+    spreads = [float(squares) / count - (float(total) / count) ** 2 for _, total, squares in (errors, returns)]
+    # Of equal returns the sums leave a rounding, which is no variance.
+    if spreads[1] <= 1e-14 * float(returns[2]) / count:
+        return None
+    return 1.0 - spreads[0] / spreads[1]
