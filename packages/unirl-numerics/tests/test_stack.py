@@ -312,7 +312,30 @@ def test_the_gap_to_the_engines_log_probs_is_measured(algorithm):
     with pytest.raises(RunFailed, match=r"train.logp_gap_max: .* off by up to 0.5 .* 0.4 is allowed"):
         run(track, algorithm(), rank=rank, logp_gap_max=0.4)
     assert "step" not in rank.calls
-    run(track, algorithm(), logp_gap_max=0.6)
+    # 0.75 over 13 elements.
+    with pytest.raises(RunFailed, match=r"train.logp_gap_mean: .* off by 0.0577 on average .* 0.05 is allowed"):
+        run(track, algorithm(), rank=rank, logp_gap_mean=0.05)
+    assert "step" not in rank.calls
+    run(track, algorithm(), logp_gap_max=0.6, logp_gap_mean=0.06)
+
+
+def test_an_anchor_that_replays_the_reference_alone_measures_no_gap():
+    """The first update does, as where the anchor replays nothing."""
+
+    class FromReference(FromEngine):
+        def anchor(self, track, replay):
+            replay(track, policy="reference")
+            return track
+
+    track = make_track()
+    off = Alone().replay(track).log_probs.detach().float() + 0.25
+    track = dataclasses.replace(track, segment=dataclasses.replace(track.latent, log_probs=off))
+    _, report = run(track, FromReference())
+    assert report.metrics["logp_gap_max"] == pytest.approx(0.25, rel=1e-6)
+    rank = Alone(lr=0.1)
+    with pytest.raises(RunFailed, match=r"off by up to 0\.25"):
+        run(track, FromReference(), rank=rank, logp_gap_max=0.2)
+    assert "step" not in rank.calls
 
 
 @pytest.mark.parametrize("algorithm", [Weighted, FromEngine])

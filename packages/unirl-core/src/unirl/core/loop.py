@@ -13,6 +13,7 @@ from .data import Prompt
 from .errors import RewardFailed, RunFailed
 from .evaluation import evaluate
 from .events import EventStream
+from .gap_bounds import gap_bounds
 from .parts import Parts, attributed, sync_weights
 from .plan import Plan
 from .prompts import PromptOrder, StepPrompts
@@ -240,8 +241,12 @@ def _overlap(made: MadeRollout, *, train_s: float, step_s: float) -> dict[str, f
 
 def _watch_gap(plan: Plan, metrics: Mapping[str, float], *, step: int, events: EventStream) -> None:
     """Say once when the engine's log-probs are off by more than half of what is allowed; past it the stack stops."""
-    bound = plan.logp_gap_max
+    bounds = gap_bounds(plan)
     for key, gap in metrics.items():
-        if key.endswith("logp_gap_max") and bound is not None and gap > bound / 2:
-            text = f"{key}: log-probs of engine {plan.engine.name!r} differ by {gap:.2e}; the run stops at {bound:.2e}."
-            events.finding(text, step=step, once="logp_gap")
+        for ending, bound in (("logp_gap_max", bounds.largest), ("logp_gap_mean", bounds.mean)):
+            if key.endswith(ending) and bound is not None and gap > bound / 2:
+                text = (
+                    f"{key}: log-probs of engine {plan.engine.name!r} differ by {gap:.2e}; the run stops at "
+                    f"{bound:.2e} (train.{ending})."
+                )
+                events.finding(text, step=step, once=ending)

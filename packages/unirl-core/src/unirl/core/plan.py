@@ -105,13 +105,6 @@ class Plan:
     """How tensors go from worker to worker; None is the launcher's own way."""
 
     @property
-    def logp_gap_max(self) -> float | None:
-        """Largest log-prob gap that is allowed: `train.logp_gap_max`, or else the algorithm's clip range."""
-        if self.train.logp_gap_max is not None or not self.algorithm.spec.clip_key:
-            return self.train.logp_gap_max
-        return float(getattr(self.algorithm.config, self.algorithm.spec.clip_key))
-
-    @property
     def has_reference_workers(self) -> bool:
         """Workers of their own answer for the reference policy; the backend keeps none."""
         launcher = self.launcher

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from .algorithm_state import algorithm_state, resume_algorithm
 from .checkpoints import Checkpoint, Checkpoints
+from .config import TrainConfig
 from .costs import latent_step_cost
 from .data import Prompt
 from .errors import CheckpointError, DataError, PlanRejected, RunFailed, UniRLError
 from .events import Event, EventStream
+from .gap_bounds import gap_bounds
 from .loop import run_loop
 from .match import match
 from .parts import NoEngine, Parts
@@ -174,8 +176,9 @@ def build_parts(plan: Plan, *, catalog: Catalog, with_rewards: bool = True, with
     torch.manual_seed(plan.run.seed)  # pyright: ignore[reportUnknownMemberType]
     device = _device(plan.run.device)
     model = _build(plan.model, catalog, device=device)
-    settings = dataclasses.replace(plan.train, logp_gap_max=plan.logp_gap_max)
-    backend = _build(plan.backend, catalog, model=model, train=settings, steps=plan.run.steps, seed=plan.run.seed)
+    backend = _build(
+        plan.backend, catalog, model=model, train=_train_settings(plan), steps=plan.run.steps, seed=plan.run.seed
+    )
     engine = _build(plan.engine, catalog, model=model, device=device) if with_engine else NoEngine()
     algorithm = build_algorithm(plan, catalog=catalog)
     rewards = build_rewards(plan, catalog=catalog) if with_rewards else {}
@@ -202,10 +205,14 @@ def reward_weights(plan: Plan) -> dict[str, float]:
 
 def build_algorithm(plan: Plan, *, catalog: Catalog) -> Algorithm:
     """The algorithm of a plan alone: what plans requests and turns rewards into advantages."""
-    settings = dataclasses.replace(plan.train, logp_gap_max=plan.logp_gap_max)
-    return _build(
-        plan.algorithm, catalog, advantage=plan.advantage, reward_weights=reward_weights(plan), train=settings
-    )
+    weights, train = reward_weights(plan), _train_settings(plan)
+    return _build(plan.algorithm, catalog, advantage=plan.advantage, reward_weights=weights, train=train)
+
+
+def _train_settings(plan: Plan) -> TrainConfig:
+    """`train` of the plan, with bounds in place of what stands for the usual ones."""
+    bounds = gap_bounds(plan)
+    return dataclasses.replace(plan.train, logp_gap_max=bounds.largest, logp_gap_mean=bounds.mean)
 
 
 def _build(choice: Choice[Spec], catalog: Catalog, **context: Any) -> Any:

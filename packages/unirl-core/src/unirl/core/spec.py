@@ -167,7 +167,7 @@ class AlgorithmSpec(Spec):
     when: Mapping[str, Needs] = field(default_factory=lambda: dict[str, Needs]())
     """Further needs while a config key is set to something true, such as `{"kl_coef": Needs(reference="policy")}`."""
     clip_key: str = ""
-    """Config key of the clip range, which bounds the log-prob gap that a run tolerates."""
+    """Config key of the clip range, which bounds the log-prob gap that a run over latents tolerates."""
     paper: str = ""
     """Where the loss comes from, such as `arXiv 2505.05470`; or a sentence that says why there is none."""
     reference: str = ""

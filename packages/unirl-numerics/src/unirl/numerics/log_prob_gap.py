@@ -13,6 +13,7 @@ from unirl.core.track import LatentSegment, TextSegment, Track
 from .text_replay import per_token
 
 if TYPE_CHECKING:
+    from unirl.core.gap_bounds import GapBounds
     from unirl.core.roles import Policy, Replay, ReplayedLike
 
     from .tally import Reducer
@@ -29,15 +30,18 @@ class GapMeter:
         self._replay = replay
         self._version = version
         self.was_called = False
+        """Whether the weights that train were replayed: another policy measures nothing."""
         self._largest = 0.0
         self._total = 0.0
         self._count = 0
 
     def __call__(self, track: Track, *, policy: Policy = "live") -> ReplayedLike:
-        self.was_called = True
         replayed = self._replay(track, policy=policy)
+        if policy != "live":
+            return replayed
+        self.was_called = True
         engine = _engine_log_probs(track)
-        if policy == "live" and engine is not None:
+        if engine is not None:
             rows = track.weights > 0
             if self._version is not None:
                 rows = rows & rows.new_tensor([made == self._version for made in track.policy_version])
@@ -58,17 +62,24 @@ class GapMeter:
             "logp_gap_mean": Metric(total=self._total, weight=float(self._count)),
         }
 
-    def check(self, bound: float | None, ranks: Reducer) -> None:
-        """Raise RunFailed on every rank when the gap of any is larger than the bound."""
-        if bound is None:
-            return
-        largest = float(ranks.all_reduce_max(torch.tensor([self._largest], dtype=torch.float64))[0])
-        if largest > bound:
-            raise RunFailed(
-                f"train.logp_gap_max: the engine's log-probs are off by up to {largest:.3g} from those of the model "
-                f"that trains, {bound:.3g} is allowed. Its weights or its arithmetic differ: check the weight sync "
-                "and the precision of the engine, or allow more."
-            )
+    def check(self, bounds: GapBounds, ranks: Reducer) -> None:
+        """Raise RunFailed on every rank when the largest gap of any, or the mean over all, is beyond its bound."""
+        if bounds.largest is not None:
+            largest = float(ranks.all_reduce_max(torch.tensor([self._largest], dtype=torch.float64))[0])
+            if largest > bounds.largest:
+                raise _too_far("train.logp_gap_max", f"by up to {largest:.3g}", bounds.largest)
+        if bounds.mean is not None:
+            summed = ranks.all_reduce_sum(torch.tensor([self._total, self._count], dtype=torch.float64))
+            total, count = float(summed[0]), float(summed[1])
+            if count and total / count > bounds.mean:
+                raise _too_far("train.logp_gap_mean", f"by {total / count:.3g} on average", bounds.mean)
+
+
+def _too_far(key: str, how: str, bound: float) -> RunFailed:
+    return RunFailed(
+        f"{key}: the engine's log-probs are off {how} from those of the model that trains, {bound:.3g} is allowed. Its "
+        "weights or its arithmetic differ: check the weight sync and the precision of the engine, or allow more."
+    )
 
 
 def _engine_log_probs(track: Track) -> torch.Tensor | None:

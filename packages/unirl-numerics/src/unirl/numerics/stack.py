@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 import torch
 from torch import Tensor
 from unirl.core.errors import BatchError
+from unirl.core.gap_bounds import GapBounds
 from unirl.core.roles import Metric, TrainReport
 from unirl.core.track import Status, TextSegment, Track
 
@@ -88,6 +89,7 @@ def train_on(
     progress: float,
     apply: Updater,
     logp_gap_max: float | None = None,
+    logp_gap_mean: float | None = None,
     version: int | None = None,
     micro_batch_tokens: int = 0,
     packing: bool = True,
@@ -102,8 +104,8 @@ def train_on(
     padding unless `packing`; 0 counts rows. A rank with fewer such micro-batches repeats its shortest row at weight 0.
     The algorithm's anchor pass runs on the very micro-batches of the updates, before the first of them, because
     results in bf16 depend on the batch's shape.
-    logp_gap_max: bound of |log-prob of the engine - of the replay|; None is none. The gap is measured in the anchor
-    pass, or in the first update where the anchor replays nothing.
+    logp_gap_max, logp_gap_mean: bounds of |log-prob of the engine - of the replay|, of any and of the mean over all;
+    None is none. The gap is measured in the anchor pass, or in the first update where the anchor replays nothing.
     critic: for a `CriticAlgorithm`, whose critic takes a step after each of the policy's. Its values and its
     `after_anchor` come between the anchor pass and the first update. While it warms up the policy takes no step.
     version: of the weights that train. The gap is measured on samples of these weights alone; None takes all samples.
@@ -115,7 +117,7 @@ def train_on(
 
     Raises BatchError when the geometry does not fit, when the weights of a loss differ from what `weights` said, and
     when there is a critic without an algorithm for it or the other way round; RunFailed when the engine's log-probs are
-    off by more than `logp_gap_max`, before any step is taken.
+    off by more than either bound, before any step is taken.
     """
     judge = critic_algorithm(algorithm, critic)
     _check_geometry(track, updates=updates, micro_batch=micro_batch)
@@ -123,10 +125,10 @@ def train_on(
     batches = [kept.select(rows).chunks(micro_batch) if rows else [] for rows in dealt]
     if micro_batch_tokens:
         batches = _by_tokens(kept, dealt, budget=micro_batch_tokens, packing=packing, apply=apply)
-    meter = GapMeter(replay, version=version)
+    meter, bounds = GapMeter(replay, version=version), GapBounds(largest=logp_gap_max, mean=logp_gap_mean)
     batches = [[_anchored(micro, algorithm, meter, apply) for micro in micros] for micros in batches]
     measures_first = not meter.was_called
-    meter.check(logp_gap_max, apply)
+    meter.check(bounds, apply)
 
     everything, first, reports, critic_reports = Tally(), Tally(), list[StepReport](), list[StepReport]()
     num_empty, waits = 0, critic is not None and critic.is_alone
@@ -145,7 +147,7 @@ def train_on(
                 num_empty += 1
                 continue
             if through is meter:
-                meter.check(logp_gap_max, apply)
+                meter.check(bounds, apply)
             first = first if reports else tally
             reports.append(apply.step())
         if judge is not None and critic is not None:

@@ -138,6 +138,7 @@ class Fsdp2Backend:
             progress=progress,
             apply=self._updater,
             logp_gap_max=self._train.logp_gap_max,
+            logp_gap_mean=self._train.logp_gap_mean,
             version=self.version,
             critic=self._critic,
         )
