@@ -16,6 +16,7 @@ from .array import Array
 if TYPE_CHECKING:
     from .config import LatentSamplingConfig, PartConfig
     from .kl import TokenKlConfig
+    from .token_policy import TokenPolicyConfig
 
 __all__ = [
     "LossInNumpy",
@@ -24,7 +25,9 @@ __all__ = [
     "RunReference",
     "TokenLossInputs",
     "TokenMean",
+    "clipped_token",
     "token_divergence",
+    "token_importance",
 ]
 
 
@@ -98,7 +101,13 @@ class TokenLossInputs:
     valid: Any
     """[n, S] bool: tokens that are trained on."""
     advantages: Any
-    """[n]."""
+    """[n]; or [n, S] where those of tokens differ."""
+    values: Any = None
+    """[n, S] what the critic that trains expects before each token; given where there is one, as the next two."""
+    old_values: Any = None
+    """[n, S] what it expected when the advantages were made."""
+    returns: Any = None
+    """[n, S] what it is to expect."""
     weights: Any
     """[n] weights of the texts; 0 counts nowhere."""
     is_truncated: Any
@@ -125,6 +134,27 @@ def token_divergence(config: TokenKlConfig, inputs: TokenLossInputs, row: int, t
     # DeepSeek-V3.2, arXiv 2512.02556: the expectation is over samples of the old policy.
     ratio = math.exp(float(inputs.log_probs[row, token] - inputs.old_log_probs[row, token]))
     return ratio * estimate[config.kl_estimator]
+
+
+def clipped_token(config: TokenPolicyConfig, ratio: float, advantage: float) -> float:
+    """PPO, arXiv 1707.06347, equation 7: the worse of the ratio and its clipped value, to be minimised."""
+    low, high = config.clip_bounds
+    if advantage >= 0:
+        return -advantage * min(ratio, 1 + high)
+    factor = max(ratio, 1 - low)
+    # Dual clip, arXiv 1912.09729.
+    return -advantage * (factor if config.dual_clip is None else min(factor, config.dual_clip))
+
+
+def token_importance(
+    config: TokenPolicyConfig, inputs: TokenLossInputs, row: int, token: int, tokens: Sequence[int]
+) -> float:
+    """How much likelier the old policy makes the token, or the text, than the engine did; bounded. tokens: of it."""
+    if config.tis == "none":
+        return 1.0
+    chosen = [token] if config.tis == "token" else tokens
+    gap = sum(float(inputs.old_log_probs[row, t] - inputs.engine_log_probs[row, t]) for t in chosen)
+    return min(math.exp(gap), config.tis_cap)
 
 
 class TokenMean:

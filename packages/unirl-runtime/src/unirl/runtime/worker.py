@@ -330,12 +330,14 @@ def _even(track: Track, request: Request) -> Track:
 
 
 def _alone(plan: Plan) -> Plan:
-    """The plan of a process that holds whole weights of its own: the mesh of the train ranks is none of its."""
+    """The plan of a process that holds whole weights of its own and trains none: the mesh of the train ranks is none of
+    its, nor is their critic."""
     config: Any = plan.backend.config
-    if "mesh" not in {item.name for item in dataclasses.fields(config)}:
-        return plan
-    config = dataclasses.replace(config, mesh=type(config.mesh)())
-    return dataclasses.replace(plan, backend=dataclasses.replace(plan.backend, config=config))
+    names = {item.name for item in dataclasses.fields(config)} & {"mesh", "critic"}
+    own = {name: type(getattr(config, name))() for name in names}
+    return dataclasses.replace(
+        plan, backend=dataclasses.replace(plan.backend, config=dataclasses.replace(config, **own))
+    )
 
 
 def _check_versions(plan: Plan, machine: str) -> None:

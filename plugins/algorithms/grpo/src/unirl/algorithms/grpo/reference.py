@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from unirl.algorithms.grpo.config import GrpoConfig
-from unirl.core.reference import TokenLossInputs, TokenMean, token_divergence
+from unirl.core.reference import TokenLossInputs, TokenMean, clipped_token, token_divergence, token_importance
 
 __all__ = ["loss"]
 
@@ -33,31 +33,15 @@ def loss(config: GrpoConfig, inputs: TokenLossInputs) -> float:
 def _policy(config: GrpoConfig, inputs: TokenLossInputs, row: int, token: int, tokens: list[int]) -> float:
     """The loss of one token, to be minimised."""
     advantage = float(inputs.advantages[row])
-    low = config.clip_range
-    high = config.clip_range if config.clip_range_high is None else config.clip_range_high
     own = float(inputs.log_probs[row, token] - inputs.old_log_probs[row, token])
     if config.loss == "cispo":
         # CISPO, arXiv 2506.13585, equations 4 and 5.
+        low, high = config.clip_bounds
         weight = min(max(math.exp(own), 1 - low), 1 + high)
         value = -weight * advantage * float(inputs.log_probs[row, token])
     else:
         # GSPO, arXiv 2507.18071, equation 7: the geometric mean over the text.
         whole = [float(inputs.log_probs[row, t] - inputs.old_log_probs[row, t]) for t in tokens]
         ratio = math.exp(sum(whole) / len(whole) if config.ratio == "sequence" else own)
-        # PPO, arXiv 1707.06347, equation 7: the worse of the ratio and its clipped value.
-        if advantage >= 0:
-            value = -advantage * min(ratio, 1 + high)
-        else:
-            factor = max(ratio, 1 - low)
-            # Dual clip, arXiv 1912.09729.
-            value = -advantage * (factor if config.dual_clip is None else min(factor, config.dual_clip))
-    return value * _importance(config, inputs, row, token, tokens)
-
-
-def _importance(config: GrpoConfig, inputs: TokenLossInputs, row: int, token: int, tokens: list[int]) -> float:
-    """How much likelier the old policy makes the token, or the text, than the engine did; bounded."""
-    if config.tis == "none":
-        return 1.0
-    chosen = [token] if config.tis == "token" else tokens
-    gap = sum(float(inputs.old_log_probs[row, t] - inputs.engine_log_probs[row, t]) for t in chosen)
-    return min(math.exp(gap), config.tis_cap)
+        value = clipped_token(config, ratio, advantage)
+    return value * token_importance(config, inputs, row, token, tokens)
