@@ -27,7 +27,7 @@ SPEC = dataclasses.replace(
     build=f"{__name__}:build",
     capabilities={
         **TEXT_ONLY.capabilities,
-        **dict.fromkeys((Cap.LOG_PROBS_TOKEN, Cap.STEP_NOISE, Cap.INITIAL_NOISE), Support.NO),
+        **dict.fromkeys((Cap.LOG_PROBS_TOKEN, Cap.SEEDS, Cap.INITIAL_NOISE), Support.NO),
     },
 )
 """Draws from a generator of its own, and gives no log-probs."""

@@ -40,6 +40,8 @@ class Cap(StrEnum):
     """Starts from the initial noise that the request's recipe gives."""
     STEP_NOISE = "step-noise"
     """Draws the noise of each SDE step from the request's recipe."""
+    SEEDS = "seeds"
+    """Draws the tokens of each text from the seed of its sample, whatever else it generates."""
     SDE_STEPS = "sde-steps"
     """Is stochastic at the steps that the request names, deterministic elsewhere."""
     SDE_STEPS_PER_GROUP = "sde-steps-per-group"
@@ -110,6 +112,7 @@ CAPABILITIES_OF: Mapping[Kind, tuple[Cap, ...]] = {
         Cap.SIGMAS,
         Cap.INITIAL_NOISE,
         Cap.STEP_NOISE,
+        Cap.SEEDS,
         Cap.SDE_STEPS,
         Cap.SDE_STEPS_PER_GROUP,
         Cap.TRAJECTORY_WINDOW,

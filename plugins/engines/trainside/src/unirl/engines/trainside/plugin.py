@@ -19,6 +19,7 @@ SPEC = EngineSpec(
         Cap.SIGMAS: Support.NATIVE,
         Cap.INITIAL_NOISE: Support.NATIVE,
         Cap.STEP_NOISE: Support.NATIVE,
+        Cap.SEEDS: Support.NATIVE,
         Cap.SDE_STEPS: Support.NATIVE,
         Cap.SDE_STEPS_PER_GROUP: Support.NATIVE,
         Cap.TRAJECTORY_WINDOW: Support.NATIVE,
