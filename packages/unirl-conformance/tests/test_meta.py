@@ -142,8 +142,8 @@ def plain_order() -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "args",
-    [("-p", "randomly", "--randomly-seed=1"), ("-p", "randomly", "--randomly-seed=2"), ("-n", "2")],
-    ids=["order-1", "order-2", "parallel"],
+    [("-p", "randomly", "--randomly-seed=1"), ("-p", "randomly", "--randomly-seed=2", "-n", "2")],
+    ids=["order", "parallel-and-order"],
 )
 def test_claims_end_alike_in_any_order_and_in_parallel(args: tuple[str, ...], plain_order: dict[str, Any]) -> None:
     assert {row[0] for row in plain_order["rows"]} == set(QUICK)
