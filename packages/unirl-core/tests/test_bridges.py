@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from unirl.core.bridges import bridge_name, lacks_bridge
+import pytest
+from unirl.core.bridges import bridge_name, import_bridge, lacks_bridge
 from unirl.core.capability import Cap, Support
+from unirl.core.errors import PluginBroken
 from unirl.core.match import match_pair
 from unirl.core.spec import EngineSpec, ModelSpec
 
@@ -35,8 +37,14 @@ def test_a_model_without_a_bridge_is_refused_in_a_sentence_that_names_those_with
     assert "of those installed, a does." in lacks_bridge(MODEL, ENGINE, bridged=["a"])
 
 
-def test_a_bridge_is_named_and_not_imported() -> None:
+def test_a_bridge_is_imported_by_its_name_or_its_plugin_is_named() -> None:
     assert bridge_name(BRIDGED, ENGINE) == "toy.bridges.far:BRIDGE"
+    with pytest.raises(
+        PluginBroken, match=r"model 'toy' names 'toy\.bridges\.far:BRIDGE' as its bridge to 'far': No"
+    ):
+        import_bridge(BRIDGED, ENGINE)
+    real = dataclasses.replace(MODEL, bridges={"far": "unirl.core.names:did_you_mean"})
+    assert import_bridge(real, ENGINE)("a", []) == ""
 
 
 def test_where_the_tracks_do_not_fit_a_bridge_would_not_help_and_is_not_asked_for() -> None:

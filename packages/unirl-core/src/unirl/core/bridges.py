@@ -8,20 +8,32 @@ only when both were chosen. What it has to offer is the engine's business, and i
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+from .errors import PluginBroken
 from .spec import EngineSpec, ModelSpec
 
 if TYPE_CHECKING:
     from .catalog import Catalog
 
-__all__ = ["bridge_name", "bridged_models", "lacks_bridge"]
+__all__ = ["bridge_name", "bridged_models", "import_bridge", "lacks_bridge"]
 
 
 def bridge_name(model: ModelSpec, engine: EngineSpec) -> str:
     """`"module:attribute"` of the bridge between the two. `match` refuses pairs that need one and have none."""
     assert engine.name in model.bridges, f"{model.name} x {engine.name} was not matched"
     return model.bridges[engine.name]
+
+
+def import_bridge(model: ModelSpec, engine: EngineSpec) -> Any:
+    """The bridge itself. Raises PluginBroken when its module cannot be imported or lacks it."""
+    name = bridge_name(model, engine)
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise PluginBroken(f"model {model.name!r} names {name!r} as its bridge to {engine.name!r}: {error}") from error
 
 
 def bridged_models(engine: EngineSpec, catalog: Catalog | None) -> list[str]:

@@ -51,7 +51,7 @@ def install(
     With `uv` where there is one on the path, else with venv and pip. pip's settings for indexes and find-links hold for
     both. Raises RunFailed, with the last lines of the installer, when it cannot be made; nothing is left then.
     """
-    folder = environment.folder(accel, within=within)
+    folder = environment.folder(accel, within=within).absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _alone(folder.with_name(f"{folder.name}.lock")):
         if environment.is_present(accel, within=within):
@@ -113,7 +113,16 @@ def _add(environment: EngineEnvironment, accel: str, building: Path) -> None:
 def _run(command: Sequence[str], environment: EngineEnvironment) -> None:
     # The caller's own environment must not be taken for the one that is made.
     kept = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=kept, check=False)
+    # In a folder of no project: uv holds installs to the constraints of the one that it is started in.
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=kept,
+        cwd=tempfile.gettempdir(),
+        check=False,
+    )
     if done.returncode:
         tail = "\n".join(done.stdout.strip().splitlines()[-TAIL:])
         raise RunFailed(

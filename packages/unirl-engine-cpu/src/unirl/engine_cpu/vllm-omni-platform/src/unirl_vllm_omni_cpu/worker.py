@@ -34,7 +34,7 @@ class CpuDiffusionWorker(DiffusionWorker):
             raise ValueError(f"sleep of level {level} was asked for; on a CPU there is level 1 alone.")
         if self._asleep is None:
             weights = list(self._weights())
-            self._asleep = tempfile.TemporaryFile(prefix="vllm-omni-asleep-")
+            self._asleep = tempfile.TemporaryFile(prefix="vllm-omni-asleep-")  # noqa: SIM115 - open until it wakes
             torch.save([weight.data for weight in weights], self._asleep)
             for weight in weights:
                 weight.data = weight.data.new_empty(0)
@@ -66,17 +66,15 @@ def _send_outputs(self: Any) -> None:
             found: dict[str, Any] = {"output": output}
         except Exception as error:  # noqa: BLE001 - the engine raises it
             found = {"error": f"{type(error).__name__}: {error}"}
-        self._enqueue_result(
-            AsyncDiffusionOutput(kind=AsyncOutputKind.OUTPUT_READY, async_output_id=number, **found)
-        )
+        self._enqueue_result(AsyncDiffusionOutput(kind=AsyncOutputKind.OUTPUT_READY, async_output_id=number, **found))
         with self._async_output_done:
             self._async_output_pending = max(0, self._async_output_pending - 1)
             self._async_output_done.notify_all()
 
 
 def _replace_output_thread() -> None:
-    """The stock one asks for the type of the current accelerator before it takes anything, and the engine then waits for
-    ever. Used by workers in processes of their own alone. Raises RuntimeError for a version where it may differ."""
+    """The stock one asks for the type of the current accelerator before it takes anything, and the engine then waits
+    for ever. Used by workers in processes of their own alone. Raises RuntimeError for a version where it may differ."""
     found = version("vllm-omni")
     if not SEEN.contains(found, prereleases=True) or "_async_output_loop" not in vars(WorkerProc):
         raise RuntimeError(f"vLLM-Omni {found} is installed; this platform knows the output thread of {SEEN}.")

@@ -1,0 +1,58 @@
+"""The engine: requests go to vLLM-Omni as they are, trajectories come back with the log-probs of the policy that
+sampled."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from unirl.core.bridges import bridge_name, import_bridge
+from unirl.core.errors import RecipeError
+from unirl.core.roles import DiffusionModel, Model
+from unirl.numerics.probe import probe_request
+from unirl.runtime.engine_host.hosted import Hosting
+from unirl.runtime.engine_host.latent_engine import HostedLatentEngine
+
+from .bridge import Bridge
+from .config import VllmOmniConfig
+from .environment import check_versions
+from .plugin import SPEC
+from .settings import checkpoint_folder, dtype_of, omni_arguments, program
+
+__all__ = ["build"]
+
+MOST_RANK = 512
+"""Largest rank of an adapter that vLLM has buffers for."""
+
+
+def build(config: VllmOmniConfig, *, model: Model, device: Any) -> HostedLatentEngine:
+    """Start vLLM-Omni with the checkpoint that `model` was loaded from.
+
+    Raises RecipeError for a setting that cannot be or a model that is not what vLLM-Omni computes, and RunFailed when
+    the environment is missing or of another version, or when vLLM-Omni does not start or does not do as it is told.
+    """
+    device = torch.device(device)
+    name = bridge_name(model.spec, SPEC)
+    bridge: Bridge = import_bridge(model.spec, SPEC)
+    if why := bridge.unfit(model):
+        raise RecipeError(f"engine: {why}")
+    dtype = dtype_of(config, model)
+    folder = checkpoint_folder(config, model, bridge)
+    hosting = Hosting(
+        title="vLLM-Omni",
+        program=program(config, device, bridge=name),
+        arguments={
+            "arguments": omni_arguments(config, folder=folder, dtype=dtype, on_cpu=device.type == "cpu"),
+            "bridge": name,
+        },
+        check_version=check_versions,
+        rounds=config.dtype != "auto",
+        lora_rank=MOST_RANK,
+        sleeps=config.sleep_mode,
+        transfer_dir=config.transfer_dir,
+        start_timeout_s=config.start_timeout_s,
+        generate_timeout_s=config.generate_timeout_s,
+        sync_timeout_s=config.sync_timeout_s,
+    )
+    probe = probe_request(cast("DiffusionModel", model))
+    return HostedLatentEngine(hosting, model=model, kernels=SPEC.kernels, probe=probe)
