@@ -129,7 +129,7 @@ def _cut(text: str, stops: Sequence[str]) -> str:
 
 def _prefill(model: TextModel, prompts: Sequence[Tensor]) -> tuple[Tensor, Any, Tensor, Tensor, Tensor]:
     """Each distinct prompt once: logits [U, V], cache, last positions [U], mask [U, P]; and the prompt [N] of a row."""
-    keys = [tuple(cast("list[int]", prompt.tolist())) for prompt in prompts]
+    keys = [tuple(cast("Any", prompt).tolist()) for prompt in prompts]
     distinct = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     longest = max(len(key) for key in distinct)
     tokens = torch.full((len(distinct), longest), model.pad_token, dtype=torch.int64)
@@ -181,7 +181,7 @@ class _Rows:
         return ~self._ended[rows]
 
     def found(self) -> GeneratedText:
-        lengths: list[int] = self._lengths.tolist()
+        lengths = [int(length) for length in self._lengths]
         return GeneratedText(
             tokens=_split(self._tokens, lengths),
             log_probs=_split(self._log_probs, lengths),
