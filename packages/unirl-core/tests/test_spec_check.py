@@ -141,6 +141,7 @@ def test_a_spec_that_keeps_what_it_says_passes(spec: Spec) -> None:
         (MODEL, {"parity": f"{P}:tiny"}, r"parity: .* is called as parity\(folder, prompts=, sampling=, initial=\)"),
         (ALGORITHM, {"reference": f"{P}:gone"}, "reference: .*there is no 'gone'"),
         (ALGORITHM, {"clip_key": "clip"}, "clip_key: .* has no key 'clip'"),
+        (ALGORITHM, {"stateful": {"kl_targt": 1.0}}, "stateful: .* has no key 'kl_targt'"),
         (ALGORITHM, {"when": {"kl": Needs()}}, "when: .* has no key 'kl'"),
         (ALGORITHM, {"needs": Needs(track=cast(Any, "latnt"))}, "needs.track: 'latnt' is not one of latent, text, any"),
         (ALGORITHM, {"needs": Needs(log_probs="gaussian", trajectory="window")}, "stochastic is False"),

@@ -27,7 +27,7 @@ from unirl.core.spec import AlgorithmSpec, Gap
 from unirl.core.track import Track
 from unirl.numerics.reduction import LossTerm
 
-from conformance_mutants import algorithm_text
+from conformance_mutants import algorithm_state, algorithm_text
 from conformance_mutants.mutant import Mutant
 
 
@@ -284,7 +284,7 @@ BROKEN: dict[type[FlowGrpo], Mutant] = {
         broken="takes a ratio to the policy that sampled, and states that it takes none",
     ),
 }
-MUTANTS = [*BROKEN.values(), *algorithm_text.BROKEN.values()]
+MUTANTS = [*BROKEN.values(), *algorithm_text.BROKEN.values(), *algorithm_state.BROKEN.values()]
 OTHER_LOSS = (
     LikesItsSamples,
     NegatesAdvantages,
@@ -332,7 +332,9 @@ def catalog() -> Catalog:
         {
             "unirl-well": SimpleNamespace(unirl_algorithms=hookimpl(lambda: [*WELL, *algorithm_text.WELL])),
             "unirl-mutants": SimpleNamespace(
-                unirl_algorithms=hookimpl(lambda: [*(_spec(kind) for kind in BROKEN), *algorithm_text.specs()]),
+                unirl_algorithms=hookimpl(
+                    lambda: [*(_spec(kind) for kind in BROKEN), *algorithm_text.specs(), *algorithm_state.specs()]
+                ),
                 unirl_check_plan=_check_plan,
             ),
             **{module.__name__: module for module in quickstart},

@@ -166,6 +166,9 @@ class AlgorithmSpec(Spec):
     """What it asks of the rest of a plan, whatever its settings."""
     when: Mapping[str, Needs] = field(default_factory=lambda: dict[str, Needs]())
     """Further needs while a config key is set to something true, such as `{"kl_coef": Needs(reference="policy")}`."""
+    stateful: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Settings, by config key, with which it keeps a state from step to step that an update changes, see
+    `unirl.core.roles.StatefulAlgorithm`; empty where it never does. Conformance resumes it with them."""
     clip_key: str = ""
     """Config key of the clip range, which bounds the log-prob gap that a run over latents tolerates."""
     paper: str = ""

@@ -90,6 +90,7 @@ def _keys(spec: Spec) -> Iterator[tuple[str, str]]:
     """Keys of its config that a spec names."""
     if isinstance(spec, AlgorithmSpec):
         yield from (("when", key) for key in spec.when)
+        yield from (("stateful", key) for key in spec.stateful)
         if spec.clip_key:
             yield "clip_key", spec.clip_key
     if isinstance(spec, ModelSpec) and spec.tiny is not None:

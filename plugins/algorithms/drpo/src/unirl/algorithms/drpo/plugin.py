@@ -19,6 +19,7 @@ def _spec(name: str, summary: str, *, config: str) -> AlgorithmSpec:
         config=f"unirl.algorithms.drpo.config:{config}",
         needs=Needs(track="text", log_probs="token", staleness="ratio"),
         when={"kl_coef": Needs(reference="policy")},
+        stateful={"kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 100.0},
         paper="arXiv 2606.09821",
         reference="unirl.algorithms.drpo.reference:loss",
         # Old samples count by their ratio but for the pull, which conformance would take for a difference.

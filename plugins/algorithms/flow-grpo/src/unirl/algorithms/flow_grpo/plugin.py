@@ -18,6 +18,7 @@ FLOW_GRPO = AlgorithmSpec(
     needs=Needs(track="latent", trajectory="window", log_probs="gaussian", stochastic=True, staleness="ratio"),
     # Ratio norm compares means, which are replayed with the weights that train.
     when={"kl_coef": Needs(reference="policy"), "ratio_norm": Needs(staleness="none")},
+    stateful={"kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 100.0},
     clip_key="clip_range",
     paper="arXiv 2505.05470",
     reference="unirl.algorithms.flow_grpo.reference:loss",

@@ -26,6 +26,7 @@ def _spec(
         config=f"unirl.algorithms.grpo.config:{config}",
         needs=Needs(track="text", log_probs="token", staleness="ratio"),
         when={"kl_coef": Needs(reference="policy")},
+        stateful={"kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 100.0},
         clip_key=clip_key,
         paper=paper,
         reference="unirl.algorithms.grpo.reference:loss",

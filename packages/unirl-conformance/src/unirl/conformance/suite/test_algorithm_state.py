@@ -1,0 +1,83 @@
+"""What an algorithm carries from step to step, over a resume."""
+
+from __future__ import annotations
+
+import json
+from typing import cast
+
+from unirl.conformance.benches.algorithm import AlgorithmBench
+from unirl.conformance.benches.trial import AlreadyAnchored, Trial
+from unirl.conformance.claims import claim
+from unirl.conformance.verdicts import NotApplicable
+from unirl.core.algorithm_state import algorithm_state
+from unirl.core.roles import Algorithm, StatefulAlgorithm
+from unirl.core.track import Track
+
+STEPS = 3
+
+
+@claim("algorithm", track="any")
+def test_a_resumed_algorithm_goes_on_as_it_was(bench: AlgorithmBench) -> None:
+    """An algorithm that goes from step to step with something besides the weights, as an adaptive coefficient, gives
+    all of it to a checkpoint: a new one that takes the state, as JSON, has the gradient of the old one bit for bit, and
+    so have the steps after it. Updates leave the state alone, so that copies on other ranks, which get it with each
+    call of train, agree; and a copy that was at another step goes back to the one that it is given.
+
+    Tried with the settings that `stateful` of the spec names; without any, the algorithm must keep no state.
+
+    If it fails: everything that `end_step()` changes and a loss reads belongs into `state()`, and `load_state()` puts
+    all of it back. Nothing else may change it.
+    """
+    settings = dict(bench.spec.stateful)
+    if not settings:
+        for on in bench.variants():
+            kept = algorithm_state(bench.algorithm(bench.config(on)))
+            assert not kept, f"it keeps the state {kept}, and its spec names no settings of it in `stateful`"
+        raise NotApplicable(f"algorithm {bench.spec.name!r} keeps nothing from step to step")
+    trial = bench.trial([key for key in bench.spec.when if key in settings], is_ragged=True, **settings)
+    fresh, old = bench.algorithm(trial.config), trial.algorithm
+    start = algorithm_state(old)
+    assert start, f"the spec says that it keeps a state with {settings}, and state() gives none"
+    track = trial.anchored()
+    trial.move()
+    for _ in range(STEPS):
+        _step(trial, track, old)
+    later = algorithm_state(old)
+    assert later != start, (
+        f"{STEPS} steps left its state as it was, {start}: with these settings a step changes nothing"
+    )
+    resumed = _with_state(bench.algorithm(trial.config), later)
+    assert algorithm_state(resumed) == later, f"given the state {later}, it says {algorithm_state(resumed)}"
+    _check_same_gradient(bench, trial, track, resumed, old, when="resumed")
+    _step(trial, track, resumed)
+    _step(trial, track, old)
+    after, wanted = algorithm_state(resumed), algorithm_state(old)
+    assert after == wanted, f"a step after the resume its state is {after}; without the resume it is {wanted}"
+    _check_same_gradient(bench, trial, track, resumed, old, when="a step after it")
+    _check_same_gradient(bench, trial, track, _with_state(old, start), fresh, when="back at the start")
+
+
+def _step(trial: Trial, track: Track, algorithm: Algorithm) -> None:
+    """One step of a run, whose weights stay."""
+    before = algorithm_state(algorithm)
+    report, _ = trial.train(track, algorithm=AlreadyAnchored(algorithm), micro_batch=4)
+    after = algorithm_state(algorithm)
+    assert after == before, f"an update changed its state from {before} to {after}; end_step() alone may do that"
+    found = cast("StatefulAlgorithm", algorithm).end_step({**report.metrics, "samples": float(track.num_rows)})
+    wrong = {name: number for name, number in found.items() if number != number or abs(number) == float("inf")}
+    assert not wrong, f"end_step() gave numbers for the log that are none: {wrong}"
+
+
+def _with_state(algorithm: Algorithm, state: dict[str, object]) -> Algorithm:
+    cast("StatefulAlgorithm", algorithm).load_state(json.loads(json.dumps(state)))
+    return algorithm
+
+
+def _check_same_gradient(
+    bench: AlgorithmBench, trial: Trial, track: Track, found: Algorithm, wanted: Algorithm, *, when: str
+) -> None:
+    pairs = zip(
+        *(trial.train(track, algorithm=AlreadyAnchored(one))[1].values() for one in (found, wanted)), strict=True
+    )
+    largest = max(float((mine - other).abs().max()) for mine, other in pairs)
+    bench.record(f"largest difference of a gradient, {when}", largest, bound=0.0)

@@ -1,0 +1,84 @@
+"""Algorithms that lose, on a resume, what they carry from step to step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from unirl.algorithms.flow_grpo.algorithm import FlowGrpo
+from unirl.algorithms.flow_grpo.plugin import FLOW_GRPO
+from unirl.algorithms.grpo.algorithm import Grpo
+from unirl.algorithms.grpo.plugin import SPECS
+from unirl.core.roles import Losses, Replay
+from unirl.core.spec import AlgorithmSpec
+from unirl.core.track import Track
+
+from conformance_mutants.mutant import Mutant
+
+__all__ = ["BROKEN", "specs"]
+
+
+class StartsAnew(FlowGrpo):
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """As if there had been none."""
+
+
+class SaysWhatItDoesNotUse(FlowGrpo):
+    """Its loss takes a coefficient that is in no state: the one of its own last step."""
+
+    def __init__(self, config: Any, **context: Any) -> None:
+        super().__init__(config, **context)
+        self._used = config.kl_coef
+
+    @property
+    def kl_coef(self) -> float:
+        return self._used
+
+    def end_step(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        found = super().end_step(metrics)
+        self._used = self._kl_coef
+        return found
+
+
+class KeepsItQuiet(FlowGrpo):
+    def __init__(self, config: Any, **context: Any) -> None:
+        super().__init__(dataclasses.replace(config, kl_target=0.01) if config.kl_coef else config, **context)
+
+
+class AdaptsWithEachUpdate(Grpo):
+    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+        if self.state():
+            self._kl_coef *= 1.01
+        return super().loss(track, replay, progress=progress)
+
+
+RESUMED = "a-resumed-algorithm-goes-on-as-it-was"
+BROKEN: dict[type[Any], Mutant] = {
+    StartsAnew: Mutant(claim=RESUMED, name="starts-anew", broken="loads no state"),
+    SaysWhatItDoesNotUse: Mutant(
+        claim=RESUMED, name="says-what-it-does-not-use", broken="takes a coefficient that is not in its state"
+    ),
+    KeepsItQuiet: Mutant(
+        claim=RESUMED, name="keeps-it-quiet", broken="keeps a state, and its spec names no settings of it"
+    ),
+    AdaptsWithEachUpdate: Mutant(
+        claim=RESUMED, name="adapts-with-each-update", broken="changes its state with every micro-batch"
+    ),
+}
+
+
+def build(config: Any, **context: Any) -> Any:
+    """The algorithm that the config's `use` names."""
+    kind = next(kind for kind, mutant in BROKEN.items() if mutant.name == config.use)
+    return kind(config, **context)
+
+
+def specs() -> list[AlgorithmSpec]:
+    return [_spec(kind) for kind in BROKEN]
+
+
+def _spec(kind: type[Any]) -> AlgorithmSpec:
+    of = SPECS[0] if issubclass(kind, Grpo) else FLOW_GRPO
+    spec = dataclasses.replace(of, name=BROKEN[kind].name, build=f"{__name__}:build")
+    return dataclasses.replace(spec, stateful={}) if kind is KeepsItQuiet else spec
