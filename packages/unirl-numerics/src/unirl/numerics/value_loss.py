@@ -72,7 +72,7 @@ def explained_by_moments(*, errors: Tensor, returns: Tensor) -> float | None:
     if not count:
         return None
     spreads = [float(squares) / count - (float(total) / count) ** 2 for _, total, squares in (errors, returns)]
-    # Of equal returns the sums leave a rounding, which is no variance.
-    if spreads[1] <= 1e-14 * float(returns[2]) / count:
+    # Of equal returns, fp32 sums of values and errors, the rounding is left, 1e-7 of either: no variance.
+    if spreads[1] <= 1e-12 * (float(returns[2]) + float(errors[2])) / count:
         return None
     return 1.0 - spreads[0] / spreads[1]
