@@ -87,6 +87,17 @@ def test_an_engine_that_is_known_and_not_installed_gets_its_install_line(cli: Cl
     assert "unirl-engine-vllm-omni" in err
 
 
+def test_an_engine_whose_environment_is_absent_gets_the_command_that_makes_it(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNIRL_ENVS", str(tmp_path))
+    code, out, err = cli("--engine", "vllm")
+    assert (code, out) == (3, "")
+    assert "engine 'vllm' runs in an environment of its own" in err and "`unirl engine-env vllm --accel cpu`" in err
+    # Claims that start nothing need none.
+    assert cli("--engine", "vllm", "--tier", "static", "--claim", CLAIM)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("args", "hint"),
     [

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from unirl.conformance.pytest_plugin import own_program
+from unirl.conformance.pytest_plugin import absent_environment
 from unirl.conformance.subjects import Selection, Subject, subjects
 from unirl.core.capability import Cap, Needs, Support
 from unirl.core.catalog import Catalog, Found
@@ -146,7 +146,7 @@ def test_a_name_that_cannot_be_tried_is_refused(
     assert type(caught.value) is error
 
 
-def test_an_engine_that_is_a_program_of_its_own_runs_when_it_is_named_and_its_environment_is_there() -> None:
+def test_an_engine_that_is_a_program_of_its_own_runs_when_its_environment_is_there() -> None:
     class Environment:
         def __init__(self, *there: str) -> None:
             self.there = there
@@ -160,9 +160,8 @@ def test_an_engine_that_is_a_program_of_its_own_runs_when_it_is_named_and_its_en
     spec = EngineSpec(name="apart", environment="acme:ENVIRONMENT", **WORDS)
     subject = Subject(kind="engine", parts=(Found(spec=spec, dist="acme", version="1"),))
     known: Any = SimpleNamespace(resolve=lambda name: {"acme:ENVIRONMENT": Environment("cpu")}[name])
-    assert "`--engine apart` tries it" in own_program(subject, named=(), catalog=known)
-    assert own_program(subject, named=("apart",), catalog=known) == ""
+    assert absent_environment(subject, catalog=known) == ""
     absent: Any = SimpleNamespace(resolve=lambda name: Environment())
-    assert "`unirl engine-env apart --accel cpu`" in own_program(subject, named=("apart",), catalog=absent)
+    assert "`unirl engine-env apart --accel cpu`" in absent_environment(subject, catalog=absent)
     near = Subject(kind="engine", parts=(Found(spec=ENGINES[0], dist="acme", version="1"),))
-    assert own_program(near, named=(), catalog=absent) == ""
+    assert absent_environment(near, catalog=absent) == ""

@@ -68,6 +68,9 @@ class Claim:
     """Kind of track that it is about. Where the subject's model has none of it, or its algorithm trains on another, the
     claim is n/a."""
     tier: Tier = "tiny"
+    own_engine: bool = False
+    """Whether it closes or damages its engine, or is about a new one. An engine that is a program of its own is else
+    started once for many claims."""
     meaning: str = ""
     """The docstring up to "If it fails:"."""
     if_it_fails: str = ""
@@ -81,6 +84,7 @@ def claim(
     needs: Mapping[Kind, tuple[Cap, ...]] | None = None,
     track: Literal["latent", "text", "any"] = "latent",
     tier: Tier = "tiny",
+    own_engine: bool = False,
 ) -> Callable[[F], F]:
     """Make a test function a claim about every subject of a kind.
 
@@ -97,6 +101,7 @@ def claim(
             needs=needs or {},
             track=track,
             tier=tier,
+            own_engine=own_engine,
             meaning=" ".join(meaning.split()),
             if_it_fails=" ".join("".join(help_text).split()),
         )

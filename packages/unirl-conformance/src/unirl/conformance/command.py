@@ -17,6 +17,8 @@ from unirl.core.spec import Kind
 from .claims import TIERS, Tier
 
 if TYPE_CHECKING:
+    from unirl.core.catalog import Catalog
+
     from .results import Report
     from .subjects import Selection
 
@@ -135,9 +137,13 @@ def _run(selection: Selection, *, tier: Tier, pytest_args: tuple[str, ...]) -> R
 
     from .claims import all_claims, claim_kinds
     from .run import run_suite
+    from .subjects import devices_of
 
     # Before pytest starts, so that a wrong name has its own message and exit code.
-    selection.check(Catalog.discover())
+    catalog = Catalog.discover()
+    selection.check(catalog)
+    if tier != "static":
+        _check_environments(selection.names.get("engine", ()), catalog, devices=devices_of(tier))
     kinds = claim_kinds()
     for name in selection.claims:
         if name not in kinds:
@@ -155,6 +161,24 @@ def _run(selection: Selection, *, tier: Tier, pytest_args: tuple[str, ...]) -> R
             + "".join(f" Claim {text}." for text in higher)
         )
     return report
+
+
+def _check_environments(engines: Collection[str], catalog: Catalog, *, devices: Collection[str]) -> None:
+    """Raises PluginNotInstalled for an engine whose own environment is there for none of these devices: of what was
+    asked for, nothing could be tried."""
+    from unirl.core.errors import PluginNotInstalled
+    from unirl.core.spec import EngineSpec
+
+    for name in engines:
+        spec = catalog.get("engine", name).spec
+        if not isinstance(spec, EngineSpec) or not spec.environment:
+            continue
+        environment = catalog.resolve(spec.environment)
+        if not any(environment.is_present(device) for device in devices):
+            commands = " or ".join(f"`{environment.command(device)}`" for device in devices)
+            raise PluginNotInstalled(
+                f"engine {name!r} runs in an environment of its own, which is not here. Make it: {commands}."
+            )
 
 
 def _refuse_others(ctx: click.Context, flag: str, *, allowed: Collection[str]) -> None:

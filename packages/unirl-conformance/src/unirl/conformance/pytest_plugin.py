@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Generator
+from collections.abc import Generator
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +23,7 @@ from unirl.core.spec import KINDS, AlgorithmSpec, EngineSpec, Gap, Kind, ModelSp
 
 from .claims import SUBJECT_KINDS, TIERS, Claim, SubjectKind, Tier, claim_of
 from .results import Collector
-from .subjects import Selection, Subject, subjects
+from .subjects import Selection, Subject, devices_of, subjects
 from .verdicts import NotApplicable, NotRun, Record
 from .workshop import Workshop
 
@@ -37,6 +37,8 @@ _SUBJECTS = pytest.StashKey[list[Subject]]()
 _WORKSHOP = pytest.StashKey[Workshop]()
 _RECORD = pytest.StashKey[Record]()
 _GAP = pytest.StashKey[Gap]()
+_ABSENT = pytest.StashKey[str]()
+"""Why the engine of a claim's subject cannot be started here."""
 _BEGAN = pytest.StashKey[float]()
 
 BENCHES: dict[SubjectKind, str] = {
@@ -99,9 +101,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except UniRLError as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[_CATALOG] = catalog
-    config.stash[_SUBJECTS] = subjects(
-        catalog, selection, devices=("cpu",) if tier in ("static", "tiny") else ("cpu", "cuda")
-    )
+    config.stash[_SUBJECTS] = subjects(catalog, selection, devices=devices_of(tier))
     if not hasattr(config, "workerinput"):
         collector = Collector(catalog=catalog, tier=tier, subjects=config.stash[_SUBJECTS], property_name=PROPERTY)
         config.stash[COLLECTOR] = collector
@@ -136,18 +136,48 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take out the place holders of claims without subjects, and mark the claims that a spec declares as gaps."""
+    """Take out the place holders of claims without subjects, mark the claims that a spec declares as gaps, and put
+    those together that use one started engine: one after the other, in one process."""
     kept: list[pytest.Item] = []
+    rows: dict[tuple[str, str, str], list[tuple[bool, pytest.Item]]] = {}
+    absent: dict[tuple[str, str], str] = {}
     for item in items:
         pair = _claim_and_subject(item)
         if pair is None:
             continue
-        kept.append(item)
-        gap = _gap(*pair)
+        claim, subject = pair
+        gap = _gap(claim, subject)
         if gap is not None:
             item.stash[_GAP] = gap
             item.add_marker(pytest.mark.xfail(strict=True, reason=gap.reason))
+        if not own_programs(subject) or not_applicable(claim, subject):
+            kept.append(item)
+            continue
+        engine, model = subject.found("engine").spec.name, subject.found("model").spec.name
+        if (engine, subject.device) not in absent:
+            absent[engine, subject.device] = absent_environment(subject, catalog=config.stash[_CATALOG])
+        item.stash[_ABSENT] = absent[engine, subject.device]
+        # Claims that start one of their own come last, when the shared one is no longer needed.
+        rows.setdefault((engine, subject.device, model), []).append((claim.own_engine, item))
+    for row in rows.values():
+        kept += [item for _, item in sorted(row, key=lambda pair: pair[0])]
     items[:] = kept
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """With `-n`, claims that use one started engine stay in one process; with another `--dist` pytest-xdist decides."""
+    if cast(Any, config.getoption)("dist") != "load":
+        return None
+    from .scheduling import RowScheduling
+
+    rows = {
+        subject.id: f"{program.name} on {subject.device}"
+        for subject in config.stash[_SUBJECTS]
+        for program in own_programs(subject)
+        if not subject.refused and not absent_environment(subject, catalog=config.stash[_CATALOG])
+    }
+    return RowScheduling(config, log, rows)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -162,10 +192,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             raise NotRun("no CUDA device is here")
-    named = cast(Any, item.config.getoption)("--unirl-engine")
-    reason = own_program(subject, named=named, catalog=item.config.stash[_CATALOG])
-    if reason:
-        raise NotRun(reason)
+    absent = item.stash.get(_ABSENT, "")
+    if absent:
+        raise NotRun(absent)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -212,12 +241,13 @@ def bench(request: pytest.FixtureRequest, subject: Subject) -> Any:
     pair = _claim_and_subject(request.node)
     assert pair is not None
     module, _, name = bench_of(*pair).partition(":")
+    claim = pair[0]
     record = request.node.stash[_RECORD] = Record()
     workshop = config.stash[_WORKSHOP]
     # pytest's own `tmp_path` looks through the folders of all claims before, and turns a link round.
     folder = Path(mkdtemp(prefix="claim-", dir=workshop.folder))
     make = getattr(import_module(module), name)
-    return make(subject=subject, workshop=workshop, record=record, folder=folder)
+    return make(subject=subject, workshop=workshop, record=record, folder=folder, own_engine=claim.own_engine)
 
 
 def not_applicable(claim: Claim, subject: Subject) -> str:
@@ -240,20 +270,19 @@ def not_applicable(claim: Claim, subject: Subject) -> str:
     return ""
 
 
-def own_program(subject: Subject, *, named: Collection[str], catalog: Catalog) -> str:
-    """Why the engine of a subject is not started here, or an empty string. named: engines that were asked for.
-
-    An engine with a Python environment of its own takes seconds to start, for each claim anew.
-    """
-    for spec in (found.spec for found in subject.parts):
-        if not isinstance(spec, EngineSpec) or not spec.environment:
-            continue
-        if spec.name not in named:
-            return f"engine {spec.name!r} is a program of its own, slow to start; `--engine {spec.name}` tries it"
+def absent_environment(subject: Subject, *, catalog: Catalog) -> str:
+    """Why the engine of a subject cannot be started here, or an empty string: its own environment is not there."""
+    for spec in own_programs(subject):
         environment = catalog.resolve(spec.environment)
         if not environment.is_present(subject.device):
             return f"the environment of engine {spec.name!r} is not here; `{environment.command(subject.device)}`"
     return ""
+
+
+def own_programs(subject: Subject) -> tuple[EngineSpec, ...]:
+    """The engines of a subject that run in a Python environment of their own."""
+    specs = (found.spec for found in subject.parts)
+    return tuple(spec for spec in specs if isinstance(spec, EngineSpec) and spec.environment)
 
 
 def tracks_of(subject: Subject) -> tuple[str, ...]:

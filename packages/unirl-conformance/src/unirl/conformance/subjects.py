@@ -14,9 +14,9 @@ from unirl.core.names import did_you_mean
 from unirl.core.registry import known_parts
 from unirl.core.spec import AlgorithmSpec, BackendSpec, EngineSpec, Kind, ModelSpec, Spec
 
-from .claims import SUBJECT_KINDS, SubjectKind
+from .claims import SUBJECT_KINDS, SubjectKind, Tier
 
-__all__ = ["Selection", "Subject", "subjects"]
+__all__ = ["Selection", "Subject", "devices_of", "subjects"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +91,11 @@ class Selection:
         there: dict[Kind, str] = {found.spec.kind: found.spec.name for found in subject.parts}
         common: list[Kind] = [kind for kind in asked if kind in there]
         return bool(common) and all(there[kind] in asked[kind] for kind in common)
+
+
+def devices_of(tier: Tier) -> tuple[str, ...]:
+    """What parts are tried on at a tier."""
+    return ("cpu",) if tier in ("static", "tiny") else ("cpu", "cuda")
 
 
 def subjects(

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from omegaconf import OmegaConf
 from unirl.core.capability import Cap
 from unirl.core.catalog import Catalog, Found
 from unirl.core.config import LatentSamplingConfig, PartConfig, TextSamplingConfig
 from unirl.core.errors import PluginBroken
-from unirl.core.roles import Model
+from unirl.core.roles import Engine, Model
 from unirl.core.spec import Miniature, ModelSpec
 
-from .verdicts import NotRun
+from .verdicts import NotRun, Record
+
+if TYPE_CHECKING:
+    from .engine_pool import EnginePool
 
 __all__ = ["Workshop"]
 
@@ -34,6 +37,7 @@ class Workshop:
         self._models: dict[tuple[str, str], Model] = {}
         self._shared: dict[str, Any] = {}
         self._contexts = ExitStack()
+        self._pool: EnginePool | None = None
 
     def shared(self, key: str, make: Callable[[], T]) -> T:
         """What `make` gives, made once a run, for claims that only look at it."""
@@ -69,6 +73,47 @@ class Workshop:
             return build(config, **context)
         except ModuleNotFoundError as error:
             raise _absent(found, error) from error
+
+    @contextmanager
+    def engine(
+        self,
+        found: Found,
+        config: PartConfig,
+        *,
+        of: Found,
+        model: Model,
+        device: str,
+        record: Record,
+        own: bool = False,
+    ) -> Generator[Engine]:
+        """The engine over a model of the kind `of`, for the time of the block.
+
+        An engine that is a program of its own is started once for many claims, see `engine_pool`; with `own` it is one
+        that nobody had before and nobody gets afterwards, as any other engine is. record: is told what starts again.
+        """
+        pool = self.engine_pool
+        if pool.takes(found, of):
+            if not own:
+                with pool.lent(found, config, of=of, model=model, device=device, record=record) as engine:
+                    yield engine
+                return
+            # There may be memory for one alone.
+            pool.close()
+        engine = cast(Engine, self.build(found, config, model=model, device=device))
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+    @property
+    def engine_pool(self) -> EnginePool:
+        """Where engines are that were started once for many claims."""
+        if self._pool is None:
+            from .engine_pool import EnginePool
+
+            self._pool = EnginePool(self)
+            self._contexts.callback(self._pool.close)
+        return self._pool
 
     def miniature(self, found: Found) -> Miniature:
         """The miniature of a model. Raises NotRun when it states none."""

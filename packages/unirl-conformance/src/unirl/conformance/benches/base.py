@@ -22,6 +22,8 @@ class Bench:
     """Keeps numbers: `bench.record("log-prob gap", gap, bound=1e-5)`."""
     folder: Path
     """Empty, and this claim's own."""
+    own_engine: bool = False
+    """Whether the claim asks for engines that no other claim has."""
 
     @property
     def device(self) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Literal, TypeVar, cast
@@ -279,8 +279,7 @@ class CellBench(Bench):
         device = torch.device(self.device)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(_SEED)
-            parts = self._parts(plan, watch)
-            try:
+            with self._parts(plan, watch) as parts:
                 yield Cell(
                     plan=plan,
                     parts=parts,
@@ -288,33 +287,40 @@ class CellBench(Bench):
                     track=next(iter(plan.sampling)),
                     prompts=numbered(PROMPTS[:2]),
                 )
-            finally:
-                for part in (parts.engine, *parts.rewards.values(), parts.backend):
-                    part.close()
 
-    def _parts(self, plan: Plan, watch: Callable[[Algorithm], Algorithm] | None) -> Parts:
-        """In the order of `unirl.core.run.build_parts`."""
+    @contextmanager
+    def _parts(self, plan: Plan, watch: Callable[[Algorithm], Algorithm] | None) -> Iterator[Parts]:
+        """In the order of `unirl.core.run.build_parts`, and ended in that of a run's end."""
         make, found = self.workshop.build, self.found
         model = make(found("model"), plan.model.config, device=self.device)
         backend = make(
             found("backend"), plan.backend.config, model=model, train=plan.train, steps=plan.run.steps, seed=_SEED
         )
-        engine = make(found("engine"), plan.engine.config, model=model, device=self.device)
-        algorithm = make(
-            found("algorithm"),
-            plan.algorithm.config,
-            advantage=plan.advantage,
-            reward_weights={"judge": 1.0},
-            train=plan.train,
-        )
-        return Parts(
+        engine = self.workshop.engine(
+            found("engine"),
+            plan.engine.config,
+            of=found("model"),
             model=model,
-            backend=backend,
-            engine=engine,
-            algorithm=watch(algorithm) if watch else algorithm,
-            rewards={"judge": Judge()},
-            reward_weights={"judge": 1.0},
+            device=self.device,
+            record=self.record,
+            own=self.own_engine,
         )
+        with closing(backend), engine as there:
+            algorithm = make(
+                found("algorithm"),
+                plan.algorithm.config,
+                advantage=plan.advantage,
+                reward_weights={"judge": 1.0},
+                train=plan.train,
+            )
+            yield Parts(
+                model=model,
+                backend=backend,
+                engine=there,
+                algorithm=watch(algorithm) if watch else algorithm,
+                rewards={"judge": Judge()},
+                reward_weights={"judge": 1.0},
+            )
 
     def _choice(self, kind: type[S], found: Found, settings: Mapping[str, Any]) -> Choice[S]:
         assert isinstance(found.spec, kind)

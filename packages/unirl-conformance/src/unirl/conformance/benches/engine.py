@@ -54,14 +54,22 @@ class EngineBench(Bench):
 
     @contextmanager
     def engine(self, model: Model | None = None, *, enable: Cap | None = None, **settings: Any) -> Iterator[Engine]:
-        """The engine over a model, closed at the end. enable: a capability that its config must switch on."""
+        """The engine over a model, closed at the end. enable: a capability that its config must switch on.
+
+        One that is a program of its own is not closed, but made as new for the next claim, unless the claim says that
+        it takes one of its own.
+        """
         found = self.subject.found("engine")
-        config = self.workshop.config(found, settings, enable=enable)
-        engine: Engine = self.workshop.build(found, config, model=model or self.model(), device=self.device)
-        try:
+        with self.workshop.engine(
+            found,
+            self.workshop.config(found, settings, enable=enable),
+            of=self.subject.found("model"),
+            model=model or self.model(),
+            device=self.device,
+            record=self.record,
+            own=self.own_engine,
+        ) as engine:
             yield engine
-        finally:
-            engine.close()
 
     def plain_request(self, model: Model) -> Request:
         """A request of 2 groups of 3 samples."""

@@ -45,11 +45,12 @@ class TextEngineBench(EngineBench):
         return make_text_request(model, {self.track: found}, **settings)
 
     def generate(self, *, sampling: dict[str, Any] | None = None, **settings: Any) -> tuple[Request, Track]:
-        """One rollout of a fresh engine over the shared model; the same settings are sampled once a run."""
+        """One rollout of an engine as new over the shared model; the same settings are sampled once a run."""
 
         def rollout() -> tuple[Request, Track]:
             model = self.model()
-            with self.engine(model) as engine:
+            # Many claims look at it: whichever comes first has no say in where it is made.
+            with dataclasses.replace(self, own_engine=False).engine(model) as engine:
                 request = self.request(model, sampling=sampling, policy_version=engine.version, **settings)
                 return request, engine.generate(request).tracks[self.track]
 

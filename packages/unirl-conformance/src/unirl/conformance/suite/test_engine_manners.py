@@ -111,7 +111,7 @@ def test_guidance_that_it_does_not_state_is_refused(bench: LatentEngineBench) ->
         verify_echo(request, engine.generate(request))
 
 
-@claim("engine", track="any")
+@claim("engine", track="any", own_engine=True)
 def test_closing_leaves_nothing_running_and_may_be_done_twice(bench: EngineBench) -> None:
     """After `close` no process and no thread of the engine is left, and closing again is no error: a run that fails
     half-way ends, and its GPU memory is free.

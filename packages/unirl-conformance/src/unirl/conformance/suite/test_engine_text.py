@@ -156,7 +156,7 @@ def test_texts_of_a_group_differ(bench: TextEngineBench) -> None:
         assert len(distinct) > 1, f"all {len(rows)} texts of {group!r} are one"
 
 
-@claim("engine", proves=(Cap.SEEDS, Cap.TEXT_ROLLOUT), track="text")
+@claim("engine", proves=(Cap.SEEDS, Cap.TEXT_ROLLOUT), track="text", own_engine=True)
 def test_the_same_seeds_give_the_same_texts(bench: TextEngineBench) -> None:
     """An engine that draws from the request's recipe gives each sample the text of its seed: in one piece, in pieces of
     any size (groups cut in two as well), in another order, sent again, and to a new engine; another rollout or seed

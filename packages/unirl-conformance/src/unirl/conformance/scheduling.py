@@ -1,0 +1,28 @@
+"""Which worker of pytest-xdist tries what: loaded when a run is parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling  # pyright: ignore[reportMissingTypeStubs]
+
+__all__ = ["RowScheduling"]
+
+
+class RowScheduling(LoadScopeScheduling):
+    """Hands claims out one by one, but for those that use one started engine: they are a row, for one worker. Rows come
+    first, the longest before the others.
+
+    pytest-xdist's own `--dist loadgroup` reads the names of groups off `Item._nodeid`, which pytest 9.2 has no more.
+    """
+
+    def __init__(self, config: pytest.Config, log: Any, rows: Mapping[str, str]) -> None:
+        """rows: id of a subject -> name of its row."""
+        super().__init__(config, log)
+        self._rows = rows
+
+    def _split_scope(self, nodeid: str) -> str:
+        subject = nodeid.rpartition("[")[2].rpartition("]")[0]
+        return self._rows.get(subject, nodeid)

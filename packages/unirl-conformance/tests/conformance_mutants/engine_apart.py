@@ -1,0 +1,88 @@
+"""Engines that say they are programs of their own, which conformance starts once for many claims; and one that is."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from unirl.algorithms.grpo import plugin as grpo
+from unirl.backends.fsdp2 import plugin as fsdp2
+from unirl.conformance.workbench import text_model
+from unirl.core.capability import Cap, Support
+from unirl.core.catalog import Catalog
+from unirl.core.errors import RunFailed
+from unirl.core.hookspec import hookimpl
+from unirl.core.roles import WeightReceipt, WeightUpdate
+from unirl.runtime.engine_host.process import EngineProcess, Program
+
+from conformance_mutants.engine_copying import SPEC as COPYING
+from conformance_mutants.engine_copying import CopyingEngine
+
+STARTS = "UNIRL_TEST_STARTS"
+"""Environment variable that names the file which every start is noted in: its process, and the engine's."""
+
+
+class Environment:
+    """One that is there, as `unirl.runtime.engine_host.environment.EngineEnvironment` is."""
+
+    def is_present(self, accel: str) -> bool:
+        return accel == "cpu"
+
+    def command(self, accel: str) -> str:
+        return f"unirl engine-env apart --accel {accel}"
+
+
+ENVIRONMENT = Environment()
+SPEC = dataclasses.replace(
+    COPYING,
+    name="apart",
+    build=f"{__name__}:build",
+    environment=f"{__name__}:ENVIRONMENT",
+    kernels=(),
+    capabilities={**COPYING.capabilities, Cap.LATENT_ROLLOUT: Support.NO, Cap.SLEEP: Support.NO},
+)
+
+
+class Apart(CopyingEngine):
+    """Beside a process of its own, that of a server which answers nothing."""
+
+    def __init__(self, config: Any, *, model: Any) -> None:
+        super().__init__(config, model=model)
+        self.is_closed = False
+        self._process = EngineProcess(
+            # `dict()` is no calls at all.
+            Program(name="idle", python=Path(sys.executable), serve="builtins:dict", modules=(), start_timeout_s=60)
+        )
+        self._process.start()
+        with Path(os.environ[STARTS]).open("a", encoding="utf-8") as file:
+            file.write(f"{os.getpid()} {self._process.pid}\n")
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._process.close()
+        super().close()
+
+    def load_weights(self, update: WeightUpdate) -> WeightReceipt:
+        if self.is_closed:
+            raise RunFailed(f"weights: version {update.version} was sent to engine 'apart', which was closed.")
+        return super().load_weights(update)
+
+
+def build(config: Any, *, model: Any, device: Any) -> Apart:
+    return Apart(config, model=model)
+
+
+def catalog() -> Catalog:
+    return Catalog.of(
+        {
+            "unirl-apart": SimpleNamespace(
+                unirl_models=hookimpl(lambda: [text_model.SPEC]), unirl_engines=hookimpl(lambda: [SPEC])
+            ),
+            "unirl-grpo": grpo,
+            "unirl-fsdp2": fsdp2,
+        }
+    )
