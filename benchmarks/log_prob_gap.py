@@ -5,8 +5,8 @@
 Trains the text quickstart. After each rollout, before its updates, every token that was sampled is scored three times
 by the same weights: by the engine as it sampled, by replay in fp32, and by transformers' own forward with every weight
 and number in fp64, which judges the other two. Also what rounding the weights themselves does: the fp64 forward again,
-each weight moved by a random half of its last fp32 bit, which says how well the checkpoint conditions what is computed
-with it.
+each weight moved at random by about what rounding it once to fp32 does, which says how well the checkpoint conditions
+what is computed with it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from unirl.core.tracking import Trackers
 from unirl.numerics.text_replay import replay_text
 from unirl.numerics.token_batches import from_rows, pad_batch
 
-HALF_BIT = 2.0**-25
-"""Half of the last bit of fp32, relative to the number, on average over its binade."""
+ROUNDING = 2.0**-25
+"""About what rounding to fp32 changes a number by, as a share of it: the most is 2^-24."""
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def main() -> None:
         return rollout
 
     parts.engine.generate = kept
-    pairs = ("engine, replay", "engine, fp64", "replay, fp64", "half a bit")
+    pairs = ("engine, replay", "engine, fp64", "replay, fp64", "weights rounded")
     print(f"{'step':>4} {'reward':>7} {'tokens':>7} " + " ".join(f"{pair + ': max, mean':>26}" for pair in pairs))
     try:
         for step in range(options.steps):
@@ -72,7 +72,7 @@ def main() -> None:
                 replayed = replay_text(model, segment, packing=True, with_entropy=False)
             replay = from_rows(replayed.log_probs, replayed.valid).double()
             exact = in_fp64(model, segment)
-            moved = in_fp64(model, segment, moved_by=HALF_BIT)
+            moved = in_fp64(model, segment, moved_by=ROUNDING)
             gaps = [engine - replay, engine - exact, replay - exact, moved - exact]
             cells = [f"{float(gap.abs().max()):13.1e} {float(gap.abs().mean()):12.1e}" for gap in gaps]
             reward = steps[-1].data["metrics"]["reward_mean"]

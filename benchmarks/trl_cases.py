@@ -1,0 +1,78 @@
+"""What `trl_step.py` compares: sizes, their checkpoints, and the score of texts that have no answer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from unirl.quickstart import text_checkpoint_path
+
+LARGER = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 4096,
+}
+NEVER = "<|never|>"
+"""A token that the tokenizer knows and the model cannot draw: with it as the end of a text, no text ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    name: str
+    prompts: int
+    samples: int
+    max_new_tokens: int
+    ends: bool
+    """Texts end where the model ends them, and are scored by their answer; else by their share of digits."""
+    larger: bool = False
+
+
+CASES = (
+    Case(name="quickstart", prompts=32, samples=8, max_new_tokens=40, ends=True),
+    Case(name="fixed length", prompts=32, samples=8, max_new_tokens=40, ends=False),
+    Case(name="larger", prompts=8, samples=8, max_new_tokens=48, ends=False, larger=True),
+)
+
+
+def write_checkpoint(case: Case, folder: Path) -> Path:
+    """The quickstart's checkpoint, or a random one with its tokenizer, ended as the case says."""
+    for file in Path(text_checkpoint_path()).iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    if case.larger:
+        torch.manual_seed(0)
+        config = Qwen3Config.from_pretrained(
+            folder, layer_types=["full_attention"] * LARGER["num_hidden_layers"], **LARGER
+        )
+        Qwen3ForCausalLM(config).save_pretrained(folder)
+    if not case.ends:
+        last = json.loads((folder / "config.json").read_text())["vocab_size"]
+        tokenizer = json.loads((folder / "tokenizer.json").read_text())
+        shape = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        tokenizer["added_tokens"].append({"id": last, "content": NEVER, **shape})
+        # Ids in between have no token of their own.
+        tokenizer["model"]["vocab"] |= {f"<|{number}|>": number for number in range(_size(tokenizer), last)}
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+        _edit(folder / "tokenizer_config.json", eos_token=NEVER)
+        _edit(folder / "generation_config.json", eos_token_id=[last])
+        _edit(folder / "config.json", eos_token_id=last)
+    return folder
+
+
+def _size(tokenizer: dict[str, Any]) -> int:
+    return len({*tokenizer["model"]["vocab"].values(), *(token["id"] for token in tokenizer["added_tokens"][:-1])})
+
+
+def _edit(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def share_of_digits(text: str) -> float:
+    return sum(letter.isdigit() for letter in text) / max(1, len(text))
