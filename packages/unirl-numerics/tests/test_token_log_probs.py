@@ -8,7 +8,7 @@ from torch import distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from unirl.numerics.token_log_probs import token_log_probs
+from unirl.numerics.token_log_probs import output_logits, token_log_probs
 
 
 def problem(num_tokens=7, width=5, num_words=11, *, dtype=torch.float64, seed=0):
@@ -92,6 +92,19 @@ def test_an_autocast_around_the_call_changes_nothing():
         (mine,) = torch.autograd.grad(cast.sum(), [hidden])
     assert torch.equal(plain, cast)
     assert torch.equal(mine, torch.autograd.grad(plain.sum(), [hidden])[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_logits_of_a_sampler_are_those_that_are_scored(dtype):
+    """Bit for bit, also under an autocast: fp32 sums of the inputs as they are."""
+    hidden, weight, _, targets = problem(dtype=dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = output_logits(hidden, weight)
+    assert logits.dtype == torch.float32
+    # Inputs of order 1 and five addends: fp32 rounds the sum to 1e-6.
+    torch.testing.assert_close(logits.double(), hidden.double() @ weight.double().T, rtol=0, atol=2e-6)
+    scores = logits.log_softmax(dim=1).gather(1, targets[:, None]).squeeze(1)
+    assert torch.equal(scores, token_log_probs(hidden, weight, targets)[0])
 
 
 def test_the_chunk_decides_no_number():

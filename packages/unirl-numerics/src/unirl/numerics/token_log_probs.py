@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["LOGITS_BUDGET", "token_log_probs"]
+__all__ = ["LOGITS_BUDGET", "output_logits", "token_log_probs"]
 
 LOGITS_BUDGET = 2**26
 """Elements of one chunk of logits, 256 MiB in fp32. With 150,000 tokens in the vocabulary it is 440 rows, enough that
@@ -48,8 +48,17 @@ def token_log_probs(
     or chunk that is not positive.
     """
     _check(hidden, weight, targets, bias=bias, temperature=temperature, chunk=chunk)
-    rows = max(1, LOGITS_BUDGET // max(1, weight.shape[0])) if chunk is None else chunk
+    rows = _rows_at_a_time(weight) if chunk is None else chunk
     return cast("Any", _TokenLogProbs).apply(hidden, weight, bias, targets, temperature, rows, with_entropy)
+
+
+def output_logits(hidden: Tensor, weight: Tensor) -> Tensor:
+    """hidden @ weight.T as `token_log_probs` adds it up, for sampling: other logits would be another policy.
+
+    hidden: [n, D].  weight: [V, D].  Returns [n, V] fp32 (fp64 for fp64 inputs), also under an autocast.
+    """
+    with torch.autocast(hidden.device.type, enabled=False):
+        return _logits(hidden, weight, chunk=_rows_at_a_time(weight))
 
 
 class _TokenLogProbs(torch.autograd.Function):
@@ -113,13 +122,19 @@ class _TokenLogProbs(torch.autograd.Function):
 
 def _log_softmax(rows: Tensor, weight: Tensor, bias: Tensor | None, *, temperature: float, chunk: int) -> Tensor:
     """[c, D] -> [c, V] in fp32 or fp64."""
+    logits = _logits(rows, weight, chunk=chunk)
+    if bias is not None:
+        logits += bias
+    return torch.log_softmax(logits.div_(temperature), dim=1)
+
+
+def _logits(rows: Tensor, weight: Tensor, *, chunk: int) -> Tensor:
+    """[c, D] -> [c, V] in fp32 or fp64, without the bias."""
     dtype = _dtype(rows, weight)
     logits = rows.new_empty(len(rows), len(weight), dtype=dtype)
     for words in _word_blocks(rows, weight, limit=chunk):
         logits[:, words] = _product(rows, weight[words].T, dtype)
-    if bias is not None:
-        logits += bias
-    return torch.log_softmax(logits.div_(temperature), dim=1)
+    return logits
 
 
 def _grad_logits(scores: Tensor, targets: Tensor, grad_log_probs: Tensor | None, grad_entropy: Tensor | None) -> Tensor:
@@ -167,6 +182,11 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 def _uses_tensor_cores(*factors: Tensor) -> bool:
     # Not fp16: gradients of logits are far below its smallest number.
     return all(factor.is_cuda and factor.dtype == torch.bfloat16 for factor in factors)
+
+
+def _rows_at_a_time(weight: Tensor) -> int:
+    """As many rows of logits as the budget allows."""
+    return max(1, LOGITS_BUDGET // max(1, len(weight)))
 
 
 def _word_blocks(hidden: Tensor, weight: Tensor, *, limit: int) -> Iterator[slice]:

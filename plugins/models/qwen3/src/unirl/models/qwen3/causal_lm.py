@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 from unirl.core.errors import RecipeError
-from unirl.numerics.token_log_probs import token_log_probs
+from unirl.numerics.token_log_probs import output_logits, token_log_probs
 
 __all__ = ["Qwen3ForCausalLM", "Qwen3MoeForCausalLM"]
 
@@ -47,7 +47,7 @@ class _TokenScores:
         outputs = self.model(*args, **kwargs)
         hidden: Tensor = outputs.last_hidden_state
         if targets is None:
-            return _logits(hidden[:, -1], weight), outputs.past_key_values
+            return output_logits(hidden[:, -1], weight), outputs.past_key_values
         return token_log_probs(
             hidden.flatten(0, 1)[target_index],
             weight,
@@ -73,11 +73,3 @@ class Qwen3ForCausalLM(_TokenScores, modeling_qwen3.Qwen3ForCausalLM):
 
 class Qwen3MoeForCausalLM(_TokenScores, modeling_qwen3_moe.Qwen3MoeForCausalLM):
     """Named as in transformers, so that what `save_pretrained` writes is an ordinary checkpoint."""
-
-
-def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """[B, D] -> [B, V] fp32, summed as `token_log_probs` does: 16-bit logits would be another policy."""
-    with torch.autocast(hidden.device.type, enabled=False):
-        if hidden.is_cuda and hidden.dtype == weight.dtype == torch.bfloat16:
-            return torch.mm(hidden, weight.T, out_dtype=torch.float32)
-        return hidden.float() @ weight.float().T
