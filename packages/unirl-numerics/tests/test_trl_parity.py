@@ -1,8 +1,4 @@
-"""Advantages and clipped losses against TRL's GRPOTrainer, a real trainer on a tiny random model.
-
-TRL is driven through its public hooks: `rollout_func` supplies the completions, `reward_funcs` the rewards, and
-`compute_loss` runs on prepared inputs whose `old_per_token_logps` are chosen here.
-"""
+"""Advantages and clipped losses against TRL's GRPOTrainer, see the fixture `trl_trainer`."""
 
 import pytest
 import torch
@@ -18,73 +14,15 @@ pytestmark = [
 
 REWARDS = torch.tensor([[0.0, 1, 1, 0, 2, 2, 2, 2, 2, 4, 6, 8], [5.0, 5, 0, 1, 0, 3, 1, 1, 9, 9, 9, 9]])
 GROUPS = ["a"] * 4 + ["b"] * 4 + ["c"] * 4
-NUM_GENERATIONS = 4
 
 
-@pytest.fixture(scope="module")
-def make_trainer(tmp_path_factory):
-    from datasets import Dataset
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-    from trl import GRPOConfig, GRPOTrainer
-
-    words = {word: number for number, word in enumerate(["<pad>", "<eos>", "<unk>", *"abcdefgh"])}
-    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(words),
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            head_dim=8,
-            pad_token_id=0,
-            eos_token_id=1,
-        )
-    )
-
-    def rollout(prompts, trainer):
-        ids = [[3 + (row + token) % 8 for token in range(2 + row % 3)] + [1] for row in range(len(prompts))]
-        return {"prompt_ids": [[3, 4]] * len(prompts), "completion_ids": ids, "logprobs": None}
-
-    def reward(column):
-        def score(prompts, **_):
-            return REWARDS[column, : len(prompts)].tolist()
-
-        score.__name__ = f"reward_{column}"
-        return score
-
+@pytest.fixture
+def make_trainer(trl_trainer):
     def build(num_rewards=1, **options):
-        return GRPOTrainer(
-            model=model,
-            reward_funcs=[reward(column) for column in range(num_rewards)],
-            args=GRPOConfig(
-                output_dir=str(tmp_path_factory.mktemp("trl")),
-                per_device_train_batch_size=12,
-                num_generations=NUM_GENERATIONS,
-                max_completion_length=6,
-                report_to="none",
-                use_cpu=True,
-                bf16=False,
-                gradient_checkpointing=False,
-                **options,
-            ),
-            train_dataset=Dataset.from_list([{"prompt": "a b"}] * 12),
-            processing_class=PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>"),
-            rollout_func=rollout,
-        )
+        lengths = [3 + row % 3 for row in range(12)]
+        return trl_trainer(lengths=lengths, rewards=REWARDS[:num_rewards].tolist(), max_completion_length=6, **options)
 
     return build
-
-
-def generated(trainer):
-    """What TRL makes of the completions and rewards, advantages included."""
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    return trainer._generate_and_score_completions([{"prompt": "a b"} for _ in range(12)])
 
 
 # TRL computes in fp32; group b is constant and group c's spread is 2.6: rounding of 1e-7 over a std of 0.5.
@@ -100,14 +38,14 @@ ADVANTAGE = 2e-6
     ],
 )
 def test_advantages_are_those_of_trl(make_trainer, scale_rewards, options):
-    theirs = generated(make_trainer(scale_rewards=scale_rewards))["advantages"]
+    theirs = make_trainer(scale_rewards=scale_rewards).given["advantages"]
     found = advantages(REWARDS[0], group_ids=GROUPS, **options)
     torch.testing.assert_close(found.values, theirs, rtol=0, atol=ADVANTAGE)
     assert found.num_zero_spread_groups == 1
 
 
 def test_summed_rewards_are_those_of_trl(make_trainer):
-    theirs = generated(make_trainer(num_rewards=2, reward_weights=[0.25, 2.0]))["advantages"]
+    theirs = make_trainer(num_rewards=2, reward_weights=[0.25, 2.0]).given["advantages"]
     parts = {"first": REWARDS[0], "second": REWARDS[1]}
     found = combine_rewards(parts, weights={"first": 0.25, "second": 2.0}, group_ids=GROUPS, ddof=1)
     torch.testing.assert_close(found.values, theirs, rtol=0, atol=ADVANTAGE)
@@ -116,7 +54,7 @@ def test_summed_rewards_are_those_of_trl(make_trainer):
 def test_rewards_normalised_apart_are_those_of_trl_before_its_second_whitening(make_trainer):
     """TRL whitens the weighted sum once more over the batch; that is our own `advantages` with global scope."""
     trainer = make_trainer(num_rewards=2, reward_weights=[0.25, 2.0], multi_objective_aggregation="normalize_then_sum")
-    theirs = generated(trainer)["advantages"]
+    theirs = trainer.given["advantages"]
     parts = {"first": REWARDS[0], "second": REWARDS[1]}
     found = combine_rewards(
         parts, weights={"first": 0.25, "second": 2.0}, group_ids=GROUPS, ddof=1, mode="normalize-then-sum"
@@ -144,26 +82,19 @@ def log_ratios(mask):
     ],
     ids=["ppo", "dapo ranges", "sequence mean", "constant length", "gspo"],
 )
-def test_the_clipped_loss_and_its_gradient_are_those_of_trl(make_trainer, options, ranges):
+def test_the_clipped_loss_and_its_gradient_are_those_of_trl(make_trainer, trl_scores, options, ranges):
     trainer = make_trainer(beta=0.0, **options)
-    inputs = generated(trainer)
+    inputs = trainer.given
     mask = inputs["completion_mask"].float()
     model = trainer.model
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
-    def log_probs():
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1]
-        kept = logits[:, -mask.shape[1] :].log_softmax(dim=-1)
-        return kept.gather(2, inputs["completion_ids"][..., None]).squeeze(2)
-
-    old = log_probs().detach() - log_ratios(mask)
+    old = trl_scores(model, inputs)[0].detach() - log_ratios(mask)
     inputs["old_per_token_logps"] = old
     theirs = trainer.compute_loss(model, inputs)
     expected = torch.autograd.grad(theirs, parameters, allow_unused=True)
 
-    log_ratio = log_probs() - old
+    log_ratio = trl_scores(model, inputs)[0] - old
     num_rows = mask.shape[0]
     if "importance_sampling_level" in options:
         log_ratio = (log_ratio * mask).sum(dim=1) / mask.sum(dim=1)

@@ -1,7 +1,6 @@
-"""Losses and gradients against TRL's GRPOTrainer, a real trainer on a tiny random model.
+"""Losses and gradients against TRL's GRPOTrainer, see the fixture `trl_trainer`.
 
-TRL is driven through its public hooks: `rollout_func` supplies completions of unequal length, and `compute_loss` runs
-on prepared inputs whose old, reference and engine log-probs are chosen here. Not run where TRL is not installed.
+`compute_loss` runs on completions of unequal length, with old, reference and engine log-probs that are chosen here.
 """
 
 from __future__ import annotations
@@ -29,60 +28,9 @@ LONGEST = 5
 
 
 @pytest.fixture(scope="module")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    pytest.importorskip("trl")
-    from datasets import Dataset
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-    from trl import GRPOConfig, GRPOTrainer
-
-    words = {word: number for number, word in enumerate(["<pad>", "<eos>", "<unk>", *"abcdefgh"])}
-    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(words),
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            head_dim=8,
-            pad_token_id=0,
-            eos_token_id=1,
-        )
-    )
-
-    def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        ids = [[3 + (row + token) % 8 for token in range(length - 1)] + [1] for row, length in enumerate(LENGTHS)]
-        return {"prompt_ids": [[3, 4]] * len(prompts), "completion_ids": ids, "logprobs": None}
-
-    def reward(prompts: list[Any], **_: Any) -> list[float]:
-        return [0.0, 1.0, 3.0, 0.5, 2.0, 2.5, 7.0, 1.0][: len(prompts)]
-
-    trainer = GRPOTrainer(
-        model=model,
-        reward_funcs=[reward],
-        args=GRPOConfig(
-            output_dir=str(tmp_path_factory.mktemp("trl")),
-            per_device_train_batch_size=8,
-            num_generations=4,
-            max_completion_length=LONGEST,
-            steps_per_generation=1,
-            report_to="none",
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-        ),
-        train_dataset=Dataset.from_list([{"prompt": "a b"}] * 8),
-        processing_class=PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>"),
-        rollout_func=rollout,
-    )
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    trainer.given = trainer._generate_and_score_completions([{"prompt": "a b"} for _ in range(8)])
-    return trainer
+def trainer(trl_trainer: Any) -> Any:
+    rewards = [0.0, 1.0, 3.0, 0.5, 2.0, 2.5, 7.0, 1.0]
+    return trl_trainer(lengths=LENGTHS, rewards=[rewards], max_completion_length=LONGEST)
 
 
 @pytest.mark.parametrize(
@@ -119,8 +67,10 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "importance of the engine",
     ],
 )
-def test_the_loss_and_its_gradient_are_those_of_trl(trainer: Any, theirs: dict[str, Any], ours: GrpoConfig) -> None:
-    inputs = prepared(trainer, **theirs)
+def test_the_loss_and_its_gradient_are_those_of_trl(
+    trainer: Any, trl_scores: Any, theirs: dict[str, Any], ours: GrpoConfig
+) -> None:
+    inputs = prepared(trainer, trl_scores, **theirs)
     model, mask = trainer.model, inputs["completion_mask"].bool()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     expected = trainer.compute_loss(model, inputs)
@@ -128,7 +78,7 @@ def test_the_loss_and_its_gradient_are_those_of_trl(trainer: Any, theirs: dict[s
 
     algorithm = Grpo(ours, advantage=AdvantageConfig(), reward_weights={"one": 1.0}, train=TrainConfig())
     track = as_track(inputs)
-    live, entropy = of_model(model, inputs)
+    live, entropy = trl_scores(model, inputs)
 
     def replay(track: Track, *, policy: str = "live") -> ReplayedTokens:
         values = live if policy == "live" else inputs["ref_per_token_logps"]
@@ -145,7 +95,7 @@ def test_the_loss_and_its_gradient_are_those_of_trl(trainer: Any, theirs: dict[s
         assert 0 < clipped.total < clipped.weight, "a clip that binds nowhere, or everywhere, shows nothing"
 
 
-def prepared(trainer: Any, **settings: Any) -> dict[str, Any]:
+def prepared(trainer: Any, trl_scores: Any, **settings: Any) -> dict[str, Any]:
     """What TRL makes of its rollout, with log-probs of other policies around those of the model, and these settings."""
     plain = {"loss_type": "grpo", "beta": 0.0, "epsilon_low": 0.2, "epsilon_high": 0.2, "entropy_coef": 0.0}
     for name, value in {**plain, "importance_sampling_level": "token", **settings}.items():
@@ -154,7 +104,7 @@ def prepared(trainer: Any, **settings: Any) -> dict[str, Any]:
     trainer.args.use_bias_correction_kl = settings.get("use_bias_correction_kl", True)
     trainer._entropy_bonus_enabled = "entropy_coef" in settings
     inputs = dict(trainer.given)
-    live = of_model(trainer.model, inputs)[0].detach()
+    live = trl_scores(trainer.model, inputs)[0].detach()
     random = torch.Generator().manual_seed(3)
     near = [live + 0.3 * torch.randn(live.shape, generator=random) for _ in range(3)]
     inputs["old_per_token_logps"], inputs["ref_per_token_logps"], inputs["engine"] = near
@@ -162,15 +112,6 @@ def prepared(trainer: Any, **settings: Any) -> dict[str, Any]:
     # As TRL makes it of vLLM's log-probs in its mode token_truncate, with a cap of 1.1.
     inputs["importance_sampling_ratio"] = torch.exp(near[0] - near[2]).clamp(max=1.1)
     return inputs
-
-
-def of_model(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies [n, S] of the completions."""
-    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-    attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-    logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1]
-    scores = logits[:, -inputs["completion_ids"].shape[1] :].log_softmax(dim=-1)
-    return scores.gather(2, inputs["completion_ids"][..., None]).squeeze(2), -(scores.exp() * scores).sum(dim=-1)
 
 
 def as_track(inputs: dict[str, Any]) -> Track:
