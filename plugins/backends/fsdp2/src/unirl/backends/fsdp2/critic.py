@@ -55,9 +55,9 @@ class CriticNet(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, batch: TokenBatch) -> Tensor:
-        """[T] fp32, before each target of the batch. The output is fp32 also where the trunk computes in 16 bits."""
+        """[T, 1] fp32, before each target of the batch. The output is fp32 also where the trunk computes in 16 bits."""
         states: Tensor = self._hidden(batch, trunk=self.trunk)
-        return self.head(states.float()).squeeze(1)
+        return self.head(states.float())
 
     def tensor_parallel(self, plan: Mapping[str, str]) -> dict[str, str]:
         """The part of a model's plan that is about its trunk, by the names here."""
@@ -105,7 +105,10 @@ class Critic:
         return self.optimizer.num_steps < self._warmup_steps
 
     def values(self, track: Track) -> Tensor:
-        return replay_values(self.net, self._model, track.text, packing=self._packing)
+        def critic(batch: TokenBatch) -> Tensor:
+            return self.net(batch).squeeze(1)
+
+        return replay_values(critic, self._model, track.text, packing=self._packing)
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()

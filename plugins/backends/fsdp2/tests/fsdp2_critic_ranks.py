@@ -1,0 +1,55 @@
+"""One rank of the two-rank test of critics: `python fsdp2_critic_ranks.py RANK STORE FOLDER`."""
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from fsdp2_text_toy import Judged, critic_weights, make_judged, make_texts
+from unirl.core.config import TrainConfig
+
+ROWS = ([0, 1, 2, 3], [4, 5, 6, 7]), ([0, 1, 2, 4, 5], [3, 6, 7])
+CASES = {
+    "full": {},
+    "each-micro": {"defer_gradient_sync": False},
+    # Both ranks hold halves of the layers and the same rows.
+    "tensor": {"mesh": "tensor"},
+}
+
+
+def run(case, rows, *, folder):
+    from unirl.backends.fsdp2.config import MeshConfig
+
+    settings = dict(CASES[case])
+    if settings.pop("mesh", None):
+        settings["mesh"] = MeshConfig(tensor=2)
+        rows = list(range(8))
+    backend, _ = make_judged(train=TrainConfig(micro_batch=2), **settings)
+    track = make_texts().select(rows)
+    backend.train(track, Judged(), progress=0.0)
+    report = backend.train(track, Judged(), progress=0.0)
+    backend.save(folder)
+    found = {"critic": critic_weights(backend), "live": dict(backend.weights(kind="full").tensors)}
+    backend.close()
+    return {**found, "metrics": dict(report.metrics)}
+
+
+def main():
+    rank, store, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    found = {}
+    for case in CASES:
+        for number, rows in enumerate(ROWS):
+            found[case, number] = run(case, rows[rank], folder=folder / f"{case}-{number}")
+    if rank == 0:
+        torch.save(found, folder / "found.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
