@@ -35,7 +35,7 @@ class TokenPolicyConfig(TokenKlConfig):
     tis: str = "none"
     """Truncated importance sampling, for engines whose log-probs are not those of the model that trains: each token
     weighs min(ratio of old to engine's, tis_cap), by its own ratio (`token`) or by that of its text (`sequence`).
-    `none` takes no such weight. A run still stops at `train.logp_gap_max`, which is the clip range unless it is set."""
+    `none` takes no such weight. A run still stops at `train.logp_gap_max` and `train.logp_gap_mean`."""
     tis_cap: float = 2.0
     """Largest weight of `tis`."""
 
