@@ -13,12 +13,13 @@ from unirl.core.config import TextSamplingConfig
 from unirl.core.errors import RunFailed
 from unirl.core.request import Request, TextRequest
 from unirl.engines.vllm.config import VllmConfig
-from unirl.engines.vllm.engine import VllmEngine, build
+from unirl.engines.vllm.engine import build
 from unirl.models.qwen3 import tiny
 from unirl.models.qwen3.config import Qwen3Config
 from unirl.models.qwen3.model import Qwen3Model
 from unirl.models.qwen3.model import build as build_model
 from unirl.runtime.engine_host.command import command
+from unirl.runtime.engine_host.text_engine import HostedTextEngine
 
 OUT_OF_REACH = re.compile(
     r"dns error|connect|timed? ?out|unreachable|no version of torch|name resolution", re.IGNORECASE
@@ -59,7 +60,7 @@ def model(folder: Path) -> Qwen3Model:
 
 
 @pytest.fixture(scope="session")
-def engine(environment: None, folder: Path) -> Iterator[VllmEngine]:
+def engine(environment: None, folder: Path) -> Iterator[HostedTextEngine]:
     """With room for adapters. Its weights are those that the test before left."""
     model = build_model(Qwen3Config(path=str(folder)), device="cpu")
     # So few tokens a step that two long prompts do not go together.
@@ -76,7 +77,7 @@ def ask(folder: Path) -> Callable[..., Request]:
     model = build_model(Qwen3Config(path=str(folder)), device="cpu")
 
     def make(
-        engine: VllmEngine, *, stop_tokens: tuple[int, ...] | None = None, seed: int = 0, **sampling: Any
+        engine: HostedTextEngine, *, stop_tokens: tuple[int, ...] | None = None, seed: int = 0, **sampling: Any
     ) -> Request:
         settings = TextSamplingConfig(**{"max_new_tokens": 16, **sampling})
         tokens = model.prompt_tokens(PROMPTS, sampling=settings)

@@ -20,10 +20,10 @@ from unirl.core.roles import WeightUpdate
 from unirl.core.rollout import verify_echo
 from unirl.core.track import Status, Track
 from unirl.core.weights import checksum
-from unirl.engines.vllm.engine import VllmEngine
 from unirl.models.qwen3.model import Qwen3Model
 from unirl.numerics.text_replay import replay_text
 from unirl.numerics.text_rollout import generate_text
+from unirl.runtime.engine_host.text_engine import HostedTextEngine
 
 Ask = Callable[..., Request]
 RANK = 4
@@ -33,7 +33,7 @@ sum of some hundred terms off by a few times 1e-7 of that. Weights of another ve
 
 
 def test_log_probs_are_those_of_the_weights_at_the_sampling_temperature(
-    engine: VllmEngine, model: Qwen3Model, ask: Ask
+    engine: HostedTextEngine, model: Qwen3Model, ask: Ask
 ) -> None:
     engine.load_weights(full(model, version=1))
     for temperature in (1.0, 0.7):
@@ -43,13 +43,13 @@ def test_log_probs_are_those_of_the_weights_at_the_sampling_temperature(
         assert gap(rollout.tracks["text"], model) < ROUNDING
 
 
-def test_greedy_texts_are_those_of_the_trainer(engine: VllmEngine, model: Qwen3Model, ask: Ask) -> None:
+def test_greedy_texts_are_those_of_the_trainer(engine: HostedTextEngine, model: Qwen3Model, ask: Ask) -> None:
     engine.load_weights(full(model, version=1))
     assert_greedy(engine, model, ask)
 
 
 def test_a_text_depends_on_its_seed_and_not_on_what_else_is_generated(
-    engine: VllmEngine, model: Qwen3Model, ask: Ask
+    engine: HostedTextEngine, model: Qwen3Model, ask: Ask
 ) -> None:
     engine.load_weights(full(model, version=1))
     request = ask(engine)
@@ -63,7 +63,7 @@ def test_a_text_depends_on_its_seed_and_not_on_what_else_is_generated(
 
 
 def test_prompts_that_do_not_fit_in_one_step_do_not_change_what_is_drawn(
-    engine: VllmEngine, model: Qwen3Model, ask: Ask
+    engine: HostedTextEngine, model: Qwen3Model, ask: Ask
 ) -> None:
     """300 tokens each, and 512 go in a step: a prompt that is cut in two must not draw twice."""
     engine.load_weights(full(model, version=1))
@@ -78,7 +78,7 @@ def test_prompts_that_do_not_fit_in_one_step_do_not_change_what_is_drawn(
 
 
 def test_a_text_ends_at_a_stop_token_a_stop_string_or_the_limit(
-    engine: VllmEngine, model: Qwen3Model, ask: Ask
+    engine: HostedTextEngine, model: Qwen3Model, ask: Ask
 ) -> None:
     engine.load_weights(full(model, version=1))
     free = engine.generate(ask(engine, temperature=0.0, stop_tokens=())).tracks["text"]
@@ -102,7 +102,7 @@ def test_a_text_ends_at_a_stop_token_a_stop_string_or_the_limit(
         assert letter not in found.texts[row]
 
 
-def test_a_cut_distribution_gives_texts_without_log_probs(engine: VllmEngine, ask: Ask) -> None:
+def test_a_cut_distribution_gives_texts_without_log_probs(engine: HostedTextEngine, ask: Ask) -> None:
     """vLLM's are of the tokens that were left, and everything here is of all tokens."""
     one = engine.generate(ask(engine, top_k=1)).tracks["text"].text
     greedy = engine.generate(ask(engine, temperature=0.0)).tracks["text"].text
@@ -110,7 +110,9 @@ def test_a_cut_distribution_gives_texts_without_log_probs(engine: VllmEngine, as
     assert [row.tolist() for row in one.tokens] == [row.tolist() for row in greedy.tokens]
 
 
-def test_after_a_full_sync_vllm_samples_from_what_was_sent(engine: VllmEngine, model: Qwen3Model, ask: Ask) -> None:
+def test_after_a_full_sync_vllm_samples_from_what_was_sent(
+    engine: HostedTextEngine, model: Qwen3Model, ask: Ask
+) -> None:
     """And from nothing older: a tied output layer, a fused one, keys and values of prompts that were cached."""
     engine.load_weights(full(model, version=1))
     request = ask(engine)
@@ -130,7 +132,7 @@ def test_after_a_full_sync_vllm_samples_from_what_was_sent(engine: VllmEngine, m
 
 
 def test_an_adapter_is_sampled_from_and_gone_with_the_next_full_sync(
-    engine: VllmEngine, model: Qwen3Model, ask: Ask
+    engine: HostedTextEngine, model: Qwen3Model, ask: Ask
 ) -> None:
     """Compared with a model that has it folded in: W + scale B A."""
     base = full(model, version=1)
@@ -147,7 +149,7 @@ def test_an_adapter_is_sampled_from_and_gone_with_the_next_full_sync(
 
 
 def test_updates_that_do_not_fit_are_refused_and_change_nothing(
-    engine: VllmEngine, model: Qwen3Model, ask: Ask
+    engine: HostedTextEngine, model: Qwen3Model, ask: Ask
 ) -> None:
     good = full(model, version=1)
     engine.load_weights(good)
@@ -180,7 +182,7 @@ def test_updates_that_do_not_fit_are_refused_and_change_nothing(
     assert [row.tolist() for row in after] == [row.tolist() for row in before]
 
 
-def test_requests_that_it_cannot_honour_are_refused(engine: VllmEngine, ask: Ask) -> None:
+def test_requests_that_it_cannot_honour_are_refused(engine: HostedTextEngine, ask: Ask) -> None:
     request = ask(engine)
     with pytest.raises(RecipeError, match=r"takes 512 \(engine.max_model_len\)"):
         engine.generate(ask(engine, max_new_tokens=512))
@@ -194,7 +196,7 @@ def test_requests_that_it_cannot_honour_are_refused(engine: VllmEngine, ask: Ask
 
 
 def test_killed_in_a_sync_and_in_a_rollout_it_says_so_and_comes_back(
-    engine: VllmEngine, model: Qwen3Model, ask: Ask
+    engine: HostedTextEngine, model: Qwen3Model, ask: Ask
 ) -> None:
     """Last, for it starts vLLM again: in a sync first, then in the rollout after the start that a full sync made."""
     engine.load_weights(full(model, version=1))
@@ -250,7 +252,7 @@ def gap(track: Track, model: Qwen3Model) -> float:
     return max(float((found[row, : len(own)] - own).abs().max()) for row, own in enumerate(track.text.log_probs))
 
 
-def assert_greedy(engine: VllmEngine, model: Qwen3Model, ask: Ask) -> None:
+def assert_greedy(engine: HostedTextEngine, model: Qwen3Model, ask: Ask) -> None:
     """Token for token; equal likeliest tokens are no matter in random weights."""
     request = ask(engine, temperature=0.0)
     here, there = engine.generate(request).tracks["text"].text, generate_text(model, request.text("text"))

@@ -12,12 +12,10 @@ from unirl.core.doctor import diagnose
 from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.match import match
 from unirl.core.recipe import compose
-from unirl.core.roles import WeightUpdate
 from unirl.engines.vllm.config import VllmConfig
 from unirl.engines.vllm.engine import build
-from unirl.engines.vllm.environment import ENVIRONMENT, check_version
-from unirl.engines.vllm.settings import checkpoint_folder, llm_arguments, program
-from unirl.engines.vllm.transfer import adapter_mismatch, full_mismatch, inventory
+from unirl.engines.vllm.environment import ENVIRONMENT, PRODUCT
+from unirl.engines.vllm.settings import llm_arguments
 from unirl.models.qwen3.model import Qwen3Model
 from unirl.runtime.engine_host.environment import COMPLETE, FOLDER_VARIABLE
 
@@ -27,10 +25,10 @@ def arguments(**settings: Any) -> dict[str, Any]:
 
 
 def test_a_version_that_was_not_tried_is_refused_with_the_range() -> None:
-    check_version("0.32.1")
+    PRODUCT.check_version("0.32.1")
     for found in ("0.31.9", "0.33.0"):
         with pytest.raises(RunFailed, match=rf"holds vLLM {found}; this engine was tried with <0.33,>=0.32"):
-            check_version(found)
+            PRODUCT.check_version(found)
 
 
 @pytest.mark.parametrize("accel", ["cpu", "cuda"])
@@ -65,14 +63,6 @@ def test_doctor_lists_the_environment_and_how_to_make_it(tmp_path: Path, monkeyp
     assert listed() == str(folder)
 
 
-def test_the_checkpoint_is_that_of_the_model_unless_another_is_named(
-    model: Qwen3Model, folder: Path, tmp_path: Path
-) -> None:
-    assert checkpoint_folder(VllmConfig(), model) == folder.resolve()
-    with pytest.raises(RecipeError, match=r"engine\.path"):
-        checkpoint_folder(VllmConfig(path=str(tmp_path)), model)
-
-
 def test_settings_become_arguments_of_vllm() -> None:
     found = arguments(max_model_len=100, gpu_memory=0.5, lora_rank=9, extra={"swap_space": 1})
     assert found["model"] == "/there"
@@ -92,17 +82,6 @@ def test_arguments_that_would_undo_what_is_promised_are_refused() -> None:
         arguments(lora_rank=513)
 
 
-def test_devices_become_what_the_process_sees(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = type(ENVIRONMENT)
-    monkeypatch.setattr(here, "interpreter", lambda self, accel, within=None: Path("/python"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    assert program(VllmConfig(), torch.device("cuda:1")).variables["CUDA_VISIBLE_DEVICES"] == "6"
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert program(VllmConfig(), torch.device("cuda:1")).variables["CUDA_VISIBLE_DEVICES"] == "1"
-    with pytest.raises(RecipeError, match="vLLM gives memory back on CUDA"):
-        program(VllmConfig(sleep_mode=True), torch.device("cpu"))
-
-
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -117,36 +96,3 @@ def test_plans_that_cannot_work_are_refused_before_anything_starts(words: list[s
     assert not good.reasons
     verdict = match(compose("quickstart-text", ["engine=vllm", *words], catalog=catalog), catalog=catalog)
     assert any(reason in found.text or reason in f"{found.key}: {found.text}" for found in verdict.reasons)
-
-
-def test_weights_are_rounded_only_where_a_narrower_dtype_was_named() -> None:
-    held = inventory([["a.weight", "bfloat16", [2, 3]]])
-
-    def update(tensor: torch.Tensor) -> WeightUpdate:
-        return WeightUpdate(version=1, tensors={"a.weight": tensor}, kind="full")
-
-    sent = update(torch.zeros(2, 3))
-    assert full_mismatch(sent, held, rounds=True) == ""
-    assert "float32[2, 3]; bfloat16[2, 3] is held" in full_mismatch(sent, held, rounds=False)
-    assert "float16[2, 3]" in full_mismatch(update(torch.zeros(2, 3, dtype=torch.float16)), held, rounds=True)
-    assert "bfloat16[1, 2, 3]" in full_mismatch(update(torch.zeros(1, 2, 3)), held, rounds=True)
-
-
-def test_an_adapter_must_fit_its_layers() -> None:
-    held = inventory([["a.weight", "bfloat16", [5, 3]], ["norm.weight", "bfloat16", [3]]])
-
-    def wrong(tensors: dict[str, torch.Tensor]) -> str:
-        return adapter_mismatch(WeightUpdate(version=1, tensors=tensors, kind="lora"), held, most_rank=2)
-
-    down, up = torch.zeros(2, 3), torch.zeros(5, 2)
-    good = {"a.lora_A.weight": down, "a.lora_B.weight": up}
-    assert wrong(good) == ""
-    assert "set engine.lora_rank=4" in wrong(
-        {"a.lora_A.weight": torch.zeros(4, 3), "a.lora_B.weight": torch.zeros(5, 4)}
-    )
-    assert "takes [rank, 3] and [5, rank]" in wrong({**good, "a.lora_B.weight": up.T})
-    assert "float32 or bfloat16" in wrong({**good, "a.lora_A.weight": down.half()})
-    assert "one half" in wrong({"a.lora_A.weight": down})
-    assert "no layer 'norm'" in wrong({"norm.lora_A.weight": down, "norm.lora_B.weight": up})
-    assert "3 tensors were sent for 1 layers" in wrong({**good, "a.lora_magnitude_vector.weight": down})
-    assert wrong({}) == "no tensor was sent."

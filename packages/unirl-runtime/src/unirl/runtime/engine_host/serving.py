@@ -19,12 +19,15 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from getpass import getuser
 from importlib import import_module
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 __all__ = ["Answer", "Call", "answer_calls", "guard"]
@@ -135,6 +138,10 @@ def answer_calls(connection: socket.socket, calls: Mapping[str, Call]) -> None:
 def _main() -> None:
     connection, lifeline, target, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
     guard(lifeline, connection, folder)
+    # Engines leave sockets and files behind where temporary ones go; the guard or the host removes this folder. What is
+    # compiled stays where torch would keep it.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(gettempdir()) / f"torchinductor_{getuser()}"))
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     # Beside the source of this file lies that of everything else which the host sent along.
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
     module, _, function = target.partition(":")

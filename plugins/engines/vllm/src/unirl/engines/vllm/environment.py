@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from packaging.specifiers import SpecifierSet
-from unirl.core.errors import RunFailed
 from unirl.runtime.engine_host.environment import EngineEnvironment
+from unirl.runtime.engine_host.text_program import Product
 
-__all__ = ["ENVIRONMENT", "TESTED", "check_version"]
-
-TESTED = SpecifierSet(">=0.32,<0.33")
-"""Versions of vLLM that this engine takes: it reaches into its worker, which changes from one to the next."""
+__all__ = ["ENVIRONMENT", "PRODUCT"]
 
 ENVIRONMENT = EngineEnvironment(
     name="vllm",
@@ -21,6 +18,7 @@ ENVIRONMENT = EngineEnvironment(
         "unirl.core.array",
         "unirl.core.names",
         "unirl.core.weights",
+        "unirl.runtime.engine_host.received",
         "unirl.engines.vllm.server",
         "unirl.engines.vllm.worker_extension",
     ),
@@ -29,11 +27,11 @@ ENVIRONMENT = EngineEnvironment(
     },
 )
 
-
-def check_version(found: str) -> None:
-    """Raises RunFailed, with the tested range, for a vLLM outside of it."""
-    if not TESTED.contains(found, prereleases=True):
-        raise RunFailed(
-            f"engine 'vllm': its environment holds vLLM {found}; this engine was tried with {TESTED}. Make the "
-            "environment from the lock that comes with it: `unirl engine-env vllm --recreate`."
-        )
+PRODUCT = Product(
+    title="vLLM",
+    environment=ENVIRONMENT,
+    # It reaches into vLLM's worker, which changes from one version to the next.
+    tested=SpecifierSet(">=0.32,<0.33"),
+    # They are those of the tokens that top_p and top_k left.
+    says_cut_log_probs=False,
+)

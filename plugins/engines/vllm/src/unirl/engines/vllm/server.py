@@ -56,8 +56,9 @@ class _Server:
         return {"max_model_len": config.max_model_len, "weights": inventory}, {}
 
     def generate(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-        """Texts of prompts. tensors: `prompts` [all tokens], `prompt_lengths` [N]; see `_generated` for the answer."""
+        """Texts of prompts. tensors: `prompts` [all tokens], `prompt_lengths` [N]; see `generated` for the answer."""
         from unirl.engines.vllm.worker_extension import ADAPTER
+        from unirl.runtime.engine_host.received import generated
 
         from vllm import SamplingParams
         from vllm.lora.request import LoRARequest
@@ -69,7 +70,15 @@ class _Server:
         # The adapter is there already; the path only must not be empty.
         lora = LoRARequest("default", ADAPTER, "in memory") if self._has_adapter else None
         outputs = self._llm.generate(prompts, sampling, lora_request=lora, use_tqdm=False)
-        return _generated([output.outputs[0] for output in outputs])
+        completions = [output.outputs[0] for output in outputs]
+        return generated(
+            [list(done.token_ids) for done in completions],
+            [
+                [entry[token].logprob for token, entry in zip(done.token_ids, done.logprobs, strict=True)]
+                for done in completions
+            ],
+            [done.finish_reason for done in completions],
+        )
 
     def load_weights(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
         """Take weights from files. Returns nothing: afterwards just what was sent is held, or it raises."""
@@ -92,20 +101,3 @@ class _Server:
     def wake(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
         self._llm.wake_up()
         return None, {}
-
-
-def _generated(completions: list[Any]) -> tuple[Any, Mapping[str, Any]]:
-    """`finish_reasons` of each text; tensors `tokens` and `log_probs` of all of them in a row, `lengths` [N]."""
-    import torch
-
-    tokens = [list(done.token_ids) for done in completions]
-    log_probs = [
-        [entry[token].logprob for token, entry in zip(row, done.logprobs, strict=True)]
-        for row, done in zip(tokens, completions, strict=True)
-    ]
-    found = {
-        "tokens": torch.tensor([token for row in tokens for token in row], dtype=torch.int64),
-        "log_probs": torch.tensor([value for row in log_probs for value in row], dtype=torch.float32),
-        "lengths": torch.tensor([len(row) for row in tokens], dtype=torch.int64),
-    }
-    return {"finish_reasons": [done.finish_reason for done in completions]}, found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,73 +9,21 @@ from typing import Any
 import torch
 from unirl.core.errors import RecipeError
 from unirl.core.request import TextRequest
-from unirl.core.roles import Model
-from unirl.runtime.engine_host.process import Program
+from unirl.runtime.engine_host.text_program import CPU_CACHE_MB, refuse_extra
 
 from .config import VllmConfig
-from .environment import ENVIRONMENT
 
-__all__ = ["checkpoint_folder", "dtype_of", "llm_arguments", "program", "sampling_arguments"]
+__all__ = ["CPU_VARIABLES", "llm_arguments", "sampling_arguments", "variables"]
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-CPU_CACHE_MB = 1024
+CPU_VARIABLES = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_CI_ENV": "1"}
+"""Cores are shared with training: vLLM would bind its threads to them."""
 OF_OTHER_KEYS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "quantization")
 """Arguments of `vllm.LLM` that change how weights are held, which this engine could then neither load nor check."""
 
 
-def checkpoint_folder(config: VllmConfig, model: Model) -> Path:
-    """The folder that vLLM loads: `engine.path`, else that of the model that trains. Raises RecipeError without one."""
-    # transformers notes on a module where its weights came from.
-    found = config.path or str(getattr(model.trainable, "name_or_path", ""))
-    folder = Path(found).expanduser()
-    if found and (folder / "config.json").is_file():
-        return folder.resolve()
-    raise RecipeError(
-        f"engine.path: vLLM loads a checkpoint from a folder in the transformers layout; {found!r} is none. Give "
-        "engine.path."
-    )
-
-
-def dtype_of(config: VllmConfig, model: Model) -> torch.dtype:
-    """The dtype that vLLM is to hold. Raises RecipeError for a name that it does not take."""
-    if config.dtype == "auto":
-        return next(iter(model.trainable.parameters())).dtype
-    if config.dtype not in DTYPES:
-        raise RecipeError(f"engine.dtype: {config.dtype!r} was asked for; it is auto or one of {', '.join(DTYPES)}.")
-    return DTYPES[config.dtype]
-
-
-def program(config: VllmConfig, device: torch.device) -> Program:
-    """The process. Raises RecipeError for a device that vLLM has no lock for, RunFailed without the environment."""
-    within = Path(config.env_dir).expanduser() if config.env_dir else None
-    if config.log_level not in LOG_LEVELS:
-        raise RecipeError(f"engine.log_level: {config.log_level!r} was asked for; one of {', '.join(LOG_LEVELS)}.")
-    if config.sleep_mode and device.type != "cuda":
-        raise RecipeError(
-            f"engine.sleep_mode: vLLM gives memory back on CUDA alone; this is {device.type!r}. Unset it."
-        )
-    variables = {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": config.log_level,
-        "PYTHONUNBUFFERED": "1",
-    }
-    if device.type == "cpu":
-        # Cores are shared with training: vLLM would bind its threads to them.
-        variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_CI_ENV": "1"}
-    elif device.index is not None:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        variables["CUDA_VISIBLE_DEVICES"] = visible[device.index] if visible != [""] else str(device.index)
-    return Program(
-        name="vllm",
-        python=ENVIRONMENT.interpreter(device.type, within=within),
-        serve=ENVIRONMENT.serve,
-        modules=ENVIRONMENT.modules,
-        variables=variables,
-        log=Path(config.log_file).expanduser() if config.log_file else None,
-        start_timeout_s=config.start_timeout_s,
-    )
+def variables(config: VllmConfig) -> Mapping[str, str]:
+    """Environment variables of vLLM."""
+    return {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": config.log_level}
 
 
 def llm_arguments(config: VllmConfig, *, folder: Path, dtype: torch.dtype, on_cpu: bool) -> dict[str, Any]:
@@ -108,10 +55,7 @@ def llm_arguments(config: VllmConfig, *, folder: Path, dtype: torch.dtype, on_cp
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _lora_rank(config.lora_rank)}
     if config.sleep_mode:
         arguments["enable_sleep_mode"] = True
-    for key in config.extra:
-        if key in arguments or key in OF_OTHER_KEYS:
-            why = "another key of `engine` stands for it" if key in arguments else "one GPU and plain weights are taken"
-            raise RecipeError(f"engine.extra.{key}: it cannot be given; {why}. Leave it out.")
+    refuse_extra(config, arguments, OF_OTHER_KEYS)
     return {**arguments, **config.extra}
 
 

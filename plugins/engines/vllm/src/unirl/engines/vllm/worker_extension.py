@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
-from unirl.core.weights import checksum
+from unirl.runtime.engine_host.received import read_weights
 
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
@@ -75,7 +74,7 @@ class WorkerExtension:
     def unirl_load_full(self, paths: Sequence[str], expected: str) -> None:
         """Take all weights from these files. Raises ValueError, before anything changes, for bytes that are not those
         of the checksum; RuntimeError when something else is held afterwards."""
-        tensors = _read(paths, expected)
+        tensors = read_weights(paths, expected)
         self.reload_weights(weights_iterator=iter(tensors.items()))  # type: ignore[attr-defined]
         held = dict(held_weights(self.model_runner.get_model()))
         for name, sent in tensors.items():
@@ -84,7 +83,7 @@ class WorkerExtension:
 
     def unirl_load_lora(self, paths: Sequence[str], expected: str, scale: float) -> None:
         """Take the adapter from these files in place of the one before. Raises as `unirl_load_full`."""
-        tensors = _read(paths, expected)
+        tensors = read_weights(paths, expected)
         rank = next(iter(tensors.values())).shape[0]
         adapters = self.model_runner.lora_manager._adapter_manager
         dtype = self.model_runner.lora_manager.lora_config.lora_dtype
@@ -124,13 +123,3 @@ def _held_adapter(adapters: Any, rank: int) -> Iterator[tuple[str, tuple[Tensor,
         parts = [name.rpartition(".")[2] for name in adapters.packed_modules.get(path, [last])]
         for part, down, up in zip(parts, module.lora_a_stacked, module.lora_b_stacked, strict=True):
             yield f"{parent}.{part}", (down[slot, 0, :rank], up[slot, 0, :, :rank])
-
-
-def _read(paths: Sequence[str], expected: str) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for path in paths:
-        tensors |= load_file(path)
-    found = checksum(tensors)
-    if found != expected:
-        raise ValueError(f"weights with checksum {expected} were sent, {found} came.")
-    return tensors

@@ -1,9 +1,9 @@
 """Lets a torchvision wheel that is linked with CUDA be imported beside a torch without it.
 
-The wheel's compiled half cannot be loaded there. torchvision takes that, and then ends in `operator torchvision::nms does
-not exist`, because it gives shapes to two operators that only the compiled half declares. Here they are declared when
-that half is found missing. All that is written in Python (transforms, models, datasets) works then; a call of a compiled
-operator is an error, as torchvision means it to be.
+The wheel's compiled half cannot be loaded there. torchvision takes that, and then ends in `operator torchvision::nms
+does not exist`, because it gives shapes to two operators that only the compiled half declares. Here they are declared
+when that half is found missing. All that is written in Python (transforms, models, datasets) works then; a call of a
+compiled operator is an error, as torchvision means it to be.
 
 Where the compiled half loads, nothing is changed. Seen with torchvision 0.28 and torch 2.13.
 """

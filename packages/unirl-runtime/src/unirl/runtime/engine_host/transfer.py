@@ -1,4 +1,4 @@
-"""Weights for vLLM: whether an update fits what it holds, and the files that the update passes through."""
+"""Weights for an engine: whether an update fits what it holds, and the files that the update passes through."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """A weight that vLLM holds."""
+    """A weight that an engine holds."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -104,7 +104,7 @@ def files_of(update: WeightUpdate, *, folder: str) -> Iterator[list[str]]:
 
 
 def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """In their own order, so that vLLM gets the layers one after the other."""
+    """In their own order, so that the engine gets the layers one after the other."""
     piece: dict[str, Tensor] = {}
     size = 0
     for name, tensor in tensors.items():

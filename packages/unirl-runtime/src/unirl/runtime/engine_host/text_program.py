@@ -1,0 +1,132 @@
+"""The program of an engine for text: its checkpoint, its dtype, its device, and where its log goes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from packaging.specifiers import SpecifierSet
+from unirl.core.errors import RecipeError, RunFailed
+from unirl.core.hosted_text import HostedTextConfig
+from unirl.core.roles import Model
+
+from .environment import EngineEnvironment
+from .process import Program
+
+__all__ = ["CPU_CACHE_MB", "Product", "checkpoint_folder", "dtype_of", "log_path", "program", "refuse_extra"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+CPU_CACHE_MB = 1024
+"""Of the key-value cache on a CPU, where `engine.kv_cache_mb` is 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """What an engine is, for messages and for the check of its version."""
+
+    title: str
+    """As its project writes it: `vLLM`."""
+    environment: EngineEnvironment
+    tested: SpecifierSet
+    """Versions that it was tried with."""
+    says_cut_log_probs: bool
+    """Its log-probs are those of all tokens under top_p and top_k as well, not of the tokens that were left."""
+
+    @property
+    def name(self) -> str:
+        """Of the engine in a recipe."""
+        return self.environment.name
+
+    def check_version(self, found: str) -> None:
+        """Raises RunFailed, with the tested range, for a version outside of it."""
+        if not self.tested.contains(found, prereleases=True):
+            raise RunFailed(
+                f"engine {self.name!r}: its environment holds {self.title} {found}; this engine was tried with "
+                f"{self.tested}. Make the environment from the lock that comes with it: "
+                f"`unirl engine-env {self.name} --recreate`."
+            )
+
+
+def checkpoint_folder(product: Product, config: HostedTextConfig, model: Model) -> Path:
+    """The folder that the engine loads: `engine.path`, else that of the model that trains. Raises RecipeError without
+    one."""
+    # transformers notes on a module where its weights came from.
+    found = config.path or str(getattr(model.trainable, "name_or_path", ""))
+    folder = Path(found).expanduser()
+    if found and (folder / "config.json").is_file():
+        return folder.resolve()
+    raise RecipeError(
+        f"engine.path: {product.title} loads a checkpoint from a folder in the transformers layout; {found!r} is none. "
+        "Give engine.path."
+    )
+
+
+def dtype_of(config: HostedTextConfig, model: Model) -> torch.dtype:
+    """The dtype that the engine is to hold. Raises RecipeError for a name that it does not take."""
+    if config.dtype == "auto":
+        return next(iter(model.trainable.parameters())).dtype
+    if config.dtype not in DTYPES:
+        raise RecipeError(f"engine.dtype: {config.dtype!r} was asked for; it is auto or one of {', '.join(DTYPES)}.")
+    return DTYPES[config.dtype]
+
+
+def program(
+    product: Product,
+    config: HostedTextConfig,
+    device: torch.device,
+    *,
+    variables: Mapping[str, str],
+    cpu_variables: Mapping[str, str],
+) -> Program:
+    """The process. Raises RecipeError for a setting or a device that the engine does not take, RunFailed without the
+    environment.
+
+    variables: environment variables of the engine.  cpu_variables: those besides on a CPU.
+    """
+    within = Path(config.env_dir).expanduser() if config.env_dir else None
+    if config.log_level not in LOG_LEVELS:
+        raise RecipeError(f"engine.log_level: {config.log_level!r} was asked for; one of {', '.join(LOG_LEVELS)}.")
+    if config.sleep_mode and device.type != "cuda":
+        raise RecipeError(
+            f"engine.sleep_mode: {product.title} gives memory back on CUDA alone; this is {device.type!r}. Unset it."
+        )
+    found = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **variables}
+    if device.type == "cpu":
+        found |= cpu_variables
+    elif device.index is not None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        found["CUDA_VISIBLE_DEVICES"] = visible[device.index] if visible != [""] else str(device.index)
+    return Program(
+        name=product.name,
+        python=product.environment.interpreter(device.type, within=within),
+        serve=product.environment.serve,
+        modules=product.environment.modules,
+        variables=found,
+        log=log_path(config, product),
+        start_timeout_s=config.start_timeout_s,
+    )
+
+
+def log_path(config: HostedTextConfig, product: Product) -> Path | None:
+    """Where the engine's output goes; None keeps it only while its process is there."""
+    # A run has put its folder in place of {run}; there is none where an engine is built by itself.
+    if not config.log_file or "{run}" in config.log_file:
+        return None
+    named = config.log_file.replace("{part}", product.name).replace("{pid}", str(os.getpid()))
+    return Path(named).expanduser()
+
+
+def refuse_extra(config: HostedTextConfig, taken: Mapping[str, object], forbidden: Sequence[str]) -> None:
+    """Raises RecipeError for a name in `engine.extra` that has a key, or that cannot be.
+
+    taken: arguments that other keys stand for.  forbidden: those that change how weights are held, which could then
+    neither be loaded nor be checked.
+    """
+    for key in config.extra:
+        if key in taken or key in forbidden:
+            why = "another key of `engine` stands for it" if key in taken else "one GPU and plain weights are taken"
+            raise RecipeError(f"engine.extra.{key}: it cannot be given; {why}. Leave it out.")

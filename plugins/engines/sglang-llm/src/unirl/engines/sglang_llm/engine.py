@@ -1,0 +1,42 @@
+"""SGLang as the program of a `HostedTextEngine`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from unirl.core.roles import Model
+from unirl.numerics.received_text import received_track
+from unirl.runtime.engine_host.text_engine import HostedTextEngine
+from unirl.runtime.engine_host.text_program import checkpoint_folder, dtype_of, program
+
+from .config import SglangConfig
+from .environment import PRODUCT
+from .settings import CPU_VARIABLES, VARIABLES, engine_arguments, linear_names, sampling_arguments
+
+__all__ = ["build"]
+
+
+def build(config: SglangConfig, *, model: Model, device: Any) -> HostedTextEngine:
+    """Start SGLang with the checkpoint that `model` was loaded from.
+
+    Raises RecipeError for a setting that cannot be, and RunFailed when the environment is missing or of another
+    version of SGLang, or when SGLang does not start.
+    """
+    device = torch.device(device)
+    arguments = engine_arguments(
+        config,
+        folder=checkpoint_folder(PRODUCT, config, model),
+        dtype=dtype_of(config, model),
+        on_cpu=device.type == "cpu",
+        lora_targets=linear_names(model),
+    )
+    return HostedTextEngine(
+        PRODUCT,
+        config,
+        model=model,
+        program=program(PRODUCT, config, device, variables=VARIABLES, cpu_variables=CPU_VARIABLES),
+        arguments=arguments,
+        sampling=sampling_arguments,
+        track=received_track,
+    )

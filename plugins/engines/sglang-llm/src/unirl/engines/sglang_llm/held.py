@@ -1,0 +1,143 @@
+"""What SGLang computes with, by the names in the checkpoint, and taking weights: SGLang calls these in its scheduler
+process, as loaders of its own (`custom_weight_loader`).
+
+SGLang fuses layers (q, k and v in one; gate and up in one) and pads the vocabulary. Here every weight is a view of what
+it computes with. A loader has no answer; each writes one as JSON to the file that it is told. Runs in the engine's
+environment.
+"""
+
+# SGLang is in the engine's environment alone, where type checking does not look.
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from sglang.srt.layers.linear import LinearBase, MergedColumnParallelLinear, QKVParallelLinear
+from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from sglang.srt.lora.layers import BaseLayerWithLoRA
+from torch import Tensor
+from unirl.runtime.engine_host.received import read_weights
+
+__all__ = ["check_adapter", "held_weights", "list_weights", "load_full"]
+
+PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""Fused layer -> its parts, as checkpoints in the transformers layout name them."""
+
+
+def held_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Name in the checkpoint, and view of the weight that SGLang computes with, of all of them."""
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        if isinstance(module, BaseLayerWithLoRA):
+            # It shows the weight of the layer inside it, which comes next.
+            continue
+        path = path.replace(".base_layer", "")
+        for name, parameter in module.named_parameters(recurse=False):
+            # A tied weight goes by its first name, as in torch.
+            if id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            if isinstance(module, VocabParallelEmbedding):
+                yield f"{path}.{name}", parameter[: module.org_vocab_size]
+            else:
+                for part, piece in _pieces(path, module, parameter):
+                    yield f"{part}.{name}", piece
+
+
+def list_weights(model: Any, asked: Sequence[tuple[str, Tensor]]) -> None:
+    """Answers name, dtype and shape of every weight."""
+
+    def answer(_: Mapping[str, Any]) -> Any:
+        held = held_weights(model)
+        return [(name, str(value.dtype).removeprefix("torch."), list(value.shape)) for name, value in held]
+
+    _answered(asked, answer)
+
+
+def load_full(model: Any, asked: Sequence[tuple[str, Tensor]]) -> None:
+    """Takes all weights from files. Raises ValueError, before anything changes, for bytes that are not those of the
+    checksum; RuntimeError when something else is held afterwards."""
+
+    def answer(told: Mapping[str, Any]) -> None:
+        tensors = read_weights(told["paths"], told["checksum"])
+        model.load_weights(list(tensors.items()))
+        held = dict(held_weights(model))
+        for name, sent in tensors.items():
+            if not torch.equal(held[name], sent.to(held[name])):
+                raise RuntimeError(f"{name!r} was loaded, and something else is held.")
+
+    _answered(asked, answer)
+
+
+def check_adapter(model: Any, asked: Sequence[tuple[str, Tensor]]) -> None:
+    """Compares the adapter that the last batch was computed with, and its scale, with the one in files. Raises
+    RuntimeError when it is another one."""
+
+    def answer(told: Mapping[str, Any]) -> None:
+        tensors = read_weights(told["paths"], told["checksum"])
+        sent = {name.rpartition(".lora_")[0] for name in tensors}
+        found: set[str] = set()
+        for layer, down, up, scale in _held_adapter(model):
+            if layer not in sent:
+                # A part of a fused layer without an adapter of its own computes with zeros.
+                if bool(up.any()):
+                    raise RuntimeError(f"{layer!r} has an adapter, and none was sent.")
+                continue
+            found.add(layer)
+            wanted = (tensors[f"{layer}.lora_A.weight"], tensors[f"{layer}.lora_B.weight"])
+            rank = len(wanted[0])
+            same = all(torch.equal(one, other.to(one)) for one, other in zip((down, up), wanted, strict=True))
+            # Kept in fp32.
+            if not same or scale != float(torch.tensor(told["scale"], dtype=torch.float32)) or len(down) != rank:
+                raise RuntimeError(f"the adapter of {layer!r} was loaded, and something else is held.")
+        if missing := sorted(sent - found):
+            raise RuntimeError(f"{missing[0]!r} has an adapter, and SGLang put none on it.")
+
+    _answered(asked, answer)
+
+
+def _held_adapter(model: Any) -> Iterator[tuple[str, Tensor, Tensor, float]]:
+    """Layer, A [rank, in], B [out, rank] and scale that the last batch was computed with."""
+    for path, module in model.named_modules():
+        if not isinstance(module, BaseLayerWithLoRA) or not module.set_lora:
+            continue
+        batch = module.lora_backend.batch_info
+        slot = int(batch.weight_indices[0])
+        rank, scale = int(batch.lora_ranks[slot]), float(batch.scalings[slot])
+        down, up = module.lora_a[slot], module.lora_b[slot][:, :rank]
+        parts = PARTS.get(path.rpartition(".")[2], (path.rpartition(".")[2],))
+        downs = down[: rank * len(parts)].split(rank)
+        for (layer, piece), part in zip(_pieces(path, module.base_layer, up), downs, strict=True):
+            yield layer, part, piece, scale
+
+
+def _pieces(path: str, module: Any, rows: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The parts of a fused layer, or the layer itself: name, and its share of the first dimension."""
+    parent, _, last = path.rpartition(".")
+    if isinstance(module, LinearBase) and last in PARTS:
+        if isinstance(module, QKVParallelLinear):
+            sizes = [module.q_proj_shard_size, module.kv_proj_shard_size, module.kv_proj_shard_size]
+        else:
+            assert isinstance(module, MergedColumnParallelLinear)
+            sizes = list(module.output_sizes)
+        for part, piece in zip(PARTS[last], rows.split(sizes), strict=True):
+            yield f"{parent}.{part}", piece
+    else:
+        yield path, rows
+
+
+def _answered(asked: Sequence[tuple[str, Tensor]], answer: Callable[[Mapping[str, Any]], Any]) -> None:
+    """Call it with what was asked, which is the name of a tensor in JSON, and write what it returned or raised."""
+    told = json.loads(asked[0][0])
+    try:
+        found = {"value": answer(told)}
+    except Exception as error:  # noqa: BLE001 - the server raises it; SGLang would end all its processes
+        traceback.print_exc()
+        found = {"raised": type(error).__name__, "text": str(error)}
+    Path(told["answer"]).write_text(json.dumps(found), encoding="utf-8")

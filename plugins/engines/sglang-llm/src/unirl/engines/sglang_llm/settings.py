@@ -1,0 +1,121 @@
+"""The settings of a recipe and of a request in SGLang's words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from unirl.core.request import TextRequest
+from unirl.core.roles import Model
+from unirl.runtime.engine_host.text_program import CPU_CACHE_MB, refuse_extra
+
+from .config import SglangConfig
+
+__all__ = ["CPU_VARIABLES", "VARIABLES", "engine_arguments", "linear_names", "sampling_arguments"]
+
+VARIABLES = {
+    # The margin below goes past what the checkpoint says; texts do not.
+    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+    "SGLANG_DISABLE_OUTLINES_DISK_CACHE": "1",
+}
+CPU_VARIABLES = {"SGLANG_PLATFORM": "unirl-cpu"}
+"""Names the platform of `unirl.engine_cpu`'s `sglang-platform`."""
+MARGIN = 6
+"""Tokens of its context length that SGLang keeps from a prompt with its text."""
+OF_OTHER_KEYS = ("tp_size", "pp_size", "dp_size", "ep_size", "nnodes", "quantization", "speculative_algorithm")
+"""Arguments of `sglang.Engine` that change how weights are held or how tokens are drawn."""
+
+
+def engine_arguments(
+    config: SglangConfig, *, folder: Path, dtype: torch.dtype, on_cpu: bool, lora_targets: Sequence[str]
+) -> dict[str, Any]:
+    """Arguments of `sglang.Engine`. Raises RecipeError for one in `engine.extra` that has a key or cannot be.
+
+    lora_targets: names of the layers that adapters may be on, such as `q_proj`.
+    """
+    checkpoint = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    longest = config.max_model_len or int(checkpoint["max_position_embeddings"])
+    arguments: dict[str, Any] = {
+        "model_path": str(folder),
+        "device": "cpu" if on_cpu else "cuda",
+        "dtype": str(dtype).removeprefix("torch."),
+        "context_length": longest + MARGIN,
+        "max_running_requests": config.max_num_seqs,
+        "disable_cuda_graph": config.enforce_eager or on_cpu,
+        "disable_radix_cache": not config.prefix_caching,
+        "random_seed": config.seed,
+        "log_level": config.log_level.lower(),
+        # Tokens are drawn by the seed of their sample, see `scheduler`.
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+        # Settings in the checkpoint's generation_config.json are no part of the request.
+        "sampling_defaults": "openai",
+        "skip_server_warmup": True,
+        "enable_memory_saver": config.sleep_mode,
+        "enable_weights_cpu_backup": config.sleep_mode,
+    }
+    if on_cpu:
+        arguments["disable_overlap_schedule"] = True
+    if config.attention or on_cpu:
+        arguments["attention_backend"] = config.attention or "torch_native"
+    if config.port:
+        arguments["nccl_port"] = config.port
+    if config.kv_cache_mb or on_cpu:
+        size = (config.kv_cache_mb or CPU_CACHE_MB) * 2**20
+        arguments["max_total_tokens"] = max(longest + MARGIN, size // cache_bytes(checkpoint, dtype))
+    if on_cpu:
+        # SGLang refuses to start where a share of the machine's memory would not do, and takes no more than it needs.
+        arguments["mem_fraction_static"] = 0.1
+    elif not config.kv_cache_mb:
+        arguments["mem_fraction_static"] = config.gpu_memory
+    if config.lora_rank:
+        arguments |= {
+            "enable_lora": True,
+            "max_lora_rank": config.lora_rank,
+            "lora_target_modules": list(lora_targets),
+            # One for the adapter, and one for the weights without it.
+            "max_loras_per_batch": 2,
+            "lora_strict_loading": True,
+        }
+        if on_cpu:
+            arguments["lora_backend"] = "torch_native"
+    refuse_extra(config, arguments, OF_OTHER_KEYS)
+    return {**arguments, **config.extra}
+
+
+def linear_names(model: Model) -> list[str]:
+    """Last names of the linear layers inside the blocks of a model: those that adapters may be on."""
+    found: set[str] = set()
+    for path, module in model.trainable.named_modules():
+        # Where adapters are on, the layer lies one name deeper.
+        path = path.removesuffix(".base_layer")
+        is_inside = any(part.isdigit() for part in path.split("."))
+        if isinstance(module, torch.nn.Linear) and is_inside and ".lora_" not in path:
+            found.add(path.rpartition(".")[2])
+    return sorted(found)
+
+
+def cache_bytes(checkpoint: Mapping[str, Any], dtype: torch.dtype) -> int:
+    """Bytes of the keys and values of one token. checkpoint: config.json in the transformers layout."""
+    heads = int(checkpoint["num_attention_heads"])
+    head_dim = int(checkpoint.get("head_dim") or checkpoint["hidden_size"] // heads)
+    kv_heads = int(checkpoint.get("num_key_value_heads") or heads)
+    return 2 * int(checkpoint["num_hidden_layers"]) * kv_heads * head_dim * dtype.itemsize
+
+
+def sampling_arguments(wanted: TextRequest) -> Mapping[str, Any]:
+    """Sampling parameters of SGLang that all samples share."""
+    sampling = wanted.sampling
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        # SGLang's word for all tokens.
+        "top_k": sampling.top_k or -1,
+        "max_new_tokens": sampling.max_new_tokens,
+        "stop_token_ids": list(wanted.stop_tokens),
+        "stop": list(sampling.stop),
+        "skip_special_tokens": True,
+    }
