@@ -6,8 +6,9 @@ advantages, next to the model that made it and frozen copies for the policies th
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -22,6 +23,7 @@ from unirl.core.config import (
     TextSamplingConfig,
     TrainConfig,
 )
+from unirl.core.request import Request
 from unirl.core.requests import build_request
 from unirl.core.roles import Algorithm, Policy
 from unirl.core.spec import AlgorithmSpec, ModelSpec
@@ -36,7 +38,7 @@ from ..workbench.rollouts import sample_text, sample_track
 from ..workbench.text_model import TextWorkbenchModel
 from ..workbench.track_numbers import with_mask
 from .base import Bench
-from .trial import CLIP, FrozenPolicies, Trial
+from .trial import CLIP, POLICIES, FrozenPolicies, Trial, TrialModel, digest
 
 __all__ = ["REWARD_WEIGHTS", "ROUNDING", "TEXT_TOKENS", "AlgorithmBench", "scored"]
 
@@ -150,7 +152,7 @@ class AlgorithmBench(Bench):
         needs, config = self.needs(on), self.config(on, **settings)
         algorithm = self.algorithm(config, train=train)
         if self.kind == "text":
-            model: WorkbenchModel | TextWorkbenchModel = TextWorkbenchModel(device=self.device)
+            model: TrialModel = TextWorkbenchModel(device=self.device)
             track = self._texts(model, algorithm)
         else:
             model = WorkbenchModel(device=self.device)
@@ -164,8 +166,9 @@ class AlgorithmBench(Bench):
             config=config,
             needs=needs,
             model=model,
-            policies=FrozenPolicies(model, _named(needs) if is_strict else ("reference", "ema", "lagged")),
+            policies=FrozenPolicies(model, _named(needs) if is_strict else POLICIES),
             track=track,
+            sizes=self.workshop.shared("sizes of moves", dict[str, float]),
         )
 
     def _texts(self, model: TextWorkbenchModel, algorithm: Algorithm) -> Track:
@@ -179,7 +182,7 @@ class AlgorithmBench(Bench):
             rollout=2,
             policy_version=0,
         )
-        return sample_text(model, request, self.track)
+        return self._sampled(sample_text, model, request)
 
     def _latents(
         self, model: WorkbenchModel, algorithm: Algorithm, needs: Needs, *, is_ragged: bool, trajectory: str
@@ -199,7 +202,12 @@ class AlgorithmBench(Bench):
         if is_ragged and steps.shape[1] > 1:
             steps[SAMPLES_PER_PROMPT : 2 * SAMPLES_PER_PROMPT, -1] = -1
         wanted = dataclasses.replace(wanted, sde_steps=steps, trajectory=trajectory or wanted.trajectory)
-        return sample_track(model, dataclasses.replace(request, tracks={self.track: wanted}), self.track)
+        return self._sampled(sample_track, model, dataclasses.replace(request, tracks={self.track: wanted}))
+
+    def _sampled(self, sample: Callable[..., Track], model: TrialModel, request: Request) -> Track:
+        """A rollout of the model as it was made, sampled once for all that request the same; a copy."""
+        key = f"rollout of {self.kind} on {self.device}, {digest(request)}"
+        return copy.deepcopy(self.workshop.shared(key, lambda: sample(model, request, self.track)))
 
     def advantages(
         self,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import io
+import pickle
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -22,10 +25,13 @@ from ..workbench.model import WorkbenchModel
 from ..workbench.text_model import TextWorkbenchModel
 from ..workbench.updates import PlainUpdater
 
-__all__ = ["CLIP", "AlreadyAnchored", "FrozenPolicies", "Trial", "TrialModel", "apart"]
+__all__ = ["CLIP", "POLICIES", "AlreadyAnchored", "FrozenPolicies", "Trial", "TrialModel", "apart", "digest"]
 
 CLIP = 0.05
 """Clip range of trials. A clip decides differences of its own size; at this one they stand far above fp32 rounding."""
+
+POLICIES: tuple[Policy, ...] = ("reference", "ema", "lagged")
+"""Those that are frozen copies."""
 
 TrialModel = WorkbenchModel | TextWorkbenchModel
 
@@ -41,6 +47,8 @@ class Trial:
     policies: FrozenPolicies
     track: Track
     """With rewards and advantages; the log-probs are the engine's. Groups of 4, 3 and 4."""
+    sizes: dict[str, float] = field(default_factory=dict)
+    """How far `move` went in trials of other algorithms, by what decides it."""
 
     @property
     def is_text(self) -> bool:
@@ -84,13 +92,21 @@ class Trial:
         if not self.has_log_probs:
             _put(start, [0.05 * value.abs().mean() * way for (_, value), way in zip(start, ways, strict=True)])
             return
+        # A dozen forwards, for a number that is the same for every algorithm with this rollout.
+        key = digest([value for _, value in start], self.track.segment, self.track.conditions, distance)
+        if key not in self.sizes:
+            self.sizes[key] = self._size(start, ways, distance)
+        _put(start, [self.sizes[key] * way for way in ways])
+
+    def _size(self, start: Sequence[tuple[Tensor, Tensor]], ways: Sequence[Tensor], distance: float) -> float:
+        """How far to go along `ways` for half of the log-probs to change by `distance`, to a tenth of it."""
         before, valid = self._replayed()
         size = 1e-3
         for _ in range(20):
             _put(start, [size * way for way in ways])
             found = float((self.log_probs() - before)[valid].abs().median())
             if abs(found / distance - 1) < 0.1:
-                return
+                return size
             # The change is linear at first and quadratic later; a root of the quotient overshoots in neither.
             size *= (distance / found) ** 0.5
         raise AssertionError(f"the workbench model could not be moved by {distance}; this is a defect of the kit")
@@ -172,6 +188,26 @@ def apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     return (squares / norm) ** 0.5 if squares == squares else float("inf")
 
 
+def digest(*what: object) -> str:
+    """Names what can be pickled, tensors by their numbers: equal things have one name, whoever made them."""
+    data = io.BytesIO()
+    pickler = _ByContent(data)
+    # What stands twice is written twice, whether or not it is the same object.
+    pickler.fast = True
+    pickler.dump(what)
+    return hashlib.blake2b(data.getbuffer(), digest_size=16).hexdigest()
+
+
+class _ByContent(pickle.Pickler):
+    """Writes tensors without the addresses that torch's own way has in it."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, Tensor):
+            return NotImplemented
+        plain = obj.detach().cpu().contiguous()
+        return bytes, (plain.flatten().view(torch.uint8).numpy().tobytes(), str(obj.dtype), tuple(obj.shape))
+
+
 def _put(start: Sequence[tuple[Tensor, Tensor]], shifts: Sequence[Tensor]) -> None:
     with torch.no_grad():
         for (param, value), shift in zip(start, shifts, strict=True):
@@ -187,13 +223,8 @@ class FrozenPolicies:
 
     def __init__(self, model: TrialModel, allowed: Collection[Policy]) -> None:
         self._model = model
+        self._start = [value.detach().clone() for value in model.net.parameters()]
         self._copies: dict[str, torch.nn.Module] = {}
-        for seed, which in enumerate(("reference", "ema", "lagged")):
-            frozen = copy.deepcopy(model.net).requires_grad_(False)
-            random = torch.Generator().manual_seed(seed)
-            for value in frozen.parameters():
-                value.add_(0.03 * torch.randn(value.shape, generator=random).to(value.device))
-            self._copies[which] = frozen
         self._allowed = allowed
 
     @contextmanager
@@ -204,8 +235,18 @@ class FrozenPolicies:
         assert which in self._allowed, f"the loss asks for the policy {which!r}, which the spec's needs do not name"
         # Swapped, not loaded over the live weights: those belong to a graph that backward still has to walk.
         model: Any = self._model
+        if which not in self._copies:
+            self._copies[which] = self._copied(which)
         live, model.net = model.net, self._copies[which]
         try:
             yield
         finally:
             model.net = live
+
+    def _copied(self, which: Policy) -> torch.nn.Module:
+        """Made when it is asked for, from the weights of the start: few trials need any of them."""
+        frozen = copy.deepcopy(self._model.net).requires_grad_(False)
+        random = torch.Generator().manual_seed(POLICIES.index(which))
+        for value, start in zip(frozen.parameters(), self._start, strict=True):
+            value.copy_(start + 0.03 * torch.randn(value.shape, generator=random).to(value.device))
+        return frozen
