@@ -10,6 +10,7 @@ import torch
 from unirl.core.catalog import Catalog
 from unirl.core.doctor import diagnose
 from unirl.core.errors import RecipeError, RunFailed
+from unirl.core.hosted_text import with_run_folder
 from unirl.core.match import match
 from unirl.core.recipe import compose
 from unirl.engines.vllm.config import VllmConfig
@@ -96,3 +97,13 @@ def test_plans_that_cannot_work_are_refused_before_anything_starts(words: list[s
     assert not good.reasons
     verdict = match(compose("quickstart-text", ["engine=vllm", *words], catalog=catalog), catalog=catalog)
     assert any(reason in found.text or reason in f"{found.key}: {found.text}" for found in verdict.reasons)
+
+
+def test_a_run_keeps_the_log_in_its_folder(tmp_path: Path) -> None:
+    plan = compose("quickstart-text", ["engine=vllm"], catalog=Catalog.discover())
+    placed = with_run_folder(plan, tmp_path)
+    assert isinstance(placed.engine.config, VllmConfig)
+    assert placed.engine.config.log_file == f"{tmp_path.resolve()}/logs/{{part}}-{{pid}}.log"
+    assert placed.hash == plan.hash
+    other = compose("quickstart-text", ["engine=vllm", "engine.log_file=/there/vllm.log"], catalog=Catalog.discover())
+    assert with_run_folder(other, tmp_path) == other

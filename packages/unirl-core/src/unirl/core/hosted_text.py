@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from .config import BackendConfig, PartConfig
@@ -11,7 +12,7 @@ from .config import BackendConfig, PartConfig
 if TYPE_CHECKING:
     from .plan import Plan
 
-__all__ = ["HostedTextConfig", "setting_reasons"]
+__all__ = ["HostedTextConfig", "setting_reasons", "with_run_folder"]
 
 
 @dataclass
@@ -76,3 +77,15 @@ def setting_reasons(plan: Plan) -> Iterator[str]:
             "engine.lora_rank: 0 was asked for, and the backend trains adapters; give their rank, such as "
             "engine.lora_rank='${backend.lora.rank}'."
         )
+
+
+def with_run_folder(plan: Plan, folder: Path) -> Plan:
+    """The plan with a run's folder in place of `{run}` in the settings of its engine."""
+    config = plan.engine.config
+    texts = {item.name: getattr(config, item.name) for item in fields(config)}
+    named = {
+        name: text.replace("{run}", str(folder.resolve()))
+        for name, text in texts.items()
+        if isinstance(text, str) and "{run}" in text
+    }
+    return replace(plan, engine=replace(plan.engine, config=replace(config, **named))) if named else plan

@@ -23,6 +23,7 @@ from .data import Prompt
 from .errors import CheckpointError, DataError, PlanRejected, RunFailed, UniRLError
 from .events import Event, EventStream
 from .gap_bounds import gap_bounds
+from .hosted_text import with_run_folder
 from .loop import run_loop
 from .match import match
 from .parts import NoEngine, Parts
@@ -73,6 +74,7 @@ def train(
         raise PlanRejected("\n".join(str(reason) for reason in verdict.reasons))
     prompts, held_out = _prompts(plan)
     folder = _run_folder(plan, resume)
+    plan = with_run_folder(plan, folder)
     checkpoints = Checkpoints(folder / CHECKPOINTS, keep=plan.run.keep)
     checkpoint = _checkpoint(plan, checkpoints, resume)
     launcher: Launcher | None = _build(plan.launcher, catalog) if plan.launcher else None

@@ -28,6 +28,7 @@ SPEC = EngineSpec(
         Cap.INITIAL_NOISE: Support.NO,
         Cap.STEP_NOISE: Support.NO,
         Cap.SEEDS: Support.NATIVE,
+        Cap.SEEDS: Support.NATIVE,
         Cap.SDE_STEPS: Support.NO,
         Cap.SDE_STEPS_PER_GROUP: Support.NO,
         Cap.TRAJECTORY_WINDOW: Support.NO,
