@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from unirl.core.config import LatentSamplingConfig, SdeStepsConfig
@@ -29,16 +30,14 @@ def probe_request(model: DiffusionModel, *, kernel: str = "flow-sde") -> Request
         raise ValueError(f"probe: model {model.spec.name!r} has no miniature, or not one latent track, but {tracks}.")
     known = {item.name for item in dataclasses.fields(LatentSamplingConfig)}
     size: dict[str, Any] = {key: value for key, value in model.spec.tiny.sampling.items() if key in known}
-    sampling = LatentSamplingConfig(
-        **{
-            **size,
-            "steps": 4,
-            "guidance_scale": 1.75,
-            "negative_prompt": "noise",
-            "kernel": kernel,
-            "eta": 0.55,
-            "sde": SdeStepsConfig(mode="fixed", steps=[1, 2]),
-        }
+    sampling = dataclasses.replace(
+        LatentSamplingConfig(**size),
+        steps=4,
+        guidance_scale=1.75,
+        negative_prompt="noise",
+        kernel=kernel,
+        eta=0.55,
+        sde=SdeStepsConfig(mode="fixed", steps=[1, 2]),
     )
     sample_ids = tuple(f"probe/{number}" for number in range(len(PROMPTS)))
     shape = model.latent_shape(sampling)
@@ -54,14 +53,14 @@ def probe_request(model: DiffusionModel, *, kernel: str = "flow-sde") -> Request
     )
     initial = noise(seed=SEED, rollout=ROLLOUT, ids=sample_ids, step=INITIAL, shape=shape)
     wanted = dataclasses.replace(wanted, initial_noise=noise_digest(initial), trajectory="full")
-    count = len(sample_ids)
+    nothing: Mapping[str, Any] = {}
     return Request(
         sample_ids=sample_ids,
         group_ids=sample_ids,
         prompt_ids=sample_ids,
         prompts=PROMPTS,
-        metadata=({},) * count,
-        media=((),) * count,
+        metadata=(nothing,) * len(PROMPTS),
+        media=((),) * len(PROMPTS),
         tracks={tracks[0]: wanted},
         seed=SEED,
         rollout=ROLLOUT,

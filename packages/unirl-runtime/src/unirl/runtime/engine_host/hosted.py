@@ -41,6 +41,8 @@ class Hosting:
     """Weights in fp32 are rounded to what is held."""
     lora_rank: int = 0
     """Largest rank of adapters; 0 takes none."""
+    overwrites: bool = False
+    """Full weights go over everything that a sync writes, so that one which failed needs no new start."""
     sleeps: bool = False
     """`sleep` gives memory back; else it is bookkeeping of the host."""
     transfer_dir: str = ""
@@ -110,8 +112,9 @@ class HostedEngine:
                         raise EchoMismatch(
                             f"weights: {update.kind} of version {update.version}: {error.text}"
                         ) from error
-                    # Layers of two versions: only a start from scratch is sure.
-                    self._process.close()
+                    # Layers of two versions.
+                    if not self._hosting.overwrites:
+                        self._process.close()
                     raise
             self._unusable = ""
             self.version = update.version

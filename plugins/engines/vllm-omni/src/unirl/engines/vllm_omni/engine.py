@@ -48,6 +48,7 @@ def build(config: VllmOmniConfig, *, model: Model, device: Any) -> HostedLatentE
         check_version=check_versions,
         rounds=config.dtype != "auto",
         lora_rank=MOST_RANK,
+        overwrites=True,
         sleeps=config.sleep_mode,
         transfer_dir=config.transfer_dir,
         start_timeout_s=config.start_timeout_s,

@@ -72,7 +72,7 @@ class RolloutPipeline:
         if current_platform.is_cpu():
             # Else vLLM computes with copies of the weights, packed for oneDNN, and empties the weights themselves. The
             # flag has another name in vLLM 0.30.
-            for layer in cast("torch.nn.Module", self).modules():
+            for layer in cast(Any, self).modules():
                 if isinstance(layer, LinearBase):
                     layer._cpu_skip_gemm_dispatch = layer.skip_weight_relayout = True
 

@@ -1,0 +1,164 @@
+"""The server with faults that can be switched on: what engines do that drop, swap or keep what they should not.
+
+Runs in vLLM-Omni's environment. Each fault is one change to the real server, pipeline or worker, undone with the next.
+"""
+
+# vLLM-Omni is in the engine's environment alone, where type checking does not look.
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest.mock import patch
+
+__all__ = ["calls"]
+
+
+def calls() -> Mapping[str, Any]:
+    """Those of the real server, and `fault`, which switches one on by its name; "" is none."""
+    from unirl.engines.vllm_omni import server
+
+    real = dict(server.calls())
+    stack = contextlib.ExitStack()
+
+    def fault(asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+        stack.close()
+        if asked["name"]:
+            stack.enter_context(FAULTS[asked["name"]]())
+        return None, {}
+
+    return {**real, "fault": fault}
+
+
+@contextlib.contextmanager
+def changed_request(change: Callable[[Any, Any], Any]) -> Iterator[None]:
+    """The pipeline computes with another latent request. change: (latent request, its sampling) -> latent request."""
+    from unirl.engines.vllm_omni import pipeline
+
+    real = pipeline._piece
+
+    def piece(parameters: Any) -> Any:
+        found = real(parameters)
+        ((name, wanted),) = found.tracks.items()
+        return dataclasses.replace(found, tracks={name: change(wanted, wanted.sampling)})
+
+    with patch.object(pipeline, "_piece", piece):
+        yield
+
+
+def drops_a_sigma() -> Any:
+    """The first step is computed from a sigma of the engine's own."""
+
+    def change(wanted: Any, _: Any) -> Any:
+        sigmas = wanted.sigmas.clone()
+        sigmas[0] = 1 - 1e-3
+        return dataclasses.replace(wanted, sigmas=sigmas)
+
+    return changed_request(change)
+
+
+def drops_the_sde_steps() -> Any:
+    """It is stochastic at the first step instead."""
+    return changed_request(lambda wanted, _: dataclasses.replace(wanted, sde_steps=wanted.sde_steps * 0))
+
+
+def drops_the_noise() -> Any:
+    """Every sample starts from the noise of another id."""
+    return changed_request(
+        lambda wanted, _: dataclasses.replace(wanted, noise_ids=tuple(f"{name}!" for name in wanted.noise_ids))
+    )
+
+
+def drops_the_negative_prompt() -> Any:
+    return changed_request(
+        lambda wanted, sampling: dataclasses.replace(wanted, sampling=dataclasses.replace(sampling, negative_prompt=""))
+    )
+
+
+def drops_the_guidance() -> Any:
+    return changed_request(
+        lambda wanted, sampling: dataclasses.replace(wanted, sampling=dataclasses.replace(sampling, guidance_scale=1.0))
+    )
+
+
+@contextlib.contextmanager
+def drops_extra_args() -> Iterator[None]:
+    """vLLM-Omni forwards a request without the fields that it does not know."""
+    from unirl.engines.vllm_omni import pipeline
+
+    with patch.object(pipeline, "PIECE", "something_else"):
+        yield
+
+
+@contextlib.contextmanager
+def swaps_rows() -> Iterator[None]:
+    """Outputs come back in another order than requests."""
+    from unirl.engines.vllm_omni import rows
+
+    real = rows.joined
+    with patch.object(rows, "joined", lambda request, found: real(request, found[::-1])):
+        yield
+
+
+@contextlib.contextmanager
+def stays_stale() -> Iterator[None]:
+    """It says that it took weights, and took none."""
+    from unirl.engines.vllm_omni.worker_extension import WorkerExtension
+
+    with patch.object(WorkerExtension, "unirl_load_full", lambda *_: None):
+        yield
+
+
+@contextlib.contextmanager
+def fails_half_way() -> Iterator[None]:
+    """Half of the weights are written when something breaks."""
+    from unirl.engines.vllm_omni.worker_extension import WorkerExtension
+
+    real, count = WorkerExtension._unirl_share, 0
+
+    def share(self: Any, whole: Any, split: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count > 20:
+            raise OSError("the memory is gone")
+        return real(self, whole, split)
+
+    with patch.object(WorkerExtension, "_unirl_share", share):
+        yield
+
+
+@contextlib.contextmanager
+def writes_something_else() -> Iterator[None]:
+    """What is written is not what is computed with: here, a copy takes the weights."""
+    from unirl.engines.vllm_omni import worker_extension
+
+    real, count = worker_extension.held_weights, 0
+
+    def held(module: Any, fused: Any) -> Any:
+        nonlocal count
+        count += 1
+        for name, value, split in real(module, fused):
+            yield name, value.clone() if count == 2 else value, split
+
+    with patch.object(worker_extension, "held_weights", held):
+        yield
+
+
+FAULTS: Mapping[str, Callable[[], Any]] = {
+    function.__name__: function
+    for function in (
+        drops_a_sigma,
+        drops_the_sde_steps,
+        drops_the_noise,
+        drops_the_negative_prompt,
+        drops_the_guidance,
+        drops_extra_args,
+        swaps_rows,
+        stays_stale,
+        fails_half_way,
+        writes_something_else,
+    )
+}
