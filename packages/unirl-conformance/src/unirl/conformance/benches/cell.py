@@ -19,7 +19,6 @@ from unirl.core.config import (
     AdvantageConfig,
     DataConfig,
     EvalConfig,
-    LatentSamplingConfig,
     PartConfig,
     RewardConfig,
     RunConfig,
@@ -32,9 +31,9 @@ from unirl.core.loop import run_step
 from unirl.core.match import DETERMINISTIC_KERNELS, match
 from unirl.core.parts import Parts, sync_weights
 from unirl.core.plan import Choice, Plan
-from unirl.core.request import LatentRequest, Request
+from unirl.core.request import Request
 from unirl.core.requests import build_request
-from unirl.core.roles import Algorithm, LatentAlgorithm, Losses, Policy, Replay, ReplayedLike, ScoreInput, Scores
+from unirl.core.roles import Algorithm, ScoreInput, Scores
 from unirl.core.rollout import verify_echo
 from unirl.core.scoring import score
 from unirl.core.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec
@@ -43,11 +42,10 @@ from unirl.core.tracking import Trackers
 
 from ..verdicts import NotApplicable
 from ..workbench.requests import PROMPTS, numbered
-from ..workbench.track_numbers import log_probs_of
 from .algorithm import TEXT_TOKENS
 from .base import Bench
 
-__all__ = ["LINEAR", "Cell", "CellBench", "Judge", "Training", "Witness"]
+__all__ = ["LINEAR", "Cell", "CellBench", "Judge", "Training"]
 
 Training = Literal["lora", "full"]
 S = TypeVar("S", bound=Spec)
@@ -91,42 +89,6 @@ _REWARD = RewardSpec(
     scale="a weighted sum of pixels or a hash; higher is nothing but higher",
     media="image",
 )
-
-
-class Witness:
-    """An algorithm that does what another one does, and notes what it was given. Fits `unirl.core.roles.Algorithm`."""
-
-    def __init__(self, algorithm: Algorithm) -> None:
-        self._algorithm = algorithm
-        self.gaps: list[float] = []
-        """Largest |log-prob of the engine - of the replay| of each anchor pass, in the order of the rounds."""
-        self.log_ratios: list[float] = []
-        """Largest |log-prob - old log-prob| of each forward of a loss, in their order."""
-
-    def latent_request(self, sampling: LatentSamplingConfig, **context: Any) -> LatentRequest:
-        return cast("LatentAlgorithm", self._algorithm).latent_request(sampling, **context)
-
-    def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
-        return self._algorithm.advantages(track)
-
-    def anchor(self, track: Track, replay: Replay) -> Track:
-        log_probs = log_probs_of(track)
-        if log_probs is not None:
-            self.gaps.append(_largest(replay(track), log_probs))
-        return self._algorithm.anchor(track, replay)
-
-    def weights(self, track: Track) -> Mapping[str, Tensor]:
-        return self._algorithm.weights(track)
-
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
-        def watched(track: Track, *, policy: Policy = "live") -> ReplayedLike:
-            replayed = replay(track, policy=policy)
-            log_probs = log_probs_of(track)
-            if policy == "live" and log_probs is not None:
-                self.log_ratios.append(_largest(replayed, log_probs))
-            return replayed
-
-        return self._algorithm.loss(track, watched, progress=progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,6 +297,7 @@ class CellBench(Bench):
         caps = [_TRAINS[training]]
         caps += [_REFERENCE[training]] if needs.reference == "policy" else []
         caps += [Cap.LAGGED_POLICY] if needs.old_policy == "ema" else []
+        caps += [Cap.CRITIC] if needs.critic else []
         laid: dict[str, Any] = {"trains": training}
         for cap in caps:
             laid |= self.found("backend").spec.enabled_by.get(cap, {})
@@ -384,8 +347,3 @@ class CellBench(Bench):
         settings = [str(reason) for reason in reasons if reason.key not in of_parts]
         assert not settings, f"a plan by the specs of these parts is refused: {' '.join(settings)}"
         return " ".join(str(reason) for reason in reasons)
-
-
-def _largest(replayed: ReplayedLike, log_probs: Tensor) -> float:
-    gap = (cast(Tensor, replayed.log_probs).detach() - log_probs).abs()[cast(Tensor, replayed.valid)]
-    return float(gap.nan_to_num(nan=float("inf")).max()) if gap.numel() else 0.0
