@@ -58,8 +58,8 @@ class SeededSampler(Sampler):
             table = sampling_info.sampling_seed
             if table is None or table.dtype != torch.float64:
                 raise RuntimeError("a batch came without the draws of its samples.")
-            # The first column is the length of the prompt.
-            step = positions.to(table) + 1 - table[:, 0]
+            # The first column is the length of the prompt. What is drawn after a part of one, SGLang throws away.
+            step = (positions.to(table) + 1 - table[:, 0]).clamp(min=0)
             uniform = table.gather(1, 1 + step.long()[:, None]).squeeze(1)
             # All rows have the settings of one request; finding these two takes a look at the device.
             cuts = sampling_info.need_top_p_sampling or sampling_info.need_top_k_sampling

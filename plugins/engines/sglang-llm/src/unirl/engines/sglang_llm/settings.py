@@ -14,7 +14,7 @@ from unirl.runtime.engine_host.text_program import CPU_CACHE_MB, refuse_extra
 
 from .config import SglangConfig
 
-__all__ = ["CPU_VARIABLES", "VARIABLES", "engine_arguments", "linear_names", "sampling_arguments"]
+__all__ = ["CPU_VARIABLES", "VARIABLES", "cache_bytes", "engine_arguments", "linear_names", "sampling_arguments"]
 
 VARIABLES = {
     # The margin below goes past what the checkpoint says; texts do not.
