@@ -317,7 +317,7 @@ BROKEN = (
 # fmt: on
 MUTANTS = [
     *(Mutant(claim=one.claim, name=one.name, broken=one.broken, also=one.also) for one in BROKEN),
-    *model_text.BROKEN.values(),
+    *model_text.MUTANTS,
 ]
 SPECS = {"workbench": WELL, **{one.name: dataclasses.replace(WELL, name=one.name, **one.spec) for one in BROKEN}}
 
@@ -332,7 +332,7 @@ def build(config: WorkbenchConfig, *, device: Any) -> WorkbenchModel:
 
 
 def catalog() -> Catalog:
-    well = [WELL, model_text.workbench.SPEC]
+    well = [WELL, model_text.WELL]
     specs = [*SPECS.values(), *model_text.SPECS.values()]
     broken = [spec for spec in specs if spec not in well]
     return Catalog.of(

@@ -44,6 +44,34 @@ class AlwaysThinks(TextWorkbenchModel):
         return super().prompt_tokens(prompts, sampling=dataclasses.replace(sampling, thinking=thinking), media=media)
 
 
+class EndsItsTemplateOtherwise(TextWorkbenchModel):
+    """Puts a line break after the template, as some checkpoints have one."""
+
+    def prompt_tokens(self, prompts: Sequence[str], *, sampling: TextSamplingConfig, media: Any = None) -> list[Tensor]:
+        rows = super().prompt_tokens(prompts, sampling=sampling, media=media)
+        return [torch.cat([row, torch.tensor([10])]) if sampling.chat else row for row in rows]
+
+
+class CountsItsPadding(TextWorkbenchModel):
+    """Takes the place in a padded row for the position in the text."""
+
+    def next_logits(self, tokens: Tensor, *, positions: Tensor, attention_mask: Tensor, cache: Any) -> Any:
+        total, length = attention_mask.shape[1], tokens.shape[1]
+        places = torch.arange(total - length, total).expand(len(tokens), -1)
+        return super().next_logits(tokens, positions=places, attention_mask=attention_mask, cache=cache)
+
+
+class IsALittleSharper(TextWorkbenchModel):
+    """Scales its logits by 1.01 wherever it computes them, so that it agrees with itself."""
+
+    def score(self, batch: Any, *, temperature: float, with_entropy: bool = False) -> Scored:
+        return super().score(batch, temperature=temperature / 1.01, with_entropy=with_entropy)
+
+    def next_logits(self, tokens: Tensor, **where: Any) -> Any:
+        logits, cache = super().next_logits(tokens, **where)
+        return 1.01 * logits, cache
+
+
 class CleansUp(TextWorkbenchModel):
     def texts(self, tokens: Sequence[Tensor]) -> list[str]:
         return [text.strip() for text in super().texts(tokens)]
@@ -67,6 +95,13 @@ class Scores(TextWorkbenchModel):
 class ComputesOtherwiseWithGradients(Scores):
     def changed(self, log_probs: Tensor, batch: Any) -> Tensor:
         return log_probs * (1 + 1e-3 * torch.is_grad_enabled())
+
+
+class ShiftsItsLogProbs(Scores):
+    """Gives each token the log-prob of the one before it."""
+
+    def changed(self, log_probs: Tensor, batch: Any) -> Tensor:
+        return log_probs.roll(1)
 
 
 class DividesItsGradient(Scores):
@@ -129,6 +164,9 @@ OWN, CACHED = "own-text-replays-at-ratio-1", "cached-logits-are-those-of-the-who
 SCORES, PACKED = "scores-are-the-log-softmax-of-the-plain-logits", "padded-packed-and-single-rows-score-alike"
 PACKED_GRADIENT = "packing-does-not-change-the-gradient"
 CHAT = "settings-of-the-chat-change-what-they-say"
+PROMPTED, GREEDY, SCORED = (
+    f"{name}-those-of-the-reference" for name in ("prompt-tokens-are", "greedy-texts-are", "log-probs-are")
+)
 BROKEN: dict[type[TextWorkbenchModel], Mutant] = {
     IgnoresMedia: Mutant(
         claim="media-is-refused-where-it-is-not-promised",
@@ -136,15 +174,41 @@ BROKEN: dict[type[TextWorkbenchModel], Mutant] = {
         broken="is a text model, and leaves media out without a word",
     ),
     PadsItsPrompts: Mutant(
-        claim="prompt-tokens-are-those-of-the-prompt-alone", name="pads", broken="pads prompts to the longest of a call"
+        claim="prompt-tokens-are-those-of-the-prompt-alone",
+        name="pads",
+        broken="pads prompts to the longest of a call",
+        also=(PROMPTED, GREEDY),
     ),
-    ForgetsTheSystem: Mutant(claim=CHAT, name="no-system", broken="leaves the system prompt out"),
-    AlwaysThinks: Mutant(claim=CHAT, name="always-thinks", broken="ignores the switch of its chat template"),
+    ForgetsTheSystem: Mutant(claim=CHAT, name="no-system", broken="leaves the system prompt out", also=(PROMPTED,)),
+    AlwaysThinks: Mutant(
+        claim=CHAT, name="always-thinks", broken="ignores the switch of its chat template", also=(PROMPTED,)
+    ),
+    EndsItsTemplateOtherwise: Mutant(
+        claim=PROMPTED,
+        name="own-template",
+        broken="puts a line break after the chat template",
+        # A text goes on from its prompt.
+        also=(GREEDY,),
+    ),
+    CountsItsPadding: Mutant(
+        claim=GREEDY, name="counts-padding", broken="counts padding on the left as positions", also=(OWN, CACHED)
+    ),
+    ShiftsItsLogProbs: Mutant(
+        claim=SCORED,
+        name="shifts",
+        broken="gives log-probs one token late",
+        # The first token of a batch has that of the last one.
+        also=(OWN, SCORES, PACKED, "gradient-is-the-same-row-by-row"),
+    ),
+    IsALittleSharper: Mutant(claim=SCORED, name="sharper", broken="scales all logits by 1.01"),
     CleansUp: Mutant(
         claim="texts-give-back-what-was-tokenized", name="cleans-up", broken="strips the spaces around texts"
     ),
     NeverStops: Mutant(
-        claim="stop-tokens-and-padding-are-tokens-of-the-model", name="never-stops", broken="names no stop token"
+        claim="stop-tokens-and-padding-are-tokens-of-the-model",
+        name="never-stops",
+        broken="names no stop token",
+        also=(GREEDY,),
     ),
     IgnoresTheTemperature: Mutant(
         claim=SCORES,
@@ -167,7 +231,7 @@ BROKEN: dict[type[TextWorkbenchModel], Mutant] = {
         name="forgets-early",
         broken="loses a tenth of a layer's cached values when rows are chosen",
         # Texts are generated with the cache.
-        also=(OWN,),
+        also=(OWN, GREEDY),
     ),
     ComputesOtherwiseWithGradients: Mutant(
         claim=OWN, name="text-grad-mode", broken="scores text otherwise where gradients are on"
@@ -186,18 +250,23 @@ BROKEN: dict[type[TextWorkbenchModel], Mutant] = {
         broken="detaches a layer of a text model",
     ),
 }
+WELL = dataclasses.replace(
+    workbench.SPEC, build=f"{__name__}:build", text_parity="conformance_mutants.text_reference:run"
+)
+UNCOMPARED = Mutant(
+    claim=SCORED, name="no-text-parity", broken="names no reference run of texts", also=(PROMPTED, GREEDY)
+)
+MUTANTS = [*BROKEN.values(), UNCOMPARED]
 SPECS = {
-    workbench.SPEC.name: workbench.SPEC,
-    **{
-        mutant.name: dataclasses.replace(workbench.SPEC, name=mutant.name, build=f"{__name__}:build")
-        for mutant in BROKEN.values()
-    },
+    WELL.name: WELL,
+    UNCOMPARED.name: dataclasses.replace(WELL, name=UNCOMPARED.name, text_parity=""),
+    **{mutant.name: dataclasses.replace(WELL, name=mutant.name) for mutant in BROKEN.values()},
 }
 
 
 def build(config: TextWorkbenchConfig, *, device: Any) -> TextWorkbenchModel:
     """The model that the config's `use` names."""
-    kind = next(kind for kind, mutant in BROKEN.items() if mutant.name == config.use)
+    kind = next((kind for kind, mutant in BROKEN.items() if mutant.name == config.use), TextWorkbenchModel)
     model = kind(device=device)
     model.net.load_state_dict(load_file(Path(config.path) / workbench.WEIGHTS_FILE))
     model.spec = SPECS[config.use]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .array import Array
 
 if TYPE_CHECKING:
-    from .config import LatentSamplingConfig, PartConfig
+    from .config import LatentSamplingConfig, PartConfig, TextSamplingConfig
     from .kl import TokenKlConfig
     from .token_policy import TokenPolicyConfig
 
@@ -23,6 +23,8 @@ __all__ = [
     "LossInputs",
     "ReferenceRun",
     "RunReference",
+    "RunTextReference",
+    "TextReferenceRun",
     "TokenLossInputs",
     "TokenMean",
     "clipped_token",
@@ -48,6 +50,28 @@ class RunReference(Protocol):
         self, folder: Path, *, prompts: Sequence[str], sampling: LatentSamplingConfig, initial: Array
     ) -> ReferenceRun:
         """initial: [N, ...] latents to start from.  sampling: steps, size and guidance are honoured."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextReferenceRun:
+    """What the reference implementation made of some prompts, greedily."""
+
+    prompt_tokens: Sequence[Array]
+    """[P] int64 of each prompt, its chat template included."""
+    tokens: Sequence[Array]
+    """[L] int64 of each text: the likeliest token after everything before it, up to the first that ends a text, which
+    is in it, or `max_new_tokens`."""
+    log_probs: Sequence[Array]
+    """[L] of these tokens at temperature 1, from forwards over the text as a whole, without a cache."""
+
+
+class RunTextReference(Protocol):
+    """Runs the implementation named by a model's `reference` from a checkpoint folder, in fp32 and without any code of
+    the model."""
+
+    def __call__(self, folder: Path, *, prompts: Sequence[str], sampling: TextSamplingConfig) -> TextReferenceRun:
+        """sampling: the chat settings, `max_new_tokens` and `stop_token_ids` are honoured."""
         ...
 
 

@@ -151,6 +151,10 @@ def _model(spec: ModelSpec, resolve: Resolve) -> Iterator[str]:
         call = "parity(folder, prompts=, sampling=, initial=)"
         keywords = dict.fromkeys(("prompts", "sampling", "initial"))
         yield from _function("parity", spec.parity, resolve, call, None, **keywords)
+    if spec.text_parity:
+        call = "text_parity(folder, prompts=, sampling=)"
+        keywords = dict.fromkeys(("prompts", "sampling"))
+        yield from _function("text_parity", spec.text_parity, resolve, call, None, **keywords)
 
 
 def _needs(where: str, needs: Needs) -> Iterator[str]:

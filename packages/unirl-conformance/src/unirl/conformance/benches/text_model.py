@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from unirl.core.config import TextSamplingConfig
 from unirl.core.data import MediaRef
+from unirl.core.reference import RunTextReference, TextReferenceRun
 from unirl.core.roles import Model, TextModel
 from unirl.core.track import Track
 from unirl.numerics.token_batches import pad_batch
@@ -67,6 +68,20 @@ class TextModelBench(ModelBench):
         """Texts of the model as it is now, made by the shared loop over tokens."""
         text = cast(TextModel, model)
         return sample_text(text, make_text_request(text, {self.track: self.sampling(temperature=0.8)}), self.track)
+
+    def reference(self, sampling: TextSamplingConfig, prompts: Sequence[str] = PROMPTS) -> TextReferenceRun:
+        """What the reference implementation makes of prompts, once a run. Fails when the spec names none."""
+        assert self.spec.text_parity, (
+            f"model {self.spec.name!r} names no `text_parity`, so nothing says that it is the model that it is called "
+            "after; write the function that runs its reference implementation"
+        )
+
+        def ran() -> TextReferenceRun:
+            run: RunTextReference = self.workshop.resolved(self.subject.found("model"), self.spec.text_parity)
+            with torch.no_grad():
+                return run(self.checkpoint(), prompts=list(prompts), sampling=sampling)
+
+        return self.workshop.shared(f"reference of {self.subject.id} {prompts} {sampling}", ran)
 
     def answer(self, model: Model) -> Tensor:
         """Log-probs of the texts of `pieces`, each token with another weight."""

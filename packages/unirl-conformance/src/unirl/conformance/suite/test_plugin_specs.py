@@ -65,20 +65,21 @@ def test_every_capability_of_its_kind_is_stated(bench: PluginBench) -> None:
 
 @claim("plugin", tier="static")
 def test_a_model_brings_its_miniature_and_its_reference(bench: PluginBench) -> None:
-    """Each model has a miniature to be tried on and names what it is verified against; one of latents can run that
-    pipeline as well.
+    """Each model has a miniature to be tried on, names what it is verified against, and can run that.
 
     Without them, every other claim about the model, and about engines with it, is not run.
 
     If it fails: give the spec `tiny` (a `Miniature` that writes a checkpoint of random weights), `reference` (the name
-    of the pipeline or class) and, for latents, `parity` (a function that runs it,
-    `unirl.core.reference.RunReference`).
+    of the pipeline or class) and a function that runs it: `parity` for latents
+    (`unirl.core.reference.RunReference`), `text_parity` for text (`RunTextReference`).
     """
     wrong: list[str] = []
     for spec in bench.specs_of(ModelSpec):
         stated = {"tiny": spec.tiny is not None, "reference": bool(spec.reference)}
         if "latent" in spec.tracks.values():
             stated["parity"] = bool(spec.parity)
+        if "text" in spec.tracks.values():
+            stated["text_parity"] = bool(spec.text_parity)
         missing = [name for name, there in stated.items() if not there]
         wrong += [f"{_called(spec)} has no {', '.join(missing)}"] if missing else []
     assert not wrong, "; ".join(wrong)
@@ -198,7 +199,11 @@ def _targets(spec: Spec) -> list[tuple[str, str]]:
     """The strings of a spec that name something to import, with their fields; empty ones left out."""
     found = [("build", spec.build), ("config", spec.config)]
     if isinstance(spec, ModelSpec):
-        found += [("parity", spec.parity), ("tiny.write", spec.tiny.write if spec.tiny else "")]
+        found += [
+            ("parity", spec.parity),
+            ("text_parity", spec.text_parity),
+            ("tiny.write", spec.tiny.write if spec.tiny else ""),
+        ]
     if isinstance(spec, AlgorithmSpec):
         found.append(("reference", spec.reference))
     return [(field, target) for field, target in found if target]
