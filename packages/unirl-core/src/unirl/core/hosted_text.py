@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from .config import BackendConfig, PartConfig
+from .config import BackendConfig
+from .hosted import HostedConfig
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -16,14 +17,9 @@ __all__ = ["HostedTextConfig", "setting_reasons", "with_run_folder"]
 
 
 @dataclass
-class HostedTextConfig(PartConfig):
-    """Settings of every such engine, in the same words whatever the engine calls them."""
+class HostedTextConfig(HostedConfig):
+    """Settings of every such engine."""
 
-    path: str = ""
-    """Folder of the checkpoint; empty is the one that the model which trains was loaded from."""
-    dtype: str = "auto"
-    """Dtype that the engine holds the weights in and computes in; `auto` is that of the module that trains. Where it is
-    named and narrower than the weights that are sent, they are rounded to it."""
     max_model_len: int = 0
     """Longest prompt with its text, in tokens; 0 is what the checkpoint allows."""
     max_num_seqs: int = 256
@@ -32,35 +28,12 @@ class HostedTextConfig(PartConfig):
     """Share of the GPU's memory that the engine takes, weights and cache together."""
     kv_cache_mb: int = 0
     """Memory of the key-value cache in MiB, in place of what `gpu_memory` leaves; 0 on a CPU takes 1024."""
-    enforce_eager: bool = False
-    """Run without CUDA graphs and compilation: starts faster, generates slower. Always so on a CPU."""
     prefix_caching: bool = True
     """Compute the beginning that prompts share once. The cache is emptied with every sync of weights."""
     lora_rank: int = 0
     """Largest rank of the adapters that are sent; 0 takes full weights alone."""
-    sleep_mode: bool = False
-    """CUDA: give the memory back while training runs on the same GPU."""
     seed: int = 0
     """The engine's own seed. Texts do not depend on it: each sample has a seed of its own."""
-    log_level: str = "WARNING"
-    """Of the engine's log: `DEBUG`, `INFO`, `WARNING` or `ERROR`."""
-    log_file: str = "{run}/logs/{part}-{pid}.log"
-    """File that the engine's output is appended to. `{run}` is the run's folder, `{part}` the engine's name, `{pid}`
-    the process that it works for. Empty, or with `{run}` and no run, it is kept while the engine is there, for the
-    errors that show it."""
-    env_dir: str = ""
-    """Folder of environments, that of `unirl engine-env --dir`; empty is the usual one."""
-    transfer_dir: str = ""
-    """Folder that weights pass through; empty is the machine's shared memory, or its temporary folder where they do not
-    fit."""
-    start_timeout_s: float = 900.0
-    """Longest time for the engine to be imported and to load the checkpoint."""
-    generate_timeout_s: float = 3600.0
-    """Longest time for one rollout."""
-    sync_timeout_s: float = 600.0
-    """Longest time for taking weights."""
-    extra: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
-    """Further arguments of the engine, by its own names; those that other keys stand for cannot be given."""
 
 
 def setting_reasons(plan: Plan) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The program of an engine for text: its checkpoint, its dtype, its device, and where its log goes."""
+"""The program of an engine: its dtype, its device, where its log goes, and the checkpoint of one for text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from packaging.specifiers import SpecifierSet
 from unirl.core.errors import RecipeError, RunFailed
-from unirl.core.hosted_text import HostedTextConfig
+from unirl.core.hosted import HostedConfig
 from unirl.core.roles import Model
 
 from .environment import EngineEnvironment
@@ -33,8 +33,9 @@ class Product:
     environment: EngineEnvironment
     tested: SpecifierSet
     """Versions that it was tried with."""
-    says_cut_log_probs: bool
-    """Its log-probs are those of all tokens under top_p and top_k as well, not of the tokens that were left."""
+    says_cut_log_probs: bool = False
+    """Of text: its log-probs are those of all tokens under top_p and top_k as well, not of the tokens that were
+    left."""
 
     @property
     def name(self) -> str:
@@ -51,7 +52,7 @@ class Product:
             )
 
 
-def checkpoint_folder(product: Product, config: HostedTextConfig, model: Model) -> Path:
+def checkpoint_folder(product: Product, config: HostedConfig, model: Model) -> Path:
     """The folder that the engine loads: `engine.path`, else that of the model that trains. Raises RecipeError without
     one."""
     # transformers notes on a module where its weights came from.
@@ -65,7 +66,7 @@ def checkpoint_folder(product: Product, config: HostedTextConfig, model: Model) 
     )
 
 
-def dtype_of(config: HostedTextConfig, model: Model) -> torch.dtype:
+def dtype_of(config: HostedConfig, model: Model) -> torch.dtype:
     """The dtype that the engine is to hold. Raises RecipeError for a name that it does not take."""
     if config.dtype == "auto":
         return next(iter(model.trainable.parameters())).dtype
@@ -76,21 +77,25 @@ def dtype_of(config: HostedTextConfig, model: Model) -> torch.dtype:
 
 def program(
     product: Product,
-    config: HostedTextConfig,
+    config: HostedConfig,
     device: torch.device,
     *,
     variables: Mapping[str, str],
     cpu_variables: Mapping[str, str],
+    modules: Sequence[str] = (),
+    num_devices: int = 1,
+    sleeps_on_cpu: bool = False,
 ) -> Program:
     """The process. Raises RecipeError for a setting or a device that the engine does not take, RunFailed without the
     environment.
 
-    variables: environment variables of the engine.  cpu_variables: those besides on a CPU.
+    variables: environment variables of the engine.  cpu_variables: those besides on a CPU.  modules: those besides that
+    go along.  num_devices: that it computes on, from `device` on.
     """
     within = Path(config.env_dir).expanduser() if config.env_dir else None
     if config.log_level not in LOG_LEVELS:
         raise RecipeError(f"engine.log_level: {config.log_level!r} was asked for; one of {', '.join(LOG_LEVELS)}.")
-    if config.sleep_mode and device.type != "cuda":
+    if config.sleep_mode and device.type != "cuda" and not sleeps_on_cpu:
         raise RecipeError(
             f"engine.sleep_mode: {product.title} gives memory back on CUDA alone; this is {device.type!r}. Unset it."
         )
@@ -99,19 +104,20 @@ def program(
         found |= cpu_variables
     elif device.index is not None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        found["CUDA_VISIBLE_DEVICES"] = visible[device.index] if visible != [""] else str(device.index)
+        wanted = range(device.index, device.index + num_devices)
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(visible[at] if visible != [""] else str(at) for at in wanted)
     return Program(
         name=product.name,
         python=product.environment.interpreter(device.type, within=within),
         serve=product.environment.serve,
-        modules=product.environment.modules,
+        modules=(*product.environment.modules, *modules),
         variables=found,
         log=log_path(config, product),
         start_timeout_s=config.start_timeout_s,
     )
 
 
-def log_path(config: HostedTextConfig, product: Product) -> Path | None:
+def log_path(config: HostedConfig, product: Product) -> Path | None:
     """Where the engine's output goes; None keeps it only while its process is there."""
     # A run has put its folder in place of {run}; there is none where an engine is built by itself.
     if not config.log_file or "{run}" in config.log_file:
@@ -120,7 +126,7 @@ def log_path(config: HostedTextConfig, product: Product) -> Path | None:
     return Path(named).expanduser()
 
 
-def refuse_extra(config: HostedTextConfig, taken: Mapping[str, object], forbidden: Sequence[str]) -> None:
+def refuse_extra(config: HostedConfig, taken: Mapping[str, object], forbidden: Sequence[str]) -> None:
     """Raises RecipeError for a name in `engine.extra` that has a key, or that cannot be.
 
     taken: arguments that other keys stand for.  forbidden: those that change how weights are held, which could then

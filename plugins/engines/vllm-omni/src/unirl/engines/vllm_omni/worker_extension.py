@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
-from unirl.core.weights import checksum
+from unirl.runtime.engine_host.received import read_weights
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.model_executor.layers.linear import ColumnParallelLinear, LinearBase, RowParallelLinear
@@ -76,7 +75,7 @@ class WorkerExtension(CustomPipelineWorkerExtension):
     def unirl_load_full(self, paths: Sequence[str], expected: str, version: int) -> None:
         """Take all weights from these files. Raises ValueError, before anything changes, for bytes that are not those
         of the checksum or names that are not held; RuntimeError when something else is held afterwards."""
-        tensors = _read(paths, expected)
+        tensors = read_weights(paths, expected)
         if tensors.keys() != {name for name, _, _ in self._unirl_held()}:
             raise ValueError("weights of other names than those held were sent.")
         pipeline = self.model_runner.pipeline
@@ -92,7 +91,7 @@ class WorkerExtension(CustomPipelineWorkerExtension):
 
     def unirl_load_lora(self, paths: Sequence[str], expected: str, version: int, scale: float) -> None:
         """Take the adapter from these files in place of the one before. Raises as `unirl_load_full`."""
-        tensors = _read(paths, expected)
+        tensors = read_weights(paths, expected)
         pipeline = self.model_runner.pipeline
         module = pipeline.bridge.module
         rank = next(iter(tensors.values())).shape[0]
@@ -174,13 +173,3 @@ class WorkerExtension(CustomPipelineWorkerExtension):
 def _suffixes(module: str, layers: Sequence[str]) -> list[str]:
     """Names of the adapted layers as vLLM-Omni matches them, which takes them for regular expressions."""
     return [f"{module}.{layer}".replace(".", r"\.") for layer in layers]
-
-
-def _read(paths: Sequence[str], expected: str) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for path in paths:
-        tensors |= load_file(path)
-    found = checksum(tensors)
-    if found != expected:
-        raise ValueError(f"weights with checksum {expected} were sent, {found} came.")
-    return tensors
