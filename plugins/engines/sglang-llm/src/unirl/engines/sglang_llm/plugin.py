@@ -28,7 +28,6 @@ SPEC = EngineSpec(
         Cap.INITIAL_NOISE: Support.NO,
         Cap.STEP_NOISE: Support.NO,
         Cap.SEEDS: Support.NATIVE,
-        Cap.SEEDS: Support.NATIVE,
         Cap.SDE_STEPS: Support.NO,
         Cap.SDE_STEPS_PER_GROUP: Support.NO,
         Cap.TRAJECTORY_WINDOW: Support.NO,
@@ -43,6 +42,10 @@ SPEC = EngineSpec(
         Cap.WEIGHTS_LORA: Support.NATIVE,
         # On a CPU SGLang gives no memory back, and its memory saver on CUDA has not been tried with this engine.
         Cap.SLEEP: Support.NO,
+    },
+    refuses={
+        "qwen3-moe": "it holds the experts of a mixture in another form than they train in, so their weights could not "
+        "be sent"
     },
     # As in `trial`, so that conformance needs one start.
     enabled_by={Cap.WEIGHTS_LORA: {"lora_rank": 64}},

@@ -86,7 +86,9 @@ class _Server:
         if asked["kind"] == "lora":
             self._load_adapter(told)
         else:
-            self._in_scheduler("load_full", told, name=f"version {asked['version']}")
+            self._in_scheduler("load_full", told)
+            # Once they are there: SGLang takes a new name for its weights also from a call that changed nothing.
+            self._in_scheduler("list_weights", {}, name=f"version {asked['version']}")
             self._unload_adapter()
         self._flush()
         return None, {}
