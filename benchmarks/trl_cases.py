@@ -38,7 +38,7 @@ class Case:
 CASES = (
     Case(name="quickstart", prompts=32, samples=8, max_new_tokens=40, ends=True),
     Case(name="fixed length", prompts=32, samples=8, max_new_tokens=40, ends=False),
-    Case(name="larger", prompts=8, samples=8, max_new_tokens=48, ends=False, larger=True),
+    Case(name="larger", prompts=4, samples=8, max_new_tokens=48, ends=False, larger=True),
 )
 
 

@@ -262,6 +262,7 @@ def compare(case: Case, checkpoint: Path, *, pairs: int, threads: int) -> None:
         tokens["trl"] += theirs.num_tokens
         found["ours"].append(ours.step(number))
         tokens["ours"] += ours.num_tokens
+        print(f"  pair {number}: {found['trl'][-1]['total']:.2f} s, {found['ours'][-1]['total']:.2f} s", flush=True)
         if not case.ends:
             assert ours.num_tokens == theirs.num_tokens == case.prompts * case.samples * case.max_new_tokens
 
