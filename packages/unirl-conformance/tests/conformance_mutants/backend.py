@@ -17,13 +17,14 @@ from unirl.core.catalog import Catalog
 from unirl.core.hookspec import hookimpl
 from unirl.core.spec import BackendSpec
 
-from conformance_mutants import backend_lifetime, backend_policies, backend_training
+from conformance_mutants import backend_critic, backend_lifetime, backend_policies, backend_training
 from conformance_mutants.mutant import Mutant
 
 BROKEN: dict[type[Fsdp2Backend], tuple[Mutant, tuple[Cap, ...]]] = {
     **backend_training.BROKEN,
     **backend_policies.BROKEN,
     **backend_lifetime.BROKEN,
+    **backend_critic.BROKEN,
 }
 """Each with the capabilities that it promises."""
 MUTANTS = [mutant for mutant, _ in BROKEN.values()]

@@ -81,8 +81,8 @@ class Spec:
 
     Those of `Cap.EMA` and `Cap.LAGGED_POLICY` give an average with a constant decay of 0.75, a = 0.75 a + 0.25 live,
     that starts at the initial weights and moves after every optimizer step (EMA) or at the end of every rollout (lagged
-    policy): conformance computes it again. Those of `Cap.CRITIC` give one that trains with a rate of 0.001 from its first
-    step, and no bound on its gradient.
+    policy): conformance computes it again. Those of `Cap.CRITIC` give one that trains with a rate of 0.001 from its
+    first step, and no bound on its gradient.
     """
     trial: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Settings for conformance, by dotted config key, where the defaults do not suit a miniature."""
@@ -151,6 +151,8 @@ class EngineSpec(Spec):
     """SDE kernels that it runs, by their names in `unirl.numerics.kernels`."""
     needs_bridge: bool = False
     """Runs only models that bring a bridge for it, see `unirl.core.bridges`."""
+    refuses: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
+    """Names of models that it cannot run although it generates their kind of track -> why, as the end of "because"."""
     environment: str = ""
     """`"module:attribute"` of the Python environment that it runs in as a program of its own, an `EngineEnvironment` of
     `unirl.runtime.engine_host.environment`; empty is this one."""

@@ -39,7 +39,7 @@ SPEC = BackendSpec(
         Cap.REFERENCE_ADAPTER_OFF: {"trains": "lora"},
         Cap.REFERENCE_COPY: {"trains": "full", "reference_copy": True},
         Cap.EMA: {"ema.kind": "constant", "ema.decay": 0.75, "ema.every": "step"},
-        Cap.CRITIC: {"critic.lr": 1e-3},
+        Cap.CRITIC: {"critic.lr": 1e-3, "critic.max_grad_norm": None},
         Cap.LAGGED_POLICY: {"lagged.kind": "constant", "lagged.decay": 0.75, "lagged.every": "rollout"},
     },
 )
