@@ -16,6 +16,7 @@ from unirl.conformance.workbench.requests import make_text_request
 from unirl.conformance.workbench.rollouts import sample_text
 from unirl.conformance.workbench.text_model import TextWorkbenchModel
 from unirl.conformance.workbench.text_surrogate import TextSurrogate
+from unirl.conformance.workbench.trainee import Training
 from unirl.core.capability import Cap
 from unirl.core.config import TextSamplingConfig, TrainConfig
 from unirl.core.errors import CheckpointError, RecipeError
@@ -119,12 +120,11 @@ def test_values_without_a_critic_are_refused(bench: BackendBench) -> None:
 
 @contextmanager
 def _backend(
-    bench: BackendBench, *, training: str = "", train: TrainConfig | None = None, has_critic: bool = True
+    bench: BackendBench, *, training: Training | None = None, train: TrainConfig | None = None, has_critic: bool = True
 ) -> Iterator[CriticBackend]:
     """A backend over a text model of its own, closed at the end."""
-    chosen = next(one for one in bench.trainings if one == (training or one))
     caps = (Cap.CRITIC,) if has_critic else ()
-    config = bench.config(chosen, *caps, lr=1e-2, max_grad_norm=None, **ADAMW)
+    config = bench.config(training or bench.trainings[0], *caps, lr=1e-2, max_grad_norm=None, **ADAMW)
     model = TextWorkbenchModel(device=bench.device)
     found = bench.subject.found("backend")
     backend = bench.workshop.build(found, config, model=model, train=train or TrainConfig(), steps=100, seed=3)
