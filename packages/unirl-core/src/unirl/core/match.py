@@ -124,6 +124,9 @@ def _pair(model: ModelSpec, engine: EngineSpec, *, bridged: Collection[str] = ()
         found += _lacks("model", model, stage, asks=f"a {kind} track")
         found += _lacks("engine", engine, rollout, asks=f"the {kind} track of model {model.name!r}")
     yield from found
+    if not found and model.name in engine.refuses:
+        text = f"engine {engine.name!r} does not run model {model.name!r}, because {engine.refuses[model.name]}."
+        yield Reason(key="engine", text=f"{text} Choose another engine, or another model.")
     if not found and (why := lacks_bridge(model, engine, bridged=bridged)):
         yield Reason(key="engine", text=why)
 

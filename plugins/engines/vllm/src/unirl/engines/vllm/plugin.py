@@ -45,7 +45,12 @@ SPEC = EngineSpec(
         # On a CPU vLLM gives no memory back, and its sleep mode on CUDA has not been tried with this engine.
         Cap.SLEEP: Support.NO,
     },
-    enabled_by={Cap.WEIGHTS_LORA: {"lora_rank": 16}},
+    refuses={
+        "qwen3-moe": "it holds the experts of a mixture in another form than they train in, so their weights could not "
+        "be sent"
+    },
+    # As in `trial`, so that conformance needs one start.
+    enabled_by={Cap.WEIGHTS_LORA: {"lora_rank": 64}},
     # Backends train adapters unless they are told otherwise.
     trial={"kv_cache_mb": 64, "max_num_seqs": 16, "lora_rank": 64},
 )
