@@ -31,7 +31,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     [
         (["quikstart"], 2, "did you mean 'quickstart'"),
         (["quickstart", "engine=transide"], 2, "did you mean 'trainside'"),
-        (["quickstart", "engine=vllm-omni"], 3, "'vllm-omni'"),
+        (["quickstart", "engine=composed"], 3, "'composed'"),
         (["quickstart", "algorithm.clip_rnge=1e-4"], 2, "did you mean algorithm.clip_range?"),
         (["quickstart", "algorithm.clip_range=wide"], 2, "algorithm.clip_range"),
         (["quickstart", "run.stepz=3"], 2, "did you mean run.steps?"),
