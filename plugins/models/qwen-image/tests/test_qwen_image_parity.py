@@ -11,8 +11,8 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, QwenImagePipeline
 from torch import Tensor
 from unirl.core.config import LatentSamplingConfig, ScheduleConfig
+from unirl.core.model_files import scheduler_config
 from unirl.models.qwen_image import tiny
-from unirl.models.qwen_image.checkpoint import scheduler_config
 from unirl.models.qwen_image.config import QwenImageConfig
 from unirl.models.qwen_image.model import QwenImageModel, build
 from unirl.numerics.denoise import denoise

@@ -23,11 +23,11 @@ from unirl.models.qwen3.plugin import MOE, SPEC
     [
         (lambda folder: shutil.rmtree(folder), r"there is no folder .* not a hub id either"),
         (lambda folder: (folder / "config.json").unlink(), r"has no config\.json, so it is no checkpoint"),
-        (lambda folder: (folder / "config.json").write_text("{"), r"cannot be read as a JSON object"),
+        (lambda folder: (folder / "config.json").write_text("{"), r"cannot be read as JSON|must be a JSON object"),
         (lambda folder: (folder / "model.safetensors").unlink(), r"does not load"),
         (lambda folder: cut(folder / "model.safetensors"), r"does not load"),
         (lambda folder: forget(folder / "model.safetensors"), r"lack 'model\.layers\.1\.mlp\.up_proj\.weight'\. Fetch"),
-        (lambda folder: (folder / "tokenizer.json").unlink(), r"has no tokenizer"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), r"has no vocabulary"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), r"the tokenizer in .* does not load"),
     ],
     ids=["absent", "no-config", "bad-config", "no-weights", "cut", "a-weight-less", "no-tokenizer", "bad-tokenizer"],

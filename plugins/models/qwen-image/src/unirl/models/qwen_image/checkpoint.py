@@ -4,62 +4,43 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import QwenImagePipeline
 from diffusers.utils import logging as diffusers_logging
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 from unirl.core.errors import RecipeError
+from unirl.core.model_files import (
+    check_vocabulary,
+    dtype_of,
+    find_checkpoint,
+    no_progress_bars,
+    pipeline_index,
+    read_json,
+    scheduler_config,
+)
 
 from .config import QwenImageConfig
 
-__all__ = ["dtype_of", "find", "load_pipeline", "scheduler_config"]
+__all__ = ["find", "load_pipeline"]
 
 _PIPELINE = "QwenImagePipeline"
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _PARTS = ("transformer", "vae", "text_encoder", "tokenizer", "scheduler")
 _VOCABULARIES = ("tokenizer.json", "vocab.json")
 _FURTHER_INPUTS = ("guidance_embeds", "use_additional_t_cond")
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def dtype_of(name: str, *, key: str) -> torch.dtype:
-    """The torch dtype of that name. Raises RecipeError, which names `key`, for any other."""
-    if name not in _DTYPES:
-        raise RecipeError(f"{key}: {name!r} is not a dtype that qwen-image takes; use one of {', '.join(_DTYPES)}.")
-    return _DTYPES[name]
 
 
 def find(config: QwenImageConfig) -> Path:
-    """The folder of the checkpoint; a hub id is fetched, or taken from the local cache when there is no network.
+    """The folder of the checkpoint, fetched where it is a hub id."""
 
-    Everything is read from that folder, so a hub id and a local path cannot differ. Raises RecipeError when there is
-    neither.
-    """
-    folder = Path(config.path).expanduser()
-    if folder.is_dir():
-        return folder
-    what = f"model.path: there is no folder {config.path!r}"
-    if not _HUB_ID.fullmatch(config.path):
-        raise RecipeError(
-            f"{what}, and it is not a hub id either. Give a folder in the diffusers layout, or an id such as "
-            "'Qwen/Qwen-Image'."
-        )
-    try:
-        return Path(QwenImagePipeline.download(config.path, revision=config.revision, variant=config.variant))
-    except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
-        raise RecipeError(
-            f"{what}, and the hub does not give it: {error} Check the name, log in where the model asks for it, or "
-            "give a folder in the diffusers layout."
-        ) from error
+    def fetch(name: str) -> str | PathLike[str]:
+        return QwenImagePipeline.download(name, revision=config.revision, variant=config.variant)
+
+    return find_checkpoint(config.path, layout="diffusers", example="Qwen/Qwen-Image", fetch=fetch)
 
 
 def load_pipeline(folder: Path, config: QwenImageConfig) -> QwenImagePipeline:
@@ -68,14 +49,14 @@ def load_pipeline(folder: Path, config: QwenImageConfig) -> QwenImagePipeline:
     Raises RecipeError, key `model.path`, when it is not there, incomplete, or of another pipeline or purpose.
     """
     dtypes = {
-        "transformer": dtype_of(config.dtype, key="model.dtype"),
-        "vae": dtype_of(config.vae_dtype, key="model.vae_dtype"),
-        "text_encoder": dtype_of(config.text_dtype, key="model.text_dtype"),
+        "transformer": dtype_of(config.dtype, key="model.dtype", model="qwen-image"),
+        "vae": dtype_of(config.vae_dtype, key="model.vae_dtype", model="qwen-image"),
+        "text_encoder": dtype_of(config.text_dtype, key="model.text_dtype", model="qwen-image"),
         "default": torch.float32,
     }
     _check_layout(folder)
     try:
-        with _no_progress_bars():
+        with no_progress_bars(diffusers_logging, transformers_logging):
             pipeline = QwenImagePipeline.from_pretrained(
                 folder, dtype=dtypes, variant=config.variant, local_files_only=True
             )
@@ -86,11 +67,6 @@ def load_pipeline(folder: Path, config: QwenImageConfig) -> QwenImagePipeline:
         ) from error
     _check_prefix(pipeline, folder)
     return pipeline
-
-
-def scheduler_config(folder: Path) -> dict[str, Any]:
-    """The checkpoint's `scheduler_config.json`."""
-    return _json(folder / "scheduler" / "scheduler_config.json")
 
 
 def _check_prefix(pipeline: QwenImagePipeline, folder: Path) -> None:
@@ -110,52 +86,18 @@ def _check_prefix(pipeline: QwenImagePipeline, folder: Path) -> None:
 
 def _check_layout(folder: Path) -> None:
     where = f"model.path: {str(folder)!r}"
-    if not (folder / "model_index.json").is_file():
-        raise RecipeError(
-            f"{where} has no model_index.json, so it is not in the diffusers layout. Give the folder that holds "
-            "transformer/, vae/, scheduler/, tokenizer/ and text_encoder/."
-        )
-    found = _json(folder / "model_index.json").get("_class_name")
-    if found != _PIPELINE:
-        raise RecipeError(
-            f"{where} is a checkpoint of {found!r}; qwen-image loads {_PIPELINE!r}. Choose the model plugin of that "
-            "pipeline, or another checkpoint."
-        )
+    pipeline_index(folder, pipeline=_PIPELINE, model="qwen-image")
     missing = [f"{name}/" for name in _PARTS if not (folder / name).is_dir()]
     if missing:
         raise RecipeError(
             f"{where} lacks {', '.join(missing)}, which its model_index.json names. Fetch the whole checkpoint."
         )
-    # transformers makes an empty tokenizer of a folder without one, and every prompt would look the same.
-    if not any((folder / "tokenizer" / file).is_file() for file in _VOCABULARIES):
-        raise RecipeError(
-            f"{where} has no vocabulary in tokenizer/ ({', '.join(_VOCABULARIES)}). Fetch the whole checkpoint."
-        )
+    check_vocabulary(folder, _VOCABULARIES, part="tokenizer")
     scheduler_config(folder)
-    settings = _json(folder / "transformer" / "config.json")
+    settings = read_json(folder / "transformer" / "config.json")
     wanted = [key for key in _FURTHER_INPUTS if settings.get(key)]
     if wanted:
         raise RecipeError(
             f"{where} has a transformer with {wanted[0]} = true, an input that text to image does not have. Use a "
             "checkpoint without it, such as 'Qwen/Qwen-Image'."
         )
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """One bar a component would tear up the display of the run; each library's own setting is restored."""
-    shown = [log for log in (diffusers_logging, transformers_logging) if log.is_progress_bar_enabled()]
-    for log in shown:
-        log.disable_progress_bar()
-    try:
-        yield
-    finally:
-        for log in shown:
-            log.enable_progress_bar()
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RecipeError(f"model.path: {str(path)!r} cannot be read as JSON: {error}") from error

@@ -15,11 +15,12 @@ from torch import Tensor
 from unirl.core.config import TextSamplingConfig
 from unirl.core.data import MediaRef
 from unirl.core.errors import RecipeError
+from unirl.core.model_files import dtype_of
 from unirl.core.roles import TokenBatchLike
 from unirl.core.spec import ModelSpec
 
 from .causal_lm import Qwen3ForCausalLM, Qwen3MoeForCausalLM
-from .checkpoint import CausalLM, attention_of, dtype_of, find, load_causal_lm, load_tokenizer
+from .checkpoint import CausalLM, attention_of, find, load_causal_lm, load_tokenizer
 from .config import Qwen3Config
 from .plugin import MOE, SPEC
 
@@ -46,7 +47,9 @@ class Qwen3Model:
             raise RecipeError(f"model.logits_chunk: {config.logits_chunk} was asked for; it must be 0 or more.")
         self.spec = spec
         self.device = device
-        self.autocast = None if config.autocast is None else dtype_of(config.autocast, key="model.autocast")
+        self.autocast = (
+            None if config.autocast is None else dtype_of(config.autocast, key="model.autocast", model="qwen3")
+        )
         self.attention = attention_of(config, device=device)
         folder = find(config)
         loaded: Any = load_causal_lm(folder, config, cls=cls, other=other, attention=self.attention)

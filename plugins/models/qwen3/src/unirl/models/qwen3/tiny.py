@@ -15,8 +15,8 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
-
-from .checkpoint import no_progress_bars
+from transformers.utils import logging as transformers_logging
+from unirl.core.model_files import no_progress_bars
 
 __all__ = ["CHAT_TEMPLATE", "write", "write_moe"]
 
@@ -82,7 +82,7 @@ def _save(folder: Path, cls: type[PreTrainedModel], config: Any, tokenizer: Any,
                 parameter.add_(0.1 * torch.randn(parameter.shape))
     model.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.pad_token_id]
     model.generation_config.pad_token_id = tokenizer.pad_token_id
-    with no_progress_bars():
+    with no_progress_bars(transformers_logging):
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 

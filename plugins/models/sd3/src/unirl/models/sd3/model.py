@@ -14,10 +14,11 @@ from torch import Tensor
 from unirl.core.config import LatentSamplingConfig
 from unirl.core.data import MediaRef
 from unirl.core.errors import RecipeError
+from unirl.core.model_files import dtype_of, scheduler_config
 from unirl.core.spec import ModelSpec
 from unirl.numerics.schedules import Variant, sigmas_from_scheduler_config
 
-from .checkpoint import dtype_of, find, load_pipeline, scheduler_config
+from .checkpoint import find, load_pipeline
 from .config import Sd3Config
 from .plugin import SPEC
 
@@ -44,8 +45,10 @@ class Sd3Model:
         if config.decode_batch < 0:
             raise RecipeError(f"model.decode_batch: {config.decode_batch} was asked for; it must be 0 or more.")
         self.device = device
-        self.dtype = dtype_of(config.dtype, key="model.dtype")
-        self.autocast = None if config.autocast is None else dtype_of(config.autocast, key="model.autocast")
+        self.dtype = dtype_of(config.dtype, key="model.dtype", model=SPEC.name)
+        self.autocast = (
+            None if config.autocast is None else dtype_of(config.autocast, key="model.autocast", model=SPEC.name)
+        )
         folder = find(config)
         self.pipeline = load_pipeline(folder, config).to(device)
         self.scheduler_config = scheduler_config(folder)

@@ -1,0 +1,143 @@
+"""The files that a model is loaded from: where they are, what they say, and one clear error for each way to be wrong.
+
+Every error is of the key `model.path`, but for a dtype's. The libraries that fetch and load belong to the model's
+plugin, which hands over what is needed of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .errors import RecipeError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "ProgressLog",
+    "check_vocabulary",
+    "dtype_of",
+    "find_checkpoint",
+    "no_progress_bars",
+    "pipeline_index",
+    "read_json",
+    "scheduler_config",
+]
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+class ProgressLog(Protocol):
+    """The logging module of diffusers or of transformers, `<library>.utils.logging`."""
+
+    def is_progress_bar_enabled(self) -> bool: ...
+    def disable_progress_bar(self) -> None: ...
+    def enable_progress_bar(self) -> None: ...
+
+
+def find_checkpoint(path: str, *, layout: str, example: str, fetch: Callable[[str], str | PathLike[str]]) -> Path:
+    """The folder of a checkpoint; a hub id is fetched, or taken from the local cache when there is no network.
+
+    layout: `diffusers` or `transformers`.  example: an id, for messages.  fetch: gives the folder of an id; it raises
+    OSError or ValueError, as the hub's client does, when it cannot.
+    Everything is to be read from the folder, so that a hub id and a local path cannot differ.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    what = f"model.path: there is no folder {path!r}"
+    if not _HUB_ID.fullmatch(path):
+        raise RecipeError(
+            f"{what}, and it is not a hub id either. Give a folder in the {layout} layout, or an id such as "
+            f"{example!r}."
+        )
+    try:
+        return Path(fetch(path))
+    except (OSError, ValueError) as error:
+        raise RecipeError(
+            f"{what}, and the hub does not give it: {error} Check the name, log in where the model asks for it, or "
+            f"give a folder in the {layout} layout."
+        ) from error
+
+
+def pipeline_index(folder: Path, *, pipeline: str, model: str, hint: str = "") -> dict[str, Any]:
+    """The `model_index.json` of a checkpoint in the diffusers layout, which must be one of the class `pipeline`.
+
+    hint: what to do with a folder that has none, as a clause.
+    """
+    where = f"model.path: {str(folder)!r}"
+    if not (folder / "model_index.json").is_file():
+        raise RecipeError(
+            f"{where} has no model_index.json, so it is not in the diffusers layout. Give the folder that holds "
+            f"transformer/, vae/, scheduler/, the tokenizers and the text encoders{f'; {hint}' if hint else ''}."
+        )
+    index = read_json(folder / "model_index.json")
+    found = index.get("_class_name")
+    if found != pipeline:
+        raise RecipeError(
+            f"{where} is a checkpoint of {found!r}; {model} loads {pipeline!r}. Choose the model plugin of that "
+            "pipeline, or another checkpoint."
+        )
+    return index
+
+
+def check_vocabulary(folder: Path, names: Sequence[str], *, part: str = "") -> None:
+    """Raise RecipeError for a tokenizer without any file of `names`, of which one is enough.
+
+    part: folder of the checkpoint that the tokenizer is in, where it has one of its own.
+
+    transformers makes an empty tokenizer of such a folder, and every prompt would look the same.
+    """
+    if not any((folder / part / name).is_file() for name in names):
+        where = f" in {part}/" if part else ""
+        raise RecipeError(
+            f"model.path: {str(folder)!r} has no vocabulary{where} ({' or '.join(names)}). Fetch the whole checkpoint."
+        )
+
+
+def scheduler_config(folder: Path) -> dict[str, Any]:
+    """The `scheduler_config.json` of a checkpoint in the diffusers layout."""
+    return read_json(folder / "scheduler" / "scheduler_config.json")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises RecipeError when the file is absent, or anything else."""
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"model.path: {str(path)!r} cannot be read as JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise RecipeError(f"model.path: {str(path)!r} is a {type(found).__name__}; it must be a JSON object.")
+    return found  # pyright: ignore[reportUnknownVariableType]  # keys of a JSON object are texts
+
+
+def dtype_of(name: str, *, key: str, model: str) -> torch.dtype:
+    """The torch dtype of that name. Raises RecipeError, which names `key`, for any other.
+
+    model: who takes it, for messages.
+    """
+    if name not in _DTYPES:
+        raise RecipeError(f"{key}: {name!r} is not a dtype that {model} takes; use one of {', '.join(_DTYPES)}.")
+    import torch
+
+    return getattr(torch, name)
+
+
+@contextmanager
+def no_progress_bars(*logs: ProgressLog) -> Generator[None]:
+    """One bar a component would tear up the display of the run; each library's own setting is restored."""
+    shown = [log for log in logs if log.is_progress_bar_enabled()]
+    for log in shown:
+        log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for log in shown:
+            log.enable_progress_bar()
