@@ -85,6 +85,14 @@ def test_values_and_tensors_come_back_bit_for_bit(process: EngineProcess) -> Non
     assert twice["c"].item() == 42
 
 
+def test_what_a_server_leaves_where_temporary_files_go_is_removed_with_it(process: EngineProcess) -> None:
+    variables, _ = process.call("vars", timeout_s=30)
+    folder = Path(variables["TMPDIR"])
+    (folder / "left").touch()
+    process.close()
+    assert not folder.exists()
+
+
 def test_what_is_raised_there_is_raised_here_and_it_lives_on(process: EngineProcess) -> None:
     with pytest.raises(EngineRaised, match="engine 'doubling' failed in 'fail': KeyError: 'no such layer'") as caught:
         process.call("fail", timeout_s=30)

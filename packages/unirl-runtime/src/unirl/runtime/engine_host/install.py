@@ -79,7 +79,7 @@ def _make(environment: EngineEnvironment, accel: str, building: Path) -> None:
     lock.write_bytes(environment.lock(accel))
     python = str(building / "bin" / "python")
     hashed = ["--no-deps", "--require-hashes", "--requirement", str(lock)]
-    uv = shutil.which("uv")
+    uv = _uv()
     try:
         if uv:
             _run([uv, "venv", "--quiet", "--python", environment.python, str(building)], environment)
@@ -94,7 +94,7 @@ def _make(environment: EngineEnvironment, accel: str, building: Path) -> None:
 def _add(environment: EngineEnvironment, accel: str, building: Path) -> None:
     """Build and install its additions, which lie in installed packages: from copies, for a build may write beside."""
     python = str(building / "bin" / "python")
-    uv = shutil.which("uv")
+    uv = _uv()
     for tree in environment.trees(accel):
         with tempfile.TemporaryDirectory(prefix="unirl-addition-") as name:
             copy = Path(name) / tree.name
@@ -108,6 +108,12 @@ def _add(environment: EngineEnvironment, accel: str, building: Path) -> None:
                 pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
                 words = [*pip, "--no-deps", str(copy)]
             _run(words, environment)
+
+
+def _uv() -> str | None:
+    """Path of uv, which runs in another folder than this process."""
+    found = shutil.which("uv")
+    return str(Path(found).absolute()) if found else None
 
 
 def _run(command: Sequence[str], environment: EngineEnvironment) -> None:
