@@ -18,6 +18,7 @@ __all__ = ["RunSummary", "event_line", "show_progress"]
 NUMBERS = (
     ("reward", "reward_mean", "{:.4f}"),
     ("logp_gap", "logp_gap_max", "{:.1e}"),
+    ("mean gap", "logp_gap_mean", "{:.1e}"),
     ("clipped", "clip_fraction", "{:.1%}"),
 )
 """What a step shows: label, metric (of any track), format."""
