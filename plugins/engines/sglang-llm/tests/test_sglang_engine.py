@@ -25,6 +25,9 @@ from unirl.numerics.text_replay import replay_text
 from unirl.numerics.text_rollout import generate_text
 from unirl.runtime.engine_host.text_engine import HostedTextEngine
 
+pytestmark = pytest.mark.timeout(600)
+"""SGLang imports itself in three processes: half a minute on free cores, minutes on busy ones."""
+
 Ask = Callable[..., Request]
 RANK = 4
 ROUNDING = 1e-5
