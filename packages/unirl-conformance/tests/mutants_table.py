@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from pathlib import Path
 
 from unirl.conformance.report.words import KIND_TITLES
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from conformance_mutants.mutant import KINDS, Mutant
+from conformance_mutants.mutant import KINDS, mutants_of
 
 __all__ = ["AGAIN", "PAGE", "table"]
 
@@ -32,7 +31,7 @@ def table() -> str:
     """The page as Markdown."""
     lines = [HEAD]
     for kind in KINDS:
-        mutants: list[Mutant] = import_module(f"conformance_mutants.{kind}").MUTANTS
+        mutants = mutants_of(kind)
         claims = {mutant.claim for mutant in mutants}
         title = KIND_TITLES[kind].partition(":")[0]
         lines += [f"## {title}", "", f"{len(claims)} claims, {len(mutants)} mutants.", ""]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from unirl.conformance.subjects import Selection
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from conformance_mutants.mutant import KINDS, Mutant
+from conformance_mutants.mutant import KINDS, Mutant, catalogs_of, mutants_of
 from mutants_table import AGAIN, PAGE, table
 
 REPORTS: dict[SubjectKind, Report] = {}
@@ -30,14 +30,12 @@ def forget_reports() -> Iterator[None]:
     sys.path[:] = path
 
 
-def mutants(kind: SubjectKind) -> list[Mutant]:
-    return import_module(f"conformance_mutants.{kind}").MUTANTS
-
-
 def report_of(kind: SubjectKind) -> Report:
     """Every quick claim of a kind, on its mutants and on the parts that are well."""
     if kind not in REPORTS:
-        REPORTS[kind] = run_suite(Selection(kinds=(kind,)), catalog=f"conformance_mutants.{kind}:catalog")
+        first, *others = (run_suite(Selection(kinds=(kind,)), catalog=catalog) for catalog in catalogs_of(kind))
+        outcomes = [*first.outcomes, *(outcome for report in others for outcome in report.outcomes)]
+        REPORTS[kind] = dataclasses.replace(first, outcomes=tuple(outcomes))
     return REPORTS[kind]
 
 
@@ -47,7 +45,7 @@ def failed(report: Report, name: str) -> set[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_claim_has_a_mutant(kind: SubjectKind) -> None:
-    assert {mutant.claim for mutant in mutants(kind)} == {claim.name for claim in all_claims([kind])}
+    assert {mutant.claim for mutant in mutants_of(kind)} == {claim.name for claim in all_claims([kind])}
 
 
 def test_every_kind_of_subject_has_mutants_and_the_published_table_is_theirs() -> None:
@@ -59,7 +57,7 @@ def test_every_kind_of_subject_has_mutants_and_the_published_table_is_theirs() -
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_that_are_well_fail_nothing(kind: SubjectKind) -> None:
-    broken = {mutant.name for mutant in mutants(kind)}
+    broken = {mutant.name for mutant in mutants_of(kind)}
     wrong = [
         (o.claim, o.subject, o.reason)
         for o in report_of(kind).outcomes
@@ -70,7 +68,7 @@ def test_parts_that_are_well_fail_nothing(kind: SubjectKind) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "mutant"),
-    [pytest.param(kind, mutant, id=f"{kind}-{mutant.name}") for kind in KINDS for mutant in mutants(kind)],
+    [pytest.param(kind, mutant, id=f"{kind}-{mutant.name}") for kind in KINDS for mutant in mutants_of(kind)],
 )
 def test_a_mutant_fails_its_claim_and_no_other(kind: SubjectKind, mutant: Mutant) -> None:
     slow = {claim.name for claim in all_claims([kind]) if claim.tier == "full"}
