@@ -71,7 +71,7 @@ def test_the_critic_of_the_text_quickstart_explains_a_third_of_what_texts_earn(t
     catalog = Catalog.discover()
     overrides = [
         *PPO, "algorithm.gae_lambda=1", "backend.critic.warmup_steps=14", "run.steps=7", "run.save_every=0",
-        "data.eval=''", f"run.dir={tmp_path}", "~tracker",
+        "data.eval=''", f"run.dir={tmp_path}", "~tracker.report",
     ]  # fmt: skip
     found: list[dict[str, Any]] = []
 
