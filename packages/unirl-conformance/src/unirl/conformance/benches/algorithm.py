@@ -82,7 +82,7 @@ class AlgorithmBench(Bench):
         for key in on:
             needs = needs.merged(self.spec.when[key])
         for is_beyond, what in (
-            (needs.critic, "needs a critic, and no role trains one yet"),
+            (needs.critic, "needs a critic; its own tests and its cells try it with one"),
             (needs.gradient != "surrogate", "has its gradient through the sampler, and no role gives that yet"),
         ):
             if is_beyond:
