@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from unirl.core.errors import RunFailed
 from unirl.core.request import Request
 from unirl.engines.vllm_omni.config import VllmOmniConfig
 from unirl.engines.vllm_omni.engine import build
-from unirl.engines.vllm_omni.environment import ENVIRONMENT
+from unirl.engines.vllm_omni.environment import ENVIRONMENT, PRODUCT
 from unirl.models.sd3 import tiny
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import Sd3Model
@@ -61,24 +61,18 @@ def model(folder: Path) -> Sd3Model:
 
 @pytest.fixture(scope="session")
 def engine(environment: None, folder: Path) -> Iterator[HostedLatentEngine]:
-    """It makes batches of four, can sleep, and its server has faults that can be switched on. Its weights are those that
-    the test before left."""
-    patched = pytest.MonkeyPatch()
-    patched.syspath_prepend(str(Path(__file__).parent))
-    faulty = type(ENVIRONMENT)(
-        **{
-            **vars(ENVIRONMENT),
-            "serve": "faulty_server:calls",
-            "modules": (*ENVIRONMENT.modules, "faulty_server"),
-        }
-    )
-    patched.setattr("unirl.engines.vllm_omni.settings.ENVIRONMENT", faulty)
+    """It makes batches of four, can sleep, and its server has faults that can be switched on. Its weights are those
+    that the test before left."""
+    modules = (*ENVIRONMENT.modules, "faulty_server")
+    faulty = dataclasses.replace(ENVIRONMENT, serve="faulty_server:calls", modules=modules)
     model = build_model(Sd3Config(path=str(folder)), device="cpu")
-    engine = build(VllmOmniConfig(max_num_seqs=4, sleep_mode=True), model=model, device="cpu")
-    patched.undo()
-    sys.modules.pop("faulty_server", None)
-    yield engine
-    engine.close()
+    with pytest.MonkeyPatch.context() as patched:
+        # Also where a test ends the process, and another one starts.
+        patched.syspath_prepend(str(Path(__file__).parent))
+        patched.setattr("unirl.engines.vllm_omni.engine.PRODUCT", dataclasses.replace(PRODUCT, environment=faulty))
+        engine = build(VllmOmniConfig(max_num_seqs=4, sleep_mode=True), model=model, device="cpu")
+        yield engine
+        engine.close()
 
 
 @pytest.fixture

@@ -61,8 +61,16 @@ def drops_a_sigma() -> Any:
 
 
 def drops_the_sde_steps() -> Any:
-    """It is stochastic at the first step instead."""
-    return changed_request(lambda wanted, _: dataclasses.replace(wanted, sde_steps=wanted.sde_steps * 0))
+    """It is stochastic at two other steps."""
+    return changed_request(
+        lambda wanted, _: dataclasses.replace(wanted, sde_steps=wanted.sde_steps * 0 + _two_others(wanted.sde_steps))
+    )
+
+
+def _two_others(steps: Any) -> Any:
+    import torch
+
+    return torch.tensor([2, 3] if steps[0].tolist() == [0, 1] else [0, 1])
 
 
 def drops_the_noise() -> Any:
@@ -89,7 +97,12 @@ def drops_extra_args() -> Iterator[None]:
     """vLLM-Omni forwards a request without the fields that it does not know."""
     from unirl.engines.vllm_omni import pipeline
 
-    with patch.object(pipeline, "PIECE", "something_else"):
+    real = pipeline._piece
+
+    def piece(parameters: Any) -> Any:
+        return real(dataclasses.replace(parameters, extra_args={}))
+
+    with patch.object(pipeline, "_piece", piece):
         yield
 
 

@@ -31,8 +31,8 @@ Ask = Callable[..., Request]
 RANK = 4
 ROUNDING = 1e-5
 """Bound of a difference in log-probs, in nats, and in latents of unit scale: two libraries add up an fp32 forward in
-other orders, off by a few times 1e-7; over five steps of 1024 elements, whose mean a log-prob is, that stays below 2e-6.
-Weights of another version are off by 5e-3 and more."""
+other orders, off by a few times 1e-7; over five steps of 1024 elements, whose mean a log-prob is, that stays below
+2e-6. Weights of another version are off by 5e-3 and more."""
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ name that it trains under, as a view of what vLLM-Omni computes with.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -96,11 +97,15 @@ class WorkerExtension(CustomPipelineWorkerExtension):
         module = pipeline.bridge.module
         rank = next(iter(tensors.values())).shape[0]
         layers = sorted({name.rpartition(".lora_")[0] for name in tensors})
+        # vLLM-Omni takes names for regular expressions that follow a dot.
+        helper = PEFTHelper(r=rank, lora_alpha=rank, target_modules=[re.escape(layer) for layer in layers])
         lora = LoRAModel.from_lora_tensors(
             lora_model_id=ADAPTER.lora_int_id,
             # A copy: vLLM multiplies the scale into B in place.
             tensors={f"base_model.model.{module}.{name}": value.clone() for name, value in tensors.items()},
-            peft_helper=(helper := PEFTHelper(r=rank, lora_alpha=rank, target_modules=_suffixes(module, layers))),
+            peft_helper=(
+                helper := PEFTHelper(r=rank, lora_alpha=rank, target_modules=[re.escape(layer) for layer in layers])
+            ),
             device="cpu",
             dtype=self.lora_manager.dtype,
         )
@@ -168,8 +173,3 @@ class WorkerExtension(CustomPipelineWorkerExtension):
         from vllm.distributed import get_tensor_model_parallel_rank
 
         return get_tensor_model_parallel_rank()
-
-
-def _suffixes(module: str, layers: Sequence[str]) -> list[str]:
-    """Names of the adapted layers as vLLM-Omni matches them, which takes them for regular expressions."""
-    return [f"{module}.{layer}".replace(".", r"\.") for layer in layers]
