@@ -112,6 +112,16 @@ def test_an_engine_is_started_once_and_is_as_new_whatever_was_done_with_it(row: 
     assert len(noted(starts)) == 1 and not row.record.numbers
 
 
+def test_an_engine_of_latents_is_shared_in_the_same_way(tmp_path: Path, starts: Path) -> None:
+    report = run_suite(
+        Selection(kinds=("engine",), claims=("full-weights-are-sampled-from", "sigmas-are-echoed-bit-for-bit")),
+        catalog="conformance_mutants.engine_apart:catalog_of_latents",
+    )
+    assert {outcome.state for outcome in report.outcomes} == {"pass"}
+    assert all(not number.name.startswith("engine started") for o in report.outcomes for number in o.numbers)
+    assert len(noted(starts)) == 1
+
+
 def test_one_that_was_closed_or_damaged_is_not_lent_again(row: Row, starts: Path) -> None:
     with row.engine() as first:
         first.close()

@@ -11,6 +11,7 @@ from typing import Any
 
 from unirl.algorithms.grpo import plugin as grpo
 from unirl.backends.fsdp2 import plugin as fsdp2
+from unirl.conformance.workbench import model as latent_model
 from unirl.conformance.workbench import text_model
 from unirl.core.capability import Cap, Support
 from unirl.core.catalog import Catalog
@@ -47,6 +48,14 @@ SPEC = dataclasses.replace(
 )
 
 
+OF_LATENTS = dataclasses.replace(
+    SPEC,
+    name="apart-latents",
+    kernels=COPYING.kernels,
+    capabilities={**COPYING.capabilities, Cap.TEXT_ROLLOUT: Support.NO},
+)
+
+
 class Apart(CopyingEngine):
     """Beside a process of its own, that of a server which answers nothing."""
 
@@ -74,6 +83,16 @@ class Apart(CopyingEngine):
 
 def build(config: Any, *, model: Any, device: Any) -> Apart:
     return Apart(config, model=model)
+
+
+def catalog_of_latents() -> Catalog:
+    return Catalog.of(
+        {
+            "unirl-apart": SimpleNamespace(
+                unirl_models=hookimpl(lambda: [latent_model.SPEC]), unirl_engines=hookimpl(lambda: [OF_LATENTS])
+            )
+        }
+    )
 
 
 def catalog() -> Catalog:

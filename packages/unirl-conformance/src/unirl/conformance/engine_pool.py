@@ -13,20 +13,25 @@ from unirl.core.catalog import Found
 from unirl.core.config import PartConfig
 from unirl.core.errors import UniRLError
 from unirl.core.request import Request
-from unirl.core.roles import Engine, Model, TextModel, WeightUpdate
+from unirl.core.roles import DiffusionModel, Engine, Model, TextModel, WeightUpdate
+from unirl.core.rollout import Rollout
 from unirl.core.spec import EngineSpec, ModelSpec
-from unirl.core.track import Track
+from unirl.core.track import LatentSegment, Track
 
 from .verdicts import Record
+from .workbench.requests import PROMPTS, make_request, make_text_request
+from .workbench.trained import full_update
+from .workbench.walk import distance
 
 if TYPE_CHECKING:
     from .workshop import Workshop
 
 __all__ = ["EnginePool"]
 
+PROBE, QUIET = PROMPTS[0], "euler"
 AS_NEW = 5e-5
 """Bound of a difference of log-probs, in nats: half of 1e-4. A request that is sent again may be added up in another
-order, 1e-6 to 1e-5 in fp32. Other weights move log-probs by 0.1."""
+order, 1e-6 to 1e-5 in fp32. Other weights move log-probs by 0.1. Of latents the same, as a share of their rms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +50,9 @@ class _Started:
 class EnginePool:
     """Holds one engine at a time, as machines have memory for one; claims of a row are tried one after the other.
 
-    Before an engine is lent again it gets the weights that it was started with, and must answer a greedy request as it
-    did then: the same tokens, the same log-probs, the same version. One that does not, for a claim closed, killed or
-    damaged it, is ended, and another one is started.
+    Before an engine is lent again it gets the weights that it was started with, and must answer a request as it did
+    then, with the same version: a greedy text with the same tokens and log-probs, or the same latents. One that does
+    not, for a claim closed, killed or damaged it, is ended, and another one is started.
     """
 
     def __init__(self, workshop: Workshop) -> None:
@@ -59,10 +64,13 @@ class EnginePool:
     @staticmethod
     def takes(engine: Found, model: Found) -> bool:
         """Whether this engine is started once for many claims: a program of its own that takes full weights, by which
-        it can be made as new, and generates text, by which that is seen."""
+        it can be made as new, and whose samples can be decided by the weights, by which that is seen."""
         spec, of = cast(EngineSpec, engine.spec), cast(ModelSpec, model.spec)
         takes_weights = spec.support(Cap.WEIGHTS_FULL) is Support.NATIVE
-        return bool(spec.environment) and takes_weights and "text" in of.tracks.values()
+        is_decided = "text" in of.tracks.values() or (
+            spec.support(Cap.INITIAL_NOISE) is Support.NATIVE and QUIET in spec.kernels
+        )
+        return bool(spec.environment) and takes_weights and is_decided
 
     @contextmanager
     def lent(
@@ -93,50 +101,45 @@ class EnginePool:
             started.engine.close()
 
     def _started(self, key: str, engine: Found, config: PartConfig, *, of: Found, device: str) -> _Started:
-        # Imported when an engine is started: this module is loaded with the workshop, also where nothing is built.
-        from .workbench.requests import make_text_request
-        from .workbench.trained import full_update
-
         miniature = self._workshop.model(of, device=device)
         borrowed = _Borrowed(miniature)
-        track = self._workshop.track(of, "text")
-        sampling = {track: self._workshop.text_sampling(of, temperature=0.0)}
         built: Engine = self._workshop.build(engine, config, model=borrowed, device=device)
         self.starts += 1
         try:
-            request = make_text_request(
-                cast(TextModel, miniature),
-                sampling,
-                prompts=(PROBE,),
-                samples_per_prompt=1,
-                policy_version=built.version,
-            )
+            request = self._request(of, miniature, version=built.version)
             return _Started(
                 key=key,
                 engine=built,
                 model=borrowed,
                 first=full_update(miniature, version=built.version),
                 request=request,
-                answer=built.generate(request).tracks[track],
+                answer=_only(built.generate(request)),
             )
         except BaseException:
             built.close()
             raise
 
+    def _request(self, of: Found, model: Model, *, version: int) -> Request:
+        """A request whose sample is decided by the weights: a greedy text, or latents by steps without noise."""
+        rows: dict[str, Any] = {"prompts": (PROBE,), "samples_per_prompt": 1, "policy_version": version}
+        if "text" in cast(ModelSpec, of.spec).tracks.values():
+            text = self._workshop.text_sampling(of, temperature=0.0)
+            return make_text_request(cast(TextModel, model), {self._workshop.track(of, "text"): text}, **rows)
+        steps = {"sde.mode": "none", "sde.steps": list[int]()}
+        latent = self._workshop.sampling(of, kernel=QUIET, eta=0.0, decode=False, **steps)
+        return make_request(cast(DiffusionModel, model), {self._workshop.track(of, "latent"): latent}, **rows)
+
     def _renewed(self, started: _Started, record: Record) -> bool:
         """Give an engine its first weights again; whether it then is as it was when it started."""
         try:
             started.engine.load_weights(started.first)
-            found = started.engine.generate(started.request).tracks[next(iter(started.request.tracks))]
+            found = _only(started.engine.generate(started.request))
         except (UniRLError, ValueError):
             found = None
         if found is not None and started.engine.version == started.first.version and _same(found, started.answer):
             return True
         record("engine started again", self.starts)
         return False
-
-
-PROBE = "a red ring on the left"
 
 
 class _Borrowed:
@@ -158,11 +161,18 @@ class _Borrowed:
         setattr(vars(self)["model"], name, value)
 
 
+def _only(rollout: Rollout) -> Track:
+    (track,) = rollout.tracks.values()
+    return track
+
+
 def _same(found: Track, wanted: Track) -> bool:
-    """Whether two answers have the same tokens and, to rounding, log-probs."""
-    one, two = found.text, wanted.text
+    """Whether two answers have the same tokens and, to rounding, log-probs; or the same latents."""
     if found.policy_version != wanted.policy_version:
         return False
+    if isinstance(wanted.segment, LatentSegment):
+        return distance(found.latent.final, wanted.latent.final) <= AS_NEW
+    one, two = found.text, wanted.text
     if not all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(one.tokens, two.tokens, strict=True)):
         return False
     if one.log_probs is None or two.log_probs is None:
