@@ -72,60 +72,133 @@ def denoise(
 
     Raises ValueError when the arguments do not fit together.
     """
-    given = sde_steps.cpu().numpy() if isinstance(sde_steps, Tensor) else sde_steps
-    plan = np.array(given, dtype=np.int64, order="C")
-    num_rows, num_steps = initial.shape[0], sigmas.shape[0] - 1
-    check_sigmas(sigmas)
-    check_sde_steps(plan, num_rows=num_rows, num_steps=num_steps)
-    _check_kernel(kernel, plan=plan, step_noise=step_noise)
-    sigmas = sigmas.to(device=initial.device, dtype=torch.float32)
-    positions = _stored_positions(plan, store=store, num_steps=num_steps)
-    latents = _Columns(positions, like=initial, dtype=storage_dtype or torch.float32)
-    log_probs = torch.zeros(plan.shape, device=initial.device) if with_log_probs else None
-    means = _Columns(plan, like=initial, dtype=torch.float32) if with_means else None
+    walk = Walk(
+        initial,
+        sigmas=sigmas,
+        kernel=kernel,
+        sde_steps=sde_steps,
+        step_noise=step_noise,
+        store=store,
+        with_log_probs=with_log_probs,
+        with_means=with_means,
+        storage_dtype=storage_dtype,
+    )
+    return finished(walk, velocity, conditions=conditions, negatives=negatives, guidance=guidance)
 
-    x = _rounded(initial.float(), storage_dtype)
-    latents.write(0, x)
-    history: History | None = None
-    for step in range(num_steps):
-        sigma, sigma_next = sigmas[step].expand(num_rows), sigmas[step + 1].expand(num_rows)
-        v = guided_velocity(velocity, x, sigma, conditions=conditions, negatives=negatives, guidance=guidance)
-        is_sde = (plan == step).any(axis=1)
+
+def finished(
+    walk: Walk,
+    velocity: Velocity,
+    *,
+    conditions: Conditions,
+    negatives: Conditions | None = None,
+    guidance: Guidance = NO_GUIDANCE,
+) -> Trajectory:
+    """Take every step that is left of a walk."""
+    for sigma in walk.sigmas[walk.step : -1]:
+        rows = sigma.expand(walk.x.shape[0])
+        v = guided_velocity(velocity, walk.x, rows, conditions=conditions, negatives=negatives, guidance=guidance)
+        walk.advance(v)
+    return walk.trajectory()
+
+
+class Walk:
+    """The way from x_T to the final latent, one step after the other: `denoise` without the velocity.
+
+    For engines that have a loop of their own, which gives the velocity of each step.
+    """
+
+    x: Tensor
+    """[N, ...] fp32, the latent at `sigmas[step]`."""
+    step: int
+    """Number of steps that were taken."""
+    sigmas: Tensor
+    """[T + 1] fp32, on the latent's device."""
+
+    def __init__(
+        self,
+        initial: Tensor,
+        *,
+        sigmas: Tensor,
+        kernel: Kernel,
+        sde_steps: Tensor | NDArray[np.int64],
+        step_noise: StepNoise | None = None,
+        store: Store = "window",
+        with_log_probs: bool = True,
+        with_means: bool = False,
+        storage_dtype: torch.dtype | None = None,
+    ) -> None:
+        """Everything as in `denoise`. Raises ValueError when the arguments do not fit together."""
+        given = sde_steps.cpu().numpy() if isinstance(sde_steps, Tensor) else sde_steps
+        plan = np.array(given, dtype=np.int64, order="C")
+        num_steps = sigmas.shape[0] - 1
+        check_sigmas(sigmas)
+        check_sde_steps(plan, num_rows=initial.shape[0], num_steps=num_steps)
+        _check_kernel(kernel, plan=plan, step_noise=step_noise)
+        self.sigmas = sigmas.to(device=initial.device, dtype=torch.float32)
+        self._kernel, self._plan, self._step_noise, self._storage = kernel, plan, step_noise, storage_dtype
+        self._positions = _stored_positions(plan, store=store, num_steps=num_steps)
+        self._latents = _Columns(self._positions, like=initial, dtype=storage_dtype or torch.float32)
+        self._log_probs = torch.zeros(plan.shape, device=initial.device) if with_log_probs else None
+        self._means = _Columns(plan, like=initial, dtype=torch.float32) if with_means else None
+        self._history: History | None = None
+        self.step = 0
+        self.x = _rounded(initial.float(), storage_dtype)
+        self._latents.write(0, self.x)
+
+    def advance(self, velocity: Tensor) -> None:
+        """Take the next step. velocity: [N, ...] at `x` and `sigmas[step]`."""
+        step, x, kernel = self.step, self.x, self._kernel
+        assert step < self.sigmas.shape[0] - 1, "the walk is at its end"
+        num_rows = x.shape[0]
+        sigma, sigma_next = self.sigmas[step].expand(num_rows), self.sigmas[step + 1].expand(num_rows)
+        is_sde = (self._plan == step).any(axis=1)
         if kernel.is_stochastic and not is_sde.any():
-            x = _rounded(kernel.ode_step(x, velocity=v, sigma=sigma, sigma_next=sigma_next), storage_dtype)
-            latents.write(step + 1, x)
-            continue
+            self._arrive(kernel.ode_step(x, velocity=velocity, sigma=sigma, sigma_next=sigma_next))
+            return
         transition = kernel.transition(
-            x, velocity=v, sigma=sigma, sigma_next=sigma_next, sigma_max=sigmas[1], history=history
+            x,
+            velocity=velocity,
+            sigma=sigma,
+            sigma_next=sigma_next,
+            sigma_max=self.sigmas[1],
+            history=self._history,
         )
-        history = transition.history
+        self._history = transition.history
         if not kernel.is_stochastic:
-            x = _rounded(transition.mean, storage_dtype)
-            latents.write(step + 1, x)
-            continue
+            self._arrive(transition.mean)
+            return
         # Whole-batch arithmetic even where few rows are stochastic: a replay of the same batch then repeats
         # it exactly, down to the order of every sum.
-        assert step_noise is not None
-        x_next = kernel.sample(transition, _noise_of(step_noise, step, is_sde, like=x))
+        assert self._step_noise is not None
+        x_next = kernel.sample(transition, _noise_of(self._step_noise, step, is_sde, like=x))
         if not is_sde.all():
-            x_ode = kernel.ode_step(x, velocity=v, sigma=sigma, sigma_next=sigma_next)
+            x_ode = kernel.ode_step(x, velocity=velocity, sigma=sigma, sigma_next=sigma_next)
             x_next = torch.where(_row_mask(is_sde, like=x), x_next, x_ode)
-        x = _rounded(x_next, storage_dtype)
-        latents.write(step + 1, x)
-        if log_probs is not None:
-            rows, columns = _indices(plan == step, device=x.device)
-            log_probs[rows, columns] = kernel.log_prob(x, transition).detach()[rows]
-        if means is not None:
-            means.write(step, transition.mean)
-    return Trajectory(
-        latents=latents.values,
-        positions=torch.as_tensor(positions),
-        sigmas=sigmas,
-        sde_steps=torch.as_tensor(plan),
-        log_probs=log_probs,
-        means=None if means is None else means.values,
-        final=x,
-    )
+        self._arrive(x_next)
+        if self._log_probs is not None:
+            rows, columns = _indices(self._plan == step, device=x.device)
+            self._log_probs[rows, columns] = kernel.log_prob(self.x, transition).detach()[rows]
+        if self._means is not None:
+            self._means.write(step, transition.mean)
+
+    def trajectory(self) -> Trajectory:
+        """What came of it, once every step was taken."""
+        assert self.step == self.sigmas.shape[0] - 1, "the walk is not at its end"
+        return Trajectory(
+            latents=self._latents.values,
+            positions=torch.as_tensor(self._positions),
+            sigmas=self.sigmas,
+            sde_steps=torch.as_tensor(self._plan),
+            log_probs=self._log_probs,
+            means=None if self._means is None else self._means.values,
+            final=self.x,
+        )
+
+    def _arrive(self, x: Tensor) -> None:
+        self.step += 1
+        self.x = _rounded(x, self._storage)
+        self._latents.write(self.step, self.x)
 
 
 def check_sigmas(sigmas: Tensor) -> None:

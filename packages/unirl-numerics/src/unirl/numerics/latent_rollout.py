@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from unirl.core.request import Request
 from unirl.core.track import Conditions, KernelChoice, LatentSegment, Status, Track
-from unirl.numerics.denoise import Trajectory, denoise
+from unirl.numerics.denoise import Trajectory, Walk, finished
 from unirl.numerics.guidance import Guidance, Velocity
 from unirl.numerics.kernels import make_kernel
 from unirl.numerics.noise import INITIAL, noise, noise_digest
 
-__all__ = ["LatentRollout", "guidance_of", "latent_track", "sample_latents"]
+__all__ = ["LatentRollout", "guidance_of", "latent_track", "latent_walk", "sample_latents"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +66,36 @@ def sample_latents(
 
     Runs under the caller's grad mode.  Raises ValueError when kernel, SDE steps and schedule do not fit together.
     """
+    sampling = request.latent(track).sampling
+    walk = latent_walk(request, track, latent_shape=latent_shape, device=device)
+    digests = noise_digest(walk.x)
+    guidance = guidance_of(scale=sampling.guidance_scale, mode=sampling.guidance_mode, latent_rank=walk.x.ndim)
+    negative = conditions.get("negative") if guidance.is_on else None
+    trajectory = finished(
+        walk,
+        velocity,
+        conditions=conditions["positive"].expanded(),
+        negatives=None if negative is None else negative.expanded(),
+        guidance=guidance,
+    )
+    return LatentRollout(trajectory=trajectory, initial_noise=digests)
+
+
+def latent_walk(
+    request: Request, track: str, *, latent_shape: Sequence[int], device: torch.device | str | None = None
+) -> Walk:
+    """Every row of `request` on `track` at its x_T, with kernel, steps and noise of the request, for an engine whose
+    own loop gives the velocities.
+
+    latent_shape: of one sample.  Raises ValueError when kernel, SDE steps and schedule do not fit together.
+    """
     wanted = request.latent(track)
-    sampling = wanted.sampling
-    shape = tuple(latent_shape)
+    sampling, shape = wanted.sampling, tuple(latent_shape)
+
+    def step_noise(step: int, rows: Tensor) -> Tensor:
+        ids = [request.sample_ids[int(row)] for row in rows]
+        return noise(seed=request.seed, rollout=request.rollout, ids=ids, step=step, shape=shape, device=device)
+
     initial = noise(
         seed=request.seed,
         rollout=request.rollout,
@@ -77,26 +104,14 @@ def sample_latents(
         shape=shape,
         device=device,
     )
-
-    def step_noise(step: int, rows: Tensor) -> Tensor:
-        ids = [request.sample_ids[int(row)] for row in rows]
-        return noise(seed=request.seed, rollout=request.rollout, ids=ids, step=step, shape=shape, device=device)
-
-    guidance = guidance_of(scale=sampling.guidance_scale, mode=sampling.guidance_mode, latent_rank=len(shape) + 1)
-    negative = conditions.get("negative") if guidance.is_on else None
-    trajectory = denoise(
-        velocity,
+    return Walk(
         initial,
         sigmas=wanted.sigmas,
         kernel=make_kernel(sampling.kernel, eta=sampling.eta, **sampling.kernel_options),
         sde_steps=wanted.sde_steps,
-        conditions=conditions["positive"].expanded(),
-        negatives=None if negative is None else negative.expanded(),
-        guidance=guidance,
         step_noise=step_noise,
         store=wanted.trajectory,
     )
-    return LatentRollout(trajectory=trajectory, initial_noise=noise_digest(initial))
 
 
 def guidance_of(*, scale: float, mode: str, latent_rank: int) -> Guidance:
