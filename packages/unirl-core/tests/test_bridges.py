@@ -39,9 +39,7 @@ def test_a_model_without_a_bridge_is_refused_in_a_sentence_that_names_those_with
 
 def test_a_bridge_is_imported_by_its_name_or_its_plugin_is_named() -> None:
     assert bridge_name(BRIDGED, ENGINE) == "toy.bridges.far:BRIDGE"
-    with pytest.raises(
-        PluginBroken, match=r"model 'toy' names 'toy\.bridges\.far:BRIDGE' as its bridge to 'far': No"
-    ):
+    with pytest.raises(PluginBroken, match=r"model 'toy' names 'toy\.bridges\.far:BRIDGE' as its bridge to 'far': No"):
         import_bridge(BRIDGED, ENGINE)
     real = dataclasses.replace(MODEL, bridges={"far": "unirl.core.names:did_you_mean"})
     assert import_bridge(real, ENGINE)("a", []) == ""
