@@ -109,10 +109,10 @@ def drops_extra_args() -> Iterator[None]:
 @contextlib.contextmanager
 def swaps_rows() -> Iterator[None]:
     """Outputs come back in another order than requests."""
-    from unirl.engines.vllm_omni import rows
+    from unirl.numerics import latent_rows
 
-    real = rows.joined
-    with patch.object(rows, "joined", lambda request, found: real(request, found[::-1])):
+    real = latent_rows.joined
+    with patch.object(latent_rows, "joined", lambda request, found: real(request, found[::-1])):
         yield
 
 

@@ -22,11 +22,12 @@ from unirl.engines.vllm_omni.config import VllmOmniConfig
 from unirl.engines.vllm_omni.engine import build
 from unirl.engines.vllm_omni.environment import ENVIRONMENT, PRODUCT
 from unirl.engines.vllm_omni.plugin import SPEC
-from unirl.engines.vllm_omni.settings import checkpoint_folder, cpu_variables, omni_arguments
+from unirl.engines.vllm_omni.settings import cpu_variables, omni_arguments
 from unirl.models.sd3 import tiny
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import Sd3Model
 from unirl.models.sd3.model import build as build_model
+from unirl.runtime.engine_host.diffusers_folder import checkpoint_folder
 
 IN_THE_LOCK = {"numpy", "safetensors", "torch", "vllm", "vllm_omni"}
 """What the carried modules import besides themselves and the standard library."""
@@ -103,13 +104,14 @@ def test_without_its_environment_it_says_which_command_makes_it(model: Sd3Model,
 def test_the_checkpoint_is_that_of_the_model_unless_another_is_named(
     model: Sd3Model, folder: Path, tmp_path: Path
 ) -> None:
-    bridge = bridge_of(model)
-    assert checkpoint_folder(VllmOmniConfig(), model, bridge) == folder.resolve()
+    architecture = bridge_of(model).architecture
+    assert checkpoint_folder(PRODUCT, VllmOmniConfig(), model, architecture=architecture) == folder.resolve()
+    named = VllmOmniConfig(path=str(tmp_path))
     with pytest.raises(RecipeError, match=r"engine\.path: .* has no model_index\.json"):
-        checkpoint_folder(VllmOmniConfig(path=str(tmp_path)), model, bridge)
+        checkpoint_folder(PRODUCT, named, model, architecture=architecture)
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}))
     with pytest.raises(RecipeError, match=r"a checkpoint of 'FluxPipeline'; model 'sd3' is 'StableDiffusion3Pipeline'"):
-        checkpoint_folder(VllmOmniConfig(path=str(tmp_path)), model, bridge)
+        checkpoint_folder(PRODUCT, named, model, architecture=architecture)
 
 
 def test_a_model_that_vllm_omni_does_not_compute_is_refused(tmp_path: Path) -> None:

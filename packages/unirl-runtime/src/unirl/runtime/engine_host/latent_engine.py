@@ -25,7 +25,8 @@ class HostedLatentEngine(HostedEngine):
 
     Its program answers, besides what `HostedEngine` asks, `generate`: takes the bytes of a `Request` of one track as
     the tensor `request`, and gives those of the `Rollout` as `rollout`, with what each row was made of, read where it
-    was made: `sample_id`, `prompt`, `negative_prompt` (None without guidance) and `version` of the weights.
+    was made: `sample_id`, `prompt`, `negative_prompt` (None without guidance), `guidance_scale` and
+    `version` of the weights.
     """
 
     def __init__(self, hosting: Hosting, *, model: Model, kernels: Sequence[str], probe: Request) -> None:
@@ -84,6 +85,7 @@ class HostedLatentEngine(HostedEngine):
             "sample_id": list(request.sample_ids),
             "prompt": list(request.prompts),
             "negative_prompt": [negative] * request.num_rows,
+            "guidance_scale": [sampling.guidance_scale] * request.num_rows,
             "version": [self.version] * request.num_rows,
         }
         for what, values in wanted.items():

@@ -10,6 +10,7 @@ from unirl.core.bridges import bridge_name, import_bridge
 from unirl.core.errors import RecipeError
 from unirl.core.roles import DiffusionModel, Model
 from unirl.numerics.probe import probe_request
+from unirl.runtime.engine_host.diffusers_folder import checkpoint_folder
 from unirl.runtime.engine_host.hosted import Hosting
 from unirl.runtime.engine_host.latent_engine import HostedLatentEngine
 from unirl.runtime.engine_host.text_program import dtype_of, program
@@ -18,7 +19,7 @@ from .bridge import Bridge
 from .config import VllmOmniConfig
 from .environment import PRODUCT
 from .plugin import SPEC
-from .settings import checkpoint_folder, cpu_variables, omni_arguments, variables
+from .settings import cpu_variables, omni_arguments, variables
 
 __all__ = ["build"]
 
@@ -38,7 +39,7 @@ def build(config: VllmOmniConfig, *, model: Model, device: Any) -> HostedLatentE
     if why := bridge.unfit(model):
         raise RecipeError(f"engine: {why}")
     dtype = dtype_of(config, model)
-    folder = checkpoint_folder(config, model, bridge)
+    folder = checkpoint_folder(PRODUCT, config, model, architecture=bridge.architecture)
     hosting = Hosting(
         title=PRODUCT.title,
         program=program(

@@ -11,9 +11,12 @@ __all__ = ["ENVIRONMENT", "PRODUCT"]
 CARRIED = (
     *(f"unirl.core.{name}" for name in ("array", "batch", "config", "data", "errors", "names")),
     *(f"unirl.core.{name}" for name in ("request", "rollout", "serial", "track", "weights")),
-    *(f"unirl.numerics.{name}" for name in ("denoise", "guidance", "kernels", "latent_rollout", "noise")),
+    *(
+        f"unirl.numerics.{name}"
+        for name in ("denoise", "guidance", "kernels", "latent_rollout", "latent_rows", "noise")
+    ),
     "unirl.runtime.engine_host.received",
-    *(f"unirl.engines.vllm_omni.{name}" for name in ("pipeline", "rows", "server", "worker_extension")),
+    *(f"unirl.engines.vllm_omni.{name}" for name in ("pipeline", "server", "worker_extension")),
 )
 """Requests, the denoise loop with its kernels and noise, and the server: the source of this very installation."""
 

@@ -13,11 +13,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
 from unirl.core.request import Request
 from unirl.core.serial import from_bytes
 from unirl.core.track import Conditions
 from unirl.numerics.latent_rollout import sample_latents
+from unirl.numerics.latent_rows import rows_of
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.platforms import current_platform
 
@@ -96,33 +96,19 @@ class RolloutPipeline:
             conditions=conditions,
             device=self.device,  # type: ignore[attr-defined]
         )
-        path = found.trajectory
-        media = self.bridge.decode(self, path.final) if sampling.decode else None
-        outputs: list[Any] = []
-        sent: set[str] = set()
-        for row, sample in enumerate(request.sample_ids):
-            prompt = request.prompts[row]
-            made = {
-                "sample_id": sample,
-                "prompt": prompt,
-                "negative_prompt": sampling.negative_prompt if "negative" in conditions else None,
-                "version": version,
-                "initial_noise": found.initial_noise[row],
-                "rows": request.num_rows,
-                "latents": _row(path.latents, row),
-                "positions": _row(path.positions, row),
-                "sde_steps": _row(path.sde_steps, row),
-                "log_probs": None if path.log_probs is None else _row(path.log_probs, row),
-                "final": _row(path.final, row),
-                "media": None if media is None else _row(media, row),
-                "sigmas": path.sigmas.cpu(),
-                # Once for each prompt of the batch: samples of a group share theirs.
-                "conditions": {} if prompt in sent else {k: _values(own, row) for k, own in conditions.items()},
-            }
-            sent.add(prompt)
-            # As images they would pass through what each pipeline makes of those: 8 bits, or PIL.
-            outputs.append(DiffusionOutput(custom_output={ROW: made}))
-        return outputs
+        media = self.bridge.decode(self, found.trajectory.final) if sampling.decode else None
+        rows = rows_of(
+            request,
+            found=found,
+            conditions=conditions,
+            media=media,
+            prompts=request.prompts,
+            negative_prompt=sampling.negative_prompt if "negative" in conditions else None,
+            guidance_scale=sampling.guidance_scale,
+            version=version,
+        )
+        # As images they would pass through what each pipeline makes of those: 8 bits, or PIL.
+        return [DiffusionOutput(custom_output={ROW: row}) for row in rows]
 
     def _conditions(self, request: Request, sampling: LatentSamplingConfig) -> dict[str, Conditions]:
         found = {"positive": self._encoded(request.prompts, sampling)}
@@ -148,13 +134,3 @@ def _piece(parameters: Any) -> Request:
     if found is None:
         raise ValueError(f"vLLM-Omni passed a request on without its {PIECE!r}: it dropped extra_args.")
     return cast("Request", from_bytes(found))
-
-
-def _row(values: Tensor, row: int) -> Tensor:
-    """A copy, so that a row does not keep the memory of all."""
-    return values[row : row + 1].to("cpu", copy=True)
-
-
-def _values(conditions: Conditions, row: int) -> dict[str, Tensor]:
-    at = int(conditions.index[row])
-    return {name: _row(value, at) for name, value in conditions.values.items()}

@@ -67,14 +67,14 @@ class _Server:
 
     def generate(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """A rollout. tensors: `request`, the bytes of a `Request`. Returns those of the `Rollout`, and what was read of
-        each request: see `unirl.engines.vllm_omni.rows.Used`."""
+        each request: see `unirl.numerics.latent_rows`."""
         from unirl.core.request import Request
         from unirl.core.serial import from_bytes
-        from unirl.engines.vllm_omni.rows import joined
+        from unirl.numerics import latent_rows
 
         request = cast(Request, from_bytes(tensors["request"].numpy().tobytes()))
         rows = self._run(self._rows(request))
-        return joined(request, rows)
+        return latent_rows.joined(request, rows)
 
     async def _rows(self, request: Any) -> Sequence[Mapping[str, Any]]:
         """What vLLM-Omni makes of each row, every one a request of its own, in the order of rows."""

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from unirl.core.errors import RecipeError
-from unirl.core.roles import Model
 from unirl.runtime.engine_host.text_program import refuse_extra
 
-from .bridge import Bridge
 from .config import VllmOmniConfig
 
-__all__ = ["checkpoint_folder", "cpu_variables", "omni_arguments", "variables"]
+__all__ = ["cpu_variables", "omni_arguments", "variables"]
 
 OF_THE_ENGINE = (
     "cache_backend",
@@ -28,27 +24,6 @@ OF_THE_ENGINE = (
     "worker_extension_cls",
 )
 """Arguments of `AsyncOmni` that change what is computed or how weights are held, which this engine could not check."""
-
-
-def checkpoint_folder(config: VllmOmniConfig, model: Model, bridge: Bridge) -> Path:
-    """The folder that vLLM-Omni loads: `engine.path`, else that of the model that trains. Raises RecipeError when it is
-    not one of the pipeline that the bridge is for."""
-    # diffusers notes on a module which subfolder its weights came from.
-    noted = str(getattr(getattr(model.trainable, "config", None), "_name_or_path", "") or "")
-    folder = Path(config.path).expanduser() if config.path else Path(noted).parent
-    index = folder / "model_index.json"
-    if not ((config.path or noted) and index.is_file()):
-        raise RecipeError(
-            f"engine.path: vLLM-Omni loads a checkpoint from a folder in the diffusers layout; {str(folder)!r} has no "
-            "model_index.json. Give engine.path."
-        )
-    found = json.loads(index.read_text(encoding="utf-8")).get("_class_name")
-    if found != bridge.architecture:
-        raise RecipeError(
-            f"engine.path: {str(folder)!r} is a checkpoint of {found!r}; model {model.spec.name!r} is "
-            f"{bridge.architecture!r} in vLLM-Omni. Give the checkpoint of the model that trains."
-        )
-    return folder.resolve()
 
 
 def cpu_variables(config: VllmOmniConfig) -> Mapping[str, str]:

@@ -1,6 +1,7 @@
-"""Rows of a rollout, as vLLM-Omni's requests give them, joined into what a request of many rows is answered with.
+"""Rows of a rollout, each for itself as an engine's requests give them, joined into what a request of many rows is
+answered with.
 
-Runs in the engine's environment.
+Runs in the environments of engines.
 """
 
 from __future__ import annotations
@@ -17,10 +18,54 @@ from unirl.core.track import Conditions
 from unirl.numerics.denoise import Trajectory
 from unirl.numerics.latent_rollout import LatentRollout, latent_track
 
-__all__ = ["joined"]
+__all__ = ["joined", "rows_of"]
 
-USED = ("sample_id", "prompt", "negative_prompt", "version")
+USED = ("sample_id", "prompt", "negative_prompt", "guidance_scale", "version")
 """What a row says of itself besides its tensors."""
+
+
+def rows_of(
+    request: Request,
+    *,
+    found: LatentRollout,
+    conditions: Mapping[str, Conditions],
+    media: Tensor | None,
+    prompts: Sequence[str],
+    negative_prompt: str | None,
+    guidance_scale: float,
+    version: int,
+) -> list[dict[str, Any]]:
+    """What was made of each row of a batch, on the CPU.
+
+    request: the batch's rows.  conditions, prompts, negative_prompt, guidance_scale: as they were computed with;
+    negative_prompt is None without guidance.  version: of the weights that were computed with.
+    """
+    path = found.trajectory
+    rows: list[dict[str, Any]] = []
+    sent: set[str] = set()
+    for row, (sample, prompt) in enumerate(zip(request.sample_ids, prompts, strict=True)):
+        rows.append(
+            {
+                "sample_id": sample,
+                "prompt": prompt,
+                "negative_prompt": negative_prompt,
+                "guidance_scale": guidance_scale,
+                "version": version,
+                "initial_noise": found.initial_noise[row],
+                "rows": request.num_rows,
+                "latents": _row(path.latents, row),
+                "positions": _row(path.positions, row),
+                "sde_steps": _row(path.sde_steps, row),
+                "log_probs": None if path.log_probs is None else _row(path.log_probs, row),
+                "final": _row(path.final, row),
+                "media": None if media is None else _row(media, row),
+                "sigmas": path.sigmas.cpu(),
+                # Once for each prompt of the batch: samples of a group share theirs.
+                "conditions": {} if prompt in sent else {kind: _values(own, row) for kind, own in conditions.items()},
+            }
+        )
+        sent.add(prompt)
+    return rows
 
 
 def joined(request: Request, rows: Sequence[Mapping[str, Any]]) -> tuple[Any, Mapping[str, Tensor]]:
@@ -82,3 +127,13 @@ def _conditions(rows: Sequence[Mapping[str, Any]]) -> dict[str, Conditions]:
             whole = Conditions(values={name: torch.cat(each) for name, each in named.items()}, index=index)
         found[kind] = whole
     return found
+
+
+def _row(values: Tensor, row: int) -> Tensor:
+    """A copy, so that a row does not keep the memory of all."""
+    return values[row : row + 1].to("cpu", copy=True)
+
+
+def _values(conditions: Conditions, row: int) -> dict[str, Tensor]:
+    at = int(conditions.index[row])
+    return {name: _row(value, at) for name, value in conditions.values.items()}
