@@ -74,6 +74,13 @@ def test_the_source_that_goes_along_imports_nothing_that_stays_behind() -> None:
                 assert top in IN_THE_LOCK or top in sys.stdlib_module_names, f"{name} imports {imported}"
 
 
+def is_module(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
 def imports_of(path: Path, *, package: str) -> set[str]:
     """Modules that a file imports, but for those under TYPE_CHECKING."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -92,7 +99,11 @@ def imports_of(path: Path, *, package: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             parts = package.split(".")
             base = parts[: len(parts) - node.level + 1] if node.level else []
-            found.add(".".join([*base, *([node.module] if node.module else [])]))
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            # `from package import module` names modules, unlike `from module import thing`.
+            inside = {f"{module}.{alias.name}" for alias in node.names} if module.startswith("unirl.") else set[str]()
+            modules = {name for name in inside if is_module(name)}
+            found |= modules or {module}
     return found
 
 
