@@ -15,8 +15,8 @@ __all__ = ["checkpoint_folder"]
 
 
 def checkpoint_folder(product: Product, config: HostedConfig, model: Model, *, architecture: str) -> Path:
-    """The folder that the engine loads: `engine.path`, else that of the model that trains. Raises RecipeError when it is
-    not one of the pipeline `architecture`, as its `model_index.json` names it."""
+    """The folder that the engine loads: `engine.path`, else that of the model that trains. Raises RecipeError when it
+    is not one of the pipeline `architecture`, as its `model_index.json` names it."""
     # diffusers notes on a module which subfolder its weights came from.
     noted = str(getattr(getattr(model.trainable, "config", None), "_name_or_path", "") or "")
     folder = Path(config.path).expanduser() if config.path else Path(noted).parent
