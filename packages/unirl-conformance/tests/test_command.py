@@ -7,6 +7,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,13 @@ def test_static_claims_import_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
-def test_an_engine_that_is_known_and_not_installed_gets_its_install_line(cli: Cli) -> None:
+def test_an_engine_that_is_known_and_not_installed_gets_its_install_line(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = list(metadata.distributions())
+    others = [dist for dist in installed if dist.metadata["Name"] != "unirl-engine-vllm-omni"]
+    assert len(others) < len(installed)
+    monkeypatch.setattr("unirl.core.plugin_loading.distributions", lambda: iter(others))
     code, out, err = cli("--engine", "vllm-omni")
     assert (code, out) == (3, "")
     assert "engine 'vllm-omni' is not installed" in err
