@@ -60,7 +60,7 @@ def model(folder: Path) -> Sd3Model:
 
 
 @pytest.fixture(scope="session")
-def engine(environment: None, folder: Path) -> Iterator[HostedLatentEngine]:
+def engine(environment: None, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedLatentEngine]:
     """It makes batches of four, can sleep, and its server has faults that can be switched on. Its weights are those
     that the test before left."""
     modules = (*ENVIRONMENT.modules, "faulty_server")
@@ -70,7 +70,9 @@ def engine(environment: None, folder: Path) -> Iterator[HostedLatentEngine]:
         # Also where a test ends the process, and another one starts.
         patched.syspath_prepend(str(Path(__file__).parent))
         patched.setattr("unirl.engines.vllm_omni.engine.PRODUCT", dataclasses.replace(PRODUCT, environment=faulty))
-        engine = build(VllmOmniConfig(max_num_seqs=4, sleep_mode=True), model=model, device="cpu")
+        weights = str(tmp_path_factory.mktemp("weights"))
+        config = VllmOmniConfig(max_num_seqs=4, sleep_mode=True, transfer_dir=weights)
+        engine = build(config, model=model, device="cpu")
         yield engine
         engine.close()
 
