@@ -68,6 +68,12 @@ def test_devices_become_what_the_process_sees(monkeypatch: pytest.MonkeyPatch) -
     assert "B" not in made("cuda:1").variables
     with pytest.raises(RecipeError, match="Acme gives memory back on CUDA"):
         made("cpu", sleep_mode=True)
+    config, device = HostedTextConfig(sleep_mode=True), torch.device("cpu")
+    apart = program(PRODUCT, config, device, variables={}, cpu_variables={}, modules=("unirl.x",), sleeps_on_cpu=True)
+    assert apart.modules == (*PRODUCT.environment.modules, "unirl.x")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7")
+    two = program(PRODUCT, HostedTextConfig(), torch.device("cuda:1"), variables={}, cpu_variables={}, num_devices=2)
+    assert two.variables["CUDA_VISIBLE_DEVICES"] == "6,7"
     with pytest.raises(RecipeError, match=r"engine\.log_level: 'LOUD'"):
         made("cpu", log_level="LOUD")
 
