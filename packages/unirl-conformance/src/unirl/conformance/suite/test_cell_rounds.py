@@ -70,10 +70,10 @@ def test_second_rollout_is_made_with_the_new_weights(bench: CellBench) -> None:
     assert moved > 0, "with the same noise, the rollout after the update is that of before"
 
 
-@claim("cell", track="any")
+@claim("cell", needs={"engine": (Cap.WEIGHTS_SHARED,)}, track="any")
 def test_micro_batches_of_a_round_give_the_same_update(bench: CellBench) -> None:
     """An update made of micro-batches of unequal size is that of the whole batch, to fp32 rounding, with this model,
-    algorithm and backend: memory alone decides how many there are.
+    algorithm and backend: memory alone decides how many there are. Tried in process: it is no matter of the engine.
 
     If it fails: a mean over a micro-batch somewhere: in the algorithm's terms, in how the backend adds up gradients, or
     in a model whose rows meet.
@@ -116,10 +116,11 @@ def test_a_run_resumes_exactly(bench: CellBench) -> None:
     bench.record("relative gap in norm", _gap(_less(resumed, start), _less(straight, start)), bound=bound)
 
 
-@claim("cell", track="any")
+@claim("cell", needs={"engine": (Cap.WEIGHTS_SHARED,)}, track="any")
 def test_options_that_need_another_policy_change_what_is_learnt(bench: CellBench) -> None:
     """Where a setting of the algorithm brings in a reference or lagged policy, such as a KL coefficient, training goes
-    another way with it than without, from the second round on: in the first the policies are still one.
+    another way with it than without, from the second round on: in the first the policies are still one. Tried in
+    process: it is no matter of the engine.
 
     If it fails: the backend gives the live weights for the other policy, or the algorithm leaves the term out.
     """
