@@ -174,6 +174,30 @@ def test_a_text_algorithm_is_refused_on_a_latent_model() -> None:
     assert any("trains text tracks" in line for line in refusals(make_plan(algorithm=text)))
 
 
+def test_an_algorithm_with_a_critic_needs_tokens_and_a_backend_that_keeps_one() -> None:
+    judged = dataclasses.replace(ALGORITHM, name="ppo-like", needs=Needs(track="text", critic=True), when={})
+    model = dataclasses.replace(MODEL, tracks={"text": "text"}, capabilities={Cap.TEXT_STAGE: NATIVE, Cap.LORA: NATIVE})
+    engine = without(without(ENGINE, Cap.TEXT_ROLLOUT, NATIVE), Cap.LOG_PROBS_TOKEN, NATIVE)
+    keeps = without(BACKEND, Cap.CRITIC, NATIVE)
+
+    def reasons(**parts: Any) -> list[str]:
+        chosen = {"model": model, "engine": engine, "algorithm": judged, "backend": keeps, "rewards": {}, **parts}
+        return [str(reason) for reason in match_parts(**chosen).reasons]
+
+    assert reasons() == []
+    for support, says in ((NO, "states 'no'"), (Support.UNKNOWN, "does not state it")):
+        assert reasons(backend=without(BACKEND, Cap.CRITIC, support)) == [
+            f"backend: algorithm 'ppo-like' needs 'critic'; backend 'plain' {says}."
+        ]
+    on_latents = dataclasses.replace(
+        ALGORITHM, name="ppo-like", needs=dataclasses.replace(ALGORITHM.needs, critic=True)
+    )
+    assert reasons(model=MODEL, engine=ENGINE, algorithm=on_latents) == [
+        "algorithm: algorithm 'ppo-like' trains a critic, which reads tokens; model 'toy' has no text track. "
+        "Choose one that has."
+    ]
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

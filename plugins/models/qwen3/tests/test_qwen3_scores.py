@@ -6,6 +6,7 @@ sums for another shape; seen are differences up to 3e-6.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_p
 from unirl.core.errors import RecipeError
 from unirl.models.qwen3.model import Qwen3Model, packed_offsets
 from unirl.models.qwen3.plugin import MOE, SPEC
-from unirl.numerics.token_batches import pack_batch, pad_batch
+from unirl.numerics.token_batches import TokenBatch, pack_batch, pad_batch
 
 KINDS = ("dense", "untied", "moe")
 TOLERANCE = {"rtol": 0.0, "atol": 2e-5}
@@ -57,24 +58,49 @@ def test_log_probs_are_those_of_transformers_padded_packed_and_one_by_one(
     torch.testing.assert_close(torch.cat(one_by_one), expected, **TOLERANCE)
 
 
-def test_padding_on_the_left_changes_no_log_prob(model: Qwen3Model, texts: Texts) -> None:
+def padded_left(right: TokenBatch) -> TokenBatch:
     """`pad_batch` pads on the right, where causal attention needs no mask; a batch made otherwise does."""
-    right = pad_batch(*texts, pad_token=model.pad_token)
     assert right.attention_mask is not None
     shifts = [int(n) for n in (~right.attention_mask).sum(dim=1)]
     rows = right.tokens.shape[1]
-    index = right.target_index + torch.tensor(shifts).repeat_interleave(torch.tensor(right.lengths))
-    mask = torch.stack([row.roll(n) for row, n in zip(right.attention_mask, shifts, strict=True)])
-    left = dataclasses.replace(
+    return dataclasses.replace(
         right,
         tokens=torch.stack([row.roll(n) for row, n in zip(right.tokens, shifts, strict=True)]),
         positions=torch.stack([(torch.arange(rows) - n).clamp_min(0) for n in shifts]),
-        attention_mask=mask,
-        target_index=index,
+        attention_mask=torch.stack([row.roll(n) for row, n in zip(right.attention_mask, shifts, strict=True)]),
+        target_index=right.target_index + torch.tensor(shifts).repeat_interleave(torch.tensor(right.lengths)),
     )
+
+
+def test_padding_on_the_left_changes_no_log_prob(model: Qwen3Model, texts: Texts) -> None:
+    right = pad_batch(*texts, pad_token=model.pad_token)
     with torch.no_grad():
-        expected, found = model.score(right, temperature=1.0)[0], model.score(left, temperature=1.0)[0]
+        expected = model.score(right, temperature=1.0)[0]
+        found = model.score(padded_left(right), temperature=1.0)[0]
     torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hidden_states_are_the_last_of_transformers_padded_on_either_side_and_packed(
+    kind: str, load: Callable[..., Qwen3Model], load_reference: Callable[..., Any], texts: Texts
+) -> None:
+    """Those before each target, after the final norm: of order 1, with the rounding of logits or less."""
+    model, reference = load(kind), load_reference(kind)
+    right = pad_batch(*texts, pad_token=model.pad_token)
+    # A trunk that is handed in is the one that runs: twice the weight of its norm is twice each state, exactly.
+    other: Any = copy.deepcopy(model.trunk)
+    with torch.no_grad():
+        other.norm.weight.mul_(2.0)
+        expected = torch.cat([
+            reference(torch.cat([prompt, answer])[None], output_hidden_states=True).hidden_states[-1][
+                0, len(prompt) - 1 : -1
+            ]
+            for prompt, answer in zip(*texts, strict=True)
+        ])  # fmt: skip
+        for batch in (right, padded_left(right), pack_batch(*texts)):
+            found = model.hidden(batch)
+            torch.testing.assert_close(found, expected, **TOLERANCE)
+            assert torch.equal(model.hidden(batch, trunk=other), 2.0 * found)
 
 
 @pytest.mark.parametrize("kind", KINDS)
