@@ -15,12 +15,12 @@ from .noise import INITIAL, noise, noise_digest
 
 __all__ = ["probe_request"]
 
-PROMPTS = ("a red ring", "a blue square on the left")
+PROMPTS = ("a red ring", "a red ring", "a blue square on the left")
 SEED, ROLLOUT = 20_011, 7
 
 
 def probe_request(model: DiffusionModel, *, kernel: str = "flow-sde") -> Request:
-    """A request of two samples, small and short, in which nothing has a default or a usual value.
+    """A request of three samples, small and short, in which nothing has a default or a usual value; two share a prompt.
 
     Size and length of prompts are those of the model's miniature, which every checkpoint of it takes. The digests of
     both initial latents are sent along. Raises ValueError for a model without a latent track or a miniature.

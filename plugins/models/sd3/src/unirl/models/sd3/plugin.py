@@ -48,7 +48,10 @@ SPEC = ModelSpec(
         idle_layers=("transformer_blocks.1.attn.add_q_proj",),
         wrap_blocks=2,
     ),
-    bridges={"vllm-omni": "unirl.models.sd3.bridges.vllm_omni:BRIDGE"},
+    bridges={
+        "sglang": "unirl.models.sd3.bridges.sglang:BRIDGE",
+        "vllm-omni": "unirl.models.sd3.bridges.vllm_omni:BRIDGE",
+    },
     reference="diffusers.StableDiffusion3Pipeline",
     parity="unirl.models.sd3.parity:run",
 )

@@ -1,0 +1,97 @@
+"""The engine: requests go to SGLang as they are, trajectories come back with the log-probs of the policy that
+sampled."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from unirl.core.bridges import bridge_name, import_bridge
+from unirl.core.errors import RecipeError
+from unirl.core.request import LatentRequest, Request
+from unirl.core.roles import DiffusionModel, Model
+from unirl.core.rollout import Rollout
+from unirl.numerics.probe import probe_request
+from unirl.runtime.engine_host.diffusers_folder import checkpoint_folder
+from unirl.runtime.engine_host.hosted import Hosting
+from unirl.runtime.engine_host.latent_engine import HostedLatentEngine
+from unirl.runtime.engine_host.text_program import dtype_of, program
+
+from .bridge import Bridge
+from .config import SglangConfig
+from .environment import PRODUCT
+from .plugin import SPEC
+from .settings import CPU_VARIABLES, EAGER, server_arguments
+
+__all__ = ["SglangEngine", "build"]
+
+MOST_RANK = 2**16
+"""Adapters of any rank: SGLang merges them into the weights."""
+
+
+class SglangEngine(HostedLatentEngine):
+    """A `unirl.core.roles.Engine`."""
+
+    def __init__(self, hosting: Hosting, *, model: Model, probe: Request, bridge: Bridge) -> None:
+        """Start it. Raises as `HostedLatentEngine`."""
+        self._bridge = bridge
+        super().__init__(hosting, model=model, kernels=SPEC.kernels, probe=probe)
+
+    def generate(self, request: Request) -> Rollout:
+        """As `HostedLatentEngine.generate`. Raises RecipeError as well for a guidance that SGLang does not compute."""
+        for name, wanted in request.tracks.items():
+            if not isinstance(wanted, LatentRequest) or wanted.sampling.guidance_scale == 1.0:
+                continue
+            if (mode := wanted.sampling.guidance_mode) not in self._bridge.guidance_modes:
+                raise RecipeError(
+                    f"sampling.guidance_mode: {mode!r} was asked for on track {name!r}; SGLang computes "
+                    f"{', '.join(self._bridge.guidance_modes)} for model {self._model.spec.name!r}. Choose one of "
+                    "them, or engine=trainside."
+                )
+        return super().generate(request)
+
+
+def build(config: SglangConfig, *, model: Model, device: Any) -> SglangEngine:
+    """Start SGLang with the checkpoint that `model` was loaded from.
+
+    Raises RecipeError for a setting that cannot be or a model that is not what SGLang computes, and RunFailed when the
+    environment is missing or of another version, or when SGLang does not start or does not do as it is told.
+    """
+    device = torch.device(device)
+    name = bridge_name(model.spec, SPEC)
+    bridge: Bridge = import_bridge(model.spec, SPEC)
+    if why := bridge.unfit(model):
+        raise RecipeError(f"engine: {why}")
+    dtype = dtype_of(config, model)
+    folder = checkpoint_folder(PRODUCT, config, model, architecture=bridge.architecture)
+    hosting = Hosting(
+        title=PRODUCT.title,
+        program=program(
+            PRODUCT,
+            config,
+            device,
+            variables=EAGER if config.enforce_eager else {},
+            cpu_variables=CPU_VARIABLES,
+            modules=(name.partition(":")[0],),
+            sleeps_on_cpu=True,
+        ),
+        arguments={
+            "arguments": server_arguments(
+                config, folder=folder, dtype=dtype, bridge=bridge, on_cpu=device.type == "cpu"
+            ),
+            "bridge": name,
+            "module": bridge.module,
+            "max_rows": config.max_num_seqs,
+        },
+        check_version=PRODUCT.check_version,
+        rounds=config.dtype != "auto",
+        lora_rank=MOST_RANK,
+        overwrites=True,
+        sleeps=config.sleep_mode,
+        transfer_dir=config.transfer_dir,
+        start_timeout_s=config.start_timeout_s,
+        generate_timeout_s=config.generate_timeout_s,
+        sync_timeout_s=config.sync_timeout_s,
+    )
+    probe = probe_request(cast("DiffusionModel", model))
+    return SglangEngine(hosting, model=model, probe=probe, bridge=bridge)

@@ -1,0 +1,75 @@
+"""SGLang as a rollout engine for images, in a process and an environment of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, cast
+
+from unirl.core.capability import Cap, Support
+from unirl.core.hookspec import hookimpl
+from unirl.core.spec import EngineSpec
+
+if TYPE_CHECKING:
+    from unirl.core.plan import Plan
+
+    from .config import SglangConfig
+
+__all__ = ["SPEC", "unirl_check_plan", "unirl_engines"]
+
+SPEC = EngineSpec(
+    name="sglang",
+    summary="SGLang for images, in a process and an environment of its own, with weights sent before each rollout",
+    build="unirl.engines.sglang.engine:build",
+    config="unirl.engines.sglang.config:SglangConfig",
+    environment="unirl.engines.sglang.environment:ENVIRONMENT",
+    needs_bridge=True,
+    capabilities={
+        Cap.LATENT_ROLLOUT: Support.NATIVE,
+        Cap.TEXT_ROLLOUT: Support.NO,
+        Cap.SIGMAS: Support.NATIVE,
+        Cap.INITIAL_NOISE: Support.NATIVE,
+        Cap.STEP_NOISE: Support.NATIVE,
+        Cap.SEEDS: Support.NO,
+        Cap.SDE_STEPS: Support.NATIVE,
+        Cap.SDE_STEPS_PER_GROUP: Support.NATIVE,
+        Cap.TRAJECTORY_WINDOW: Support.NATIVE,
+        Cap.TRAJECTORY_FULL: Support.NATIVE,
+        Cap.LOG_PROBS_GAUSSIAN: Support.NATIVE,
+        Cap.LOG_PROBS_TOKEN: Support.NO,
+        Cap.CONDITIONS: Support.NATIVE,
+        Cap.GUIDANCE: Support.NATIVE,
+        Cap.MEDIA_REFS: Support.NO,
+        Cap.WEIGHTS_SHARED: Support.NO,
+        Cap.WEIGHTS_FULL: Support.NATIVE,
+        Cap.WEIGHTS_LORA: Support.NATIVE,
+        Cap.SLEEP: Support.NATIVE,
+    },
+    # The step is computed by `unirl.numerics` in SGLang's loop, also where SGLang has a kernel of the same formula.
+    kernels=("flow-sde", "dance-sde", "cps", "euler", "dpm2"),
+    enabled_by={Cap.SLEEP: {"sleep_mode": True}},
+    trial={"sleep_mode": True},
+)
+
+
+@hookimpl
+def unirl_engines() -> list[EngineSpec]:
+    return [SPEC]
+
+
+@hookimpl
+def unirl_check_plan(plan: Plan) -> Iterable[str]:
+    if plan.engine.spec is not SPEC:
+        return []
+    config = cast("SglangConfig", plan.engine.config)
+    reasons: list[str] = []
+    if config.max_num_seqs < 1:
+        reasons.append(f"engine.max_num_seqs: {config.max_num_seqs} was asked for; it must be 1 or more.")
+    if not 0 <= config.port < 2**16:
+        reasons.append(f"engine.port: {config.port} was asked for; it must be from 0 to 65535.")
+    placement = getattr(plan.launcher.config, "placement", "") if plan.launcher is not None else ""
+    if placement == "colocate" and not config.sleep_mode:
+        reasons.append(
+            "engine.sleep_mode: false was asked for, and launcher.placement=colocate lets training have the memory in "
+            "turn; set engine.sleep_mode=true."
+        )
+    return reasons

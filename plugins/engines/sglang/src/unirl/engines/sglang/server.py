@@ -1,0 +1,235 @@
+"""The program that runs in SGLang's environment: one `DiffGenerator`, and the calls that the engine makes to it."""
+
+# SGLang is in the engine's environment alone, where type checking does not look.
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, cast
+
+__all__ = ["calls"]
+
+BUCKET_BYTES = 2**30
+"""Of the weights that go in one message, unless one tensor is larger."""
+Answer = tuple[Any, Mapping[str, Any]]
+
+
+def calls() -> Mapping[str, Any]:
+    """What `unirl.runtime.engine_host.serving` answers."""
+    server = _Server()
+    return {
+        "version": server.version,
+        "load": server.load,
+        "generate": server.generate,
+        "load_weights": server.load_weights,
+        "sleep": server.sleep,
+        "wake": server.wake,
+    }
+
+
+class _Server:
+    """Each method that is a call takes JSON-able arguments and tensors, and returns both."""
+
+    def __init__(self) -> None:
+        self._generator: Any = None
+        self._module = ""
+        self._max_rows = 1
+
+    def version(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
+        """The version of SGLang, from what is installed: a wrong one may not even import."""
+        return version("sglang"), {}
+
+    def load(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
+        """Build the engine. asked: `arguments` of SGLang's `ServerArgs`, `bridge`, the bridge's `module`, and
+        `max_rows` of a batch. Returns the weights that it holds."""
+        from .control import BRIDGE_VARIABLE
+
+        os.environ[BRIDGE_VARIABLE] = asked["bridge"]
+        from sglang.multimodal_gen import DiffGenerator
+
+        self._module, self._max_rows = asked["module"], asked["max_rows"]
+        self._generator = DiffGenerator.from_pretrained(**asked["arguments"])
+        return {"weights": [(name, dtype, shape) for name, _, dtype, shape in self._call("inventory")]}, {}
+
+    def generate(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
+        """A rollout. tensors: `request`, the bytes of a `Request`. Returns those of the `Rollout`, and what was read of
+        each row."""
+        from unirl.core.request import Request
+        from unirl.core.serial import from_bytes
+        from unirl.numerics import latent_rows
+
+        request = cast(Request, from_bytes(tensors["request"].numpy().tobytes()))
+        made: dict[int, Mapping[str, Any]] = {}
+        for rows in self._pieces(request.prompts):
+            found = self._made(request.select(rows))
+            made |= zip(rows, found, strict=True)
+        return latent_rows.joined(request, [made[row] for row in range(request.num_rows)])
+
+    def _pieces(self, prompts: Sequence[str]) -> Iterator[list[int]]:
+        """Rows that go together: those of one prompt, for SGLang encodes it once for all of its outputs."""
+        for prompt in dict.fromkeys(prompts):
+            rows = [row for row, one in enumerate(prompts) if one == prompt]
+            yield from (rows[at : at + self._max_rows] for at in range(0, len(rows), self._max_rows))
+
+    def _made(self, piece: Any) -> list[dict[str, Any]]:
+        from unirl.core.serial import to_bytes
+
+        from .stages import PIECE, ROWS
+
+        request = self._request({PIECE: to_bytes(piece)})
+        request.rollout, request.rollout_return_denoising_env = True, True
+        request.num_outputs_per_prompt = piece.num_rows
+        found = self._forward(request)
+        rows = getattr(found.rollout_trajectory_data, ROWS, None)
+        if rows is None or len(rows) != piece.num_rows:
+            raise RuntimeError(f"SGLang answered the request of sample {piece.sample_ids[0]!r} without its rollout.")
+        if found.output is not None:
+            for row, media in zip(rows, found.output, strict=True):
+                row["media"] = media[None].float().cpu()
+        return rows
+
+    def load_weights(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
+        """Take weights from files. Returns nothing: afterwards just what was sent is held, or it raises; ValueError
+        when nothing was changed."""
+        from unirl.runtime.engine_host.received import read_weights
+
+        sent = read_weights(asked["paths"], asked["checksum"])
+        held = {name: (own, dtype) for name, own, dtype, _ in self._call("inventory")}
+        if asked["kind"] == "lora":
+            self._call("begin", asked["version"])
+            self._load_lora(sent, scale=asked["scale"])
+            self._call("end_lora", asked["paths"], asked["checksum"], asked["version"], asked["scale"])
+            return None, {}
+        if sent.keys() != held.keys():
+            raise ValueError("weights of other names than those held were sent.")
+        self._call("begin", asked["version"])
+        self._load_full({own: sent[name].to(dtype_of(dtype)) for name, (own, dtype) in held.items()})
+        self._call("end_full", asked["version"])
+        return None, {}
+
+    def _load_full(self, tensors: Mapping[str, Any]) -> None:
+        """tensors: by SGLang's own names, in the dtypes that it holds."""
+        from sglang.multimodal_gen.runtime.entrypoints.post_training.io_struct import (
+            UpdateWeightFromTensorCheckerReqInput,
+            UpdateWeightFromTensorReqInput,
+        )
+        from sglang.multimodal_gen.runtime.post_training.tensor_update_checker import build_named_tensor_sha256
+        from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
+
+        for piece in _buckets(tensors):
+            bucket = FlattenedTensorBucket(named_tensors=piece)
+            payload = {"flattened_tensor": bucket.get_flattened_tensor(), "metadata": bucket.get_metadata()}
+            self._succeed(
+                UpdateWeightFromTensorReqInput(
+                    serialized_named_tensors=[_serialized({self._module: payload})],
+                    load_format="flattened_bucket",
+                    target_modules=[self._module],
+                )
+            )
+        # SGLang takes names that it does not have for a success.
+        self._succeed(
+            UpdateWeightFromTensorCheckerReqInput(
+                target_module=self._module, expected_named_tensors_sha256=build_named_tensor_sha256(tensors.items())
+            )
+        )
+
+    def _load_lora(self, tensors: Mapping[str, Any], *, scale: float) -> None:
+        from sglang.multimodal_gen.runtime.entrypoints.post_training.io_struct import UpdateWeightFromTensorReqInput
+
+        rank = len(next(iter(tensors.values())))
+        self._succeed(
+            UpdateWeightFromTensorReqInput(
+                serialized_named_tensors=[_serialized(list(tensors.items()))],
+                target_modules=[self._module],
+                weight_update_mode="lora_merge",
+                lora_rank=rank,
+                # SGLang's scale is alpha / rank.
+                lora_alpha=cast("int", scale * rank),
+            )
+        )
+
+    def sleep(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
+        from sglang.multimodal_gen.runtime.entrypoints.post_training.io_struct import ReleaseMemoryOccupationReqInput
+
+        self._succeed(ReleaseMemoryOccupationReqInput())
+        return None, {}
+
+    def wake(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
+        from sglang.multimodal_gen.runtime.entrypoints.post_training.io_struct import ResumeMemoryOccupationReqInput
+
+        self._succeed(ResumeMemoryOccupationReqInput())
+        return None, {}
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the pipeline, where the weights are, and return its answer."""
+        from .control import ANSWER, CALL
+
+        usage = self._forward(self._request({CALL: (method, arguments)})).usage
+        if not usage or ANSWER not in usage:
+            raise RuntimeError(f"SGLang runs its own pipeline, which does not know {method!r}: its plugin failed.")
+        return usage[ANSWER]
+
+    def _request(self, extra: Mapping[str, Any]) -> Any:
+        from sglang.multimodal_gen.configs.sample.sampling_params import SamplingParams
+        from sglang.multimodal_gen.runtime.entrypoints.utils import prepare_request
+
+        server = self._generator.server_args
+        sampling = SamplingParams.from_user_sampling_params_args(
+            server.model_path,
+            server_args=server,
+            prompt=" ",
+            seed=0,
+            # No kernels that add up in another order than torch.
+            quality="exact",
+            generator_device="cpu",
+            save_output=False,
+            return_frames=False,
+            suppress_logs=True,
+        )
+        request = prepare_request(server_args=server, sampling_params=sampling)
+        request.extra |= extra
+        return request
+
+    def _succeed(self, message: Any) -> None:
+        """Send a message that SGLang answers by (success, message)."""
+        found = self._forward(message).output
+        if not found or not found["success"]:
+            raise RuntimeError(f"SGLang refused {type(message).__name__}: {found}")
+
+    def _forward(self, message: Any) -> Any:
+        """Send it to the worker. SGLang answers an error instead of raising it."""
+        from sglang.multimodal_gen.runtime.scheduler_client import sync_scheduler_client
+
+        found = sync_scheduler_client.forward(message)
+        if found.error:
+            raise RuntimeError(str(found.error))
+        return found
+
+
+def dtype_of(name: str) -> Any:
+    """The torch dtype of a name."""
+    import torch
+
+    return getattr(torch, name)
+
+
+def _serialized(payload: Any) -> Any:
+    from sglang.srt.utils import MultiprocessingSerializer
+
+    return MultiprocessingSerializer.serialize(payload, output_str=True)
+
+
+def _buckets(tensors: Mapping[str, Any]) -> Iterator[list[tuple[str, Any]]]:
+    piece: list[tuple[str, Any]] = []
+    size = 0
+    for name, tensor in tensors.items():
+        own = tensor.numel() * tensor.element_size()
+        if piece and size + own > BUCKET_BYTES:
+            yield piece
+            piece, size = [], 0
+        piece.append((name, tensor))
+        size += own
+    yield piece

@@ -1,0 +1,241 @@
+"""The stages of SGLang's pipelines with what a rollout needs: all that is computed with is read from the piece of the
+request that came along, and each step is taken by `unirl.numerics` inside of SGLang's own loop.
+
+Runs in SGLang's environment. A stage here has nothing of its own but methods: a stage of SGLang's that was built
+becomes one by taking its class.
+"""
+
+# SGLang is in the engine's environment alone, where type checking does not look.
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from unirl.core.config import LatentSamplingConfig
+from unirl.core.request import Request
+from unirl.core.serial import from_bytes
+from unirl.core.track import Conditions
+from unirl.numerics.denoise import Walk
+from unirl.numerics.latent_rollout import LatentRollout, latent_walk
+from unirl.numerics.latent_rows import rows_of
+from unirl.numerics.noise import noise_digest
+
+from sglang.multimodal_gen.runtime.distributed import get_local_torch_device
+from sglang.multimodal_gen.runtime.pipelines_core.diffusion_scheduler_utils import clone_scheduler_runtime
+from sglang.multimodal_gen.runtime.pipelines_core.schedule_batch import OutputBatch
+from sglang.multimodal_gen.runtime.pipelines_core.stages import (
+    DecodingStage,
+    DenoisingStage,
+    InputValidationStage,
+    LatentPreparationStage,
+    TextEncodingStage,
+    TimestepPreparationStage,
+)
+from sglang.multimodal_gen.runtime.post_training.flow_rollout_controller import FlowRolloutController
+from sglang.multimodal_gen.runtime.post_training.rollout_hooks import prepare_rollout_if_enabled, rollout_step_kwargs
+
+__all__ = ["PIECE", "ROWS", "STAGES"]
+
+PIECE = "unirl_request"
+"""Key of a request's extras: rows of the rollout's request that share a prompt, as bytes, then as themselves."""
+WALK = "unirl_walk"
+"""Key of a request's extras: its latents on their way, and the digests of those that they started from."""
+ROWS = "unirl_rows"
+"""Attribute of SGLang's trajectory data: what was made of each row."""
+
+
+def _piece(batch: Any) -> Request:
+    """The rows that a request of SGLang is for. Raises ValueError when SGLang did not pass them on."""
+    found = batch.extra.get(PIECE)
+    if found is None:
+        raise ValueError(f"SGLang passed a request on without its {PIECE!r}: it dropped extra.")
+    if isinstance(found, bytes):
+        found = batch.extra[PIECE] = cast("Request", from_bytes(found))
+    return found
+
+
+def _sampling(batch: Any) -> tuple[str, LatentSamplingConfig]:
+    """Its track, and how that is sampled."""
+    piece = _piece(batch)
+    (track,) = piece.tracks
+    return track, piece.latent(track).sampling
+
+
+class Reading(InputValidationStage):
+    """Puts what the piece says where SGLang's stages look for it."""
+
+    def forward(self, batch: Any, server_args: Any) -> Any:
+        piece = _piece(batch)
+        track, sampling = _sampling(batch)
+        batch.prompt, batch.negative_prompt = piece.prompts[0], sampling.negative_prompt
+        batch.num_outputs_per_prompt = piece.num_rows
+        batch.height, batch.width, batch.num_frames = sampling.height, sampling.width, sampling.frames
+        batch.num_inference_steps = len(piece.latent(track).sigmas) - 1
+        batch.guidance_scale, batch.guidance_rescale = sampling.guidance_scale, 0.0
+        batch.do_classifier_free_guidance = sampling.guidance_scale != 1.0
+        return super().forward(batch, server_args)
+
+
+class Encoding(TextEncodingStage):
+    """Each encoder gets the number of tokens that the model has for it: SGLang gives all of them one."""
+
+    unirl_lengths: Any = None
+
+    def forward(self, batch: Any, server_args: Any) -> Any:
+        bridge = self.pipeline_of().bridge
+        self.unirl_lengths = bridge.encoder_lengths(_sampling(batch)[1])
+        return super().forward(batch, server_args)
+
+    def encode_text(self, text: Any, server_args: Any, encoder_index: Any = None, **settings: Any) -> Any:
+        settings.pop("max_length", None)
+        each = [
+            super(Encoding, self).encode_text(
+                text, server_args, encoder_index=[at], max_length=self.unirl_lengths[at], **settings
+            )
+            for at in encoder_index
+        ]
+        # A tuple of lists, one entry for each encoder that has one.
+        return tuple([one for found in part for one in found] for part in zip(*each, strict=True))
+
+
+class Schedule(TimestepPreparationStage):
+    """The sigmas of the piece, to the last bit."""
+
+    def forward(self, batch: Any, server_args: Any) -> Any:
+        track, _ = _sampling(batch)
+        device = get_local_torch_device()
+        sigmas = _piece(batch).latent(track).sigmas.to(device=device, dtype=torch.float32)
+        batch.scheduler = clone_scheduler_runtime(self.scheduler)
+        batch.scheduler.sigmas = sigmas
+        batch.scheduler.timesteps = sigmas[:-1] * batch.scheduler.config.num_train_timesteps
+        batch.timesteps = batch.scheduler.timesteps
+        # With both there, SGLang makes neither.
+        return super().forward(batch, server_args)
+
+
+class Latents(LatentPreparationStage):
+    """The initial noise of the piece."""
+
+    def forward(self, batch: Any, server_args: Any) -> Any:
+        piece, (track, _) = _piece(batch), _sampling(batch)
+        shape = server_args.pipeline_config.prepare_latent_shape(batch, piece.num_rows, 1)
+        walk = latent_walk(piece, track, latent_shape=shape[1:], device=get_local_torch_device())
+        batch.latents = walk.x
+        batch.extra[WALK] = walk
+        return super().forward(batch, server_args)
+
+
+class Denoising(DenoisingStage):
+    """SGLang's loop, with guidance and all, around the walk."""
+
+    def _prepare_denoising_loop(self, batch: Any, server_args: Any) -> Any:
+        context = super()._prepare_denoising_loop(batch, server_args)
+        prepare_rollout_if_enabled(
+            batch=batch, pipeline_config=server_args.pipeline_config, build_controller=_walk_controller
+        )
+        context.extra_step_kwargs.update(rollout_step_kwargs(batch))
+        return context
+
+    def _predict_noise_with_cfg(self, *arguments: Any, **named: Any) -> Any:
+        # Latents take the dtype of the velocity, and steps are computed in fp32.
+        return super()._predict_noise_with_cfg(*arguments, **named).float()
+
+    def _denoise(self, batch: Any, server_args: Any) -> Any:
+        initial = noise_digest(batch.latents)
+        batch = super()._denoise(batch, server_args)
+        piece, walk, data = _piece(batch), cast(Walk, batch.extra.pop(WALK)), batch.rollout_trajectory_data
+        if not torch.equal(batch.latents, walk.x):
+            raise RuntimeError("SGLang decodes other latents than the last step gave.")
+        pipeline = self.pipeline_of()
+        conditions = {"positive": _conditions(pipeline.bridge, data.denoising_env.pos_cond_kwargs, piece)}
+        if data.denoising_env.neg_cond_kwargs:
+            conditions["negative"] = _conditions(pipeline.bridge, data.denoising_env.neg_cond_kwargs, piece)
+        rows = rows_of(
+            piece,
+            found=LatentRollout(trajectory=walk.trajectory(), initial_noise=initial),
+            conditions=conditions,
+            media=None,
+            prompts=(batch.prompt,) * piece.num_rows,
+            negative_prompt=batch.negative_prompt if "negative" in conditions else None,
+            guidance_scale=batch.guidance_scale,
+            version=pipeline.unirl_version,
+        )
+        # Conditions are in the rows already.
+        data.denoising_env = None
+        setattr(data, ROWS, rows)
+        return batch
+
+
+class Decoding(DecodingStage):
+    """No media where none were asked for."""
+
+    def forward(self, batch: Any, server_args: Any) -> Any:
+        if _sampling(batch)[1].decode:
+            return super().forward(batch, server_args)
+        return OutputBatch(rollout_trajectory_data=batch.rollout_trajectory_data, metrics=batch.metrics)
+
+
+class WalkController(FlowRolloutController):
+    """Takes the steps of a walk in place of SGLang's: with our kernels, noise and bookkeeping."""
+
+    walk: Walk
+
+    def flow_sde_sampling(
+        self,
+        batch: Any,
+        model_output: Tensor,
+        sample: Tensor,
+        current_sigma: Tensor,
+        next_sigma: Tensor,
+        step_index: int,
+    ) -> Tensor:
+        walk = self.walk
+        used, asked = (current_sigma, next_sigma), tuple(walk.sigmas[walk.step : walk.step + 2])
+        same = step_index == walk.step and all(bool(one == other) for one, other in zip(used, asked, strict=True))
+        if not same or not torch.equal(sample, walk.x):
+            raise RuntimeError(
+                f"SGLang is at step {step_index}, from sigma {float(used[0])} to {float(used[1])}; the request is at "
+                f"step {walk.step}, from {float(asked[0])} to {float(asked[1])}, or its latents were changed."
+            )
+        walk.advance(model_output)
+        # Its own table of log-probs has a column for every step, and the walk those of the stochastic ones.
+        nothing = torch.zeros(len(sample))
+        self.append_local_rollout_log_probs(nothing, nothing + 1)
+        return walk.x
+
+
+def _walk_controller(*, batch: Any, pipeline_config: Any) -> WalkController:
+    controller = WalkController(
+        sde_type="sde",
+        noise_level=0.0,
+        log_prob_no_const=True,
+        debug_mode=False,
+        sde_step_indices=None,
+        generator=batch.generator,
+        return_dit_trajectory=False,
+        return_step_indices=None,
+        shard_for_sp=_unsharded,
+        gather_for_sp=_unsharded,
+        sigmas=batch.scheduler.sigmas,
+        latents_shape=tuple(batch.latents.shape),
+    )
+    controller.walk = batch.extra[WALK]
+    return controller
+
+
+def _unsharded(batch: Any, latents: Tensor) -> Tensor:
+    return latents
+
+
+def _conditions(bridge: Any, arguments: Mapping[str, Any], piece: Request) -> Conditions:
+    """All rows share the prompt, and with it the embedding."""
+    values = {name: value[:1] for name, value in bridge.conditions(arguments).items()}
+    return Conditions(values=values, index=torch.zeros(piece.num_rows, dtype=torch.int64))
+
+
+STAGES: Mapping[type, type] = {cls.__base__: cls for cls in (Reading, Encoding, Schedule, Latents, Denoising, Decoding)}
+"""Stage of SGLang -> what it becomes."""

@@ -1,0 +1,45 @@
+"""Stable Diffusion 3 in SGLang: what `unirl.engines.sglang.bridge.Bridge` asks of a model.
+
+SGLang's transformer is made of diffusers' blocks and takes its weights by their names. Its encoders are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from unirl.core.config import LatentSamplingConfig
+
+__all__ = ["BRIDGE", "Sd3InSglang"]
+
+
+class Sd3InSglang:
+    pipeline = "sglang.multimodal_gen.runtime.pipelines.stable_diffusion_3:StableDiffusion3Pipeline"
+    pipeline_config = "sglang.multimodal_gen.configs.pipeline_configs.stablediffusion3:StableDiffusion3PipelineConfig"
+    sampling_params = "sglang.multimodal_gen.configs.sample.stablediffusion3:StableDiffusion3SamplingParams"
+    architecture = "StableDiffusion3Pipeline"
+    module = "transformer"
+    # A table of sines.
+    constants = ("pos_embed.pos_embed",)
+    num_encoders = 3
+    guidance_modes = ("batched", "two-pass")
+
+    def unfit(self, model: Any) -> str:
+        if model.pipeline.text_encoder_3 is None:
+            return (
+                "SGLang encodes prompts of Stable Diffusion 3 with T5, and the model was loaded without it. Use a "
+                "checkpoint that has it and model.use_t5=true, or engine=trainside."
+            )
+        return ""
+
+    def encoder_lengths(self, sampling: LatentSamplingConfig) -> tuple[int | None, ...]:
+        # CLIP has 77 positions, whatever T5 is given.
+        return None, None, sampling.max_sequence_length
+
+    def conditions(self, arguments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"prompt_embeds": arguments["encoder_hidden_states"], "pooled": arguments["pooled_projections"]}
+
+
+BRIDGE = Sd3InSglang()
