@@ -1,8 +1,8 @@
 """The stages of SGLang's pipelines with what a rollout needs: all that is computed with is read from the piece of the
 request that came along, and each step is taken by `unirl.numerics` inside of SGLang's own loop.
 
-Runs in SGLang's environment. A stage here has nothing of its own but methods: a stage of SGLang's that was built
-becomes one by taking its class.
+Runs in SGLang's environment. A stage here has no state that it is made with: a stage of SGLang's that was built becomes
+one by taking its class, and is given `pipeline_of`, which returns the pipeline.
 """
 
 # SGLang is in the engine's environment alone, where type checking does not look.
