@@ -27,7 +27,7 @@ from unirl.core.spec import AlgorithmSpec, Gap
 from unirl.core.track import Track
 from unirl.numerics.reduction import LossTerm
 
-from conformance_mutants import algorithm_state, algorithm_text
+from conformance_mutants import algorithm_critic, algorithm_state, algorithm_text
 from conformance_mutants.mutant import Mutant
 
 
@@ -284,7 +284,8 @@ BROKEN: dict[type[FlowGrpo], Mutant] = {
         broken="takes a ratio to the policy that sampled, and states that it takes none",
     ),
 }
-MUTANTS = [*BROKEN.values(), *algorithm_text.BROKEN.values(), *algorithm_state.BROKEN.values()]
+FURTHER = (algorithm_text, algorithm_state, algorithm_critic)
+MUTANTS = [*BROKEN.values(), *(mutant for module in FURTHER for mutant in module.BROKEN.values())]
 OTHER_LOSS = (
     LikesItsSamples,
     NegatesAdvantages,
@@ -330,10 +331,15 @@ def catalog() -> Catalog:
     )
     return Catalog.of(
         {
-            "unirl-well": SimpleNamespace(unirl_algorithms=hookimpl(lambda: [*WELL, *algorithm_text.WELL])),
+            "unirl-well": SimpleNamespace(
+                unirl_algorithms=hookimpl(lambda: [*WELL, *algorithm_text.WELL, *algorithm_critic.WELL])
+            ),
             "unirl-mutants": SimpleNamespace(
                 unirl_algorithms=hookimpl(
-                    lambda: [*(_spec(kind) for kind in BROKEN), *algorithm_text.specs(), *algorithm_state.specs()]
+                    lambda: [
+                        *(_spec(kind) for kind in BROKEN),
+                        *(spec for module in FURTHER for spec in module.specs()),
+                    ]
                 ),
                 unirl_check_plan=_check_plan,
             ),

@@ -124,10 +124,13 @@ class TokenLossInputs:
     """[n, S] in nats, of the distribution of each token under the weights that train."""
     valid: Any
     """[n, S] bool: tokens that are trained on."""
-    advantages: Any
-    """[n]; or [n, S] where those of tokens differ."""
+    advantages: Any = None
+    """[n]; or [n, S] where those of tokens differ. None where a critic makes them of rewards, as returns: the reference
+    makes both itself."""
+    rewards: Any = None
+    """[n] of the texts; given where there is a critic, as the next two."""
     values: Any = None
-    """[n, S] what the critic that trains expects before each token; given where there is one, as the next two."""
+    """[n, S] what the critic that trains expects before each token."""
     old_values: Any = None
     """[n, S] what it expected when the advantages were made."""
     returns: Any = None

@@ -32,6 +32,7 @@ from unirl.core.track import Track
 from ..verdicts import NotApplicable
 from ..workbench import model as latent_workbench
 from ..workbench import text_model as text_workbench
+from ..workbench.critic import PlainCritic
 from ..workbench.model import WorkbenchModel
 from ..workbench.requests import PROMPTS, numbered
 from ..workbench.rollouts import sample_text, sample_track
@@ -81,12 +82,10 @@ class AlgorithmBench(Bench):
         needs = self.spec.needs
         for key in on:
             needs = needs.merged(self.spec.when[key])
-        for is_beyond, what in (
-            (needs.critic, "needs a critic; its own tests and its cells try it with one"),
-            (needs.gradient != "surrogate", "has its gradient through the sampler, and no role gives that yet"),
-        ):
-            if is_beyond:
-                raise NotApplicable(f"algorithm {self.spec.name!r} {what}")
+        if needs.gradient != "surrogate":
+            raise NotApplicable(
+                f"algorithm {self.spec.name!r} has its gradient through the sampler, and no role gives that yet"
+            )
         return needs
 
     def variants(self) -> list[tuple[str, ...]]:
@@ -152,10 +151,12 @@ class AlgorithmBench(Bench):
         needs, config = self.needs(on), self.config(on, **settings)
         algorithm = self.algorithm(config, train=train)
         if self.kind == "text":
-            model: TrialModel = TextWorkbenchModel(device=self.device)
-            track = self._texts(model, algorithm)
+            text = TextWorkbenchModel(device=self.device)
+            model: TrialModel = text
+            critic = PlainCritic(text) if needs.critic else None
+            track = self._texts(text, algorithm)
         else:
-            model = WorkbenchModel(device=self.device)
+            model, critic = WorkbenchModel(device=self.device), None
             track = self._latents(model, algorithm, needs, is_ragged=is_ragged, trajectory=trajectory)
         track = track.select([row for row in range(track.num_rows) if row != 2 * SAMPLES_PER_PROMPT - 1])
         if is_ragged and self.kind == "text":
@@ -168,6 +169,7 @@ class AlgorithmBench(Bench):
             model=model,
             policies=FrozenPolicies(model, _named(needs) if is_strict else POLICIES),
             track=track,
+            critic=critic,
             sizes=self.workshop.shared("sizes of moves", dict[str, float]),
         )
 
@@ -216,10 +218,15 @@ class AlgorithmBench(Bench):
         *,
         advantage: AdvantageConfig | None = None,
         weights: Sequence[float] | None = None,
+        rows: Sequence[int] | None = None,
     ) -> Tensor:
-        """[n] on the CPU: what the algorithm makes of these rewards. groups: a letter for each of up to 11 samples."""
+        """[n] on the CPU: what the algorithm makes of these rewards, of tokens their mean in each text.
+
+        groups: a letter for each of up to 11 samples.  rows: which of the trial they are, for what a critic says; the
+        first ones if None.
+        """
         shared = self.workshop.shared(f"trial of {self.subject.kind} {self.subject.id}", self.trial)
-        track = shared.track.select(range(len(groups)))
+        track = shared.track.select(range(len(groups)) if rows is None else rows)
         track = dataclasses.replace(
             track,
             group_ids=tuple(groups),
@@ -229,6 +236,10 @@ class AlgorithmBench(Bench):
         weighted = {name: REWARD_WEIGHTS[name] for name in rewards}
         algorithm = self.algorithm(shared.config, advantage=advantage, reward_weights=weighted)
         found, metrics = algorithm.advantages(scored(track, rewards))
+        if shared.critic is not None:
+            judged = dataclasses.replace(shared, algorithm=algorithm).anchored(found)
+            assert judged.text.advantages is not None, "after_anchor() returned a track without advantages of tokens"
+            found = dataclasses.replace(found, advantages=torch.stack([row.mean() for row in judged.text.advantages]))
         assert found.advantages is not None, "advantages() returned a track without advantages"
         wrong = {name: number for name, number in metrics.items() if number != number or abs(number) == float("inf")}
         assert not wrong, f"advantages() gave numbers for the log that are none: {wrong}"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from unirl.conformance.benches.algorithm import AlgorithmBench
 from unirl.conformance.claims import claim
+from unirl.conformance.verdicts import NotApplicable
 from unirl.core.config import AdvantageConfig
 
 GROUPS = "aaabbbbccdd"
@@ -22,17 +23,19 @@ over a spread of a third."""
 
 @claim("algorithm", track="any")
 def test_advantages_do_not_depend_on_the_order_of_the_rows(bench: AlgorithmBench) -> None:
-    """A sample's advantage is its own, wherever it and its group stand in the batch.
+    """A sample's advantage is its own, wherever it and its group stand in the batch; so are those of its tokens where
+    a critic makes them.
 
     If it fails: advantages are taken over slices (`rewards.view(-1, group_size)`) instead of by group id.
     """
     order = [(7 * row + 3) % len(GROUPS) for row in range(len(GROUPS))]
-    for config in _configs(scopes=("group", "global"), centers=("group",)):
+    for config in _configs(bench, scopes=("group", "global"), centers=("group",)):
         plain = bench.advantages({"one": ONE, "two": TWO}, GROUPS, advantage=config)
         mixed = bench.advantages(
             {"one": [ONE[row] for row in order], "two": [TWO[row] for row in order]},
             "".join(GROUPS[row] for row in order),
             advantage=config,
+            rows=order,
         )
         bench.record(_name(config), float((mixed - plain[order]).abs().max()), bound=ROUNDING)
 
@@ -44,8 +47,10 @@ def test_advantages_are_centred_in_their_group(bench: AlgorithmBench) -> None:
 
     If it fails: the mean is taken over the batch instead of the group, or something is added after it.
     """
+    if not bench.needs().compares_groups:
+        raise NotApplicable(f"algorithm {bench.spec.name!r} compares samples with a critic, not with their group")
     raised = {group: number for number, group in enumerate("abcd", start=1)}
-    for config in _configs(scopes=("group", "global"), centers=("group",)):
+    for config in _configs(bench, scopes=("group", "global"), centers=("group",)):
         found = bench.advantages({"one": ONE, "two": TWO}, GROUPS, advantage=config)
         for group in raised:
             total = float(found[_rows(group)].mean())
@@ -60,11 +65,15 @@ def test_advantages_are_centred_in_their_group(bench: AlgorithmBench) -> None:
 
 @claim("algorithm", track="any")
 def test_a_higher_reward_gives_a_higher_advantage(bench: AlgorithmBench) -> None:
-    """Within a group the samples keep the order of their rewards, so that training moves towards the better ones.
+    """Within a group the samples keep the order of their rewards, so that training moves towards the better ones. Where
+    a critic is compared with, the tokens of a text have higher advantages the higher its reward.
 
     If it fails: a sign is wrong in `advantages()`, or it reads something else than the rewards that have a weight.
     """
-    for config in _configs(scopes=("group", "global"), centers=("group",)):
+    if not bench.needs().compares_groups:
+        _check_each_alone(bench)
+        return
+    for config in _configs(bench, scopes=("group", "global"), centers=("group",)):
         found = bench.advantages({"one": ONE}, GROUPS, advantage=config)
         for group in "abcd":
             rows = sorted(_rows(group), key=lambda row: ONE[row])
@@ -86,7 +95,7 @@ def test_advantages_are_finite_for_every_shape_of_group(bench: AlgorithmBench) -
     weights = [1.0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0]
     one = [0.5, 0.25, 0.25, 0.0, 1.0, 0.5, 0.75, 0.25, float("nan"), float("nan"), float("nan")]
     counted = [row for row, weight in enumerate(weights) if weight]
-    for config in _configs(scopes=("group", "global"), centers=("group", "global"), ddofs=(0, 1)):
+    for config in _configs(bench, scopes=("group", "global"), centers=("group", "global"), ddofs=(0, 1)):
         if config.normalize and (config.scope, config.center) == ("group", "global"):
             # Such a division of a group by its own spread about another mean has no meaning.
             continue
@@ -99,10 +108,25 @@ def test_advantages_are_finite_for_every_shape_of_group(bench: AlgorithmBench) -
         bench.record(f"{_name(config)}: change by rows of weight 0", moved, bound=ROUNDING)
 
 
+def _check_each_alone(bench: AlgorithmBench) -> None:
+    before = bench.advantages({"one": ONE}, GROUPS)
+    for row in range(len(GROUPS)):
+        raised = [value + 0.5 * (place == row) for place, value in enumerate(ONE)]
+        after = bench.advantages({"one": raised}, GROUPS)
+        assert after[row] > before[row], (
+            f"with a reward of {raised[row]} in place of {ONE[row]} the advantage of a text went from "
+            f"{float(before[row]):g} to {float(after[row]):g}; it must rise"
+        )
+
+
 def _configs(
-    *, scopes: tuple[str, ...], centers: tuple[str, ...], ddofs: tuple[int, ...] = (0,)
+    bench: AlgorithmBench, *, scopes: tuple[str, ...], centers: tuple[str, ...], ddofs: tuple[int, ...] = (0,)
 ) -> Iterator[AdvantageConfig]:
-    """Every setting of how advantages are taken; without a bound, which may bind anywhere."""
+    """Every setting of how samples are compared, the default alone where they are not; without a bound, which may bind
+    anywhere."""
+    if not bench.needs().compares_groups:
+        yield AdvantageConfig(clip=None)
+        return
     combines = ("sum-then-normalize", "normalize-then-sum")
     for scope, center, ddof, normalize, loo, combine in itertools.product(
         scopes, centers, ddofs, (True, False), (False, True), combines

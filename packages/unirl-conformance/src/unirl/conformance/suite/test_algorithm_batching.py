@@ -11,7 +11,7 @@ from torch import Tensor
 from unirl.conformance.benches.algorithm import ROUNDING, AlgorithmBench
 from unirl.conformance.benches.trial import AlreadyAnchored, Trial, apart
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.track_numbers import changed_per_token
+from unirl.conformance.workbench.track_numbers import advantages_of, changed_per_token, with_advantages
 from unirl.core.roles import Metric, Policy, ReplayedLike
 from unirl.core.track import Status, TextSegment, Track
 from unirl.numerics.reduction import weight_totals
@@ -78,8 +78,8 @@ def test_padding_changes_nothing(bench: AlgorithmBench) -> None:
         # An algorithm need not keep what the anchor made of padding.
         padded = _poisoned_padding(padded.select(range(trial.track.num_rows)))
         trial.move()
-        for name, weights in weight_totals(trial.algorithm.weights(padded.to(trial.model.device))).items():
-            expected = weight_totals(trial.algorithm.weights(plain.to(trial.model.device)))[name]
+        for name, weights in weight_totals(trial.weights(padded.to(trial.model.device))).items():
+            expected = weight_totals(trial.weights(plain.to(trial.model.device)))[name]
             assert float(weights) == float(expected), (
                 f"{_name(on)}: term {name!r} weighs {float(weights):g} with padding, {float(expected):g} without"
             )
@@ -112,7 +112,7 @@ def test_only_declared_needs_are_read(bench: AlgorithmBench) -> None:
         full.move()
         expected, loss = full.gradient(plain, progress=PROGRESS), full.loss(plain, progress=PROGRESS)[0]
         trial = bench.trial(on, trajectory="full", is_ragged=bench.kind == "text", is_strict=True)
-        track = trial.anchored(_without_what_is_not_needed(trial))
+        track = _without_rewards(trial.anchored(_without_what_is_not_needed(trial)))
         if trial.is_text:
             track = _without_masked_tokens(track)
         trial.move()
@@ -133,19 +133,21 @@ def test_weights_announce_what_the_loss_weighs(bench: AlgorithmBench) -> None:
     """
     for on in bench.variants():
         trial = bench.trial(on, is_ragged=True)
-        assert trial.track.advantages is not None
-        weights, advantages = trial.track.weights.clone(), trial.track.advantages.clone()
-        weights[0], weights[1], advantages[[4, 5]] = 0.0, 0.5, 0.0
+        weights = trial.track.weights.clone()
+        weights[0], weights[1] = 0.0, 0.5
         replay = _ClosingReplay(trial)
-        track = trial.anchored(dataclasses.replace(trial.track, weights=weights, advantages=advantages), replay=replay)
+        track = trial.anchored(dataclasses.replace(trial.track, weights=weights), replay=replay)
+        advantages = advantages_of(track).clone()
+        advantages[[4, 5]] = 0.0
+        track = with_advantages(track, advantages)
         replay.is_closed = True
-        said = trial.algorithm.weights(track)
+        said = trial.weights(track)
         replay.is_closed = False
         there = {name: tuple(value.shape[:1]) for name, value in said.items()}
         wrong = {name: rows for name, rows in there.items() if rows != (track.num_rows,)}
         assert not wrong, f"{_name(on)}: weights have one row for each of {track.num_rows} samples; found {wrong}"
         announced = weight_totals(said)
-        losses = trial.algorithm.loss(track, replay, progress=PROGRESS)
+        losses = trial.losses(track, replay=replay, progress=PROGRESS)
         found = weight_totals(losses.terms)  # type: ignore[arg-type]
         assert announced.keys() == found.keys(), (
             f"{_name(on)}: weights() names the terms {sorted(announced)}, loss() has {sorted(found)}"
@@ -220,6 +222,11 @@ def _poisoned_padding(track: Track) -> Track:
 def _without_what_is_not_needed(trial: Trial) -> Track:
     """The trial's track, stored in full, with NaN where the needs promise nothing."""
     track = _text_without(trial) if trial.is_text else _latents_without(trial)
+    return track if trial.critic is not None else _without_rewards(track)
+
+
+def _without_rewards(track: Track) -> Track:
+    """NaN for them: whatever is made of rewards has been made."""
     nan = torch.full((track.num_rows,), math.nan)
     return dataclasses.replace(track, rewards=nan, reward_parts=dict.fromkeys(track.reward_parts, nan))
 

@@ -8,13 +8,18 @@ from typing import Any
 
 import torch
 from unirl.conformance.benches.algorithm import AlgorithmBench
-from unirl.conformance.benches.trial import CLIP, AlreadyAnchored, Trial
+from unirl.conformance.benches.trial import CLIP, AlreadyAnchored, SameAlgorithm, Trial, of_policy
 from unirl.conformance.claims import claim
 from unirl.conformance.verdicts import NotApplicable
 from unirl.conformance.workbench.loss_inputs import loss_inputs, replayed
-from unirl.conformance.workbench.track_numbers import log_probs_of, with_log_probs
+from unirl.conformance.workbench.track_numbers import (
+    advantages_of,
+    log_probs_of,
+    with_advantages,
+    with_log_probs,
+)
 from unirl.core.reference import LossInNumpy
-from unirl.core.roles import Losses, Policy, Replay, ReplayedLike
+from unirl.core.roles import Algorithm, Losses, Policy, Replay, ReplayedLike
 from unirl.core.track import Track
 from unirl.numerics.reduction import weight_totals
 
@@ -22,7 +27,7 @@ from unirl.numerics.reduction import weight_totals
 @claim("algorithm", track="any")
 def test_zero_advantages_give_no_gradient(bench: AlgorithmBench) -> None:
     """Samples that are no better than their group teach nothing: with all advantages 0 the first update's gradient is
-    exactly 0.
+    exactly 0. A critic may learn all the same.
 
     Tried without the terms that the keys of `when` switch on, which may pull on their own.
 
@@ -30,10 +35,12 @@ def test_zero_advantages_give_no_gradient(bench: AlgorithmBench) -> None:
     that is shifted or floored), and give it a key of the config that the spec's `when` names.
     """
     trial = bench.trial()
-    track = dataclasses.replace(trial.track, advantages=torch.zeros(trial.track.num_rows))
-    report, gradient = trial.train(track)
-    largest = max((float(value.abs().max()) for value in gradient.values()), default=0.0)
-    assert gradient or report.num_updates == 0, "an update was made, and it had no gradient"
+    track = trial.anchored()
+    track = with_advantages(track, torch.zeros_like(advantages_of(track)))
+    report, gradient = trial.train(track, algorithm=AlreadyAnchored(trial.algorithm))
+    policy = of_policy(gradient)
+    largest = max((float(value.abs().max()) for value in policy.values()), default=0.0)
+    assert policy or report.num_updates == 0, "an update was made, and it had no gradient"
     bench.record("largest gradient element", largest, bound=0.0)
 
 
@@ -57,7 +64,7 @@ def test_the_first_ratio_is_exactly_one(bench: AlgorithmBench) -> None:
         assert log_probs is not None
         noise = torch.randn(log_probs.shape, generator=torch.Generator().manual_seed(1))
         track = with_log_probs(trial.track, log_probs + 1e-3 * noise.to(log_probs.device))
-        watched, replay = _Watched(trial), trial.replay(stacked=at_once, packing=at_once)
+        watched, replay = _Watched(trial.algorithm), trial.replay(stacked=at_once, packing=at_once)
         report, _ = trial.train(track, algorithm=watched, replay=replay, micro_batch=4)
         assert watched.gaps, "loss() replayed nothing with the live policy, though the spec needs log-probs"
         how = ("packed" if at_once else "padded") if trial.is_text else ("stacked" if at_once else "serial")
@@ -69,7 +76,7 @@ def test_the_first_ratio_is_exactly_one(bench: AlgorithmBench) -> None:
 @claim("algorithm", track="any")
 def test_a_step_favours_samples_with_advantage(bench: AlgorithmBench) -> None:
     """A small step along the gradient makes samples with a positive advantage likelier, against those with a negative
-    one.
+    one; of texts that are judged token by token, tokens.
 
     If it fails: there is a sign too many or too few in `loss()`, which is minimised, or the advantages meet the rows
     of other samples.
@@ -77,14 +84,14 @@ def test_a_step_favours_samples_with_advantage(bench: AlgorithmBench) -> None:
     trial = bench.trial()
     if not trial.has_log_probs:
         raise NotApplicable(f"algorithm {bench.spec.name!r} samples without noise, so its samples have no log-prob")
-    assert trial.track.advantages is not None
-    before = trial.mean_log_probs()
-    _, gradient = trial.train(trial.track)
-    norm = sum(float(value.square().sum()) for value in gradient.values()) ** 0.5
+    track, fixed = trial.anchored(), AlreadyAnchored(trial.algorithm)
+    before = _log_probs(trial)
+    _, gradient = trial.train(track, algorithm=fixed)
+    norm = sum(float(value.square().sum()) for value in of_policy(gradient).values()) ** 0.5
     assert norm > 0, "the gradient is 0 although samples differ in their advantages"
-    trial.train(trial.track, lr=0.01 / norm)
-    gained = trial.mean_log_probs() - before
-    advantages = trial.track.advantages
+    trial.train(track, algorithm=fixed, lr=0.01 / norm)
+    gained = _log_probs(trial) - before
+    advantages = advantages_of(track).cpu()
     favour = float((advantages * gained).sum() / advantages.abs().sum())
     bench.record("mean log-prob gained in favour of advantage", favour)
     # The step is 0.01 long: log-probs move by 1e-3 and more, of which fp32 keeps four digits.
@@ -127,7 +134,8 @@ def test_the_loss_agrees_with_its_numpy_reference(bench: AlgorithmBench) -> None
     """The loss is the formula of the paper: the same number comes from the spec's `reference`, which shares no code.
 
     The weights have moved away from the anchor, so that clips bind on some samples and not on others; tried at
-    several points of the run, and with every key of `when` on.
+    several points of the run, and with every key of `when` on. With a critic it is the sum of both losses, and the
+    reference starts from the rewards and the critic's values.
 
     If it fails: compare both with the paper, term by term, on the golden vectors of its published code. Of the two,
     the one with the fewer tests is usually wrong. An algorithm without `reference` fails here; write one, or declare
@@ -162,13 +170,11 @@ def test_the_loss_agrees_with_its_numpy_reference(bench: AlgorithmBench) -> None
             )
 
 
-class _Watched:
+class _Watched(SameAlgorithm):
     """The algorithm, noting how far live log-probs in `loss()` are from those of the track that it was given."""
 
-    def __init__(self, trial: Trial) -> None:
-        self._algorithm = trial.algorithm
-        self.advantages, self.anchor = trial.algorithm.advantages, trial.algorithm.anchor
-        self.weights = trial.algorithm.weights
+    def __init__(self, algorithm: Algorithm) -> None:
+        super().__init__(algorithm)
         self.gaps: list[float] = []
 
     def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
@@ -183,6 +189,11 @@ class _Watched:
             return replayed
 
         return self._algorithm.loss(track, noting, progress=progress)
+
+
+def _log_probs(trial: Trial) -> torch.Tensor:
+    """[n, S] or [n, 1] on the CPU, of whatever has an advantage of its own."""
+    return trial.mean_log_probs()[:, None] if trial.critic is None else trial.log_probs().cpu()
 
 
 def _some_without_weight(track: Track) -> Track:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection
 from importlib.metadata import version
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from unirl.conformance.benches.algorithm import ROUNDING, AlgorithmBench
-from unirl.conformance.benches.trial import CLIP, apart
+from unirl.conformance.benches.trial import CLIP, apart, of_policy
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.track_numbers import with_log_probs
+from unirl.conformance.workbench.track_numbers import advantages_of, with_advantages, with_log_probs
 from unirl.core.capability import Cap, Support
 from unirl.core.config import (
     AdvantageConfig,
@@ -71,18 +70,20 @@ def _check_that_age_is_corrected(bench: AlgorithmBench, on: Collection[str], nam
         f"{name}: the spec states staleness 'ratio' and needs no log-probs of the policy that sampled"
     )
     trial.move()
-    live, advantages = trial.log_probs(), trial.track.advantages
-    assert advantages is not None
+    live = trial.log_probs()
     # The same for all steps of a sample, so that a ratio of its steps and one of the whole sample are the same number.
     log_ratios = torch.linspace(-OLDEST, OLDEST, trial.track.num_rows)[_mixed(trial.track.num_rows)]
     fresh = with_log_probs(trial.track, live)
-    old = with_log_probs(trial.track, live - log_ratios[:, None].to(live.device))
-    weighted = dataclasses.replace(fresh, advantages=advantages * log_ratios.exp().to(advantages.device))
-    expected = trial.gradient(trial.anchored(weighted))
+    old = trial.anchored(with_log_probs(trial.track, live - log_ratios[:, None].to(live.device)))
+    # Those that the algorithm gives to the samples as they are: a divergence in the reward is that of who sampled.
+    advantages = advantages_of(old)
+    plain = with_advantages(trial.anchored(fresh), advantages)
+    weighted = with_advantages(plain, advantages * log_ratios.exp()[:, None].to(advantages.device))
+    expected = of_policy(trial.gradient(weighted))
     # Without it a correction could not be told from none.
-    told = apart(trial.gradient(trial.anchored(fresh)), expected)
+    told = apart(of_policy(trial.gradient(plain)), expected)
     assert told > 100 * ROUNDING, f"{name}: age changes the gradient by {told:.2g}; this is a defect of the kit"
-    found = trial.gradient(trial.anchored(old))
+    found = of_policy(trial.gradient(old))
     bench.record(f"{name}, difference from the importance-weighted gradient", apart(found, expected), bound=ROUNDING)
 
 

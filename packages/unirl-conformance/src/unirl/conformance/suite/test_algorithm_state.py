@@ -23,6 +23,8 @@ def test_a_resumed_algorithm_goes_on_as_it_was(bench: AlgorithmBench) -> None:
     so have the steps after it. Updates leave the state alone, so that copies on other ranks, which get it with each
     call of train, agree; and a copy that was at another step goes back to the one that it is given.
 
+    What a critic makes of rewards is made with this state too, so with one every step begins at the anchor pass.
+
     Tried with the settings that `stateful` of the spec names; without any, the algorithm must keep no state.
 
     If it fails: everything that `end_step()` changes and a loss reads belongs into `state()`, and `load_state()` puts
@@ -38,7 +40,7 @@ def test_a_resumed_algorithm_goes_on_as_it_was(bench: AlgorithmBench) -> None:
     fresh, old = bench.algorithm(trial.config), trial.algorithm
     start = algorithm_state(old)
     assert start, f"the spec says that it keeps a state with {settings}, and state() gives none"
-    track = trial.anchored()
+    track = trial.anchored() if trial.critic is None else trial.track
     trial.move()
     for _ in range(STEPS):
         _step(trial, track, old)
@@ -60,12 +62,17 @@ def test_a_resumed_algorithm_goes_on_as_it_was(bench: AlgorithmBench) -> None:
 def _step(trial: Trial, track: Track, algorithm: Algorithm) -> None:
     """One step of a run, whose weights stay."""
     before = algorithm_state(algorithm)
-    report, _ = trial.train(track, algorithm=AlreadyAnchored(algorithm), micro_batch=4)
+    report, _ = trial.train(track, algorithm=_from_there(trial, algorithm), micro_batch=4)
     after = algorithm_state(algorithm)
     assert after == before, f"an update changed its state from {before} to {after}; end_step() alone may do that"
     found = cast("StatefulAlgorithm", algorithm).end_step({**report.metrics, "samples": float(track.num_rows)})
     wrong = {name: number for name, number in found.items() if number != number or abs(number) == float("inf")}
     assert not wrong, f"end_step() gave numbers for the log that are none: {wrong}"
+
+
+def _from_there(trial: Trial, algorithm: Algorithm) -> Algorithm:
+    """For the track that this claim trains on, which is anchored already where there is no critic."""
+    return AlreadyAnchored(algorithm) if trial.critic is None else algorithm
 
 
 def _with_state(algorithm: Algorithm, state: dict[str, object]) -> Algorithm:
@@ -77,7 +84,7 @@ def _check_same_gradient(
     bench: AlgorithmBench, trial: Trial, track: Track, found: Algorithm, wanted: Algorithm, *, when: str
 ) -> None:
     pairs = zip(
-        *(trial.train(track, algorithm=AlreadyAnchored(one))[1].values() for one in (found, wanted)), strict=True
+        *(trial.train(track, algorithm=_from_there(trial, one))[1].values() for one in (found, wanted)), strict=True
     )
     largest = max(float((mine - other).abs().max()) for mine, other in pairs)
     bench.record(f"largest difference of a gradient, {when}", largest, bound=0.0)

@@ -8,11 +8,13 @@ from contextlib import contextmanager
 
 import torch
 from unirl.conformance.benches.algorithm import REWARD_WEIGHTS, AlgorithmBench, scored
-from unirl.conformance.benches.trial import AlreadyAnchored
+from unirl.conformance.benches.trial import AlreadyAnchored, of_policy
 from unirl.conformance.claims import claim
+from unirl.conformance.workbench.critic import PlainCritic
 from unirl.conformance.workbench.requests import PROMPTS, numbered
 from unirl.conformance.workbench.rollouts import sample_text
 from unirl.conformance.workbench.text_model import TextWorkbenchModel
+from unirl.conformance.workbench.track_numbers import advantages_of
 from unirl.conformance.workbench.updates import PlainUpdater
 from unirl.core.requests import build_request
 from unirl.core.roles import Policy
@@ -39,16 +41,15 @@ def test_three_updates_raise_the_surrogate(bench: AlgorithmBench) -> None:
     trial = bench.trial()
     track = trial.anchored()
     fixed = AlreadyAnchored(trial.algorithm)
-    assert track.advantages is not None
     with torch.no_grad():
         _, losses = trial.loss(track)
-    weights = losses.terms[0].weights * track.advantages[:, None].to(trial.model.device)
+    weights = losses.terms[0].weights * advantages_of(track).to(trial.model.device)
 
     def surrogate() -> float:
         return float((weights * trial.log_probs()).double().sum() / weights.abs().sum())
 
     _, gradient = trial.train(track, algorithm=fixed)
-    norm_squared = sum(float(value.double().square().sum()) for value in gradient.values())
+    norm_squared = sum(float(value.double().square().sum()) for value in of_policy(gradient).values())
     assert norm_squared > 0, "the gradient is 0 although texts differ in their advantages"
     found = [surrogate()]
     for _ in range(3):
@@ -67,13 +68,14 @@ def test_training_on_text_raises_the_reward(bench: AlgorithmBench) -> None:
     more of them in the last three of nine rounds than in the first three, by more than three standard errors.
 
     Whole rounds: texts are generated, scored, compared in their groups, replayed and trained on in micro-batches by
-    tokens, and the next ones come from the new weights.
+    tokens, and the next ones come from the new weights. A critic starts at 0 and takes steps of the same length.
 
     If it fails while the other claims hold: look at what only a run has: `progress` (schedules that end in nothing),
     and state that is kept from step to step.
     """
     algorithm, model = bench.algorithm(), TextWorkbenchModel(device=bench.device)
     updater = PlainUpdater(model.net, length=LENGTH)
+    critic = PlainCritic(model, is_fresh=True, length=LENGTH) if bench.needs().critic else None
     replay = TrackReplay(model, stacked=True, policy_context=_no_policy)
     means: list[float] = []
     spread = 0.0
@@ -103,6 +105,7 @@ def test_training_on_text_raises_the_reward(bench: AlgorithmBench) -> None:
             micro_batch_tokens=600,
             progress=step / STEPS,
             apply=updater,
+            critic=critic,
         )
     third = STEPS // 3
     rise = (sum(means[-third:]) - sum(means[:third])) / third

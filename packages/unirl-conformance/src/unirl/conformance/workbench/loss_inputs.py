@@ -58,8 +58,18 @@ def _of_steps(track: Track, new: Replayed, old: Replayed, reference: Replayed, *
 def _of_tokens(
     trial: Trial, track: Track, new: ReplayedTokens, old: ReplayedLike, reference: ReplayedLike, *, progress: float
 ) -> TokenLossInputs:
-    segment = track.text
-    assert track.advantages is not None and new.entropy is not None
+    segment, critic = track.text, trial.critic
+    assert new.entropy is not None
+    judged: dict[str, Any] = {}
+    if critic is not None:
+        assert track.rewards is not None
+        with torch.no_grad():
+            now = critic.values(track.to(trial.model.device))
+        judged = {
+            "rewards": _numpy(track.rewards),
+            "values": _numpy(now),
+            "old_values": _numpy(per_token(segment, "values")),
+        }
     return TokenLossInputs(
         log_probs=_numpy(new.log_probs),
         old_log_probs=_numpy(old.log_probs if segment.log_probs is None else per_token(segment, "log_probs")),
@@ -67,10 +77,11 @@ def _of_tokens(
         reference_log_probs=_numpy(reference.log_probs),
         entropy=_numpy(new.entropy),
         valid=np.asarray(new.valid.cpu()),
-        advantages=_numpy(track.advantages),
+        advantages=None if critic is not None else _numpy(track.advantages),
         weights=_numpy(track.weights),
         is_truncated=np.asarray([status is Status.TRUNCATED for status in track.status]),
         progress=progress,
+        **judged,
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from unirl.core.track import PER_TOKEN, TextSegment, Track
 from unirl.numerics.text_replay import per_token
 
-__all__ = ["changed_per_token", "log_probs_of", "with_log_probs", "with_mask"]
+__all__ = ["advantages_of", "changed_per_token", "log_probs_of", "with_advantages", "with_log_probs", "with_mask"]
 
 
 def log_probs_of(track: Track) -> Tensor | None:
@@ -27,6 +27,22 @@ def with_log_probs(track: Track, log_probs: Tensor) -> Track:
         return dataclasses.replace(track, segment=dataclasses.replace(track.latent, log_probs=log_probs))
     found = tuple(row[:length] for row, length in zip(log_probs, track.segment.lengths, strict=True))
     return dataclasses.replace(track, segment=dataclasses.replace(track.segment, log_probs=found))
+
+
+def advantages_of(track: Track) -> Tensor:
+    """[n, S] of the tokens of a text that has them, 0 past its end; else [n, 1] of the samples."""
+    if isinstance(track.segment, TextSegment) and track.segment.advantages is not None:
+        return per_token(track.segment, "advantages")
+    assert track.advantages is not None, "neither the samples nor their tokens have advantages"
+    return track.advantages[:, None]
+
+
+def with_advantages(track: Track, advantages: Tensor) -> Track:
+    """The same track with these advantages, of the shape that `advantages_of` gives."""
+    if isinstance(track.segment, TextSegment) and track.segment.advantages is not None:
+        found = tuple(row[:length] for row, length in zip(advantages, track.segment.lengths, strict=True))
+        return dataclasses.replace(track, segment=dataclasses.replace(track.segment, advantages=found))
+    return dataclasses.replace(track, advantages=advantages.squeeze(1))
 
 
 def with_mask(track: Track, masks: Sequence[Tensor]) -> Track:

@@ -24,7 +24,7 @@ class PlainUpdater:
         """length: of every step, in place of a learning rate."""
         self._length = length
         self._params = {name: param for name, param in module.named_parameters() if param.requires_grad}
-        self._lr = lr
+        self.lr = lr
         self.device = next(iter(self._params.values())).device
         self.gradients: dict[str, Tensor] = {}
 
@@ -44,7 +44,7 @@ class PlainUpdater:
         }
         squares = sum(float(grad.double().square().sum()) for grad in self.gradients.values())
         count = sum(grad.numel() for grad in self.gradients.values())
-        lr = self._lr if self._length is None else self._length / max(squares**0.5, 1e-30)
+        lr = self.lr if self._length is None else self._length / max(squares**0.5, 1e-30)
         with torch.no_grad():
             for name, param in self._params.items():
                 param.sub_(lr * self.gradients[name])

@@ -26,6 +26,7 @@ SPEC = AlgorithmSpec(
     config="unirl.algorithms.ppo.config:PpoConfig",
     needs=Needs(track="text", log_probs="token", critic=True, staleness="ratio"),
     when={"kl_coef": Needs(reference="policy")},
+    stateful={"kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 100.0},
     clip_key="clip_range",
     paper="arXiv 1707.06347",
     reference="unirl.algorithms.ppo.reference:loss",

@@ -5,6 +5,7 @@ It shares no code with the algorithm. fp64 throughout; clarity before speed.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from unirl.algorithms.ppo.config import PpoConfig
@@ -14,12 +15,17 @@ __all__ = ["generalized_advantages", "loss"]
 
 
 def loss(config: PpoConfig, inputs: TokenLossInputs) -> float:
-    """The policy loss and the critic's, plus the divergence and less the entropy, each with its factor."""
+    """The policy loss and the critic's, plus the divergence and less the entropy, each with its factor.
+
+    Advantages and returns are made of rewards and old values, unless they are given.
+    """
+    if inputs.advantages is None:
+        inputs = _judged(config, inputs)
     policy, value, kl, entropy = (TokenMean(config.aggregation, horizon=config.horizon or 1.0) for _ in range(4))
     has_kl = config.kl_coef > 0 and not config.kl_in_reward
     for row, weight in enumerate(inputs.weights):
-        tokens = [token for token, counts in enumerate(inputs.valid[row]) if counts]
-        if weight == 0 or not tokens or (config.truncated == "mask" and inputs.is_truncated[row]):
+        tokens = _tokens(config, inputs, row)
+        if not tokens:
             continue
         policy.add([_policy(config, inputs, row, token, tokens) for token in tokens], float(weight))
         value.add([_value(config, inputs, row, token) for token in tokens], float(weight))
@@ -42,6 +48,40 @@ def generalized_advantages(
     deltas = [r + gamma * after - v for r, after, v in zip(rewards, following, values, strict=True)]
     found = [sum((gamma * lam) ** k * delta for k, delta in enumerate(deltas[t:])) for t in range(len(deltas))]
     return found, [advantage + value for advantage, value in zip(found, values, strict=True)]
+
+
+def _judged(config: PpoConfig, inputs: TokenLossInputs) -> TokenLossInputs:
+    """Text by text: the reward at the last token, less the divergence at each; then one mean and one spread of all."""
+    advantages, returns = 0.0 * inputs.old_values, 0.0 * inputs.old_values
+    then = dataclasses.replace(inputs, log_probs=inputs.old_log_probs)
+    counted: list[tuple[int, int]] = []
+    for row in range(len(inputs.weights)):
+        tokens = _tokens(config, inputs, row)
+        if not tokens:
+            continue
+        rewards = [0.0] * (len(tokens) - 1) + [float(inputs.rewards[row])]
+        if config.kl_in_reward and config.kl_coef > 0:
+            divergence = [token_divergence(config, then, row, token) for token in tokens]
+            rewards = [reward - config.kl_coef * kl for reward, kl in zip(rewards, divergence, strict=True)]
+        values = [float(inputs.old_values[row, token]) for token in tokens]
+        found = generalized_advantages(rewards, values, gamma=config.gamma, lam=config.gae_lambda)
+        advantages[row, tokens], returns[row, tokens] = found
+        counted += [(row, token) for token in tokens]
+    if config.whiten_advantages and counted:
+        mean = sum(float(advantages[place]) for place in counted) / len(counted)
+        squares = sum((float(advantages[place]) - mean) ** 2 for place in counted)
+        # Bessel's variance, with the 1e-8 that the field adds to it.
+        spread = math.sqrt(squares / max(len(counted) - 1, 1) + 1e-8)
+        for place in counted:
+            advantages[place] = (float(advantages[place]) - mean) / spread
+    return dataclasses.replace(inputs, advantages=advantages, returns=returns)
+
+
+def _tokens(config: PpoConfig, inputs: TokenLossInputs, row: int) -> list[int]:
+    """Those of a text that count."""
+    if inputs.weights[row] == 0 or (config.truncated == "mask" and inputs.is_truncated[row]):
+        return []
+    return [token for token, counts in enumerate(inputs.valid[row]) if counts]
 
 
 def _policy(config: PpoConfig, inputs: TokenLossInputs, row: int, token: int, tokens: list[int]) -> float:

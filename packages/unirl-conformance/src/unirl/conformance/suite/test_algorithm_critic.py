@@ -1,0 +1,102 @@
+"""What an algorithm does with a critic."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from unirl.conformance.benches.algorithm import AlgorithmBench
+from unirl.conformance.benches.trial import CRITIC, AlreadyAnchored, Trial
+from unirl.conformance.claims import claim
+from unirl.conformance.verdicts import NotApplicable
+from unirl.core.track import Track
+from unirl.numerics.critic import with_values
+from unirl.numerics.text_replay import per_token
+
+ROUNDING = 1e-5
+"""Advantages and returns are fp32 numbers of order 1, of sums over all tokens in fp64."""
+
+
+@claim("algorithm", track="text")
+def test_ranks_make_the_advantages_of_tokens_together(bench: AlgorithmBench) -> None:
+    """What a critic's values and the rewards make of a rollout does not depend on which rank holds which texts:
+    advantages and returns of tokens are those of one process that has all texts.
+
+    Three ranks, of which one has rows alone that fill it up; with every key of `when` on.
+
+    If it fails: take means and spreads from sums that went through `sum_over_ranks`, on every rank and equally often,
+    and leave rows of weight 0 out of them.
+    """
+    for on in bench.variants():
+        trial = _trial(bench, on)
+        whole = trial.anchored()
+        rows = range(trial.track.num_rows)
+        shares = [list(rows[::2]), list(rows[1::2])]
+        parts = [*(trial.track.select(share) for share in shares), trial.track.select([0]).padded(2).select([1])]
+        found = _together(trial, parts)
+        for share, part in zip(shares, found, strict=False):
+            wanted = whole.select(share)
+            for name in ("advantages", "returns"):
+                one, other = per_token(part.text, name), per_token(wanted.text, name)
+                largest = float((one - other).abs().max() / other.abs().max())
+                bench.record(f"{'+'.join(on) or 'plain'}, {name} of {len(share)} texts", largest, bound=ROUNDING)
+
+
+@claim("algorithm", track="text")
+def test_three_updates_lower_the_loss_of_the_critic(bench: AlgorithmBench) -> None:
+    """The critic's gradient is that of its loss: three small steps of descent lower it on the same texts, each of them.
+
+    If it fails: the values of the terms of `critic_loss()` and their gradient belong to different losses: a sign, a
+    clip without its other side, or a detach in the wrong place.
+    """
+    trial = _trial(bench)
+    track, fixed = trial.anchored(), AlreadyAnchored(trial.algorithm)
+    report, gradient = trial.train(track, algorithm=fixed)
+    squares = sum(float(value.double().square().sum()) for name, value in gradient.items() if name.startswith(CRITIC))
+    assert squares > 0, "the critic's gradient is 0 although its values are not the returns"
+    # Each step promises a thousandth, ten thousand times the rounding of a mean of fp32 numbers of order 1.
+    promised = 1e-3
+    losses = [report.metrics["critic_loss"]]
+    for _ in range(3):
+        trial.train(track, algorithm=fixed, critic_lr=promised / squares)
+        losses.append(trial.train(track, algorithm=fixed)[0].metrics["critic_loss"])
+    bench.record("gain of three updates over what the gradient promised", (losses[0] - losses[-1]) / (3 * promised))
+    assert all(after < before for before, after in itertools.pairwise(losses)), (
+        f"the critic's loss over three updates is {', '.join(f'{loss:.7g}' for loss in losses)}; each must lower it"
+    )
+
+
+def _trial(bench: AlgorithmBench, on: Sequence[str] = ()) -> Trial:
+    trial = bench.trial(on, is_ragged=True)
+    if trial.critic is None:
+        raise NotApplicable(f"algorithm {bench.spec.name!r} needs no critic")
+    return trial
+
+
+def _together(trial: Trial, parts: Sequence[Track]) -> list[Track]:
+    """What each rank makes of its part, in one process: again and again, until the sums of all calls are known."""
+    critic, judge = trial.critic, trial.judge
+    assert critic is not None and judge is not None
+    with torch.no_grad():
+        there = [trial.algorithm.anchor(part.to(trial.model.device), trial.replay()) for part in parts]
+    there = [with_values(part, critic) for part in there]
+    sums: list[Tensor] = []
+    while True:
+        asked: list[list[Tensor]] = []
+        found: list[Track] = []
+        for part in there:
+            calls: list[Tensor] = []
+
+            def joined(value: Tensor, calls: list[Tensor] = calls) -> Tensor:
+                calls.append(value)
+                return sums[len(calls) - 1] if len(calls) <= len(sums) else value
+
+            found.append(judge.after_anchor(part, joined)[0])
+            asked.append(calls)
+        counts = [len(calls) for calls in asked]
+        assert len(set(counts)) == 1, f"sum_over_ranks is called {counts} times on three ranks; every other rank hangs"
+        if counts[0] == len(sums):
+            return found
+        sums.append(torch.stack([calls[len(sums)] for calls in asked]).sum(dim=0))

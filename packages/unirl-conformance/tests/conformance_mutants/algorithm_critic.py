@@ -1,0 +1,114 @@
+"""Algorithms that do one thing wrong with their critic."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from torch import Tensor
+from unirl.algorithms.ppo.algorithm import Ppo
+from unirl.algorithms.ppo.plugin import SPEC
+from unirl.core.roles import Losses, Metric, Replay
+from unirl.core.spec import AlgorithmSpec
+from unirl.core.track import Track
+from unirl.numerics.reduction import LossTerm
+from unirl.numerics.text_replay import per_sample, per_token, token_mask
+from unirl.numerics.whitening import whiten
+
+from conformance_mutants.mutant import Mutant
+
+__all__ = ["BROKEN", "WELL", "specs"]
+
+WELL = (dataclasses.replace(SPEC, name="judged", trial={"gamma": 0.9, "kl_estimator": "k3"}),)
+
+
+class DiscountsNothing(Ppo):
+    """With gamma in the advantages of tokens, and not in what the critic is to expect."""
+
+    def after_anchor(
+        self, track: Track, sum_over_ranks: Callable[[Tensor], Tensor]
+    ) -> tuple[Track, Mapping[str, Metric]]:
+        found, metrics = super().after_anchor(track, sum_over_ranks)
+        config, self._config = self._config, dataclasses.replace(self._config, gamma=1.0)
+        plain, _ = super().after_anchor(track, sum_over_ranks)
+        self._config = config
+        return dataclasses.replace(found, segment=dataclasses.replace(found.text, returns=plain.text.returns)), metrics
+
+
+class ClipsAboutTheNewValue(Ppo):
+    def critic_loss(self, track: Track, values: Tensor, *, progress: float) -> Losses:
+        now = dataclasses.replace(track.text, values=per_sample(values.detach(), track.text))
+        return super().critic_loss(dataclasses.replace(track, segment=now), values, progress=progress)
+
+
+class WhitensItsMicroBatch(Ppo):
+    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+        counted = token_mask(track.text) & (track.weights > 0)[:, None]
+        own = per_sample(whiten(per_token(track.text, "advantages"), counted), track.text)
+        own_track = dataclasses.replace(track, segment=dataclasses.replace(track.text, advantages=own))
+        return super().loss(own_track, replay, progress=progress)
+
+
+class WhitensItsRank(Ppo):
+    def after_anchor(
+        self, track: Track, sum_over_ranks: Callable[[Tensor], Tensor]
+    ) -> tuple[Track, Mapping[str, Metric]]:
+        return super().after_anchor(track, lambda values: values)
+
+
+class LearnsAwayFromReturns(Ppo):
+    """The loss of its critic is right, the gradient has a sign too many."""
+
+    def critic_loss(self, track: Track, values: Tensor, *, progress: float) -> Losses:
+        losses = super().critic_loss(track, values, progress=progress)
+        term = cast(LossTerm, losses.terms[0])
+        turned = 2 * term.values.detach() - term.values
+        return dataclasses.replace(losses, terms=[dataclasses.replace(term, values=turned)])
+
+
+REFERENCE = "the-loss-agrees-with-its-numpy-reference"
+BROKEN: dict[type[Ppo], Mutant] = {
+    DiscountsNothing: Mutant(
+        claim=REFERENCE, name="discounts-nothing", broken="teaches its critic returns without the discount"
+    ),
+    ClipsAboutTheNewValue: Mutant(
+        claim=REFERENCE,
+        name="clips-about-the-new-value",
+        broken="takes the values that a critic's clip is about after the update",
+    ),
+    WhitensItsMicroBatch: Mutant(
+        claim="micro-batches-do-not-change-the-gradient",
+        name="whitens-its-micro-batch",
+        broken="whitens the advantages of tokens over a micro-batch",
+        # The ratio of one sample must not move the weight of another.
+        also=("samples-of-older-weights-count-as-declared",),
+    ),
+    WhitensItsRank: Mutant(
+        claim="ranks-make-the-advantages-of-tokens-together",
+        name="whitens-its-rank",
+        broken="whitens the advantages of tokens over the texts of its rank",
+    ),
+    LearnsAwayFromReturns: Mutant(
+        claim="three-updates-lower-the-loss-of-the-critic",
+        name="learns-away-from-returns",
+        broken="has a sign too many in the gradient of its critic",
+        # Advantages are soon what the critic says, not the reward.
+        also=("training-on-text-raises-the-reward",),
+    ),
+}
+
+
+def build(config: Any, **context: Any) -> Ppo:
+    """The algorithm that the config's `use` names."""
+    kind = next(kind for kind, mutant in BROKEN.items() if mutant.name == config.use)
+    return kind(config, train=context["train"])
+
+
+def specs() -> list[AlgorithmSpec]:
+    return [_spec(kind) for kind in BROKEN]
+
+
+def _spec(kind: type[Ppo]) -> AlgorithmSpec:
+    spec = dataclasses.replace(SPEC, name=BROKEN[kind].name, build=f"{__name__}:build")
+    return dataclasses.replace(spec, trial={"gamma": 0.9}) if kind is DiscountsNothing else spec
