@@ -1,4 +1,4 @@
-"""Small runs of the quickstart, and what they leave behind."""
+"""Small runs of the quickstarts, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -35,6 +35,16 @@ SMALL = (
     "+reward@reward.light=brightness",
     "reward.light.weight=0.1",
 )
+SMALL_TEXT = (
+    "data.prompts_per_step=4",
+    "data.samples_per_prompt=4",
+    "data.eval=''",
+    "sampling.max_new_tokens=12",
+    "eval.every=0",
+    "run.keep=0",
+    "~tracker.report",
+)
+RECIPES = {"quickstart": SMALL, "quickstart-text": SMALL_TEXT}
 
 
 @cache
@@ -42,14 +52,14 @@ def catalog() -> Catalog:
     return Catalog.discover()
 
 
-def plan(*words: str) -> Plan:
-    return compose("quickstart", [*SMALL, *words], catalog=catalog())
+def plan(*words: str, recipe: str = "quickstart") -> Plan:
+    return compose(recipe, [*RECIPES[recipe], *words], catalog=catalog())
 
 
-def run(folder: Path, *words: str, resume: Path | None = None) -> RunResult:
+def run(folder: Path, *words: str, resume: Path | None = None, recipe: str = "quickstart") -> RunResult:
     """Train in this process. Goes on with the run in `resume`, or starts one in `folder`."""
     words = words if resume else (f"run.dir={folder}", *words)
-    return train(plan(*words), catalog=catalog(), resume=resume, overrides=words)
+    return train(plan(*words, recipe=recipe), catalog=catalog(), resume=resume, overrides=words)
 
 
 @contextmanager
@@ -85,11 +95,15 @@ def steps(folder: Path) -> dict[int, dict[str, float]]:
 
 
 def tensors(folder: Path, step: int) -> dict[str, Any]:
-    """Everything that a checkpoint holds, whole, by name."""
-    file = folder / f"whole-{step}.pt"
-    (backend,) = (path.parent for path in (folder / "checkpoints" / f"step-{step:06d}").rglob(".metadata"))
-    dcp_to_torch_save(backend, file)
-    return flat(torch.load(file, weights_only=True))
+    """Everything that a checkpoint holds, whole, by name; what a critic has begins with `critic`."""
+    found = dict[str, Any]()
+    for path in sorted((folder / "checkpoints" / f"step-{step:06d}").rglob(".metadata")):
+        part = "critic" if path.parent.name == "critic" else ""
+        file = folder / f"whole-{step}{part}.pt"
+        dcp_to_torch_save(path.parent, file)
+        found |= flat(torch.load(file, weights_only=True), part)
+    assert found, f"step {step} left no checkpoint"
+    return found
 
 
 def flat(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -33,6 +33,9 @@ WHOLE = ("run.steps=4", "run.save_every=1", *ADAPTIVE_KL)
 BAR = 1e-6
 """Losses and weights are of order 1 and below; fp32 rounds those to 6e-8, and ranks add in another order."""
 
+NUMBERS = ("loss", "reward_mean", "reward_std", "ratio_max_dev_first", "kl", "kl_coef")
+JUDGED = ("loss", "critic_loss", "critic_grad_norm", "explained_variance", "returns_mean", "reward_mean", "kl")
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, ray_here: None) -> dict[str, Path]:
@@ -48,14 +51,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory, ray_here: None) -> dict[str, 
     return {name: run(folder / name, *WHOLE, *words).folder for name, words in ways.items()}
 
 
-def assert_same_run(left: Path, right: Path, *, within: float, last: int = 4) -> None:
-    """Losses, rewards, the coefficient of the divergence and everything that is saved of the last step; `within` 0 is
-    bit for bit."""
-    numbers = steps(left), steps(right)
-    assert [sorted(found)[:last] for found in numbers] == [list(range(1, last + 1))] * 2
+def assert_same_run(left: Path, right: Path, *, within: float, last: int = 4, numbers: Sequence[str] = NUMBERS) -> None:
+    """Numbers of every step, and everything that is saved of the last one; `within` 0 is bit for bit."""
+    both = steps(left), steps(right)
+    assert [sorted(found)[:last] for found in both] == [list(range(1, last + 1))] * 2
     for step in range(1, last + 1):
-        for key in ("loss", "reward_mean", "reward_std", "ratio_max_dev_first", "kl", "kl_coef"):
-            assert numbers[0][step][key] == pytest.approx(numbers[1][step][key], rel=0, abs=within), (step, key)
+        for key in numbers:
+            assert both[0][step][key] == pytest.approx(both[1][step][key], rel=0, abs=within), (step, key)
     wanted, found = tensors(left, last), tensors(right, last)
     assert wanted.keys() == found.keys()
     assert any(isinstance(value, torch.Tensor) for value in wanted.values())
@@ -137,6 +139,19 @@ def test_ranks_that_split_layers_get_the_same_rows(runs: dict[str, Path], tmp_pa
     # Split layers add their halves of a sum, whose terms are of order 1 and which fp32 rounds to 6e-8, in each block.
     assert wanted["loss"] == pytest.approx(found["loss"], rel=0, abs=BAR)
     assert wanted["grad_norm"] == pytest.approx(found["grad_norm"], rel=1e-4)
+
+
+def test_a_critic_on_two_ranks_is_that_of_one_process(tmp_path: Path, ray_here: None) -> None:
+    """PPO over texts: the ranks whiten advantages together, and step policy and critic alike."""
+    words = (
+        "algorithm=ppo", "run.steps=2", "run.save_every=1", "algorithm.kl_coef=0.1", "backend.reference_copy=true",
+        # With eps 1 a step of Adam is linear in the gradient, which ranks add up in another order.
+        "backend.eps=1", "backend.lr=1e-2", "backend.critic.lr=1e-2",
+    )  # fmt: skip
+    ways = {"here": ("launcher=local",), "there": RANKS[2]}
+    found = {name: run(tmp_path / name, *words, *way, recipe="quickstart-text").folder for name, way in ways.items()}
+    assert_same_run(found["here"], found["there"], within=BAR, last=2, numbers=JUDGED)
+    assert any(name.startswith("critic/") for name in tensors(found["there"], 2))
 
 
 def test_no_worker_is_left_after_a_run(runs: dict[str, Path]) -> None:
