@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, cast
@@ -51,7 +53,9 @@ class _Server:
         from sglang.multimodal_gen import DiffGenerator
 
         self._module, self._max_rows = asked["module"], asked["max_rows"]
-        self._generator = DiffGenerator.from_pretrained(**asked["arguments"])
+        # Of its own default ports two SGLangs that start at the same time take the same ones.
+        ports = dict(zip(("port", "scheduler_port", "master_port"), _free_ports(3), strict=True))
+        self._generator = DiffGenerator.from_pretrained(**{**ports, **asked["arguments"]})
         return {"weights": [(name, dtype, shape) for name, _, dtype, shape in self._call("inventory")]}, {}
 
     def generate(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
@@ -207,6 +211,15 @@ class _Server:
         if found.error:
             raise RuntimeError(str(found.error))
         return found
+
+
+def _free_ports(count: int) -> list[int]:
+    """TCP ports of this machine that nothing listens on, and that the system gives nobody else soon."""
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in found:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in found]
 
 
 def dtype_of(name: str) -> Any:
