@@ -23,6 +23,37 @@ def test_the_golden_numbers():
     torch.testing.assert_close(found.returns, doubles([0.951, 0.98, 1.0]), rtol=0, atol=1e-15)
 
 
+@pytest.mark.parametrize(
+    ("gamma", "lam", "wanted"),
+    [
+        (0.97, 0.8, ([-0.80880003, -1.05], [0.311399298, 0.030153718, 0.982156847, 0.011800027, 0.3],
+                     [1.470528014, 0.452999997, -0.75])),
+        (1.0, 0.95, ([-0.997499987, -1.05], [0.562876855, 0.276712483, 1.080749996, 0.084999996, 0.3],
+                     [1.445625004, 0.337500009, -0.75])),
+    ],
+)  # fmt: skip
+def test_texts_of_any_length_have_the_advantages_of_torchrl(gamma, lam, wanted):
+    """`generalized_advantage_estimate` of TorchRL 0.14.1, a text at a time; here all at once, the last one with a hole."""
+    rewards = doubles([0.5, -1.25, 0, 0, 0], [0, 0.25, -0.5, 0, 1], [0.125, 9, 0.75, -0.25, 0])
+    values = doubles([0.3, -0.2, 0, 0, 0], [0.1, 0.4, -0.6, 0.9, 0.7], [-0.8, 9, 0.2, 0.5, 0])
+    valid = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [1, 0, 1, 1, 0]]).bool()
+    found = gae(rewards, values, valid, gamma=gamma, lam=lam)
+    flat = torch.cat([torch.tensor(row, dtype=torch.float64) for row in wanted])
+    # It holds gamma and lambda in fp32, which rounds them by 3e-8.
+    torch.testing.assert_close(found.advantages[valid], flat, rtol=0, atol=1e-6)
+    torch.testing.assert_close(found.returns[valid], flat + values[valid], rtol=0, atol=1e-6)
+
+
+def test_the_loss_of_a_critic_and_its_gradient_are_half_of_torchrls():
+    """`_clip_value_loss` of TorchRL 0.14.1 with `l2`; it has no factor 1/2."""
+    now, before = doubles([0.9, -0.4, 0.1, 1.5, 0])[0].requires_grad_(), doubles([0.5, -0.3, 0.2, 0.6, -0.7])[0]
+    found = clipped_value_loss(now, before, doubles([0.2, 0.8, 0.1, 2, 0.4])[0], clip=0.2)
+    found.loss.sum().backward()
+    # Printed to nine decimals.
+    torch.testing.assert_close(found.loss, doubles([0.245, 0.72, 0, 0.72, 0.405])[0], rtol=0, atol=1e-9)
+    torch.testing.assert_close(now.grad, doubles([0.7, -1.2, 0, 0, 0])[0], rtol=0, atol=1e-9)
+
+
 def by_definition(rewards, values, *, gamma, lam, bootstrap):
     """The sum over the deltas of one row without padding."""
     following = np.append(values[1:], bootstrap) if len(values) else values
