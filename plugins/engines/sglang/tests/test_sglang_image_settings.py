@@ -8,12 +8,14 @@ import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from unirl.core.bridges import import_bridge
 from unirl.core.catalog import Catalog
+from unirl.core.config import LatentSamplingConfig
 from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.match import match, match_pair
 from unirl.core.recipe import compose
@@ -133,6 +135,12 @@ def test_a_model_that_sglang_does_not_compute_is_refused(tmp_path: Path) -> None
     model = build_model(Sd3Config(path=str(tmp_path / "small")), device="cpu")
     with pytest.raises(RecipeError, match="encodes prompts of Stable Diffusion 3 with T5, and the model was loaded"):
         build(SglangConfig(), model=model, device="cpu")
+
+
+def test_each_encoder_gets_the_tokens_that_its_own_tokenizer_has() -> None:
+    """SGLang by itself gives CLIP 77, which are other conditions where its tokenizer has fewer."""
+    tokenizers = [SimpleNamespace(model_max_length=length) for length in (8, 9, 99)]
+    assert BRIDGE.encoder_lengths(tokenizers, LatentSamplingConfig(max_sequence_length=16)) == (8, 9, 16)
 
 
 def test_settings_become_arguments_of_sglang() -> None:

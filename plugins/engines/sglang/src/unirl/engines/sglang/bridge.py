@@ -63,8 +63,8 @@ class Bridge(Protocol):
         """Why the model, as it was set up, is not what SGLang computes; empty when it is. Called beside the model."""
         ...
 
-    def encoder_lengths(self, sampling: LatentSamplingConfig) -> Sequence[int | None]:
-        """Tokens of a prompt for each encoder; None is SGLang's own number."""
+    def encoder_lengths(self, tokenizers: Sequence[Any], sampling: LatentSamplingConfig) -> Sequence[int]:
+        """Tokens of a prompt for each encoder, whose tokenizers these are."""
         ...
 
     def conditions(self, arguments: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -87,7 +87,7 @@ class Encoding(TextEncodingStage):
 
     def forward(self, batch: Any, server_args: Any) -> Any:
         bridge = self.pipeline_of().bridge
-        self.unirl_lengths = bridge.encoder_lengths(_sampling(batch)[1])
+        self.unirl_lengths = bridge.encoder_lengths(self.tokenizers, _sampling(batch)[1])
         return super().forward(batch, server_args)
 
     def encode_text(self, text: Any, server_args: Any, encoder_index: Any = None, **settings: Any) -> Any:

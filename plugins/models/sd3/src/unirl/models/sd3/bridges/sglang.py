@@ -5,7 +5,7 @@ SGLang's transformer is made of diffusers' blocks and takes its weights by their
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ class Sd3InSglang:
             )
         return ""
 
-    def encoder_lengths(self, sampling: LatentSamplingConfig) -> tuple[int | None, ...]:
-        # CLIP has 77 positions, whatever T5 is given.
-        return None, None, sampling.max_sequence_length
+    def encoder_lengths(self, tokenizers: Sequence[Any], sampling: LatentSamplingConfig) -> tuple[int, ...]:
+        # SGLang would give CLIP what T5 is given, or 77 whatever its tokenizer says.
+        return tokenizers[0].model_max_length, tokenizers[1].model_max_length, sampling.max_sequence_length
 
     def conditions(self, arguments: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"prompt_embeds": arguments["encoder_hidden_states"], "pooled": arguments["pooled_projections"]}
