@@ -160,6 +160,11 @@ class CellBench(Bench):
         return self.found("engine").spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE
 
     @property
+    def is_in_process(self) -> bool:
+        """Whether the engine runs in this process, and not as a program of its own."""
+        return not cast(EngineSpec, self.found("engine").spec).environment
+
+    @property
     def training(self) -> Training:
         """The way of training that is tried where either will do: the first that these parts offer together."""
         reasons: dict[Training, str] = {training: self._refused(self.plan(training)) for training in _TRAINS}
