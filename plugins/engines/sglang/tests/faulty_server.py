@@ -129,6 +129,21 @@ def makes_its_own_schedule() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def pads_prompts_otherwise() -> Iterator[None]:
+    """CLIP gets another number of tokens than the model gives it, as SGLang does by itself."""
+    from unirl.models.sd3.bridges.sglang import Sd3InSglang
+
+    real = Sd3InSglang.encoder_lengths
+
+    def lengths(self: Any, tokenizers: Any, sampling: Any) -> Any:
+        clip, other_clip, t5 = real(self, tokenizers, sampling)
+        return clip - 3, other_clip - 3, t5
+
+    with patch.object(Sd3InSglang, "encoder_lengths", lengths):
+        yield
+
+
+@contextlib.contextmanager
 def drops_extra() -> Iterator[None]:
     """SGLang forwards a request without the fields that it does not know."""
     from unirl.engines.sglang import stages
@@ -215,6 +230,7 @@ FAULTS: Mapping[str, Callable[[], Any]] = {
         drops_the_guidance,
         changes_the_guidance,
         makes_its_own_schedule,
+        pads_prompts_otherwise,
         drops_extra,
         swaps_rows,
         stays_stale,

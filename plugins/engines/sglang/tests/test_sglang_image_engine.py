@@ -180,6 +180,19 @@ def test_an_engine_that_does_something_else_is_caught_in_a_rollout_and_at_its_st
     engine._started({})
 
 
+def test_prompts_that_it_encodes_otherwise_are_caught_at_its_start(
+    engine: SglangEngine, fault: Callable[[str], None]
+) -> None:
+    """In a rollout nothing would show it: training replays what came back."""
+    fault("pads_prompts_otherwise")
+    with pytest.raises(
+        RunFailed, match=r"image\.conditions\['positive'\]\['\w+'\]: .* made something else of 'a red ring'"
+    ):
+        engine._started({})
+    fault("")
+    engine._started({})
+
+
 @pytest.mark.parametrize(
     ("name", "what"),
     [("drops_extra", "it dropped extra"), ("makes_its_own_schedule", "SGLang is at step 0, from sigma 0.999")],

@@ -93,6 +93,20 @@ def drops_the_guidance() -> Any:
 
 
 @contextlib.contextmanager
+def drops_the_last_word() -> Iterator[None]:
+    """Prompts are cut before they are encoded, and reported whole."""
+    from unirl.models.sd3.bridges.vllm_omni import Sd3InVllmOmni
+
+    real = Sd3InVllmOmni.encode
+
+    def encode(self: Any, pipeline: Any, prompt: str, sampling: Any) -> Any:
+        return real(self, pipeline, prompt.rpartition(" ")[0], sampling)
+
+    with patch.object(Sd3InVllmOmni, "encode", encode):
+        yield
+
+
+@contextlib.contextmanager
 def drops_extra_args() -> Iterator[None]:
     """vLLM-Omni forwards a request without the fields that it does not know."""
     from unirl.engines.vllm_omni import pipeline
@@ -168,6 +182,7 @@ FAULTS: Mapping[str, Callable[[], Any]] = {
         drops_the_noise,
         drops_the_negative_prompt,
         drops_the_guidance,
+        drops_the_last_word,
         drops_extra_args,
         swaps_rows,
         stays_stale,

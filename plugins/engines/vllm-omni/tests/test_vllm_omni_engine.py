@@ -179,6 +179,19 @@ def test_an_engine_that_does_something_else_is_caught_in_a_rollout_and_at_its_st
     engine._started({})
 
 
+def test_prompts_that_it_encodes_otherwise_are_caught_at_its_start(
+    engine: HostedLatentEngine, fault: Callable[[str], None]
+) -> None:
+    """In a rollout nothing would show it: training replays what came back."""
+    fault("drops_the_last_word")
+    with pytest.raises(
+        RunFailed, match=r"image\.conditions\['positive'\]\['\w+'\]: .* made something else of 'a red ring'"
+    ):
+        engine._started({})
+    fault("")
+    engine._started({})
+
+
 def test_requests_that_lose_what_they_carry_are_an_error_of_the_engine(
     engine: HostedLatentEngine, ask: Ask, fault: Callable[[str], None]
 ) -> None:

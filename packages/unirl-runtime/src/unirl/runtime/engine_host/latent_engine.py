@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
 from unirl.core.request import Request, TextRequest
-from unirl.core.roles import Model
+from unirl.core.roles import DiffusionModel, Model
 from unirl.core.rollout import Rollout, verify_echo
 from unirl.core.serial import from_bytes, to_bytes
 from unirl.core.track import Track
@@ -18,6 +18,11 @@ from unirl.core.track import Track
 from .hosted import HostedEngine, Hosting
 
 __all__ = ["HostedLatentEngine"]
+
+CONDITION_GAP_FP32 = 1e-3
+"""Of a condition's norm: encoders of some dozen layers that add fp32 numbers in other orders are 1e-6 to 1e-5 apart."""
+CONDITION_GAP_16_BITS = 5e-2
+"""bf16 rounds each number to 2^-9 of it, and a dozen layers add to that; other words are 0.1 and more apart."""
 
 
 class HostedLatentEngine(HostedEngine):
@@ -60,7 +65,8 @@ class HostedLatentEngine(HostedEngine):
     def _started(self, found: Mapping[str, Any]) -> None:
         try:
             (name,) = self._probe.tracks
-            self._track(dataclasses.replace(self._probe, policy_version=self.version), name)
+            track = self._track(dataclasses.replace(self._probe, policy_version=self.version), name)
+            self._compare_conditions(name, track)
         except EchoMismatch as error:
             raise RunFailed(
                 f"{self._name} did not do as a request at its start said, so its rollouts cannot be trained on: {error}"
@@ -96,6 +102,23 @@ class HostedLatentEngine(HostedEngine):
                         "rows are in another order, or it dropped a field."
                     )
 
+    def _compare_conditions(self, name: str, track: Track) -> None:
+        """That the probe's prompts became what the model makes of them. Replays take what came back, so ratios and gaps
+        are perfect whatever it was made from."""
+        sampling = self._probe.latent(name).sampling
+        model = cast("DiffusionModel", self._model)
+        negatives = (sampling.negative_prompt,) * self._probe.num_rows
+        for kind, prompts in (("positive", self._probe.prompts), ("negative", negatives)):
+            wanted, found = model.encode(prompts, sampling=sampling), track.conditions[kind].expanded()
+            for part in sorted(wanted.keys() | found.keys()):
+                gap = _condition_gap(wanted.get(part), found.get(part))
+                if gap:
+                    raise EchoMismatch(
+                        f"{name}.conditions[{kind!r}][{part!r}]: {self._name} made something else of "
+                        f"{prompts[0]!r} than the model does: {gap}. Look at its tokenizer, at the length that prompts "
+                        "are padded to and at the order of the encoders."
+                    )
+
     def _check(self, request: Request) -> None:
         known = self._model.spec.tracks
         for name, wanted in request.tracks.items():
@@ -114,6 +137,19 @@ class HostedLatentEngine(HostedEngine):
                 raise RecipeError(
                     f"data: prompt {prompt_id!r} has media ({media[0].uri}); {self._name} takes text prompts only."
                 )
+
+
+def _condition_gap(wanted: torch.Tensor | None, found: torch.Tensor | None) -> str:
+    """How a condition differs by more than rounding; empty when it does not."""
+    if wanted is None or found is None:
+        return f"{'the model' if wanted is None else 'the engine'} has none"
+    if wanted.shape != found.shape:
+        return f"it has the shape {list(found.shape)}, the model's has {list(wanted.shape)}"
+    is_fp32 = wanted.dtype == found.dtype == torch.float32
+    one, other = wanted.double().cpu(), found.double().cpu()
+    gap = float((other - one).norm() / one.norm().clamp_min(1e-12))
+    bound = CONDITION_GAP_FP32 if is_fp32 else CONDITION_GAP_16_BITS
+    return "" if gap <= bound else f"they differ by {gap:.2g} of its norm, and rounding explains {bound:g}"
 
 
 def _placed(track: Track, device: Any) -> Track:
