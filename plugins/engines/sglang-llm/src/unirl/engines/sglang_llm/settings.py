@@ -54,6 +54,8 @@ def engine_arguments(
         # Settings in the checkpoint's generation_config.json are no part of the request.
         "sampling_defaults": "openai",
         "skip_server_warmup": True,
+        # Between rollouts it would keep a core busy that training needs.
+        "sleep_on_idle": True,
         "enable_memory_saver": config.sleep_mode,
         "enable_weights_cpu_backup": config.sleep_mode,
     }

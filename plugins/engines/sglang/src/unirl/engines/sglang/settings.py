@@ -59,6 +59,8 @@ def server_arguments(
         "vae_precision": precision,
         "text_encoder_precisions": [precision] * bridge.num_encoders,
         "warmup_mode": "off",
+        # Between rollouts it would keep a core busy that training needs.
+        "sleep_on_idle": True,
         # Weights that wait elsewhere could not be compared with those that came.
         "dit_cpu_offload": False,
         "dit_layerwise_offload": False,
