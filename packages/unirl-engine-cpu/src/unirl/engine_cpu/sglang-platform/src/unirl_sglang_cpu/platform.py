@@ -34,6 +34,10 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
     def get_torch_profiler_activity(self) -> torch.profiler.ProfilerActivity:
         return torch.profiler.ProfilerActivity.CPU
 
+    def empty_cache(self) -> None:
+        """Nothing: torch keeps no memory of a CPU. SGLang's own collects garbage here, at each sync of weights, which
+        walks all that its imports have made: seconds, for nothing that counting references had left."""
+
     def init_backend(self) -> None:
         """SGLang calls it once in each of its workers."""
         let_memory_be_unpinned()
