@@ -93,7 +93,7 @@ class HostedEngine:
                 self._process.close()
                 self._start()
             self._refuse_unfit(update)
-            self._unusable = f"the sync of version {update.version} did not come to its end."
+            before, self._unusable = self._unusable, f"the sync of version {update.version} did not come to its end."
             with files_of(update, folder=self._hosting.transfer_dir) as paths:
                 asked = {
                     "kind": "lora" if update.kind == "lora" else "full",
@@ -107,8 +107,8 @@ class HostedEngine:
                     self._process.call("load_weights", asked, timeout_s=self._hosting.sync_timeout_s)
                 except EngineRaised as error:
                     if error.raised == "ValueError":
-                        # Raised before anything was written.
-                        self._unusable = ""
+                        # Raised before anything was written: what an earlier sync left is as it was.
+                        self._unusable = before
                         raise EchoMismatch(
                             f"weights: {update.kind} of version {update.version}: {error.text}"
                         ) from error
