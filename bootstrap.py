@@ -60,7 +60,7 @@ def main() -> None:
         _install_for_cpu(uv, groups, environment)
     if command:
         _say(" ".join(command))
-        _exec(command, environment)
+        _exec(command, uv, environment)
     _say(f"ready: source {VENV.name}/bin/activate")
 
 
@@ -136,8 +136,10 @@ def _run(*command: object, env: dict[str, str] | None = None, check: bool = True
     return done.returncode == 0
 
 
-def _exec(command: list[str], environment: dict[str, str]) -> None:
-    environment["PATH"] = f"{VENV / 'bin'}{os.pathsep}{environment['PATH']}"
+def _exec(command: list[str], uv: str, environment: dict[str, str]) -> None:
+    # Our own uv comes last: what makes environments of engines, and wheels, finds it there.
+    places = (VENV / "bin", environment["PATH"], pathlib.Path(uv).parent)
+    environment["PATH"] = os.pathsep.join(map(str, places))
     environment["VIRTUAL_ENV"] = str(VENV)
     # On a CPU host a later plain `uv run` would put the CUDA build back, and Ray's uv hook would pack up the checkout.
     environment["UV_NO_SYNC"] = "1"

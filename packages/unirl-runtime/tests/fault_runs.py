@@ -59,15 +59,19 @@ def strike(role: str, phase: str, *, how: int = signal.SIGKILL, index: int = 0) 
 
     def sent_and_struck(cluster: Cluster, call: Call) -> Any:
         nonlocal steps, limit
-        ref = sent(cluster, call)
         if limit is not None and call.method != METHOD[phase]:
             cluster._config.call_timeout_s, limit = limit, None
-        struck.all_pids |= {actor.facts.pid for actor in cluster._actors}
         steps += call.method == "end_rollout" and call.actor.name == "train-0"
         due = {"build": 0, "checkpoint": 2}.get(phase, 1)
-        if not struck.worker and call.method == METHOD[phase] and steps >= due:
+        strikes = not struck.worker and call.method == METHOD[phase] and steps >= due
+        if strikes:
             (victim,) = (a for a in cluster._actors if (a.place.role, a.place.index) == (role, index))
             struck.worker, struck.pid = victim.name, victim.facts.pid
+            # It is stopped before the call leaves, or it might have answered a short one before it is struck.
+            os.kill(struck.pid, signal.SIGSTOP)
+        ref = sent(cluster, call)
+        struck.all_pids |= {actor.facts.pid for actor in cluster._actors}
+        if strikes:
             os.kill(struck.pid, how)
             if how == signal.SIGSTOP:
                 limit, cluster._config.call_timeout_s = cluster._config.call_timeout_s, HANG_S

@@ -59,7 +59,7 @@ def model(folder: Path) -> Sd3Model:
 
 
 @pytest.fixture(scope="session")
-def engine(environment: None, folder: Path) -> Iterator[SglangEngine]:
+def engine(environment: None, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
     """It makes batches of four, can sleep, and its server has faults that can be switched on. Its weights are those
     that the test before left."""
     modules = (*ENVIRONMENT.modules, "faulty_server", "unirl.models.sd3.bridges.sglang")
@@ -71,7 +71,9 @@ def engine(environment: None, folder: Path) -> Iterator[SglangEngine]:
         patched.setattr("unirl.engines.sglang.engine.PRODUCT", dataclasses.replace(PRODUCT, environment=faulty))
         # SGLang's worker is another process than its server, and imports the bridge.
         patched.setattr("unirl.engines.sglang.engine.bridge_name", lambda *_: "faulty_server:BRIDGE")
-        engine = build(SglangConfig(max_num_seqs=4, sleep_mode=True), model=model, device="cpu")
+        weights = str(tmp_path_factory.mktemp("weights"))
+        config = SglangConfig(max_num_seqs=4, sleep_mode=True, transfer_dir=weights)
+        engine = build(config, model=model, device="cpu")
         yield engine
         engine.close()
 

@@ -314,7 +314,7 @@ def test_killed_in_a_rollout_in_a_sync_and_asleep_it_says_so_and_goes_on_as_befo
     with pytest.raises(RunFailed, match=r"its process ended while it generated. Send it full weights"):
         engine.generate(ask(engine))
 
-    killer = threading.Thread(target=kill_in_sync, args=(process,))
+    killer = threading.Thread(target=kill_in_sync, args=(process, Path(engine._hosting.transfer_dir)))
     killer.start()
     with pytest.raises(RunFailed, match=r"died in 'load_weights' \(killed by SIGKILL\)"):
         engine.load_weights(full(model, version=1))
@@ -419,9 +419,9 @@ def assert_same(found: Track, expected: Track) -> None:
     assert found.conditions.keys() == expected.conditions.keys()
 
 
-def kill_in_sync(process: Any) -> None:
+def kill_in_sync(process: Any, weights: Path) -> None:
     """Kill the process that the sync starts, as soon as the weights for it are being written."""
-    while not (process.pid and list(Path("/dev/shm").glob("unirl-weights-*"))):
+    while not (process.pid and list(weights.iterdir())):
         threading.Event().wait(0.002)
     os.kill(process.pid, signal.SIGKILL)
 

@@ -26,3 +26,17 @@ class RowScheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         subject = nodeid.rpartition("[")[2].rpartition("]")[0]
         return self._rows.get(subject, nodeid)
+
+    def remove_node(self, node: Any) -> str | None:
+        """Gives back what a worker that ended had left, and returns the claim that it died on.
+
+        That one has failed and is not tried again, and units that are done stay done: pytest-xdist 3.8 hands both to
+        the next worker, where a unit with nothing left to try never ends.
+        """
+        units = self.assigned_work[node]
+        crashed = next((nodeid for unit in units.values() for nodeid, done in unit.items() if not done), None)
+        if crashed is not None:
+            units[self._split_scope(crashed)][crashed] = True
+        self.assigned_work[node] = {scope: unit for scope, unit in units.items() if not all(unit.values())}
+        super().remove_node(node)
+        return crashed
