@@ -30,7 +30,6 @@ SPEC = EngineSpec(
         Cap.INITIAL_NOISE: Support.NATIVE,
         Cap.STEP_NOISE: Support.NATIVE,
         Cap.SEEDS: Support.NO,
-        Cap.SEEDS: Support.NO,
         Cap.SDE_STEPS: Support.NATIVE,
         Cap.SDE_STEPS_PER_GROUP: Support.NATIVE,
         Cap.TRAJECTORY_WINDOW: Support.NATIVE,
