@@ -85,9 +85,9 @@ class _Server:
         if asked["kind"] == "lora":
             method, further = "unirl_load_lora", (asked["scale"],)
         else:
-            # vLLM drops adapters with the weights that they were for.
-            method, further, self._has_adapter = "unirl_load_full", (), False
+            method, further = "unirl_load_full", ()
         self._llm.collective_rpc(method, args=(asked["paths"], asked["checksum"], *further))
+        # vLLM drops adapters with the weights that they were for; of an update that was refused it dropped none.
         self._has_adapter = asked["kind"] == "lora"
         # Keys and values of the old weights.
         if not self._llm.reset_prefix_cache():
