@@ -39,7 +39,8 @@ class Bridge(Protocol):
 
     @property
     def fused(self) -> Mapping[str, tuple[str, ...]]:
-        """Last name of a layer that vLLM-Omni made of several -> theirs, in the order of their outputs."""
+        """Last name of a layer that vLLM-Omni made of several -> theirs, in the order of their outputs. Of one: it has
+        another name there."""
         ...
 
     def unfit(self, model: Any) -> str:

@@ -48,6 +48,14 @@ def held_weights(module: Any, fused: Mapping[str, Sequence[str]]) -> Iterator[tu
                 yield f"{path}.{name}" if path else name, parameter.data, split
 
 
+def renamed(layer: str, fused: Mapping[str, Sequence[str]]) -> str:
+    """vLLM-Omni's name of a layer; the one that it trains under where vLLM-Omni made one of several."""
+    for name, parts in fused.items():
+        if len(parts) == 1 and layer.endswith(f".{parts[0]}"):
+            return layer.removesuffix(parts[0]) + name
+    return layer
+
+
 def _split_dim(layer: Any, parameter: Tensor) -> int | None:
     """Dim of a parameter that ranks share, rank after rank."""
     if isinstance(layer, ColumnParallelLinear) and layer.tp_size > 1:
@@ -97,15 +105,21 @@ class WorkerExtension(CustomPipelineWorkerExtension):
         module = pipeline.bridge.module
         rank = next(iter(tensors.values())).shape[0]
         layers = sorted({name.rpartition(".lora_")[0] for name in tensors})
+        held_as = {layer: renamed(layer, pipeline.bridge.fused) for layer in layers}
         # vLLM-Omni takes names for regular expressions that follow a dot.
-        helper = PEFTHelper(r=rank, lora_alpha=rank, target_modules=[re.escape(layer) for layer in layers])
+        targets = [re.escape(name) for name in held_as.values()]
+        helper = PEFTHelper(r=rank, lora_alpha=rank, target_modules=targets)
         lora = LoRAModel.from_lora_tensors(
             lora_model_id=ADAPTER.lora_int_id,
             # A copy: vLLM multiplies the scale into B in place.
-            tensors={f"base_model.model.{module}.{name}": value.clone() for name, value in tensors.items()},
-            peft_helper=(
-                helper := PEFTHelper(r=rank, lora_alpha=rank, target_modules=[re.escape(layer) for layer in layers])
-            ),
+            tensors={
+                f"base_model.model.{module}.{held_as[layer]}.lora_{side}.weight": tensors[
+                    f"{layer}.lora_{side}.weight"
+                ].clone()
+                for layer in layers
+                for side in "AB"
+            },
+            peft_helper=helper,
             device="cpu",
             dtype=self.lora_manager.dtype,
         )

@@ -51,6 +51,10 @@ SPEC = ModelSpec(
         idle_layers=("transformer_blocks.1.attn.add_q_proj", "transformer_blocks.1.attn.to_add_out"),
         wrap_blocks=2,
     ),
+    bridges={
+        "sglang": "unirl.models.qwen_image.bridges.sglang:BRIDGE",
+        "vllm-omni": "unirl.models.qwen_image.bridges.vllm_omni:BRIDGE",
+    },
     reference="diffusers.QwenImagePipeline",
     parity="unirl.models.qwen_image.parity:run",
 )
