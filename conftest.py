@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+# Its asserts show their values, as those of test modules do.
+pytest.register_assert_rewrite("hosted_engines")
+
 TrlTrainer = Callable[..., Any]
 MUTANTS = "packages/unirl-conformance/tests/test_mutants.py"
 """Its tests share one report of each kind of part, and nothing between the kinds."""

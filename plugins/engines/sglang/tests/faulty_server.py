@@ -1,7 +1,7 @@
-"""The server with faults that can be switched on: what engines do that drop, swap or keep what they should not.
+"""SGLang's server with faults that can be switched on, see `hosted_engines.faults`.
 
-Runs in SGLang's environment, on both sides: as the server, and as the bridge that SGLang's worker imports, where each
-fault is one change to the real pipeline, undone with the next.
+Runs in its environment, on both sides: as the server, and as the bridge that SGLang's worker imports, where the faults
+are.
 """
 
 # SGLang is in the engine's environment alone, where type checking does not look.
@@ -15,9 +15,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest.mock import patch
 
+from hosted_engines.faults import ChangedRequests, Switch
 from unirl.models.sd3.bridges.sglang import Sd3InSglang
 
 __all__ = ["BRIDGE", "calls"]
+
+REQUESTS = ChangedRequests("unirl.engines.sglang.stages", "from_bytes")
 
 
 def calls() -> Mapping[str, Any]:
@@ -41,75 +44,21 @@ class _Faulty(Sd3InSglang):
     def pipeline(self) -> str:  # type: ignore[override]
         from unirl.engines.sglang.pipeline import RolloutPipeline
 
-        stack = contextlib.ExitStack()
-
-        def unirl_fault(self: Any, name: str) -> None:
-            stack.close()
-            if name:
-                stack.enter_context(FAULTS[name]())
-
-        RolloutPipeline.unirl_fault = unirl_fault
+        switch = Switch(FAULTS)
+        RolloutPipeline.unirl_fault = lambda self, name: switch.turn(name)
         return Sd3InSglang.pipeline
 
 
 BRIDGE = _Faulty()
 
 
-@contextlib.contextmanager
-def changed_request(change: Callable[[Any, Any], Any]) -> Iterator[None]:
-    """The pipeline computes with another latent request. change: (latent request, its sampling) -> latent request."""
-    from unirl.engines.sglang import stages
-
-    real = stages.from_bytes
-
-    def piece(data: bytes) -> Any:
-        found: Any = real(data)
-        ((name, wanted),) = found.tracks.items()
-        return dataclasses.replace(found, tracks={name: change(wanted, wanted.sampling)})
-
-    with patch.object(stages, "from_bytes", piece):
-        yield
-
-
-def changed_sampling(**settings: Any) -> Any:
-    return changed_request(
-        lambda wanted, sampling: dataclasses.replace(wanted, sampling=dataclasses.replace(sampling, **settings))
-    )
-
-
-def drops_a_sigma() -> Any:
-    """The first step is computed from a sigma of the engine's own."""
-
-    def change(wanted: Any, _: Any) -> Any:
-        sigmas = wanted.sigmas.clone()
-        sigmas[0] = 1 - 1e-3
-        return dataclasses.replace(wanted, sigmas=sigmas)
-
-    return changed_request(change)
-
-
 def drops_the_sde_steps() -> Any:
     """It is stochastic at the first of them alone."""
-    return changed_request(lambda wanted, _: dataclasses.replace(wanted, sde_steps=wanted.sde_steps[:, :1]))
-
-
-def drops_the_noise() -> Any:
-    """Every sample starts from the noise of another id."""
-    return changed_request(
-        lambda wanted, _: dataclasses.replace(wanted, noise_ids=tuple(f"{name}!" for name in wanted.noise_ids))
-    )
-
-
-def drops_the_negative_prompt() -> Any:
-    return changed_sampling(negative_prompt="")
-
-
-def drops_the_guidance() -> Any:
-    return changed_sampling(guidance_scale=1.0)
+    return REQUESTS.changed(lambda wanted: dataclasses.replace(wanted, sde_steps=wanted.sde_steps[:, :1]))
 
 
 def changes_the_guidance() -> Any:
-    return changed_sampling(guidance_scale=7.0)
+    return REQUESTS.changed_sampling(guidance_scale=7.0)
 
 
 @contextlib.contextmanager
@@ -220,14 +169,10 @@ def scales_otherwise() -> Any:
     return changed_pairs(lambda pairs: {name: (a, b * 1.01) for name, (a, b) in pairs.items()})
 
 
-FAULTS: Mapping[str, Callable[[], Any]] = {
+FAULTS: Mapping[str, Callable[[], Any]] = REQUESTS.faults() | {
     function.__name__: function
     for function in (
-        drops_a_sigma,
         drops_the_sde_steps,
-        drops_the_noise,
-        drops_the_negative_prompt,
-        drops_the_guidance,
         changes_the_guidance,
         makes_its_own_schedule,
         pads_prompts_otherwise,

@@ -1,7 +1,4 @@
-"""The server with faults that can be switched on: what engines do that drop, swap or keep what they should not.
-
-Runs in vLLM-Omni's environment. Each fault is one change to the real server, pipeline or worker, undone with the next.
-"""
+"""vLLM-Omni's server with faults that can be switched on, see `hosted_engines.faults`. Runs in its environment."""
 
 # vLLM-Omni is in the engine's environment alone, where type checking does not look.
 # pyright: reportMissingImports=false
@@ -14,56 +11,30 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest.mock import patch
 
+from hosted_engines.faults import ChangedRequests, Switch
+
 __all__ = ["calls"]
+
+REQUESTS = ChangedRequests("unirl.engines.vllm_omni.pipeline", "_piece")
 
 
 def calls() -> Mapping[str, Any]:
     """Those of the real server, and `fault`, which switches one on by its name; "" is none."""
     from unirl.engines.vllm_omni import server
 
-    real = dict(server.calls())
-    stack = contextlib.ExitStack()
+    switch = Switch(FAULTS)
 
     def fault(asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-        stack.close()
-        if asked["name"]:
-            stack.enter_context(FAULTS[asked["name"]]())
+        switch.turn(asked["name"])
         return None, {}
 
-    return {**real, "fault": fault}
-
-
-@contextlib.contextmanager
-def changed_request(change: Callable[[Any, Any], Any]) -> Iterator[None]:
-    """The pipeline computes with another latent request. change: (latent request, its sampling) -> latent request."""
-    from unirl.engines.vllm_omni import pipeline
-
-    real = pipeline._piece
-
-    def piece(parameters: Any) -> Any:
-        found = real(parameters)
-        ((name, wanted),) = found.tracks.items()
-        return dataclasses.replace(found, tracks={name: change(wanted, wanted.sampling)})
-
-    with patch.object(pipeline, "_piece", piece):
-        yield
-
-
-def drops_a_sigma() -> Any:
-    """The first step is computed from a sigma of the engine's own."""
-
-    def change(wanted: Any, _: Any) -> Any:
-        sigmas = wanted.sigmas.clone()
-        sigmas[0] = 1 - 1e-3
-        return dataclasses.replace(wanted, sigmas=sigmas)
-
-    return changed_request(change)
+    return {**server.calls(), "fault": fault}
 
 
 def drops_the_sde_steps() -> Any:
     """It is stochastic at two other steps."""
-    return changed_request(
-        lambda wanted, _: dataclasses.replace(wanted, sde_steps=wanted.sde_steps * 0 + _two_others(wanted.sde_steps))
+    return REQUESTS.changed(
+        lambda wanted: dataclasses.replace(wanted, sde_steps=wanted.sde_steps * 0 + _two_others(wanted.sde_steps))
     )
 
 
@@ -71,25 +42,6 @@ def _two_others(steps: Any) -> Any:
     import torch
 
     return torch.tensor([2, 3] if steps[0].tolist() == [0, 1] else [0, 1])
-
-
-def drops_the_noise() -> Any:
-    """Every sample starts from the noise of another id."""
-    return changed_request(
-        lambda wanted, _: dataclasses.replace(wanted, noise_ids=tuple(f"{name}!" for name in wanted.noise_ids))
-    )
-
-
-def drops_the_negative_prompt() -> Any:
-    return changed_request(
-        lambda wanted, sampling: dataclasses.replace(wanted, sampling=dataclasses.replace(sampling, negative_prompt=""))
-    )
-
-
-def drops_the_guidance() -> Any:
-    return changed_request(
-        lambda wanted, sampling: dataclasses.replace(wanted, sampling=dataclasses.replace(sampling, guidance_scale=1.0))
-    )
 
 
 @contextlib.contextmanager
@@ -174,14 +126,10 @@ def writes_something_else() -> Iterator[None]:
         yield
 
 
-FAULTS: Mapping[str, Callable[[], Any]] = {
+FAULTS: Mapping[str, Callable[[], Any]] = REQUESTS.faults() | {
     function.__name__: function
     for function in (
-        drops_a_sigma,
         drops_the_sde_steps,
-        drops_the_noise,
-        drops_the_negative_prompt,
-        drops_the_guidance,
         drops_the_last_word,
         drops_extra_args,
         swaps_rows,
