@@ -41,7 +41,12 @@ class Bridge(Protocol):
 
     @property
     def module(self) -> str:
-        """Component with what trains. Its weights have the names that they train under."""
+        """Component with what trains. Its weights have the names that they train under, but for:"""
+        ...
+
+    @property
+    def fused(self) -> Mapping[str, tuple[str, ...]]:
+        """Last name of a layer that SGLang made of several -> theirs, in the order of their outputs."""
         ...
 
     @property
@@ -55,8 +60,8 @@ class Bridge(Protocol):
         ...
 
     @property
-    def guidance_modes(self) -> Sequence[str]:
-        """Values of `sampling.guidance_mode` that SGLang computes for it."""
+    def rounds_timesteps(self) -> bool:
+        """Whether the model that trains forms timesteps in the dtype of its weights; else they stay in fp32."""
         ...
 
     def unfit(self, model: Any) -> str:
@@ -67,7 +72,19 @@ class Bridge(Protocol):
         """Tokens of a prompt for each encoder, whose tokenizers these are."""
         ...
 
-    def conditions(self, arguments: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def latent_shape(self, shape: Sequence[int]) -> Sequence[int]:
+        """Shape of one latent as it trains. shape: as SGLang makes it, before it packs it."""
+        ...
+
+    def packed(self, latents: Tensor) -> Tensor:
+        """Latents [B, ...] as they train -> as SGLang's transformer takes them, and gives velocities."""
+        ...
+
+    def unpacked(self, packed: Tensor, shape: Sequence[int]) -> Tensor:
+        """The way back. shape: of one latent as it trains."""
+        ...
+
+    def conditions(self, arguments: Mapping[str, Any], sampling: LatentSamplingConfig) -> Mapping[str, Tensor]:
         """The model's conditions, by the names that they train under, from the arguments that SGLang's transformer was
         called with: name -> [B, ...]."""
         ...

@@ -8,9 +8,7 @@ from typing import Any, cast
 import torch
 from unirl.core.bridges import bridge_name, import_bridge
 from unirl.core.errors import RecipeError
-from unirl.core.request import LatentRequest, Request
 from unirl.core.roles import DiffusionModel, Model
-from unirl.core.rollout import Rollout
 from unirl.numerics.probe import probe_request
 from unirl.runtime.engine_host.diffusers_folder import checkpoint_folder
 from unirl.runtime.engine_host.hosted import Hosting
@@ -25,33 +23,13 @@ from .settings import CPU_VARIABLES, EAGER, server_arguments
 
 __all__ = ["SglangEngine", "build"]
 
+SglangEngine = HostedLatentEngine
+
 MOST_RANK = 2**16
 """Adapters of any rank: SGLang merges them into the weights."""
 
 
-class SglangEngine(HostedLatentEngine):
-    """A `unirl.core.roles.Engine`."""
-
-    def __init__(self, hosting: Hosting, *, model: Model, probe: Request, bridge: Bridge) -> None:
-        """Start it. Raises as `HostedLatentEngine`."""
-        self._bridge = bridge
-        super().__init__(hosting, model=model, kernels=SPEC.kernels, probe=probe)
-
-    def generate(self, request: Request) -> Rollout:
-        """As `HostedLatentEngine.generate`. Raises RecipeError as well for a guidance that SGLang does not compute."""
-        for name, wanted in request.tracks.items():
-            if not isinstance(wanted, LatentRequest) or wanted.sampling.guidance_scale == 1.0:
-                continue
-            if (mode := wanted.sampling.guidance_mode) not in self._bridge.guidance_modes:
-                raise RecipeError(
-                    f"sampling.guidance_mode: {mode!r} was asked for on track {name!r}; SGLang computes "
-                    f"{', '.join(self._bridge.guidance_modes)} for model {self._model.spec.name!r}. Choose one of "
-                    "them, or engine=trainside."
-                )
-        return super().generate(request)
-
-
-def build(config: SglangConfig, *, model: Model, device: Any) -> SglangEngine:
+def build(config: SglangConfig, *, model: Model, device: Any) -> HostedLatentEngine:
     """Start SGLang with the checkpoint that `model` was loaded from.
 
     Raises RecipeError for a setting that cannot be or a model that is not what SGLang computes, and RunFailed when the
@@ -94,4 +72,4 @@ def build(config: SglangConfig, *, model: Model, device: Any) -> SglangEngine:
         sync_timeout_s=config.sync_timeout_s,
     )
     probe = probe_request(cast("DiffusionModel", model))
-    return SglangEngine(hosting, model=model, probe=probe, bridge=bridge)
+    return HostedLatentEngine(hosting, model=model, kernels=SPEC.kernels, probe=probe)

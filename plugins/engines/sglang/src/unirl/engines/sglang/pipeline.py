@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.multimodal_gen.registry import register_pipeline
 from sglang.multimodal_gen.runtime.pipelines_core.schedule_batch import OutputBatch
+from sglang.multimodal_gen.runtime.pipelines_core.stages.progressive_resolution.denoising import (
+    ProgressiveDenoisingStageRouter,
+)
 
 from .control import ANSWER, CALL
 from .stages import STAGES
@@ -50,6 +53,9 @@ class RolloutPipeline(HeldWeights):
 
     def add_stage(self, stage: Any, stage_name: str | None = None) -> Any:
         """The stages of the stock pipeline, each as its counterpart for rollouts."""
+        if isinstance(stage, ProgressiveDenoisingStageRouter):
+            # Resolutions that grow are none of a request's.
+            stage = stage.standard_stage
         if type(stage) in STAGES:
             stage.__class__ = STAGES[type(stage)]
             stage.pipeline_of = lambda: self

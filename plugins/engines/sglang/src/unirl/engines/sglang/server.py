@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, cast
 
@@ -56,7 +56,8 @@ class _Server:
         # Of its own default ports two SGLangs that start at the same time take the same ones.
         ports = dict(zip(("port", "scheduler_port", "master_port"), _free_ports(3), strict=True))
         self._generator = DiffGenerator.from_pretrained(**{**ports, **asked["arguments"]})
-        return {"weights": [(name, dtype, shape) for name, _, dtype, shape in self._call("inventory")]}, {}
+        held = self._call("inventory")
+        return {"weights": [(name, dtype, shape) for _, dtype, parts in held for name, shape in parts.items()]}, {}
 
     def generate(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """A rollout. tensors: `request`, the bytes of a `Request`. Returns those of the `Rollout`, and what was read of
@@ -92,7 +93,8 @@ class _Server:
             raise RuntimeError(f"SGLang answered the request of sample {piece.sample_ids[0]!r} without its rollout.")
         if found.output is not None:
             for row, media in zip(rows, found.output, strict=True):
-                row["media"] = media[None].float().cpu()
+                # A VAE of videos gives an image as one frame: [3, 1, H, W].
+                row["media"] = (media.squeeze(1) if media.ndim == 4 else media)[None].float().cpu()
         return rows
 
     def load_weights(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
@@ -101,16 +103,16 @@ class _Server:
         from unirl.runtime.engine_host.received import read_weights
 
         sent = read_weights(asked["paths"], asked["checksum"])
-        held = {name: (own, dtype) for name, own, dtype, _ in self._call("inventory")}
+        held = self._call("inventory")
         if asked["kind"] == "lora":
             self._call("begin", asked["version"])
-            self._load_lora(sent, scale=asked["scale"])
+            self._load_lora(_completed(sent, [parts for _, _, parts in held]), scale=asked["scale"])
             self._call("end_lora", asked["paths"], asked["checksum"], asked["version"], asked["scale"])
             return None, {}
-        if sent.keys() != held.keys():
+        if sent.keys() != {name for _, _, parts in held for name in parts}:
             raise ValueError("weights of other names than those held were sent.")
         self._call("begin", asked["version"])
-        self._load_full({own: sent[name].to(dtype_of(dtype)) for name, (own, dtype) in held.items()})
+        self._load_full({own: _joined([sent[name] for name in parts], dtype) for own, dtype, parts in held})
         self._call("end_full", asked["version"])
         return None, {}
 
@@ -222,11 +224,27 @@ def _free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in found]
 
 
-def dtype_of(name: str) -> Any:
-    """The torch dtype of a name."""
+def _joined(parts: Sequence[Any], dtype: str) -> Any:
+    """One weight of SGLang's, of those that train, in the dtype that it holds."""
     import torch
 
-    return getattr(torch, name)
+    return (torch.cat(list(parts)) if len(parts) > 1 else parts[0]).to(getattr(torch, dtype))
+
+
+def _completed(pairs: Mapping[str, Any], weights: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, Any]:
+    """An adapter on some parts of a fused layer, with zeros for the others: SGLang takes one for all of them.
+
+    weights: what trains of each of SGLang's, name -> shape.
+    """
+    found = dict(pairs)
+    for parts in weights:
+        shapes = {name.removesuffix(".weight"): shape for name, shape in parts.items() if name.endswith(".weight")}
+        sent = [layer for layer in shapes if f"{layer}.lora_A.weight" in pairs]
+        for layer in shapes.keys() - sent if sent else ():
+            down = pairs[f"{sent[0]}.lora_A.weight"]
+            found[f"{layer}.lora_A.weight"] = down.new_zeros(down.shape)
+            found[f"{layer}.lora_B.weight"] = down.new_zeros(shapes[layer][0], len(down))
+    return found
 
 
 def _serialized(payload: Any) -> Any:

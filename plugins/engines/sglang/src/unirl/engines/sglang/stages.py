@@ -11,6 +11,8 @@ one by taking its class, and is given `pipeline_of`, which returns the pipeline.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -20,11 +22,13 @@ from unirl.core.request import Request
 from unirl.core.serial import from_bytes
 from unirl.core.track import Conditions
 from unirl.numerics.denoise import Walk
-from unirl.numerics.latent_rollout import LatentRollout, latent_walk
+from unirl.numerics.guidance import NO_GUIDANCE, Guidance, guided_velocity
+from unirl.numerics.latent_rollout import LatentRollout, guidance_of, latent_walk
 from unirl.numerics.latent_rows import rows_of
 from unirl.numerics.noise import noise_digest
 
 from sglang.multimodal_gen.runtime.distributed import get_local_torch_device
+from sglang.multimodal_gen.runtime.distributed.cfg_policy import CFGPolicy
 from sglang.multimodal_gen.runtime.pipelines_core.diffusion_scheduler_utils import clone_scheduler_runtime
 from sglang.multimodal_gen.runtime.pipelines_core.schedule_batch import OutputBatch
 from sglang.multimodal_gen.runtime.pipelines_core.stages import (
@@ -111,7 +115,10 @@ class Schedule(TimestepPreparationStage):
         sigmas = _piece(batch).latent(track).sigmas.to(device=device, dtype=torch.float32)
         batch.scheduler = clone_scheduler_runtime(self.scheduler)
         batch.scheduler.sigmas = sigmas
-        batch.scheduler.timesteps = sigmas[:-1] * batch.scheduler.config.num_train_timesteps
+        timesteps = sigmas[:-1] * batch.scheduler.config.num_train_timesteps
+        if (pipeline := self.pipeline_of()).bridge.rounds_timesteps:
+            timesteps = timesteps.to(next(pipeline.get_module(pipeline.bridge.module).parameters()).dtype)
+        batch.scheduler.timesteps = timesteps
         batch.timesteps = batch.scheduler.timesteps
         # With both there, SGLang makes neither.
         return super().forward(batch, server_args)
@@ -122,38 +129,65 @@ class Latents(LatentPreparationStage):
 
     def forward(self, batch: Any, server_args: Any) -> Any:
         piece, (track, _) = _piece(batch), _sampling(batch)
-        shape = server_args.pipeline_config.prepare_latent_shape(batch, piece.num_rows, 1)
-        walk = latent_walk(piece, track, latent_shape=shape[1:], device=get_local_torch_device())
-        batch.latents = walk.x
+        bridge = self.pipeline_of().bridge
+        shape = bridge.latent_shape(server_args.pipeline_config.prepare_latent_shape(batch, piece.num_rows, 1)[1:])
+        walk = latent_walk(piece, track, latent_shape=shape, device=get_local_torch_device())
+        batch.latents = bridge.packed(walk.x)
         batch.extra[WALK] = walk
         return super().forward(batch, server_args)
 
 
+@dataclass
+class Guided(CFGPolicy):
+    """SGLang's branches, whose velocities are combined as in replays: by `unirl.numerics`, in fp32."""
+
+    guidance: Guidance = NO_GUIDANCE
+
+    def combine(self, predictions: Any, *others: Any, **named: Any) -> Tensor:
+        positive, *negative = predictions
+        # Of velocities that are there already.
+        return guided_velocity(
+            lambda x, sigma, conditions: conditions["velocity"],
+            positive,
+            positive,
+            conditions={"velocity": positive},
+            negatives={"velocity": negative[0]} if negative else None,
+            guidance=self.guidance,
+        )
+
+
 class Denoising(DenoisingStage):
-    """SGLang's loop, with guidance and all, around the walk."""
+    """SGLang's loop around the walk."""
 
     def _prepare_denoising_loop(self, batch: Any, server_args: Any) -> Any:
         context = super()._prepare_denoising_loop(batch, server_args)
+        mode = _sampling(batch)[1].guidance_mode
+        guidance = guidance_of(scale=batch.guidance_scale, mode=mode, latent_rank=batch.latents.ndim)
+        context.cfg_policy = Guided(branches=context.cfg_policy.branches, guidance=guidance)
         prepare_rollout_if_enabled(
-            batch=batch, pipeline_config=server_args.pipeline_config, build_controller=_walk_controller
+            batch=batch,
+            pipeline_config=server_args.pipeline_config,
+            build_controller=partial(_walk_controller, self.pipeline_of().bridge),
         )
         context.extra_step_kwargs.update(rollout_step_kwargs(batch))
         return context
 
-    def _predict_noise_with_cfg(self, *arguments: Any, **named: Any) -> Any:
-        # Latents take the dtype of the velocity, and steps are computed in fp32.
-        return super()._predict_noise_with_cfg(*arguments, **named).float()
-
     def _denoise(self, batch: Any, server_args: Any) -> Any:
-        initial = noise_digest(batch.latents)
+        piece, (_, sampling), pipeline = _piece(batch), _sampling(batch), self.pipeline_of()
+        walk, bridge = cast(Walk, batch.extra[WALK]), pipeline.bridge
+        initial = noise_digest(bridge.unpacked(batch.latents, walk.x.shape[1:]))
         batch = super()._denoise(batch, server_args)
-        piece, walk, data = _piece(batch), cast(Walk, batch.extra.pop(WALK)), batch.rollout_trajectory_data
-        if not torch.equal(batch.latents, walk.x):
+        del batch.extra[WALK]
+        last = server_args.pipeline_config.post_denoising_loop(bridge.packed(walk.x), batch)
+        if not torch.equal(batch.latents, last):
             raise RuntimeError("SGLang decodes other latents than the last step gave.")
-        pipeline = self.pipeline_of()
-        conditions = {"positive": _conditions(pipeline.bridge, data.denoising_env.pos_cond_kwargs, piece)}
-        if data.denoising_env.neg_cond_kwargs:
-            conditions["negative"] = _conditions(pipeline.bridge, data.denoising_env.neg_cond_kwargs, piece)
+        data = batch.rollout_trajectory_data
+        env = data.denoising_env
+        conditions = {
+            kind: _conditions(bridge.conditions(arguments, sampling), piece)
+            for kind, arguments in (("positive", env.pos_cond_kwargs), ("negative", env.neg_cond_kwargs))
+            if arguments
+        }
         rows = rows_of(
             piece,
             found=LatentRollout(trajectory=walk.trajectory(), initial_noise=initial),
@@ -183,6 +217,7 @@ class WalkController(FlowRolloutController):
     """Takes the steps of a walk in place of SGLang's: with our kernels, noise and bookkeeping."""
 
     walk: Walk
+    bridge: Any
 
     def flow_sde_sampling(
         self,
@@ -196,19 +231,19 @@ class WalkController(FlowRolloutController):
         walk = self.walk
         used, asked = (current_sigma, next_sigma), tuple(walk.sigmas[walk.step : walk.step + 2])
         same = step_index == walk.step and all(bool(one == other) for one, other in zip(used, asked, strict=True))
-        if not same or not torch.equal(sample, walk.x):
+        if not same or not torch.equal(sample, self.bridge.packed(walk.x)):
             raise RuntimeError(
                 f"SGLang is at step {step_index}, from sigma {float(used[0])} to {float(used[1])}; the request is at "
                 f"step {walk.step}, from {float(asked[0])} to {float(asked[1])}, or its latents were changed."
             )
-        walk.advance(model_output)
+        walk.advance(self.bridge.unpacked(model_output, walk.x.shape[1:]))
         # Its own table of log-probs has a column for every step, and the walk those of the stochastic ones.
         nothing = torch.zeros(len(sample))
         self.append_local_rollout_log_probs(nothing, nothing + 1)
-        return walk.x
+        return self.bridge.packed(walk.x)
 
 
-def _walk_controller(*, batch: Any, pipeline_config: Any) -> WalkController:
+def _walk_controller(bridge: Any, *, batch: Any, pipeline_config: Any) -> WalkController:
     controller = WalkController(
         sde_type="sde",
         noise_level=0.0,
@@ -223,7 +258,7 @@ def _walk_controller(*, batch: Any, pipeline_config: Any) -> WalkController:
         sigmas=batch.scheduler.sigmas,
         latents_shape=tuple(batch.latents.shape),
     )
-    controller.walk = batch.extra[WALK]
+    controller.walk, controller.bridge = batch.extra[WALK], bridge
     return controller
 
 
@@ -231,9 +266,9 @@ def _unsharded(batch: Any, latents: Tensor) -> Tensor:
     return latents
 
 
-def _conditions(bridge: Any, arguments: Mapping[str, Any], piece: Request) -> Conditions:
+def _conditions(found: Mapping[str, Tensor], piece: Request) -> Conditions:
     """All rows share the prompt, and with it the embedding."""
-    values = {name: value[:1] for name, value in bridge.conditions(arguments).items()}
+    values = {name: value[:1] for name, value in found.items()}
     return Conditions(values=values, index=torch.zeros(piece.num_rows, dtype=torch.int64))
 
 

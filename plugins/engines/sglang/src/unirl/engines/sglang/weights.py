@@ -10,10 +10,11 @@ one name deeper from then on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from unirl.runtime.engine_host.received import read_weights
 
 __all__ = ["HeldWeights"]
@@ -27,13 +28,19 @@ class HeldWeights:
     unirl_torn: str
     lora_layers: dict[str, Any]
 
-    def unirl_inventory(self) -> list[tuple[str, str, str, list[int]]]:
-        """Name that it trains under, name that SGLang has for it, dtype and shape of every weight."""
-        return [
-            (name.replace(".base_layer.", "."), name, str(held.dtype).removeprefix("torch."), list(held.shape))
-            for name, held in self._unirl_module().named_parameters()
-            if ".lora_" not in name and name not in self.bridge.constants
-        ]
+    def unirl_inventory(self) -> list[tuple[str, str, dict[str, list[int]]]]:
+        """Of every weight SGLang's name, its dtype, and name -> shape of what trains of it, one below the other."""
+        module = self._unirl_module()
+        found: list[tuple[str, str, dict[str, list[int]]]] = []
+        for own, held in module.named_parameters():
+            if ".lora_" in own or own in self.bridge.constants:
+                continue
+            path, _, kind = own.rpartition(".")
+            parts = self._unirl_parts(path.replace(".base_layer", ""))
+            pieces = _pieces(held, module.get_submodule(path), len(parts))
+            shapes = {f"{part}.{kind}".lstrip("."): list(one.shape) for part, one in zip(parts, pieces, strict=True)}
+            found.append((own, str(held.dtype).removeprefix("torch."), shapes))
+        return found
 
     def unirl_begin(self, version: int) -> None:
         """Before a sync: from here on nothing is generated, and no layer has an adapter."""
@@ -56,23 +63,44 @@ class HeldWeights:
         tensors = read_weights(paths, expected)
         sent = {name.rpartition(".lora_")[0] for name in tensors}
         held = {path: layer for path, layer in self.lora_layers.items() if layer.merged or not layer.disable_lora}
-        if missing := sorted(sent - held.keys()):
+        parts = {path: self._unirl_parts(path) for path in held}
+        if missing := sorted(sent.difference(*parts.values())):
             raise RuntimeError(f"{missing[0]!r} has an adapter, and SGLang put none on it.")
-        if strange := sorted(held.keys() - sent):
+        if strange := sorted(path for path in held if sent.isdisjoint(parts[path])):
             raise RuntimeError(f"{strange[0]!r} has an adapter, and none was sent.")
         for path, layer in held.items():
-            down, up = tensors[f"{path}.lora_A.weight"], tensors[f"{path}.lora_B.weight"]
-            same = layer.merged and all(
-                torch.equal(own.detach().to("cpu"), one.to(own.dtype))
-                for own, one in ((layer.lora_A, down), (layer.lora_B, up))
-            )
-            weight = layer.base_layer.weight.detach().to("cpu")
-            wanted = layer.cpu_weight.double() + scale * (up.double() @ down.double())
+            self._unirl_compare(parts[path], layer, tensors, scale)
+        self.unirl_torn, self.unirl_version = "", version
+
+    def _unirl_compare(self, parts: Sequence[str], layer: Any, tensors: Mapping[str, Tensor], scale: float) -> None:
+        weights, bases = (
+            _pieces(one.detach().to("cpu"), layer.base_layer, len(parts))
+            for one in (layer.base_layer.weight, layer.cpu_weight)
+        )
+        # SGLang stacks those of a fused layer.
+        downs, ups = (one.detach().to("cpu").reshape(-1, *one.shape[-2:]) for one in (layer.lora_A, layer.lora_B))
+        are_whole = layer.merged and len(downs) == len(ups) == len(parts)
+        for part, weight, base, own_down, own_up in zip(parts, weights, bases, downs, ups, strict=are_whole):
+            same, wanted = are_whole, base.double()
+            if f"{part}.lora_A.weight" in tensors:
+                down, up = tensors[f"{part}.lora_A.weight"], tensors[f"{part}.lora_B.weight"]
+                same = same and torch.equal(own_down, down.to(own_down.dtype))
+                same = same and torch.equal(own_up, up.to(own_up.dtype))
+                wanted = wanted + scale * (up.double() @ down.double())
             # SGLang adds in fp32 and rounds once: its error is a few units in the last place of the largest weight.
             bound = 8 * torch.finfo(weight.dtype).eps * float(wanted.abs().max())
             if not same or float((weight.double() - wanted).abs().max()) > bound:
-                raise RuntimeError(f"the adapter of {path!r} was loaded, and something else is held.")
-        self.unirl_torn, self.unirl_version = "", version
+                raise RuntimeError(f"the adapter of {part!r} was loaded, and something else is held.")
+
+    def _unirl_parts(self, path: str) -> list[str]:
+        """Layers that train, of which one of SGLang's was made."""
+        last = path.rpartition(".")[2]
+        return [path.removesuffix(last) + part for part in self.bridge.fused.get(last, (last,))]
 
     def _unirl_module(self) -> Any:
         return self.get_module(self.bridge.module)
+
+
+def _pieces(held: Tensor, layer: Any, count: int) -> Sequence[Tensor]:
+    """A weight or bias of a layer, cut into those of the layers that it was made of."""
+    return held.split(list(layer.output_partition_sizes)) if count > 1 else (held,)

@@ -21,10 +21,11 @@ class Sd3InSglang:
     sampling_params = "sglang.multimodal_gen.configs.sample.stablediffusion3:StableDiffusion3SamplingParams"
     architecture = "StableDiffusion3Pipeline"
     module = "transformer"
+    fused: Mapping[str, tuple[str, ...]] = {}
     # A table of sines.
     constants = ("pos_embed.pos_embed",)
     num_encoders = 3
-    guidance_modes = ("batched", "two-pass")
+    rounds_timesteps = False
 
     def unfit(self, model: Any) -> str:
         if model.pipeline.text_encoder_3 is None:
@@ -38,7 +39,16 @@ class Sd3InSglang:
         # SGLang would give CLIP what T5 is given, or 77 whatever its tokenizer says.
         return tokenizers[0].model_max_length, tokenizers[1].model_max_length, sampling.max_sequence_length
 
-    def conditions(self, arguments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def latent_shape(self, shape: Sequence[int]) -> Sequence[int]:
+        return shape
+
+    def packed(self, latents: Tensor) -> Tensor:
+        return latents
+
+    def unpacked(self, packed: Tensor, shape: Sequence[int]) -> Tensor:
+        return packed
+
+    def conditions(self, arguments: Mapping[str, Any], sampling: LatentSamplingConfig) -> dict[str, Tensor]:
         return {"prompt_embeds": arguments["encoder_hidden_states"], "pooled": arguments["pooled_projections"]}
 
 
