@@ -10,16 +10,17 @@ import pytest
 from hosted_engines.environments import make
 from hosted_engines.latents import ask, fault, folder, model
 from unirl.engines.sglang.config import SglangConfig
-from unirl.engines.sglang.engine import SglangEngine, build
+from unirl.engines.sglang.engine import build
 from unirl.engines.sglang.environment import ENVIRONMENT, PRODUCT
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import build as build_model
+from unirl.runtime.engine_host.latent_engine import HostedLatentEngine
 
 __all__ = ["ask", "engine", "fault", "folder", "model"]
 
 
 @pytest.fixture(scope="session")
-def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
+def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedLatentEngine]:
     """It makes batches of four, can sleep, and its server has faults that can be switched on. Its weights are those
     that the test before left."""
     make("sglang")

@@ -15,10 +15,10 @@ from hosted_engines.latents import ROUNDING, Ask, Fault, adapter, gap
 from unirl.conformance.workbench.trained import full_update
 from unirl.core.errors import RunFailed
 from unirl.core.roles import DiffusionModel
-from unirl.engines.sglang.engine import SglangEngine
+from unirl.runtime.engine_host.latent_engine import HostedLatentEngine
 
 
-def test_a_row_does_not_depend_on_the_batch_that_it_is_made_in(engine: SglangEngine, ask: Ask) -> None:
+def test_a_row_does_not_depend_on_the_batch_that_it_is_made_in(engine: HostedLatentEngine, ask: Ask) -> None:
     """Rows of one prompt go together."""
     check_rows(engine, ask, batches=(2,))
 
@@ -36,12 +36,12 @@ def test_a_row_does_not_depend_on_the_batch_that_it_is_made_in(engine: SglangEng
     ],
 )
 def test_an_engine_that_does_something_else_is_caught_in_a_rollout_and_at_its_start(
-    engine: SglangEngine, ask: Ask, fault: Fault, name: str, what: str
+    engine: HostedLatentEngine, ask: Ask, fault: Fault, name: str, what: str
 ) -> None:
     check_caught(engine, ask, fault, name=name, what=what)
 
 
-def test_prompts_that_it_encodes_otherwise_are_caught_at_its_start(engine: SglangEngine, fault: Fault) -> None:
+def test_prompts_that_it_encodes_otherwise_are_caught_at_its_start(engine: HostedLatentEngine, fault: Fault) -> None:
     check_conditions_caught(engine, fault, name="pads_prompts_otherwise")
 
 
@@ -50,7 +50,7 @@ def test_prompts_that_it_encodes_otherwise_are_caught_at_its_start(engine: Sglan
     [("drops_extra", "it dropped extra"), ("makes_its_own_schedule", "SGLang is at step 0, from sigma 0.999")],
 )
 def test_requests_that_lose_what_they_carry_are_an_error_of_the_engine(
-    engine: SglangEngine, ask: Ask, fault: Fault, name: str, what: str
+    engine: HostedLatentEngine, ask: Ask, fault: Fault, name: str, what: str
 ) -> None:
     fault(name)
     with pytest.raises(RunFailed, match=what):
@@ -67,7 +67,7 @@ def test_requests_that_lose_what_they_carry_are_an_error_of_the_engine(
     ],
 )
 def test_an_update_that_is_applied_by_half_leaves_nothing_to_generate_with_until_full_weights_come(
-    engine: SglangEngine, model: DiffusionModel, ask: Ask, fault: Fault, name: str, what: str
+    engine: HostedLatentEngine, model: DiffusionModel, ask: Ask, fault: Fault, name: str, what: str
 ) -> None:
     check_half_applied(engine, model, ask, fault, name=name, what=what)
 
@@ -81,7 +81,7 @@ def test_an_update_that_is_applied_by_half_leaves_nothing_to_generate_with_until
     ],
 )
 def test_an_adapter_that_sglang_calls_a_success_and_is_none_is_caught(
-    engine: SglangEngine, model: DiffusionModel, ask: Ask, fault: Fault, name: str, what: str
+    engine: HostedLatentEngine, model: DiffusionModel, ask: Ask, fault: Fault, name: str, what: str
 ) -> None:
     engine.load_weights(full_update(model, version=1))
     update, _ = adapter(model, targets=model.spec.lora_targets, version=2)
@@ -97,7 +97,7 @@ def test_an_adapter_that_sglang_calls_a_success_and_is_none_is_caught(
 
 @pytest.mark.slow
 def test_killed_in_a_rollout_in_a_sync_and_asleep_it_says_so_and_goes_on_as_before(
-    engine: SglangEngine, model: DiffusionModel, ask: Ask
+    engine: HostedLatentEngine, model: DiffusionModel, ask: Ask
 ) -> None:
     """Last, for it ends three processes of SGLang."""
     check_deaths(engine, model, ask)

@@ -21,9 +21,7 @@ from .environment import PRODUCT
 from .plugin import SPEC
 from .settings import CPU_VARIABLES, EAGER, server_arguments
 
-__all__ = ["SglangEngine", "build"]
-
-SglangEngine = HostedLatentEngine
+__all__ = ["build"]
 
 MOST_RANK = 2**16
 """Adapters of any rank: SGLang merges them into the weights."""
