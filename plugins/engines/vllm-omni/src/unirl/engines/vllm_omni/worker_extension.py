@@ -48,12 +48,27 @@ def held_weights(module: Any, fused: Mapping[str, Sequence[str]]) -> Iterator[tu
                 yield f"{path}.{name}" if path else name, parameter.data, split
 
 
-def renamed(layer: str, fused: Mapping[str, Sequence[str]]) -> str:
-    """vLLM-Omni's name of a layer; the one that it trains under where vLLM-Omni made one of several."""
-    for name, parts in fused.items():
-        if len(parts) == 1 and layer.endswith(f".{parts[0]}"):
-            return layer.removesuffix(parts[0]) + name
-    return layer
+def renamed(name: str, fused: Mapping[str, Sequence[str]]) -> str:
+    """A weight's name with its layer as vLLM-Omni calls it, where vLLM-Omni did not make one of several."""
+    for last, parts in fused.items():
+        if len(parts) == 1:
+            name = name.replace(f".{parts[0]}.", f".{last}.")
+    return name
+
+
+def reached_twice(module: Any) -> set[str]:
+    """Names of the layers that have another one as well. Adapters are put on names, one by one."""
+    names = {id(layer): path.replace(".base_layer", "") for path, layer in module.named_modules()}
+    found: set[str] = set()
+    for path, layer in module.named_modules(remove_duplicate=False):
+        if isinstance(layer, LinearBase) and path.replace(".base_layer", "") != names[id(layer)]:
+            found.add(names[id(layer)])
+    return found
+
+
+def _layer(name: str) -> str:
+    """The layer of an adapter's A or B."""
+    return name.rpartition(".lora_")[0]
 
 
 def _split_dim(layer: Any, parameter: Tensor) -> int | None:
@@ -102,23 +117,22 @@ class WorkerExtension(CustomPipelineWorkerExtension):
         """Take the adapter from these files in place of the one before. Raises as `unirl_load_full`."""
         tensors = read_weights(paths, expected)
         pipeline = self.model_runner.pipeline
-        module = pipeline.bridge.module
+        bridge, module = pipeline.bridge, getattr(pipeline, pipeline.bridge.module)
+        layers = sorted({_layer(name) for name in tensors})
+        if twice := sorted(reached_twice(module).intersection(layers)):
+            raise ValueError(
+                f"weights for an adapter of {twice[0]!r} were sent; vLLM-Omni has that layer under two names, and would "
+                "put it on one of them. Leave the layer out of backend.targets."
+            )
+        # A copy: vLLM multiplies the scale into B in place.
+        held_as = {renamed(name, bridge.fused): value.clone() for name, value in tensors.items()}
         rank = next(iter(tensors.values())).shape[0]
-        layers = sorted({name.rpartition(".lora_")[0] for name in tensors})
-        held_as = {layer: renamed(layer, pipeline.bridge.fused) for layer in layers}
         # vLLM-Omni takes names for regular expressions that follow a dot.
-        targets = [re.escape(name) for name in held_as.values()]
+        targets = sorted({re.escape(_layer(name)) for name in held_as})
         helper = PEFTHelper(r=rank, lora_alpha=rank, target_modules=targets)
         lora = LoRAModel.from_lora_tensors(
             lora_model_id=ADAPTER.lora_int_id,
-            # A copy: vLLM multiplies the scale into B in place.
-            tensors={
-                f"base_model.model.{module}.{held_as[layer]}.lora_{side}.weight": tensors[
-                    f"{layer}.lora_{side}.weight"
-                ].clone()
-                for layer in layers
-                for side in "AB"
-            },
+            tensors={f"base_model.model.{bridge.module}.{name}": value for name, value in held_as.items()},
             peft_helper=helper,
             device="cpu",
             dtype=self.lora_manager.dtype,
