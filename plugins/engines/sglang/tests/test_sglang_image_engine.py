@@ -11,7 +11,7 @@ from hosted_engines.latent_engines import (
     check_half_applied,
     check_rows,
 )
-from hosted_engines.latents import ROUNDING, Ask, Fault, adapter, gap
+from hosted_engines.latents import ROUNDING, Ask, Fault, adapter, assert_same, gap, trainside
 from unirl.conformance.workbench.trained import full_update
 from unirl.core.errors import RunFailed
 from unirl.core.roles import DiffusionModel
@@ -21,6 +21,17 @@ from unirl.runtime.engine_host.latent_engine import HostedLatentEngine
 def test_a_row_does_not_depend_on_the_batch_that_it_is_made_in(engine: HostedLatentEngine, ask: Ask) -> None:
     """Rows of one prompt go together."""
     check_rows(engine, ask, batches=(2,))
+
+
+@pytest.mark.parametrize("mode", ["two-pass", "norm-corrected"])
+def test_modes_of_guidance_that_sglang_does_not_have_for_a_model_are_those_of_trainside(
+    engine: HostedLatentEngine, model: DiffusionModel, ask: Ask, mode: str
+) -> None:
+    engine.load_weights(full_update(model, version=1))
+    request = ask(engine, guidance_scale=3.5, guidance_mode=mode, negative_prompt="blurred")
+    found = engine.generate(request).tracks["image"]
+    assert gap(found, model) < ROUNDING
+    assert_same(found, trainside(model, request))
 
 
 @pytest.mark.parametrize(
