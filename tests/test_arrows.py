@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from source_imports import imports, module_name
 
 ROOT = Path(__file__).parents[1]
 MEMBERS = sorted(
@@ -37,41 +36,6 @@ PACKAGES = {module_of(member): member for member in MEMBERS}
 
 def files(package: str) -> list[Path]:
     return sorted((PACKAGES[package] / "src").rglob("*.py"))
-
-
-def module_name(path: Path) -> str:
-    parts = path.relative_to(next(parent for parent in path.parents if parent.name == "src")).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def imports(path: Path, *, top_level_only: bool = False) -> Iterator[str]:
-    """Modules that a file imports when it runs: what stands under TYPE_CHECKING is left out."""
-    yield from _imports(ast.parse(path.read_text(encoding="utf-8")).body, path, top_level_only=top_level_only)
-
-
-def _imports(body: list[ast.stmt], path: Path, *, top_level_only: bool) -> Iterator[str]:
-    for node in body:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                package = module_name(path).split(".")
-                keep = len(package) - node.level + (path.name == "__init__.py")
-                base = ".".join([*package[:keep], *([node.module] if node.module else [])])
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            yield from _imports(node.orelse, path, top_level_only=top_level_only)
-        elif not (top_level_only and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
-            for name in ("body", "orelse", "finalbody", "handlers"):
-                inner = getattr(node, name, [])
-                for child in inner:
-                    yield from _imports(
-                        child.body if isinstance(child, ast.ExceptHandler) else [child],
-                        path,
-                        top_level_only=top_level_only,
-                    )
 
 
 def package_of(module: str) -> str | None:

@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from unirl.core.catalog import Catalog
+from hosted_engines.plans import reasons_against
 from unirl.core.config import TextSamplingConfig
-from unirl.core.errors import RecipeError, RunFailed
-from unirl.core.match import match
-from unirl.core.recipe import compose
+from unirl.core.errors import RecipeError
 from unirl.core.request import TextRequest
 from unirl.engines.sglang_llm.config import SglangConfig
-from unirl.engines.sglang_llm.engine import build
-from unirl.engines.sglang_llm.environment import ENVIRONMENT, PRODUCT
+from unirl.engines.sglang_llm.environment import ENVIRONMENT
 from unirl.engines.sglang_llm.settings import cache_bytes, engine_arguments, linear_names, sampling_arguments
 from unirl.models.qwen3.model import Qwen3Model
 
@@ -36,31 +33,9 @@ def arguments(tmp_path: Path, *, on_cpu: bool = False, **settings: Any) -> dict[
     )
 
 
-def test_a_version_that_was_not_tried_is_refused_with_the_range() -> None:
-    PRODUCT.check_version("0.5.23")
-    for found in ("0.5.22", "0.5.24"):
-        with pytest.raises(RunFailed, match=rf"holds SGLang {found}; this engine was tried with <0.5.24,>=0.5.23"):
-            PRODUCT.check_version(found)
-
-
-@pytest.mark.parametrize("accel", ["cpu", "cuda"])
-def test_every_line_of_a_lock_is_pinned_and_hashed(accel: str) -> None:
-    lines = ENVIRONMENT.lock(accel).decode().replace("\\\n", " ").splitlines()
-    requirements = [line.split() for line in lines if line and not line.startswith("#")]
-    assert {"sglang", "torch"} <= {words[0].partition("==")[0] for words in requirements}
-    for words in requirements:
-        assert "==" in words[0], words[0]
-        assert any(word.startswith("--hash=sha256:") for word in words), words[0]
-
-
 def test_a_cpu_has_packages_of_our_own_on_top_of_the_lock_and_a_gpu_has_none() -> None:
     assert [tree.name for tree in ENVIRONMENT.trees("cpu")] == ["torchvision-schemas", "sglang-platform"]
     assert ENVIRONMENT.trees("cuda") == []
-
-
-def test_without_its_environment_it_says_which_command_makes_it(model: Qwen3Model, tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match=rf"unirl engine-env sglang-llm --accel cpu --dir {tmp_path}"):
-        build(SglangConfig(env_dir=str(tmp_path)), model=model, device="cpu")
 
 
 def test_settings_become_arguments_of_sglang(tmp_path: Path) -> None:
@@ -100,9 +75,13 @@ def test_a_request_in_the_words_of_sglang() -> None:
     assert (found["top_k"], found["stop_token_ids"], found["stop"], found["max_new_tokens"]) == (-1, [3], ["x"], 5)
 
 
-def test_a_plan_without_room_for_adapters_is_refused_before_anything_starts() -> None:
-    catalog = Catalog.discover()
-    good = match(compose("quickstart-text", ["engine=sglang-llm"], catalog=catalog), catalog=catalog)
-    assert not good.reasons
-    plan = compose("quickstart-text", ["engine=sglang-llm", "backend.trains=lora"], catalog=catalog)
-    assert any("engine.lora_rank: 0 was asked for" in str(reason) for reason in match(plan, catalog=catalog).reasons)
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["backend.trains=lora"], "engine.lora_rank: 0 was asked for, and the backend trains adapters"),
+        (["engine.gpu_memory=90"], "engine.gpu_memory: 90.0 was asked for; it is a share"),
+    ],
+)
+def test_plans_that_cannot_work_are_refused_before_anything_starts(words: list[str], reason: str) -> None:
+    assert not reasons_against("quickstart-text", "engine=sglang-llm")
+    assert reason in "\n".join(reasons_against("quickstart-text", "engine=sglang-llm", *words))

@@ -1,0 +1,133 @@
+"""What holds of every engine that runs in an environment of its own, before one starts."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from source_imports import imports
+from unirl.core.capability import Cap, Support
+from unirl.core.catalog import Catalog
+from unirl.core.errors import RecipeError, RunFailed
+from unirl.core.match import match_pair
+from unirl.core.roles import Model
+from unirl.core.spec import EngineSpec, ModelSpec
+from unirl.models.qwen3 import tiny as tiny_qwen3
+from unirl.models.qwen3.config import Qwen3Config
+from unirl.models.qwen3.model import build as build_qwen3
+from unirl.models.sd3 import tiny as tiny_sd3
+from unirl.models.sd3.config import Sd3Config
+from unirl.models.sd3.model import build as build_sd3
+
+CATALOG = Catalog.discover()
+ENGINES = {spec.name: spec for spec in CATALOG.specs("engine") if isinstance(spec, EngineSpec) and spec.environment}
+MODELS = [spec for spec in CATALOG.specs("model") if isinstance(spec, ModelSpec)]
+BRIDGED = sorted(name for name, spec in ENGINES.items() if spec.needs_bridge)
+each_engine = pytest.mark.parametrize("name", sorted(ENGINES))
+each_accel = pytest.mark.parametrize("accel", ["cpu", "cuda"])
+
+
+def environment_of(name: str) -> ModuleType:
+    """The module with an engine's `ENVIRONMENT` and `PRODUCT`."""
+    return importlib.import_module(ENGINES[name].environment.partition(":")[0])
+
+
+def locked(name: str, accel: str) -> Mapping[str, str]:
+    """Dist -> version in the lock of an engine. Each is pinned and hashed."""
+    lines = environment_of(name).ENVIRONMENT.lock(accel).decode().replace("\\\n", " ").splitlines()
+    found: dict[str, str] = {}
+    for words in (line.split() for line in lines if line and not line.startswith("#")):
+        dist, pinned, version = words[0].partition("==")
+        assert pinned, f"{words[0]} is not pinned"
+        assert any(word.startswith("--hash=sha256:") for word in words), f"{words[0]} has no hash"
+        found[dist] = version
+    return found
+
+
+@each_accel
+@each_engine
+def test_a_lock_pins_and_hashes_every_line_and_holds_a_version_that_was_tried(name: str, accel: str) -> None:
+    product, versions = environment_of(name).PRODUCT, locked(name, accel)
+    dist = product.title.lower()
+    # The build of vLLM for CPUs has a name of its own.
+    product.check_version(versions[f"{dist}-cpu" if accel == "cpu" and f"{dist}-cpu" in versions else dist])
+    assert {"torch", "safetensors"} <= versions.keys()
+
+
+@each_engine
+def test_a_version_that_was_not_tried_is_refused_with_the_range(name: str) -> None:
+    product = environment_of(name).PRODUCT
+    for found in ("0.1", "99.0"):
+        said = f"holds {product.title} {found}; this engine was tried with {product.tested}"
+        with pytest.raises(RunFailed, match=re.escape(said)):
+            product.check_version(found)
+
+
+@each_engine
+def test_the_source_that_goes_along_imports_nothing_that_stays_behind(name: str) -> None:
+    """Also what a module imports only in a function that is called there, and the bridges of all models."""
+    bridges = {spec.bridges[name].partition(":")[0] for spec in MODELS if name in spec.bridges}
+    carried = {*environment_of(name).ENVIRONMENT.modules, *bridges}
+    there = {*sys.stdlib_module_names, *(dist.replace("-", "_") for dist in locked(name, "cuda"))}
+    for module in carried:
+        spec = find_spec(module)
+        assert spec is not None and spec.origin is not None
+        for imported in imports(Path(spec.origin)):
+            if imported.startswith("unirl."):
+                assert imported in carried or not is_module(imported), f"{module} imports {imported}"
+            else:
+                assert imported.partition(".")[0] in there, f"{module} imports {imported}"
+
+
+def is_module(name: str) -> bool:
+    """A file of its own: not a package, which is a plain folder there, and not something in a module."""
+    try:
+        spec = find_spec(name)
+    except ModuleNotFoundError:
+        return False
+    return spec is not None and spec.submodule_search_locations is None
+
+
+def model_for(engine: EngineSpec, folder: Path, **settings: Any) -> Model:
+    """A miniature of the kind that an engine generates with."""
+    if engine.support(Cap.TEXT_ROLLOUT) is Support.NATIVE:
+        tiny_qwen3.write(folder, seed=0)
+        return build_qwen3(Qwen3Config(path=str(folder)), device="cpu")
+    tiny_sd3.write(folder, seed=0, **settings)
+    return build_sd3(Sd3Config(path=str(folder)), device="cpu")
+
+
+def built(engine: EngineSpec, *, model: Model, **settings: Any) -> Any:
+    return CATALOG.resolve(engine.build)(CATALOG.resolve(engine.config)(**settings), model=model, device="cpu")
+
+
+@each_engine
+def test_without_its_environment_it_says_which_command_makes_it(name: str, tmp_path: Path) -> None:
+    model = model_for(ENGINES[name], tmp_path / "tiny")
+    with pytest.raises(RunFailed, match=rf"unirl engine-env {name} --accel cpu --dir {tmp_path}"):
+        built(ENGINES[name], model=model, env_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize("name", BRIDGED)
+def test_a_model_that_it_does_not_compute_is_refused(name: str, tmp_path: Path) -> None:
+    model = model_for(ENGINES[name], tmp_path / "small", with_t5=False)
+    with pytest.raises(RecipeError, match="encodes prompts of Stable Diffusion 3 with T5, and the model was loaded"):
+        built(ENGINES[name], model=model)
+
+
+@pytest.mark.parametrize("name", BRIDGED)
+def test_models_without_a_bridge_are_refused(name: str) -> None:
+    """Every latent model that is installed either brings one or is refused by name."""
+    latent = [spec for spec in MODELS if "latent" in spec.tracks.values()]
+    for spec in latent:
+        verdict = match_pair(model=spec, engine=ENGINES[name])
+        assert verdict.accepted is (name in spec.bridges)
+        assert verdict.accepted or f"model {spec.name!r} brings none for it" in str(verdict.reasons[0])
+    assert any(name in spec.bridges for spec in latent)
