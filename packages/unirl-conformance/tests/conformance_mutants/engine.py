@@ -15,15 +15,40 @@ from unirl.core.spec import EngineSpec
 from unirl.engines.trainside.engine import TrainsideEngine
 from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
 
-from conformance_mutants import engine_copying, engine_plain, engine_text
-from conformance_mutants.engine_rollouts import BROKEN as ROLLOUTS
-from conformance_mutants.engine_weights import BROKEN as WEIGHTS
+from conformance_mutants import (
+    engine_adapters,
+    engine_copying,
+    engine_manners,
+    engine_noise,
+    engine_plain,
+    engine_rollouts,
+    engine_text,
+    engine_trajectories,
+    engine_weights,
+)
 from conformance_mutants.mutant import Mutant
 
-BROKEN: dict[type[TrainsideEngine], Mutant] = {**ROLLOUTS, **WEIGHTS, **engine_text.BROKEN}
+MODULES = (
+    engine_rollouts,
+    engine_noise,
+    engine_trajectories,
+    engine_manners,
+    engine_weights,
+    engine_adapters,
+    engine_text,
+)
+BROKEN: dict[type[TrainsideEngine], Mutant] = {
+    kind: mutant for module in MODULES for kind, mutant in module.BROKEN.items()
+}
 MUTANTS: list[Mutant] = list(BROKEN.values())
 LEFT_OUT = (Cap.CONDITIONS, Cap.LOG_PROBS_GAUSSIAN, Cap.SDE_STEPS_PER_GROUP, Cap.SIGMAS, Cap.TEXT_ROLLOUT)
-WELL: list[EngineSpec] = [TRAINSIDE, engine_copying.SPEC, *engine_plain.SPECS, engine_text.SPEC]
+WELL: list[EngineSpec] = [
+    TRAINSIDE,
+    engine_copying.SPEC,
+    engine_weights.BREAKS_OFF,
+    *engine_plain.SPECS,
+    engine_text.SPEC,
+]
 
 
 def build(config: Any, *, model: Any, device: Any) -> TrainsideEngine:

@@ -1,7 +1,4 @@
-"""An engine with weights of its own: trainside's sampling over a copy of the model, as an engine elsewhere has one.
-
-No plugin has such an engine yet, so the claims about weights, adapters and sleep are tried on this one.
-"""
+"""An engine with weights of its own: trainside's sampling over a copy of the model, as an engine elsewhere has one."""
 
 from __future__ import annotations
 
@@ -81,6 +78,7 @@ class CopyingEngine(TrainsideEngine):
             self._asleep = None
 
     def check(self, update: WeightUpdate) -> None:
+        self.check_any(len(update.tensors))
         wanted = self.wanted_pairs(update.tensors) if update.kind == "lora" else self._base
         self.check_names(update.tensors, wanted)
         for name, tensor in update.tensors.items():
@@ -103,6 +101,10 @@ class CopyingEngine(TrainsideEngine):
             wanted[layer + HALVES[0]] = torch.empty(rank, weight.shape[1])
             wanted[layer + HALVES[1]] = torch.empty(weight.shape[0], rank)
         return wanted
+
+    def check_any(self, count: int) -> None:
+        if not count:
+            raise RecipeError("engine: an update without a single tensor was sent to 'copying'.")
 
     def check_names(self, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
         self.check_unknown(sorted(found.keys() - wanted.keys()))

@@ -211,6 +211,7 @@ class KeepsDropout(TextEngine):
             return Rollout(tracks={name: self._text(request, name) for name in request.tracks})
 
 
+LINEAGE = "every-text-comes-back-with-its-lineage"
 LIMIT, STOPS = "a-text-that-reaches-its-limit-is-truncated", "stop-tokens-end-a-text"
 STRINGS, WORDS = "stop-strings-end-a-text-and-are-not-seen", "texts-are-the-words-of-their-tokens"
 GROUPS, SEEDS = "texts-of-a-group-differ", "the-same-seeds-give-the-same-texts"
@@ -219,7 +220,7 @@ READ, SHARED = "prompts-are-read-as-tokens", "shared-weights-are-sampled-as-they
 GREEDY, SCORED = "temperature-0-takes-the-likeliest-token", "log-probs-are-those-of-the-model-at-the-temperature"
 BROKEN: dict[type[TrainsideEngine], Mutant] = {
     ForgetsTextParents: Mutant(
-        claim="every-text-comes-back-with-its-lineage",
+        claim=LINEAGE,
         name="forgets-text-parents",
         broken="names the groups of texts as their parents",
     ),
@@ -257,7 +258,7 @@ BROKEN: dict[type[TrainsideEngine], Mutant] = {
         name="never-greedy",
         broken="raises temperature 0 to a half",
         # What is decided by the weights alone no longer is.
-        also=(READ, SHARED),
+        also=(LINEAGE, READ, SHARED),
     ),
     IgnoresTopP: Mutant(claim=TOP, name="no-top-p", broken="ignores top_p"),
     ScoresWhatIsLeft: Mutant(

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.core.errors import RecipeError
+from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.request import Request
 from unirl.core.roles import WeightReceipt, WeightUpdate
 from unirl.core.rollout import Rollout
 from unirl.engines.trainside.engine import TrainsideEngine
 
-from conformance_mutants.engine_copying import CopyingEngine
+from conformance_mutants.engine_copying import SPEC, CopyingEngine
 from conformance_mutants.mutant import Mutant
 
 
@@ -37,10 +37,6 @@ class CountsOneLess(For):
     def load_weights(self, update: WeightUpdate) -> WeightReceipt:
         receipt = super().load_weights(update)
         return dataclasses.replace(receipt, num_tensors=receipt.num_tensors - 1) if self.is_here else receipt
-
-
-class CountsAdaptersOneLess(CountsOneLess):
-    kind = "lora"
 
 
 class KeepsItsVersion(For):
@@ -81,10 +77,6 @@ class StripsPrefixes(For):
             super().check_names(found, wanted)
 
 
-class StripsPrefixesOfAdapters(StripsPrefixes):
-    kind = "lora"
-
-
 class SkipsUnknown(For):
     """Names that it does not know, next to others that it does."""
 
@@ -93,18 +85,10 @@ class SkipsUnknown(For):
         super().check_names(known if self.is_here and known else found, wanted)
 
 
-class SkipsUnknownLayers(SkipsUnknown):
-    kind = "lora"
-
-
 class SkipsMissing(For):
     def check_missing(self, names: list[str]) -> None:
         if not self.is_here or len(names) > 1:
             super().check_missing(names)
-
-
-class SkipsMissingHalves(SkipsMissing):
-    kind = "lora"
 
 
 class CastsDtypes(For):
@@ -113,17 +97,9 @@ class CastsDtypes(For):
             super().check_dtype(name, tensor, dtype)
 
 
-class CastsDtypesOfAdapters(CastsDtypes):
-    kind = "lora"
-
-    def add_adapter(self, weights: Mapping[str, Tensor], update: WeightUpdate) -> None:
-        tensors = {name: tensor.float() for name, tensor in update.tensors.items()}
-        super().add_adapter(weights, dataclasses.replace(update, tensors=tensors))
-
-
 class BroadcastsShapes(For):
     def check_shape(self, name: str, tensor: Tensor, wanted: Tensor) -> None:
-        if not self.is_here:
+        if not self.is_here or tensor.numel() != wanted.numel():
             super().check_shape(name, tensor, wanted)
 
     def write_full(self, update: WeightUpdate) -> dict[str, Tensor]:
@@ -131,25 +107,22 @@ class BroadcastsShapes(For):
         return super().write_full(dataclasses.replace(update, tensors=shaped))
 
 
-class BroadcastsShapesOfAdapters(BroadcastsShapes):
-    kind = "lora"
+class FillsUpTruncated(For):
+    """Writes the rows that came of a weight, over those that it had."""
+
+    def check_shape(self, name: str, tensor: Tensor, wanted: Tensor) -> None:
+        if not self.is_here or tensor.shape[1:] != wanted.shape[1:]:
+            super().check_shape(name, tensor, wanted)
 
     def write_full(self, update: WeightUpdate) -> dict[str, Tensor]:
-        return CopyingEngine.write_full(self, update)
-
-    def add_adapter(self, weights: Mapping[str, Tensor], update: WeightUpdate) -> None:
-        tensors = {name: tensor.reshape(tensor.shape[-2:]) for name, tensor in update.tensors.items()}
-        super().add_adapter(weights, dataclasses.replace(update, tensors=tensors))
+        whole = {name: torch.cat([rows, self._base[name][len(rows) :]]) for name, rows in update.tensors.items()}
+        return super().write_full(dataclasses.replace(update, tensors=whole))
 
 
 class TrustsBits(For):
     def check_bits(self, update: WeightUpdate) -> None:
         if not self.is_here:
             super().check_bits(update)
-
-
-class TrustsBitsOfAdapters(TrustsBits):
-    kind = "lora"
 
 
 class WritesAsItChecks(For):
@@ -166,51 +139,66 @@ class WritesAsItChecks(For):
             raise
 
 
-class WritesLayersAsItChecks(For):
-    """Adapters layer by layer, until one does not fit."""
+class BreaksOff(CopyingEngine):
+    """Writes full weights until one does not fit, and then makes nothing until whole ones have come: as it may."""
 
-    kind = "lora"
+    is_torn = False
+
+    def generate(self, request: Request) -> Rollout:
+        if self.is_torn:
+            raise RunFailed(
+                "engine: the weights that 'breaks-off' was sent last did not fit; send it whole ones first."
+            )
+        return super().generate(request)
 
     def load_weights(self, update: WeightUpdate) -> WeightReceipt:
+        if self.is_torn and update.kind == "lora":
+            raise RunFailed("engine: an adapter was sent to 'breaks-off', which needs whole weights first.")
+        try:
+            receipt = super().load_weights(update)
+        except RecipeError:
+            if update.kind != "lora":
+                self.is_torn = True
+                self.write_known(update)
+            raise
+        self.is_torn = False
+        return receipt
+
+    def write_known(self, update: WeightUpdate) -> None:
+        known = {
+            name: tensor
+            for name, tensor in update.tensors.items()
+            if name in self._base and self._base[name].shape == tensor.shape
+        }
+        self.write_full(dataclasses.replace(update, tensors=known))
+
+
+class IsMendedByARefusal(BreaksOff):
+    def load_weights(self, update: WeightUpdate) -> WeightReceipt:
+        was_torn = self.is_torn
         try:
             return super().load_weights(update)
         except RecipeError:
-            if self.is_here:
-                whole = {name: tensor for name, tensor in update.tensors.items() if tensor.ndim == 2}
-                self.add_adapter(
-                    dict(self._module.named_parameters()),
-                    dataclasses.replace(update, tensors={name: tensor.float() for name, tensor in whole.items()}),
-                )
+            self.is_torn = self.is_torn and not was_torn
             raise
 
 
 class MovesItsVersionFirst(For):
     """Before it looks at full weights."""
 
-    def load_weights(self, update: WeightUpdate) -> WeightReceipt:
+    def check(self, update: WeightUpdate) -> None:
         if update.kind != "lora":
             self.version = update.version
-        return super().load_weights(update)
+        super().check(update)
 
 
-class ForgetsTheScale(CopyingEngine):
-    def scale_of(self, update: WeightUpdate) -> float:
-        return 1.0
-
-
-class PilesUpAdapters(CopyingEngine):
-    """The next one on the one before. A refused one changes nothing."""
-
-    def write_adapter(self, update: WeightUpdate) -> dict[str, Tensor]:
-        self.add_adapter(dict(self._module.named_parameters()), update)
-        return {name: tensor.clone() for name, tensor in update.tensors.items()}
-
-
-class WakesWithTheFirstWeights(CopyingEngine):
+class RemembersTheFirst(CopyingEngine):
     def __init__(self, config: Any, *, model: Any) -> None:
         super().__init__(config, model=model)
-        self._first = {name: weight.detach().clone() for name, weight in self._module.named_parameters()}
+        self._first = self._base
 
+
+class WakesWithTheFirstWeights(RemembersTheFirst):
     def wake(self) -> None:
         if self._asleep is not None:
             self._asleep = self._first
@@ -223,20 +211,26 @@ class WakesByItself(CopyingEngine):
         return super().generate(request)
 
 
-FULL, LORA = "full-weights-that-do-not-fit-are-refused", "an-adapter-that-does-not-fit-is-refused"
-HALF_FULL, HALF_LORA = "refused-full-weights-are-never-half-applied", "a-refused-adapter-is-never-half-applied"
+class LosesWhatComesAsleep(CopyingEngine):
+    def load_weights(self, update: WeightUpdate) -> WeightReceipt:
+        if self._asleep is None:
+            return super().load_weights(update)
+        # Into memory that waking does not look at.
+        self.version = update.version
+        size = sum(tensor.nbytes for tensor in update.tensors.values())
+        return WeightReceipt(
+            version=update.version, checksum=update.checksum, num_tensors=len(update.tensors), size_bytes=size
+        )
+
+
+FULL, HALF_FULL = "full-weights-that-do-not-fit-are-refused", "refused-full-weights-are-never-half-applied"
+ASLEEP = "weights-that-come-asleep-are-refused-or-there-awake"
 
 BROKEN: dict[type[TrainsideEngine], Mutant] = {
     kind: Mutant(claim=claim, name=name, broken=broken)
     for kind, claim, name, broken in (
         (CountsOneLess, "the-receipt-is-of-what-the-engine-holds", "counts-one-less", "a wrong count in its receipt"),
         (KeepsItsVersion, "the-receipt-is-of-what-the-engine-holds", "keeps-its-version", "samples of version 0"),
-        (
-            CountsAdaptersOneLess,
-            "the-receipt-of-an-adapter-is-of-what-the-engine-holds",
-            "counts-adapters-one-less",
-            "a wrong count in its receipt of an adapter",
-        ),
         (IgnoresMerged, "full-weights-are-sampled-from", "ignores-merged", "answers merged weights and drops them"),
         (
             WritesIntoTheTrainer,
@@ -249,18 +243,22 @@ BROKEN: dict[type[TrainsideEngine], Mutant] = {
         (SkipsMissing, FULL, "skips-missing", "goes without a weight that was not sent"),
         (CastsDtypes, FULL, "casts-dtypes", "casts weights of another dtype"),
         (BroadcastsShapes, FULL, "broadcasts-shapes", "takes weights of another shape"),
+        (FillsUpTruncated, FULL, "fills-up-truncated", "fills weights up that end early"),
         (TrustsBits, FULL, "trusts-bits", "does not look at the checksum"),
-        (StripsPrefixesOfAdapters, LORA, "strips-prefixes-of-adapters", "takes adapters of which it knows no name"),
-        (SkipsUnknownLayers, LORA, "skips-unknown-layers", "skips layers that it does not know"),
-        (SkipsMissingHalves, LORA, "skips-missing-halves", "drops a layer of which one half was sent"),
-        (CastsDtypesOfAdapters, LORA, "casts-dtypes-of-adapters", "casts adapters of another dtype"),
-        (BroadcastsShapesOfAdapters, LORA, "broadcasts-shapes-of-adapters", "takes adapters of another shape"),
-        (TrustsBitsOfAdapters, LORA, "trusts-bits-of-adapters", "does not look at an adapter's checksum"),
         (WritesAsItChecks, HALF_FULL, "writes-as-it-checks", "writes weights until one does not fit"),
+        (
+            IsMendedByARefusal,
+            HALF_FULL,
+            "is-mended-by-a-refusal",
+            "samples from half of an update after it refused another one",
+        ),
         (MovesItsVersionFirst, HALF_FULL, "moves-its-version-first", "has the version of refused weights"),
-        (WritesLayersAsItChecks, HALF_LORA, "writes-layers-as-it-checks", "adds layers until one does not fit"),
-        (ForgetsTheScale, "an-adapter-is-sampled-with-at-its-scale", "forgets-the-scale", "takes 1 for alpha / rank"),
-        (PilesUpAdapters, "an-adapter-is-sampled-with-at-its-scale", "piles-up-adapters", "adds each to the last"),
+        (
+            LosesWhatComesAsleep,
+            ASLEEP,
+            "loses-what-comes-asleep",
+            "takes weights asleep and wakes without them",
+        ),
         (
             WakesWithTheFirstWeights,
             "sleep-and-wake-give-the-same-samples",
@@ -270,3 +268,8 @@ BROKEN: dict[type[TrainsideEngine], Mutant] = {
         (WakesByItself, "generating-asleep-is-refused", "wakes-by-itself", "generates asleep"),
     )
 }
+BREAKS_OFF = dataclasses.replace(SPEC, name="breaks-off", build=f"{__name__}:build")
+
+
+def build(config: Any, *, model: Any, device: Any) -> BreaksOff:
+    return BreaksOff(config, model=model)

@@ -76,7 +76,8 @@ class EngineBench(Bench):
         raise NotImplementedError
 
     def decided_request(self, model: Model) -> Request:
-        """A request whose samples are decided by the weights, as far as the engine promises it, and can be compared."""
+        """A request whose samples are decided by the weights, so that they can be compared. Raises NotApplicable where
+        the engine promises none."""
         raise NotImplementedError
 
     def moved(self, track: Track, other: Track) -> float:

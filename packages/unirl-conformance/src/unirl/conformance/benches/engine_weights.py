@@ -16,7 +16,16 @@ from unirl.core.track import Track
 from ..workbench.trained import update_of
 from .engine import ROUNDING, EngineBench
 
-__all__ = ["check_receipt", "check_recovers", "check_refusals", "check_samples", "damaged_full", "damaged_lora"]
+__all__ = [
+    "REFUSES",
+    "check_as_before",
+    "check_receipt",
+    "check_recovers",
+    "check_refusals",
+    "check_samples",
+    "damaged_full",
+    "damaged_lora",
+]
 
 Damaged = Mapping[str, WeightUpdate]
 """What is wrong -> an update that is wrong in that way alone."""
@@ -38,6 +47,7 @@ def damaged_full(good: WeightUpdate) -> Damaged:
             "names under another prefix": {f"module.{name}": value for name, value in good.tensors.items()},
             "another dtype": {**kept, last: tensor.to(_other_dtype(tensor))},
             "another shape": {**kept, last: tensor[None]},
+            "a truncated tensor": {**kept, last: _truncated(tensor)},
             "a name that the model has not": {**good.tensors, "no.such.weight": tensor},
             "a missing tensor": kept,
         },
@@ -60,8 +70,10 @@ def damaged_lora(good: WeightUpdate) -> Damaged:
             "names under another prefix": {f"base_model.model.{name}": value for name, value in good.tensors.items()},
             "another dtype": {**kept, last: tensor.to(_other_dtype(tensor))},
             "another shape": {**kept, last: tensor[None]},
+            "a truncated tensor": {**kept, last: _truncated(tensor)},
             "a layer that the model has not": {**good.tensors, **stranger},
             "half a pair": kept,
+            "no tensor at all": {},
         },
     )
 
@@ -110,16 +122,23 @@ def check_recovers(bench: EngineBench, cap: Cap, damaged: Damaged, good: WeightU
             else:  # of which another claim speaks
                 before, version = bench.sample(engine, request), engine.version
                 continue
-            try:
-                after = bench.sample(engine, request)
-            except REFUSES:
-                continue
-            found = after.policy_version[0]
-            assert found == version, f"an update with {what} was refused, and version {version} became {found}"
-            moved = bench.moved(after, before)
-            assert moved <= ROUNDING, f"an update with {what} was refused, and yet moved the samples by {moved:.3g}"
+            check_as_before(bench, engine, request, before, version=version, what=f"an update with {what}")
         engine.load_weights(good)
         check_samples(bench, request, bench.sample(engine, request), model=trained, name="off after a whole sync")
+
+
+def check_as_before(
+    bench: EngineBench, engine: Engine, request: Request, before: Track, *, version: int, what: str
+) -> None:
+    """After an update was refused the engine refuses to sample, or samples as before, under its old version."""
+    try:
+        after = bench.sample(engine, request)
+    except REFUSES:
+        return
+    found = after.policy_version[0]
+    assert found == version, f"{what} was refused, and version {version} became {found}"
+    moved = bench.moved(after, before)
+    assert moved <= ROUNDING, f"{what} was refused, and yet moved the samples by {moved:.3g}"
 
 
 def check_samples(
@@ -146,6 +165,11 @@ def _updates(good: WeightUpdate, tensors: Mapping[str, Mapping[str, Tensor]]) ->
         for what, values in tensors.items()
     }
     return {**found, "a checksum of other bits": dataclasses.replace(good, checksum="0" * 32)}
+
+
+def _truncated(tensor: Tensor) -> Tensor:
+    """All but its last row, as of a transfer that ended early."""
+    return tensor.reshape(-1, *tensor.shape[1:])[:-1]
 
 
 def _other_dtype(tensor: Tensor) -> torch.dtype:

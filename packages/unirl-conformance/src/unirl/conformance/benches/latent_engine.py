@@ -15,6 +15,7 @@ from unirl.core.request import Request
 from unirl.core.roles import DiffusionModel, Model
 from unirl.core.rollout import Rollout
 from unirl.core.track import Track
+from unirl.numerics.noise import INITIAL, noise, noise_digest
 
 from ..verdicts import NotApplicable
 from ..workbench.requests import make_request
@@ -62,6 +63,8 @@ class LatentEngineBench(EngineBench):
         return self.request(cast(DiffusionModel, model))
 
     def decided_request(self, model: Model) -> Request:
+        if not self.native(Cap.INITIAL_NOISE):
+            raise NotApplicable(f"engine {self.spec.name!r} promises no known start, so weights alone decide no sample")
         return self.request(cast(DiffusionModel, model), sampling=self.by_recipe(), **self.storing_most())
 
     def moved(self, track: Track, other: Track) -> float:
@@ -70,8 +73,6 @@ class LatentEngineBench(EngineBench):
     def check_made_by(self, model: Model, request: Request, track: Track, *, name: str) -> None:
         walk = self.walk(request, track, model=cast(DiffusionModel, model))
         chosen = walk.seen if self.native(Cap.STEP_NOISE) else walk.deterministic
-        if not bool(chosen.any()):
-            raise NotApplicable(f"engine {self.spec.name!r} promises neither a known start nor a trajectory to see")
         self.record(name, walk.error(chosen, with_noise=True), bound=ROUNDING)
 
     def warm_up(self, model: Model, request: Request) -> None:
@@ -144,6 +145,25 @@ class LatentEngineBench(EngineBench):
             negative=conditions.get("negative"),
             knows_start=self.native(Cap.INITIAL_NOISE),
         )
+
+    def check_start(self, request: Request, track: Track) -> None:
+        """Every row must start from the noise of its own id, and echo its digest: bit for bit, where it is stored."""
+        wanted = request.latent(self.track)
+        shape = self.model().latent_shape(wanted.sampling)
+        start = noise(seed=request.seed, rollout=request.rollout, ids=wanted.noise_ids, step=INITIAL, shape=shape)
+        assert track.latent.initial_noise == noise_digest(start), (
+            f"the recipe gives noise with digests {noise_digest(start)}; the engine echoes {track.latent.initial_noise}"
+        )
+        positions = track.latent.positions.cpu()
+        for row, sample_id in enumerate(track.sample_ids):
+            if positions.shape[1] and int(positions[row, 0]) == 0:
+                found = track.latent.latents[row, 0].cpu()
+                assert torch.equal(found, start[row]), (
+                    f"sample {sample_id!r} starts up to {float((found - start[row]).abs().max()):g} off its noise"
+                )
+            else:
+                promised = self.native(Cap.TRAJECTORY_WINDOW, Cap.SDE_STEPS) or self.native(Cap.TRAJECTORY_FULL)
+                assert not promised, f"sample {sample_id!r}: position 0 is not stored, {positions[row].tolist()} are"
 
     def check_conditions(self, request: Request, track: Track, name: str) -> None:
         """The returned conditions of this name must be the model's own of each sample's prompt."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from unirl.conformance.benches.engine import EngineBench
 from unirl.conformance.benches.engine_weights import (
+    REFUSES,
     check_receipt,
     check_recovers,
     check_refusals,
     check_samples,
+    damaged_full,
     damaged_lora,
 )
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.trained import lora_update, with_adapter
+from unirl.conformance.workbench.trained import full_update, lora_update, perturb, with_adapter
 from unirl.core.capability import Cap
 from unirl.core.spec import Kind
 
@@ -58,8 +60,9 @@ def test_an_adapter_is_sampled_with_at_its_scale(bench: EngineBench) -> None:
 
 @claim("engine", proves=Cap.WEIGHTS_LORA, needs=LORA, track="any")
 def test_an_adapter_that_does_not_fit_is_refused(bench: EngineBench) -> None:
-    """Names under another prefix, another dtype or shape, a layer that the model has not, one half of a pair, and bits
-    that do not match the checksum each raise: an adapter that matched no layer is not an adapter.
+    """Names under another prefix, another dtype or shape, a tensor that ends early, a layer that the model has not, one
+    half of a pair, no tensor at all, and bits that do not match the checksum each raise: an adapter that matched no
+    layer is not an adapter.
 
     If it fails: resolve every name to a layer and compare shapes before the first one is applied; several engines skip
     unknown names with a warning.
@@ -80,3 +83,52 @@ def test_a_refused_adapter_is_never_half_applied(bench: EngineBench) -> None:
     good, added = lora_update(bench.model(), bench.model_spec, version=7, seed=1, scale=1.0)
     trained = with_adapter(bench.fresh_model(), added)
     check_recovers(bench, Cap.WEIGHTS_LORA, damaged_lora(good), good, trained=trained)
+
+
+@claim("engine", proves=(Cap.WEIGHTS_FULL, Cap.WEIGHTS_LORA), needs=LORA, track="any")
+def test_adapters_go_on_the_newest_full_weights_and_with_the_next(bench: EngineBench) -> None:
+    """An adapter is added to the full weights that were sent last, not to those of the checkpoint, and nothing of it is
+    left once full weights come again.
+
+    If it fails: an engine that merges adapters keeps a copy of the weights without them; renew it at every full sync.
+    One that computes them apart has to drop them then, from its caches too.
+    """
+    model, trainer, later = bench.fresh_model(), bench.fresh_model(), bench.fresh_model()
+    request = bench.decided_request(model)
+    perturb(trainer, seed=1)
+    perturb(later, seed=2)
+    adapter, added = lora_update(model, bench.model_spec, version=8, seed=8, scale=1.0)
+    with bench.engine(model, enable=Cap.WEIGHTS_LORA) as engine:
+        engine.load_weights(full_update(trainer, version=7))
+        engine.load_weights(adapter)
+        with_it = bench.sample(engine, request)
+        engine.load_weights(full_update(later, version=9))
+        without = bench.sample(engine, request)
+    check_samples(bench, request, with_it, model=with_adapter(trainer, added), name="off newer weights with an adapter")
+    check_samples(bench, request, without, model=later, unlike=with_it, name="off full weights after an adapter")
+
+
+@claim("engine", proves=(Cap.WEIGHTS_FULL, Cap.WEIGHTS_LORA), needs=LORA, track="any")
+def test_an_adapter_does_not_mend_refused_weights(bench: EngineBench) -> None:
+    """After full weights were refused an adapter is refused as well, or goes on the weights as they were before: what
+    was written of an update that did not come to its end is not made good by a few layers.
+
+    If it fails: let full weights alone clear the mark of an update that broke off.
+    """
+    model, trainer = bench.fresh_model(), bench.fresh_model()
+    request = bench.decided_request(model)
+    perturb(trainer, seed=1)
+    adapter, added = lora_update(model, bench.model_spec, version=8, seed=8, scale=1.0)
+    with bench.engine(model, enable=Cap.WEIGHTS_LORA) as engine:
+        try:
+            engine.load_weights(damaged_full(full_update(trainer, version=7))["a missing tensor"])
+        except REFUSES:
+            pass
+        else:  # of which another claim speaks
+            return
+        try:
+            engine.load_weights(adapter)
+            track = bench.sample(engine, request)
+        except REFUSES:
+            return
+    check_samples(bench, request, track, model=with_adapter(bench.fresh_model(), added), name="off the adapter")

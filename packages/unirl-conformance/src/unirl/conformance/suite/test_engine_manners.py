@@ -42,7 +42,7 @@ def test_sampling_leaves_torch_and_the_model_as_they_were(bench: EngineBench) ->
     assert not changed, f"a rollout changed: {', '.join(changed)}"
 
 
-@claim("engine", proves=(Cap.WEIGHTS_SHARED, Cap.INITIAL_NOISE), track="any")
+@claim("engine", proves=Cap.WEIGHTS_SHARED, track="any")
 def test_dropout_is_off_while_sampling(bench: EngineBench) -> None:
     """A model that is in training mode, as it is between updates, is sampled in evaluation mode.
 

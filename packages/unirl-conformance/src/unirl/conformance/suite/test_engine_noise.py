@@ -15,7 +15,6 @@ from unirl.core.errors import EchoMismatch, UniRLError
 from unirl.core.request import Request
 from unirl.core.rollout import verify_echo
 from unirl.core.track import Track
-from unirl.numerics.noise import INITIAL, noise, noise_digest
 
 ODD = (1.0, 0.7318273, 0.51234567, 0.2200001, 0.0)
 """Sigmas that no scheduler would make."""
@@ -60,7 +59,7 @@ def test_initial_noise_is_the_recipes(bench: LatentEngineBench) -> None:
     multiplies by an initial sigma, divide first; pack or cast only inside the model.
     """
     request, track = started(bench, same_initial_noise=False)
-    check_start(bench, request, track)
+    bench.check_start(request, track)
 
 
 @claim("engine", proves=Cap.INITIAL_NOISE)
@@ -70,7 +69,7 @@ def test_a_group_shares_its_initial_noise_where_asked(bench: LatentEngineBench) 
     If it fails: key the initial noise by the request's `noise_ids`, which then repeat, not by the sample ids.
     """
     request, track = started(bench, same_initial_noise=True)
-    check_start(bench, request, track)
+    bench.check_start(request, track)
 
 
 @claim("engine", proves=Cap.INITIAL_NOISE)
@@ -148,25 +147,6 @@ def started(bench: LatentEngineBench, *, same_initial_noise: bool) -> tuple[Requ
     trajectory = "window" if bench.native(Cap.TRAJECTORY_WINDOW, Cap.SDE_STEPS) else "full"
     request, rollout = bench.generate(sampling=sampling, trajectory=trajectory)
     return request, rollout.tracks[bench.track]
-
-
-def check_start(bench: LatentEngineBench, request: Request, track: Track) -> None:
-    wanted = request.latent(bench.track)
-    shape = bench.model().latent_shape(wanted.sampling)
-    start = noise(seed=request.seed, rollout=request.rollout, ids=wanted.noise_ids, step=INITIAL, shape=shape)
-    assert track.latent.initial_noise == noise_digest(start), (
-        f"the recipe gives noise with digests {noise_digest(start)}; the engine echoes {track.latent.initial_noise}"
-    )
-    positions = track.latent.positions.cpu()
-    for row, sample_id in enumerate(track.sample_ids):
-        if positions.shape[1] and int(positions[row, 0]) == 0:
-            found = track.latent.latents[row, 0].cpu()
-            assert torch.equal(found, start[row]), (
-                f"sample {sample_id!r} starts up to {float((found - start[row]).abs().max()):g} off its noise"
-            )
-        else:
-            promised = bench.native(Cap.TRAJECTORY_WINDOW, Cap.SDE_STEPS) or bench.native(Cap.TRAJECTORY_FULL)
-            assert not promised, f"sample {sample_id!r}: position 0 is not stored, {positions[row].tolist()} are"
 
 
 def check_steps(bench: LatentEngineBench, *, steps: Sequence[Sequence[int]], num_steps: int) -> None:

@@ -22,7 +22,8 @@ MIXED = (0, 3, 1, 4, 2, 5)
 @claim("engine", proves=Cap.LATENT_ROLLOUT)
 def test_every_sample_comes_back_with_its_lineage(bench: LatentEngineBench) -> None:
     """Every sample that was asked for comes back once, in the order of the request, with its ids, group, prompt,
-    metadata and parent, completed and at weight 1. Rewards and advantages are assigned by them.
+    metadata and parent, completed and at weight 1, made from its own noise. Rewards and advantages are assigned by
+    them.
 
     The request's groups take turns, so an engine that sorts by prompt and forgets to sort back is caught.
 
@@ -49,6 +50,8 @@ def test_every_sample_comes_back_with_its_lineage(bench: LatentEngineBench) -> N
         found = tuple(dict(one) for one in found) if name == "metadata" else found
         assert found == value, f"{name}: the request says {value}, the track has {found}"
     assert track.weights.tolist() == [1.0] * request.num_rows, f"weights are {track.weights.tolist()}, 1 is wanted"
+    if bench.native(Cap.INITIAL_NOISE):
+        bench.check_start(request, track)
 
 
 @claim("engine", proves=Cap.LATENT_ROLLOUT)

@@ -25,7 +25,7 @@ LONG: dict[str, Any] = {"max_new_tokens": 12}
 def test_every_text_comes_back_with_its_lineage(bench: TextEngineBench) -> None:
     """Every text that was asked for comes back once, in the order of the request, with its ids, group, prompt, metadata
     and parent, and at weight 1; its tokens go on from the prompt tokens of the request, bit for bit, at the temperature
-    of the request, and both are echoed.
+    of the request, and both are echoed. A greedy text is the likeliest one for the prompt of its row.
 
     The request's groups take turns, so an engine that sorts by prompt and forgets to sort back is caught.
 
@@ -37,6 +37,8 @@ def test_every_text_comes_back_with_its_lineage(bench: TextEngineBench) -> None:
     with bench.engine(model) as engine:
         request = dataclasses.replace(request, policy_version=engine.version)
         rollout = engine.generate(request)
+        greedy = bench.decided_request(model).select(MIXED)
+        likeliest = bench.sample(engine, greedy)
     assert set(rollout.tracks) == {bench.track}, f"{bench.track!r} was asked for, {sorted(rollout.tracks)} came back"
     track = rollout.tracks[bench.track]
     wanted = {
@@ -53,6 +55,7 @@ def test_every_text_comes_back_with_its_lineage(bench: TextEngineBench) -> None:
         assert found == value, f"{name}: the request says {value}, the track has {found}"
     assert track.weights.tolist() == [1.0] * request.num_rows, f"weights are {track.weights.tolist()}, 1 is wanted"
     verify_echo(request, rollout)
+    bench.check_made_by(model, greedy, likeliest, name="off the likeliest text")
 
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")

@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from unirl.conformance.benches.engine import ROUNDING, EngineBench
 from unirl.conformance.benches.engine_weights import (
+    REFUSES,
+    check_as_before,
     check_receipt,
     check_recovers,
     check_refusals,
@@ -19,7 +21,7 @@ from unirl.core.capability import Cap
 from unirl.core.errors import UniRLError
 
 
-@claim("engine", proves=(Cap.WEIGHTS_SHARED, Cap.INITIAL_NOISE), track="any")
+@claim("engine", proves=Cap.WEIGHTS_SHARED, track="any")
 def test_shared_weights_are_sampled_as_they_train(bench: EngineBench) -> None:
     """The engine samples from the very module that trains: a change of a weight is in the next sample.
 
@@ -99,8 +101,9 @@ def test_full_weights_are_sampled_from(bench: EngineBench) -> None:
 
 @claim("engine", proves=Cap.WEIGHTS_FULL, track="any")
 def test_full_weights_that_do_not_fit_are_refused(bench: EngineBench) -> None:
-    """Names under another prefix, another dtype or shape, a name too many, one too few, and bits that do not match
-    the checksum each raise: an engine that skips what it does not know samples from an old policy for ever.
+    """Names under another prefix, another dtype or shape, a tensor that ends early, a name too many, one too few, and
+    bits that do not match the checksum each raise: an engine that skips what it does not know samples from an old
+    policy for ever.
 
     If it fails: compare names, shapes and dtypes with what the engine holds, both ways, and the checksum with the
     tensors, before the first weight is written.
@@ -165,3 +168,29 @@ def test_generating_asleep_is_refused(bench: EngineBench) -> None:
             bench.sample(engine, request)
             return
     raise AssertionError("a sleeping engine generated samples")
+
+
+@claim("engine", proves=(Cap.SLEEP, Cap.WEIGHTS_FULL), track="any")
+def test_weights_that_come_asleep_are_refused_or_there_awake(bench: EngineBench) -> None:
+    """Weights that are sent to a sleeping engine are refused, and it wakes with those that it had, or they are what it
+    samples from when it is awake: they never vanish in memory that was given back. A sync after waking works.
+
+    If it fails: refuse updates while asleep, before the version moves; or wake first.
+    """
+    model, trainer = bench.fresh_model(), bench.fresh_model()
+    request = bench.decided_request(model)
+    perturb(trainer, seed=1)
+    update = full_update(trainer, version=7)
+    with bench.engine(model, enable=Cap.SLEEP) as engine:
+        before, version = bench.sample(engine, request), engine.version
+        engine.sleep()
+        try:
+            engine.load_weights(update)
+        except REFUSES:
+            engine.wake()
+            check_as_before(bench, engine, request, before, version=version, what="an update while asleep")
+            engine.load_weights(update)
+        else:
+            engine.wake()
+        track = bench.sample(engine, request)
+    check_samples(bench, request, track, model=trainer, unlike=before, name="off the weights")

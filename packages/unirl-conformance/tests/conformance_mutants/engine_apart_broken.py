@@ -1,0 +1,179 @@
+"""Engines that say they are programs of their own, hold weights of their own, and are broken in one way: one start
+serves all claims of a row, and each fault shows all the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+from unirl.conformance.workbench import model as latent_model
+from unirl.conformance.workbench import text_model
+from unirl.core.catalog import Catalog
+from unirl.core.hookspec import hookimpl
+from unirl.core.request import Request
+from unirl.core.roles import WeightUpdate
+from unirl.core.rollout import Rollout
+from unirl.core.spec import EngineSpec
+from unirl.core.track import Track
+
+from conformance_mutants import (
+    engine,
+    engine_adapters,
+    engine_apart,
+    engine_noise,
+    engine_rollouts,
+    engine_text,
+    engine_weights,
+)
+from conformance_mutants.engine_changes import Changes
+from conformance_mutants.engine_copying import CopyingEngine
+from conformance_mutants.mutant import Mutant
+
+
+def _by_prompt(request: Request) -> list[int]:
+    """Rows in the order of their prompts."""
+    return sorted(range(request.num_rows), key=lambda row: request.prompt_ids[row])
+
+
+class SortsItsSamples(CopyingEngine):
+    """Makes samples prompt after prompt, and gives them the ids of the request in its own order."""
+
+    def generate(self, request: Request) -> Rollout:
+        self._check(request)
+        tracks = super().generate(request.select(_by_prompt(request))).tracks
+        return Rollout(tracks={name: self.named(request, track) for name, track in tracks.items()})
+
+    def named(self, request: Request, track: Track) -> Track:
+        return dataclasses.replace(
+            track,
+            sample_ids=request.sample_ids,
+            group_ids=request.group_ids,
+            parent_ids=request.prompt_ids,
+            prompts=request.prompts,
+            metadata=request.metadata,
+        )
+
+
+class SortsItsTexts(SortsItsSamples):
+    """The prompt tokens that it echoes are those of the request as well."""
+
+    def named(self, request: Request, track: Track) -> Track:
+        segment = dataclasses.replace(track.text, prompt_tokens=request.text(track.name).prompt_tokens)
+        return super().named(request, dataclasses.replace(track, segment=segment))
+
+
+class DropsTheLastWord(Changes, CopyingEngine):
+    """Of prompts before it encodes them; the conditions that come back are those that it used."""
+
+    def request(self, request: Request) -> Request:
+        return dataclasses.replace(request, prompts=tuple(prompt.rpartition(" ")[0] for prompt in request.prompts))
+
+    def track(self, request: Request, track: Track) -> Track:
+        return dataclasses.replace(track, prompts=request.prompts)
+
+
+class StaysStale(CopyingEngine):
+    """Answers full weights, and goes on with those that it had."""
+
+    def write_full(self, update: WeightUpdate) -> dict[str, Tensor]:
+        return dict(update.tensors)
+
+
+class BindsNoLayer(CopyingEngine):
+    """Looks for the layers of adapters under a prefix of its own, finds none, and calls it a success."""
+
+    def write_adapter(self, update: WeightUpdate) -> dict[str, Tensor]:
+        super().write_adapter(dataclasses.replace(update, tensors={}))
+        return dict(update.tensors)
+
+
+SPLIT, CONDITIONS = "samples-do-not-depend-on-how-a-request-is-split", "conditions-are-those-that-it-generated-from"
+OWN: dict[type[Any], Mutant] = {
+    SortsItsSamples: Mutant(
+        claim="every-sample-comes-back-with-its-lineage",
+        name="sorts-its-samples",
+        broken="gives samples in the order of their prompts the ids of the request",
+        # Samples of other rows, with the conditions of those, wherever rows are not in that order.
+        also=(CONDITIONS, SPLIT),
+    ),
+    SortsItsTexts: Mutant(
+        claim=engine_text.LINEAGE,
+        name="sorts-its-texts",
+        broken="gives texts in the order of their prompts the ids of the request",
+        also=(engine_text.SEEDS,),
+    ),
+    DropsTheLastWord: Mutant(
+        claim=CONDITIONS, name="drops-the-last-word", broken="encodes prompts without their last word"
+    ),
+    StaysStale: Mutant(
+        claim="full-weights-are-sampled-from",
+        name="stays-stale",
+        broken="answers full weights and goes on with those that it had",
+        also=(
+            engine_weights.HALF_FULL,
+            engine_adapters.NEWEST,
+            "sleep-and-wake-give-the-same-samples",
+            engine_weights.ASLEEP,
+        ),
+    ),
+    BindsNoLayer: Mutant(
+        claim=engine_adapters.SCALED,
+        name="binds-no-layer",
+        broken="takes adapters, and binds them to no layer",
+        also=(engine_adapters.HALF_LORA, engine_adapters.NEWEST, engine_adapters.MENDED),
+    ),
+}
+IN_PROCESS = (
+    engine_noise.KeepsItsSchedule,
+    engine_rollouts.EchoesVersions,
+    engine_rollouts.NumbersSamplesItself,
+    engine_text.DrawsByPlace,
+    engine_adapters.ForgetsTheScale,
+    engine_weights.IsMendedByARefusal,
+    engine_adapters.StripsPrefixesOfAdapters,
+    engine_weights.WritesAsItChecks,
+)
+"""What is wrong in process is wrong in a program of its own."""
+BROKEN: dict[type[Any], Mutant] = {
+    **OWN,
+    **{
+        type(f"{kind.__name__}Apart", (kind, CopyingEngine), {}): dataclasses.replace(
+            engine.BROKEN[kind],
+            name=f"{engine.BROKEN[kind].name}-apart",
+            broken=f"as a program of its own {engine.BROKEN[kind].broken}",
+        )
+        for kind in IN_PROCESS
+    },
+}
+MUTANTS = list(BROKEN.values())
+
+
+def build(config: Any, *, model: Any, device: Any) -> CopyingEngine:
+    """The engine that the config's `use` names."""
+    names = {mutant.name: kind for kind, mutant in BROKEN.items()}
+    return names.get(config.use, CopyingEngine)(config, model=model)
+
+
+def catalog() -> Catalog:
+    """The engines that are broken, each for one kind of track, and one that is well for each."""
+    well = [_spec(engine_apart.SPEC, "apart"), _spec(engine_apart.OF_LATENTS, "apart-latents")]
+    broken = [_spec(_like(kind), mutant.name) for kind, mutant in BROKEN.items()]
+    return Catalog.of(
+        {
+            "unirl-apart": SimpleNamespace(
+                unirl_models=hookimpl(lambda: [latent_model.SPEC, text_model.SPEC]),
+                unirl_engines=hookimpl(lambda: [*well, *broken]),
+            )
+        }
+    )
+
+
+def _like(kind: type[Any]) -> EngineSpec:
+    is_of_text = issubclass(kind, (SortsItsTexts, engine_text.TextEngine))
+    return engine_apart.SPEC if is_of_text else engine_apart.OF_LATENTS
+
+
+def _spec(like: EngineSpec, name: str) -> EngineSpec:
+    return dataclasses.replace(like, name=name, build=f"{__name__}:build")

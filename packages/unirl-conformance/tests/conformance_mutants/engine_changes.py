@@ -1,0 +1,60 @@
+"""Engines that generate another request than they were given: what those are made from whose rollouts are wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from unirl.core.request import LatentRequest, Request
+from unirl.core.rollout import Rollout
+from unirl.core.track import Track
+from unirl.engines.trainside.engine import TrainsideEngine
+
+__all__ = ["Changes", "segment_with"]
+
+
+class Changes(TrainsideEngine):
+    """Generates another request than it was given, and changes what it returns, echoing what was asked."""
+
+    def generate(self, request: Request) -> Rollout:
+        self.check_request(request)
+        asked = request
+        request = self.request(request)
+        tracks = {name: self.wanted(request, latent) for name, latent in request.tracks.items()}
+        rollout = super().generate(dataclasses.replace(request, tracks=tracks))
+        return Rollout(
+            tracks={
+                name: self.track(asked, dataclasses.replace(track, segment=_echo(asked, track)))
+                for name, track in rollout.tracks.items()
+            }
+        )
+
+    def check_request(self, request: Request) -> None:
+        self._check(request)
+
+    def request(self, request: Request) -> Request:
+        return request
+
+    def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
+        return latent
+
+    def track(self, request: Request, track: Track) -> Track:
+        return track
+
+
+def segment_with(track: Track, **changes: Any) -> Track:
+    """The same track with other fields of its segment."""
+    return dataclasses.replace(track, segment=dataclasses.replace(track.latent, **changes))
+
+
+def _echo(request: Request, track: Track) -> Any:
+    """The segment with the settings of a request, whatever it was made with."""
+    asked, segment = request.tracks[track.name], track.latent
+    sampling = asked.sampling
+    return dataclasses.replace(
+        segment,
+        sigmas=asked.sigmas,
+        kernel=dataclasses.replace(segment.kernel, name=sampling.kernel, eta=sampling.eta),
+        guidance_scale=sampling.guidance_scale,
+        guidance_mode=sampling.guidance_mode,
+    )

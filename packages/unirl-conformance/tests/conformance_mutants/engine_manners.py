@@ -1,0 +1,156 @@
+"""Engines that behave badly in one way in the process of a run."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import threading
+from typing import Any
+
+import torch
+from unirl.core.request import LatentRequest, Request
+from unirl.core.roles import WeightReceipt, WeightUpdate
+from unirl.core.rollout import Rollout
+from unirl.engines.trainside.engine import TrainsideEngine
+
+from conformance_mutants.engine_changes import Changes, segment_with
+from conformance_mutants.engine_plain import PlainEngine
+from conformance_mutants.mutant import Mutant
+
+
+class StaysInEvaluation(TrainsideEngine):
+    def generate(self, request: Request) -> Rollout:
+        rollout = super().generate(request)
+        self._model.trainable.eval()
+        return rollout
+
+
+class DropsOut(TrainsideEngine):
+    def generate(self, request: Request) -> Rollout:
+        self._check(request)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            return Rollout(tracks={name: self._latents(request, name) for name in request.tracks})
+
+
+class TakesAnyTrack(Changes):
+    def generate(self, request: Request) -> Rollout:
+        if "image" in request.tracks:
+            return super().generate(request)
+        known = dataclasses.replace(request, tracks={"image": next(iter(request.tracks.values()))})
+        track = super().generate(known).tracks["image"]
+        return Rollout(tracks={name: dataclasses.replace(track, name=name) for name in request.tracks})
+
+
+class TakesAnyKernel(Changes):
+    def check_request(self, request: Request) -> None:
+        """Whatever it is."""
+
+    def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
+        known = latent.sampling.kernel in ("flow-sde", "dance-sde", "cps", "euler", "dpm2")
+        if known:
+            return latent
+        return dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, kernel="flow-sde"))
+
+
+class IgnoresMedia(Changes):
+    def check_request(self, request: Request) -> None:
+        """Not the media."""
+
+    def request(self, request: Request) -> Request:
+        return dataclasses.replace(request, media=((),) * request.num_rows)
+
+
+class IgnoresGuidance(PlainEngine):
+    def generate(self, request: Request) -> Rollout:
+        latent = request.tracks[next(iter(request.tracks))]
+        scale = latent.sampling.guidance_scale
+        if scale == 1.0 or "image" not in request.tracks:
+            return super().generate(request)
+        bare = dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, guidance_scale=1.0))
+        track = super().generate(dataclasses.replace(request, tracks={"image": bare})).tracks["image"]
+        return Rollout(tracks={"image": segment_with(track, guidance_scale=scale)})
+
+
+class LeavesAThread(TrainsideEngine):
+    def generate(self, request: Request) -> Rollout:
+        # It ends by itself, but long after the claim has looked.
+        threading.Thread(target=threading.Event().wait, args=(20,), daemon=True).start()
+        return super().generate(request)
+
+
+class ClosesOnce(TrainsideEngine):
+    is_closed = False
+
+    def close(self) -> None:
+        if self.is_closed:
+            raise RuntimeError("closed twice")
+        self.is_closed = True
+
+
+class CopiesTheWeights(TrainsideEngine):
+    def __init__(self, config: Any, *, model: Any) -> None:
+        super().__init__(config, model=copy.deepcopy(model))
+        self._original = model.trainable
+
+    def generate(self, request: Request) -> Rollout:
+        self._model.trainable.train(self._original.training)
+        return super().generate(request)
+
+
+class TakesWeightsAnyway(TrainsideEngine):
+    def load_weights(self, update: WeightUpdate) -> WeightReceipt:
+        return WeightReceipt(
+            version=update.version, checksum=update.checksum, num_tensors=len(update.tensors), size_bytes=0
+        )
+
+
+BROKEN: dict[type[TrainsideEngine], Mutant] = {
+    kind: Mutant(claim=claim, name=name, broken=broken)
+    for kind, claim, name, broken in (
+        (
+            StaysInEvaluation,
+            "sampling-leaves-torch-and-the-model-as-they-were",
+            "stays-in-evaluation",
+            "leaves the model in evaluation mode",
+        ),
+        (DropsOut, "dropout-is-off-while-sampling", "drops-out", "samples in training mode"),
+        (TakesAnyTrack, "an-unknown-track-is-refused", "takes-any-track", "generates images for any track"),
+        (
+            TakesAnyKernel,
+            "a-kernel-that-is-not-in-its-spec-is-refused",
+            "takes-any-kernel",
+            "runs flow-sde for kernels that it does not know",
+        ),
+        (IgnoresMedia, "media-that-it-does-not-take-are-refused", "ignores-media", "generates from the text alone"),
+        (
+            IgnoresGuidance,
+            "guidance-that-it-does-not-state-is-refused",
+            "ignores-guidance",
+            "echoes guidance that it did not use",
+        ),
+        (
+            LeavesAThread,
+            "closing-leaves-nothing-running-and-may-be-done-twice",
+            "leaves-a-thread",
+            "a thread outlives close",
+        ),
+        (
+            ClosesOnce,
+            "closing-leaves-nothing-running-and-may-be-done-twice",
+            "closes-once",
+            "raises when it is closed a second time",
+        ),
+        (
+            CopiesTheWeights,
+            "shared-weights-are-sampled-as-they-train",
+            "copies-the-weights",
+            "samples from a copy made at the start",
+        ),
+        (
+            TakesWeightsAnyway,
+            "an-engine-that-shares-its-weights-refuses-others",
+            "takes-weights-anyway",
+            "answers a weight update and drops it",
+        ),
+    )
+}
