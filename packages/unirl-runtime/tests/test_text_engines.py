@@ -11,12 +11,14 @@ import pytest
 import torch
 from packaging.specifiers import SpecifierSet
 from unirl.core.errors import RecipeError, RunFailed
+from unirl.core.hosted import HostedConfig
 from unirl.core.hosted_text import HostedTextConfig
 from unirl.core.roles import Model, WeightUpdate
+from unirl.runtime.engine_host.checkpoint_folder import diffusers_folder, transformers_folder
 from unirl.runtime.engine_host.environment import EngineEnvironment
 from unirl.runtime.engine_host.process import Program
+from unirl.runtime.engine_host.program import Product, dtype_of, log_path, program, refuse_extra
 from unirl.runtime.engine_host.received import generated, read_weights
-from unirl.runtime.engine_host.text_program import Product, checkpoint_folder, dtype_of, log_path, program, refuse_extra
 from unirl.runtime.engine_host.transfer import adapter_mismatch, files_of, full_mismatch, inventory
 
 PRODUCT = Product(
@@ -42,11 +44,33 @@ def test_the_checkpoint_is_that_of_the_model_unless_another_is_named(tmp_path: P
     module = torch.nn.Linear(1, 1, dtype=torch.bfloat16)
     model = cast("Model", SimpleNamespace(trainable=module))
     with pytest.raises(RecipeError, match=r"engine\.path"):
-        checkpoint_folder(PRODUCT, HostedTextConfig(), model)
+        transformers_folder(PRODUCT, HostedTextConfig(), model)
     module.name_or_path = str(tmp_path)
-    assert checkpoint_folder(PRODUCT, HostedTextConfig(), model) == tmp_path.resolve()
+    assert transformers_folder(PRODUCT, HostedTextConfig(), model) == tmp_path.resolve()
     with pytest.raises(RecipeError, match=r"engine\.path"):
-        checkpoint_folder(PRODUCT, HostedTextConfig(path=str(tmp_path / "none")), model)
+        transformers_folder(PRODUCT, HostedTextConfig(path=str(tmp_path / "none")), model)
+
+
+def test_a_checkpoint_in_the_diffusers_layout_is_that_of_the_models_pipeline(tmp_path: Path) -> None:
+    module: Any = torch.nn.Linear(1, 1)
+    model = cast("Model", SimpleNamespace(trainable=module, spec=SimpleNamespace(name="little")))
+    index = tmp_path / "model_index.json"
+    with pytest.raises(RecipeError, match=r"engine\.path: Acme loads .* Give engine\.path"):
+        diffusers_folder(PRODUCT, HostedConfig(), model, architecture="LittlePipeline")
+    module.config = SimpleNamespace(_name_or_path=str(tmp_path / "transformer"))
+    with pytest.raises(RecipeError, match=r"engine\.path: .* has no model_index\.json"):
+        diffusers_folder(PRODUCT, HostedConfig(), model, architecture="LittlePipeline")
+    index.write_text('{"_class_name": "LittlePipeline"}', encoding="utf-8")
+    assert diffusers_folder(PRODUCT, HostedConfig(), model, architecture="LittlePipeline") == tmp_path.resolve()
+    index.write_text('{"_class_name": "OtherPipeline"}', encoding="utf-8")
+    with pytest.raises(
+        RecipeError, match="a checkpoint of 'OtherPipeline'; model 'little' is 'LittlePipeline' in Acme"
+    ):
+        diffusers_folder(PRODUCT, HostedConfig(path=str(tmp_path)), model, architecture="LittlePipeline")
+
+
+def test_the_dtype_is_that_of_the_model_unless_another_is_named() -> None:
+    model = cast("Model", SimpleNamespace(trainable=torch.nn.Linear(1, 1, dtype=torch.bfloat16)))
     assert dtype_of(HostedTextConfig(), model) is torch.bfloat16
     assert dtype_of(HostedTextConfig(dtype="float32"), model) is torch.float32
     with pytest.raises(RecipeError, match=r"engine\.dtype: 'fp8'"):

@@ -66,3 +66,13 @@ def test_an_engine_that_cannot_sleep_is_refused_for_a_device_that_it_shares() ->
     (reason,) = unirl_check_plan(sleepless)
     assert reason.startswith("launcher.placement: 'colocate' was asked for; engine 'trainside' cannot sleep")
     assert catalog().check_plan(wanted) == []
+
+
+def test_an_engine_whose_sleep_is_not_switched_on_is_refused_for_a_device_that_it_shares() -> None:
+    """Whatever the setting is called: the spec of the engine says what switches sleep on."""
+    wanted = plan("launcher=ray", "launcher.placement=colocate")
+    spec = dataclasses.replace(wanted.engine.spec, enabled_by={Cap.SLEEP: {"forward_batch": 3}})
+    switched = dataclasses.replace(wanted, engine=dataclasses.replace(wanted.engine, spec=spec))
+    (reason,) = unirl_check_plan(switched)
+    assert reason.startswith("engine.forward_batch: 0 was asked for, and launcher.placement=colocate")
+    assert reason.endswith("set engine.forward_batch=3.")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from .config import PartConfig
 
-__all__ = ["HostedConfig"]
+__all__ = ["HostedConfig", "too_small"]
 
 
 @dataclass
@@ -42,3 +43,10 @@ class HostedConfig(PartConfig):
     """Longest time for taking weights."""
     extra: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Further arguments of the engine, by its own names; those that other keys stand for cannot be given."""
+
+
+def too_small(config: HostedConfig, **least: float) -> Iterator[str]:
+    """Why settings cannot be: those that are less than the least value here."""
+    for key, bound in least.items():
+        if (value := getattr(config, key)) < bound:
+            yield f"engine.{key}: {value} was asked for; it must be {bound} or more."

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from .config import BackendConfig
-from .hosted import HostedConfig
+from .hosted import HostedConfig, too_small
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -39,10 +39,7 @@ class HostedTextConfig(HostedConfig):
 def setting_reasons(plan: Plan) -> Iterator[str]:
     """Why the settings of a plan whose engine has this config cannot be."""
     config, backend = cast("HostedTextConfig", plan.engine.config), cast("BackendConfig", plan.backend.config)
-    least = {"max_model_len": 0, "max_num_seqs": 1, "kv_cache_mb": 0, "lora_rank": 0}
-    for key, bound in least.items():
-        if (value := getattr(config, key)) < bound:
-            yield f"engine.{key}: {value} was asked for; it must be {bound} or more."
+    yield from too_small(config, max_model_len=0, max_num_seqs=1, kv_cache_mb=0, lora_rank=0)
     if not 0 < config.gpu_memory <= 1:
         yield f"engine.gpu_memory: {config.gpu_memory} was asked for; it is a share, above 0 and at most 1."
     if backend.trains == "lora" and not config.lora_rank:

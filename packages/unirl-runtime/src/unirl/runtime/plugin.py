@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator
+from functools import reduce
 from typing import TYPE_CHECKING, cast
 
 from unirl.core.capability import Cap, Support
 from unirl.core.hookspec import hookimpl
-from unirl.core.spec import LauncherSpec, TransportSpec
+from unirl.core.spec import EngineSpec, LauncherSpec, TransportSpec
 
 from .config import RayConfig, misplaced
 
 if TYPE_CHECKING:
     import click
-    from unirl.core.plan import Plan
+    from unirl.core.plan import Choice, Plan
 
 __all__ = ["LOCAL", "RAY", "WORKER_STORE", "unirl_check_plan", "unirl_commands", "unirl_launchers", "unirl_transports"]
 
@@ -69,10 +71,22 @@ def unirl_check_plan(plan: Plan) -> Iterable[str]:
     config = cast(RayConfig, plan.launcher.config)
     reasons = list(misplaced(config, device=plan.run.device))
     if config.placement == "colocate":
-        spec = plan.engine.spec
-        if Support.NATIVE not in (spec.support(Cap.SLEEP), spec.support(Cap.WEIGHTS_SHARED)):
-            reasons.append(
-                f"launcher.placement: 'colocate' was asked for; engine {spec.name!r} cannot sleep, so its memory stays "
-                "taken while its device trains. Use separate."
-            )
+        reasons += _memory_kept(plan.engine)
     return reasons
+
+
+def _memory_kept(engine: Choice[EngineSpec]) -> Iterator[str]:
+    """Why an engine would keep the memory of a device that it has in turn with training."""
+    spec = engine.spec
+    if Support.NATIVE not in (spec.support(Cap.SLEEP), spec.support(Cap.WEIGHTS_SHARED)):
+        yield (
+            f"launcher.placement: 'colocate' was asked for; engine {spec.name!r} cannot sleep, so its memory stays "
+            "taken while its device trains. Use separate."
+        )
+    for key, wanted in spec.enabled_by.get(Cap.SLEEP, {}).items():
+        found = reduce(getattr, key.split("."), engine.config)
+        if found != wanted:
+            yield (
+                f"engine.{key}: {json.dumps(found)} was asked for, and launcher.placement=colocate lets training have "
+                f"the memory in turn; set engine.{key}={json.dumps(wanted)}."
+            )

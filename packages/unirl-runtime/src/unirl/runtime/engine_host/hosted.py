@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
+from unirl.core.hosted import HostedConfig
 from unirl.core.roles import Model, WeightReceipt, WeightUpdate
 
 from .process import EngineProcess, EngineRaised, Program
+from .program import Product
 from .transfer import Held, adapter_mismatch, files_of, full_mismatch, inventory
 
 __all__ = ["UNSYNCED", "HostedEngine", "Hosting"]
@@ -50,6 +52,33 @@ class Hosting:
     start_timeout_s: float = 900.0
     generate_timeout_s: float = 3600.0
     sync_timeout_s: float = 600.0
+
+    @classmethod
+    def of(
+        cls,
+        product: Product,
+        config: HostedConfig,
+        *,
+        program: Program,
+        arguments: Mapping[str, Any],
+        lora_rank: int,
+        overwrites: bool = False,
+    ) -> Hosting:
+        """An engine with the settings of a recipe."""
+        return cls(
+            title=product.title,
+            program=program,
+            arguments=arguments,
+            check_version=product.check_version,
+            rounds=config.dtype != "auto",
+            lora_rank=lora_rank,
+            overwrites=overwrites,
+            sleeps=config.sleep_mode,
+            transfer_dir=config.transfer_dir,
+            start_timeout_s=config.start_timeout_s,
+            generate_timeout_s=config.generate_timeout_s,
+            sync_timeout_s=config.sync_timeout_s,
+        )
 
 
 class HostedEngine:

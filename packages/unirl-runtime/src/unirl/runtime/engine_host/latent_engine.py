@@ -8,16 +8,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
+from unirl.core.bridges import bridge_name, import_bridge
 from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
 from unirl.core.request import Request, TextRequest
 from unirl.core.roles import DiffusionModel, Model
 from unirl.core.rollout import Rollout, verify_echo
 from unirl.core.serial import from_bytes, to_bytes
+from unirl.core.spec import EngineSpec
 from unirl.core.track import Track
 
 from .hosted import HostedEngine, Hosting
 
-__all__ = ["HostedLatentEngine"]
+__all__ = ["HostedLatentEngine", "fitting_bridge"]
 
 CONDITION_GAP_FP32 = 1e-3
 """Of a condition's norm: encoders of some dozen layers that add fp32 numbers in other orders are 1e-6 to 1e-5 apart."""
@@ -137,6 +139,15 @@ class HostedLatentEngine(HostedEngine):
                 raise RecipeError(
                     f"data: prompt {prompt_id!r} has media ({media[0].uri}); {self._name} takes text prompts only."
                 )
+
+
+def fitting_bridge(model: Model, engine: EngineSpec) -> tuple[str, Any]:
+    """`"module:attribute"` of the bridge between the two, and the bridge. Raises RecipeError when its `unfit` says why
+    the model, as it was set up, is not what the engine computes."""
+    bridge = import_bridge(model.spec, engine)
+    if why := bridge.unfit(model):
+        raise RecipeError(f"engine: {why}")
+    return bridge_name(model.spec, engine), bridge
 
 
 def _condition_gap(wanted: torch.Tensor | None, found: torch.Tensor | None) -> str:

@@ -17,9 +17,12 @@ from unirl.core.track import Track
 
 from .hosted import HostedEngine, Hosting
 from .process import Program
-from .text_program import Product
+from .program import Product
 
-__all__ = ["HostedTextEngine", "ToTrack"]
+__all__ = ["CPU_CACHE_MB", "HostedTextEngine", "ToTrack"]
+
+CPU_CACHE_MB = 1024
+"""Of the key-value cache on a CPU, where `engine.kv_cache_mb` is 0."""
 
 
 class ToTrack(Protocol):
@@ -65,19 +68,7 @@ class HostedTextEngine(HostedEngine):
         self._sampling = sampling
         self._track = track
         self._max_model_len = 0
-        hosting = Hosting(
-            title=product.title,
-            program=program,
-            arguments=arguments,
-            check_version=product.check_version,
-            rounds=config.dtype != "auto",
-            lora_rank=config.lora_rank,
-            sleeps=config.sleep_mode,
-            transfer_dir=config.transfer_dir,
-            start_timeout_s=config.start_timeout_s,
-            generate_timeout_s=config.generate_timeout_s,
-            sync_timeout_s=config.sync_timeout_s,
-        )
+        hosting = Hosting.of(product, config, program=program, arguments=arguments, lora_rank=config.lora_rank)
         super().__init__(hosting, model=model)
 
     def generate(self, request: Request) -> Rollout:

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from unirl.core.roles import Model
 from unirl.numerics.received_text import received_track
+from unirl.runtime.engine_host.checkpoint_folder import transformers_folder
+from unirl.runtime.engine_host.program import dtype_of, program
 from unirl.runtime.engine_host.text_engine import HostedTextEngine
-from unirl.runtime.engine_host.text_program import checkpoint_folder, dtype_of, program
 
 from .config import SglangConfig
 from .environment import PRODUCT
@@ -26,7 +27,7 @@ def build(config: SglangConfig, *, model: Model, device: Any) -> HostedTextEngin
     device = torch.device(device)
     arguments = engine_arguments(
         config,
-        folder=checkpoint_folder(PRODUCT, config, model),
+        folder=transformers_folder(PRODUCT, config, model),
         dtype=dtype_of(config, model),
         on_cpu=device.type == "cpu",
         lora_targets=linear_names(model),

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from unirl.core.request import TextRequest
 from unirl.core.roles import Model
-from unirl.runtime.engine_host.text_program import CPU_CACHE_MB, refuse_extra
+from unirl.runtime.engine_host.program import refuse_extra
+from unirl.runtime.engine_host.text_engine import CPU_CACHE_MB
 
 from .config import SglangConfig
 

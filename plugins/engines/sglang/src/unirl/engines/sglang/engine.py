@@ -6,14 +6,12 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from unirl.core.bridges import bridge_name, import_bridge
-from unirl.core.errors import RecipeError
 from unirl.core.roles import DiffusionModel, Model
 from unirl.numerics.probe import probe_request
-from unirl.runtime.engine_host.diffusers_folder import checkpoint_folder
+from unirl.runtime.engine_host.checkpoint_folder import diffusers_folder
 from unirl.runtime.engine_host.hosted import Hosting
-from unirl.runtime.engine_host.latent_engine import HostedLatentEngine
-from unirl.runtime.engine_host.text_program import dtype_of, program
+from unirl.runtime.engine_host.latent_engine import HostedLatentEngine, fitting_bridge
+from unirl.runtime.engine_host.program import dtype_of, program
 
 from .bridge import Bridge
 from .config import SglangConfig
@@ -34,14 +32,13 @@ def build(config: SglangConfig, *, model: Model, device: Any) -> HostedLatentEng
     environment is missing or of another version, or when SGLang does not start or does not do as it is told.
     """
     device = torch.device(device)
-    name = bridge_name(model.spec, SPEC)
-    bridge: Bridge = import_bridge(model.spec, SPEC)
-    if why := bridge.unfit(model):
-        raise RecipeError(f"engine: {why}")
+    name, found = fitting_bridge(model, SPEC)
+    bridge: Bridge = found
     dtype = dtype_of(config, model)
-    folder = checkpoint_folder(PRODUCT, config, model, architecture=bridge.architecture)
-    hosting = Hosting(
-        title=PRODUCT.title,
+    folder = diffusers_folder(PRODUCT, config, model, architecture=bridge.architecture)
+    hosting = Hosting.of(
+        PRODUCT,
+        config,
         program=program(
             PRODUCT,
             config,
@@ -59,15 +56,8 @@ def build(config: SglangConfig, *, model: Model, device: Any) -> HostedLatentEng
             "module": bridge.module,
             "max_rows": config.max_num_seqs,
         },
-        check_version=PRODUCT.check_version,
-        rounds=config.dtype != "auto",
         lora_rank=MOST_RANK,
         overwrites=True,
-        sleeps=config.sleep_mode,
-        transfer_dir=config.transfer_dir,
-        start_timeout_s=config.start_timeout_s,
-        generate_timeout_s=config.generate_timeout_s,
-        sync_timeout_s=config.sync_timeout_s,
     )
     probe = probe_request(cast("DiffusionModel", model))
     return HostedLatentEngine(hosting, model=model, kernels=SPEC.kernels, probe=probe)

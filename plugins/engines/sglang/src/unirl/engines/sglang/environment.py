@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from packaging.specifiers import SpecifierSet
 from unirl.runtime.engine_host.environment import EngineEnvironment
-from unirl.runtime.engine_host.text_program import Product
+from unirl.runtime.engine_host.program import Product
 
 __all__ = ["ENVIRONMENT", "PRODUCT"]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from unirl.core.capability import Cap, Support
 from unirl.core.hookspec import hookimpl
+from unirl.core.hosted import too_small
 from unirl.core.spec import EngineSpec
 
 if TYPE_CHECKING:
@@ -61,15 +62,7 @@ def unirl_check_plan(plan: Plan) -> Iterable[str]:
     if plan.engine.spec is not SPEC:
         return []
     config = cast("SglangConfig", plan.engine.config)
-    reasons: list[str] = []
-    if config.max_num_seqs < 1:
-        reasons.append(f"engine.max_num_seqs: {config.max_num_seqs} was asked for; it must be 1 or more.")
+    reasons = list(too_small(config, max_num_seqs=1))
     if not 0 <= config.port < 2**16:
         reasons.append(f"engine.port: {config.port} was asked for; it must be from 0 to 65535.")
-    placement = getattr(plan.launcher.config, "placement", "") if plan.launcher is not None else ""
-    if placement == "colocate" and not config.sleep_mode:
-        reasons.append(
-            "engine.sleep_mode: false was asked for, and launcher.placement=colocate lets training have the memory in "
-            "turn; set engine.sleep_mode=true."
-        )
     return reasons

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from unirl.core.capability import Cap, Support
 from unirl.core.hookspec import hookimpl
+from unirl.core.hosted import too_small
 from unirl.core.spec import EngineSpec
 
 if TYPE_CHECKING:
@@ -60,20 +61,4 @@ def unirl_check_plan(plan: Plan) -> Iterable[str]:
     if plan.engine.spec is not SPEC:
         return []
     config = cast("VllmOmniConfig", plan.engine.config)
-    reasons = [
-        f"engine.{key}: {value} was asked for; it must be {least} or more."
-        for key, value, least in (
-            ("max_num_seqs", config.max_num_seqs, 1),
-            ("batch_wait_ms", config.batch_wait_ms, 0),
-            ("cached_prompts", config.cached_prompts, 0),
-            ("tensor_parallel", config.tensor_parallel, 1),
-        )
-        if value < least
-    ]
-    placement = getattr(plan.launcher.config, "placement", "") if plan.launcher is not None else ""
-    if placement == "colocate" and not config.sleep_mode:
-        reasons.append(
-            "engine.sleep_mode: false was asked for, and launcher.placement=colocate lets training have the memory in "
-            "turn; set engine.sleep_mode=true."
-        )
-    return reasons
+    return too_small(config, max_num_seqs=1, batch_wait_ms=0, cached_prompts=0, tensor_parallel=1)

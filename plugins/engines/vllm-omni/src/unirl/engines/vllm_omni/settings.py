@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from unirl.runtime.engine_host.text_program import refuse_extra
+from unirl.runtime.engine_host.program import refuse_extra
 
 from .config import VllmOmniConfig
 

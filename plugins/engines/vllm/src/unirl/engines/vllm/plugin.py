@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from unirl.core.capability import Cap, Support
 from unirl.core.hookspec import hookimpl
+from unirl.core.hosted_text import setting_reasons
 from unirl.core.spec import EngineSpec
 
 if TYPE_CHECKING:
-    from unirl.core.config import BackendConfig
     from unirl.core.plan import Plan
-
-    from .config import VllmConfig
 
 __all__ = ["SPEC", "unirl_check_plan", "unirl_engines"]
 
@@ -63,22 +61,4 @@ def unirl_engines() -> list[EngineSpec]:
 
 @hookimpl
 def unirl_check_plan(plan: Plan) -> Iterable[str]:
-    if plan.engine.spec is not SPEC:
-        return []
-    config, backend = cast("VllmConfig", plan.engine.config), cast("BackendConfig", plan.backend.config)
-    reasons = [
-        f"engine.{key}: {value} was asked for; it must be {least} or more."
-        for key, value, least in (
-            ("max_model_len", config.max_model_len, 0),
-            ("max_num_seqs", config.max_num_seqs, 1),
-            ("kv_cache_mb", config.kv_cache_mb, 0),
-            ("lora_rank", config.lora_rank, 0),
-        )
-        if value < least
-    ]
-    if backend.trains == "lora" and not config.lora_rank:
-        reasons.append(
-            "engine.lora_rank: 0 was asked for, and the backend trains adapters; give their rank, such as "
-            "engine.lora_rank='${backend.lora.rank}'."
-        )
-    return reasons
+    return setting_reasons(plan) if plan.engine.spec is SPEC else []

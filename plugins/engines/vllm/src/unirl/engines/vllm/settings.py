@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from unirl.core.errors import RecipeError
 from unirl.core.request import TextRequest
-from unirl.runtime.engine_host.text_program import CPU_CACHE_MB, refuse_extra
+from unirl.runtime.engine_host.program import refuse_extra
+from unirl.runtime.engine_host.text_engine import CPU_CACHE_MB
 
 from .config import VllmConfig
 

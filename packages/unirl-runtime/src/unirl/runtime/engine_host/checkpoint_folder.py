@@ -1,4 +1,4 @@
-"""The checkpoint of an engine for latents: a folder in the diffusers layout."""
+"""The folder of the checkpoint that an engine loads: the layout of transformers for text, of diffusers for latents."""
 
 from __future__ import annotations
 
@@ -9,12 +9,26 @@ from unirl.core.errors import RecipeError
 from unirl.core.hosted import HostedConfig
 from unirl.core.roles import Model
 
-from .text_program import Product
+from .program import Product
 
-__all__ = ["checkpoint_folder"]
+__all__ = ["diffusers_folder", "transformers_folder"]
 
 
-def checkpoint_folder(product: Product, config: HostedConfig, model: Model, *, architecture: str) -> Path:
+def transformers_folder(product: Product, config: HostedConfig, model: Model) -> Path:
+    """The folder that the engine loads: `engine.path`, else that of the model that trains. Raises RecipeError without
+    one."""
+    # transformers notes on a module where its weights came from.
+    found = config.path or str(getattr(model.trainable, "name_or_path", ""))
+    folder = Path(found).expanduser()
+    if found and (folder / "config.json").is_file():
+        return folder.resolve()
+    raise RecipeError(
+        f"engine.path: {product.title} loads a checkpoint from a folder in the transformers layout; {found!r} is none. "
+        "Give engine.path."
+    )
+
+
+def diffusers_folder(product: Product, config: HostedConfig, model: Model, *, architecture: str) -> Path:
     """The folder that the engine loads: `engine.path`, else that of the model that trains. Raises RecipeError when it
     is not one of the pipeline `architecture`, as its `model_index.json` names it."""
     # diffusers notes on a module which subfolder its weights came from.

@@ -1,4 +1,4 @@
-"""The program of an engine: its dtype, its device, where its log goes, and the checkpoint of one for text."""
+"""The program of an engine: what it is, its dtype, its device, where its log goes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from unirl.core.roles import Model
 from .environment import EngineEnvironment
 from .process import Program
 
-__all__ = ["CPU_CACHE_MB", "Product", "checkpoint_folder", "dtype_of", "log_path", "program", "refuse_extra"]
+__all__ = ["Product", "dtype_of", "log_path", "program", "refuse_extra"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-CPU_CACHE_MB = 1024
-"""Of the key-value cache on a CPU, where `engine.kv_cache_mb` is 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,20 +48,6 @@ class Product:
                 f"{self.tested}. Make the environment from the lock that comes with it: "
                 f"`unirl engine-env {self.name} --recreate`."
             )
-
-
-def checkpoint_folder(product: Product, config: HostedConfig, model: Model) -> Path:
-    """The folder that the engine loads: `engine.path`, else that of the model that trains. Raises RecipeError without
-    one."""
-    # transformers notes on a module where its weights came from.
-    found = config.path or str(getattr(model.trainable, "name_or_path", ""))
-    folder = Path(found).expanduser()
-    if found and (folder / "config.json").is_file():
-        return folder.resolve()
-    raise RecipeError(
-        f"engine.path: {product.title} loads a checkpoint from a folder in the transformers layout; {found!r} is none. "
-        "Give engine.path."
-    )
 
 
 def dtype_of(config: HostedConfig, model: Model) -> torch.dtype:
