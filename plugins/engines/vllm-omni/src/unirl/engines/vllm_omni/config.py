@@ -17,6 +17,8 @@ class VllmOmniConfig(HostedConfig):
     """Samples at most that are denoised and decoded together. Guidance doubles a forward's rows."""
     batch_wait_ms: float = 50.0
     """Longest time that a batch which is not full waits for further samples."""
+    step_batching: bool = False
+    """Samples join and leave a batch between steps, and none waits for others to begin or to end."""
     cached_prompts: int = 512
     """Prompts whose embeddings are kept, on the device; 0 keeps none."""
     tensor_parallel: int = 1

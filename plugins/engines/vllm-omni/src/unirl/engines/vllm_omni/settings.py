@@ -50,6 +50,8 @@ def omni_arguments(config: VllmOmniConfig, *, folder: Path, dtype: torch.dtype, 
         "request_batch_max_wait_ms": config.batch_wait_ms,
         "enforce_eager": config.enforce_eager or on_cpu,
     }
+    if config.step_batching:
+        arguments["step_execution"] = True
     if config.cached_prompts:
         arguments |= {"enable_prompt_embed_cache": True, "prompt_embed_cache_size": config.cached_prompts}
     if config.sleep_mode:
