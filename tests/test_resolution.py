@@ -1,0 +1,84 @@
+"""On a machine with CUDA the built wheels, and the locks of engines, are what the package index can give.
+
+Nothing is installed: uv resolves for another platform, from the metadata that the index has. Where no index answers,
+these are not run.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from hosted_engines.environments import OUT_OF_REACH
+from unirl.core.catalog import Catalog
+from unirl.core.spec import EngineSpec
+from unirl.runtime.engine_host.environment import EngineEnvironment
+
+CATALOG = Catalog.discover()
+ENVIRONMENTS: list[EngineEnvironment] = [
+    CATALOG.resolve(spec.environment)
+    for spec in CATALOG.specs("engine")
+    if isinstance(spec, EngineSpec) and spec.environment
+]
+STACKS = {
+    "images": ["unirl-core", "unirl-model-sd3", "unirl-engine-vllm-omni"],
+    "images-sglang": ["unirl-core", "unirl-model-sd3", "unirl-engine-sglang"],
+    "text": [
+        *("unirl-core", "unirl-model-qwen3", "unirl-engine-vllm", "unirl-engine-sglang-llm", "unirl-backend-fsdp2"),
+        *("unirl-algo-grpo", "unirl-algo-ppo", "unirl-reward-math"),
+    ],
+}
+PLATFORM = "x86_64-manylinux_2_28"
+"""For which torch's wheels on the index are those for CUDA."""
+
+
+def resolved(uv: str, *words: object, within: Path) -> str:
+    """What uv says of `uv pip WORDS`, in a folder of no project, whose constraints would hold. Not run without an
+    index."""
+    done = subprocess.run(
+        [uv, "pip", *map(str, words)], cwd=within, capture_output=True, text=True, check=False, timeout=120
+    )
+    if done.returncode and OUT_OF_REACH.search(done.stderr):
+        pytest.skip(f"not run: no package index answers: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_wheels_resolve_on_a_platform_with_cuda(wheels: dict[str, Path], uv: str, tmp_path: Path, stack: str) -> None:
+    wanted = tmp_path / "wanted.in"
+    wanted.write_text("".join(f"{name}\n" for name in STACKS[stack]), encoding="utf-8")
+    links = next(iter(wheels.values())).parent
+    said = resolved(
+        *(uv, "compile", "--quiet", "--no-header", "--no-annotate", "--python-version", "3.11"),
+        *("--python-platform", PLATFORM, "--find-links", links, wanted),
+        within=tmp_path,
+    )
+    found = dict(line.split("==") for line in said.splitlines() if "==" in line)
+    own = {name: wheels[name].name.split("-")[1] for name in found if name.startswith("unirl-")}
+    assert {*STACKS[stack], "unirl-numerics"} <= own.keys()
+    assert {name: found[name] for name in own} == own
+    # The builds of torch for CPUs alone say so in their version, and ask for none of CUDA's libraries.
+    assert "+cpu" not in found["torch"]
+    assert any(name.startswith("nvidia-cudnn") for name in found)
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda environment: environment.name)
+def test_a_lock_for_cuda_is_whole_and_the_index_has_its_hashes(
+    environment: EngineEnvironment, uv: str, tmp_path: Path
+) -> None:
+    """With hashes required, nothing that is needed may be missing from the lock, or be another file on the index."""
+    lock = tmp_path / "lock.txt"
+    lock.write_bytes(environment.lock("cuda"))
+    text = lock.read_text(encoding="utf-8")
+    made_for = re.search(r"--python-platform (\S+)", text)
+    assert made_for, "the lock does not say which platform it is for"
+    said = resolved(
+        *(uv, "install", "--dry-run", "--require-hashes", "--python-version", environment.python),
+        *("--python-platform", made_for[1], "--target", tmp_path / "none", "--requirement", lock),
+        within=tmp_path,
+    )
+    count = len(re.findall(r"^[^#\s]\S*==", text, re.MULTILINE))
+    assert f"Would install {count} packages" in said
