@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hosted_engines.locks import Pin, read_lock
 from source_imports import imports
 from unirl.core.capability import Cap, Support
 from unirl.core.catalog import Catalog
@@ -39,26 +40,18 @@ def environment_of(name: str) -> ModuleType:
     return importlib.import_module(ENGINES[name].environment.partition(":")[0])
 
 
-def locked(name: str, accel: str) -> Mapping[str, str]:
-    """Dist -> version in the lock of an engine. Each is pinned and hashed."""
-    lines = environment_of(name).ENVIRONMENT.lock(accel).decode().replace("\\\n", " ").splitlines()
-    found: dict[str, str] = {}
-    for words in (line.split() for line in lines if line and not line.startswith("#")):
-        dist, pinned, version = words[0].partition("==")
-        assert pinned, f"{words[0]} is not pinned"
-        assert any(word.startswith("--hash=sha256:") for word in words), f"{words[0]} has no hash"
-        found[dist] = version
-    return found
+def locked(name: str, accel: str) -> Mapping[str, Pin]:
+    return read_lock(environment_of(name).ENVIRONMENT.lock(accel).decode())
 
 
 @each_accel
 @each_engine
 def test_a_lock_pins_and_hashes_every_line_and_holds_a_version_that_was_tried(name: str, accel: str) -> None:
-    product, versions = environment_of(name).PRODUCT, locked(name, accel)
+    product, pins = environment_of(name).PRODUCT, locked(name, accel)
     dist = product.title.lower()
     # The build of vLLM for CPUs has a name of its own.
-    product.check_version(versions[f"{dist}-cpu" if accel == "cpu" and f"{dist}-cpu" in versions else dist])
-    assert {"torch", "safetensors"} <= versions.keys()
+    product.check_version(pins[f"{dist}-cpu" if f"{dist}-cpu" in pins else dist].version)
+    assert {"torch", "safetensors"} <= pins.keys()
 
 
 @each_engine

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hosted_engines.environments import OUT_OF_REACH
+from hosted_engines.locks import read_lock
 from unirl.core.catalog import Catalog
 from unirl.core.spec import EngineSpec
 from unirl.runtime.engine_host.environment import EngineEnvironment
@@ -35,15 +36,16 @@ PLATFORM = "x86_64-manylinux_2_28"
 
 
 def resolved(uv: str, *words: object, within: Path) -> str:
-    """What uv says of `uv pip WORDS`, in a folder of no project, whose constraints would hold. Not run without an
-    index."""
+    """The requirements that `uv pip compile` writes, in a folder of no project, whose constraints would hold. Not run
+    without an index."""
+    plain = ("--quiet", "--no-header", "--no-annotate")
     done = subprocess.run(
-        [uv, "pip", *map(str, words)], cwd=within, capture_output=True, text=True, check=False, timeout=120
+        [uv, "pip", "compile", *plain, *map(str, words)], cwd=within, capture_output=True, text=True, check=False
     )
     if done.returncode and OUT_OF_REACH.search(done.stderr):
         pytest.skip(f"not run: no package index answers: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -52,8 +54,8 @@ def test_wheels_resolve_on_a_platform_with_cuda(wheels: dict[str, Path], uv: str
     wanted.write_text("".join(f"{name}\n" for name in STACKS[stack]), encoding="utf-8")
     links = next(iter(wheels.values())).parent
     said = resolved(
-        *(uv, "compile", "--quiet", "--no-header", "--no-annotate", "--python-version", "3.11"),
-        *("--python-platform", PLATFORM, "--find-links", links, wanted),
+        uv,
+        *("--python-version", "3.11", "--python-platform", PLATFORM, "--find-links", links, wanted),
         within=tmp_path,
     )
     found = dict(line.split("==") for line in said.splitlines() if "==" in line)
@@ -66,19 +68,22 @@ def test_wheels_resolve_on_a_platform_with_cuda(wheels: dict[str, Path], uv: str
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda environment: environment.name)
-def test_a_lock_for_cuda_is_whole_and_the_index_has_its_hashes(
+def test_a_lock_for_cuda_is_whole_and_the_index_has_its_files(
     environment: EngineEnvironment, uv: str, tmp_path: Path
 ) -> None:
-    """With hashes required, nothing that is needed may be missing from the lock, or be another file on the index."""
-    lock = tmp_path / "lock.txt"
-    lock.write_bytes(environment.lock("cuda"))
-    text = lock.read_text(encoding="utf-8")
-    made_for = re.search(r"--python-platform (\S+)", text)
+    """Its versions need each other and nothing else, and no file that it allows is another one on the index."""
+    lock = environment.lock("cuda").decode()
+    made_for = re.search(r"--python-platform (\S+)", lock)
     assert made_for, "the lock does not say which platform it is for"
+    pins = read_lock(lock)
+    wanted = tmp_path / "wanted.in"
+    wanted.write_text("".join(f"{name}=={pin.version}\n" for name, pin in pins.items()), encoding="utf-8")
     said = resolved(
-        *(uv, "install", "--dry-run", "--require-hashes", "--python-version", environment.python),
-        *("--python-platform", made_for[1], "--target", tmp_path / "none", "--requirement", lock),
+        *(uv, "--generate-hashes", "--python-version", environment.python),
+        *("--python-platform", made_for[1], wanted),
         within=tmp_path,
     )
-    count = len(re.findall(r"^[^#\s]\S*==", text, re.MULTILINE))
-    assert f"Would install {count} packages" in said
+    found = read_lock(said)
+    assert {name: pin.version for name, pin in found.items()} == {name: pin.version for name, pin in pins.items()}
+    gone = {name for name, pin in pins.items() if not pin.hashes <= found[name].hashes}
+    assert not gone, f"the index has other files than the lock of {sorted(gone)}"
