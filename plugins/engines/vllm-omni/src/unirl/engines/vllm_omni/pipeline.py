@@ -110,7 +110,7 @@ class RolloutPipeline:
     def forward(self, req: Any) -> list[Any]:
         """One output for each request of a batch, in its order."""
         if req.is_dummy_run():
-            # Made before there are weights to try. The engine's start tries a whole rollout.
+            # A loop of vLLM-Omni's own, which wants all parts in one dtype. The engine's start tries a whole rollout.
             return [DiffusionOutput() for _ in req.requests]
         rows = self._begun(Request.concat([_piece(parameters) for parameters in req.sampling_params_list]))
         finished(
