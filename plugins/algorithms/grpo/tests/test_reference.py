@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from clip_vectors import CLIPS
+from token_algorithms.given import GivenReplay, random_inputs, reduced, track_of
 from unirl.algorithms.grpo.algorithm import Grpo
 from unirl.algorithms.grpo.config import (
     CispoConfig,
@@ -23,9 +24,6 @@ from unirl.algorithms.grpo.config import (
 from unirl.algorithms.grpo.reference import loss
 from unirl.core.config import AdvantageConfig, TrainConfig
 from unirl.core.reference import TokenLossInputs
-from unirl.core.track import Status, TextSegment, Track
-from unirl.numerics.reduction import reduce_terms, weight_totals
-from unirl.numerics.text_replay import ReplayedTokens
 
 
 def inputs(log_ratio: Any, advantages: Any, valid: Any = None, **changed: Any) -> TokenLossInputs:
@@ -47,22 +45,11 @@ def inputs(log_ratio: Any, advantages: Any, valid: Any = None, **changed: Any) -
     return TokenLossInputs(**{**given, **changed})
 
 
-@pytest.mark.parametrize(
-    ("log_ratio", "advantage", "settings", "expected"),
-    [
-        (0.5, 1.0, {}, -1.2),
-        (-0.5, 1.0, {}, -0.6065306597),
-        (1.5, -1.0, {}, 4.4816890703),
-        (0.1, -1.0, {}, 1.1051709181),
-        (1.5, -1.0, {"dual_clip": 3.0}, 3.0),
-        (0.5, 1.0, {"clip_range_high": 0.28}, -1.28),
-    ],
-)
+@CLIPS
 def test_clips_meet_the_golden_vectors(
     log_ratio: float, advantage: float, settings: dict[str, Any], expected: float
 ) -> None:
     one = inputs([[log_ratio]], [advantage])
-    # The vectors have ten decimals.
     assert loss(GrpoConfig(**settings), one) == pytest.approx(expected, abs=1e-10)
     assert loss_of_the_algorithm(GrpoConfig(**settings), one) == pytest.approx(expected, abs=1e-10)
 
@@ -171,42 +158,6 @@ def test_rows_without_weight_count_nowhere_even_when_they_are_nan() -> None:
         assert loss_of_the_algorithm(config, poisoned) == loss_of_the_algorithm(config, given)
 
 
-def random_inputs() -> TokenLossInputs:
-    """Seven texts of up to nine tokens: one empty, one cut off, one without signal, one of weight 0, one of weight 1/2,
-    one with tokens in its middle that are not trained on."""
-    rng = np.random.default_rng(3)
-    lengths = np.array([9, 4, 0, 7, 1, 9, 5])
-    valid = np.arange(9)[None] < lengths[:, None]
-    valid[3, 2:4] = False
-    live = rng.normal(-1.5, 0.6, valid.shape)
-    return TokenLossInputs(
-        log_probs=live,
-        old_log_probs=live + rng.normal(0, 0.1, valid.shape),
-        engine_log_probs=live + rng.normal(0, 0.1, valid.shape),
-        reference_log_probs=live + rng.normal(0, 0.3, valid.shape),
-        entropy=rng.uniform(0, 2, valid.shape),
-        valid=valid,
-        # Multiples of 1/8, so that fp32 holds them.
-        advantages=np.array([1.25, -0.5, 0.75, -1.5, 0.0, 2.0, -0.875]),
-        weights=np.array([1.0, 1.0, 1.0, 0.5, 1.0, 0.0, 1.0]),
-        is_truncated=np.array([True, False, False, False, False, True, False]),
-    )
-
-
-class GivenReplay:
-    """Log-probs and entropies that are given, in place of a model."""
-
-    def __init__(self, given: TokenLossInputs) -> None:
-        self._given = given
-
-    def __call__(self, track: Track, *, policy: str = "live") -> ReplayedTokens:
-        given = self._given
-        values = given.log_probs if policy == "live" else given.reference_log_probs
-        return ReplayedTokens(
-            log_probs=torch.tensor(values), entropy=torch.tensor(given.entropy), valid=torch.tensor(given.valid)
-        )
-
-
 def grpo(config: GrpoConfig) -> Grpo:
     return Grpo(config, advantage=AdvantageConfig(), reward_weights={"one": 1.0}, train=TrainConfig())
 
@@ -216,31 +167,5 @@ def loss_of_the_algorithm(config: GrpoConfig, given: TokenLossInputs) -> float:
 
 
 def loss_of(algorithm: Grpo, given: TokenLossInputs) -> float:
-    rows, width = given.valid.shape
-    # A text ends behind its last token that is trained on.
-    lengths = [int(np.max(np.flatnonzero(row), initial=-1)) + 1 for row in given.valid]
-    lengths[0] = width
-
-    def per_sample(values: Any) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.tensor(row[:length]) for row, length in zip(values, lengths, strict=True))
-
-    track = Track(
-        name="text",
-        sample_ids=tuple(f"p/{row}" for row in range(rows)),
-        group_ids=("p",) * rows,
-        prompts=("p",) * rows,
-        metadata=({},) * rows,
-        segment=TextSegment(
-            prompt_tokens=(torch.zeros(1, dtype=torch.int64),) * rows,
-            tokens=per_sample(np.zeros((rows, width), dtype=np.int64)),
-            log_probs=per_sample(given.old_log_probs),
-            engine_log_probs=per_sample(given.engine_log_probs),
-            mask=per_sample(given.valid),
-        ),
-        advantages=torch.tensor(given.advantages, dtype=torch.float32),
-        weights=torch.tensor(given.weights, dtype=torch.float32),
-        status=tuple(Status.TRUNCATED if cut else Status.COMPLETED for cut in given.is_truncated),
-        policy_version=(0,) * rows,
-    )
-    losses = algorithm.loss(track, GivenReplay(given), progress=given.progress)  # type: ignore[arg-type]
-    return float(reduce_terms(losses.terms, totals=weight_totals(algorithm.weights(track))))  # type: ignore[arg-type]
+    track = track_of(given)
+    return reduced(algorithm.loss(track, GivenReplay(given), progress=given.progress), algorithm.weights(track))

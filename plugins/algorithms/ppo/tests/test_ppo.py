@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from clip_vectors import CLIPS
 from ppo_toy import Anchored, Bench, make
+from token_algorithms.given import GivenReplay, random_inputs, reduced, track_of
 from unirl.algorithms.ppo.config import PpoConfig
 from unirl.algorithms.ppo.reference import generalized_advantages, loss
 from unirl.core.errors import BatchError
 from unirl.core.reference import TokenLossInputs
-from unirl.core.roles import CriticAlgorithm, Losses, StatefulAlgorithm
-from unirl.core.track import Status, TextSegment, Track
-from unirl.numerics.reduction import reduce_terms, weight_totals
-from unirl.numerics.text_replay import ReplayedTokens, per_token, token_mask
+from unirl.core.roles import CriticAlgorithm, StatefulAlgorithm
+from unirl.core.track import Track
+from unirl.numerics.text_replay import per_token, token_mask
 
 
 def test_it_is_an_algorithm_with_a_critic_and_a_coefficient() -> None:
@@ -93,17 +94,7 @@ def test_returns_without_spread_have_no_explained_variance(bench: Bench) -> None
     assert bench.anchored(make(gae_lambda=1.0), even)[1]["explained_variance"].weight == 0
 
 
-@pytest.mark.parametrize(
-    ("log_ratio", "advantage", "settings", "expected"),
-    [
-        (0.5, 1.0, {}, -1.2),
-        (-0.5, 1.0, {}, -0.6065306597),
-        (1.5, -1.0, {}, 4.4816890703),
-        (0.1, -1.0, {}, 1.1051709181),
-        (1.5, -1.0, {"dual_clip": 3.0}, 3.0),
-        (0.5, 1.0, {"clip_range_high": 0.28}, -1.28),
-    ],
-)
+@CLIPS
 def test_policy_losses_meet_the_golden_vectors(
     log_ratio: float, advantage: float, settings: dict[str, Any], expected: float
 ) -> None:
@@ -114,7 +105,6 @@ def test_policy_losses_meet_the_golden_vectors(
         values=one, old_values=one, returns=one, weights=np.ones(1), is_truncated=np.zeros(1, dtype=bool),
     )  # fmt: skip
     config = PpoConfig(**settings)
-    # The vectors have ten decimals.
     assert loss(config, given) == pytest.approx(expected, abs=1e-10)
     assert loss_of_the_algorithm(config, given) == pytest.approx(expected, abs=1e-10)
 
@@ -130,7 +120,7 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
 
 
 def test_the_algorithm_agrees_with_its_reference_under_every_setting() -> None:
-    given = random_inputs()
+    given = judged_inputs()
     for chosen in itertools.product(*SETTINGS.values()):
         settings = dict(zip(SETTINGS, chosen, strict=True))
         aggregation, horizon = settings.pop("aggregation")
@@ -252,75 +242,18 @@ def test_a_divergence_in_the_reward_runs_the_reference_once_and_adapts(bench: Be
     assert algorithm.kl_coef == pytest.approx(0.5 * (1 + 0.2 * 0.2))
 
 
-def random_inputs() -> TokenLossInputs:
-    """Seven texts of up to nine tokens: one empty, one cut off, one of weight 0, one of weight 1/2, one with tokens in
-    its middle that are not trained on."""
-    rng = np.random.default_rng(3)
-    lengths = np.array([9, 4, 0, 7, 1, 9, 5])
-    valid = np.arange(9)[None] < lengths[:, None]
-    valid[3, 2:4] = False
-    live = rng.normal(-1.5, 0.6, valid.shape)
-    # Values and what they are compared with in fp32, as the phases before give them.
-    values, old_values, returns, advantages = (rng.normal(0, 0.3, valid.shape).astype(np.float32) for _ in range(4))
-    return TokenLossInputs(
-        log_probs=live,
-        old_log_probs=live + rng.normal(0, 0.1, valid.shape),
-        engine_log_probs=live + rng.normal(0, 0.1, valid.shape),
-        reference_log_probs=live + rng.normal(0, 0.3, valid.shape),
-        entropy=rng.uniform(0, 2, valid.shape),
-        valid=valid,
-        advantages=advantages.astype(np.float64),
-        values=values.astype(np.float64),
-        old_values=old_values.astype(np.float64),
-        returns=returns.astype(np.float64),
-        weights=np.array([1.0, 1.0, 1.0, 0.5, 1.0, 0.0, 1.0]),
-        is_truncated=np.array([True, False, False, False, False, True, False]),
-    )
+def judged_inputs() -> TokenLossInputs:
+    """With values, and what they are compared with, in fp32, as the phases before give them."""
+    shape = (7, 9)
+    rng = np.random.default_rng(4)
+    names = ("values", "old_values", "returns", "advantages")
+    return random_inputs(**{name: rng.normal(0, 0.3, shape).astype(np.float32).astype(np.float64) for name in names})
 
 
 def loss_of_the_algorithm(config: PpoConfig, given: TokenLossInputs) -> float:
     """Both losses, from a track that holds these numbers."""
-    rows, width = given.valid.shape
-    # A text ends behind its last token that is trained on.
-    lengths = [int(np.max(np.flatnonzero(row), initial=-1)) + 1 for row in given.valid]
-    lengths[0] = width
-
-    def per_sample(values: Any) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.tensor(row[:length]) for row, length in zip(values, lengths, strict=True))
-
-    track = Track(
-        name="text",
-        sample_ids=tuple(f"p/{row}" for row in range(rows)),
-        group_ids=("p",) * rows,
-        prompts=("p",) * rows,
-        metadata=({},) * rows,
-        segment=TextSegment(
-            prompt_tokens=(torch.zeros(1, dtype=torch.int64),) * rows,
-            tokens=per_sample(np.zeros((rows, width), dtype=np.int64)),
-            log_probs=per_sample(given.old_log_probs),
-            engine_log_probs=None if given.engine_log_probs is None else per_sample(given.engine_log_probs),
-            advantages=per_sample(given.advantages),
-            values=per_sample(given.old_values),
-            returns=per_sample(given.returns),
-            mask=per_sample(given.valid),
-        ),
-        weights=torch.tensor(given.weights, dtype=torch.float32),
-        status=tuple(Status.TRUNCATED if cut else Status.COMPLETED for cut in given.is_truncated),
-        policy_version=(0,) * rows,
-    )
-
-    def replay(track: Track, *, policy: str = "live") -> ReplayedTokens:
-        values = given.log_probs if policy == "live" else given.reference_log_probs
-        return ReplayedTokens(
-            log_probs=torch.tensor(values), entropy=torch.tensor(given.entropy), valid=torch.tensor(given.valid)
-        )
-
-    algorithm = make(config)
-
-    def reduced(losses: Losses, weights: Any) -> float:
-        return float(reduce_terms(losses.terms, totals=weight_totals(weights)))  # type: ignore[arg-type]
-
-    policy = reduced(algorithm.loss(track, replay, progress=0.0), algorithm.weights(track))  # type: ignore[arg-type]
+    algorithm, track = make(config), track_of(given)
+    policy = reduced(algorithm.loss(track, GivenReplay(given), progress=0.0), algorithm.weights(track))
     critic = algorithm.critic_loss(track, torch.tensor(given.values), progress=0.0)
     total = policy + reduced(critic, algorithm.critic_weights(track))
     assert math.isfinite(total)

@@ -1,0 +1,140 @@
+"""A language model of a few numbers, a rollout of it, and the train stack over it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from unirl.core.roles import Algorithm, Policy
+from unirl.core.track import Status, TextSegment, Track
+from unirl.numerics.stack import StepReport, train_on
+from unirl.numerics.token_log_probs import token_log_probs
+from unirl.numerics.track_replay import TrackReplay
+
+__all__ = ["Bench", "BigramModel", "Steps"]
+
+VOCABULARY, WIDTH = 7, 4
+
+
+class BigramModel(torch.nn.Module):
+    """Each token follows from the one before it: embedding, then output projection. A `unirl.core.roles.TextModel`."""
+
+    packs, pad_token, stop_tokens = True, 0, (0,)
+
+    def __init__(self, seed: int, *, width_of_head: int = VOCABULARY) -> None:
+        super().__init__()
+        random = torch.Generator().manual_seed(seed)
+        for name, rows in (("embedding", VOCABULARY), ("head", width_of_head)):
+            drawn = torch.randn(rows, WIDTH, generator=random, dtype=torch.float64)
+            setattr(self, name, torch.nn.Parameter(drawn))
+
+    def hidden(self, batch: Any) -> Tensor:
+        return self.embedding[batch.tokens.flatten()[batch.target_index]]
+
+    def score(self, batch: Any, *, temperature: float, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+        hidden = self.hidden(batch)
+        return token_log_probs(hidden, self.head, batch.targets, temperature=temperature, with_entropy=with_entropy)
+
+
+class Steps:
+    """Gradient descent on a module, which notes the last gradient. Fits `unirl.numerics.stack.Updater` on one rank."""
+
+    device, num_ranks, gradient_reduction = torch.device("cpu"), 1, "sum"
+
+    def __init__(self, module: torch.nn.Module, *, lr: float) -> None:
+        self.weights, self.lr, self.gradient, self.num_steps = list(module.parameters()), lr, torch.zeros(()), 0
+
+    def zero_grad(self) -> None:
+        for value in self.weights:
+            value.grad = None
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        loss.backward()
+
+    def step(self) -> StepReport:
+        gradients = [value.grad if value.grad is not None else torch.zeros_like(value) for value in self.weights]
+        self.gradient = torch.cat([gradient.flatten() for gradient in gradients])
+        with torch.no_grad():
+            for value, gradient in zip(self.weights, gradients, strict=True):
+                value.sub_(self.lr * gradient)
+        self.num_steps += 1
+        return StepReport(grad_norm=float(self.gradient.norm()), grad_rms=0.0)
+
+    def move(self, distance: float = 0.1) -> None:
+        """Away from the anchor, so that clips bind on some tokens."""
+        random = torch.Generator().manual_seed(9)
+        with torch.no_grad():
+            for value in self.weights:
+                value.add_(distance * torch.randn(value.shape, generator=random, dtype=value.dtype))
+
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
+        return values
+
+    def all_reduce_max(self, values: Tensor) -> Tensor:
+        return values
+
+
+class Bench(Steps):
+    """A rollout of `BigramModel` whose texts have advantages, and updates on it by the train stack."""
+
+    def __init__(self, lengths: Sequence[int] = (5, 2, 3, 6, 1, 4), seed: int = 0, lr: float = 0.0) -> None:
+        self.model, self.reference = BigramModel(seed), BigramModel(seed + 1)
+        super().__init__(self.model, lr=lr)
+        self.track = self._rollout(lengths, torch.Generator().manual_seed(seed))
+
+    def judged(self, track: Track) -> Track:
+        """With what its texts are worth."""
+        return dataclasses.replace(
+            track, advantages=torch.tensor([1.25, -0.5, 0.75, -1.5, 0.25, 2.0][: track.num_rows])
+        )
+
+    def _rollout(self, lengths: Sequence[int], random: torch.Generator) -> Track:
+        rows = len(lengths)
+        text = TextSegment(
+            prompt_tokens=tuple(torch.tensor([1, 2, 3][: 1 + row % 3]) for row in range(rows)),
+            tokens=tuple(torch.randint(VOCABULARY, (length,), generator=random) for length in lengths),
+        )
+        track = self.judged(
+            Track(
+                name="text",
+                sample_ids=tuple(f"p{row // 3}/{row}" for row in range(rows)),
+                group_ids=tuple(f"p{row // 3}" for row in range(rows)),
+                prompts=("p",) * rows,
+                metadata=({},) * rows,
+                segment=text,
+                weights=torch.ones(rows),
+                status=tuple(Status.TRUNCATED if length == 6 else Status.COMPLETED for length in lengths),
+                policy_version=(0,) * rows,
+            )
+        )
+        with torch.no_grad():
+            found = self.replay()(track).log_probs
+        # Those of an engine that is a little off.
+        off = found + 0.05 * torch.randn(found.shape, generator=random)
+        made = tuple(row[:length].float() for row, length in zip(off, lengths, strict=True))
+        return dataclasses.replace(track, segment=dataclasses.replace(track.text, log_probs=made))
+
+    @contextmanager
+    def policy(self, which: Policy = "live") -> Iterator[None]:
+        live = {name: value.data for name, value in self.model.named_parameters()}
+        other = dict(self.reference.named_parameters()) if which == "reference" else live
+        for name, value in self.model.named_parameters():
+            value.data = other[name].data
+        yield
+        for name, value in self.model.named_parameters():
+            value.data = live[name]
+
+    def replay(self, *, packing: bool = True) -> TrackReplay:
+        return TrackReplay(self.model, stacked=True, policy_context=self.policy, packing=packing)
+
+    def train(
+        self, algorithm: Algorithm, track: Track | None = None, *, packing: bool = True, **settings: Any
+    ) -> dict[str, float]:
+        """The numbers of the updates; `gradient` is then that of the last."""
+        chosen = {"updates": 1, "micro_batch": 0, "progress": 0.0, **settings}
+        report = train_on(track or self.track, algorithm, replay=self.replay(packing=packing), apply=self, **chosen)
+        return {**report.metrics, "updates": float(report.num_updates)}
