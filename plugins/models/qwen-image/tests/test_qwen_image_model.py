@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoints import as_hub_id, cut
 from unirl.core.config import LatentSamplingConfig, ScheduleConfig
 from unirl.core.data import MediaRef
 from unirl.core.errors import RecipeError
@@ -23,14 +24,8 @@ def test_a_hub_id_has_the_schedule_and_the_weights_of_the_local_path(
     monkeypatch: pytest.MonkeyPatch,
     sampling: LatentSamplingConfig,
 ) -> None:
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    repository = tmp_path / "models--acme--tiny-qwen-image"
-    shutil.copytree(tiny_folder, repository / "snapshots" / commit)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(commit)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    fetched = build(QwenImageConfig(path="acme/tiny-qwen-image"), device="cpu")
+    hub_id = as_hub_id(tiny_folder, tmp_path, monkeypatch)
+    fetched = build(QwenImageConfig(path=hub_id), device="cpu")
     assert torch.equal(fetched.schedule(sampling), model.schedule(sampling))
     state = fetched.trainable.state_dict()
     assert all(torch.equal(weight, state[name]) for name, weight in model.trainable.state_dict().items())
@@ -164,13 +159,6 @@ def without_words(folder: Path) -> None:
     path.write_text(json.dumps(tokenizer))
 
 
-def cut_weights(folder: Path) -> None:
-    """Keep the first half, as an interrupted download does."""
-    (file,) = (folder / "transformer").glob("*.safetensors")
-    data = file.read_bytes()
-    file.write_bytes(data[: len(data) // 2])
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -182,7 +170,7 @@ def cut_weights(folder: Path) -> None:
         (lambda folder: (folder / "tokenizer" / "tokenizer.json").unlink(), r"has no vocabulary in tokenizer/"),
         (change("transformer/config.json", guidance_embeds=True), r"has a transformer with guidance_embeds = true"),
         (without_words, r"makes \d+ tokens of the text before the prompt, and QwenImagePipeline drops 34"),
-        (cut_weights, r"a component does not load"),
+        (lambda folder: cut(folder / "transformer"), r"a component does not load"),
     ],
     ids=["absent", "no-index", "edit", "no-vae", "bad-scheduler", "no-tokens", "distilled", "other-tokens", "cut"],
 )

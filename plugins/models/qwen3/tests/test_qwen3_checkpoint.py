@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoints import as_hub_id, cut
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from unirl.core.errors import RecipeError
@@ -25,7 +26,7 @@ from unirl.models.qwen3.plugin import MOE, SPEC
         (lambda folder: (folder / "config.json").unlink(), r"has no config\.json, so it is no checkpoint"),
         (lambda folder: (folder / "config.json").write_text("{"), r"cannot be read as JSON|must be a JSON object"),
         (lambda folder: (folder / "model.safetensors").unlink(), r"does not load"),
-        (lambda folder: cut(folder / "model.safetensors"), r"does not load"),
+        (cut, r"does not load"),
         (lambda folder: forget(folder / "model.safetensors"), r"lack 'model\.layers\.1\.mlp\.up_proj\.weight'\. Fetch"),
         (lambda folder: (folder / "tokenizer.json").unlink(), r"has no vocabulary"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), r"the tokenizer in .* does not load"),
@@ -40,11 +41,6 @@ def test_a_damaged_checkpoint_is_one_clear_error(
     with pytest.raises(RecipeError, match=message) as caught:
         build(Qwen3Config(path=str(tmp_path / "damaged")), device="cpu")
     assert str(caught.value).startswith("model.path: ")
-
-
-def cut(file: Path) -> None:
-    """Keep the first half, as an interrupted download does."""
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
 def forget(file: Path) -> None:
@@ -85,14 +81,8 @@ def test_settings_out_of_range_are_refused(
 def test_a_hub_id_is_read_from_the_cache_and_an_absent_one_is_one_clear_error(
     folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    repository = tmp_path / "models--acme--tiny-qwen3"
-    shutil.copytree(folder(), repository / "snapshots" / commit)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(commit)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    fetched = build(Qwen3Config(path="acme/tiny-qwen3"), device="cpu")
+    hub_id = as_hub_id(folder(), tmp_path, monkeypatch)
+    fetched = build(Qwen3Config(path=hub_id), device="cpu")
     local = build(Qwen3Config(path=str(folder())), device="cpu")
     for name, weight in local.trainable.state_dict().items():
         assert torch.equal(weight, fetched.trainable.state_dict()[name]), name

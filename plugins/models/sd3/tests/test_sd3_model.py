@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoints import as_hub_id, cut
 from torch import Tensor
 from unirl.core.config import LatentSamplingConfig, ScheduleConfig
 from unirl.core.data import MediaRef
@@ -15,18 +16,6 @@ from unirl.models.sd3 import tiny
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import Sd3Model, build
 from unirl.models.sd3.plugin import SPEC
-
-
-def as_hub_id(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Put a checkpoint where the hub's client keeps what it has fetched, and take the network away."""
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    repository = cache / "models--acme--tiny-sd3"
-    shutil.copytree(folder, repository / "snapshots" / commit)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(commit)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    return "acme/tiny-sd3"
 
 
 @pytest.mark.parametrize("variant", ["exact", "diffusers-default"])
@@ -223,13 +212,6 @@ def test_a_damaged_checkpoint_is_one_clear_error(tmp_path: Path, tiny_folder: Pa
     with pytest.raises(RecipeError, match=message) as caught:
         build(Sd3Config(path=str(folder)), device="cpu")
     assert str(caught.value).startswith("model.path: ")
-
-
-def cut(folder: Path) -> None:
-    """Keep the first half of the weights, as an interrupted download does."""
-    (file,) = folder.glob("*.safetensors")
-    data = file.read_bytes()
-    file.write_bytes(data[: len(data) // 2])
 
 
 def test_another_pipelines_checkpoint_is_refused(tmp_path: Path, tiny_folder: Path) -> None:

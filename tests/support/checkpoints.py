@@ -1,0 +1,28 @@
+"""Checkpoints as they lie on a disk: fetched from the hub, or damaged."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+__all__ = ["as_hub_id", "cut"]
+
+
+def as_hub_id(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Put a checkpoint where the hub's client keeps what it has fetched, and take the network away."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = cache / "models--acme--tiny"
+    shutil.copytree(folder, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return "acme/tiny"
+
+
+def cut(folder: Path) -> None:
+    """Keep the first half of the weights in a folder, as an interrupted download does."""
+    (file,) = folder.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
