@@ -12,6 +12,7 @@ from hosted_engines.latents import ask, fault, folder, model
 from unirl.engines.sglang.config import SglangConfig
 from unirl.engines.sglang.engine import build
 from unirl.engines.sglang.environment import ENVIRONMENT, PRODUCT
+from unirl.models.sd3.bridges.sglang import BRIDGE
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import build as build_model
 from unirl.runtime.engine_host.latent_engine import HostedLatentEngine
@@ -32,7 +33,7 @@ def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[H
         patched.syspath_prepend(str(Path(__file__).parent))
         patched.setattr("unirl.engines.sglang.engine.PRODUCT", dataclasses.replace(PRODUCT, environment=faulty))
         # SGLang's worker is another process than its server, and imports the bridge.
-        patched.setattr("unirl.engines.sglang.engine.bridge_name", lambda *_: "faulty_server:BRIDGE")
+        patched.setattr("unirl.engines.sglang.engine.fitting_bridge", lambda *_: ("faulty_server:BRIDGE", BRIDGE))
         weights = str(tmp_path_factory.mktemp("weights"))
         config = SglangConfig(max_num_seqs=4, sleep_mode=True, transfer_dir=weights)
         engine = build(config, model=model, device="cpu")
