@@ -9,7 +9,8 @@ from torch import Tensor
 
 from .adaptive_kl import AdaptiveKl
 from .kl import KlEstimator, kl_estimate
-from .token_policy import TokenWeights, mean_over
+from .policy_metrics import mean_over
+from .token_policy import TokenWeights
 
 if TYPE_CHECKING:
     from unirl.core.kl import TokenKlConfig

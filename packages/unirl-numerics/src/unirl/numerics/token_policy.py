@@ -1,4 +1,4 @@
-"""What the policy losses over tokens have in common: frozen log-probs, what a token weighs, the numbers of a log."""
+"""What the policy losses over tokens have in common: frozen log-probs, what a token weighs, numbers of a rollout."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 from unirl.core.errors import BatchError
-from unirl.core.roles import Metric, Replay
+from unirl.core.roles import Replay
 from unirl.core.track import Status, Track
 
 from .aggregation import Aggregation, AggregationMode, aggregation_weights
 from .reduction import LossTerm
 from .text_replay import per_sample, token_mask
 
-__all__ = ["TokenWeights", "anchor_tokens", "mean_over", "ratio_metrics", "text_numbers", "token_weights"]
+__all__ = ["TokenWeights", "anchor_tokens", "text_numbers", "token_weights"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,26 +89,6 @@ def anchor_tokens(track: Track, replay: Replay, *, replays: bool, keeps_engine: 
             old = replay(track).log_probs.detach()
         segment = dataclasses.replace(segment, log_probs=per_sample(old, segment))
     return dataclasses.replace(track, segment=segment)
-
-
-def ratio_metrics(ratio: Tensor, clipped: Tensor, log_ratio: Tensor, counted: Tensor) -> dict[str, Metric]:
-    """Mean of the ratio, its largest distance from 1, the fraction clipped, and k2 of the old and the new policy.
-
-    All [n, S], detached; counted: the weight of each token.
-    """
-    deviation = torch.where(counted > 0, (ratio - 1).abs(), 0.0)
-    return {
-        "ratio_mean": mean_over(ratio, counted),
-        "ratio_max_dev": Metric(total=float(deviation.max()) if deviation.numel() else 0.0, reduce="max"),
-        "clip_fraction": mean_over(clipped.float(), counted),
-        "approx_kl": mean_over(0.5 * log_ratio.square(), counted),
-    }
-
-
-def mean_over(values: Tensor, weights: Tensor) -> Metric:
-    """Weighted mean that adds up over micro-batches and ranks; values at weight 0 may be no numbers."""
-    kept = torch.where(weights > 0, values.detach() * weights, 0.0)
-    return Metric(total=float(kept.double().sum()), weight=float(weights.double().sum()))
 
 
 def text_numbers(track: Track) -> dict[str, float]:

@@ -11,9 +11,10 @@ from unirl.core.roles import Losses
 
 from .importance_weights import ImportanceLevel, truncated_importance_weights
 from .losses import Surrogate, clipped_surrogate
+from .policy_metrics import mean_over, ratio_metrics
 from .text_replay import ReplayedTokens, per_token
 from .token_kl import TokenKl
-from .token_policy import TokenWeights, mean_over, ratio_metrics
+from .token_policy import TokenWeights
 
 if TYPE_CHECKING:
     from unirl.core.roles import Replay

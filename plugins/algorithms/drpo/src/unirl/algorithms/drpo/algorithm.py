@@ -12,17 +12,11 @@ from unirl.core.config import AdvantageConfig, TrainConfig
 from unirl.core.roles import Losses, Replay
 from unirl.core.track import Track
 from unirl.numerics.aggregation import AggregationMode
+from unirl.numerics.policy_metrics import mean_over, ratio_metrics
 from unirl.numerics.text_replay import ReplayedTokens, per_token
 from unirl.numerics.token_kl import TokenKl
 from unirl.numerics.token_losses import drpo_loss
-from unirl.numerics.token_policy import (
-    TokenWeights,
-    anchor_tokens,
-    mean_over,
-    ratio_metrics,
-    text_numbers,
-    token_weights,
-)
+from unirl.numerics.token_policy import TokenWeights, anchor_tokens, text_numbers, token_weights
 from unirl.numerics.track_advantages import track_advantages
 
 __all__ = ["Drpo", "build"]

@@ -11,7 +11,7 @@ from torch import Tensor
 from unirl.algorithms.flow_grpo.config import FlowGrpoConfig
 from unirl.core.config import AdvantageConfig, LatentSamplingConfig, TrainConfig
 from unirl.core.request import LatentRequest
-from unirl.core.roles import Losses, Metric, Replay
+from unirl.core.roles import Losses, Replay
 from unirl.core.track import Track
 from unirl.numerics.adaptive_kl import AdaptiveKl
 from unirl.numerics.latent_request import plan_latents
@@ -24,6 +24,7 @@ from unirl.numerics.losses import (
     mean_shift_squared,
     ratio_norm,
 )
+from unirl.numerics.policy_metrics import mean_over, ratio_metrics
 from unirl.numerics.reduction import LossTerm
 from unirl.numerics.replay import Replayed
 from unirl.numerics.track_advantages import track_advantages
@@ -118,7 +119,7 @@ class FlowGrpo(AdaptiveKl):
         )
         values = surrogate.loss * _step_weights(config.step_weight, track, new)
         terms = [LossTerm(name="policy", values=values, weights=weights["policy"])]
-        metrics = _metrics(surrogate.ratio, surrogate.clipped, log_ratio.detach(), weights["policy"])
+        metrics = ratio_metrics(surrogate.ratio, surrogate.clipped, log_ratio.detach(), weights["policy"])
         if config.kl_coef:
             with torch.no_grad():
                 reference = cast(Replayed, replay(track, policy="reference"))
@@ -127,7 +128,7 @@ class FlowGrpo(AdaptiveKl):
             else:
                 kl = flow_grpo_kl(new.means, reference.means, new.g)
             terms.append(LossTerm(name="kl", values=kl, weights=weights["kl"], scale=self.kl_coef))
-            metrics["kl"] = _mean(kl.detach(), weights["kl"])
+            metrics["kl"] = mean_over(kl, weights["kl"])
         return Losses(terms=terms, metrics=metrics)
 
 
@@ -142,23 +143,6 @@ def _step_weights(kind: str, track: Track, replayed: Replayed) -> Tensor | float
         return std / ((std * counted).sum(dim=1, keepdim=True) / counted.sum(dim=1, keepdim=True).clamp(min=1))
     sigmas, steps = track.latent.sigmas, track.latent.sde_steps.clamp(min=0)
     return 1.0 / (sigmas[steps] - sigmas[steps + 1])
-
-
-def _metrics(ratio: Tensor, clipped: Tensor, log_ratio: Tensor, weights: Tensor) -> dict[str, Metric]:
-    counted = weights > 0
-    deviation = torch.where(counted, (ratio - 1).abs(), torch.zeros_like(ratio))
-    return {
-        "ratio_mean": _mean(ratio, weights),
-        "ratio_max_dev": Metric(total=float(deviation.max()) if deviation.numel() else 0.0, reduce="max"),
-        "clip_fraction": _mean(clipped.float(), weights),
-        "approx_kl": _mean(0.5 * log_ratio.square(), weights),
-    }
-
-
-def _mean(values: Tensor, weights: Tensor) -> Metric:
-    counted = weights > 0
-    kept = torch.where(counted, values * weights, torch.zeros_like(values))
-    return Metric(total=float(kept.sum()), weight=float(weights.sum()))
 
 
 def _of(value: Tensor | None) -> Tensor:

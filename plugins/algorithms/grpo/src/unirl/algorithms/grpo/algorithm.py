@@ -14,8 +14,9 @@ from unirl.core.track import Track
 from unirl.numerics.aggregation import AggregationMode
 from unirl.numerics.losses import Surrogate
 from unirl.numerics.overlong import soft_overlong_penalty
+from unirl.numerics.policy_metrics import mean_over
 from unirl.numerics.token_losses import cispo_loss, sequence_log_ratio
-from unirl.numerics.token_policy import TokenWeights, anchor_tokens, mean_over, text_numbers, token_weights
+from unirl.numerics.token_policy import TokenWeights, anchor_tokens, text_numbers, token_weights
 from unirl.numerics.token_policy_loss import TokenPolicyLoss
 from unirl.numerics.track_advantages import track_advantages
 

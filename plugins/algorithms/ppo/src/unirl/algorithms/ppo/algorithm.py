@@ -16,11 +16,12 @@ from unirl.core.track import Track
 from unirl.numerics.aggregation import AggregationMode
 from unirl.numerics.gae import gae, token_rewards
 from unirl.numerics.losses import Surrogate
+from unirl.numerics.policy_metrics import mean_over
 from unirl.numerics.reduction import LossTerm
 from unirl.numerics.reference import with_reference
 from unirl.numerics.text_replay import per_sample, per_token
 from unirl.numerics.token_kl import token_kl
-from unirl.numerics.token_policy import TokenWeights, anchor_tokens, mean_over, text_numbers, token_weights
+from unirl.numerics.token_policy import TokenWeights, anchor_tokens, text_numbers, token_weights
 from unirl.numerics.token_policy_loss import TokenPolicyLoss
 from unirl.numerics.value_loss import clipped_value_loss, explained_by_moments
 from unirl.numerics.whitening import token_moments, whiten
