@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.nn.functional as F
+
 if TYPE_CHECKING:
     from torch import Tensor
     from unirl.core.config import LatentSamplingConfig
@@ -18,6 +21,7 @@ __all__ = ["BRIDGE", "QwenImageInSglang"]
 PREFIX = 34
 """Tokens of the template before the prompt, which are dropped once the encoder has read them."""
 LONGEST = 1024
+"""Tokens of a prompt, at most."""
 
 
 class QwenImageInSglang:
@@ -53,14 +57,11 @@ class QwenImageInSglang:
         return packed.transpose(1, 2).reshape(-1, *shape).contiguous()
 
     def conditions(self, arguments: Mapping[str, Any], sampling: LatentSamplingConfig) -> dict[str, Tensor]:
-        # SGLang masks nothing: rows of one prompt have one length.
+        # Rows of one prompt have one length, and SGLang masks nothing.
         (states,) = arguments["encoder_hidden_states"]
-        rows, found, width = states.shape
-        embeds = states.new_zeros(rows, sampling.max_sequence_length, width)
-        embeds[:, :found] = states
-        mask = states.new_zeros(embeds.shape[:2], dtype=bool)
-        mask[:, :found] = True
-        return {"prompt_embeds": embeds, "prompt_mask": mask}
+        missing = sampling.max_sequence_length - states.shape[1]
+        mask = torch.ones(states.shape[:2], dtype=torch.bool)
+        return {"prompt_embeds": F.pad(states, (0, 0, 0, missing)), "prompt_mask": F.pad(mask, (0, missing))}
 
 
 BRIDGE = QwenImageInSglang()
