@@ -2,7 +2,8 @@
 pipeline, in SGLang's worker.
 
 SGLang merges an adapter into the weights of its layer and keeps a copy of those without. A layer that had one once lies
-one name deeper from then on.
+one name deeper from then on. Of some layers that train it makes one, with their outputs one below the other, and stacks
+their adapters.
 """
 
 # SGLang is in the engine's environment alone, where type checking does not look.
@@ -73,11 +74,11 @@ class HeldWeights:
         self.unirl_torn, self.unirl_version = "", version
 
     def _unirl_compare(self, parts: Sequence[str], layer: Any, tensors: Mapping[str, Tensor], scale: float) -> None:
+        """One of SGLang's layers, of these that train, with what was sent for them. Raises RuntimeError when it differs."""
         weights, bases = (
             _pieces(one.detach().to("cpu"), layer.base_layer, len(parts))
             for one in (layer.base_layer.weight, layer.cpu_weight)
         )
-        # SGLang stacks those of a fused layer.
         downs, ups = (one.detach().to("cpu").reshape(-1, *one.shape[-2:]) for one in (layer.lora_A, layer.lora_B))
         are_whole = layer.merged and len(downs) == len(ups) == len(parts)
         for part, weight, base, own_down, own_up in zip(parts, weights, bases, downs, ups, strict=are_whole):
