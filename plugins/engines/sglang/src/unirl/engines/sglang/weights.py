@@ -74,7 +74,7 @@ class HeldWeights:
         self.unirl_torn, self.unirl_version = "", version
 
     def _unirl_compare(self, parts: Sequence[str], layer: Any, tensors: Mapping[str, Tensor], scale: float) -> None:
-        """One of SGLang's layers, of these that train, with what was sent for them. Raises RuntimeError when it differs."""
+        """A layer of SGLang's, made of `parts`, with what was sent for them. Raises RuntimeError when it differs."""
         weights, bases = (
             _pieces(one.detach().to("cpu"), layer.base_layer, len(parts))
             for one in (layer.base_layer.weight, layer.cpu_weight)
