@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import torch
 from unirl.conformance.benches.backend import BackendBench
+from unirl.conformance.benches.trial import digest
 from unirl.conformance.claims import claim
 from unirl.conformance.workbench.requests import make_text_request
 from unirl.conformance.workbench.rollouts import sample_text
@@ -35,7 +37,7 @@ def test_training_on_text_is_torchs_adamw(bench: BackendBench) -> None:
     If it fails while training on latents is right: look at the temperature, at whether `train.micro_batch_tokens` and
     `train.packing` reach the train stack, and at modules (embeddings, an output projection) that are left out.
     """
-    tracks = [_track(number).to(bench.device) for number in range(2)]
+    tracks = [bench.workshop.shared(f"text {number} of backends", partial(_track, number)) for number in range(2)]
     for training in bench.trainings:
         for how, train in SPLITS.items():
             model = TextWorkbenchModel(device=bench.device)
@@ -47,16 +49,22 @@ def test_training_on_text_is_torchs_adamw(bench: BackendBench) -> None:
                 before = backend.weights(kind=training)
                 start = {name: value.clone().cpu() for name, value in before.tensors.items()}
                 for track in tracks:
-                    backend.train(track, TextSurrogate(), progress=0.25)
+                    backend.train(track.to(bench.device), TextSurrogate(), progress=0.25)
                 after = {name: value.clone().cpu() for name, value in backend.weights(kind=training).tensors.items()}
             finally:
                 backend.close()
-            expected = trained_plainly(
-                start,
-                [track.to("cpu") for track in tracks],
-                base={name: value.cpu() for name, value in plain.items()} if training == "lora" else None,
-                scale=before.adapter_scale,
-                **{name: value for name, value in ADAMW.items() if name != "max_grad_norm"},
+            base = {name: value.cpu() for name, value in plain.items()} if training == "lora" else None
+            # Backends start alike, from the model or from adapters of a seed: seldom is it another training.
+            expected = bench.workshop.shared(
+                f"plain training on text, {digest(start, base, before.adapter_scale)}",
+                partial(
+                    trained_plainly,
+                    start,
+                    tracks,
+                    base=base,
+                    scale=before.adapter_scale,
+                    **{name: value for name, value in ADAMW.items() if name != "max_grad_norm"},
+                ),
             )
             assert largest_gap(after, start) > 0, f"{training}, {how}: two updates changed nothing"
             gap = largest_gap(after, expected) / 1e-2

@@ -28,7 +28,7 @@ class PlainCritic(PlainUpdater):
         """model: lays texts out.  is_fresh: every value is 0 at first; else they differ.  lr, length: of its steps."""
         own = TextWorkbenchModel(seed=1, device=model.device)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(2)
+            torch.default_generator.manual_seed(2)
             head = nn.Linear(WIDTH, 1)
         if is_fresh:
             nn.init.zeros_(head.weight)

@@ -131,7 +131,7 @@ class TextWorkbenchModel:
 
     def __init__(self, *, seed: int = 0, device: Any = "cpu") -> None:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             self.net = TextNet().eval()
         self.device = torch.device(device)
         self.net.to(self.device)
