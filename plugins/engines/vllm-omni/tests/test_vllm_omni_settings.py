@@ -24,6 +24,7 @@ def test_settings_become_arguments_of_vllm_omni() -> None:
     assert (found["enable_prompt_embed_cache"], found["prompt_embed_cache_size"]) == (True, 9)
     assert "enable_prompt_embed_cache" not in arguments(cached_prompts=0)
     assert "enable_sleep_mode" not in found and arguments(sleep_mode=True)["enable_sleep_mode"] is True
+    assert "step_execution" not in found and arguments(step_batching=True)["step_execution"] is True
     split = arguments(tensor_parallel=2)
     assert (split["num_gpus"], split["parallel_config"]) == (2, {"tensor_parallel_size": 2})
     assert cpu_variables(VllmOmniConfig(tensor_parallel=2))["UNIRL_VLLM_OMNI_CPU_DEVICES"] == "2"
