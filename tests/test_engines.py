@@ -26,6 +26,7 @@ from unirl.models.qwen3.model import build as build_qwen3
 from unirl.models.sd3 import tiny as tiny_sd3
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import build as build_sd3
+from unirl.runtime.engine_host.process import CARRIED
 
 CATALOG = Catalog.discover()
 ENGINES = {spec.name: spec for spec in CATALOG.specs("engine") if isinstance(spec, EngineSpec) and spec.environment}
@@ -67,7 +68,7 @@ def test_a_version_that_was_not_tried_is_refused_with_the_range(name: str) -> No
 def test_the_source_that_goes_along_imports_nothing_that_stays_behind(name: str) -> None:
     """Also what a module imports only in a function that is called there, and the bridges of all models."""
     bridges = {spec.bridges[name].partition(":")[0] for spec in MODELS if name in spec.bridges}
-    carried = {*environment_of(name).ENVIRONMENT.modules, *bridges}
+    carried = {*CARRIED, *environment_of(name).ENVIRONMENT.modules, *bridges}
     there = {*sys.stdlib_module_names, *(dist.replace("-", "_") for dist in locked(name, "cuda"))}
     for module in carried:
         spec = find_spec(module)

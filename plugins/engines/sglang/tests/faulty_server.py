@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 from hosted_engines.faults import ChangedRequests, Switch
 from unirl.models.sd3.bridges.sglang import Sd3InSglang
+from unirl.runtime.engine_host.serving import calls_of
 
 __all__ = ["BRIDGE", "calls"]
 
@@ -33,8 +34,7 @@ def calls() -> Mapping[str, Any]:
         made._call("fault", asked["name"])
         return None, {}
 
-    real = ("version", "load", "generate", "load_weights", "sleep", "wake")
-    return {**{name: getattr(made, name) for name in real}, "fault": fault}
+    return {**calls_of(made), "fault": fault}
 
 
 class _Faulty(Sd3InSglang):

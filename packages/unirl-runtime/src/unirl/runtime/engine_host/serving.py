@@ -30,18 +30,25 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
-__all__ = ["Answer", "Call", "answer_calls", "guard"]
+__all__ = ["Answer", "Call", "answer_calls", "calls_of", "guard"]
 
 Answer = tuple[Any, Mapping[str, Any]]
 """A JSON-able value, and tensors."""
 Call = Callable[[Mapping[str, Any], Mapping[str, Any]], Answer]
 """Takes JSON-able arguments and tensors, by name."""
+CALLS = ("version", "load", "generate", "load_weights", "sleep", "wake")
+"""That the host of an engine makes."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """Numbers of linux/prctl.h."""
 GOING_S = 0.5
 """Time between the end of a host's files and its own."""
 POLL_S = 0.1
 """How soon the guard notices what no file descriptor tells."""
+
+
+def calls_of(server: object) -> Mapping[str, Call]:
+    """The calls of an engine, each of which is the method of that name."""
+    return {name: getattr(server, name) for name in CALLS}
 
 
 def guard(lifeline: int, connection: int, folder: Path) -> None:

@@ -12,6 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from unirl.runtime.engine_host.serving import Answer, Call, calls_of
+
 __all__ = ["calls"]
 
 ADAPTER = "default"
@@ -19,17 +21,9 @@ LOADERS = "unirl.engines.sglang_llm.held"
 """Module of the functions that SGLang calls to take weights, and to say which it holds."""
 
 
-def calls() -> Mapping[str, Any]:
+def calls() -> Mapping[str, Call]:
     """What `unirl.runtime.engine_host.serving` answers."""
-    server = _Server()
-    return {
-        "version": server.version,
-        "load": server.load,
-        "generate": server.generate,
-        "load_weights": server.load_weights,
-        "sleep": server.sleep,
-        "wake": server.wake,
-    }
+    return calls_of(_Server())
 
 
 class _Server:
@@ -42,11 +36,11 @@ class _Server:
         self._has_adapter = False
         self._adapter_targets: frozenset[str] = frozenset()
 
-    def version(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    def version(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """The version of SGLang, from what is installed: a wrong one may not even import."""
         return version("sglang"), {}
 
-    def load(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    def load(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """Build the engine. asked: arguments of `sglang.Engine`. Returns what it can take, and its weights."""
         from sglang.srt.entrypoints.engine import Engine
         from unirl.engines.sglang_llm.scheduler import run_scheduler
@@ -62,7 +56,7 @@ class _Server:
         longest = self._engine._scheduler_init_result.scheduler_infos[0]["max_req_input_len"]
         return {"max_model_len": longest, "weights": weights}, {}
 
-    def generate(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    def generate(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """Texts of prompts. tensors: `prompts` [all tokens], `prompt_lengths` [N]; see `generated` for the answer."""
         from unirl.runtime.engine_host.received import generated
 
@@ -79,7 +73,7 @@ class _Server:
             [output["meta_info"]["finish_reason"]["type"] for output in outputs],
         )
 
-    def load_weights(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    def load_weights(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """Take weights from files. Returns nothing: afterwards just what was sent is held, or it raises; ValueError
         when nothing was changed."""
         told = {"paths": asked["paths"], "checksum": asked["checksum"], "scale": asked["scale"]}
@@ -93,11 +87,11 @@ class _Server:
         self._flush()
         return None, {}
 
-    def sleep(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    def sleep(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         self._engine.release_memory_occupation()
         return None, {}
 
-    def wake(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    def wake(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         self._engine.resume_memory_occupation()
         return None, {}
 

