@@ -239,6 +239,31 @@ def test_sampling_that_cannot_work_is_refused(changes: dict[str, Any], says: str
 
 
 @pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"guidance_mode": "double"}, "eval.sampling.guidance_mode: 'double' is not one of"),
+        ({"steps": 0}, "eval.sampling.steps: 0 was asked for; it must be 1 or more."),
+        ({"kernel": "dance-sde"}, "eval.sampling.kernel: 'dance-sde' was asked for; engine 'inside' runs"),
+    ],
+)
+def test_evaluation_is_held_to_what_training_is(changed: dict[str, Any], says: str) -> None:
+    (found,) = refusals(make_plan(eval=EvalConfig(sampling=changed)))
+    assert found.startswith(says)
+
+
+def test_what_evaluation_takes_over_from_training_is_refused_once() -> None:
+    (found,) = refusals(make_plan(sampling={"image": LatentSamplingConfig(guidance_mode="double")}))
+    assert found.startswith("sampling.guidance_mode: ")
+
+
+def test_guidance_of_evaluation_alone_is_asked_of_the_engine() -> None:
+    wanted = EvalConfig(sampling={"guidance_scale": 4.5})
+    assert refusals(make_plan(eval=wanted)) == []
+    (found,) = refusals(make_plan(eval=wanted, engine=without(ENGINE, Cap.GUIDANCE)))
+    assert found.startswith("engine: guidance_scale 4.5 needs")
+
+
+@pytest.mark.parametrize(
     ("section", "changes", "says"),
     [
         ("data", {"prompts_per_step": 0}, "data.prompts_per_step: 0 was asked for; it must be 1 or more."),

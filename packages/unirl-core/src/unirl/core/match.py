@@ -7,7 +7,7 @@ microseconds. Every refusal is one sentence that says what was asked, what was f
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from .asynchrony import asynchrony
@@ -312,31 +312,38 @@ def _old_log_probs(plan: Plan) -> Iterator[Reason]:
 
 
 def _sampling(key: str, sampling: LatentSamplingConfig, plan: Plan, needs: Needs) -> Iterator[Reason]:
-    engine, sde = plan.engine.spec, sampling.sde
-    allowed = ("batched", "two-pass", "norm-corrected")
+    own = list(_latents(key, sampling, plan))
+    yield from own
+    known = {item.name for item in fields(sampling)}
+    changed = {name: value for name, value in plan.eval.sampling.items() if name in known}
+    evaluated = replace(sampling, **{"kernel": "euler", **changed})
+    said = {reason.text for reason in own}
+    yield from (reason for reason in _latents("eval.sampling", evaluated, plan) if reason.text not in said)
+    if sampling.steps < 1:
+        return
+    if sampling.sde.per_group:
+        yield from _lacks("engine", plan.engine.spec, Cap.SDE_STEPS_PER_GROUP, asks=f"{key}.sde.per_group")
+    if needs.stochastic:
+        yield from _stochastic(key, sampling, plan)
+    yield from (Reason(key=where, text=text) for where, text in sde_range(key, sampling))
+
+
+def _latents(key: str, sampling: LatentSamplingConfig, plan: Plan) -> Iterator[Reason]:
+    """Of training or of evaluation. key: of the settings."""
+    engine, allowed = plan.engine.spec, ("batched", "two-pass", "norm-corrected")
     if sampling.steps < 1:
         yield Reason(key=f"{key}.steps", text=f"{sampling.steps} was asked for; it must be 1 or more.")
-        return
     if sampling.guidance_mode not in allowed:
         yield Reason(key=f"{key}.guidance_mode", text=f"{sampling.guidance_mode!r} is not one of {_names(allowed)}.")
-    for where, kernel in (
-        (key, sampling.kernel),
-        ("eval.sampling", plan.eval.sampling.get("kernel", "euler")),
-    ):
-        if kernel not in engine.kernels:
-            yield Reason(
-                key=f"{where}.kernel",
-                text=f"{kernel!r} was asked for; engine {engine.name!r} runs {_names(engine.kernels)}.",
-            )
+    if sampling.kernel not in engine.kernels:
+        yield Reason(
+            key=f"{key}.kernel",
+            text=f"{sampling.kernel!r} was asked for; engine {engine.name!r} runs {_names(engine.kernels)}.",
+        )
     if sampling.guidance_scale != 1.0:
         asks = f"guidance_scale {sampling.guidance_scale}"
         yield from _lacks("engine", engine, Cap.GUIDANCE, asks=asks)
         yield from _lacks("model", plan.model.spec, Cap.GUIDANCE, asks=asks)
-    if sde.per_group:
-        yield from _lacks("engine", engine, Cap.SDE_STEPS_PER_GROUP, asks=f"{key}.sde.per_group")
-    if needs.stochastic:
-        yield from _stochastic(key, sampling, plan)
-    yield from (Reason(key=where, text=text) for where, text in sde_range(key, sampling))
 
 
 def _stochastic(key: str, sampling: LatentSamplingConfig, plan: Plan) -> Iterator[Reason]:
