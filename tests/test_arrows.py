@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -101,6 +102,14 @@ def test_what_is_imported_to_list_and_compose_is_light(path: Path) -> None:
         or (name.startswith("unirl.") and not name.startswith(("unirl.core", *own)) and name not in parents(own))
     ]
     assert not wrong, f"{path.relative_to(ROOT)} is imported to list parts or to compose; it must not import {wrong}"
+
+
+def test_importing_all_of_it_loads_nothing_heavy() -> None:
+    """Nor does anything that they import. In a process of its own: this one has torch."""
+    code = f"import sys, {', '.join(sorted(module_name(path) for path in LIGHT))}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    heavy = {"diffusers", "hydra", "numpy", "omegaconf", "peft", "PIL", "ray", "sympy", "torch", "transformers"}
+    assert not heavy & set(loaded)
 
 
 def parents(modules: set[str]) -> set[str]:

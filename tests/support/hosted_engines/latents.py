@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ __all__ = [
     "Fault",
     "adapter",
     "ask",
+    "asking",
     "assert_same",
     "fault",
     "folder",
@@ -63,18 +64,25 @@ def model(folder: Path) -> Sd3Model:
 
 @pytest.fixture(scope="session")
 def ask(folder: Path) -> Ask:
-    """A request of two samples for each prompt; the version is the engine's."""
+    """See `asking`."""
     model = build(Sd3Config(path=str(folder)), device="cpu")
+    return asking(model, prompts=PROMPTS, height=64, width=64, max_sequence_length=16)
+
+
+def asking(model: DiffusionModel, *, prompts: Sequence[str], **usual: Any) -> Ask:
+    """Makes requests of two samples for each prompt; the version is the engine's.
+
+    usual: settings of the sampling, besides five steps of which two are stochastic.
+    """
 
     def make(
-        engine: HostedLatentEngine, *, per_group: bool = False, trajectory: Any = "window", **settings: Any
+        engine: HostedLatentEngine, *, per_group: bool = False, trajectory: str = "window", **settings: Any
     ) -> Request:
         sde = SdeStepsConfig(mode="random", count=2, per_group=per_group)
-        own = {"steps": 5, "height": 64, "width": 64, "max_sequence_length": 16, "sde": sde, **settings}
         return make_request(
             model,
-            {"image": LatentSamplingConfig(**own)},
-            prompts=PROMPTS,
+            {"image": LatentSamplingConfig(**{"steps": 5, "sde": sde, **usual, **settings})},
+            prompts=prompts,
             samples_per_prompt=2,
             policy_version=engine.version,
             trajectory=trajectory,

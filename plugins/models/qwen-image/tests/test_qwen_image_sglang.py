@@ -14,12 +14,9 @@ from hosted_engines.latent_engines import (
     test_an_adapter_is_sampled_from_and_gone_with_the_next_full_sync,
     test_what_was_asked_for_comes_back,
 )
-from hosted_engines.latents import ROUNDING, Ask, assert_same, gap, trainside
-from unirl.conformance.workbench.requests import make_request
+from hosted_engines.latents import ROUNDING, Ask, asking, assert_same, gap, trainside
 from unirl.conformance.workbench.trained import full_update
-from unirl.core.config import LatentSamplingConfig, SdeStepsConfig
 from unirl.core.errors import RunFailed
-from unirl.core.request import Request
 from unirl.engines.sglang.config import SglangConfig
 from unirl.engines.sglang.engine import build as build_engine
 from unirl.models.qwen_image.config import QwenImageConfig
@@ -45,22 +42,7 @@ def model(tiny_folder: Path) -> QwenImageModel:
 @pytest.fixture
 def ask(model: QwenImageModel) -> Ask:
     """A request of two samples for each prompt, oblong; the version is the engine's."""
-
-    def make(
-        engine: HostedLatentEngine, *, per_group: bool = False, trajectory: Any = "window", **settings: Any
-    ) -> Request:
-        sde = SdeStepsConfig(mode="random", count=2, per_group=per_group)
-        own = {"steps": 5, "height": 32, "width": 48, "max_sequence_length": 32, "sde": sde, **settings}
-        return make_request(
-            model,
-            {"image": LatentSamplingConfig(**own)},
-            prompts=PROMPTS,
-            samples_per_prompt=2,
-            policy_version=engine.version,
-            trajectory=trajectory,
-        )
-
-    return make
+    return asking(model, prompts=PROMPTS, height=32, width=48, max_sequence_length=32)
 
 
 @pytest.fixture(scope="module")
