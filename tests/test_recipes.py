@@ -29,6 +29,8 @@ def test_there_are_recipes() -> None:
         "sd3/dance-grpo",
         "sd3/mix-grpo",
         "sd3/grpo-guard",
+        "qwen-image/flow-grpo",
+        "qwen3/grpo-gsm8k",
     } <= set(RECIPES)
 
 
@@ -43,6 +45,26 @@ def test_a_recipe_composes_and_its_parts_fit(name: str, catalog: Catalog) -> Non
     verdict = match(plan, catalog=catalog)
     assert verdict.accepted, [str(reason) for reason in verdict.reasons]
     assert set(plan.origins) == set(leaves(plan.resolved))
+
+
+GENERATES = {
+    "trainside": {"latent", "text"},
+    "vllm-omni": {"latent"},
+    "sglang": {"latent"},
+    "vllm": {"text"},
+    "sglang-llm": {"text"},
+}
+
+
+@pytest.mark.parametrize("engine", GENERATES)
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_takes_every_engine_that_generates_its_tracks(name: str, engine: str, catalog: Catalog) -> None:
+    """What it gives its own engine and the other has no key for is left out, and nothing else."""
+    plan = compose(name, [f"engine={engine}", "data.train=prompts.txt"], catalog=catalog, directory=ROOT)
+    verdict = match(plan, catalog=catalog)
+    fits = set(plan.model.spec.tracks.values()) <= GENERATES[engine]
+    assert verdict.accepted == fits, [str(reason) for reason in verdict.reasons]
+    assert {value.path.split(".")[0] for value in plan.left_out} <= {"engine"}
 
 
 @pytest.mark.parametrize("name", RECIPES)

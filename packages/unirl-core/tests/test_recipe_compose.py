@@ -214,3 +214,37 @@ def test_composing_real_parts_imports_nothing_heavy() -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("batch", ["3", "{size: 3}"])
+def test_values_for_a_part_that_another_one_replaces_are_left_out_and_said(
+    toy_catalog: Catalog, toy_folder: Path, batch: str
+) -> None:
+    """Of the recipe that chose the part, whoever replaces it: the command line, or a recipe that builds on it."""
+    base = toy_folder / "recipes" / "toy" / "base.yaml"
+    base.write_text(base.read_text(encoding="utf-8") + f"engine: {{batch: {batch}, url: x}}\n", encoding="utf-8")
+    for name, overrides in (("toy/base", [DATA, "engine=far"]), ("toy/child", [DATA])):
+        plan = compose(name, overrides, catalog=toy_catalog)
+        assert plan.resolved["engine"] == {"use": "far", "url": "x"}
+        assert [(one.path, one.file, one.part) for one in plan.left_out] == [
+            ("engine.batch", "toy/base", "engine 'far'")
+        ]
+        assert plan.origins["engine.url"] == origin("recipe", "toy/base.yaml")
+        assert set(plan.origins) == set(leaves(plan.resolved))
+        assert str(plan.left_out[0]).endswith(" of toy/base.yaml is left out: engine 'far' has no such key.")
+
+
+def test_nothing_is_left_out_of_the_recipe_that_chose_the_part_or_of_the_command_line(
+    toy_catalog: Catalog, toy_folder: Path
+) -> None:
+    with pytest.raises(RecipeError, match=r"engine\.batch: FarEngineConfig has no such key"):
+        compose("toy/base", [DATA, "engine=far", "engine.batch=3"], catalog=toy_catalog)
+    child = toy_folder / "recipes" / "toy" / "child.yaml"
+    before = child.read_text(encoding="utf-8")
+    child.write_text(before + "engine: {batch: 3}\n", encoding="utf-8")
+    with pytest.raises(RecipeError, match=r"engine\.batch: FarEngineConfig has no such key"):
+        compose("toy/child", [DATA], catalog=toy_catalog)
+    base = toy_folder / "recipes" / "toy" / "base.yaml"
+    base.write_text(base.read_text(encoding="utf-8") + "engine: {bach: 3}\n", encoding="utf-8")
+    with pytest.raises(RecipeError, match=r"engine\.bach: NearEngineConfig has no such key"):
+        compose("toy/base", [DATA], catalog=toy_catalog)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,13 +23,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from .config import LatentSamplingConfig, PartConfig, RecipeConfig, SamplingConfig, TextSamplingConfig
 from .errors import PluginBroken, RecipeError
+from .exchanged import Exchange, LeftOut, leave_out
 from .recipe_files import PART_GROUPS, RecipeRoot
 from .spec import Kind
 
 if TYPE_CHECKING:
     from .catalog import Catalog
 
-__all__ = ["ROOT", "SAMPLING", "SCHEMA", "PartsSource", "RecipesSource", "config_class", "sources"]
+__all__ = ["ROOT", "SAMPLING", "SCHEMA", "PartsSource", "RecipesSource", "config_class", "exchanging", "sources"]
 
 SCHEMA = "unirl"
 """The schema of a recipe, first in every defaults list: `- /unirl`."""
@@ -47,6 +48,8 @@ class _Sources:
     catalog: Catalog
     roots: tuple[RecipeRoot, ...]
     recipe: str
+    exchanged: tuple[Exchange, ...] = ()
+    left_out: list[LeftOut] = field(default_factory=lambda: list[LeftOut]())
 
 
 _active: ContextVar[_Sources | None] = ContextVar("_active", default=None)
@@ -62,6 +65,19 @@ def sources(catalog: Catalog, roots: Sequence[RecipeRoot], *, recipe: str) -> Ge
     token = _active.set(_Sources(catalog=catalog, roots=tuple(roots), recipe=recipe))
     try:
         yield
+    finally:
+        _active.reset(token)
+
+
+@contextmanager
+def exchanging(exchanged: Sequence[Exchange]) -> Generator[list[LeftOut]]:
+    """Inside, recipe files come without what these parts have no key for. Gives what was left out, as it is found."""
+    active = _active.get()
+    assert active is not None, "exchanging() stands inside of sources()"
+    inner = replace(active, exchanged=tuple(exchanged), left_out=[])
+    token = _active.set(inner)
+    try:
+        yield inner.left_out
     finally:
         _active.reset(token)
 
@@ -181,6 +197,12 @@ class RecipesSource(ConfigSource):
             raise RecipeError(f"{file}:{line}: not valid YAML: {error.problem}.") from error
         if not isinstance(config, DictConfig):
             raise RecipeError(f"{file}: a recipe is a mapping of sections; found a list.")
+        active = _active.get()
+        if active is not None and header["package"] == "_global_":
+            path = config_path.removesuffix(".yaml")
+            found = leave_out(config, file=path, exchanged=active.exchanged)
+            # Hydra may read a file more than once.
+            active.left_out.extend(one for one in found if one not in active.left_out)
         return ConfigResult(provider=self.provider, path=self.full_path(), config=config, header=header)
 
     def file(self, config_path: str) -> Path:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from .config import (
     AdvantageConfig,
@@ -28,6 +28,9 @@ from .spec import (
     TrackerSpec,
     TransportSpec,
 )
+
+if TYPE_CHECKING:
+    from .exchanged import LeftOut
 
 __all__ = ["Choice", "Origin", "Plan", "leaves", "numeric_leaves", "plan_hash"]
 
@@ -103,6 +106,8 @@ class Plan:
     """Where the parts run; None is this process."""
     transport: Choice[TransportSpec] | None = None
     """How tensors go from worker to worker; None is the launcher's own way."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Values of the recipe for a part that another one took the place of."""
 
     @property
     def has_reference_workers(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,7 +23,8 @@ from omegaconf.errors import OmegaConfBaseException
 from .assets import asset, by_name_only
 from .config import PartConfig, RecipeConfig, SamplingConfig
 from .errors import RecipeError
-from .hydra_source import ROOT, sources
+from .exchanged import LeftOut, exchanges
+from .hydra_source import ROOT, config_class, exchanging, sources
 from .origins import Layer, Slot, layers_of, origin_of, trace
 from .plan import Choice, Origin, Plan, leaves, plan_hash
 from .recipe_check import check_hydra_overrides, check_keys, check_missing, check_schema, check_slots
@@ -48,6 +50,8 @@ class Composed:
     layers: tuple[Layer, ...]
     defaults: tuple[tuple[str, str, str], ...]
     """Hydra's defaults list without Hydra's own entries: (config path, package, the file that names it)."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Values for a part that another one took the place of."""
 
     @property
     def slots(self) -> dict[str, Slot]:
@@ -85,19 +89,18 @@ def compose_config(
             entries = tuple((d.config_path or "", d.package or "", d.parent or "") for d in listed.defaults)
             entries = tuple(entry for entry in entries if entry[0] != ROOT and entry[0].split("/")[0] != "hydra")
             check_schema(entries, recipe=recipe.name)
-            config = hydra_compose(ROOT, overrides=list(overrides), return_hydra_config=True)
-            searched = [_source(found) for found in config.hydra.runtime.config_sources]
-            with open_dict(config):
-                del config["hydra"]
-            layers = layers_of(
-                listed.defaults,
-                sources=searched,
-                overrides=_parsed(overrides),
-                chosen_in={
-                    key: None if meta.external_override else meta.containing_config_path
-                    for key, meta in listed.overrides.override_metadata.items()
-                },
-            )
+            chosen_in = {
+                key: None if meta.external_override else meta.containing_config_path
+                for key, meta in listed.overrides.override_metadata.items()
+            }
+            with exchanging(
+                exchanges(listed.defaults, chosen_in=chosen_in, config_class=partial(config_class, catalog))
+            ) as left_out:
+                config = hydra_compose(ROOT, overrides=list(overrides), return_hydra_config=True)
+                searched = [_source(found) for found in config.hydra.runtime.config_sources]
+                with open_dict(config):
+                    del config["hydra"]
+                layers = layers_of(listed.defaults, sources=searched, overrides=_parsed(overrides), chosen_in=chosen_in)
         except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as error:
             raise explain(error, recipe=recipe.name, catalog=catalog) from error
     if given and not config.run.name:
@@ -110,6 +113,7 @@ def compose_config(
         config=config,
         layers=tuple(layers),
         defaults=entries,
+        left_out=tuple(left_out),
     )
 
 
@@ -164,6 +168,7 @@ def plan_of(composed: Composed, *, catalog: Catalog) -> Plan:
         resolved=resolved,
         origins={path: origin_of(path, found) for path in leaves(resolved)},
         hash=plan_hash(portable),
+        left_out=composed.left_out,
     )
 
 

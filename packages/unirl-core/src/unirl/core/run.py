@@ -350,6 +350,8 @@ def _announce(
         predicted=predicted,
         versions={choice.dist: choice.version for choice in plan.choices},
     )
+    for value in plan.left_out:
+        events.finding(str(value), step=checkpoint.step if checkpoint else 0)
     if checkpoint and checkpoint.state["steps"] != plan.run.steps:
         text = (
             f"run.steps was {checkpoint.state['steps']}, is {plan.run.steps}: schedules over progress go on from there."

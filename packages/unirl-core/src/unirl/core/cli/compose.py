@@ -55,6 +55,7 @@ def plan_json(plan: Plan, verdict: Verdict) -> dict[str, Any]:
         "hash": plan.hash,
         "accepted": verdict.accepted,
         "reasons": [{"key": reason.key, "text": reason.text} for reason in verdict.reasons],
+        "left_out": [str(value) for value in plan.left_out],
         "parts": [
             {"key": part.key, "kind": part.spec.kind, "name": part.name, "dist": part.dist, "version": part.version}
             for part in plan.choices
@@ -97,6 +98,8 @@ def show_plan(plan: Plan, verdict: Verdict) -> None:
     out.print(table)
     out.print()
     out.print(f"recipe {plan.recipe}   hash {plan.hash}", soft_wrap=True)
+    for value in plan.left_out:
+        out.print(Text(f"note: {value}", style="yellow"), soft_wrap=True)
     if verdict.accepted:
         out.print(Text("accepted: these parts and settings work together", style="green"))
     else:
