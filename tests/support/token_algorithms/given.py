@@ -12,6 +12,8 @@ from unirl.core.track import Status, TextSegment, Track
 from unirl.numerics.reduction import reduce_terms, weight_totals
 from unirl.numerics.text_replay import ReplayedTokens
 
+from .tracks import one_group
+
 __all__ = ["GivenReplay", "random_inputs", "reduced", "track_of"]
 
 
@@ -51,13 +53,8 @@ def track_of(given: TokenLossInputs) -> Track:
         return tuple(torch.tensor(row[:length]) for row, length in zip(values, lengths, strict=True))
 
     per_text = given.advantages if given.advantages.ndim == 1 else None
-    return Track(
-        name="text",
-        sample_ids=tuple(f"p/{row}" for row in range(rows)),
-        group_ids=("p",) * rows,
-        prompts=("p",) * rows,
-        metadata=({},) * rows,
-        segment=TextSegment(
+    return one_group(
+        TextSegment(
             prompt_tokens=(torch.zeros(1, dtype=torch.int64),) * rows,
             tokens=per_sample(np.zeros((rows, width), dtype=np.int64)),
             log_probs=per_sample(given.old_log_probs),
@@ -70,7 +67,6 @@ def track_of(given: TokenLossInputs) -> Track:
         advantages=None if per_text is None else torch.tensor(per_text, dtype=torch.float32),
         weights=torch.tensor(given.weights, dtype=torch.float32),
         status=tuple(Status.TRUNCATED if cut else Status.COMPLETED for cut in given.is_truncated),
-        policy_version=(0,) * rows,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from token_algorithms.tracks import one_group
 from torch import Tensor
 from unirl.algorithms.drpo.algorithm import Drpo
 from unirl.algorithms.drpo.config import DrpoConfig, SpoConfig
@@ -216,13 +217,8 @@ def as_track(given: TokenLossInputs) -> Track:
     rows = len(given.weights)
     lengths = given.valid.sum(axis=1).tolist()
     old = tuple(torch.tensor(row[:length]) for row, length in zip(given.old_log_probs, lengths, strict=True))
-    return Track(
-        name="text",
-        sample_ids=tuple(f"p/{row}" for row in range(rows)),
-        group_ids=("p",) * rows,
-        prompts=("p",) * rows,
-        metadata=({},) * rows,
-        segment=TextSegment(
+    return one_group(
+        TextSegment(
             prompt_tokens=(torch.zeros(1, dtype=torch.int64),) * rows,
             tokens=tuple((torch.arange(length) * (row + 1)) % 5 for row, length in enumerate(lengths)),
             log_probs=old,
@@ -230,7 +226,6 @@ def as_track(given: TokenLossInputs) -> Track:
         advantages=torch.tensor(given.advantages, dtype=torch.float32),
         weights=torch.tensor(given.weights, dtype=torch.float32),
         status=tuple(Status.TRUNCATED if cut else Status.COMPLETED for cut in given.is_truncated),
-        policy_version=(0,) * rows,
     )
 
 

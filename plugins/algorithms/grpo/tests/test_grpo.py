@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from token_algorithms.tracks import one_group
 from unirl.algorithms.grpo.algorithm import Grpo
 from unirl.algorithms.grpo.config import (
     CispoConfig,
@@ -251,17 +252,9 @@ def with_rewards(track: Track, rewards: list[float]) -> Track:
 def texts(*lengths: int) -> Track:
     """One group of texts of these lengths."""
     rows = len(lengths)
-    return Track(
-        name="text",
-        sample_ids=tuple(f"p/{row}" for row in range(rows)),
-        group_ids=("p",) * rows,
-        prompts=("p",) * rows,
-        metadata=({},) * rows,
-        segment=TextSegment(
+    return one_group(
+        TextSegment(
             prompt_tokens=(torch.ones(1, dtype=torch.int64),) * rows,
             tokens=tuple(torch.ones(length, dtype=torch.int64) for length in lengths),
         ),
-        weights=torch.ones(rows),
-        status=(Status.COMPLETED,) * rows,
-        policy_version=(0,) * rows,
     )

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from token_algorithms.tracks import one_group
 from torch import Tensor
 from unirl.algorithms.grpo.algorithm import Grpo
 from unirl.algorithms.grpo.config import CispoConfig, DapoConfig, DrGrpoConfig, GrpoConfig, GspoConfig
 from unirl.core.config import AdvantageConfig, TrainConfig
-from unirl.core.track import Status, TextSegment, Track
+from unirl.core.track import TextSegment, Track
 from unirl.numerics.reduction import reduce_terms, weight_totals
 from unirl.numerics.text_replay import ReplayedTokens
 
@@ -122,20 +123,12 @@ def as_track(inputs: dict[str, Any]) -> Track:
         return tuple(row[:length] for row, length in zip(values, lengths, strict=True))
 
     rows = len(lengths)
-    return Track(
-        name="text",
-        sample_ids=tuple(f"p/{row}" for row in range(rows)),
-        group_ids=("p",) * rows,
-        prompts=("p",) * rows,
-        metadata=({},) * rows,
-        segment=TextSegment(
+    return one_group(
+        TextSegment(
             prompt_tokens=(torch.tensor([3, 4]),) * rows,
             tokens=per_sample(inputs["completion_ids"]),
             log_probs=per_sample(inputs["old_per_token_logps"]),
             engine_log_probs=per_sample(inputs["engine"]),
         ),
         advantages=inputs["advantages"],
-        weights=torch.ones(rows),
-        status=(Status.COMPLETED,) * rows,
-        policy_version=(0,) * rows,
     )

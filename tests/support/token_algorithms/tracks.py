@@ -1,0 +1,26 @@
+"""Tracks of texts that are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from unirl.core.track import Status, TextSegment, Track
+
+__all__ = ["one_group"]
+
+
+def one_group(segment: TextSegment, **columns: Any) -> Track:
+    """Whole texts of one prompt, each of weight 1, unless the columns say otherwise."""
+    rows = len(segment.tokens)
+    usual: dict[str, Any] = {
+        "name": "text",
+        "sample_ids": tuple(f"p/{row}" for row in range(rows)),
+        "group_ids": ("p",) * rows,
+        "prompts": ("p",) * rows,
+        "metadata": ({},) * rows,
+        "weights": torch.ones(rows),
+        "status": (Status.COMPLETED,) * rows,
+        "policy_version": (0,) * rows,
+    }
+    return Track(segment=segment, **{**usual, **columns})
