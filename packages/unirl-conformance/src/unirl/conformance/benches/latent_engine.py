@@ -21,6 +21,7 @@ from ..verdicts import NotApplicable
 from ..workbench.requests import make_request
 from ..workbench.walk import Walk, distance, follow
 from .engine import ROUNDING, EngineBench
+from .trial import digest
 
 __all__ = ["STEPS", "LatentEngineBench"]
 
@@ -100,11 +101,17 @@ class LatentEngineBench(EngineBench):
         return dataclasses.replace(request, tracks={self.track: track})
 
     def generate(self, *, sampling: Mapping[str, Any] | None = None, **settings: Any) -> tuple[Request, Rollout]:
-        """One rollout of a fresh engine over the shared model."""
+        """One rollout of an engine as new over the shared model; the same request is sampled once a run."""
         model = self.model()
-        with self.engine(model) as engine:
-            request = self.request(model, sampling=sampling, policy_version=engine.version, **settings)
-            return request, engine.generate(request)
+        asked = self.request(model, sampling=sampling, **settings)
+
+        def rollout() -> tuple[Request, Rollout]:
+            # Many claims look at it: whichever comes first has no say in where it is made.
+            with dataclasses.replace(self, own_engine=False).engine(model) as engine:
+                request = dataclasses.replace(asked, policy_version=engine.version)
+                return request, engine.generate(request)
+
+        return self.workshop.shared(f"latents of {self.subject.id}, {digest(asked)}", rollout)
 
     def with_kernel(self, kernel: str, *, eta: float = 0.6, sde_steps: Sequence[int] = ()) -> dict[str, Any]:
         """Sampling settings of a kernel; a deterministic one takes neither eta nor SDE steps."""

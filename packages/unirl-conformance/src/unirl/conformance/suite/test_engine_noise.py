@@ -13,7 +13,7 @@ from unirl.conformance.verdicts import NotApplicable
 from unirl.core.capability import Cap
 from unirl.core.errors import EchoMismatch, UniRLError
 from unirl.core.request import Request
-from unirl.core.rollout import verify_echo
+from unirl.core.rollout import Rollout, verify_echo
 from unirl.core.track import Track
 
 ODD = (1.0, 0.7318273, 0.51234567, 0.2200001, 0.0)
@@ -27,7 +27,7 @@ def test_sigmas_are_echoed_bit_for_bit(bench: LatentEngineBench) -> None:
 
     If it fails: look for a cast on the way (bf16, a timestep of 0 to 1000 divided again), and echo what was sent.
     """
-    _, rollout = bench.generate(sigmas={bench.track: torch.tensor(ODD)})
+    _, rollout = _rollout_with_odd_sigmas(bench)
     found = rollout.tracks[bench.track].latent.sigmas
     assert found.dtype == torch.float32, f"sigmas are echoed as {found.dtype}, float32 was sent"
     assert torch.equal(found.cpu(), torch.tensor(ODD)), f"the request says {ODD}, the engine echoes {found.tolist()}"
@@ -44,9 +44,7 @@ def test_sigmas_are_those_that_it_steps_with(bench: LatentEngineBench) -> None:
     """
     if not bench.native(Cap.INITIAL_NOISE) and not bench.native(Cap.TRAJECTORY_FULL):
         raise NotApplicable(f"engine {bench.spec.name!r} promises neither a known start nor to return it")
-    request, rollout = bench.generate(
-        sampling=bench.with_kernel(bench.quiet_kernel), sigmas={bench.track: torch.tensor(ODD)}, **bench.storing_most()
-    )
+    request, rollout = _rollout_with_odd_sigmas(bench)
     walk = bench.walk(request, rollout.tracks[bench.track])
     bench.record("off the sigmas' way", walk.error(walk.deterministic), bound=ROUNDING)
 
@@ -139,6 +137,11 @@ def test_each_group_has_its_own_sde_steps(bench: LatentEngineBench) -> None:
     If it fails: look for the first row's steps used for all rows, or for -1 taken as the last step.
     """
     check_steps(bench, steps=[[0, 1]] * 3 + [[2, -1]] * 3, num_steps=5)
+
+
+def _rollout_with_odd_sigmas(bench: LatentEngineBench) -> tuple[Request, Rollout]:
+    sampling, sigmas = bench.with_kernel(bench.quiet_kernel), {bench.track: torch.tensor(ODD)}
+    return bench.generate(sampling=sampling, sigmas=sigmas, **bench.storing_most())
 
 
 def started(bench: LatentEngineBench, *, same_initial_noise: bool) -> tuple[Request, Track]:

@@ -92,7 +92,8 @@ def test_log_probs_are_those_of_the_replay(bench: LatentEngineBench) -> None:
     with the transition's std and the constants. A gap of 1e-5 to 1e-3 alone is mostly a dtype of the engine.
     """
     for kernel in bench.noisy_kernels:
-        request, rollout = bench.generate(sampling=bench.with_kernel(kernel, sde_steps=(0, 1, 2)))
+        sampling = bench.with_kernel(kernel, sde_steps=(0, 1, 2))
+        request, rollout = bench.generate(sampling=sampling, **bench.storing_most())
         check_log_probs(bench, request, rollout, name=f"log-prob gap {kernel}")
     if "cps" in bench.kernels:
         bare = bench.with_kernel("cps", sde_steps=(0, 1, 2)) | {"kernel_options": {"constants": False}}
