@@ -32,17 +32,12 @@ from conformance_mutants.engine_copying import CopyingEngine
 from conformance_mutants.mutant import Mutant
 
 
-def _by_prompt(request: Request) -> list[int]:
-    """Rows in the order of their prompts."""
-    return sorted(range(request.num_rows), key=lambda row: request.prompt_ids[row])
-
-
 class SortsItsSamples(CopyingEngine):
     """Makes samples prompt after prompt, and gives them the ids of the request in its own order."""
 
     def generate(self, request: Request) -> Rollout:
-        self._check(request)
-        tracks = super().generate(request.select(_by_prompt(request))).tracks
+        by_prompt = sorted(range(request.num_rows), key=lambda row: request.prompt_ids[row])
+        tracks = super().generate(request.select(by_prompt)).tracks
         return Rollout(tracks={name: self.named(request, track) for name, track in tracks.items()})
 
     def named(self, request: Request, track: Track) -> Track:
