@@ -70,5 +70,7 @@ def test_an_update_that_is_refused_does_not_mend_one_that_failed_half_way(
         engine.load_weights(update(model, version=5))
         engine._refuse_idle()
         assert engine.version == 5
+        with pytest.raises(EchoMismatch, match="no tensor was sent"):
+            engine.load_weights(WeightUpdate(version=6, tensors={}, kind="lora", checksum=checksum({})))
     finally:
         engine.close()

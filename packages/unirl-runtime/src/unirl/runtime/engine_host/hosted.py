@@ -227,7 +227,7 @@ class HostedEngine:
             mismatch = full_mismatch(update, self._held, rounds=rounds)
             if mismatch and not full_mismatch(update, self._held, rounds=True):
                 mismatch += " Or name engine.dtype: weights in fp32 are then rounded to it."
-        elif not self._hosting.lora_rank:
+        elif update.tensors and not self._hosting.lora_rank:
             rank = next(iter(update.tensors.values())).shape[0]
             raise RecipeError(
                 f"{what}: {self._name} was started without room for adapters; set engine.lora_rank={rank}."
