@@ -76,3 +76,14 @@ def test_an_engine_whose_sleep_is_not_switched_on_is_refused_for_a_device_that_i
     (reason,) = unirl_check_plan(switched)
     assert reason.startswith("engine.forward_batch: 0 was asked for, and launcher.placement=colocate")
     assert reason.endswith("set engine.forward_batch=3.")
+
+
+def test_an_engine_with_weights_of_its_own_is_refused_where_none_are_sent() -> None:
+    wanted = plan("launcher=ray")
+    assert list(unirl_check_plan(wanted)) == []
+    spec = wanted.engine.spec
+    own = {Cap.WEIGHTS_SHARED: Support.NO, Cap.WEIGHTS_FULL: Support.NATIVE}
+    spec = dataclasses.replace(spec, capabilities={**spec.capabilities, **own})
+    (reason,) = unirl_check_plan(dataclasses.replace(wanted, engine=dataclasses.replace(wanted.engine, spec=spec)))
+    assert reason.startswith("launcher.placement: 'trainside' was asked for")
+    assert reason.endswith("nobody would send it those that train. Use separate, or colocate.")

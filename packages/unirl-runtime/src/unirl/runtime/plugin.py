@@ -72,6 +72,13 @@ def unirl_check_plan(plan: Plan) -> Iterable[str]:
     reasons = list(misplaced(config, device=plan.run.device))
     if config.placement == "colocate":
         reasons += _memory_kept(plan.engine)
+    engine = plan.engine.spec
+    if config.placement == "trainside" and engine.support(Cap.WEIGHTS_SHARED) is not Support.NATIVE:
+        reasons.append(
+            f"launcher.placement: 'trainside' was asked for, where each train rank samples with the module that it "
+            f"trains; engine {engine.name!r} has weights of its own, and nobody would send it those that train. Use "
+            "separate, or colocate."
+        )
     return reasons
 
 

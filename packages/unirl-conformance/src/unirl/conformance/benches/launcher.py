@@ -19,7 +19,7 @@ from unirl.core.roles import Launcher, ScoreInput, Scores
 from unirl.core.run import build_parts
 from unirl.core.spec import LauncherSpec
 
-from ..subjects import Selection, subjects
+from ..subjects import Selection, Subject, subjects
 from ..verdicts import NotApplicable
 from ..workbench.requests import PROMPTS
 from .base import Bench
@@ -45,19 +45,9 @@ def build_failing_reward(config: RewardConfig, *, device: Any) -> FailingReward:
 @dataclass(frozen=True, kw_only=True)
 class LauncherBench(Bench):
     def plan(self) -> Plan:
-        """Two steps of the first model, engine, algorithm and backend of the catalog that go together."""
-        found = self.subject.found("launcher")
-        assert isinstance(found.spec, LauncherSpec)
-        plan = self._cells.plan(self._cells.training, **LINEAR)
-        choice = Choice(
-            key="launcher",
-            spec=found.spec,
-            config=self.workshop.config(found),
-            dist=found.dist,
-            version=found.version,
-        )
-        run = dataclasses.replace(plan.run, device=self.device)
-        return dataclasses.replace(plan, launcher=choice, run=run)
+        """Two steps of the first model, engine, algorithm and backend of the catalog that go together, and that the
+        launcher runs as it stands."""
+        return self._launched_by(self._cells)
 
     def failing_plan(self) -> Plan:
         """The same with a reward that cannot score."""
@@ -126,8 +116,32 @@ class LauncherBench(Bench):
 
     @property
     def _cells(self) -> CellBench:
+        return self._cell_bench(self.workshop.shared(f"cell of launcher {self.subject.id}", self._fitting))
+
+    def _fitting(self) -> Subject:
         """The first cell that fits. Raises NotApplicable when nothing that is installed goes together."""
         for subject in subjects(self.workshop.catalog, Selection(kinds=("cell",))):
-            if not subject.refused:
-                return CellBench(subject=subject, workshop=self.workshop, record=self.record, folder=self.folder)
-        raise NotApplicable("no model, engine, algorithm and backend that are installed here go together")
+            if not subject.refused and not self.workshop.catalog.check_plan(
+                self._launched_by(self._cell_bench(subject))
+            ):
+                return subject
+        raise NotApplicable(
+            "no model, engine, algorithm and backend that are installed here go together under this launcher"
+        )
+
+    def _cell_bench(self, subject: Subject) -> CellBench:
+        return CellBench(subject=subject, workshop=self.workshop, record=self.record, folder=self.folder)
+
+    def _launched_by(self, cells: CellBench) -> Plan:
+        found = self.subject.found("launcher")
+        assert isinstance(found.spec, LauncherSpec)
+        plan = cells.plan(cells.training, **LINEAR)
+        choice = Choice(
+            key="launcher",
+            spec=found.spec,
+            config=self.workshop.config(found),
+            dist=found.dist,
+            version=found.version,
+        )
+        run = dataclasses.replace(plan.run, device=self.device)
+        return dataclasses.replace(plan, launcher=choice, run=run)
