@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 from .data import Prompt
 from .events import EventStream
-from .parts import Parts, attributed, sync_weights
+from .parts import Parts, attributed, sampled_policy, sync_weights
 from .requests import build_request, evaluation_sampling
 from .rollout import verify_echo
 from .scoring import score
@@ -16,6 +16,7 @@ from .tracking import Trackers
 
 if TYPE_CHECKING:
     from .plan import Plan
+    from .roles import Policy
 
 __all__ = ["evaluate"]
 
@@ -40,9 +41,8 @@ def evaluate(
         rollout=0,
         policy_version=parts.backend.version,
     )
-    policy = cast(Literal["live", "reference", "ema", "lagged"], plan.eval.policy)
     owner = f"engine {plan.engine.name!r}"
-    with attributed(owner, phase="evaluate"), parts.backend.policy(policy):
+    with attributed(owner, phase="evaluate"), sampled_policy(parts, plan, cast("Policy", plan.eval.policy)):
         rollout = parts.engine.generate(request)
     verify_echo(request, rollout)
     metrics: dict[str, float] = {}

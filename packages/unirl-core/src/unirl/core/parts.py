@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from .capability import Cap, Support
 from .config import BackendConfig
 from .errors import EchoMismatch, RunFailed, UniRLError
-from .roles import Algorithm, Backend, Engine, Model, Reward, WeightReceipt, WeightUpdate
+from .roles import Algorithm, Backend, Engine, Model, Policy, Reward, WeightReceipt, WeightUpdate
 
 if TYPE_CHECKING:
     from .plan import Plan
     from .request import Request
     from .rollout import Rollout
 
-__all__ = ["NoEngine", "Noted", "Parts", "attributed", "kept_weights", "sync_weights"]
+__all__ = ["NoEngine", "Noted", "Parts", "attributed", "kept_weights", "sampled_policy", "sync_weights"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +101,23 @@ def sync_weights(parts: Parts, plan: Plan) -> None:
         _load(parts, plan, _exported(parts, plan))
 
 
+@contextmanager
+def sampled_policy(parts: Parts, plan: Plan, policy: Policy) -> Generator[None]:
+    """Inside, the engine samples with the weights of this policy, and behind it with those that train.
+
+    The module that trains goes over to them, and with it every engine that shares it; one in this process with weights
+    of its own is sent them, and sent the live ones back. Raises RecipeError for a policy that the backend keeps not.
+    """
+    shares = plan.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE
+    if policy == "live" or shares or parts.sync is not None:
+        with parts.backend.policy(policy):
+            yield
+        return
+    _load(parts, plan, _exported(parts, plan, policy=policy))
+    yield
+    _load(parts, plan, _exported(parts, plan))
+
+
 def kept_weights(parts: Parts, plan: Plan) -> Callable[[], None] | None:
     """A copy of the weights that train now, for an engine that is busy: what is returned gives them to it, once.
 
@@ -113,11 +130,12 @@ def kept_weights(parts: Parts, plan: Plan) -> Callable[[], None] | None:
     return lambda: _load(parts, plan, update)
 
 
-def _exported(parts: Parts, plan: Plan) -> WeightUpdate:
-    lora = plan.engine.spec.support(Cap.WEIGHTS_LORA) is Support.NATIVE
+def _exported(parts: Parts, plan: Plan, *, policy: Policy = "live") -> WeightUpdate:
+    # The reference is what adapters are added to, and has none.
+    lora = plan.engine.spec.support(Cap.WEIGHTS_LORA) is Support.NATIVE and policy != "reference"
     assert isinstance(plan.backend.config, BackendConfig)
     trains = plan.backend.config.trains
-    return parts.backend.weights(kind="full" if trains == "full" else ("lora" if lora else "merged"))
+    return parts.backend.weights(policy=policy, kind="full" if trains == "full" else ("lora" if lora else "merged"))
 
 
 def _load(parts: Parts, plan: Plan, update: WeightUpdate) -> None:

@@ -1,0 +1,83 @@
+"""Evaluation with other weights than those that train, by an engine that has weights of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from loop_toy import ToyBackend, ToyEngine, parts, plan, prompts, run
+from unirl.core.capability import Cap, Support
+from unirl.core.config import BackendConfig, EvalConfig
+from unirl.core.plan import Plan
+from unirl.core.request import Request
+from unirl.core.roles import WeightUpdate
+from unirl.core.rollout import Rollout
+from unirl.core.weights import checksum
+
+AVERAGE = -100.0
+
+
+class AveragingBackend(ToyBackend):
+    asked: list[tuple[str, str]]
+
+    def weights(self, *, policy: str = "live", kind: str) -> WeightUpdate:
+        self.asked = [*getattr(self, "asked", []), (policy, kind)]
+        tensors = {"weight": torch.tensor(self.weight if policy == "live" else AVERAGE)}
+        return WeightUpdate(version=self.version, tensors=tensors, kind="full", checksum=checksum(tensors))
+
+
+class NotingEngine(ToyEngine):
+    """Notes of each rollout whether it is an evaluation, and the weight that it was made with."""
+
+    noted: list[tuple[bool, float]]
+
+    def generate(self, request: Request) -> Rollout:
+        is_evaluation = request.tracks["image"].sampling.kernel == "euler"
+        self.noted = [*getattr(self, "noted", []), (is_evaluation, self.weight)]
+        return super().generate(request)
+
+
+def wanted(**evaluation: Any) -> Plan:
+    return dataclasses.replace(plan(), eval=EvalConfig(every=1, **evaluation))
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_evaluation_samples_with_the_policy_that_is_asked_for_and_training_with_the_live_one(ahead: int) -> None:
+    toy = dataclasses.replace(wanted(policy="ema"), run=plan(run={"rollout_ahead": ahead}).run)
+    engine, backend = NotingEngine(), AveragingBackend()
+    run(parts(engine=engine, backend=backend), toy, held_out=prompts(1))
+    evaluated = [weight for is_evaluation, weight in engine.noted if is_evaluation]
+    trained = [weight for is_evaluation, weight in engine.noted if not is_evaluation]
+    assert evaluated == [AVERAGE] * 4, "before the first step and after each of three"
+    assert len(trained) == 3 and AVERAGE not in trained
+    assert engine.overlaps == 0
+    # Sent in fp32.
+    assert engine.weight == float(torch.tensor(backend.weight)), "behind an evaluation it has the live weights"
+
+
+@pytest.mark.parametrize(
+    ("trains", "takes_lora", "policy", "kind"),
+    [
+        ("full", True, "ema", "full"),
+        ("lora", True, "ema", "lora"),
+        ("lora", False, "ema", "merged"),
+        # It is what adapters are added to: there is none to send.
+        ("lora", True, "reference", "merged"),
+    ],
+)
+def test_the_weights_go_in_the_form_that_the_engine_takes(
+    trains: str, takes_lora: bool, policy: str, kind: str
+) -> None:
+    toy = wanted(policy=policy)
+    lora = {Cap.WEIGHTS_LORA: Support.NATIVE} if takes_lora else {}
+    spec = dataclasses.replace(toy.engine.spec, capabilities={**toy.engine.spec.capabilities, **lora})
+    toy = dataclasses.replace(
+        toy,
+        engine=dataclasses.replace(toy.engine, spec=spec),
+        backend=dataclasses.replace(toy.backend, config=BackendConfig(trains=trains)),
+    )
+    backend = AveragingBackend()
+    run(parts(engine=NotingEngine(), backend=backend), toy, held_out=prompts(1))
+    assert {asked for asked in backend.asked if asked[0] != "live"} == {(policy, kind)}
