@@ -77,7 +77,8 @@ def test_at_ratio_1_the_loss_is_minus_the_advantage_and_the_gradient_is_reinforc
 
 @given(
     st.floats(-3, 3),
-    st.floats(-5, 5),
+    # The gradient of a subnormal weight may round to 0.
+    st.floats(-5, 5, allow_subnormal=False),
     st.floats(0.0, 0.5),
     st.floats(0.0, 0.9),
     st.one_of(st.none(), st.floats(2.0, 5.0)),

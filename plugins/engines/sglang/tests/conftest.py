@@ -1,4 +1,4 @@
-"""One SGLang for all tests of its process: starting it takes longest."""
+"""One SGLang for all tests of a file: starting it takes longest."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from unirl.runtime.engine_host.latent_engine import HostedLatentEngine
 __all__ = ["ask", "engine", "fault", "folder", "model"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedLatentEngine]:
     """It makes batches of four, can sleep, and its server has faults that can be switched on. Its weights are those
     that the test before left."""
     make("sglang")
-    modules = (*ENVIRONMENT.modules, "faulty_server", "hosted_engines.faults", "unirl.models.sd3.bridges.sglang")
-    faulty = dataclasses.replace(ENVIRONMENT, serve="faulty_server:calls", modules=modules)
+    modules = (*ENVIRONMENT.modules, "faulty_sglang", "hosted_engines.faults", "unirl.models.sd3.bridges.sglang")
+    faulty = dataclasses.replace(ENVIRONMENT, serve="faulty_sglang:calls", modules=modules)
     model = build_model(Sd3Config(path=str(folder)), device="cpu")
-    with pytest.MonkeyPatch.context() as patched:
+    config = SglangConfig(max_num_seqs=4, sleep_mode=True, transfer_dir=str(tmp_path_factory.mktemp("weights")))
+    with pytest.MonkeyPatch.context() as lasting:
         # Also where a test ends the process, and another one starts.
-        patched.syspath_prepend(str(Path(__file__).parent))
-        patched.setattr("unirl.engines.sglang.engine.PRODUCT", dataclasses.replace(PRODUCT, environment=faulty))
-        # SGLang's worker is another process than its server, and imports the bridge.
-        patched.setattr("unirl.engines.sglang.engine.fitting_bridge", lambda *_: ("faulty_server:BRIDGE", BRIDGE))
-        weights = str(tmp_path_factory.mktemp("weights"))
-        config = SglangConfig(max_num_seqs=4, sleep_mode=True, transfer_dir=weights)
-        engine = build(config, model=model, device="cpu")
+        lasting.syspath_prepend(str(Path(__file__).parent))
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("unirl.engines.sglang.engine.PRODUCT", dataclasses.replace(PRODUCT, environment=faulty))
+            # SGLang's worker is another process than its server, and imports the bridge.
+            patched.setattr("unirl.engines.sglang.engine.fitting_bridge", lambda *_: ("faulty_sglang:BRIDGE", BRIDGE))
+            engine = build(config, model=model, device="cpu")
         yield engine
         engine.close()

@@ -1,4 +1,4 @@
-"""One vLLM-Omni for all tests of its process: starting it takes longest."""
+"""One vLLM-Omni for all tests of a file: starting it takes longest."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from unirl.runtime.engine_host.latent_engine import HostedLatentEngine
 __all__ = ["ask", "engine", "fault", "folder", "model"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedLatentEngine]:
     """It makes batches of four, can sleep, and its server has faults that can be switched on. Its weights are those
     that the test before left."""
     make("vllm-omni")
-    modules = (*ENVIRONMENT.modules, "faulty_server", "hosted_engines.faults")
-    faulty = dataclasses.replace(ENVIRONMENT, serve="faulty_server:calls", modules=modules)
+    modules = (*ENVIRONMENT.modules, "faulty_vllm_omni", "hosted_engines.faults")
+    faulty = dataclasses.replace(ENVIRONMENT, serve="faulty_vllm_omni:calls", modules=modules)
     model = build_model(Sd3Config(path=str(folder)), device="cpu")
-    with pytest.MonkeyPatch.context() as patched:
+    config = VllmOmniConfig(max_num_seqs=4, sleep_mode=True, transfer_dir=str(tmp_path_factory.mktemp("weights")))
+    with pytest.MonkeyPatch.context() as lasting:
         # Also where a test ends the process, and another one starts.
-        patched.syspath_prepend(str(Path(__file__).parent))
-        patched.setattr("unirl.engines.vllm_omni.engine.PRODUCT", dataclasses.replace(PRODUCT, environment=faulty))
-        weights = str(tmp_path_factory.mktemp("weights"))
-        config = VllmOmniConfig(max_num_seqs=4, sleep_mode=True, transfer_dir=weights)
-        engine = build(config, model=model, device="cpu")
+        lasting.syspath_prepend(str(Path(__file__).parent))
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("unirl.engines.vllm_omni.engine.PRODUCT", dataclasses.replace(PRODUCT, environment=faulty))
+            engine = build(config, model=model, device="cpu")
         yield engine
         engine.close()
