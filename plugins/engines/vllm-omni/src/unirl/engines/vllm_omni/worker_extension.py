@@ -122,7 +122,7 @@ class WorkerExtension(CustomPipelineWorkerExtension):
         if twice := sorted(reached_twice(module).intersection(layers)):
             raise ValueError(
                 f"weights for an adapter of {twice[0]!r} were sent; vLLM-Omni has that layer under two names, and puts "
-                "an adapter on one of them. Leave the layer out of backend.targets."
+                "an adapter on one of them. Leave the layer out of backend.lora.targets."
             )
         # A copy: vLLM multiplies the scale into B in place.
         held_as = {renamed(name, bridge.fused): value.clone() for name, value in tensors.items()}
