@@ -40,6 +40,6 @@ def test_an_adapter_that_it_would_put_beside_what_it_computes_with_is_refused(
 ) -> None:
     engine.load_weights(full_update(model, version=1))
     update, _ = adapter(model, targets=("img_in",), version=2)
-    with pytest.raises(EchoMismatch, match=r"an adapter of 'img_in' were sent; .* backend\.targets"):
+    with pytest.raises(EchoMismatch, match=r"an adapter of 'img_in' were sent; .* backend\.lora\.targets"):
         engine.load_weights(update)
     assert gap(engine.generate(ask(engine)).tracks["image"], model) < ROUNDING
