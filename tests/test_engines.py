@@ -34,6 +34,9 @@ MODELS = [spec for spec in CATALOG.specs("model") if isinstance(spec, ModelSpec)
 BRIDGED = sorted(name for name, spec in ENGINES.items() if spec.needs_bridge)
 each_engine = pytest.mark.parametrize("name", sorted(ENGINES))
 each_accel = pytest.mark.parametrize("accel", ["cpu", "cuda"])
+each_release = pytest.mark.parametrize(
+    ("name", "release"), [(name, release) for name in sorted(ENGINES) for release in ("", *ENGINES[name].releases)]
+)
 
 
 def environment_of(name: str) -> ModuleType:
@@ -41,18 +44,27 @@ def environment_of(name: str) -> ModuleType:
     return importlib.import_module(ENGINES[name].environment.partition(":")[0])
 
 
-def locked(name: str, accel: str) -> Mapping[str, Pin]:
-    return read_lock(environment_of(name).ENVIRONMENT.lock(accel).decode())
+def locked(name: str, accel: str, release: str = "") -> Mapping[str, Pin]:
+    return read_lock(environment_of(name).ENVIRONMENT.of(release).lock(accel).decode())
 
 
 @each_accel
-@each_engine
-def test_a_lock_pins_and_hashes_every_line_and_holds_a_version_that_was_tried(name: str, accel: str) -> None:
-    product, pins = environment_of(name).PRODUCT, locked(name, accel)
+@each_release
+def test_a_lock_pins_and_hashes_every_line_and_holds_a_version_that_was_tried(
+    name: str, release: str, accel: str
+) -> None:
+    product, pins = environment_of(name).PRODUCT, locked(name, accel, release)
     dist = product.title.lower()
     # The build of vLLM for CPUs has a name of its own.
-    product.check_version(pins[f"{dist}-cpu" if f"{dist}-cpu" in pins else dist].version)
+    found = pins[f"{dist}-cpu" if f"{dist}-cpu" in pins else dist].version
+    product.check_version(found)
+    assert not release or found == release
     assert {"torch", "safetensors"} <= pins.keys()
+
+
+@each_engine
+def test_the_releases_that_a_spec_names_are_those_that_there_are_locks_for(name: str) -> None:
+    assert set(ENGINES[name].releases) == environment_of(name).ENVIRONMENT.earlier.keys()
 
 
 @each_engine

@@ -19,9 +19,10 @@ from unirl.runtime.engine_host.environment import EngineEnvironment
 
 CATALOG = Catalog.discover()
 ENVIRONMENTS: list[EngineEnvironment] = [
-    CATALOG.resolve(spec.environment)
+    CATALOG.resolve(spec.environment).of(release)
     for spec in CATALOG.specs("engine")
     if isinstance(spec, EngineSpec) and spec.environment
+    for release in ("", *spec.releases)
 ]
 STACKS = {
     "images": ["unirl-core", "unirl-model-sd3", "unirl-engine-vllm-omni"],
@@ -67,7 +68,9 @@ def test_wheels_resolve_on_a_platform_with_cuda(wheels: dict[str, Path], uv: str
     assert any(name.startswith("nvidia-cudnn") for name in found)
 
 
-@pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda environment: environment.name)
+@pytest.mark.parametrize(
+    "environment", ENVIRONMENTS, ids=lambda environment: f"{environment.name}{environment.release}"
+)
 def test_a_lock_for_cuda_is_whole_and_the_index_has_its_files(
     environment: EngineEnvironment, uv: str, tmp_path: Path
 ) -> None:

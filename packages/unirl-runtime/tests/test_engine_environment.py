@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import textwrap
 import zipfile
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -117,6 +119,19 @@ def test_another_lock_is_another_folder(environment: Callable[..., EngineEnviron
     assert one.folder("cpu", within=tmp_path).parent == tmp_path
     with pytest.raises(RecipeError, match="'cuda' was asked for; there are locks for cpu"):
         one.folder("cuda")
+
+
+def test_another_release_is_an_environment_of_its_own(environment: Callable[..., EngineEnvironment]) -> None:
+    newest = environment()
+    folder = Path(str(files(newest.package)))
+    (folder / "older.txt").write_text("acme-doubling==0.9\n", encoding="utf-8")
+    both = dataclasses.replace(newest, earlier={"0.9.0": {"cpu": "older.txt"}})
+    assert both.of("") is both and both.folder("cpu") == newest.folder("cpu")
+    older = both.of("0.9.0")
+    assert older.lock("cpu") == b"acme-doubling==0.9\n" and older.folder("cpu") != newest.folder("cpu")
+    assert older.command("cpu") == "unirl engine-env doubling --accel cpu --release 0.9.0"
+    with pytest.raises(RecipeError, match=r"release '0.8.0' was asked for; .* without a name, or for 0\.9\.0\."):
+        both.of("0.8.0")
 
 
 def test_the_command_says_which_engines_have_one() -> None:

@@ -17,14 +17,14 @@ OUT_OF_REACH = re.compile(
 """What uv and pip say when an index does not answer, or does not have torch for CPUs."""
 
 
-def make(name: str) -> None:
-    """The environment of an engine, made by the command itself; there from then on, for every session with the same
+def make(name: str, *, release: str = "") -> None:
+    """The environment of an engine, of its newest release or another one, made by the command itself; there from then on, for every session with the same
     lock.
 
     Where the package index is out of reach, or has no torch for CPUs, the test is reported as not run. Anything else,
     such as a file that does not match its hash, fails.
     """
-    done = CliRunner().invoke(command, [name, "--accel", "cpu"])
+    done = CliRunner().invoke(command, [name, "--accel", "cpu", "--release", release])
     if done.exception is None:
         return
     if isinstance(done.exception, RunFailed) and OUT_OF_REACH.search(str(done.exception)):

@@ -11,14 +11,16 @@ from unirl.core.capability import Cap, Needs, Support
 from unirl.core.spec import AlgorithmSpec, ModelSpec
 
 
-def plan(config, *, needs=None, when=None, kl_coef=0.0, wrap_blocks=("Block",), has_reference_workers=False):
+def plan(
+    config, *, needs=None, when=None, kl_coef=0.0, wrap_blocks=("Block",), has_reference_workers=False, **of_model
+):
     """The part of a plan that the check reads."""
     algorithm = AlgorithmSpec(name="a", summary="", build="", config="", needs=needs or Needs(), when=when or {})
     model = ModelSpec(name="m", summary="", build="", config="", tracks={}, trainable="net", wrap_blocks=wrap_blocks)
     return SimpleNamespace(
         backend=SimpleNamespace(name="fsdp2", config=config),
         algorithm=SimpleNamespace(name="a", spec=algorithm, config=SimpleNamespace(kl_coef=kl_coef)),
-        model=SimpleNamespace(name="m", spec=model),
+        model=SimpleNamespace(name="m", spec=model, config=SimpleNamespace(**of_model)),
         has_reference_workers=has_reference_workers,
     )
 
@@ -58,6 +60,16 @@ def test_a_lagged_policy_that_nobody_keeps_is_refused():
     assert "backend.lagged.kind" in unirl_check_plan(plan(Fsdp2Config(), needs=needs))[0]
     kept = Fsdp2Config(lagged=AverageConfig(kind="constant"))
     assert unirl_check_plan(plan(kept, needs=needs)) == []
+
+
+def test_a_dtype_that_nothing_would_compute_in_is_refused():
+    full = Fsdp2Config(trains="full")
+    (reason,) = unirl_check_plan(plan(full, dtype="bfloat16", autocast=None))
+    assert reason.startswith("backend.mixed_precision: none was asked for, and model.dtype=bfloat16")
+    assert unirl_check_plan(plan(full, dtype="float32", autocast=None)) == []
+    assert unirl_check_plan(plan(full, dtype="bfloat16", autocast="bfloat16")) == []
+    assert unirl_check_plan(plan(Fsdp2Config(trains="full", mixed_precision="bf16"), dtype="bfloat16")) == []
+    assert unirl_check_plan(plan(Fsdp2Config(trains="lora"), dtype="bfloat16")) == []
 
 
 def test_each_wrong_setting_is_named_once():

@@ -41,6 +41,7 @@ def test_arguments_that_would_undo_what_is_promised_are_refused() -> None:
     [
         (["engine.max_num_seqs=0"], "engine.max_num_seqs: 0 was asked for; it must be 1 or more"),
         (["engine.tensor_parallel=0"], "engine.tensor_parallel: 0 was asked for; it must be 1 or more"),
+        (["engine.release=0.31.0"], "engine.release: '0.31.0' was asked for; engine 'vllm-omni' has the newest, with"),
         (["launcher=ray", "launcher.placement=colocate"], "set engine.sleep_mode=true"),
         (["sampling.kernel=ddim-eta"], "'ddim-eta' was asked for; engine 'vllm-omni' runs"),
     ],

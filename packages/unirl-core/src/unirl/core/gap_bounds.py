@@ -10,7 +10,7 @@ from .config import TextSamplingConfig
 if TYPE_CHECKING:
     from .plan import Plan
 
-__all__ = ["TEXT_16_BITS", "TEXT_FP32", "GapBounds", "gap_bounds"]
+__all__ = ["SIXTEEN_BITS", "TEXT_16_BITS", "TEXT_FP32", "GapBounds", "gap_bounds"]
 
 SIXTEEN_BITS = frozenset({"bf16", "bfloat16", "fp16", "float16", "half"})
 """Values of settings that make a part compute in 16 bits."""

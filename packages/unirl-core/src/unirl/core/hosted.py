@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .config import PartConfig
 
-__all__ = ["HostedConfig", "too_small"]
+if TYPE_CHECKING:
+    from .plan import Choice
+    from .spec import EngineSpec
+
+__all__ = ["HostedConfig", "too_small", "unknown_release"]
 
 
 @dataclass
@@ -30,6 +34,9 @@ class HostedConfig(PartConfig):
     """File that the engine's output is appended to. `{run}` is the run's folder, `{part}` the engine's name, `{pid}`
     the process that it works for. Empty, or with `{run}` and no run, it is kept while the engine is there, for the
     errors that show it."""
+    release: str = ""
+    """Release of the engine, of those that there are locks for; empty is the newest. `unirl engine-env --release` makes
+    its environment."""
     env_dir: str = ""
     """Folder of environments, that of `unirl engine-env --dir`; empty is the usual one."""
     transfer_dir: str = ""
@@ -43,6 +50,19 @@ class HostedConfig(PartConfig):
     """Longest time for taking weights."""
     extra: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Further arguments of the engine, by its own names; those that other keys stand for cannot be given."""
+
+
+def unknown_release(engine: Choice[EngineSpec]) -> Iterator[tuple[str, str]]:
+    """Why the release of an engine cannot be had: key path and sentence."""
+    releases = engine.spec.releases
+    if isinstance(engine.config, HostedConfig) and engine.config.release not in ("", *releases):
+        has = (
+            f"the newest, without a name, and {', '.join(releases)}" if releases else "the newest alone, without a name"
+        )
+        yield (
+            "engine.release",
+            f"{engine.config.release!r} was asked for; engine {engine.name!r} has {has}.",
+        )
 
 
 def too_small(config: HostedConfig, **least: float) -> Iterator[str]:

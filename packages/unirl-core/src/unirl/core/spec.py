@@ -156,6 +156,8 @@ class EngineSpec(Spec):
     environment: str = ""
     """`"module:attribute"` of the Python environment that it runs in as a program of its own, an `EngineEnvironment` of
     `unirl.runtime.engine_host.environment`; empty is this one."""
+    releases: tuple[str, ...] = ()
+    """Releases of the engine that this environment has locks for besides the newest: values of `engine.release`."""
 
 
 @dataclass(frozen=True, kw_only=True)

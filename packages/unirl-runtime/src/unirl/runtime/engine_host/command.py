@@ -20,9 +20,12 @@ __all__ = ["command"]
 @click.option(
     "--accel", type=click.Choice(["cpu", "cuda"]), help="What it computes on; the default is what torch sees."
 )
+@click.option(
+    "--release", default="", help="Release of the engine, `engine.release` of a recipe; the default is the newest."
+)
 @click.option("--dir", "within", type=click.Path(path_type=Path), help="Folder of environments, ~/.cache/unirl/envs.")
 @click.option("--recreate", is_flag=True, help="Make it again, also when it is there.")
-def command(name: str, accel: str | None, within: Path | None, recreate: bool) -> None:
+def command(name: str, accel: str | None, release: str, within: Path | None, recreate: bool) -> None:
     """Make the Python environment of engine NAME from the lock that its dist brings, and say where it is.
 
     Every file is checked against its hash. Uses uv where it is on the path, else venv and pip. Where the environment is
@@ -32,7 +35,7 @@ def command(name: str, accel: str | None, within: Path | None, recreate: bool) -
 
     from .install import default_accel, install
 
-    environment = _environment(Catalog.discover(), name)
+    environment = _environment(Catalog.discover(), name).of(release)
     accel = accel or default_accel()
     if accel in environment.notes:
         click.echo(f"note: {environment.notes[accel]}", err=True)

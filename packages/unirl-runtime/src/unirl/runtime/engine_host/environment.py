@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -45,7 +45,8 @@ class EngineEnvironment:
     package: str
     """Package that the lock files are in."""
     locks: Mapping[str, str]
-    """Accelerator, `cpu` or `cuda`, -> file of the package with every requirement pinned and hashed."""
+    """Accelerator, `cpu` or `cuda`, -> file of the package with every requirement pinned and hashed: of the newest
+    release that the engine was tried with, or of the one that `release` names."""
     python: str
     """Version of Python that the locks are for, such as `3.11`."""
     serve: str
@@ -58,6 +59,22 @@ class EngineEnvironment:
     pyproject.toml in an installed package, as `"package:folder"`. They bring no dependencies."""
     notes: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
     """Accelerator -> a sentence on what its lock holds, where a user should know."""
+    earlier: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: dict[str, Mapping[str, str]]())
+    """Other releases -> as `locks`; what `unirl.core.spec.EngineSpec.releases` names."""
+    release: str = ""
+    """Empty is the newest."""
+
+    def of(self, release: str) -> EngineEnvironment:
+        """That of another release; empty is the newest. Raises RecipeError for one that there is no lock for."""
+        if not release:
+            return self
+        if release not in self.earlier:
+            others = f", or for {', '.join(sorted(self.earlier))}" if self.earlier else ""
+            raise RecipeError(
+                f"engine {self.name!r}: release {release!r} was asked for; there are locks for the newest, without a "
+                f"name{others}."
+            )
+        return replace(self, locks=self.earlier[release], release=release)
 
     def lock(self, accel: str) -> bytes:
         """The lock file of an accelerator. Raises RecipeError when there is none."""
@@ -107,4 +124,7 @@ class EngineEnvironment:
 
     def command(self, accel: str, *, within: Path | None = None) -> str:
         """The command that makes its environment."""
-        return f"unirl engine-env {self.name} --accel {accel}{f' --dir {within}' if within else ''}"
+        words = ["unirl", "engine-env", self.name, "--accel", accel]
+        words += ["--release", self.release] if self.release else []
+        words += ["--dir", str(within)] if within else []
+        return " ".join(words)

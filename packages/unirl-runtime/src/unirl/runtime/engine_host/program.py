@@ -77,6 +77,7 @@ def program(
     go along.  num_devices: that it computes on, from `device` on.
     """
     within = Path(config.env_dir).expanduser() if config.env_dir else None
+    environment = product.environment.of(config.release)
     if config.log_level not in LOG_LEVELS:
         raise RecipeError(f"engine.log_level: {config.log_level!r} was asked for; one of {', '.join(LOG_LEVELS)}.")
     if config.sleep_mode and device.type != "cuda" and not sleeps_on_cpu:
@@ -92,9 +93,9 @@ def program(
         found["CUDA_VISIBLE_DEVICES"] = ",".join(visible[at] if visible != [""] else str(at) for at in wanted)
     return Program(
         name=product.name,
-        python=product.environment.interpreter(device.type, within=within),
-        serve=product.environment.serve,
-        modules=(*product.environment.modules, *modules),
+        python=environment.interpreter(device.type, within=within),
+        serve=environment.serve,
+        modules=(*environment.modules, *modules),
         variables=found,
         log=log_path(config, product),
         start_timeout_s=config.start_timeout_s,

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from unirl.core.capability import Cap, Support
+from unirl.core.gap_bounds import SIXTEEN_BITS
 from unirl.core.hookspec import hookimpl
 from unirl.core.match import needs_of
 from unirl.core.spec import BackendSpec
@@ -74,6 +75,12 @@ def unirl_check_plan(plan: Plan) -> Iterable[str]:
         reasons.append(
             f"backend.critic.lr: {config.critic.lr} was asked for; {asks} trains no critic. Use null, or an algorithm "
             "that does, such as ppo."
+        )
+    dtype, autocast = (getattr(plan.model.config, key, None) for key in ("dtype", "autocast"))
+    if config.trains == "full" and dtype in SIXTEEN_BITS and autocast is None and config.mixed_precision == "none":
+        reasons.append(
+            f"backend.mixed_precision: none was asked for, and model.dtype={dtype}; weights that train are kept in "
+            "float32, so nothing would compute in that dtype. Use bf16 or fp16, or model.dtype=float32."
         )
     if config.mesh.tensor > 1 and not plan.model.spec.tensor_parallel:
         reasons.append(f"backend.mesh.tensor: model {plan.model.name!r} gives no plan for splitting its layers; use 1.")

@@ -24,6 +24,7 @@ ENVIRONMENT = EngineEnvironment(
     name="vllm-omni",
     package="unirl.engines.vllm_omni",
     locks={"cpu": "locks/cpu.txt", "cuda": "locks/cuda.txt"},
+    earlier={"0.30.0": {"cpu": "locks/cpu-0.30.0.txt", "cuda": "locks/cuda-0.30.0.txt"}},
     python="3.11",
     serve="unirl.engines.vllm_omni.server:calls",
     modules=CARRIED,
@@ -38,5 +39,5 @@ PRODUCT = Product(
     title="vLLM-Omni",
     environment=ENVIRONMENT,
     # It reaches into vLLM-Omni's worker, which changes from one version to the next.
-    tested=SpecifierSet(">=0.32.0rc1,<0.33"),
+    tested=SpecifierSet(">=0.30,!=0.31.*,<0.33"),
 )

@@ -41,7 +41,7 @@ __all__ = ["PIECE", "ROW", "RolloutPipeline", "Rollouts", "resolve"]
 PIECE = "unirl_request"
 """Key of a request's extra arguments: the piece of the rollout's request, as bytes."""
 ROW = "unirl"
-"""Key of an output: what was made of the piece."""
+"""Key of an output's trajectory: what was made of the piece."""
 UNSYNCED = -1
 UNDERWAY = "unirl"
 """Key of what vLLM-Omni keeps of a request between steps."""
@@ -197,8 +197,10 @@ class RolloutPipeline:
             guidance_scale=sampling.guidance_scale,
             version=rows.version,
         )
-        # As images they would pass through what each pipeline makes of those: 8 bits, or PIL.
-        return [DiffusionOutput(custom_output={ROW: {**row, "rows": rows.num_rows}}) for row in found]
+        # As images they would pass through what each pipeline makes of those: 8 bits, or PIL. As a trajectory they come
+        # back as they are, in every version; but not without an image, so there is one of nothing.
+        nothing = torch.zeros(1, 3, 8, 8)
+        return [DiffusionOutput(nothing, trajectory_latents={ROW: {**row, "rows": rows.num_rows}}) for row in found]
 
     def _conditions(self, request: Request, sampling: LatentSamplingConfig) -> dict[str, Conditions]:
         found = {"positive": self._encoded(request.prompts, sampling)}

@@ -23,6 +23,7 @@ SPEC = EngineSpec(
     build="unirl.engines.vllm_omni.engine:build",
     config="unirl.engines.vllm_omni.config:VllmOmniConfig",
     environment="unirl.engines.vllm_omni.environment:ENVIRONMENT",
+    releases=("0.30.0",),
     needs_bridge=True,
     capabilities={
         Cap.LATENT_ROLLOUT: Support.NATIVE,

@@ -97,7 +97,7 @@ class _Server:
         )
         answers = self._omni.generate({"prompt": piece.prompts[0]}, request_id=name, sampling_params_list=[parameters])
         found = [answer async for answer in answers]
-        made = found[-1].custom_output.get(ROW) if found and found[-1].request_id == name else None
+        made = (found[-1].trajectory_latents or {}).get(ROW) if found and found[-1].request_id == name else None
         if made is None:
             said = [f"{answer.request_id}: {answer.error or 'without a rollout'}" for answer in found]
             raise RuntimeError(f"request {name!r} of sample {piece.sample_ids[0]!r} came back as {said}.")
