@@ -24,13 +24,23 @@ EARLIEST = "0.30.0"
 
 
 @pytest.fixture(scope="module")
-def engine(tiny_folder: Path) -> Iterator[HostedLatentEngine]:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("log") / "engine.log"
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_folder: Path, log: Path) -> Iterator[HostedLatentEngine]:
     """Batches of four; its weights are those that the test before left."""
     environments.make("vllm-omni", release=EARLIEST)
     model = build(QwenImageConfig(path=str(tiny_folder)), device="cpu")
-    engine = build_engine(VllmOmniConfig(max_num_seqs=4, release=EARLIEST), model=model, device="cpu")
+    config = VllmOmniConfig(max_num_seqs=4, release=EARLIEST, log_file=str(log))
+    engine = build_engine(config, model=model, device="cpu")
     yield engine
     engine.close()
+
+
+def test_its_log_says_which_release_it_is(engine: HostedLatentEngine, log: Path) -> None:
+    assert f"engine 'vllm-omni': version {EARLIEST}, run by " in log.read_text(encoding="utf-8")
 
 
 def test_a_row_does_not_depend_on_the_batch_that_it_is_made_in(engine: HostedLatentEngine, ask: Ask) -> None:

@@ -201,6 +201,7 @@ class HostedEngine:
         self._process.start()
         version, _ = self._process.call("version", timeout_s=SHORT_S)
         self._hosting.check_version(version)
+        self._process.note(f"{self._name}: version {version}, run by {self._process.program.python}")
         found, _ = self._process.call("load", self._hosting.arguments, timeout_s=self._hosting.start_timeout_s)
         self._held = inventory(found["weights"])
         self._refuse_other_names()

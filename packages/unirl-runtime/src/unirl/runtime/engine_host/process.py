@@ -176,6 +176,11 @@ class EngineProcess:
                 raise EngineRaised(message, raised=raised, text=text)
             return answer["value"], found
 
+    def note(self, text: str) -> None:
+        """Write a line of ours to its log."""
+        with self._log().open("a", encoding="utf-8") as log:
+            log.write(f"{text}\n")
+
     def close(self) -> None:
         """End the process and all that it started, and wait for their end. May be called again, and from any thread: a
         call that another one waits for fails."""
