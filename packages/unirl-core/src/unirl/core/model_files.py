@@ -19,12 +19,17 @@ from .errors import RecipeError
 if TYPE_CHECKING:
     import torch
 
+    from .pipeline_config import PipelineConfig
+
 __all__ = [
     "ProgressLog",
+    "check_parts",
     "check_vocabulary",
     "dtype_of",
     "find_checkpoint",
+    "loading_pipeline",
     "no_progress_bars",
+    "pipeline_dtypes",
     "pipeline_index",
     "read_json",
     "scheduler_config",
@@ -86,6 +91,54 @@ def pipeline_index(folder: Path, *, pipeline: str, model: str, hint: str = "") -
             "pipeline, or another checkpoint."
         )
     return index
+
+
+def check_parts(folder: Path, names: Sequence[str], *, instead: str = "") -> None:
+    """Raise RecipeError unless a checkpoint in the diffusers layout has a folder for each of these components.
+
+    instead: what to do rather than fetch them, as a clause that begins with "or".
+    """
+    missing = [f"{name}/" for name in names if not (folder / name).is_dir()]
+    if missing:
+        raise RecipeError(
+            f"model.path: {str(folder)!r} lacks {', '.join(missing)}, which its model_index.json names. Fetch the "
+            f"whole checkpoint{f' {instead}' if instead else ''}."
+        )
+
+
+def pipeline_dtypes(config: PipelineConfig, *, model: str, encoders: Sequence[str]) -> dict[str, torch.dtype]:
+    """The dtype of each component, as diffusers' `from_pretrained` takes them; fp32 for what no setting is about.
+
+    encoders: names of the text encoders.  Raises RecipeError for a setting that is no dtype.
+    """
+    import torch
+
+    text = dtype_of(config.text_dtype, key="model.text_dtype", model=model)
+    return {
+        "transformer": dtype_of(config.dtype, key="model.dtype", model=model),
+        "vae": dtype_of(config.vae_dtype, key="model.vae_dtype", model=model),
+        **dict.fromkeys(encoders, text),
+        "default": torch.float32,
+    }
+
+
+@contextmanager
+def loading_pipeline(
+    folder: Path, *, title: str, logs: Sequence[ProgressLog], errors: tuple[type[Exception], ...]
+) -> Generator[None]:
+    """Around diffusers' `from_pretrained`: no progress bars, and RecipeError for a component that does not load.
+
+    title: of the model, as its authors write it.  errors: that a library raises for a damaged file, besides OSError
+    and ValueError.
+    """
+    try:
+        with no_progress_bars(*logs):
+            yield
+    except (OSError, ValueError, *errors) as error:
+        raise RecipeError(
+            f"model.path: {str(folder)!r} looks like a {title} checkpoint, but a component does not load: {error} "
+            "Fetch the checkpoint again, or check model.variant."
+        ) from error
 
 
 def check_vocabulary(folder: Path, names: Sequence[str], *, part: str = "") -> None:

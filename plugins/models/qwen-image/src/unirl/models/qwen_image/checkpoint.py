@@ -8,17 +8,17 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
 from diffusers import QwenImagePipeline
 from diffusers.utils import logging as diffusers_logging
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 from unirl.core.errors import RecipeError
 from unirl.core.model_files import (
+    check_parts,
     check_vocabulary,
-    dtype_of,
     find_checkpoint,
-    no_progress_bars,
+    loading_pipeline,
+    pipeline_dtypes,
     pipeline_index,
     read_json,
     scheduler_config,
@@ -48,23 +48,14 @@ def load_pipeline(folder: Path, config: QwenImageConfig) -> QwenImagePipeline:
 
     Raises RecipeError, key `model.path`, when it is not there, incomplete, or of another pipeline or purpose.
     """
-    dtypes = {
-        "transformer": dtype_of(config.dtype, key="model.dtype", model="qwen-image"),
-        "vae": dtype_of(config.vae_dtype, key="model.vae_dtype", model="qwen-image"),
-        "text_encoder": dtype_of(config.text_dtype, key="model.text_dtype", model="qwen-image"),
-        "default": torch.float32,
-    }
+    dtypes = pipeline_dtypes(config, model="qwen-image", encoders=("text_encoder",))
     _check_layout(folder)
-    try:
-        with no_progress_bars(diffusers_logging, transformers_logging):
-            pipeline = QwenImagePipeline.from_pretrained(
-                folder, dtype=dtypes, variant=config.variant, local_files_only=True
-            )
-    except (OSError, ValueError, SafetensorError) as error:
-        raise RecipeError(
-            f"model.path: {str(folder)!r} looks like a Qwen-Image checkpoint, but a component does not load: {error} "
-            "Fetch the checkpoint again, or check model.variant."
-        ) from error
+    with loading_pipeline(
+        folder, title="Qwen-Image", logs=(diffusers_logging, transformers_logging), errors=(SafetensorError,)
+    ):
+        pipeline = QwenImagePipeline.from_pretrained(
+            folder, dtype=dtypes, variant=config.variant, local_files_only=True
+        )
     _check_prefix(pipeline, folder)
     return pipeline
 
@@ -85,19 +76,14 @@ def _check_prefix(pipeline: QwenImagePipeline, folder: Path) -> None:
 
 
 def _check_layout(folder: Path) -> None:
-    where = f"model.path: {str(folder)!r}"
     pipeline_index(folder, pipeline=_PIPELINE, model="qwen-image")
-    missing = [f"{name}/" for name in _PARTS if not (folder / name).is_dir()]
-    if missing:
-        raise RecipeError(
-            f"{where} lacks {', '.join(missing)}, which its model_index.json names. Fetch the whole checkpoint."
-        )
+    check_parts(folder, _PARTS)
     check_vocabulary(folder, _VOCABULARIES, part="tokenizer")
     scheduler_config(folder)
     settings = read_json(folder / "transformer" / "config.json")
     wanted = [key for key in _FURTHER_INPUTS if settings.get(key)]
     if wanted:
         raise RecipeError(
-            f"{where} has a transformer with {wanted[0]} = true, an input that text to image does not have. Use a "
-            "checkpoint without it, such as 'Qwen/Qwen-Image'."
+            f"model.path: {str(folder)!r} has a transformer with {wanted[0]} = true, an input that text to image does "
+            "not have. Use a checkpoint without it, such as 'Qwen/Qwen-Image'."
         )

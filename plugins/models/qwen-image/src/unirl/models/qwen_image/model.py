@@ -6,18 +6,13 @@ Source: Qwen-Image technical report, arXiv 2508.02324; verified against diffuser
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from unirl.core.config import LatentSamplingConfig
-from unirl.core.data import MediaRef
-from unirl.core.errors import RecipeError
-from unirl.core.model_files import dtype_of, scheduler_config
-from unirl.core.spec import ModelSpec
-from unirl.numerics.schedules import Variant, sigmas_from_scheduler_config
+from unirl.numerics.pipeline_model import PipelineModel
 
 from .checkpoint import find, load_pipeline
 from .config import QwenImageConfig
@@ -34,7 +29,7 @@ def build(config: QwenImageConfig, *, device: Any) -> QwenImageModel:
     return QwenImageModel(config, device=torch.device(device))
 
 
-class QwenImageModel:
+class QwenImageModel(PipelineModel):
     """A `unirl.core.roles.DiffusionModel`.
 
     Latents: [4 C, H / 16, W / 16], the C channels of the VAE at the four places of a patch, as channels 4 c + 2 y + x.
@@ -42,81 +37,43 @@ class QwenImageModel:
     Conditions: `prompt_embeds` [n, L, D], zeros after the last token; `prompt_mask` [n, L] bool, true up to there.
     """
 
-    spec: ModelSpec = SPEC
+    spec = SPEC
 
     def __init__(self, config: QwenImageConfig, *, device: torch.device) -> None:
-        if config.decode_batch < 0:
-            raise RecipeError(f"model.decode_batch: {config.decode_batch} was asked for; it must be 0 or more.")
-        self.device = device
-        self.dtype = dtype_of(config.dtype, key="model.dtype", model=SPEC.name)
-        self.autocast = (
-            None if config.autocast is None else dtype_of(config.autocast, key="model.autocast", model=SPEC.name)
-        )
         folder = find(config)
-        self.pipeline = load_pipeline(folder, config).to(device)
-        self.scheduler_config = scheduler_config(folder)
-        self.transformer: torch.nn.Module = self.pipeline.transformer
-        self.vae: Any = self.pipeline.vae
-        self._decode_batch = config.decode_batch
-        for name, part in self.pipeline.components.items():
-            if isinstance(part, torch.nn.Module):
-                part.eval()
-                if name != SPEC.trainable:
-                    part.requires_grad_(False)
+        super().__init__(config, pipeline=load_pipeline(folder, config), folder=folder, device=device)
+        self.max_sequence_length = self.pipeline.tokenizer_max_length
 
-    @property
-    def trainable(self) -> torch.nn.Module:
-        return self.transformer
-
-    @torch.no_grad()
-    def encode(
-        self,
-        prompts: Sequence[str],
-        *,
-        sampling: LatentSamplingConfig,
-        media: Sequence[Sequence[MediaRef]] | None = None,
-    ) -> dict[str, Tensor]:
-        """Conditions of each prompt, in the dtype of the text encoder. Equal prompts are encoded once.
-
-        Each prompt stands in the pipeline's template, whose tokens before it are dropped after the encoder has read
-        them; those behind it count towards L = `sampling.max_sequence_length`, at which a long prompt is cut.
-        """
-        if media is not None and any(media):
-            raise RecipeError("data: qwen-image generates from text alone, but a prompt has media; leave them out.")
-        length, most = sampling.max_sequence_length, self.pipeline.tokenizer_max_length
-        if not 1 <= length <= most:
-            raise RecipeError(f"sampling.max_sequence_length: {length} was asked for; qwen-image takes 1 to {most}.")
-        distinct = list(dict.fromkeys(prompts))
+    def encode_texts(self, texts: Sequence[str], *, length: int) -> Mapping[str, Tensor]:
+        """Each prompt stands in the pipeline's template, whose tokens before it are dropped after the encoder has read
+        them; those behind it count towards the length."""
         template, prefix = self.pipeline.prompt_template_encode, self.pipeline.prompt_template_encode_start_idx
-        tokenizer, encoder = cast(Any, self.pipeline.tokenizer), cast(Any, self.pipeline.text_encoder)
-        tokens = tokenizer(
-            [template.format(prompt) for prompt in distinct],
+        tokens = self.pipeline.tokenizer(
+            [template.format(text) for text in texts],
             max_length=prefix + length,
             padding=True,
             truncation=True,
             return_tensors="pt",
         ).to(self.device)
         # Without the language model's head, whose logits over the vocabulary nobody reads.
-        states: Tensor = encoder.model(
+        states: Tensor = self.pipeline.text_encoder.model(
             input_ids=tokens.input_ids, attention_mask=tokens.attention_mask, use_cache=False
         ).last_hidden_state
-        embeds = states.new_zeros((len(distinct), length, states.shape[-1]))
-        mask = torch.zeros((len(distinct), length), dtype=torch.bool, device=self.device)
+        embeds = states.new_zeros((len(texts), length, states.shape[-1]))
+        mask = torch.zeros((len(texts), length), dtype=torch.bool, device=self.device)
         for row, is_token in enumerate(tokens.attention_mask.bool()):
             kept = states[row, is_token][prefix:]
             embeds[row, : len(kept)] = kept
             mask[row, : len(kept)] = True
-        rows = torch.tensor([distinct.index(prompt) for prompt in prompts], device=self.device)
-        return {"prompt_embeds": embeds[rows], "prompt_mask": mask[rows]}
+        return {"prompt_embeds": embeds, "prompt_mask": mask}
 
     def velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Tensor]) -> Tensor:
         """Velocity x1 - x0. The text is cut to the longest prompt of the batch; what is padding then is masked."""
-        dtype = self.autocast or self.dtype
+        dtype = self.compute_dtype
         rows, _, height, width = x.shape
         lengths: list[int] = conditions["prompt_mask"].sum(dim=1).tolist()
         longest = max(lengths)
-        scope = torch.autocast(x.device.type, dtype=self.autocast) if self.autocast else nullcontext()
-        with scope:
+        with self.computing():
             tokens: Tensor = self.transformer(
                 hidden_states=x.to(dtype).flatten(2).transpose(1, 2),
                 # The pipeline's arithmetic: in 16 bits its timestep is rounded twice.
@@ -128,45 +85,20 @@ class QwenImageModel:
             )[0]
         return tokens.float().transpose(1, 2).reshape(x.shape).contiguous()
 
-    def schedule(self, sampling: LatentSamplingConfig) -> Tensor:
-        """The checkpoint's own schedule, on the CPU; `sampling.schedule.shift` replaces its dynamic shift."""
-        _, height, width = self.latent_shape(sampling)
-        try:
-            return sigmas_from_scheduler_config(
-                self.scheduler_config,
-                num_steps=sampling.steps,
-                image_seq_len=height * width,
-                shift=sampling.schedule.shift,
-                variant=cast(Variant, sampling.schedule.variant),
-            )
-        except ValueError as error:
-            raise RecipeError(f"sampling.schedule: {error}") from error
-
     def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, int, int]:
         """[4 C, H / 16, W / 16] of one latent. Raises RecipeError, with the nearest size that fits, for any other."""
-        if sampling.frames != 1:
-            raise RecipeError(f"sampling.frames: {sampling.frames} was asked for; qwen-image generates single images.")
         unit = self.pipeline.vae_scale_factor * _PATCH
-        for name, size in (("height", sampling.height), ("width", sampling.width)):
-            if size < unit or size % unit:
-                below = max(size // unit * unit, unit)
-                near = f"{below} or {below + unit}" if size > unit else str(unit)
-                raise RecipeError(
-                    f"sampling.{name}: {size} was asked for; qwen-image takes multiples of {unit}. Nearest: {near}."
-                )
-        settings: Any = self.transformer.config
-        return settings.in_channels, sampling.height // unit, sampling.width // unit
+        self.check_image(sampling, unit=unit)
+        return cast(Any, self.transformer.config).in_channels, sampling.height // unit, sampling.width // unit
 
-    def decode(self, latents: Tensor) -> Tensor:
-        """Images [N, 3, H, W] fp32 in [0, 1] of latents [N, 4 C, h, w]. Keeps the gradient where it is on."""
+    def vae_latents(self, latents: Tensor) -> Tensor:
+        """Of one frame: the VAE is one of videos."""
         settings = self.vae.config
-        shape = (1, settings.z_dim, 1, 1)
         mean, std = (
-            torch.tensor(numbers, dtype=torch.float32, device=latents.device).view(shape)
+            torch.tensor(numbers, dtype=torch.float32, device=latents.device).view(1, settings.z_dim, 1, 1)
             for numbers in (settings.latents_mean, settings.latents_std)
         )
-        # The VAE is one of videos: a frame goes in, a frame comes out.
-        frames = (F.pixel_shuffle(latents.float(), _PATCH) * std + mean).to(self.vae.dtype)[:, :, None]
-        chunks = frames.split(self._decode_batch or max(len(latents), 1))
-        decoded = torch.cat([self.vae.decode(chunk, return_dict=False)[0][:, :, 0] for chunk in chunks])
-        return (decoded.float() / 2 + 0.5).clamp(0, 1)
+        return (F.pixel_shuffle(latents, _PATCH) * std + mean)[:, :, None]
+
+    def vae_images(self, latents: Tensor) -> Tensor:
+        return super().vae_images(latents)[:, :, 0]

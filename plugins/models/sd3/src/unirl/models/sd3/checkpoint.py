@@ -7,17 +7,16 @@ from __future__ import annotations
 from os import PathLike
 from pathlib import Path
 
-import torch
 from diffusers import StableDiffusion3Pipeline
 from diffusers.utils import logging as diffusers_logging
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
-from unirl.core.errors import RecipeError
 from unirl.core.model_files import (
+    check_parts,
     check_vocabulary,
-    dtype_of,
     find_checkpoint,
-    no_progress_bars,
+    loading_pipeline,
+    pipeline_dtypes,
     pipeline_index,
     scheduler_config,
 )
@@ -43,24 +42,14 @@ def load_pipeline(folder: Path, config: Sd3Config) -> StableDiffusion3Pipeline:
 
     Raises RecipeError, key `model.path`, when it is not there, not a Stable Diffusion 3 checkpoint or incomplete.
     """
-    text = dtype_of(config.text_dtype, key="model.text_dtype", model="sd3")
-    dtypes = {
-        "transformer": dtype_of(config.dtype, key="model.dtype", model="sd3"),
-        "vae": dtype_of(config.vae_dtype, key="model.vae_dtype", model="sd3"),
-        **{name: text for name in ("text_encoder", "text_encoder_2", "text_encoder_3")},
-        "default": torch.float32,
-    }
+    dtypes = pipeline_dtypes(config, model="sd3", encoders=("text_encoder", "text_encoder_2", "text_encoder_3"))
     absent = dict.fromkeys(_T5) if not _check_layout(folder, use_t5=config.use_t5) else {}
-    try:
-        with no_progress_bars(diffusers_logging, transformers_logging):
-            return StableDiffusion3Pipeline.from_pretrained(
-                folder, dtype=dtypes, variant=config.variant, local_files_only=True, **absent
-            )
-    except (OSError, ValueError, SafetensorError) as error:
-        raise RecipeError(
-            f"model.path: {str(folder)!r} looks like a Stable Diffusion 3 checkpoint, but a component does not load: "
-            f"{error} Fetch the checkpoint again, or check model.variant."
-        ) from error
+    with loading_pipeline(
+        folder, title="Stable Diffusion 3", logs=(diffusers_logging, transformers_logging), errors=(SafetensorError,)
+    ):
+        return StableDiffusion3Pipeline.from_pretrained(
+            folder, dtype=dtypes, variant=config.variant, local_files_only=True, **absent
+        )
 
 
 def find(config: Sd3Config) -> Path:
@@ -80,13 +69,8 @@ def _check_layout(folder: Path, *, use_t5: bool) -> bool:
         folder, pipeline=_PIPELINE, model="sd3", hint="single-file checkpoints must be converted first"
     )
     has_t5 = use_t5 and all((index.get(name) or [None])[0] is not None for name in _T5)
-    missing = [name for name in (*_NEEDED, *(_T5 if has_t5 else ())) if not (folder / name).is_dir()]
-    if missing:
-        hint = " or set model.use_t5=false to do without T5" if set(missing) <= set(_T5) else ""
-        raise RecipeError(
-            f"model.path: {str(folder)!r} lacks {', '.join(f'{name}/' for name in missing)}, which its "
-            f"model_index.json names. Fetch the whole checkpoint{hint}."
-        )
+    check_parts(folder, _NEEDED)
+    check_parts(folder, _T5 if has_t5 else (), instead="or set model.use_t5=false to do without T5")
     for name in ("tokenizer", "tokenizer_2", *(["tokenizer_3"] if has_t5 else [])):
         check_vocabulary(folder, _VOCABULARIES, part=name)
     scheduler_config(folder)
