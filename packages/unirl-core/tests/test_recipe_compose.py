@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from unirl.core.catalog import Catalog
+from unirl.core.config import LatentSamplingConfig, ScheduleConfig
 from unirl.core.errors import RecipeError
 from unirl.core.plan import Origin, leaves
 from unirl.core.recipe import compose, split_sweep
+from unirl.core.requests import evaluation_sampling
 
 DATA = "data.train=prompts.txt"
 
@@ -43,6 +45,19 @@ def test_resolved_is_what_the_configs_hold(toy_catalog: Catalog, toy_folder: Pat
     assert plan.resolved["run"] == vars(plan.run)
     assert plan.resolved["reward"]["second"] == vars(plan.rewards["second"].config)
     assert plan.run.steps == plan.data.samples_per_prompt == 8
+
+
+def test_what_evaluation_samples_with_is_typed_and_laid_over_what_training_does(
+    toy_catalog: Catalog, toy_folder: Path
+) -> None:
+    changes = ["sampling.schedule.variant=diffusers-default", "+eval.sampling.schedule.shift=2"]
+    plan = compose("toy/child", [DATA, *changes, "+eval.sampling.guidance_scale=4"], catalog=toy_catalog)
+    (evaluated,) = evaluation_sampling(plan).values()
+
+    assert isinstance(evaluated, LatentSamplingConfig)
+    assert evaluated.schedule == ScheduleConfig(shift=2.0, variant="diffusers-default")
+    assert (evaluated.guidance_scale, evaluated.kernel, evaluated.sde.mode) == (4.0, "euler", "none")
+    assert plan.resolved["eval"]["sampling"] == {"schedule": {"shift": 2}, "guidance_scale": 4}
 
 
 def test_every_leaf_has_an_origin(toy_catalog: Catalog, toy_folder: Path) -> None:

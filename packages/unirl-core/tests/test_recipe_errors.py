@@ -25,6 +25,15 @@ DATA = "data.train=prompts.txt"
         (["model.path=null"], ["model.path: "]),
         (["model={pth: 3}"], ["model.pth: ", "did you mean model.path?"]),
         (["eval.sampling.steps=3"], ["eval.sampling.steps: ", "`+eval.sampling.steps=...`"]),
+        (
+            ["+eval.sampling.stepz=3"],
+            ["eval.sampling.stepz: ", "did you mean eval.sampling.steps?", "(command line: +eval.sampling.stepz=3)"],
+        ),
+        (
+            ["+eval.sampling.steps=few"],
+            ["eval.sampling.steps: ", "'few'", "Integer", "(command line: +eval.sampling.steps=few)"],
+        ),
+        (["+eval.sampling.schedule=3"], ["eval.sampling", "ScheduleConfig", "+eval.sampling.schedule=3)"]),
         (["model.use=pair"], ["model.use: ", "by hand", "`model=pair`"]),
         (["reward.size.use=tone"], ["reward.size.use: ", "`reward@reward.size=tone`"]),
         (["reward.sise.weight=2"], ["reward.sise: ", "did you mean 'size'?", "`+reward@reward.sise=NAME`"]),

@@ -15,7 +15,7 @@ from .hydra_source import ROOT, SCHEMA, PartsSource
 from .plan import Origin, leaves
 from .recipe_files import PART_GROUPS
 
-__all__ = ["Layer", "Slot", "layers_of", "origin_of", "trace"]
+__all__ = ["Layer", "Slot", "layers_of", "origin_below", "origin_of", "trace"]
 
 MISSING = "???"
 
@@ -96,6 +96,11 @@ def origin_of(path: str, found: Mapping[str, Origin]) -> Origin:
         path = path.rpartition(".")[0]
         assert path, "every leaf of a composed recipe was set by some layer"
     return found[path]
+
+
+def origin_below(path: str, found: Mapping[str, Origin]) -> Origin | None:
+    """The origin of a key or, of a section, that of the value in it that was set last; None where nothing set any."""
+    return next((found[key] for key in reversed(list(found)) if f"{key}.".startswith(f"{path}.")), None)
 
 
 def _part_layer(config: DictConfig, path: str, package: str, chosen: Origin) -> Layer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -23,9 +23,10 @@ from omegaconf.errors import OmegaConfBaseException
 from .assets import asset, by_name_only
 from .config import PartConfig, RecipeConfig, SamplingConfig
 from .errors import RecipeError
+from .eval_sampling import typed_evaluation
 from .exchanged import LeftOut, exchanges
 from .hydra_source import ROOT, config_class, exchanging, sources
-from .origins import Layer, Slot, layers_of, origin_of, trace
+from .origins import Layer, Slot, layers_of, origin_below, origin_of, trace
 from .plan import Choice, Origin, Plan, leaves, plan_hash
 from .recipe_check import check_hydra_overrides, check_keys, check_missing, check_schema, check_slots
 from .recipe_errors import explain
@@ -149,7 +150,12 @@ def plan_of(composed: Composed, *, catalog: Catalog) -> Plan:
     trackers = {key: choice(f"tracker.{key}", value) for key, value in filled.tracker.items()}
     launcher = choice("launcher", filled.launcher) if filled.launcher is not None else None
     transport = choice("transport", filled.transport) if filled.transport is not None else None
-    found = trace(composed.layers)
+    sampling, found = _sampling(filled.sampling, model), trace(composed.layers)
+    try:
+        evaluated = typed_evaluation(filled.eval.sampling, sampling.values())
+    except OmegaConfBaseException as error:
+        origin = origin_below(str(error.full_key), found)
+        raise explain(error, recipe=composed.recipe.name, catalog=catalog, origin=origin) from error
     if composed.name != composed.recipe.name:
         found["run.name"] = _name_origin(found["run.name"], composed)
     return Plan(
@@ -159,12 +165,12 @@ def plan_of(composed: Composed, *, catalog: Catalog) -> Plan:
         trackers=trackers,
         launcher=launcher,
         transport=transport,
-        sampling=_sampling(filled.sampling, model),
+        sampling=sampling,
         run=filled.run,
         data=filled.data,
         advantage=filled.advantage,
         train=filled.train,
-        eval=filled.eval,
+        eval=replace(filled.eval, sampling=evaluated),
         resolved=resolved,
         origins={path: origin_of(path, found) for path in leaves(resolved)},
         hash=plan_hash(portable),

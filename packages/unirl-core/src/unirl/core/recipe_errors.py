@@ -20,13 +20,18 @@ from .spec import Kind
 
 if TYPE_CHECKING:
     from .catalog import Catalog
+    from .plan import Origin
 
 __all__ = ["explain"]
 
 
-def explain(error: BaseException, *, recipe: str, catalog: Catalog) -> UniRLError:
-    """What a user is told of a composition that failed. The error itself stays its cause."""
+def explain(error: BaseException, *, recipe: str, catalog: Catalog, origin: Origin | None = None) -> UniRLError:
+    """What a user is told of a composition that failed. The error itself stays its cause.
+
+    origin: of the value that it is about, where that is known; else what Hydra says of it.
+    """
     chain = list(_chain(error))
+    where = _where(chain, recipe) if origin is None else _at(origin)
     for link in chain:
         if isinstance(link, UniRLError):
             key = next((str(e.full_key) for e in chain if isinstance(e, OmegaConfBaseException) and e.full_key), "")
@@ -42,9 +47,9 @@ def explain(error: BaseException, *, recipe: str, catalog: Catalog) -> UniRLErro
                 "quote values that hold commas, braces or spaces."
             )
         if isinstance(link, (ConfigKeyError, ConfigAttributeError)) and not isinstance(link, InterpolationKeyError):
-            return _unknown_key(link, where=_where(chain, recipe))
+            return _unknown_key(link, where=where)
         if isinstance(link, OmegaConfBaseException):
-            return RecipeError(f"{link.full_key or recipe}: {_first_line(link)}{_where(chain, recipe)}.")
+            return RecipeError(f"{link.full_key or recipe}: {_first_line(link)}{where}.")
     return _other(error, recipe)
 
 
@@ -116,6 +121,10 @@ def _where(chain: list[BaseException], recipe: str) -> str:
         if file:
             return f" (in {file[1]}.yaml)"
     return f" (in {recipe}.yaml)"
+
+
+def _at(origin: Origin) -> str:
+    return f" ({'command line:' if origin.source == 'command line' else 'in'} {origin.detail})"
 
 
 def _first_line(error: OmegaConfBaseException) -> str:

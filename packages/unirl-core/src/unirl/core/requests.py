@@ -8,9 +8,10 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from .config import SamplingConfig, SdeStepsConfig, TextSamplingConfig
+from .config import SamplingConfig, TextSamplingConfig
 from .data import Prompt
 from .errors import DataError, PlanRejected, RecipeError
+from .eval_sampling import evaluation_base
 from .request import LatentRequest, Request, TextRequest
 
 if TYPE_CHECKING:
@@ -118,8 +119,4 @@ def _evaluated(settings: SamplingConfig, given: Mapping[str, Any]) -> SamplingCo
             f"eval.sampling.{unknown[0]}: sampling of a {settings.kind} track has no such key; it has "
             f"{', '.join(sorted(allowed))}."
         )
-    if isinstance(settings, TextSamplingConfig):
-        return dataclasses.replace(settings, **{"temperature": 0.0, **given})
-    # Options belong to the kernel that they were written for.
-    kernel: dict[str, Any] = {"kernel": "euler", "eta": 0.0, "kernel_options": {}}
-    return dataclasses.replace(settings, **{**kernel, "sde": SdeStepsConfig(mode="none"), **given})
+    return dataclasses.replace(evaluation_base(settings), **given)
