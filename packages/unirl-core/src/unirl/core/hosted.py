@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .config import PartConfig
+from .model_files import DTYPES
 
 if TYPE_CHECKING:
     from .plan import Choice
     from .spec import EngineSpec
 
-__all__ = ["HostedConfig", "too_small", "unknown_release"]
+__all__ = ["LOG_LEVELS", "HostedConfig", "hosted_settings", "too_small"]
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 @dataclass
@@ -52,17 +55,26 @@ class HostedConfig(PartConfig):
     """Further arguments of the engine, by its own names; those that other keys stand for cannot be given."""
 
 
-def unknown_release(engine: Choice[EngineSpec]) -> Iterator[tuple[str, str]]:
-    """Why the release of an engine cannot be had: key path and sentence."""
-    releases = engine.spec.releases
-    if isinstance(engine.config, HostedConfig) and engine.config.release not in ("", *releases):
+def hosted_settings(engine: Choice[EngineSpec]) -> Iterator[tuple[str, str]]:
+    """Why the settings of such an engine cannot be: key path and sentence of each reason."""
+    config, releases = engine.config, engine.spec.releases
+    if not isinstance(config, HostedConfig):
+        return
+    if config.release not in ("", *releases):
         has = (
             f"the newest, without a name, and {', '.join(releases)}" if releases else "the newest alone, without a name"
         )
-        yield (
-            "engine.release",
-            f"{engine.config.release!r} was asked for; engine {engine.name!r} has {has}.",
-        )
+        yield "engine.release", f"{config.release!r} was asked for; engine {engine.name!r} has {has}."
+    for key, value, allowed in (
+        ("dtype", config.dtype, ("auto", *DTYPES)),
+        ("log_level", config.log_level, LOG_LEVELS),
+    ):
+        if value not in allowed:
+            yield f"engine.{key}", f"{value!r} was asked for; it is one of {', '.join(allowed)}."
+    for key in ("start_timeout_s", "generate_timeout_s", "sync_timeout_s"):
+        seconds = getattr(config, key)
+        if not seconds > 0:
+            yield f"engine.{key}", f"{seconds} was asked for; it must be above 0."
 
 
 def too_small(config: HostedConfig, **least: float) -> Iterator[str]:

@@ -14,7 +14,8 @@ from .asynchrony import asynchrony
 from .bridges import bridged_models, lacks_bridge
 from .capability import Cap, Needs, Support
 from .config import BackendConfig, LatentSamplingConfig, TextSamplingConfig
-from .hosted import unknown_release
+from .hosted import hosted_settings
+from .pipeline_config import pipeline_settings
 from .sde_match import sde_range
 from .spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec
 from .text_match import critic_without_text, text_sampling
@@ -72,7 +73,14 @@ def match(plan: Plan, *, catalog: Catalog | None = None) -> Verdict:
         *_geometry(plan, needs),
         *_rewards(plan),
         *_old_log_probs(plan),
-        *(Reason(key=key, text=text) for key, text in (*unknown_release(plan.engine), *asynchrony(plan, needs))),
+        *(
+            Reason(key=key, text=text)
+            for key, text in (
+                *pipeline_settings(plan.model.config),
+                *hosted_settings(plan.engine),
+                *asynchrony(plan, needs),
+            )
+        ),
     ]
     for track, sampling in plan.sampling.items():
         key = "sampling" if len(plan.sampling) == 1 else f"sampling.{track}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .pipeline_config import PipelineConfig
 
 __all__ = [
+    "DTYPES",
     "ProgressLog",
     "check_parts",
     "check_vocabulary",
@@ -33,10 +34,12 @@ __all__ = [
     "pipeline_index",
     "read_json",
     "scheduler_config",
+    "wrong_dtypes",
 ]
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16")
+"""Names of dtypes that a recipe may give."""
 
 
 class ProgressLog(Protocol):
@@ -171,13 +174,21 @@ def read_json(path: Path) -> dict[str, Any]:
     return found  # pyright: ignore[reportUnknownVariableType]  # keys of a JSON object are texts
 
 
+def wrong_dtypes(config: object, *keys: str) -> Iterator[tuple[str, str]]:
+    """Key path and sentence of each of these settings of a model that names no dtype; None is one that is off."""
+    for key in keys:
+        value = getattr(config, key)
+        if value is not None and value not in DTYPES:
+            yield f"model.{key}", f"{value!r} was asked for; it is one of {', '.join(DTYPES)}."
+
+
 def dtype_of(name: str, *, key: str, model: str) -> torch.dtype:
     """The torch dtype of that name. Raises RecipeError, which names `key`, for any other.
 
     model: who takes it, for messages.
     """
-    if name not in _DTYPES:
-        raise RecipeError(f"{key}: {name!r} is not a dtype that {model} takes; use one of {', '.join(_DTYPES)}.")
+    if name not in DTYPES:
+        raise RecipeError(f"{key}: {name!r} is not a dtype that {model} takes; use one of {', '.join(DTYPES)}.")
     import torch
 
     return getattr(torch, name)

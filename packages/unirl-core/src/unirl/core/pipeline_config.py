@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .config import PartConfig
+from .model_files import wrong_dtypes
 
-__all__ = ["PipelineConfig"]
+__all__ = ["PipelineConfig", "pipeline_settings"]
 
 
 @dataclass
@@ -29,3 +31,12 @@ class PipelineConfig(PartConfig):
     """Dtype of the VAE. Half precision shows as banding in the images."""
     decode_batch: int = 8
     """Images per call of the VAE; 0 decodes all at once."""
+
+
+def pipeline_settings(config: PartConfig) -> Iterator[tuple[str, str]]:
+    """Why the settings of such a model cannot be: key path and sentence of each reason; none for any other model."""
+    if not isinstance(config, PipelineConfig):
+        return
+    yield from wrong_dtypes(config, "dtype", "autocast", "text_dtype", "vae_dtype")
+    if config.decode_batch < 0:
+        yield "model.decode_batch", f"{config.decode_batch} was asked for; it must be 0 or more."

@@ -13,7 +13,7 @@ from unirl.core.config import LatentSamplingConfig
 from unirl.core.data import MediaRef
 from unirl.core.errors import RecipeError
 from unirl.core.model_files import dtype_of, scheduler_config
-from unirl.core.pipeline_config import PipelineConfig
+from unirl.core.pipeline_config import PipelineConfig, pipeline_settings
 from unirl.core.spec import ModelSpec
 
 from .schedules import Variant, sigmas_from_scheduler_config
@@ -35,8 +35,8 @@ class PipelineModel:
     def __init__(self, config: PipelineConfig, *, pipeline: Any, folder: Path, device: torch.device) -> None:
         """pipeline: a `diffusers.DiffusionPipeline` with a `transformer` and a `vae`, loaded from `folder`; what does
         not train is frozen. Raises RecipeError for a setting that cannot be."""
-        if config.decode_batch < 0:
-            raise RecipeError(f"model.decode_batch: {config.decode_batch} was asked for; it must be 0 or more.")
+        for key, text in pipeline_settings(config):
+            raise RecipeError(f"{key}: {text}")
         name = self.spec.name
         self.device = device
         self.dtype = dtype_of(config.dtype, key="model.dtype", model=name)

@@ -10,16 +10,14 @@ from pathlib import Path
 import torch
 from packaging.specifiers import SpecifierSet
 from unirl.core.errors import RecipeError, RunFailed
-from unirl.core.hosted import HostedConfig
+from unirl.core.hosted import LOG_LEVELS, HostedConfig
+from unirl.core.model_files import DTYPES
 from unirl.core.roles import Model
 
 from .environment import EngineEnvironment
 from .process import Program
 
 __all__ = ["Product", "dtype_of", "log_path", "program", "refuse_extra"]
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +54,7 @@ def dtype_of(config: HostedConfig, model: Model) -> torch.dtype:
         return next(iter(model.trainable.parameters())).dtype
     if config.dtype not in DTYPES:
         raise RecipeError(f"engine.dtype: {config.dtype!r} was asked for; it is auto or one of {', '.join(DTYPES)}.")
-    return DTYPES[config.dtype]
+    return getattr(torch, config.dtype)
 
 
 def program(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unirl.core.config import PartConfig
+from unirl.core.model_files import wrong_dtypes
 
-__all__ = ["Qwen3Config"]
+__all__ = ["Qwen3Config", "problems"]
+
+ATTENTIONS = ("auto", "sdpa", "eager", "flash_attention_2")
 
 
 @dataclass
@@ -25,3 +29,13 @@ class Qwen3Config(PartConfig):
     logits_chunk: int = 0
     """Tokens whose logits exist at a time while log-probs are computed; 0 takes what fits in 256 MiB. It decides
     memory, not the numbers."""
+
+
+def problems(config: Qwen3Config) -> Iterator[str]:
+    """What is wrong with these settings, each one sentence with the key path first."""
+    for key, text in wrong_dtypes(config, "dtype", "autocast"):
+        yield f"{key}: {text}"
+    if config.attention not in ATTENTIONS:
+        yield f"model.attention: {config.attention!r} was asked for; it is one of {', '.join(ATTENTIONS)}."
+    if config.logits_chunk < 0:
+        yield f"model.logits_chunk: {config.logits_chunk} was asked for; it must be 0 or more."

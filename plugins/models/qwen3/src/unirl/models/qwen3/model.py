@@ -21,7 +21,7 @@ from unirl.core.spec import ModelSpec
 
 from .causal_lm import Qwen3ForCausalLM, Qwen3MoeForCausalLM
 from .checkpoint import CausalLM, attention_of, find, load_causal_lm, load_tokenizer
-from .config import Qwen3Config
+from .config import Qwen3Config, problems
 from .plugin import MOE, SPEC
 
 __all__ = ["Qwen3Model", "build", "build_moe", "packed_offsets"]
@@ -43,8 +43,8 @@ class Qwen3Model:
     def __init__(
         self, config: Qwen3Config, *, device: torch.device, spec: ModelSpec, cls: type[CausalLM], other: str
     ) -> None:
-        if config.logits_chunk < 0:
-            raise RecipeError(f"model.logits_chunk: {config.logits_chunk} was asked for; it must be 0 or more.")
+        for problem in problems(config):
+            raise RecipeError(problem)
         self.spec = spec
         self.device = device
         self.autocast = (

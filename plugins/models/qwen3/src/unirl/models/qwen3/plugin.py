@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 from unirl.core.capability import Cap, Support
 from unirl.core.hookspec import hookimpl
 from unirl.core.spec import Miniature, ModelSpec
 
-__all__ = ["MOE", "SPEC", "unirl_models"]
+from .config import Qwen3Config, problems
+
+if TYPE_CHECKING:
+    from unirl.core.plan import Plan
+
+__all__ = ["MOE", "SPEC", "unirl_check_plan", "unirl_models"]
 
 _CAPABILITIES = {
     Cap.LATENT_STAGE: Support.NO,
@@ -67,3 +75,9 @@ MOE = ModelSpec(
 @hookimpl
 def unirl_models() -> list[ModelSpec]:
     return [SPEC, MOE]
+
+
+@hookimpl
+def unirl_check_plan(plan: Plan) -> Iterable[str]:
+    config = plan.model.config
+    return problems(config) if isinstance(config, Qwen3Config) else ()
