@@ -27,16 +27,18 @@ def plan_latents(
     """The latent part of a request.  Samples of a group share their SDE steps, and x_T if `same_initial_noise`.
 
     sigmas: [T+1].  latent_shape: of one sample.  sample_ids, group_ids: [N].
-    The digest of the first row's x_T is sent along, so that an engine which starts elsewhere is caught; one row is
-    enough to see that, and keeps the caller from drawing all the noise a second time.
+    Digests of two rows' x_T are sent along, so that an engine which starts elsewhere is caught: of the first, and of
+    another one in every rollout, so that one which starts all rows alike is caught as well. All of them would have the
+    caller draw all the noise a second time.
 
     Raises ValueError for SDE steps that do not fit the schedule.
     """
     noise_ids = tuple(group_ids if sampling.same_initial_noise else sample_ids)
     digests = [""] * len(noise_ids)
-    if noise_ids:
-        first = noise(seed=seed, rollout=rollout, ids=noise_ids[:1], step=INITIAL, shape=latent_shape)
-        digests[0] = noise_digest(first)[0]
+    last = len(noise_ids) - 1
+    for row in sorted({0, 1 + rollout % last} if last > 0 else range(len(noise_ids))):
+        initial = noise(seed=seed, rollout=rollout, ids=[noise_ids[row]], step=INITIAL, shape=latent_shape)
+        (digests[row],) = noise_digest(initial)
     steps = sde_steps_of(
         sampling.sde, num_steps=int(sigmas.shape[0]) - 1, rollout=rollout, group_ids=group_ids, seed=seed
     )
