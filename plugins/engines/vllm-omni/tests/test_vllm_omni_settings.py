@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 import torch
 from hosted_engines.plans import reasons_against
+from unirl.core.catalog import Catalog
+from unirl.core.doctor import diagnose
 from unirl.core.errors import RecipeError
 from unirl.engines.vllm_omni.config import VllmOmniConfig
+from unirl.engines.vllm_omni.environment import ENVIRONMENT
 from unirl.engines.vllm_omni.settings import cpu_variables, omni_arguments
+from unirl.runtime.engine_host.environment import COMPLETE, FOLDER_VARIABLE
 
 
 def arguments(**settings: Any) -> dict[str, Any]:
@@ -49,3 +53,20 @@ def test_arguments_that_would_undo_what_is_promised_are_refused() -> None:
 def test_plans_that_cannot_work_are_refused_before_anything_starts(words: list[str], reason: str) -> None:
     assert not reasons_against("quickstart", "engine=vllm-omni")
     assert reason in "\n".join(reasons_against("quickstart", "engine=vllm-omni", *words))
+
+
+def test_the_doctor_shows_the_environment_of_an_earlier_release_where_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+    def listed() -> dict[str, str]:
+        rows = diagnose(Catalog.discover(), folder=tmp_path).facts["environments"]
+        return {row["engine"]: row["state"] for row in rows if row["engine"].startswith("vllm-omni")}
+
+    assert listed() == {"vllm-omni": f"missing; make it: {ENVIRONMENT.command('cpu')}"}
+    earlier = ENVIRONMENT.of("0.30.0").folder("cpu")
+    earlier.mkdir()
+    (earlier / COMPLETE).touch()
+    assert listed()["vllm-omni 0.30.0"] == str(earlier)

@@ -94,6 +94,10 @@ class Environment(Protocol):
         """Accelerator -> what its packages are locked in."""
         ...
 
+    def of(self, release: str) -> Environment:
+        """That of another release of the engine."""
+        ...
+
     def is_present(self, accel: str) -> bool: ...
     def folder(self, accel: str) -> Path: ...
     def command(self, accel: str) -> str:
@@ -280,6 +284,10 @@ def _environments(catalog: Catalog, *, accel: str) -> Iterator[dict[str, str]]:
         is_present = found.is_present(accel)
         state = str(found.folder(accel)) if is_present else f"missing; make it: {found.command(accel)}"
         yield {"engine": spec.name, "accel": accel, "state": state}
+        for release in spec.releases:
+            # Few want more than the newest one.
+            if (earlier := found.of(release)).is_present(accel):
+                yield {"engine": f"{spec.name} {release}", "accel": accel, "state": str(earlier.folder(accel))}
 
 
 def _torch() -> tuple[dict[str, Any], Sequence[Finding]]:
