@@ -67,6 +67,7 @@ def report_of(
             num_cpus=2,
             devices=(),
             packages={"torch": "2.13.0", "diffusers": "0.42.1"},
+            engines={"apart": "torch 2.11.0, apart 1.5"},
         ),
         "suite": "0123456789abcdef",
         "dists": {dist: "0.1.0" for subject in subjects for dist in subject.dists},

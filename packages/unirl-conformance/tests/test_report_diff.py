@@ -137,7 +137,9 @@ def test_another_bound_is_named() -> None:
 
 def test_another_suite_and_environment_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     old = small_report("pass", "fail")
-    here = dataclasses.replace(old.environment, devices=("H100",), packages={"torch": "2.14.0"})
+    here = dataclasses.replace(
+        old.environment, devices=("H100",), packages={"torch": "2.14.0"}, engines={"apart": "torch 2.11.0, apart 1.6"}
+    )
     new = dataclasses.replace(
         small_report("fail", "pass", "n/a"), suite="f" * 16, environment=here, dists={"unirl-model-sd3": "0.2.0"}
     )
@@ -147,6 +149,7 @@ def test_another_suite_and_environment_are_said(capsys: pytest.CaptureFixture[st
         "GPU: none before, H100 now",
         "package diffusers: 0.42.1 before, absent now",
         "package torch: 2.13.0 before, 2.14.0 now",
+        "engine apart: torch 2.11.0, apart 1.5 before, torch 2.11.0, apart 1.6 now",
         "dist unirl-model-sd3: 0.1.0 before, 0.2.0 now",
     )
     print_diff(diff)

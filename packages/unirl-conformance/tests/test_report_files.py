@@ -38,6 +38,13 @@ def test_the_matrix_depends_on_the_report_alone() -> None:
     assert matrix_md(later) == matrix_md(report), "neither the time of day nor the order of a mapping is in it"
 
 
+def test_what_engines_run_with_is_in_the_matrix_where_there_are_any() -> None:
+    report = rich_report()
+    assert ["apart", "torch 2.11.0, apart 1.5"] in tables(matrix_md(report))[0]
+    alone = dataclasses.replace(report, environment=dataclasses.replace(report.environment, engines={}))
+    assert "environments of their own" not in matrix_md(alone)
+
+
 def test_rows_have_as_many_cells_as_their_head() -> None:
     found = tables(matrix_md(rich_report()))
     assert len(found) > 10

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from unirl.conformance.environment import describe_environment
 from unirl.conformance.pytest_plugin import absent_environment
 from unirl.conformance.subjects import Selection, Subject, subjects
 from unirl.core.capability import Cap, Needs, Support
@@ -165,3 +167,19 @@ def test_an_engine_that_is_a_program_of_its_own_runs_when_its_environment_is_the
     assert "`unirl engine-env apart --accel cpu`" in absent_environment(subject, catalog=absent)
     near = Subject(kind="engine", parts=(Found(spec=ENGINES[0], dist="acme", version="1"),))
     assert absent_environment(near, catalog=absent) == ""
+
+
+def test_a_report_says_what_engines_run_with_where_they_are_there() -> None:
+    # Nothing is looked at before.
+    importlib.import_module("torch")
+
+    class Environment:
+        def is_present(self, accel: str) -> bool:
+            return accel == "cuda"
+
+        def packages(self, accel: str) -> dict[str, str]:
+            return {"torch": "2.13.0", "sglang": "0.5.23", "idna": "3.1"}
+
+    apart = EngineSpec(name="apart", environment="acme:ENVIRONMENT", **WORDS)
+    catalog: Any = SimpleNamespace(specs=lambda kind: [ENGINES[0], apart], resolve=lambda name: Environment())
+    assert describe_environment(catalog).engines == {"apart@cuda": "sglang 0.5.23, torch 2.13.0"}

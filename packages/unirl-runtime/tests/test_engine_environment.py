@@ -129,6 +129,7 @@ def test_another_release_is_an_environment_of_its_own(environment: Callable[...,
     assert both.of("") is both and both.folder("cpu") == newest.folder("cpu")
     older = both.of("0.9.0")
     assert older.lock("cpu") == b"acme-doubling==0.9\n" and older.folder("cpu") != newest.folder("cpu")
+    assert (newest.packages("cpu"), older.packages("cpu")) == ({"acme-doubling": "1.0"}, {"acme-doubling": "0.9"})
     assert older.command("cpu") == "unirl engine-env doubling --accel cpu --release 0.9.0"
     with pytest.raises(RecipeError, match=r"release '0.8.0' was asked for; .* without a name, or for 0\.9\.0\."):
         both.of("0.8.0")

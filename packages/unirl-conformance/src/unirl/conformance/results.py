@@ -180,7 +180,7 @@ class Collector:
         return Report(
             created=created,
             tier=self._tier,
-            environment=describe_environment(),
+            environment=describe_environment(self._catalog),
             suite=suite_hash(),
             dists={record.dist: record.version for record in self._catalog.records},
             seconds=round(seconds, 2),

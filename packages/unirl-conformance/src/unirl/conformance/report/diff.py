@@ -207,6 +207,7 @@ def _notes(old: Report, new: Report) -> Iterable[str]:
             yield f"{title}: {first} before, {second} now"
     for title, first, second in (
         ("package", was.packages, found.packages),
+        ("engine", was.engines, found.engines),
         ("dist", old.dists, new.dists),
     ):
         for name in sorted(first.keys() | second.keys()):

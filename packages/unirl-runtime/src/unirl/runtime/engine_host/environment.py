@@ -85,6 +85,11 @@ class EngineEnvironment:
             )
         return files(self.package).joinpath(self.locks[accel]).read_bytes()
 
+    def packages(self, accel: str) -> dict[str, str]:
+        """Name -> version of every package that its lock holds."""
+        pins = (line.split()[0].partition("==") for line in self.lock(accel).decode().splitlines() if "==" in line)
+        return {name: version for name, _, version in pins if not name.startswith("#")}
+
     def folder(self, accel: str, *, within: Path | None = None) -> Path:
         """Where its environment lies, present or not: a folder of its own for every lock, version of Python, and
         content of its additions.
