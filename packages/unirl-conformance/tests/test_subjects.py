@@ -12,7 +12,7 @@ from unirl.conformance.pytest_plugin import absent_environment
 from unirl.conformance.subjects import Selection, Subject, subjects
 from unirl.core.capability import Cap, Needs, Support
 from unirl.core.catalog import Catalog, Found
-from unirl.core.errors import PluginNotFound, PluginNotInstalled
+from unirl.core.errors import PluginBroken, PluginNotFound, PluginNotInstalled
 from unirl.core.hookspec import hookimpl
 from unirl.core.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec, TrackerSpec
 
@@ -180,6 +180,15 @@ def test_a_report_says_what_engines_run_with_where_they_are_there() -> None:
         def packages(self, accel: str) -> dict[str, str]:
             return {"torch": "2.13.0", "sglang": "0.5.23", "idna": "3.1"}
 
+    def resolve(name: str) -> Environment:
+        if name == "acme:ENVIRONMENT":
+            return Environment()
+        raise PluginBroken("acme: there is no such module")
+
+    catalog: Any = SimpleNamespace(resolve=resolve)
     apart = EngineSpec(name="apart", environment="acme:ENVIRONMENT", **WORDS)
-    catalog: Any = SimpleNamespace(specs=lambda kind: [ENGINES[0], apart], resolve=lambda name: Environment())
-    assert describe_environment(catalog).engines == {"apart@cuda": "sglang 0.5.23, torch 2.13.0"}
+    broken = EngineSpec(name="broken", environment="acme:NONE", **WORDS)
+    assert describe_environment(catalog, [ENGINES[0], apart, broken]).engines == {
+        "apart@cuda": "sglang 0.5.23, torch 2.13.0",
+        "broken": "cannot be looked at: acme: there is no such module",
+    }

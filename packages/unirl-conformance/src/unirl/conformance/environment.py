@@ -6,13 +6,14 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any
 
 from unirl.core.catalog import Catalog
+from unirl.core.errors import PluginBroken
 from unirl.core.spec import EngineSpec
 
 __all__ = ["Environment", "describe_environment", "suite_hash"]
@@ -37,8 +38,8 @@ class Environment:
     """Engines that are programs of their own, `NAME@cuda` on a GPU -> what is in the environment of each."""
 
 
-def describe_environment(catalog: Catalog) -> Environment:
-    """Of this process, and of the engines of the catalog that have environments of their own here.
+def describe_environment(catalog: Catalog, engines: Iterable[EngineSpec] = ()) -> Environment:
+    """Of this process, and of those of these engines that have environments of their own here.
 
     GPUs and engines are named when torch is there already: importing it takes longer than all static claims.
     """
@@ -58,16 +59,21 @@ def describe_environment(catalog: Catalog) -> Environment:
         num_cpus=os.cpu_count() or 0,
         devices=devices,
         packages=packages,
-        engines={} if torch is None else _engines(catalog),
+        engines={} if torch is None else _environments(catalog, engines),
     )
 
 
-def _engines(catalog: Catalog) -> dict[str, str]:
+def _environments(catalog: Catalog, engines: Iterable[EngineSpec]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for spec in catalog.specs("engine"):
-        if not isinstance(spec, EngineSpec) or not spec.environment:
+    for spec in engines:
+        if not spec.environment:
             continue
-        environment = catalog.resolve(spec.environment)
+        try:
+            environment = catalog.resolve(spec.environment)
+        except PluginBroken as error:
+            # What was found by then must not be lost for it.
+            found[spec.name] = f"cannot be looked at: {error}"
+            continue
         for device, place in (("cpu", ""), ("cuda", "@cuda")):
             if environment.is_present(device):
                 pinned: Mapping[str, str] = environment.packages(device)

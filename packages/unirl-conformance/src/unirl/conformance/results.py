@@ -13,6 +13,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 from unirl.core.catalog import Catalog
 from unirl.core.errors import RecipeError
+from unirl.core.spec import EngineSpec
 
 from .claims import Claim, SubjectKind, Tier, all_claims, claim_kinds
 from .environment import Environment, describe_environment, suite_hash
@@ -180,7 +181,7 @@ class Collector:
         return Report(
             created=created,
             tier=self._tier,
-            environment=describe_environment(self._catalog),
+            environment=describe_environment(self._catalog, self._engines()),
             suite=suite_hash(),
             dists={record.dist: record.version for record in self._catalog.records},
             seconds=round(seconds, 2),
@@ -188,6 +189,11 @@ class Collector:
             subjects=tuple(_subject_info(subject) for subject in self._subjects),
             outcomes=tuple(sorted(outcomes, key=lambda outcome: (order[outcome.claim], outcome.subject))),
         )
+
+    def _engines(self) -> list[EngineSpec]:
+        """Of the subjects, each once."""
+        specs = (found.spec for subject in self._subjects for found in subject.parts)
+        return list({spec.name: spec for spec in specs if isinstance(spec, EngineSpec)}.values())
 
 
 def _claim_info(claim: Claim) -> ClaimInfo:
