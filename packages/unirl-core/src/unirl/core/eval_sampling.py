@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
-
-from omegaconf import OmegaConf
+from typing import Any, TypeVar
 
 from .config import SamplingConfig, SdeStepsConfig, TextSamplingConfig
 
 __all__ = ["evaluation_base", "typed_evaluation"]
 
+S = TypeVar("S", bound=SamplingConfig)
 
-def evaluation_base(settings: SamplingConfig) -> SamplingConfig:
+
+def evaluation_base(settings: S) -> S:
     """What `eval.sampling` is laid over: latents without noise, by `euler`, and greedy texts."""
     if isinstance(settings, TextSamplingConfig):
         return dataclasses.replace(settings, temperature=0.0)
@@ -28,6 +28,9 @@ def typed_evaluation(given: Mapping[str, Any], tracks: Iterable[SamplingConfig])
     tracks: the sampling of each track in training. Raises OmegaConf's errors, of `eval.sampling` and what is below it,
     for a key that one of them does not have and for a value that is of another type.
     """
+    # Not above: what decides whether parts go together imports this, and must stay light.
+    from omegaconf import OmegaConf
+
     typed: dict[str, Any] = {}
     for settings in tracks:
         config = OmegaConf.create({"eval": {"sampling": OmegaConf.structured(evaluation_base(settings))}})

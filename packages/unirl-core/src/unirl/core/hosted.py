@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .config import PartConfig
 from .model_files import DTYPES
-
-if TYPE_CHECKING:
-    from .plan import Choice
-    from .spec import EngineSpec
 
 __all__ = ["LOG_LEVELS", "HostedConfig", "hosted_settings", "too_small"]
 
@@ -55,16 +51,18 @@ class HostedConfig(PartConfig):
     """Further arguments of the engine, by its own names; those that other keys stand for cannot be given."""
 
 
-def hosted_settings(engine: Choice[EngineSpec]) -> Iterator[tuple[str, str]]:
-    """Why the settings of such an engine cannot be: key path and sentence of each reason."""
-    config, releases = engine.config, engine.spec.releases
+def hosted_settings(config: PartConfig, *, name: str, releases: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Why the settings of such an engine cannot be: key path and sentence of each reason; none for any other engine.
+
+    name: of the engine.  releases: that there are locks for besides the newest.
+    """
     if not isinstance(config, HostedConfig):
         return
     if config.release not in ("", *releases):
         has = (
             f"the newest, without a name, and {', '.join(releases)}" if releases else "the newest alone, without a name"
         )
-        yield "engine.release", f"{config.release!r} was asked for; engine {engine.name!r} has {has}."
+        yield "engine.release", f"{config.release!r} was asked for; engine {name!r} has {has}."
     for key, value, allowed in (
         ("dtype", config.dtype, ("auto", *DTYPES)),
         ("log_level", config.log_level, LOG_LEVELS),

@@ -14,6 +14,7 @@ from .asynchrony import asynchrony
 from .bridges import bridged_models, lacks_bridge
 from .capability import Cap, Needs, Support
 from .config import BackendConfig, LatentSamplingConfig, TextSamplingConfig
+from .eval_sampling import evaluation_base
 from .hosted import hosted_settings
 from .pipeline_config import pipeline_settings
 from .sde_match import sde_range
@@ -77,7 +78,7 @@ def match(plan: Plan, *, catalog: Catalog | None = None) -> Verdict:
             Reason(key=key, text=text)
             for key, text in (
                 *pipeline_settings(plan.model.config),
-                *hosted_settings(plan.engine),
+                *hosted_settings(plan.engine.config, name=plan.engine.name, releases=plan.engine.spec.releases),
                 *asynchrony(plan, needs),
             )
         ),
@@ -325,7 +326,7 @@ def _sampling(key: str, sampling: LatentSamplingConfig, plan: Plan, needs: Needs
     yield from own
     known = {item.name for item in fields(sampling)}
     changed = {name: value for name, value in plan.eval.sampling.items() if name in known}
-    evaluated = replace(sampling, **{"kernel": "euler", **changed})
+    evaluated = replace(evaluation_base(sampling), **changed)
     said = {reason.text for reason in own}
     yield from (reason for reason in _latents("eval.sampling", evaluated, plan) if reason.text not in said)
     if sampling.steps < 1:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from .capability import Needs
+from .eval_sampling import evaluation_base
 
 if TYPE_CHECKING:
     from .config import TextSamplingConfig
@@ -23,7 +24,7 @@ def text_sampling(key: str, sampling: TextSamplingConfig, plan: Plan, needs: Nee
     yield from _ranges(key, sampling)
     known = {item.name for item in dataclasses.fields(sampling)}
     changed = {name: value for name, value in plan.eval.sampling.items() if name in known}
-    yield from _ranges("eval.sampling", dataclasses.replace(sampling, **changed))
+    yield from _ranges("eval.sampling", dataclasses.replace(evaluation_base(sampling), **changed))
     if needs.log_probs != "token":
         return
     asks = f"algorithm {plan.algorithm.name!r} takes ratios of log-probs"

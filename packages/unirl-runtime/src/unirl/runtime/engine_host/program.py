@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from packaging.specifiers import SpecifierSet
 from unirl.core.errors import RecipeError, RunFailed
-from unirl.core.hosted import LOG_LEVELS, HostedConfig
+from unirl.core.hosted import HostedConfig, hosted_settings
 from unirl.core.model_files import DTYPES
 from unirl.core.roles import Model
 
@@ -75,9 +75,9 @@ def program(
     go along.  num_devices: that it computes on, from `device` on.
     """
     within = Path(config.env_dir).expanduser() if config.env_dir else None
+    for key, text in hosted_settings(config, name=product.name, releases=product.environment.earlier):
+        raise RecipeError(f"{key}: {text}")
     environment = product.environment.of(config.release)
-    if config.log_level not in LOG_LEVELS:
-        raise RecipeError(f"engine.log_level: {config.log_level!r} was asked for; one of {', '.join(LOG_LEVELS)}.")
     if config.sleep_mode and device.type != "cuda" and not sleeps_on_cpu:
         raise RecipeError(
             f"engine.sleep_mode: {product.title} gives memory back on CUDA alone; this is {device.type!r}. Unset it."
