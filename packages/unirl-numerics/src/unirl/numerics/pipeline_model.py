@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -20,8 +21,10 @@ from .schedules import Variant, sigmas_from_scheduler_config
 
 __all__ = ["PipelineModel"]
 
+C = TypeVar("C", bound=PipelineConfig)
 
-class PipelineModel:
+
+class PipelineModel(ABC):
     """A `unirl.core.roles.DiffusionModel` of images, from text, but for what a derived class says: `spec`,
     `max_sequence_length`, `encode_texts`, `velocity`, `latent_shape`, and how the VAE takes latents.
     """
@@ -32,11 +35,18 @@ class PipelineModel:
     token_side: int = 1
     """Elements of a latent along each side of a token of the transformer."""
 
-    def __init__(self, config: PipelineConfig, *, pipeline: Any, folder: Path, device: torch.device) -> None:
-        """pipeline: a `diffusers.DiffusionPipeline` with a `transformer` and a `vae`, loaded from `folder`; what does
-        not train is frozen. Raises RecipeError for a setting that cannot be."""
+    def __init__(
+        self, config: C, *, find: Callable[[C], Path], load: Callable[[Path, C], Any], device: torch.device
+    ) -> None:
+        """find: gives the folder of the checkpoint.  load: makes a `diffusers.DiffusionPipeline` of it, with a
+        `transformer` and a `vae`; what does not train is frozen.
+
+        Raises RecipeError for a setting that cannot be, before anything is found or loaded.
+        """
         for key, text in pipeline_settings(config):
             raise RecipeError(f"{key}: {text}")
+        folder = find(config)
+        pipeline = load(folder, config)
         name = self.spec.name
         self.device = device
         self.dtype = dtype_of(config.dtype, key="model.dtype", model=name)
@@ -78,9 +88,9 @@ class PipelineModel:
         rows = torch.tensor([distinct.index(prompt) for prompt in prompts], device=self.device)
         return {name: values[rows] for name, values in self.encode_texts(distinct, length=length).items()}
 
+    @abstractmethod
     def encode_texts(self, texts: Sequence[str], *, length: int) -> Mapping[str, Tensor]:
         """Conditions of these texts, [n, ...]. length: tokens of each, at which a long one is cut."""
-        raise NotImplementedError
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -93,9 +103,9 @@ class PipelineModel:
         with torch.autocast(self.device.type, dtype=self.autocast) if self.autocast else nullcontext():
             yield
 
+    @abstractmethod
     def velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Tensor]) -> Tensor:
         """See `unirl.core.roles.DiffusionModel`."""
-        raise NotImplementedError
 
     def schedule(self, sampling: LatentSamplingConfig) -> Tensor:
         """The checkpoint's own schedule, on the CPU; `sampling.schedule.shift` replaces its shift."""
@@ -111,9 +121,9 @@ class PipelineModel:
         except ValueError as error:
             raise RecipeError(f"sampling.schedule: {error}") from error
 
+    @abstractmethod
     def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, int, int]:
         """[C, H, W] of one latent. Raises RecipeError for a size that cannot be; see `check_image`."""
-        raise NotImplementedError
 
     def check_image(self, sampling: LatentSamplingConfig, *, unit: int, largest: int | None = None) -> None:
         """Raise RecipeError, with the nearest size that fits, unless one image is asked for whose sides are multiples

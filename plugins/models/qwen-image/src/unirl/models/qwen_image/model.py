@@ -40,8 +40,7 @@ class QwenImageModel(PipelineModel):
     spec = SPEC
 
     def __init__(self, config: QwenImageConfig, *, device: torch.device) -> None:
-        folder = find(config)
-        super().__init__(config, pipeline=load_pipeline(folder, config), folder=folder, device=device)
+        super().__init__(config, find=find, load=load_pipeline, device=device)
         self.max_sequence_length = self.pipeline.tokenizer_max_length
 
     def encode_texts(self, texts: Sequence[str], *, length: int) -> Mapping[str, Tensor]:

@@ -36,8 +36,7 @@ class Sd3Model(PipelineModel):
     """What diffusers' pipeline allows the T5 tokens."""
 
     def __init__(self, config: Sd3Config, *, device: torch.device) -> None:
-        folder = find(config)
-        super().__init__(config, pipeline=load_pipeline(folder, config), folder=folder, device=device)
+        super().__init__(config, find=find, load=load_pipeline, device=device)
         self.token_side = self.pipeline.patch_size
         embedder = cast(torch.nn.Module, self.transformer.time_text_embed)
         embedder.register_forward_pre_hook(_refuse_rounded_timestep)
