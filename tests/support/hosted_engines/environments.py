@@ -18,8 +18,8 @@ OUT_OF_REACH = re.compile(
 
 
 def make(name: str, *, release: str = "") -> None:
-    """The environment of an engine, of its newest release or another one, made by the command itself; there from then on, for every session with the same
-    lock.
+    """The environment of an engine, of its newest release or another one, made by the command itself; there from then
+    on, for everything with the same lock.
 
     Where the package index is out of reach, or has no torch for CPUs, the test is reported as not run. Anything else,
     such as a file that does not match its hash, fails.
