@@ -4,9 +4,9 @@
     python3 bootstrap.py -- unirl train quickstart
     python3 bootstrap.py --dev -- pytest
 
-Gets uv (into `.uv-bin`, when there is none), makes `.venv`, installs the versions of `uv.lock` and every dist of the
-workspace. On a machine with an NVIDIA GPU that is `uv sync`, with the CUDA build of torch that the lock names. Without
-one, the CPU build of the same torch version takes its place, which saves some 4 GB. Standard library only.
+Gets uv (into `.uv-bin` if there is none), creates `.venv`, and installs the locked versions of `uv.lock` and every dist
+of the workspace. On a machine with an NVIDIA GPU this is `uv sync` with the locked CUDA build of torch. Otherwise it
+installs the CPU build of the same torch version, which saves about 4 GB. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ ROOT = pathlib.Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 UV_VERSION = "0.13.8"
 PYTHONS = ((3, 11), (3, 14))
-"""First Python that is supported, first that is not."""
+"""First supported and first unsupported Python version."""
 CUDA_LINKED = ("torch", "torchvision", "torchaudio", "torchcodec", "timm")
-"""Packages whose wheels on the index need the CUDA build of torch; beside the CPU build they fail at import."""
+"""Packages whose wheels on the index need the CUDA build of torch; with the CPU build they fail at import."""
 
 
 def main() -> None:
@@ -37,11 +37,11 @@ def main() -> None:
         default=os.environ.get("UNIRL_ACCEL", "auto"),
         help="which torch to install; auto looks for an NVIDIA GPU",
     )
-    parser.add_argument("--dev", action="store_true", help="also what the tests and checks need")
+    parser.add_argument("--dev", action="store_true", help="also install what tests and checks need")
     options = parser.parse_args(arguments)
     if not PYTHONS[0] <= sys.version_info[:2] < PYTHONS[1]:
-        found = ".".join(map(str, sys.version_info[:3]))
-        _fail(f"Python {found} runs this script; UniRL needs 3.11, 3.12 or 3.13. Try `python3.11 bootstrap.py ...`.")
+        result = ".".join(map(str, sys.version_info[:3]))
+        _fail(f"got Python {result}, expected 3.11, 3.12 or 3.13. Try `python3.11 bootstrap.py ...`.")
     if not (ROOT / "uv.lock").is_file():
         _fail(f"{ROOT / 'uv.lock'} is missing: run this script inside a checkout of UniRL.")
 
@@ -53,7 +53,7 @@ def main() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "UV_PYTHON"}
     environment["UV_PYTHON_DOWNLOADS"] = "never"
     uv = _uv()
-    groups = ["--group", "dev"] if options.dev else ["--no-default-groups"]
+    groups = ["--all-packages", *(["--group", "dev"] if options.dev else ["--no-default-groups"])]
     if accel == "cuda":
         _run(uv, "sync", "--quiet", "--frozen", "--python", sys.executable, *groups, env=environment)
     else:
@@ -94,13 +94,13 @@ def _install_for_cpu(uv: str, groups: list[str], environment: dict[str, str]) ->
         _run(uv, "venv", "--quiet", "--python", sys.executable, VENV, env=environment)
     requirements, constraints = VENV / "cpu-requirements.txt", VENV / "cpu-constraints.txt"
     export = (uv, "export", "--quiet", "--frozen", "--no-hashes", *groups)
-    prune = [part for name in CUDA_LINKED for part in ("--prune", name)]
-    _run(*export, *prune, "--output-file", requirements, env=environment)
+    _run(*export, "--output-file", requirements, env=environment)
+    requirements.write_text(_pruned(requirements.read_text(encoding="utf-8"), CUDA_LINKED), encoding="utf-8")
     _run(*export, "--no-emit-workspace", "--output-file", constraints, env=environment)
     locked = constraints.read_text(encoding="utf-8")
     torch = re.search(r"^torch==([^\s;+]+)", locked, flags=re.MULTILINE)
     if torch is None:
-        _fail("uv.lock names no version of torch; run `uv lock`.")
+        _fail("uv.lock has no version of torch; run `uv lock`.")
     # torch's own small dependencies come with it, at the locked versions; torch itself must stay open for "+cpu".
     constraints.write_text(re.sub(r"^torch==.*\n", "", locked, flags=re.MULTILINE), encoding="utf-8")
     install = (uv, "pip", "install", "--quiet", "--python", python)
@@ -113,6 +113,25 @@ def _install_for_cpu(uv: str, groups: list[str], environment: dict[str, str]) ->
         is_last = number == len(tries)
         if _run(*install, "--constraint", constraints, *attempt, env=environment, check=is_last, quiet=not is_last):
             return
+
+
+def _pruned(exported: str, names: tuple[str, ...]) -> str:
+    """An export of uv without these packages and what only they require: it lists below each one what requires it."""
+    blocks = re.findall(r"^[^\s#].*\n(?:[ ]+#.*\n)*", exported, flags=re.MULTILINE)
+    gone = set(names)
+    while True:
+        kept = []
+        for block in blocks:
+            line, _, above = block.partition("\n")
+            name = re.split(r"[=<>~;\[ ]", line)[0]
+            via = set(re.findall(r"#\s+(?:via )?([\w.-]+)", above)) - {"via"}
+            if name in gone or (via and via <= gone):
+                gone.add(name)
+            else:
+                kept.append(block)
+        if len(kept) == len(blocks):
+            return "".join(kept)
+        blocks = kept
 
 
 def _find_links() -> list[str]:
@@ -132,7 +151,7 @@ def _run(*command: object, env: dict[str, str] | None = None, check: bool = True
     words = [str(word) for word in command]
     done = subprocess.run(words, cwd=ROOT, env=env, check=False, stderr=subprocess.DEVNULL if quiet else None)
     if check and done.returncode:
-        _fail(f"`{' '.join(words)}` ended with exit code {done.returncode}.")
+        _fail(f"`{' '.join(words)}` failed with exit code {done.returncode}.")
     return done.returncode == 0
 
 

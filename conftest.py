@@ -2,48 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from unirl.core.errors import PlanRejected
+from unirl.core.loop.batch_invariant import VARIABLES, batch_invariant
+
+# Before anything loads torch, for MKL reads it once. `MKL_CBWR=OFF pytest ...` runs all that needs no such mode.
+os.environ.setdefault("MKL_CBWR", VARIABLES["MKL_CBWR"])
 
 # Its asserts show their values, as those of test modules do.
-pytest.register_assert_rewrite("hosted_engines")
+pytest.register_assert_rewrite("external_engines")
+pytest_plugins = ["proofs.pytest_plugin"]
 
 TrlTrainer = Callable[..., Any]
-MUTANTS = "packages/unirl-conformance/tests/test_mutants.py"
-"""Its tests share one report of each kind of part, and nothing between the kinds."""
-LONG = (
-    "packages/unirl-runtime/tests/test_launchers.py",
-    "tests/test_third_party.py",
-    "plugins/engines/sglang/tests/test_sglang_image_engine.py",
-    "packages/unirl-runtime/tests/test_faults.py",
-    f"{MUTANTS}[algorithm",
-    f"{MUTANTS}[backend",
-    "plugins/engines/vllm-omni/tests/test_vllm_omni_engine.py",
-    "packages/unirl-conformance/tests/test_meta.py",
-    "tests/test_runs.py",
-    "plugins/engines/sglang-llm/tests/test_sglang_engine.py",
-    "tests/test_asynchrony.py",
-    "plugins/transports/transfer-queue/tests/test_transfer_queue_run.py",
-    "packages/unirl-conformance/tests/test_new_installed.py",
-    "plugins/engines/vllm/tests/test_vllm_engine.py",
-    "packages/unirl-runtime/tests/test_cluster.py",
-    f"{MUTANTS}[engine",
-    "plugins/backends/fsdp2/tests/test_fsdp2_mesh.py",
-    "tests/test_docs.py",
-)
-"""What takes half a minute or more, the longest first: it starts first, so that several workers end together."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests marked `gpu` are reported as not run where there is no CUDA device; they never pass there."""
-    if hasattr(config, "workerinput"):
-        places = {name: place for place, name in enumerate(LONG)}
-        scopes = [scope(item.nodeid) for item in items]
-        # After the long ones those with many tests, as xdist has it.
-        counts = {name: scopes.count(name) for name in set(scopes)}
-        items.sort(key=lambda item: (places.get(scope(item.nodeid), len(LONG)), -counts[scope(item.nodeid)]))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked:
         import torch
@@ -53,27 +31,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="not run: needs a CUDA device"))
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """`--dist loadfile` in the order that the workers collect, and the mutants by their kind."""
-    option: Any = config.option
-    if option.dist != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling
-
-    class LongestFirst(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return scope(nodeid)
-
-    option.loadscopereorder = False
-    return LongestFirst(config, log)
+@pytest.fixture(scope="session")
+def no_batch_invariance() -> str:
+    """Why this process cannot compute batch-invariantly; empty where it can."""
+    try:
+        with batch_invariant(on_cuda=False):
+            return ""
+    except PlanRejected as refusal:
+        return str(refusal)
 
 
-def scope(nodeid: str) -> str:
-    """What one worker has to run together: the file of a test, of mutants those of their kind."""
-    file, _, name = nodeid.partition("::")
-    kind = name.partition("[")[2].rstrip("]").partition("-")[0]
-    return f"{file}[{kind}" if file == MUTANTS and kind else file
+@pytest.fixture(autouse=True)
+def numerics_of_the_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests marked `batch_invariant` compute in that mode, and are not run where there is none."""
+    if request.node.get_closest_marker("batch_invariant") is None:
+        yield
+        return
+    problem: str = request.getfixturevalue("no_batch_invariance")
+    if problem:
+        pytest.skip(f"not run: {problem}")
+    with batch_invariant(on_cuda=False):
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -156,8 +134,8 @@ def trl_scores() -> Callable[..., Any]:
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1]
-        found = logits[:, -inputs["completion_ids"].shape[1] :].log_softmax(dim=-1)
-        chosen = found.gather(2, inputs["completion_ids"][..., None]).squeeze(2)
-        return chosen, -(found.exp() * found).sum(dim=-1)
+        result = logits[:, -inputs["completion_ids"].shape[1] :].log_softmax(dim=-1)
+        chosen = result.gather(2, inputs["completion_ids"][..., None]).squeeze(2)
+        return chosen, -(result.exp() * result).sum(dim=-1)
 
     return scores

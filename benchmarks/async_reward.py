@@ -1,12 +1,11 @@
-"""What streaming and rollouts ahead hide of a slow reward: the same steps done in turn, streamed, and ahead as well.
+"""How much of a slow reward streaming and rollouts ahead hide: the same steps sequentially, streamed, and ahead.
 
     python benchmarks/async_reward.py [--rounds 3] [--steps 4] [--reward-s 3]
 
-The quickstart's recipe with its own reward, each sample of which costs some time more, as a model elsewhere would: the
-thread sleeps. In turn and streamed run in this process; ahead runs under Ray with a rollout worker of its own. Rounds
-of the three are interleaved; the first step of a round fills the pipeline and the last one has nothing at its side, so
-neither counts. What is printed are minima over the steps that count: of each phase, of the whole step, and, made of the
-former, the time that a step would take at best.
+The quickstart's recipe and reward, slowed down by a sleep per sample like a remote reward model. Sequential and
+streamed steps run in this process; ahead runs under Ray with a dedicated rollout worker. Rounds of the three are
+interleaved. The first and last step of a round fill and drain the pipeline and are not counted. Prints minima over the
+counted steps: of each phase, of the whole step, and the lower bound of a step given the phases.
 """
 
 from __future__ import annotations
@@ -19,21 +18,22 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from unirl.core.ahead import RolloutsAhead
-from unirl.core.catalog import Catalog
-from unirl.core.events import Event, EventStream
-from unirl.core.loop import run_step
-from unirl.core.plan import Plan
-from unirl.core.prompts import PromptOrder, StepPrompts, read_prompts
-from unirl.core.recipe import compose
+from unirl.core.loop.ahead import RolloutsAhead
+from unirl.core.loop.build import build_parts
+from unirl.core.loop.loop import run_step
+from unirl.core.loop.prompts import PromptOrder, StepPrompts, read_prompts
+from unirl.core.observe.events import EventStream
+from unirl.core.observe.tracking import Trackers
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose
 from unirl.core.roles import Reward, ScoreInput, Scores
-from unirl.core.run import build_parts
-from unirl.core.tracking import Trackers
+from unirl.core.specs.plan import Plan
+from unirl.core.types.event import Event
 
 SETTINGS = [
     "run.threads=1",
     "run.media_every=0",
-    "run.steps=100000",
+    "run.max_steps=100000",
     "data.prompts_per_step=12",
     "data.samples_per_prompt=8",
     "engine.forward_batch=8",
@@ -43,11 +43,11 @@ SETTINGS = [
 ]
 PHASES = ("generate", "score", "train")
 VARIANTS = {
-    "in turn": [],
-    "streamed": ["run.stream_groups=1"],
+    "sequential": [],
+    "streamed": ["run.reward_overlap_groups=1"],
     "streamed, ahead": [
-        "run.stream_groups=1",
-        "run.rollout_ahead=1",
+        "run.reward_overlap_groups=1",
+        "run.max_staleness=1",
         "launcher=ray",
         "launcher.placement=separate",
         "launcher.num_cpus=4",
@@ -73,7 +73,7 @@ def main() -> None:
     finally:
         for variant in variants:
             variant.close()
-    columns = (*PHASES, "step", "at best", "step / best", "step / longest", "staleness")
+    columns = (*PHASES, "step", "lower bound", "step / bound", "step / longest", "staleness")
     print(f"{'':16}" + "".join(f"{column:>15}" for column in columns))
     for variant in variants:
         best = variant.best()
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 class Slow:
-    """A reward whose samples cost some seconds more each."""
+    """A reward with an additional delay per sample."""
 
     def __init__(self, reward: Reward, *, sample_s: float) -> None:
         self._reward, self._sample_s = reward, sample_s
@@ -98,7 +98,7 @@ class Variant:
     def __init__(self, name: str, plan: Plan, *, catalog: Catalog, reward_s: float) -> None:
         self.name, self._plan = name, plan
         self._counted: list[Mapping[str, float]] = []
-        """Seconds of each step that counts, and the age of its samples."""
+        """Seconds of each counted step, and the age of its samples."""
         self._launcher: Any = None
         if plan.launcher is not None:
             self._launcher = catalog.resolve(plan.launcher.spec.build)(plan.launcher.config)
@@ -115,8 +115,8 @@ class Variant:
         self._events.listen(self._seen.append)
 
     def round(self, steps: int) -> None:
-        """Steps that follow each other: one that fills the pipeline, those that count, and one that empties it."""
-        with RolloutsAhead(self._parts, self._plan) if self._plan.run.rollout_ahead else nullcontext() as ahead:
+        """Consecutive steps: one to fill the pipeline, the counted ones, and one to drain it."""
+        with RolloutsAhead(self._parts, self._plan) if self._plan.run.max_staleness else nullcontext() as ahead:
             for number in range(steps + 2):
                 follows = ahead is not None and number <= steps
                 began = time.perf_counter()
@@ -136,17 +136,17 @@ class Variant:
                     self._counted.append(measured(self._seen[-1], wall))
 
     def best(self) -> dict[str, float]:
-        """The minimum of each number, and what a step would take at best, made of those."""
-        least = {key: min(found[key] for found in self._counted) for key in self._counted[0]}
+        """The minimum of each number, and the lower bound of a step computed from them."""
+        least = {key: min(result[key] for result in self._counted) for key in self._counted[0]}
         generate, score, train = (least[phase] for phase in PHASES)
-        if self._plan.run.rollout_ahead:
+        if self._plan.run.max_staleness:
             best = max(generate, score, train)
-        elif self._plan.run.stream_groups:
+        elif self._plan.run.reward_overlap_groups:
             best = max(generate, score) + train
         else:
             best = generate + score + train
-        ratios = {"step / best": least["step"] / best, "step / longest": least["step"] / max(generate, score, train)}
-        return {**least, "at best": best, **ratios}
+        ratios = {"step / bound": least["step"] / best, "step / longest": least["step"] / max(generate, score, train)}
+        return {**least, "lower bound": best, **ratios}
 
     def close(self) -> None:
         if self._launcher is not None:
@@ -157,10 +157,11 @@ class Variant:
 
 
 def measured(event: Event, wall: float) -> dict[str, float]:
-    """Ahead, the phases of a step are those of the rollout that it trains on, which was made during the one before."""
+    """With rollouts ahead, the phases of a step are those of the rollout it trains on, generated during the previous
+    one."""
     metrics, phases = event.data["metrics"], event.data["phases"]
-    found = {phase: metrics.get(f"{phase}_s", phases.get(phase, 0.0)) for phase in PHASES}
-    return {**found, "step": wall, "staleness": metrics.get("staleness_max", 0.0)}
+    result = {phase: metrics.get(f"{phase}_s", phases.get(phase, 0.0)) for phase in PHASES}
+    return {**result, "step": wall, "staleness": metrics.get("staleness_max", 0.0)}
 
 
 if __name__ == "__main__":

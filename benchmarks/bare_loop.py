@@ -1,9 +1,9 @@
-"""Flow-GRPO on the quickstart's checkpoint, written out by hand in one file: what UniRL's overhead is measured against.
+"""Flow-GRPO on the quickstart's checkpoint, hand-written in one file: the baseline for UniRL's overhead.
 
     python benchmarks/bare_loop.py --steps 80 --seed 0
 
-Plain PyTorch on the components of diffusers' pipeline. From UniRL it takes the checkpoint, the prompts and the
-rule that scores images, nothing else. Formulas: Flow-GRPO, arXiv 2505.05470.
+Plain PyTorch on the components of diffusers' pipeline. From UniRL it takes only the checkpoint, the prompts and the
+rule that scores images. Formulas: Flow-GRPO, arXiv 2505.05470.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LORA_TARGETS = [
 @dataclass
 class Settings:
     checkpoint: str = ""
-    """Folder of another checkpoint of that layout; empty is the quickstart's."""
+    """Folder of another checkpoint in that layout; empty is the quickstart's."""
     trains: str = "full"
     """`full` or `lora`."""
     learning_rate: float = 1e-4
@@ -57,7 +57,7 @@ class Settings:
 
 @dataclass
 class StepRecord:
-    """One step: seconds of its phases, and what it learned from."""
+    """One step: seconds of its phases, and metrics."""
 
     step: int
     seconds: dict[str, float]
@@ -65,7 +65,7 @@ class StepRecord:
     perfect: float
     clip_fraction: float
     ratio_gap: float
-    """Largest distance of a ratio from 1 in the first update: 0 when rollout and replay agree."""
+    """Maximum |ratio - 1| in the first update: 0 when rollout and replay agree."""
     eval: dict[str, float] = field(default_factory=dict)
 
 
@@ -116,7 +116,7 @@ class BareLoop:
 
     @torch.no_grad()
     def _encode(self, pipeline: StableDiffusion3Pipeline, prompts: list[dict]) -> dict[str, tuple[Tensor, Tensor]]:
-        """Embeddings of every caption, encoded once: the text encoders do not train."""
+        """Embeddings of every caption, encoded once: the text encoders are frozen."""
         captions = [prompt["prompt"] for prompt in prompts]
         embeds, _, pooled, _ = pipeline.encode_prompt(
             captions,
@@ -227,7 +227,7 @@ class BareLoop:
         return torch.stack(clipped).mean().item(), ratio_gap
 
     def evaluate(self) -> dict[str, float]:
-        """Mean score and share of perfect images on the held-out captions, by the same noise every time."""
+        """Mean score and fraction of perfect images on the held-out captions, from the same noise every time."""
         count = self.settings.eval_samples // len(self.held_out_prompts)
         prompts = self.held_out_prompts * count
         generator = torch.Generator().manual_seed(1_000_003)
@@ -255,20 +255,20 @@ def gaussian_log_prob(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def score(images: Tensor, prompts: list[dict]) -> tuple[Tensor, Tensor]:
-    """Share of right parts of each image, and whether all of colour, shape and place are right."""
+    """Fraction of correct attributes of each image, and whether colour, shape and place are all correct."""
     seen = read_shapes(images)
     right = torch.zeros(len(images))
-    for key, found, names in (
+    for key, result, names in (
         ("color", seen.color, list(COLORS)),
         ("shape", seen.shape, list(SHAPES)),
         ("place", seen.place, list(PLACES)),
     ):
-        right += found == torch.tensor([names.index(prompt["metadata"][key]) for prompt in prompts])
+        right += result == torch.tensor([names.index(prompt["metadata"][key]) for prompt in prompts])
     return right / 3, (right == 3).float()
 
 
 def run(steps: int, settings: Settings | None = None) -> list[StepRecord]:
-    """Train for that many steps. The first and last record carry an evaluation, from before and after."""
+    """Train for this many steps. The first and last record hold evaluations before and after."""
     settings = settings or Settings()
     loop = BareLoop(settings)
     before = loop.evaluate()

@@ -1,4 +1,4 @@
-"""A step of the quickstart, counted: denoiser forwards and their rows, stored bytes, against the formulas."""
+"""Counts denoiser forwards, their rows and stored bytes of a quickstart step, and compares them with the formulas."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from unirl.core.catalog import Catalog
-from unirl.core.costs import latent_step_cost
-from unirl.core.prompts import read_prompts
-from unirl.core.recipe import compose
-from unirl.core.requests import build_request
-from unirl.core.run import build_parts
-from unirl.core.scoring import score
+from unirl.core.loop.build import build_parts
+from unirl.core.loop.costs import latent_step_cost
+from unirl.core.loop.prompts import read_prompts
+from unirl.core.loop.requests import build_request
+from unirl.core.loop.scoring import score
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose
 
 CASES = {
     "quickstart": [],
-    "serial replay, micro-batches of 48": ["train.replay=serial", "train.micro_batch=48"],
+    "serial replay, micro-batches of 48": ["train.replay=serial", "train.micro_batch_size=48"],
     "old log-probs from the engine": ["train.old_log_probs=engine"],
     "a window of 2 steps": ["sampling.sde.mode=window", "sampling.sde.window=2"],
     "guidance 2": ["sampling.guidance_scale=2.0"],
@@ -56,10 +56,10 @@ def count(catalog: Catalog, overrides: list[str]) -> tuple[str, str, str]:
         rollout=0,
         policy_version=0,
     )
-    (name, wanted), *_ = request.tracks.items()
+    (name, expected), *_ = request.tracks.items()
     predicted = latent_step_cost(
-        wanted,
-        latent_shape=parts.model.latent_shape(wanted.sampling),
+        expected,
+        latent_shape=parts.model.latent_shape(expected.sampling),
         anchors=plan.train.old_log_probs == "replay",
     )
     track = parts.engine.generate(request).tracks[name]
@@ -70,14 +70,14 @@ def count(catalog: Catalog, overrides: list[str]) -> tuple[str, str, str]:
     parts.backend.train(track, parts.algorithm, progress=0.0)
     for part in (parts.engine, *parts.rewards.values(), parts.backend):
         part.close()
-    training = predicted.anchor_rows + predicted.train_rows
+    training = predicted.old_log_prob_rows + predicted.train_rows
     pairs = (
         (rows["rollout"], predicted.rollout_rows),
         (rows["train"], training),
         (stored, predicted.stored_bytes),
     )
-    assert all(found == wanted for found, wanted in pairs), pairs
-    return tuple(f"{found} = {wanted}" for found, wanted in pairs)  # type: ignore[return-value]
+    assert all(result == expected for result, expected in pairs), pairs
+    return tuple(f"{result} = {expected}" for result, expected in pairs)  # type: ignore[return-value]
 
 
 if __name__ == "__main__":

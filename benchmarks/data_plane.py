@@ -1,11 +1,11 @@
-"""Rows from the worker that made them to the one that needs them: by reference, through TransferQueue, by value.
+"""Moving samples from the producing to the consuming worker: by reference, through TransferQueue, by value.
 
     python benchmarks/data_plane.py [--rounds 7] [--rows 32] [--mooncake]
 
-One rollout's tensor of each size goes all ways in turn, in every round. `reference` is the workers' own store, `queue`
-the plugin transfer-queue with its simple storage, `mooncake` the same on a Mooncake store over TCP, and `value` takes
-the tensor to the driver and on from there. Printed are the minima of the rounds, from the call that keeps the tensor to
-the answer of the one that has it, and the bytes that the driver got and sent, pickled.
+Every round moves a tensor of each size each way. `reference` is the workers' own store, `queue` the plugin
+transfer-queue with its simple storage, `mooncake` the same on a Mooncake store over TCP, and `value` goes through the
+driver. Prints minima over rounds, from storing the tensor to the consumer's answer, and the pickled bytes that the
+driver received and sent.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 import ray
 import torch
-from unirl.core.config import PartConfig
 from unirl.core.roles import Transport, TransportPlace
+from unirl.core.specs.config import PartConfig
 from unirl.runtime import tensor_store
 from unirl.runtime.ray_worker import SETTINGS
 from unirl.runtime.remote_rows import Piece, RemoteRows
@@ -69,7 +69,7 @@ class Process:
         return RemoteRows([Piece(name, 0, rows)], row_shape=(width,), dtype=torch.float32)
 
     def total(self, way: str, rows: Any) -> float:
-        """The sum of what came: of a tensor, or of rows that are fetched."""
+        """The sum of a received tensor, or of fetched rows."""
         tensor = rows if way == "value" else self._ways[way].fetch([rows])[0]
         return float(tensor.double().sum())
 
@@ -118,12 +118,12 @@ def measure(options: argparse.Namespace, ways: list[str], addresses: dict[str, A
     taker = remote.remote("taker", {"maker": maker}, addresses)
     print(f"{'tensor':>16} {'way':>10} {'trip':>10} {'MiB/s':>8} {'driver bytes':>14} {'per row':>10}")
     for kib in ROW_KIB:
-        wanted = ray.get(maker.make.remote(options.rows, kib * 1024))
+        expected = ray.get(maker.make.remote(options.rows, kib * 1024))
         best: dict[str, tuple[float, int]] = {}
         for turn in range(options.rounds + 1):
             for way in ways:
                 seconds, size, total = trip(maker, taker, way)
-                assert total == wanted, (way, total, wanted)
+                assert total == expected, (way, total, expected)
                 # The first round opens connections.
                 if turn:
                     best[way] = min(best.get(way, (seconds, size)), (seconds, size))
@@ -136,7 +136,7 @@ def measure(options: argparse.Namespace, ways: list[str], addresses: dict[str, A
 
 
 def trip(maker: Any, taker: Any, way: str) -> tuple[float, int, float]:
-    """(seconds, bytes that the driver got and sent, sum of what came)."""
+    """(seconds, bytes received and sent by the driver, sum of the received tensor)."""
     keep: Callable[[], Any] = maker.value.remote if way == "value" else lambda: maker.keep.remote(way)
     began = time.perf_counter()
     handle = ray.get(keep())

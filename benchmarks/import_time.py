@@ -1,4 +1,4 @@
-"""Start-up: what a user waits for before anything happens. Each command in a fresh process, minima of several."""
+"""Start-up time of commands, each in a fresh process; minima of several runs."""
 
 from __future__ import annotations
 

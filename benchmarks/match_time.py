@@ -1,12 +1,12 @@
-"""match() over every model x engine x algorithm x backend x reward that is installed."""
+"""match() over every installed combination of model, engine, algorithm, backend and reward."""
 
 from __future__ import annotations
 
 import itertools
 import time
 
-from unirl.core.catalog import Catalog
-from unirl.core.match import match_parts
+from unirl.core.match.match import match_parts
+from unirl.core.plugins.catalog import Catalog
 
 ROUNDS = 20
 

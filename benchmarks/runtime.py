@@ -1,10 +1,10 @@
-"""What the runtime costs: a step under Ray against the same step in this process, replay on two ranks, and checksums.
+"""Runtime overhead: a step under Ray against the same step in this process, replay on two ranks, and checksums.
 
     python benchmarks/runtime.py [--steps 5]
 
-Steps of the variants are interleaved; what is printed are minima, the first step of each left out. The first two tables
-train the quickstart's recipe; two ranks share the machine's cores. The last one sends random weights through shared
-memory, with the checksums of both sides, and times the sender's apart.
+Steps of the variants are interleaved; prints minima, without the first step of each. The first two tables train the
+quickstart's recipe; two ranks share the machine's cores. The last one sends random weights through shared memory, with
+checksums on both sides, and times the sender's separately.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from pathlib import Path
 
 import ray
 import torch
-from unirl.core.catalog import Catalog
-from unirl.core.events import Event, EventStream
-from unirl.core.loop import run_step
-from unirl.core.prompts import PromptOrder, read_prompts
-from unirl.core.recipe import compose
+from unirl.core.loop.loop import run_step
+from unirl.core.loop.prompts import PromptOrder, read_prompts
+from unirl.core.observe.events import EventStream
+from unirl.core.observe.tracking import Trackers
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose
 from unirl.core.roles import WeightUpdate
-from unirl.core.tracking import Trackers
-from unirl.core.weights import checksum
+from unirl.core.types.event import Event
+from unirl.core.types.weights import checksum
 from unirl.runtime.launchers import RayLauncher
 from unirl.runtime.ray_worker import SETTINGS
 from unirl.runtime.weights.carriers import SharedMemoryCarrier
@@ -32,7 +33,7 @@ from unirl.runtime.weights.transfer import Receiver, send
 COMMON = [
     "run.threads=1",
     "run.media_every=0",
-    "run.steps=100000",
+    "run.max_steps=100000",
     "advantage.constant_reward=skip",
     "~tracker.report",
 ]
@@ -67,17 +68,17 @@ def main() -> None:
 
 
 def compare(title: str, variants: Mapping[str, list[str]], *, steps: int) -> None:
-    found: dict[str, list[Event]] = {name: [] for name in variants}
+    result: dict[str, list[Event]] = {name: [] for name in variants}
     with ExitStack() as stack:
         run = {name: launched([*COMMON, *words], stack) for name, words in variants.items()}
         for number in range(steps + 1):
             for name, step in run.items():
                 event = step(number)
                 if number:  # the first step warms up
-                    found[name].append(event)
+                    result[name].append(event)
     phases = ("sync", "generate", "score", "train")
     print(f"{title:16} {'step':>9} " + " ".join(f"{phase:>10}" for phase in phases) + f" {'driver, per sample':>20}")
-    for name, events in found.items():
+    for name, events in result.items():
         seconds = [event.data["phases"] for event in events]
         whole = min(sum(each.values()) for each in seconds)
         parts = " ".join(f"{min(each.get(phase, 0.0) for each in seconds) * 1000:7.0f} ms" for phase in phases)
@@ -86,7 +87,7 @@ def compare(title: str, variants: Mapping[str, list[str]], *, steps: int) -> Non
 
 
 def launched(words: list[str], stack: ExitStack) -> Step:
-    """The quickstart with these settings, as a function that makes the step of a number."""
+    """The quickstart with these settings, as a function that runs the step with a given number."""
     catalog = Catalog.discover()
     plan = compose("quickstart", words, catalog=catalog)
     assert plan.launcher is not None
@@ -109,7 +110,7 @@ def launched(words: list[str], stack: ExitStack) -> Step:
 
 
 def checksums() -> None:
-    """Shared memory within one process: both sides' work falls on one core, and nothing waits for a network."""
+    """Shared memory within one process: both sides run on one core, without a network."""
     print(f"{'weights':>10} {'tensors':>8} {'whole transfer':>16} {'checksums of a side':>20} {'share':>7}")
     for megabytes, count in ((1, 64), (64, 64), (512, 128)):
         tensors = {f"layer.{n}": torch.randn(megabytes * 2**18 // count) for n in range(count)}

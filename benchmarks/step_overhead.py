@@ -2,9 +2,9 @@
 
     python benchmarks/step_overhead.py [--pairs 6] [--threads 1]
 
-Two sizes: the quickstart's own denoiser, and one whose forward takes at least 50 ms. Both loops do the same work: the
-rollout's log-probs are the old ones, SDE steps are replayed one after the other, two updates. What is printed is the
-minimum over the pairs, of wall time and of CPU time, and their ratio.
+Two sizes: the quickstart's denoiser, and one whose forward takes at least 50 ms. Both loops do the same work: old
+log-probs from the rollout, serial replay of the SDE steps, two updates. Prints minima over the pairs of wall time and
+CPU time, and their ratio.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from pathlib import Path
 import torch
 from bare_loop import BareLoop, Settings
 from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
-from unirl.core.catalog import Catalog
-from unirl.core.events import EventStream
-from unirl.core.loop import run_step
-from unirl.core.prompts import PromptOrder, read_prompts
-from unirl.core.recipe import compose
-from unirl.core.run import build_parts
-from unirl.core.tracking import Trackers
+from unirl.core.loop.build import build_parts
+from unirl.core.loop.loop import run_step
+from unirl.core.loop.prompts import PromptOrder, read_prompts
+from unirl.core.observe.events import EventStream
+from unirl.core.observe.tracking import Trackers
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose
 from unirl.quickstart import checkpoint_path
 
 WIDE = {"num_layers": 6, "num_attention_heads": 8, "attention_head_dim": 48, "caption_projection_dim": 384}
-"""A denoiser of 17 M weights, whose forward at 32 rows takes some 100 ms on one core."""
+"""A denoiser of 17 M parameters, whose forward at batch size 32 takes some 100 ms on one core."""
 
 
 def main() -> None:
@@ -81,12 +81,12 @@ def our_step(path: Path, *, prompts: int, samples: int, threads: int) -> Callabl
         f"data.samples_per_prompt={samples}",
         f"run.threads={threads}",
         "run.media_every=0",
-        "run.steps=1000",
+        "run.max_steps=1000",
         "train.old_log_probs=engine",
         "train.replay=serial",
         "train.updates_per_step=2",
         "backend.trains=full",
-        # A random denoiser paints nothing that the rule can read; what is timed does not depend on the scores.
+        # The rule cannot read images of a random denoiser; the timing does not depend on the scores.
         "advantage.constant_reward=fail" if path == Path(checkpoint_path()) else "+reward@reward.light=brightness",
         "~tracker.report",
     ]

@@ -1,4 +1,4 @@
-"""What `trl_step.py` compares: sizes, their checkpoints, and the score of texts that have no answer."""
+"""The cases of `trl_step.py`: sizes, their checkpoints, and a score for completions without an answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LARGER = {
     "vocab_size": 4096,
 }
 NEVER = "<|never|>"
-"""A token that the tokenizer knows and the model cannot draw: with it as the end of a text, no text ends."""
+"""A token that the model cannot sample: with it as the stop token, every completion reaches the limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,8 @@ class Case:
     samples: int
     max_new_tokens: int
     ends: bool
-    """Texts end where the model ends them, and are scored by their answer; else by their share of digits."""
+    """Completions end at the model's stop token and are scored by their answer; otherwise by their fraction of
+    digits."""
     larger: bool = False
 
 
@@ -43,7 +44,7 @@ CASES = (
 
 
 def write_checkpoint(case: Case, folder: Path) -> Path:
-    """The quickstart's checkpoint, or a random one with its tokenizer, ended as the case says."""
+    """The quickstart's checkpoint, or a random one with its tokenizer, with the stop token of the case."""
     for file in Path(text_checkpoint_path()).iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     if case.larger:
@@ -57,7 +58,7 @@ def write_checkpoint(case: Case, folder: Path) -> Path:
         tokenizer = json.loads((folder / "tokenizer.json").read_text())
         shape = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
         tokenizer["added_tokens"].append({"id": last, "content": NEVER, **shape})
-        # Ids in between have no token of their own.
+        # Ids in between have no token.
         tokenizer["model"]["vocab"] |= {f"<|{number}|>": number for number in range(_size(tokenizer), last)}
         (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
         _edit(folder / "tokenizer_config.json", eos_token=NEVER)

@@ -1,16 +1,16 @@
-"""A training step of text: UniRL against TRL's GRPOTrainer, same checkpoint, prompts, lengths, loss and updates.
+"""A text training step: UniRL against TRL's GRPOTrainer, same checkpoint, prompts, lengths, loss and updates.
 
     python benchmarks/trl_step.py [--pairs 6] [--threads 1] [--only quickstart]
 
-Both take the same prompts in the same order, sample as many texts of each, and take two optimizer steps; old log-probs
-are replayed by both. TRL runs its own training loop, and a callback at the end of each of its rounds runs one step of
-ours, so that the rounds alternate in one process. Before anything is timed the first round shows that both do the same:
-greedy texts token by token; then, on TRL's rollout and with weights that have moved away from those that made it,
-advantages, loss and gradient. What is printed are minima and medians of CPU time over the pairs, the first left out, as
-a whole and by phase, and the tokens that each generated.
+Both take the same prompts in the same order, sample equally many completions, recompute the old log-probs and take two
+optimizer steps. TRL runs its own training loop, and a callback at the end of each of its steps runs one step of ours,
+so that the two alternate in one process. Before timing, the first round verifies that both compute the same: greedy
+completions token by token; then advantages, loss and gradient on TRL's rollout, with weights that have moved away from
+those that sampled it. Prints minima and medians of CPU time over the pairs without the first, in total and by phase,
+and the number of generated tokens.
 
-Three sizes: the text quickstart with its own ends; the same with texts that all reach the length limit, so that both
-generate exactly as many tokens; and that with a random model of 5 M weights, where arithmetic is what takes the time.
+Three sizes: the text quickstart; the same with completions that all reach the length limit, so that both generate
+exactly as many tokens; and that with a random model of 5 M parameters, where arithmetic dominates.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl_cases import CASES, Case, share_of_digits, write_checkpoint
-from unirl.core.catalog import Catalog
-from unirl.core.events import EventStream
-from unirl.core.loop import run_step
-from unirl.core.parts import Parts
-from unirl.core.plan import Plan
-from unirl.core.prompts import PromptOrder, read_prompts
-from unirl.core.recipe import compose
+from unirl.core.loop.build import build_parts
+from unirl.core.loop.loop import run_step
+from unirl.core.loop.parts import Parts
+from unirl.core.loop.prompts import PromptOrder, read_prompts
+from unirl.core.loop.streaming import step_request
+from unirl.core.observe.events import EventStream
+from unirl.core.observe.tracking import Trackers
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose
 from unirl.core.roles import ScoreInput, Scores
-from unirl.core.run import build_parts
-from unirl.core.streaming import step_request
-from unirl.core.track import Status, TextSegment, Track
-from unirl.core.tracking import Trackers
-from unirl.numerics.reduction import reduce_terms, weight_totals
-from unirl.numerics.text_rollout import generate_text
-from unirl.numerics.track_replay import TrackReplay
+from unirl.core.specs.plan import Plan
+from unirl.core.types.track import Status, TextSegment, Track
+from unirl.numerics.loss.reduction import reduce_terms, weight_totals
+from unirl.numerics.tokens.rollout import generate_text
+from unirl.numerics.train.track_replay import TrackReplay
 
 UPDATES = 2
 
@@ -100,7 +100,7 @@ class Ours:
             f"sampling.max_new_tokens={case.max_new_tokens}",
             f"run.threads={threads}",
             "run.media_every=0",
-            "run.steps=100000",
+            "run.max_steps=100000",
             f"train.updates_per_step={UPDATES}",
             # TRL's: Bessel's correction, and no bound.
             "backend.weight_decay=0",
@@ -158,7 +158,7 @@ class DigitReward:
 
 
 class Theirs(TrainerCallback):
-    """TRL's trainer on the same prompts. `between` is called at the end of each of its rounds."""
+    """TRL's trainer on the same prompts. `between` is called at the end of each of its steps."""
 
     def __init__(self, case: Case, checkpoint: Path, prompts: list[Any], *, rounds: int, folder: Path) -> None:
         self._rows = case.prompts * case.samples
@@ -195,8 +195,8 @@ class Theirs(TrainerCallback):
 
         def answers_right(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
             texts = [completion[0]["content"] for completion in completions]
-            found = [text.rpartition("</think>")[2].strip() for text in texts]
-            return [float(text == right) for text, right in zip(found, answer, strict=True)]
+            result = [text.rpartition("</think>")[2].strip() for text in texts]
+            return [float(text == right) for text, right in zip(result, answer, strict=True)]
 
         def digits(completions: list[Any], **_: Any) -> list[float]:
             return [share_of_digits(completion[0]["content"]) for completion in completions]
@@ -236,9 +236,9 @@ class Theirs(TrainerCallback):
 
     def _kept(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def inner(*args: Any, **kwargs: Any) -> Any:
-            found = call(*args, **kwargs)
-            setattr(self, name, found)
-            return found
+            result = call(*args, **kwargs)
+            setattr(self, name, result)
+            return result
 
         return inner
 
@@ -250,7 +250,7 @@ def _with_rest(laps: dict[str, float], total: float) -> dict[str, float]:
 def compare(case: Case, checkpoint: Path, *, pairs: int, threads: int) -> None:
     ours = Ours(case, checkpoint, threads=threads)
     theirs = Theirs(case, checkpoint, ours.prompts, rounds=pairs + 1, folder=checkpoint)
-    found: dict[str, list[dict[str, float]]] = {"ours": [], "trl": []}
+    result: dict[str, list[dict[str, float]]] = {"ours": [], "trl": []}
     tokens: dict[str, int] = {"ours": 0, "trl": 0}
 
     def between(number: int, seconds: dict[str, float]) -> None:
@@ -258,11 +258,11 @@ def compare(case: Case, checkpoint: Path, *, pairs: int, threads: int) -> None:
             prove_equal(case, ours, theirs)
             ours.step(0)
             return
-        found["trl"].append(seconds)
+        result["trl"].append(seconds)
         tokens["trl"] += theirs.num_tokens
-        found["ours"].append(ours.step(number))
+        result["ours"].append(ours.step(number))
         tokens["ours"] += ours.num_tokens
-        print(f"  pair {number}: {found['trl'][-1]['total']:.2f} s, {found['ours'][-1]['total']:.2f} s", flush=True)
+        print(f"  pair {number}: {result['trl'][-1]['total']:.2f} s, {result['ours'][-1]['total']:.2f} s", flush=True)
         if not case.ends:
             assert ours.num_tokens == theirs.num_tokens == case.prompts * case.samples * case.max_new_tokens
 
@@ -273,7 +273,7 @@ def compare(case: Case, checkpoint: Path, *, pairs: int, threads: int) -> None:
     print(f"\n{case.name}: {size}, {pairs} pairs, CPU seconds")
     print(f"  {'':10} {'TRL':>15} {'UniRL':>15} {'UniRL / TRL':>15}")
     for phase in ("total", "generate", "train"):
-        columns = {who: [row[phase] for row in rows] for who, rows in found.items()}
+        columns = {who: [row[phase] for row in rows] for who, rows in result.items()}
         least, middle = ({who: of(rows) for who, rows in columns.items()} for of in (min, statistics.median))
         cells = [f"{least[who]:7.3f}, {middle[who]:6.3f}" for who in ("trl", "ours")]
         ratios = [each["ours"] / each["trl"] for each in (least, middle)]
@@ -283,7 +283,7 @@ def compare(case: Case, checkpoint: Path, *, pairs: int, threads: int) -> None:
 
 
 def prove_equal(case: Case, ours: Ours, theirs: Theirs) -> None:
-    """Raise where both do not compute the same from the same, with the weights that TRL has now."""
+    """Raise unless both compute the same from the same inputs, with TRL's current weights."""
     model, trainer = ours.model, theirs.trainer
     live, moved = model.trainable, trainer.accelerator.unwrap_model(trainer.model)
     kept = {name: value.clone() for name, value in live.state_dict().items()}
@@ -301,7 +301,7 @@ def prove_equal(case: Case, ours: Ours, theirs: Theirs) -> None:
     terms: Any = losses.terms
     loss = reduce_terms(terms, totals=weight_totals(terms))
     loss.backward()
-    # One micro-batch of all rows, as ours.
+    # One micro-batch of all rows, like ours.
     trainer.current_gradient_accumulation_steps = 1
     other = trainer._compute_loss(trainer.model, rollout)
     other.backward()
@@ -325,10 +325,12 @@ def prove_equal(case: Case, ours: Ours, theirs: Theirs) -> None:
 def greedy_tokens_agree(case: Case, ours: Ours, theirs: Theirs) -> None:
     request = step_request(ours.parts, ours.plan, ours.chosen(0), step=0).text("text")
     rows = list(range(0, request.num_rows, case.samples))
-    wanted = dataclasses.replace(request.select(rows), sampling=dataclasses.replace(request.sampling, temperature=0.0))
-    tokens = generate_text(ours.model, wanted).tokens
+    expected = dataclasses.replace(
+        request.select(rows), sampling=dataclasses.replace(request.sampling, temperature=0.0)
+    )
+    tokens = generate_text(ours.model, expected).tokens
     moved = theirs.trainer.accelerator.unwrap_model(theirs.trainer.model)
-    for prompt, found in zip(wanted.prompt_tokens, tokens, strict=True):
+    for prompt, result in zip(expected.prompt_tokens, tokens, strict=True):
         with torch.no_grad():
             whole = moved.generate(
                 input_ids=prompt[None],
@@ -336,10 +338,10 @@ def greedy_tokens_agree(case: Case, ours: Ours, theirs: Theirs) -> None:
                 max_new_tokens=case.max_new_tokens,
                 do_sample=False,
             )
-        assert whole[0, len(prompt) :].tolist() == found.tolist(), "greedy texts differ"
+        assert whole[0, len(prompt) :].tolist() == result.tolist(), "greedy texts differ"
     first = theirs.rollout["prompt_ids"][:: case.samples]
     masks = theirs.rollout["prompt_mask"][:: case.samples].bool()
-    for row, mask, prompt in zip(first, masks, wanted.prompt_tokens, strict=True):
+    for row, mask, prompt in zip(first, masks, expected.prompt_tokens, strict=True):
         assert row[mask].tolist() == prompt.tolist(), "prompts differ"
 
 
@@ -365,7 +367,7 @@ def track_of(rollout: dict[str, Any], rewards: Tensor, case: Case) -> Track:
         ),
         rewards=rewards.float(),
         reward_parts={"math": rewards.float()},
-        weights=torch.ones(size),
+        sample_weights=torch.ones(size),
         status=(Status.COMPLETED,) * size,
         policy_version=(0,) * size,
     )

@@ -17,9 +17,9 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture(scope="session")
 def uv() -> str:
     own = ROOT / ".uv-bin" / "bin" / "uv"
-    found = shutil.which("uv") or (str(own) if own.is_file() else None)
-    assert found, "uv is missing; `python3 bootstrap.py --dev` brings it"
-    return found
+    result = shutil.which("uv") or (str(own) if own.is_file() else None)
+    assert result, "uv is missing; `python3 bootstrap.py --dev` brings it"
+    return result
 
 
 @pytest.fixture(scope="session")

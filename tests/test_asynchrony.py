@@ -10,35 +10,38 @@ from typing import Any
 
 import pytest
 import torch
-from unirl.core.capability import Cap, Support
-from unirl.core.catalog import Catalog
 from unirl.core.errors import PlanRejected
-from unirl.core.parts import Parts, sync_weights
-from unirl.core.plan import Choice, Plan
-from unirl.core.prompts import PromptOrder, read_prompts
-from unirl.core.recipe import compose
+from unirl.core.loop.build import build_parts
+from unirl.core.loop.parts import Parts, sync_weights
+from unirl.core.loop.prompts import PromptOrder, read_prompts
+from unirl.core.loop.run import train
+from unirl.core.loop.scoring import score
+from unirl.core.loop.streaming import step_request
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose
 from unirl.core.roles import DiffusionModel, WeightReceipt, WeightUpdate
-from unirl.core.run import build_parts, train
-from unirl.core.scoring import score
-from unirl.core.streaming import step_request
-from unirl.core.weights import checksum
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.plan import Choice, Plan
+from unirl.core.types.weights import checksum
 from unirl.engines.trainside.config import TrainsideConfig
 from unirl.engines.trainside.engine import TrainsideEngine
 from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
 
+pytestmark = pytest.mark.keyed
+
 SMALL = [
     "data.prompts_per_step=4",
     "data.samples_per_prompt=4",
-    "sampling.steps=4",
+    "sampling.num_inference_steps=4",
     "data.eval=''",
     "run.media_every=0",
     "run.threads=1",
-    "run.steps=3",
+    "run.max_steps=3",
     "~tracker.report",
     "+reward@reward.light=brightness",
     "reward.light.weight=0.1",
 ]
-AHEAD = ["run.rollout_ahead=1", "train.old_log_probs=engine"]
+AHEAD = ["run.max_staleness=1", "train.old_log_probs=engine"]
 
 
 class OwnWeights(TrainsideEngine):
@@ -98,7 +101,7 @@ def trained(catalog: Catalog, plan: Plan, folder: Path) -> tuple[list[dict[str, 
     train(plan, catalog=catalog)
     backend = build_parts(plan, catalog=catalog).backend
     backend.load(next((folder / "checkpoints").glob("step-*")) / "backend")
-    return numbers(folder), dict(backend.weights(kind="full").tensors)
+    return numbers(folder), dict(backend.export_weights(kind="full").tensors)
 
 
 def assert_equal_bit_for_bit(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
@@ -113,7 +116,7 @@ def test_streaming_gives_the_rewards_and_weights_of_the_plain_loop(
 ) -> None:
     # Forwards of equal rows on both sides: the last bits of a matrix product may depend on them.
     plain = trained(catalog, planned(catalog, f"engine.forward_batch={4 * groups}"), tmp_path / "plain")
-    streamed = trained(catalog, planned(catalog, f"run.stream_groups={groups}"), tmp_path / "streamed")
+    streamed = trained(catalog, planned(catalog, f"run.reward_overlap_groups={groups}"), tmp_path / "streamed")
     assert_equal_bit_for_bit(plain[1], streamed[1])
     for before, now in zip(plain[0], streamed[0], strict=True):
         assert {key: now[key] for key in before} == before
@@ -122,9 +125,12 @@ def test_streaming_gives_the_rewards_and_weights_of_the_plain_loop(
 
 
 def test_pieces_that_store_unequal_numbers_of_latents_are_joined(catalog: Catalog, tmp_path: Path) -> None:
-    words = ["sampling.steps=6", "sampling.sde={mode: random, count: 2, first: 0.0, last: 1.0, per_group: true}"]
+    words = [
+        "sampling.num_inference_steps=6",
+        "sampling.sde={mode: random, count: 2, first: 0.0, last: 1.0, per_group: true}",
+    ]
     plain = trained(catalog, planned(catalog, "engine.forward_batch=4", *words), tmp_path / "plain")
-    streamed = trained(catalog, planned(catalog, "run.stream_groups=1", *words), tmp_path / "streamed")
+    streamed = trained(catalog, planned(catalog, "run.reward_overlap_groups=1", *words), tmp_path / "streamed")
     assert_equal_bit_for_bit(plain[1], streamed[1])
 
 
@@ -132,7 +138,7 @@ def test_an_engine_with_weights_of_its_own_gives_the_numbers_of_the_shared_ones(
     catalog: Catalog, tmp_path: Path
 ) -> None:
     shared = trained(catalog, planned(catalog), tmp_path / "shared")
-    own = trained(catalog, planned(catalog, "run.rollout_ahead=0", own=True), tmp_path / "own")
+    own = trained(catalog, planned(catalog, "run.max_staleness=0", own=True), tmp_path / "own")
     assert shared[0] == own[0]
     assert_equal_bit_for_bit(shared[1], own[1])
 
@@ -147,33 +153,33 @@ def one_after_the_other(plan: Plan, parts: Parts) -> list[float]:
         chosen = [prompts[row] for row in order.step(step)]
         return parts.engine.generate(step_request(parts, plan, chosen, step=step)).tracks["image"]
 
-    found: list[float] = []
+    result: list[float] = []
     rollouts: list[Any] = []
-    for step in range(plan.run.steps):
-        while len(rollouts) < min(step + 1 + plan.run.rollout_ahead, plan.run.steps):
+    for step in range(plan.run.max_steps):
+        while len(rollouts) < min(step + 1 + plan.run.max_staleness, plan.run.max_steps):
             rollouts.append(generated(len(rollouts)))
         track = score(rollouts[step], parts.rewards, parts.reward_weights)
         assert track.rewards is not None
-        found.append(float(track.rewards.mean()))
+        result.append(float(track.rewards.mean()))
         track, _ = parts.algorithm.advantages(track)
-        parts.backend.train(track, parts.algorithm, progress=step / (plan.run.steps - 1))
+        parts.backend.train(track, parts.algorithm, progress=step / (plan.run.max_steps - 1))
         parts.backend.end_rollout()
-    return found
+    return result
 
 
 @pytest.mark.parametrize(("ahead", "staleness"), [(1, [0, 2, 2, 2]), (2, [0, 2, 4, 4])])
 def test_a_run_ahead_gives_the_numbers_of_its_schedule_on_one_thread(
     catalog: Catalog, tmp_path: Path, ahead: int, staleness: list[int]
 ) -> None:
-    plan = planned(catalog, *AHEAD, f"run.rollout_ahead={ahead}", "run.steps=4", own=True)
+    plan = planned(catalog, *AHEAD, f"run.max_staleness={ahead}", "run.max_steps=4", own=True)
     steps, weights = trained(catalog, plan, tmp_path / "ahead")
     parts = build_parts(plan, catalog=catalog)
     assert [step["reward_mean"] for step in steps] == one_after_the_other(plan, parts)
-    assert_equal_bit_for_bit(weights, dict(parts.backend.weights(kind="full").tensors))
+    assert_equal_bit_for_bit(weights, dict(parts.backend.export_weights(kind="full").tensors))
     # Two updates a step; step s has samples of the weights after s - ahead steps, and the first ones those of the start.
     assert [step["staleness_max"] for step in steps] == staleness
     # Of stale samples the gap would be that of training, so it is measured on the others alone.
-    assert [key in step for step in steps for key in ("logp_gap_max",)] == [True, False, False, False]
+    assert [key in step for step in steps for key in ("logp_mismatch_max",)] == [True, False, False, False]
 
 
 def test_the_ratio_corrects_for_the_age_of_samples(catalog: Catalog, tmp_path: Path) -> None:
@@ -187,12 +193,15 @@ def test_the_ratio_corrects_for_the_age_of_samples(catalog: Catalog, tmp_path: P
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["run.rollout_ahead=1"], "train.old_log_probs: .* Set train.old_log_probs=engine"),
-        (AHEAD, "engine 'trainside' samples from the very weights that training changes meanwhile"),
+        (["run.max_staleness=1"], "train.old_log_probs: .* Set train.old_log_probs=engine"),
+        (AHEAD, "engine 'trainside' shares its weights with training"),
         ([*AHEAD, "launcher=ray"], "launcher.placement: .* Set launcher.placement=separate"),
         ([*AHEAD, "algorithm.ratio_norm=true"], "algorithm 'flow-grpo' cannot with these settings"),
-        (["run.rollout_ahead=-1"], "run.rollout_ahead: -1 was asked for; it must be 0 or more"),
-        (["run.stream_groups=4"], "run.stream_groups: pieces of 4 groups were asked for; a rollout has 4"),
+        (["run.max_staleness=-1"], "run.max_staleness: got -1, expected 0 or more"),
+        (
+            ["run.reward_overlap_groups=4"],
+            "run.reward_overlap_groups: got chunks of 4 groups; a rollout has 4",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -212,14 +221,14 @@ def test_workers_of_their_own_give_the_numbers_of_one_process(
     import small_runs
     import warm_workers
 
-    words = [*AHEAD, "run.stream_groups=2"]
+    words = [*AHEAD, "run.reward_overlap_groups=2"]
     here = trained(catalog, planned(catalog, *words, own=True), tmp_path / "here")
     plan = planned(catalog, *words, "launcher=ray", "launcher.placement=separate", f"run.dir={tmp_path / 'there'}")
     with warm_workers.serving(tmp_path) as python, small_runs.ray_cluster(python):
         train(plan, catalog=catalog)
     backend = build_parts(plan, catalog=catalog).backend
     backend.load(next((tmp_path / "there" / "checkpoints").glob("step-*")) / "backend")
-    weights = backend.weights(kind="full").tensors
+    weights = backend.export_weights(kind="full").tensors
     for name, tensor in here[1].items():
         # The same arithmetic in fp32, in processes whose libraries may choose other kernels.
         torch.testing.assert_close(weights[name], tensor, rtol=0, atol=1e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
 
 def commands() -> list[str]:
     """Every `unirl` command that a page shows in an indented or fenced block."""
-    found: dict[str, None] = {}
+    result: dict[str, None] = {}
     for page in PAGES:
         for line in page.read_text(encoding="utf-8").splitlines():
             match = re.match(
@@ -49,8 +50,8 @@ def commands() -> list[str]:
                 line,
             )
             if match and "reference" not in page.parts and (line.startswith("    ") or line.startswith("unirl")):
-                found[match.group(1).split("  #")[0].strip()] = None
-    return list(found)
+                result[match.group(1).split("  #")[0].strip()] = None
+    return list(result)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -92,6 +93,23 @@ def write_published(name: str, file: Path) -> None:
         file.write_text(json.dumps(row))
 
 
+def shown_files() -> dict[str, str]:
+    """Files that pages tell a reader to save: Python blocks whose first line is a comment with the name."""
+    result: dict[str, str] = {}
+    for page in PAGES:
+        for name, code in re.findall(
+            r"```python\n# ([\w/]+\.py)\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL
+        ):
+            assert result.setdefault(name, code) == code, f"{page} shows another {name}"
+    return result
+
+
+def write_shown(folder: Path) -> None:
+    for name, code in shown_files().items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(code)
+
+
 @pytest.mark.parametrize("command", [command for command in commands() if not needs_more(command)])
 def test_a_command_that_a_page_shows_is_accepted(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -101,6 +119,7 @@ def test_a_command_that_a_page_shows_is_accepted(
     rows = [json.dumps({"prompt": f"prompt {n}", "answer": "1"}) for n in range(64)]
     for name in {"prompts.jsonl", *re.findall(r"data\.\w+=(\w[\w-]*\.jsonl)", command)}:
         (tmp_path / name).write_text("\n".join(rows))
+    write_shown(tmp_path)
     if words[:2] == ["data", "convert"]:
         for source in [word for word in words[3:] if word.endswith((".parquet", ".jsonl"))][:-1]:
             write_published(words[2], tmp_path / source)
@@ -119,6 +138,60 @@ def test_a_command_that_a_page_shows_is_accepted(
     assert caught.value.code in expected, capsys.readouterr().err
 
 
+FUNCTIONS = [command for command in commands() if "=function" in command]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", FUNCTIONS)
+def test_a_function_that_a_page_shows_is_trained_on(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_shown(tmp_path)
+    small = [
+        "run.max_steps=2",
+        "run.dir=out",
+        "data.prompts_per_step=4",
+        "data.eval=''",
+        "advantage.constant_reward=skip",
+    ]
+    with pytest.raises(SystemExit) as caught:
+        main([*shlex.split(command)[1:], *small])
+    assert caught.value.code == 0, capsys.readouterr().err
+    events = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
+    steps = [event["metrics"] for event in events if event["kind"] == "step"]
+    assert len(steps) == 2 and all("reward/mine" in step for step in steps), sorted(steps[0])
+
+
+@pytest.mark.slow
+def test_the_script_that_exports_weights_writes_a_checkpoint_that_diffusers_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from diffusers import StableDiffusion3Pipeline
+    from unirl.core.recipe.assets import asset
+
+    monkeypatch.chdir(tmp_path)
+    write_shown(tmp_path)
+    small = ["data.prompts_per_step=2", "data.eval=''", "advantage.constant_reward=skip", "run.max_steps=1"]
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "quickstart", *small, "run.dir=out"])
+    assert caught.value.code == 0
+    (checkpoint,) = (tmp_path / "out" / "checkpoints").iterdir()
+    monkeypatch.setattr(sys, "argv", ["export_weights.py", "quickstart", str(checkpoint), "exported", *small])
+    runpy.run_path("export_weights.py")
+    exported = StableDiffusion3Pipeline.from_pretrained(tmp_path / "exported").transformer.state_dict()
+    before = StableDiffusion3Pipeline.from_pretrained(asset("quickstart", "checkpoint")).transformer.state_dict()
+    assert exported.keys() == before.keys()
+    moved = [float((exported[name] - before[name]).abs().max()) for name in before]
+    # AdamW at 5e-5 moves a weight by about that in each of its two updates.
+    assert 1e-5 < max(moved) < 1e-3
+
+
+def test_the_pages_that_a_reader_begins_with_show_a_function_of_their_own() -> None:
+    for page in ("README.md", "docs/tutorials/quickstart.md"):
+        assert "reward.mine=function" in (ROOT / page).read_text(encoding="utf-8"), page
+
+
 def test_the_reference_is_what_the_code_says() -> None:
     done = run(sys.executable, "docs/reference/generate.py", "--check", cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -129,7 +202,7 @@ def test_the_python_example_of_the_core_runs(tmp_path: Path, monkeypatch: pytest
     (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
     small = example.replace(
-        '"run.steps=1"', '"run.steps=1", "data.prompts_per_step=2", "advantage.constant_reward=skip"'
+        '"run.max_steps=1"', '"run.max_steps=1", "data.prompts_per_step=2", "advantage.constant_reward=skip"'
     )
     exec(compile(small, "README.md", "exec"), {})
     assert (tmp_path / "run" / "events.jsonl").is_file()

@@ -13,11 +13,11 @@ import click
 import pytest
 from unirl.conformance.claims import all_claims
 from unirl.conformance.documented import documented_fields, undocumented_fields
-from unirl.core import config, spec
-from unirl.core.capability import Cap, Needs, Support
-from unirl.core.catalog import Catalog
 from unirl.core.cli import cli
-from unirl.core.hookspec import HookSpecs
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.hookspec import HookSpecs
+from unirl.core.specs import config, spec
+from unirl.core.specs.capability import Cap, Needs, Support
 
 REFERENCE = Path(__file__).parents[1] / "docs/reference"
 
@@ -104,7 +104,7 @@ def test_a_setting_of_the_core_has_a_text(cls: type[Any]) -> None:
     assert list(undocumented_fields(cls)) == []
 
 
-@pytest.mark.parametrize("found", PARTS, ids=[f"{found.spec.kind}-{found.spec.name}" for found in PARTS])
+@pytest.mark.parametrize("found", PARTS, ids=[f"{result.spec.kind}-{result.spec.name}" for result in PARTS])
 def test_a_setting_of_a_part_has_a_text_in_the_reference(found: Any) -> None:
     cls = Catalog.discover().resolve(found.spec.config)
     assert list(undocumented_fields(cls)) == []

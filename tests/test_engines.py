@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from hosted_engines.locks import Pin, read_lock
+from external_engines.listening import Listening
+from external_engines.locks import Pin, read_lock
 from source_imports import imports
-from unirl.core.capability import Cap, Support
-from unirl.core.catalog import Catalog
 from unirl.core.errors import RecipeError, RunFailed
-from unirl.core.match import match_pair
+from unirl.core.match.match import match_pair
+from unirl.core.plugins.catalog import Catalog
 from unirl.core.roles import Model
-from unirl.core.spec import EngineSpec, ModelSpec
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.spec import EngineSpec, ModelSpec
+from unirl.engine_host.process import CARRIED
 from unirl.models.qwen3 import tiny as tiny_qwen3
 from unirl.models.qwen3.config import Qwen3Config
 from unirl.models.qwen3.model import build as build_qwen3
 from unirl.models.sd3 import tiny as tiny_sd3
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import build as build_sd3
-from unirl.runtime.engine_host.process import CARRIED
 
 CATALOG = Catalog.discover()
 ENGINES = {spec.name: spec for spec in CATALOG.specs("engine") if isinstance(spec, EngineSpec) and spec.environment}
@@ -56,9 +60,9 @@ def test_a_lock_pins_and_hashes_every_line_and_holds_a_version_that_was_tried(
     product, pins = environment_of(name).PRODUCT, locked(name, accel, release)
     dist = product.title.lower()
     # The build of vLLM for CPUs has a name of its own.
-    found = pins[f"{dist}-cpu" if f"{dist}-cpu" in pins else dist].version
-    product.check_version(found)
-    assert not release or found == release
+    result = pins[f"{dist}-cpu" if f"{dist}-cpu" in pins else dist].version
+    product.check_version(result)
+    assert not release or result == release
     assert {"torch", "safetensors"} <= pins.keys()
 
 
@@ -70,10 +74,10 @@ def test_the_releases_that_a_spec_names_are_those_that_there_are_locks_for(name:
 @each_engine
 def test_a_version_that_was_not_tried_is_refused_with_the_range(name: str) -> None:
     product = environment_of(name).PRODUCT
-    for found in ("0.1", "99.0"):
-        said = f"holds {product.title} {found}; this engine was tried with {product.tested}"
-        with pytest.raises(RunFailed, match=re.escape(said)):
-            product.check_version(found)
+    for result in ("0.1", "99.0"):
+        reply = f"has {product.title} {result}; this engine was tested with {product.tested}"
+        with pytest.raises(RunFailed, match=re.escape(reply)):
+            product.check_version(result)
 
 
 @each_engine
@@ -114,6 +118,22 @@ def built(engine: EngineSpec, *, model: Model, **settings: Any) -> Any:
     return CATALOG.resolve(engine.build)(CATALOG.resolve(engine.config)(**settings), model=model, device="cpu")
 
 
+def test_the_watch_over_listening_sockets_sees_every_interface_of_a_child() -> None:
+    listener = "import socket, sys, time; s = socket.create_server((sys.argv[1], 0)); print(flush=True); time.sleep(60)"
+    for address, is_open in (("127.0.0.1", False), ("0.0.0.0", True)):
+        watch = Listening()
+        with (
+            subprocess.Popen([sys.executable, "-IS", "-c", listener, address], stdout=subprocess.PIPE) as child,
+            watch.watched(),
+        ):
+            assert child.stdout is not None
+            child.stdout.readline()
+            time.sleep(0.5)
+            child.kill()
+        assert watch.beyond_loopback() == ([address] if is_open else [])
+        assert watch.addresses == {ip_address(address)}
+
+
 @each_engine
 def test_without_its_environment_it_says_which_command_makes_it(name: str, tmp_path: Path) -> None:
     model = model_for(ENGINES[name], tmp_path / "tiny")
@@ -124,7 +144,7 @@ def test_without_its_environment_it_says_which_command_makes_it(name: str, tmp_p
 @pytest.mark.parametrize("name", BRIDGED)
 def test_a_model_that_it_does_not_compute_is_refused(name: str, tmp_path: Path) -> None:
     model = model_for(ENGINES[name], tmp_path / "small", with_t5=False)
-    with pytest.raises(RecipeError, match="encodes prompts of Stable Diffusion 3 with T5, and the model was loaded"):
+    with pytest.raises(RecipeError, match="encodes prompts of Stable Diffusion 3 with T5, but the model was loaded"):
         built(ENGINES[name], model=model)
 
 
@@ -135,5 +155,5 @@ def test_models_without_a_bridge_are_refused(name: str) -> None:
     for spec in latent:
         verdict = match_pair(model=spec, engine=ENGINES[name])
         assert verdict.accepted is (name in spec.bridges)
-        assert verdict.accepted or f"model {spec.name!r} brings none for it" in str(verdict.reasons[0])
+        assert verdict.accepted or f"model {spec.name!r} has none for it" in str(verdict.reasons[0])
     assert any(name in spec.bridges for spec in latent)

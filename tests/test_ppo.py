@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unirl.core.catalog import Catalog
-from unirl.core.events import Event
-from unirl.core.match import match
-from unirl.core.recipe import compose
-from unirl.core.run import train
+from unirl.core.loop.run import train
+from unirl.core.match.match import match
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose
+from unirl.core.types.event import Event
+
+pytestmark = pytest.mark.keyed
 
 PPO = ("algorithm=ppo", "backend.critic.lr=3e-3")
 
@@ -31,29 +33,29 @@ def test_the_text_quickstart_takes_ppo_with_any_number_of_samples_a_prompt() -> 
 @pytest.mark.parametrize(
     ("overrides", "key", "says"),
     [
-        (("algorithm=ppo",), "backend.critic.lr", "trains a critic, and none is kept"),
-        (("backend.critic.lr=1e-3",), "backend.critic.lr", "trains no critic"),
+        (("algorithm=ppo",), "backend.critic.lr", "got null, but algorithm 'ppo' trains a critic"),
+        (("backend.critic.lr=1e-3",), "backend.critic.lr", "does not train a critic"),
         ((*PPO, "advantage.normalize=false"), "advantage.normalize", "come from its critic"),
-        ((*PPO, "algorithm.gae_lambda=1.5"), "algorithm.gae_lambda", "must lie in [0, 1]"),
-        ((*PPO, "algorithm.value_coef=0"), "algorithm.value_coef", "or no critic learns"),
-        ((*PPO, "algorithm.clip_range_value=0"), "algorithm.clip_range_value", "above 0, or null"),
-        ((*PPO, "algorithm.aggregation=mean"), "algorithm.aggregation", "is one of token-mean"),
+        ((*PPO, "algorithm.gae_lambda=1.5"), "algorithm.gae_lambda", "expected 0 to 1"),
+        ((*PPO, "algorithm.value_coef=0"), "algorithm.value_coef", "At 0 no critic learns."),
+        ((*PPO, "algorithm.clip_range_value=0"), "algorithm.clip_range_value", "expected more than 0, or null"),
+        ((*PPO, "algorithm.aggregation=mean"), "algorithm.aggregation", "expected one of token-mean"),
         ((*PPO, "algorithm.horizon=3"), "algorithm.horizon", "null otherwise"),
-        ((*PPO, "algorithm.clip_range=1"), "algorithm.clip_range", "between 0 and 1"),
-        ((*PPO, "algorithm.tis=all"), "algorithm.tis", "is one of none, token, sequence"),
+        ((*PPO, "algorithm.clip_range=1"), "algorithm.clip_range", "expected more than 0 and less than 1"),
+        ((*PPO, "algorithm.tis=all"), "algorithm.tis", "expected one of none, token, sequence"),
         (
             (*PPO, "algorithm.kl_coef=0.1", "algorithm.kl_in_reward=false", "backend.reference_copy=true"),
             "algorithm.kl_estimator",
             "the gradient of 'k1' is 0",
         ),
-        ((*PPO, "algorithm.kl_straight_through=true"), "algorithm.kl_straight_through", "has none"),
-        ((*PPO, "algorithm.kl_coef=0.1"), "backend.reference_copy", "compares with the reference policy"),
+        ((*PPO, "algorithm.kl_straight_through=true"), "algorithm.kl_straight_through", "has no gradient"),
+        ((*PPO, "algorithm.kl_coef=0.1"), "backend.reference_copy", "needs a reference policy"),
         ((*PPO, "backend.critic.warmup_steps=-1"), "backend.critic.warmup_steps", "0 or more"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(overrides: tuple[str, ...], key: str, says: str) -> None:
-    found = reasons(*overrides)
-    assert len(found) == 1 and f"{key}:" in found[0] and says in found[0], found
+    result = reasons(*overrides)
+    assert len(result) == 1 and f"{key}:" in result[0] and says in result[0], result
 
 
 def test_a_denoiser_has_no_critic() -> None:
@@ -70,18 +72,18 @@ def test_the_critic_of_the_text_quickstart_explains_a_third_of_what_texts_earn(t
     last three is above 0.3. Seen are .34, .39 and .41."""
     catalog = Catalog.discover()
     overrides = [
-        *PPO, "algorithm.gae_lambda=1", "backend.critic.warmup_steps=14", "run.steps=7", "run.save_every=0",
+        *PPO, "algorithm.gae_lambda=1", "backend.critic.warmup_steps=14", "run.max_steps=7", "run.save_every=0",
         "data.eval=''", f"run.dir={tmp_path}", "~tracker.report",
     ]  # fmt: skip
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
 
     def note(event: Event) -> None:
         if event.kind == "step":
-            found.append(event.data["metrics"])
+            result.append(event.data["metrics"])
 
     train(
         compose("quickstart-text", overrides, catalog=catalog), catalog=catalog, overrides=overrides, listeners=[note]
     )
-    explained = [metrics["explained_variance"] for metrics in found]
+    explained = [metrics["explained_variance"] for metrics in result]
     assert len(explained) == 7 and sum(explained[-3:]) / 3 > 0.3, explained
-    assert all(metrics["updates"] == 0 and metrics["critic_updates"] == 2 for metrics in found)
+    assert all(metrics["updates"] == 0 and metrics["critic_updates"] == 2 for metrics in result)

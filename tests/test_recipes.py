@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from unirl.core.catalog import Catalog
 from unirl.core.errors import RecipeError
-from unirl.core.match import match
-from unirl.core.plan import leaves
-from unirl.core.recipe import compose
-from unirl.core.recipe_files import find_recipe, list_recipes, recipe_roots
+from unirl.core.match.match import match
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose
+from unirl.core.recipe.files import find_recipe, list_recipes, recipe_roots
+from unirl.core.specs.plan import leaves
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = [recipe.name for recipe in list_recipes(recipe_roots(ROOT))]
@@ -40,7 +40,7 @@ def test_a_recipe_composes_and_its_parts_fit(name: str, catalog: Catalog) -> Non
         plan = compose(name, catalog=catalog, directory=ROOT)
     except RecipeError as error:
         # Prompts are the user's own where the recipe brings none.
-        assert str(error).startswith("data.train: this value is left to you")
+        assert str(error).startswith("data.train: the recipe has no default for this value")
         plan = compose(name, ["data.train=prompts.txt"], catalog=catalog, directory=ROOT)
     verdict = match(plan, catalog=catalog)
     assert verdict.accepted, [str(reason) for reason in verdict.reasons]

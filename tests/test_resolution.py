@@ -11,11 +11,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hosted_engines.environments import OUT_OF_REACH
-from hosted_engines.locks import read_lock
-from unirl.core.catalog import Catalog
-from unirl.core.spec import EngineSpec
-from unirl.runtime.engine_host.environment import EngineEnvironment
+from external_engines.environments import OUT_OF_REACH
+from external_engines.locks import read_lock
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.specs.spec import EngineSpec
+from unirl.engine_host.environment import EngineEnvironment
 
 CATALOG = Catalog.discover()
 ENVIRONMENTS: list[EngineEnvironment] = [
@@ -51,21 +51,21 @@ def resolved(uv: str, *words: object, within: Path) -> str:
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_wheels_resolve_on_a_platform_with_cuda(wheels: dict[str, Path], uv: str, tmp_path: Path, stack: str) -> None:
-    wanted = tmp_path / "wanted.in"
-    wanted.write_text("".join(f"{name}\n" for name in STACKS[stack]), encoding="utf-8")
+    expected = tmp_path / "wanted.in"
+    expected.write_text("".join(f"{name}\n" for name in STACKS[stack]), encoding="utf-8")
     links = next(iter(wheels.values())).parent
-    said = resolved(
+    reply = resolved(
         uv,
-        *("--python-version", "3.11", "--python-platform", PLATFORM, "--find-links", links, wanted),
+        *("--python-version", "3.11", "--python-platform", PLATFORM, "--find-links", links, expected),
         within=tmp_path,
     )
-    found = dict(line.split("==") for line in said.splitlines() if "==" in line)
-    own = {name: wheels[name].name.split("-")[1] for name in found if name.startswith("unirl-")}
+    result = dict(line.split("==") for line in reply.splitlines() if "==" in line)
+    own = {name: wheels[name].name.split("-")[1] for name in result if name.startswith("unirl-")}
     assert {*STACKS[stack], "unirl-numerics"} <= own.keys()
-    assert {name: found[name] for name in own} == own
+    assert {name: result[name] for name in own} == own
     # The builds of torch for CPUs alone say so in their version, and ask for none of CUDA's libraries.
-    assert "+cpu" not in found["torch"]
-    assert any(name.startswith("nvidia-cudnn") for name in found)
+    assert "+cpu" not in result["torch"]
+    assert any(name.startswith("nvidia-cudnn") for name in result)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_a_lock_for_cuda_is_whole_and_the_index_has_its_files(
     made_for = re.search(r"--python-platform (\S+)", lock)
     assert made_for, "the lock does not say which platform it is for"
     pins = read_lock(lock)
-    wanted = tmp_path / "wanted.in"
-    wanted.write_text("".join(f"{name}=={pin.version}\n" for name, pin in pins.items()), encoding="utf-8")
-    said = resolved(
+    expected = tmp_path / "wanted.in"
+    expected.write_text("".join(f"{name}=={pin.version}\n" for name, pin in pins.items()), encoding="utf-8")
+    reply = resolved(
         *(uv, "--generate-hashes", "--python-version", environment.python),
-        *("--python-platform", made_for[1], wanted),
+        *("--python-platform", made_for[1], expected),
         within=tmp_path,
     )
-    found = read_lock(said)
-    assert {name: pin.version for name, pin in found.items()} == {name: pin.version for name, pin in pins.items()}
-    gone = {name for name, pin in pins.items() if not pin.hashes <= found[name].hashes}
+    result = read_lock(reply)
+    assert {name: pin.version for name, pin in result.items()} == {name: pin.version for name, pin in pins.items()}
+    gone = {name for name, pin in pins.items() if not pin.hashes <= result[name].hashes}
     assert not gone, f"the index has other files than the lock of {sorted(gone)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import resource
@@ -15,16 +16,19 @@ from typing import Any
 
 import pytest
 import torch
+from bad_input_page import answer
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from unirl.core.catalog import Catalog
 from unirl.core.errors import CheckpointError, RewardFailed
-from unirl.core.recipe import compose
-from unirl.core.run import RunResult, train
+from unirl.core.loop.run import RunResult, train
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose
+
+pytestmark = pytest.mark.keyed
 
 SMALL = [
     "data.prompts_per_step=3",
     "data.samples_per_prompt=4",
-    "sampling.steps=4",
+    "sampling.num_inference_steps=4",
     "eval.every=0",
     "eval.num_prompts=2",
     "run.media_every=0",
@@ -80,20 +84,22 @@ def assert_equal_bit_for_bit(left: dict[str, Any], right: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("replay", ["stacked", "serial"])
 def test_the_first_update_has_ratio_one(start: Callable[..., RunResult], replay: str) -> None:
-    result = start("run", "run.steps=2", f"train.replay={replay}", "train.updates_per_step=2")
+    result = start("run", "run.max_steps=2", f"train.replay={replay}", "train.updates_per_step=2")
     for event in events(result.folder, "step"):
-        # The anchor pass runs the very micro-batches of the update: the same arithmetic, hence exactly 1.
+        # The old-log-prob pass runs the very micro-batches of the update: the same arithmetic, hence exactly 1.
         assert event["metrics"]["ratio_max_dev_first"] == 0.0
         # Rollout and replay differ in batch shape here, and fp32 rounding of log-probs of order 1 is 1e-7.
-        assert event["metrics"]["logp_gap_max"] < 2e-6
+        assert event["metrics"]["logp_mismatch_max"] < 2e-6
 
 
 def test_the_engines_log_probs_are_the_replayed_ones_at_equal_batch_shape(start: Callable[..., RunResult]) -> None:
-    result = start("run", "run.steps=1", "train.replay=serial", "train.updates_per_step=1", "train.micro_batch=0")
-    (event,) = events(result.folder, "step")
-    assert event["metrics"]["logp_gap_max"] == 0.0
     result = start(
-        "engine", "run.steps=1", "train.replay=serial", "train.updates_per_step=1", "train.old_log_probs=engine"
+        "run", "run.max_steps=1", "train.replay=serial", "train.updates_per_step=1", "train.micro_batch_size=0"
+    )
+    (event,) = events(result.folder, "step")
+    assert event["metrics"]["logp_mismatch_max"] == 0.0
+    result = start(
+        "engine", "run.max_steps=1", "train.replay=serial", "train.updates_per_step=1", "train.old_log_probs=engine"
     )
     (event,) = events(result.folder, "step")
     assert event["metrics"]["ratio_max_dev_first"] == 0.0
@@ -106,7 +112,7 @@ def test_the_engines_log_probs_are_the_replayed_ones_at_equal_batch_shape(start:
         ["sampling.kernel=cps", "sampling.eta=0.8", *VARIED],
         ["sampling.kernel=cps", "+sampling.kernel_options.constants=false", *VARIED],
         ["sampling.guidance_scale=2", "sampling.negative_prompt=a red ring on the left"],
-        ["sampling.guidance_scale=2", "sampling.guidance_mode=two-pass", "train.micro_batch=5"],
+        ["sampling.guidance_scale=2", "sampling.guidance_mode=two-pass", "train.micro_batch_size=5"],
         ["sampling.guidance_scale=2", "sampling.guidance_mode=norm-corrected"],
         ["algorithm.ratio_norm=true", "algorithm.step_weight=inverse-dt"],
         ["sampling.sde.mode=random", "sampling.sde.last=1.0", "sampling.sde.count=2", "sampling.sde.per_group=true"],
@@ -117,16 +123,16 @@ def test_the_engines_log_probs_are_the_replayed_ones_at_equal_batch_shape(start:
     ids=lambda words: " ".join(words),
 )
 def test_every_variant_starts_at_ratio_one(start: Callable[..., RunResult], overrides: list[str]) -> None:
-    result = start("run", "run.steps=1", "train.updates_per_step=2", *overrides)
+    result = start("run", "run.max_steps=1", "train.updates_per_step=2", *overrides)
     (event,) = events(result.folder, "step")
     assert event["metrics"]["ratio_max_dev_first"] == 0.0
     # Batch shapes of rollout and replay differ; fp32 rounding of log-probs of order 1 is 1e-7, more under guidance.
-    assert event["metrics"]["logp_gap_max"] < 5e-6
+    assert event["metrics"]["logp_mismatch_max"] < 5e-6
 
 
 def test_the_kl_to_the_reference_is_zero_until_the_adapter_has_moved(start: Callable[..., RunResult]) -> None:
     lora = ["backend.trains=lora", "backend.lr=1e-3", "algorithm.kl_coef=0.1"]
-    result = start("run", "run.steps=2", "train.updates_per_step=1", *lora, *VARIED)
+    result = start("run", "run.max_steps=2", "train.updates_per_step=1", *lora, *VARIED)
     first, second = (event["metrics"]["kl"] for event in events(result.folder, "step"))
     # A new adapter adds exactly 0, so both policies are one; after a step they are not.
     assert first == 0.0
@@ -154,10 +160,10 @@ def test_the_kl_to_the_reference_is_zero_until_the_adapter_has_moved(start: Call
 def test_two_steps_and_two_after_a_resume_equal_four(
     start: Callable[..., RunResult], tmp_path: Path, overrides: list[str]
 ) -> None:
-    whole = start("whole", "run.steps=4", *overrides)
-    first = start("parts", "run.steps=4", "run.stop_at=2", *overrides)
+    whole = start("whole", "run.max_steps=4", *overrides)
+    first = start("parts", "run.max_steps=4", "run.stop_at=2", *overrides)
     assert (first.status, first.step) == ("stopped", 2)
-    second = start("parts", "run.steps=4", *overrides, resume=first.folder)
+    second = start("parts", "run.max_steps=4", *overrides, resume=first.folder)
     assert (second.status, second.step) == ("done", 4)
     assert_equal_bit_for_bit(tensors(whole.folder, 4, tmp_path), tensors(second.folder, 4, tmp_path))
     numbers = [[event["metrics"] for event in events(folder, "step")] for folder in (whole.folder, second.folder)]
@@ -166,34 +172,36 @@ def test_two_steps_and_two_after_a_resume_equal_four(
 
 
 def test_resuming_with_another_recipe_says_what_differs(start: Callable[..., RunResult]) -> None:
-    first = start("run", "run.steps=2", "run.stop_at=1")
+    first = start("run", "run.max_steps=2", "run.stop_at=1")
     with pytest.raises(CheckpointError, match=r"another recipe: algorithm\.clip_range was .*, is 0\.5"):
-        start("run", "run.steps=2", "algorithm.clip_range=0.5", resume=first.folder)
-    assert start("run", "run.steps=2", resume=first.folder).status == "done"
+        start("run", "run.max_steps=2", "algorithm.clip_range=0.5", resume=first.folder)
+    assert start("run", "run.max_steps=2", resume=first.folder).status == "done"
 
 
 def test_a_run_can_be_extended_and_says_so(start: Callable[..., RunResult]) -> None:
-    first = start("run", "run.steps=1")
-    longer = start("run", "run.steps=2", resume=first.folder)
+    first = start("run", "run.max_steps=1")
+    longer = start("run", "run.max_steps=2", resume=first.folder)
     assert (longer.status, longer.step) == ("done", 2)
-    assert any("run.steps was 1, is 2" in event["text"] for event in events(first.folder, "finding"))
+    assert any("run.max_steps was 1, is 2" in event["text"] for event in events(first.folder, "finding"))
 
 
 def test_a_truncated_checkpoint_is_refused_by_name(start: Callable[..., RunResult]) -> None:
-    first = start("run", "run.steps=2", "run.save_every=1", "run.keep=0", "run.stop_at=2")
+    first = start("run", "run.max_steps=2", "run.save_every=1", "run.keep=0", "run.stop_at=2")
     checkpoint = first.folder / "checkpoints" / "step-000002"
     largest = max((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-10])
-    with pytest.raises(CheckpointError, match=rf"file .*{largest.name} is truncated.*step-000001"):
-        start("run", "run.steps=3", resume=first.folder)
-    assert start("run", "run.steps=3", resume=checkpoint.with_name("step-000001")).step == 3
+    with pytest.raises(
+        CheckpointError, match=rf"file .*{largest.name} {answer('a checkpoint file that is cut short')}.*step-000001"
+    ):
+        start("run", "run.max_steps=3", resume=first.folder)
+    assert start("run", "run.max_steps=3", resume=checkpoint.with_name("step-000001")).step == 3
 
 
 def test_a_folder_that_holds_a_run_is_not_written_over(start: Callable[..., RunResult]) -> None:
-    first = start("run", "run.steps=1")
+    first = start("run", "run.max_steps=1")
     before = (first.folder / "events.jsonl").read_text()
-    with pytest.raises(CheckpointError, match="holds a run already"):
-        start("run", "run.steps=1")
+    with pytest.raises(CheckpointError, match="already contains a run"):
+        start("run", "run.max_steps=1")
     assert (first.folder / "events.jsonl").read_text() == before
 
 
@@ -211,7 +219,7 @@ def test_a_reward_that_fails_leaves_the_steps_before_it_resumable(
         scores = sound(self, samples)
         return Scores(values=scores.values * float("nan")) if scored == 4 else scores
 
-    extra = ["+reward@reward.light=brightness", "run.steps=3"]
+    extra = ["+reward@reward.light=brightness", "run.max_steps=3"]
     monkeypatch.setattr(BrightnessReward, "score", breaks_in_the_third_step)
     with pytest.raises(RewardFailed, match=r"reward\.light: gave nan for sample 'r2/") as caught:
         start("run", *extra)
@@ -222,13 +230,21 @@ def test_a_reward_that_fails_leaves_the_steps_before_it_resumable(
     assert [(event["status"], event["step"]) for event in finished] == [("failed", 2), ("done", 3)]
 
 
-def test_a_constant_reward_stops_the_run_or_is_skipped_on_request(start: Callable[..., RunResult]) -> None:
-    constant = ["run.steps=1", "+reward@reward.light=brightness", "reward.shapes.weight=0", "reward.light.weight=1e-30"]
+def test_a_constant_reward_skips_the_step_and_says_so_or_stops_the_run_on_request(
+    start: Callable[..., RunResult],
+) -> None:
+    # 1e-46 of a brightness underflows to 0 in fp32.
+    constant = [
+        "run.max_steps=1",
+        "+reward@reward.light=brightness",
+        "reward.shapes.weight=0",
+        "reward.light.weight=1e-46",
+    ]
     with pytest.raises(RewardFailed, match="all 12 samples of step 0 got 0"):
-        # 1e-30 of a brightness difference vanishes beside nothing else: fp32 keeps it, so use a weight that underflows.
-        start("run", *constant[:-1], "reward.light.weight=1e-46")
-    result = start("skip", *constant[:-1], "reward.light.weight=1e-46", "advantage.constant_reward=skip")
+        start("fail", *constant, "advantage.constant_reward=fail")
+    result = start("skip", *constant)
     assert events(result.folder, "step")[0]["metrics"]["steps_skipped"] == 1.0
+    assert any("all 12 samples of step 0 got 0" in event["text"] for event in events(result.folder, "finding"))
 
 
 def unirl(*words: str, cwd: Path) -> subprocess.Popen[str]:
@@ -244,7 +260,7 @@ def unirl(*words: str, cwd: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_resumable_run_and_says_how(tmp_path: Path) -> None:
-    process = unirl("train", "quickstart", *SMALL, "run.dir=run", "run.steps=500", cwd=tmp_path)
+    process = unirl("train", "quickstart", *SMALL, "run.dir=run", "run.max_steps=500", cwd=tmp_path)
     log, deadline = tmp_path / "run" / "events.jsonl", time.monotonic() + 120
     while (
         process.poll() is None
@@ -258,24 +274,107 @@ def test_ctrl_c_leaves_a_resumable_run_and_says_how(tmp_path: Path) -> None:
     assert events(tmp_path / "run", "run_finished")[-1]["status"] == "stopped", output
     assert "unirl train --resume run" in output
     assert (tmp_path / "run" / "checkpoints" / f"step-{steps[-1]:06d}" / "manifest.json").is_file()
-    done = unirl("train", "--resume", "run", f"run.steps={steps[-1] + 1}", cwd=tmp_path)
+    done = unirl("train", "--resume", "run", f"run.max_steps={steps[-1] + 1}", cwd=tmp_path)
     output, _ = done.communicate(timeout=120)
     assert done.returncode == 0, output
     assert [event["step"] for event in events(tmp_path / "run", "step")] == [*steps, steps[-1] + 1]
 
 
 def test_a_full_disk_stops_the_run_and_keeps_the_checkpoints_before_it(start: Callable[..., RunResult]) -> None:
-    first = start("run", "run.steps=2", "run.stop_at=1")
+    first = start("run", "run.max_steps=2", "run.stop_at=1")
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     # Files past 1 MB cannot be written, as on a full disk: the weights are larger, the event log is not.
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
-        with pytest.raises(
-            CheckpointError, match=r"could not be written: .*Earlier checkpoints are intact: step-000001"
-        ):
-            start("run", "run.steps=2", resume=first.folder)
+        with pytest.raises(CheckpointError, match=rf"could not be written: .*{answer('a full disk')}: step-000001"):
+            start("run", "run.max_steps=2", resume=first.folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
     assert [path.name for path in (first.folder / "checkpoints").iterdir()] == ["step-000001"]
-    assert start("run", "run.steps=2", resume=first.folder).status == "done"
+    assert start("run", "run.max_steps=2", resume=first.folder).status == "done"
+
+
+@pytest.mark.slow
+def test_a_live_run_is_not_joined_and_a_killed_one_is_taken_over(tmp_path: Path) -> None:
+    words = ("train", "quickstart", *SMALL, "run.dir=run", "run.max_steps=500", "run.save_every=1")
+    process = unirl(*words, cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while (
+        process.poll() is None
+        and time.monotonic() < deadline
+        and not list((tmp_path / "run").glob("checkpoints/step-*/manifest.json"))
+    ):
+        time.sleep(0.2)
+    assert process.poll() is None, process.communicate()[0]
+    try:
+        events_of_both = ("two runs at once with one `run.dir`", "a resume of a run that is still running")
+        for event, second in zip(events_of_both, (words, ("train", "--resume", "run")), strict=True):
+            other = unirl(*second, cwd=tmp_path)
+            output, _ = other.communicate(timeout=120)
+            assert other.returncode == 1, output
+            assert answer(event) in output
+            assert f"process {process.pid} on host" in output
+    finally:
+        process.kill()
+        process.communicate()
+    done = max(int(path.name[5:]) for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    resumed = unirl("train", "--resume", "run", f"run.max_steps={done + 1}", cwd=tmp_path)
+    output, _ = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, output
+    assert f"{answer('the lock of a killed run')} {process.pid} on host" in output
+    assert not (tmp_path / "run" / "run.lock").exists()
+
+
+def test_a_resume_is_refused_that_could_not_go_on_as_it_began(start: Callable[..., RunResult], tmp_path: Path) -> None:
+    from unirl.quickstart import prompts_path
+
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(Path(prompts_path("train")).read_bytes())
+    first = start("run", f"data.train={file}", "run.max_steps=2")
+    for words, says in (
+        (["run.max_steps=1"], r"run\.max_steps: got 1; " + answer("a resume with fewer steps than are done")),
+        (["run.max_steps=3", "run.stop_at=2"], r"run\.stop_at: got 2; 2 steps are done"),
+    ):
+        with pytest.raises(CheckpointError, match=says):
+            start("run", f"data.train={file}", *words, resume=first.folder)
+    file.write_bytes(file.read_bytes() + b'{"prompt": "a", "color": "red", "shape": "ring", "place": "left"}\n')
+    with pytest.raises(
+        CheckpointError, match=r"data\.train: .*" + answer("a resume after the prompt file has changed")
+    ):
+        start("run", f"data.train={file}", "run.max_steps=3", resume=first.folder)
+
+
+def test_a_resume_is_refused_when_the_code_of_a_reward_has_changed(
+    start: Callable[..., RunResult], tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.py"
+    code = "def score(images): return [float(image.getpixel((32, 32))[0]) for image in images]\n"
+    file.write_text(code)
+    words = ("+reward@reward.mine=function", f"reward.mine.target={file}:score")
+    first = start("run", *words, "run.max_steps=1")
+    recorded = json.loads((first.folder / "recipe.json").read_text())["files"]
+    assert recorded["reward.mine.target"] == hashlib.sha256(code.encode()).hexdigest()
+    assert {"data.train", "data.eval"} <= recorded.keys()
+    file.write_text(code.replace("[0]", "[1]"))
+    says = answer("a resume after the file of a reward function has changed")
+    with pytest.raises(CheckpointError, match=rf"reward\.mine\.target: .*mine.py:score {says}"):
+        start("run", *words, "run.max_steps=2", resume=first.folder)
+
+
+def test_a_disk_that_fills_up_leaves_the_events_whole(tmp_path: Path) -> None:
+    from unirl.core.errors import DiskFull
+    from unirl.core.observe.events import EventStream, read_events
+
+    stream = EventStream(tmp_path / "events.jsonl")
+    stream.emit("rollout", step=1, text="x" * 600)
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(DiskFull, match=r"events\.jsonl: could not be written: .*MiB are free in"):
+            stream.emit("rollout", step=2, text="x" * 600)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    stream.close()
+    assert [event.step for event in read_events(tmp_path / "events.jsonl")] == [1]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from unirl.conformance.claims import claim_kinds
-from unirl.core.registry import read_registry
+from unirl.core.plugins.registry import read_registry
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "how-to" / "write-a-plugin.md"
@@ -46,11 +46,11 @@ defaults:
   - /reward@reward.brightness: brightness
   - _self_
 
-run: {steps: 2, dir: out}
+run: {max_steps: 2, dir: out}
 data: {train: prompts.txt, prompts_per_step: 2, samples_per_prompt: 4}
 model: {path: checkpoint}
 backend: {trains: full, lr: 1e-3}
-sampling: {steps: 4, height: 32, width: 32, sde: {mode: fraction, last: 0.75}}
+sampling: {num_inference_steps: 4, height: 32, width: 32, sde: {mode: fraction, last: 0.75}}
 """
 
 
@@ -145,7 +145,7 @@ def test_a_model_and_an_algorithm_of_somebody_else_train_and_keep_their_claims(
         assert {("plugin", dist) for dist in dists.values()} <= passed
     finally:
         environment(uv, "pip", "uninstall", "--quiet", *dists.values(), cwd=tmp_path)
-    environment("unirl", "plugins", "--check", cwd=tmp_path)
+    environment("unirl", "plugins", cwd=tmp_path)
     refused = environment("unirl", "compose", "./recipe.yaml", cwd=tmp_path, code=2)
     assert "'acme'" in refused.stderr
 
@@ -184,8 +184,8 @@ def files() -> dict[str, str]:
 def block(language: str, *, holding: str) -> str:
     """The one fenced block of a language that has these words."""
     page = PAGE.read_text(encoding="utf-8")
-    (found,) = (text for text in re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL) if holding in text)
-    return found
+    (result,) = (text for text in re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL) if holding in text)
+    return result
 
 
 @pytest.mark.slow

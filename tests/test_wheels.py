@@ -98,7 +98,7 @@ def test_the_wheels_alone_train_two_steps_in_an_empty_environment(
     origin = run(python, "-c", "import unirl.core; print(unirl.core.__file__)", cwd=home).stdout
     assert str(tmp_path) in origin, "the test must run the wheels, not the checkout"
     run(
-        *(python, "-m", "unirl.core", "train", "quickstart", "run.steps=2", "run.dir=out", "eval.num_prompts=4"),
+        *(python, "-m", "unirl.core", "train", "quickstart", "run.max_steps=2", "run.dir=out", "eval.num_prompts=4"),
         cwd=home,
         HF_HUB_OFFLINE="1",
     )

@@ -17,23 +17,25 @@ from typing import Any
 import click
 from unirl.conformance.claims import SUBJECT_KINDS, UNPROVEN, all_claims
 from unirl.conformance.documented import documented_fields
-from unirl.core import config as schema
-from unirl.core import spec as specs
-from unirl.core.capability import Cap, Needs, Support
-from unirl.core.catalog import Catalog
 from unirl.core.cli import cli as main_group
-from unirl.core.hookspec import HookSpecs
-from unirl.core.registry import known_parts
-from unirl.core.spec import KINDS, AlgorithmSpec, EngineSpec, ModelSpec, RewardSpec, Spec
+from unirl.core.limits import limit_of
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.hookspec import HookSpecs
+from unirl.core.plugins.registry import known_parts
+from unirl.core.specs import config as schema
+from unirl.core.specs import spec as specs
+from unirl.core.specs.capability import Cap, Needs, Support
+from unirl.core.specs.spec import KINDS, AlgorithmSpec, EngineSpec, ModelSpec, RewardSpec, Spec
+from unirl.core.types import sampling
 
 HERE = Path(__file__).parent
 HEADER = "<!-- Written by docs/reference/generate.py; change the code instead. -->\n\n"
 SECTIONS = {
     "run": schema.RunConfig,
     "data": schema.DataConfig,
-    "sampling": schema.LatentSamplingConfig,
-    "sampling.schedule": schema.ScheduleConfig,
-    "sampling.sde": schema.SdeStepsConfig,
+    "sampling": sampling.LatentSamplingConfig,
+    "sampling.schedule": sampling.ScheduleConfig,
+    "sampling.sde": sampling.SdeStepsConfig,
     "advantage": schema.AdvantageConfig,
     "train": schema.TrainConfig,
     "eval": schema.EvalConfig,
@@ -69,7 +71,7 @@ def recipe_page() -> str:
     lines = [
         "# The recipe\n",
         "Sections that belong to no part. What a part takes is in [parts](parts.md). Any value can be set on the",
-        "command line, the Hydra way: `unirl train quickstart run.steps=10`.\n",
+        "command line, the Hydra way: `unirl train quickstart run.max_steps=10`. Numbers must be finite everywhere.\n",
     ]
     for section, cls in SECTIONS.items():
         lines += [f"## {section}\n", *config_table(cls, prefix=section), ""]
@@ -80,10 +82,10 @@ def parts_page(catalog: Catalog) -> str:
     lines = ["# Parts\n", "Every part of this repository, with its settings.\n"]
     for kind in KINDS:
         for name in catalog.names(kind):
-            found = catalog.get(kind, name)
-            lines += [f"## {kind}: {name}\n", f"{found.spec.summary.rstrip('.')}. `pip install {found.dist}`\n"]
-            lines += [*facts(found.spec), ""]
-            cls = catalog.resolve(found.spec.config)
+            result = catalog.get(kind, name)
+            lines += [f"## {kind}: {name}\n", f"{result.spec.summary.rstrip('.')}. `pip install {result.dist}`\n"]
+            lines += [*facts(result.spec), ""]
+            cls = catalog.resolve(result.spec.config)
             prefix = kind if kind not in ("reward", "tracker") else f"{kind}.{name}"
             lines += [*config_table(cls, prefix=prefix), ""]
     return HEADER + "\n".join(lines)
@@ -115,7 +117,8 @@ def capabilities_page(catalog: Catalog) -> str:
 def hooks_page() -> str:
     lines = [
         "# Hooks\n",
-        "A plugin implements those that it needs in its `plugin.py`, decorated with `unirl.core.hookspec.hookimpl`.\n",
+        "A plugin implements those that it needs in its `plugin.py`, decorated with "
+        "`unirl.core.plugins.hookspec.hookimpl`.\n",
     ]
     for name, hook in inspect.getmembers(HookSpecs, inspect.isfunction):
         if name.startswith("unirl_"):
@@ -256,8 +259,8 @@ def facts(spec: Spec) -> Iterator[str]:
 
 
 def config_table(cls: type[Any], *, prefix: str) -> Iterator[str]:
-    yield "| key | default | what |"
-    yield "| --- | --- | --- |"
+    yield "| key | default | takes | what |"
+    yield "| --- | --- | --- | --- |"
     yield from _rows(cls, prefix)
 
 
@@ -278,7 +281,17 @@ def _rows(cls: type[Any], prefix: str) -> Iterator[str]:
             yield from _rows(type(default), f"{prefix}.{item.name}")
         elif not dataclasses.is_dataclass(default):
             shown = "required" if default == "???" else f"`{_yaml(default)}`"
-            yield f"| `{prefix}.{item.name}` | {shown} | {text.get(item.name, '')} |"
+            takes = _takes(cls, item)
+            yield f"| `{prefix}.{item.name}` | {shown} | {takes} | {text.get(item.name, '')} |"
+
+
+def _takes(cls: type[Any], item: dataclasses.Field[Any]) -> str:
+    """The values that a field may have, where it declares them."""
+    bounds = limit_of(cls, item.name)
+    if bounds is None:
+        return ""
+    choices = ", ".join(f"`{choice}`" for choice in bounds.choices)
+    return (choices or str(bounds)) + (", or null" if "None" in str(item.type) else "")
 
 
 def _yaml(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Checkpoints as they lie on a disk: fetched from the hub, or damaged."""
+"""Checkpoints on disk: downloaded from the hub, or damaged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["as_hub_id", "cut"]
 
 
 def as_hub_id(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Put a checkpoint where the hub's client keeps what it has fetched, and take the network away."""
+    """Put a checkpoint into the hub client's cache, and disable the network."""
     commit = "0123456789abcdef0123456789abcdef01234567"
     repository = cache / "models--acme--tiny"
     shutil.copytree(folder, repository / "snapshots" / commit)
@@ -23,6 +23,6 @@ def as_hub_id(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 def cut(folder: Path) -> None:
-    """Keep the first half of the weights in a folder, as an interrupted download does."""
+    """Truncate the weights in a folder to their first half, as an interrupted download does."""
     (file,) = folder.glob("*.safetensors")
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])

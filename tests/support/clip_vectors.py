@@ -1,4 +1,4 @@
-"""Golden vectors of PPO's clipped loss, which many losses are a form of."""
+"""Golden vectors of PPO's clipped loss, the basis of many losses."""
 
 from __future__ import annotations
 

@@ -15,9 +15,21 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path, *, top_level_only: bool = False) -> Iterator[str]:
-    """Modules that a file imports when it runs: what stands under TYPE_CHECKING is left out."""
-    yield from _imports(ast.parse(path.read_text(encoding="utf-8")).body, path, top_level_only=top_level_only)
+def imports(path: Path, *, top_level_only: bool = False, for_types: bool = False) -> Iterator[str]:
+    """Modules that a file imports when it runs; with `for_types`, those under TYPE_CHECKING as well."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    if for_types:
+        tree = _Unguarded().visit(tree)
+    yield from _imports(tree.body, path, top_level_only=top_level_only)
+
+
+class _Unguarded(ast.NodeTransformer):
+    """Imports under TYPE_CHECKING as if they ran."""
+
+    def visit_If(self, node: ast.If) -> ast.If:
+        if "TYPE_CHECKING" in ast.unparse(node.test):
+            node.test = ast.Constant(True)
+        return node
 
 
 def _imports(body: list[ast.stmt], path: Path, *, top_level_only: bool) -> Iterator[str]:

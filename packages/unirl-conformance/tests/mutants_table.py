@@ -38,7 +38,7 @@ def table() -> str:
         lines += ["| claim | mutant: a part that ... | fails with it |", "| --- | --- | --- |"]
         for mutant in sorted(mutants, key=lambda one: (one.claim, one.name)):
             link = f"[{mutant.claim}](../docs/reference/claims.md#{mutant.claim})"
-            lines.append(f"| {link} | {mutant.broken.replace('|', chr(92) + '|')} | {', '.join(mutant.also)} |")
+            lines.append(f"| {link} | {mutant.breaks.replace('|', chr(92) + '|')} | {', '.join(mutant.also)} |")
         lines.append("")
     return "\n".join(lines)
 

@@ -42,13 +42,14 @@ def subject_info(kind: SubjectKind, device: str = "cpu", dist: str = "", **parts
         kind=kind,
         device=device,
         parts=parts,
+        tracks=("latent",) if kind in ("model", "engine", "algorithm", "cell") else (),
         dists=(dist,) if dist else tuple(sorted(f"unirl-{prefixes.get(k, k)}-{n}" for k, n in parts.items())),
     )
 
 
 def outcome(claim: str, subject: SubjectInfo, state: State = "pass", reason: str = "", **others: Any) -> Outcome:
     reason = reason or ("" if state == "pass" else f"the reason of {state}")
-    seconds = others.pop("seconds", 0.0123)
+    seconds = others.pop("seconds", 2.0)
     return Outcome(
         claim=claim, subject=subject.id, kind=subject.kind, state=state, reason=reason, seconds=seconds, **others
     )
@@ -156,7 +157,7 @@ def _engine_outcomes(one: SubjectInfo) -> list[Outcome]:
         reason = "the request says steps [0, 2], the engine was stochastic at [0, 1, 2, 3]"
         gap = Number(name="largest difference", value=0.31, bound=1e-6)
         return [
-            outcome(names[0], one, numbers=(Number(name="difference", value=0.0, bound=0.0),), seconds=1.2),
+            outcome(names[0], one, numbers=(Number(name="difference", value=0.0, bound=0.0),), seconds=12.0),
             outcome(names[1], one, "fail", reason, numbers=(gap,), detail=TRACEBACK),
             outcome(names[2], one, "fail", HOSTILE, numbers=(Number(name="nan", value=math.nan, bound=1.0),)),
         ]

@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from unirl.conformance.workbench.afresh import Imported, import_afresh
-from unirl.conformance.workbench.modules import find_module, outermost_package
-from unirl.core.plugin_loading import PluginRecord
+from unirl.conformance.doubles.afresh import Imported, import_afresh
+from unirl.conformance.doubles.modules import find_module, outermost_package
+from unirl.core.plugins.loading import PluginRecord
+
+pytestmark = pytest.mark.keyed
 
 HOOK = """
-from unirl.core.hookspec import hookimpl
+from unirl.core.plugins.hookspec import hookimpl
 
 
 @hookimpl
@@ -29,7 +31,7 @@ def imported(folder: Path, monkeypatch: pytest.MonkeyPatch, **codes: str) -> dic
         PluginRecord(name=name, dist="planted", version="1", module=f"planted_{name}", status="loaded")
         for name in codes
     ]
-    return {name: found for (_, name), found in import_afresh(records).items()}
+    return {name: result for (_, name), result in import_afresh(records).items()}
 
 
 EFFECTS = {
@@ -55,7 +57,7 @@ EFFECTS = {
         "replaces something in unirl.core.names: .*did_you_mean",
     ),
     "patched_class": (
-        "from unirl.core.catalog import Catalog; Catalog.names = None",
+        "from unirl.core.plugins.catalog import Catalog; Catalog.names = None",
         "replaces something in unirl.core.*Catalog.*names",
     ),
     "hook_of_errors": ("import sys; sys.excepthook = lambda *a: None", "replaces sys.excepthook"),
@@ -68,27 +70,27 @@ HARMLESS = {
 
 
 def test_every_side_effect_is_named_and_reading_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = imported(tmp_path, monkeypatch, **{name: code for name, (code, _) in EFFECTS.items()}, **HARMLESS)
-    assert {name: found[name].error for name in found if found[name].error} == {}
-    assert {name: found[name].effects for name in HARMLESS if found[name].effects} == {}
+    result = imported(tmp_path, monkeypatch, **{name: code for name, (code, _) in EFFECTS.items()}, **HARMLESS)
+    assert {name: result[name].error for name in result if result[name].error} == {}
+    assert {name: result[name].effects for name in HARMLESS if result[name].effects} == {}
     for name, (_, says) in EFFECTS.items():
         with pytest.raises(AssertionError, match=says):
-            raise AssertionError("; ".join(found[name].effects))
+            raise AssertionError("; ".join(result[name].effects))
 
 
 def test_every_plugin_meets_a_clean_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = imported(tmp_path, monkeypatch, first="import sqlite3", ends="import os; os._exit(7)", second="")
-    assert "sqlite3" in found["first"].steps[0].imported
-    assert "sqlite3" not in found["second"].steps[0].imported
-    assert found["second"].error == ""
-    assert found["ends"].error == "the interpreter that imported it ended with 7"
+    result = imported(tmp_path, monkeypatch, first="import sqlite3", ends="import os; os._exit(7)", second="")
+    assert "sqlite3" in result["first"].steps[0].imported
+    assert "sqlite3" not in result["second"].steps[0].imported
+    assert result["second"].error == ""
+    assert result["ends"].error == "the interpreter that imported it ended with 7"
 
 
 def test_what_adding_commands_and_listing_parts_imports_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "planted_settings.py").write_text("import sqlite3\n", encoding="utf-8")
     code = """
-from unirl.core.hookspec import hookimpl
-from unirl.core.spec import EngineSpec
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.spec import EngineSpec
 
 @hookimpl
 def unirl_engines():

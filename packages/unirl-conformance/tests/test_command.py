@@ -63,10 +63,19 @@ def test_static_claims_run_and_all_reports_are_written(cli: Cli, tmp_path: Path)
 
 
 def test_json_is_all_that_stands_on_stdout(cli: Cli) -> None:
-    code, out, err = cli(*STATIC, "--json", "--claim", CLAIM)
-    found = json.loads(out)
-    assert (code, found["schema"], len(found["outcomes"])) == (0, 1, 1)
-    assert "passed" in err or "100%" in err, "the line of progress is on stderr"
+    code, out, _ = cli(*STATIC, "--json", "--claim", CLAIM)
+    result = json.loads(out)
+    assert (code, result["schema"], len(result["outcomes"])) == (0, 2, 1)
+
+
+def test_a_report_is_a_line_for_each_outcome_and_counts_what_is_n_a(cli: Cli) -> None:
+    _, out, _ = cli(*STATIC, "--json")
+    result = json.loads(out)
+    (subject,) = result["subjects"]
+    assert {outcome["state"] for outcome in result["outcomes"]} == {"pass"}
+    assert subject["n/a"] > 0 and subject["n/a"] + len(result["outcomes"]) == len(result["claims"])
+    lines = [line.strip().rstrip(",") for line in out.splitlines()]
+    assert all(json.dumps(outcome, ensure_ascii=False) in lines for outcome in result["outcomes"])
 
 
 def test_static_claims_import_nothing_heavy() -> None:
@@ -87,7 +96,7 @@ def test_an_engine_that_is_known_and_not_installed_gets_its_install_line(
     installed = list(metadata.distributions())
     others = [dist for dist in installed if dist.metadata["Name"] != "unirl-engine-vllm-omni"]
     assert len(others) < len(installed)
-    monkeypatch.setattr("unirl.core.plugin_loading.distributions", lambda: iter(others))
+    monkeypatch.setattr("unirl.core.plugins.loading.distributions", lambda: iter(others))
     code, out, err = cli("--engine", "vllm-omni")
     assert (code, out) == (3, "")
     assert "engine 'vllm-omni' is not installed" in err
@@ -100,7 +109,7 @@ def test_an_engine_whose_environment_is_absent_gets_the_command_that_makes_it(
     monkeypatch.setenv("UNIRL_ENVS", str(tmp_path))
     code, out, err = cli("--engine", "vllm")
     assert (code, out) == (3, "")
-    assert "engine 'vllm' runs in an environment of its own" in err and "`unirl engine-env vllm --accel cpu`" in err
+    assert "engine 'vllm' needs its own environment" in err and "`unirl engine-env vllm --accel cpu`" in err
     # Claims that start nothing need none.
     assert cli("--engine", "vllm", "--tier", "static", "--claim", CLAIM)[0] == 0
 
@@ -114,7 +123,7 @@ def test_an_engine_whose_environment_is_absent_gets_the_command_that_makes_it(
         (("--claim", "xyzzy"), "`unirl conformance --claims` lists them"),
         (("--tier", "tinny"), "'tiny'"),
         (("trainside",), "--engine trainside"),
-        (("--claims", "--model", "sd3"), "--claims runs nothing, so --model means nothing with it"),
+        (("--claims", "--model", "sd3"), "--claims runs nothing, so --model has no effect with it"),
     ],
 )
 def test_a_wrong_name_is_wrong_use(cli: Cli, args: tuple[str, ...], hint: str) -> None:
@@ -127,7 +136,7 @@ def test_what_matches_nothing_is_wrong_use(cli: Cli) -> None:
     name = next(name for name, kind in claim_kinds().items() if kind == "reward")
     code, _, err = cli(*STATIC, "--claim", name)
     assert code == 2
-    assert "nothing matches what was asked for at tier static" in err
+    assert "nothing matches the selection at tier static" in err
     assert f"{name!r} is of tier" in err
 
 
@@ -193,7 +202,7 @@ def test_what_would_be_ignored_with_a_kept_report_is_refused(cli: Cli, tmp_path:
     ):
         code, _, err = cli("--from", kept, *args)
         assert code == 2
-        assert f"--from runs nothing, so {given} means nothing with it" in err
+        assert f"--from runs nothing, so {given} has no effect with it" in err
 
 
 def test_what_is_no_report_is_wrong_use(cli: Cli, tmp_path: Path) -> None:

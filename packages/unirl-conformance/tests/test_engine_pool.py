@@ -13,16 +13,18 @@ from typing import Any
 
 import pytest
 from unirl.conformance.claims import all_claims
+from unirl.conformance.doubles.requests import make_text_request
+from unirl.conformance.doubles.trained import full_update, perturb
 from unirl.conformance.run import run_suite
 from unirl.conformance.subjects import Selection
 from unirl.conformance.verdicts import Record
-from unirl.conformance.workbench.requests import make_text_request
-from unirl.conformance.workbench.trained import full_update, perturb
 from unirl.conformance.workshop import Workshop
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from conformance_mutants import engine_apart
+
+pytestmark = pytest.mark.keyed
 
 CATALOG = "conformance_mutants.engine_apart:catalog"
 OWN = ("closing-leaves-nothing-running-and-may-be-done-twice", "the-same-seeds-give-the-same-texts")
@@ -72,8 +74,8 @@ class Row:
 
     def __init__(self, workshop: Workshop) -> None:
         self.workshop, self.record = workshop, Record()
-        found = {part.spec.kind: part for part in workshop.catalog.parts() if part.spec.kind in ("engine", "model")}
-        self.engine_found, self.model_found = found["engine"], found["model"]
+        result = {part.spec.kind: part for part in workshop.catalog.parts() if part.spec.kind in ("engine", "model")}
+        self.engine_found, self.model_found = result["engine"], result["model"]
         self.model: Any = workshop.model(self.model_found)
         sampling = workshop.text_sampling(self.model_found, temperature=0.0)
         self.request = make_text_request(self.model, {"text": sampling})

@@ -27,8 +27,8 @@ from unirl.conformance.pytest_plugin import BENCHES, PROPERTY
 from unirl.conformance.results import Collector, Outcome
 from unirl.conformance.run import run_suite
 from unirl.conformance.subjects import Selection
-from unirl.core.capability import CAPABILITIES_OF, Cap
-from unirl.core.catalog import Catalog
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.specs.capability import CAPABILITIES_OF, Cap
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -117,7 +117,13 @@ def in_a_process(
     job = {"kinds": kinds, "claims": claims, "tier": tier, "catalog": catalog, "args": args}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(job)],
-        env={**os.environ, "PYTHONPATH": str(HERE), "HF_HUB_OFFLINE": "1", "UNIRL_ENVS": os.devnull, **environment},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(HERE),
+            "HF_HUB_OFFLINE": "1",
+            "UNIRL_ENVS": "/nonexistent/environments",
+            **environment,
+        },
         cwd=HERE,
         capture_output=True,
         text=True,
@@ -162,23 +168,23 @@ def outcomes(catalog: str, claim: str, kind: SubjectKind = "plugin") -> dict[str
 
 
 def test_a_declared_gap_is_a_gap_while_it_is_there_and_a_failure_when_it_is_closed() -> None:
-    found = outcomes("gaps", "every-part-has-a-summary")
-    assert (found["open"].state, found["open"].reason, found["open"].link) == (
+    result = outcomes("gaps", "every-part-has-a-summary")
+    assert (result["open"].state, result["open"].reason, result["open"].link) == (
         "gap",
         "Nobody has found words for it.",
         "https://example.org/1",
     )
-    assert found["closed"].state == "fail"
-    assert found["closed"].reason == (
+    assert result["closed"].state == "fail"
+    assert result["closed"].reason == (
         "the claim passes, and closed declares it as a gap (Nobody has found words for it.). Take the gap out."
     )
-    assert found["undeclared"].state == "fail"
-    assert found["elsewhere"].state == "fail", "the gap holds only with a part that is not there"
+    assert result["undeclared"].state == "fail"
+    assert result["elsewhere"].state == "fail", "the gap holds only with a part that is not there"
 
 
 def test_a_package_that_is_absent_is_not_run_and_says_so() -> None:
-    found = outcomes("absent", "every-string-of-its-specs-resolves")["needy"]
-    assert (found.state, found.reason) == (
+    result = outcomes("absent", "every-string-of-its-specs-resolves")["needy"]
+    assert (result.state, result.reason) == (
         "not run",
         "tracker 'notes' needs the Python package 'a_package_that_is_not_installed', which is not installed here",
     )
@@ -208,11 +214,11 @@ def test_claims_on_a_gpu_that_is_absent_are_not_run() -> None:
 
 def test_what_is_not_promised_carries_the_sentence_that_says_so() -> None:
     claim = next(claim for claim in all_claims(["engine"]) if claim.proves == (Cap.SIGMAS,))
-    found = {subject.split("+")[0]: outcome for subject, outcome in outcomes("refused", claim.name, "engine").items()}
-    assert {outcome.state for outcome in found.values()} == {"n/a"}
-    assert found["unfit"].reason.startswith("engine: ")
-    assert "needs 'latent-rollout'; engine 'unfit' states 'no'" in found["unfit"].reason
-    assert found["silent"].reason == "the claim is about 'sigmas'; engine 'silent' does not state it"
+    result = {subject.split("+")[0]: outcome for subject, outcome in outcomes("refused", claim.name, "engine").items()}
+    assert {outcome.state for outcome in result.values()} == {"n/a"}
+    assert result["unfit"].reason.startswith("engine: ")
+    assert "needs 'latent-rollout'; engine 'unfit' states 'no'" in result["unfit"].reason
+    assert result["silent"].reason == "the claim is about 'sigmas'; engine 'silent' does not state it"
 
 
 def test_a_claim_whose_worker_dies_has_failed_and_the_others_are_still_tried() -> None:
@@ -240,6 +246,11 @@ def test_a_worker_that_dies_before_the_claim_begins_counts_as_a_failure_too() ->
             "???",  # type: ignore[arg-type]
         )
     )
-    (found,) = collector.report(created="", seconds=0.0).outcomes
-    assert (found.claim, found.subject, found.kind, found.state) == ("the-plugin-loads", "acme-rl", "plugin", "fail")
-    assert found.reason == "the process that tried it ended without a result"
+    (result,) = collector.report(created="", seconds=0.0).outcomes
+    assert (result.claim, result.subject, result.kind, result.state) == (
+        "the-plugin-loads",
+        "acme-rl",
+        "plugin",
+        "fail",
+    )
+    assert result.reason == "the process that tried it ended without a result"

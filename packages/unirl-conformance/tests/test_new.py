@@ -18,12 +18,12 @@ from packaging.requirements import Requirement
 from unirl.conformance.scaffold.kinds import KINDS, ScaffoldKind
 from unirl.conformance.scaffold.names import LONGEST, Names, check_names
 from unirl.conformance.scaffold.render import render, write
-from unirl.core.catalog import Catalog
 from unirl.core.cli import main
 from unirl.core.errors import RecipeError
-from unirl.core.hookspec import hookimpl
-from unirl.core.registry import KnownPart, Registry
-from unirl.core.spec import RewardSpec
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.plugins.registry import KnownPart, Registry
+from unirl.core.specs.spec import RewardSpec
 
 LONG = "the-longest-name-that-may-be-x"
 """As long as a name may be: lines that hold it are as long as they get."""
@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -
         ("FlowGRPO", "", "did you mean 'flow-grpo'?"),
         ("so_sharp", "", "did you mean 'so-sharp'?"),
         ("sharp--er", "", "did you mean 'sharp-er'?"),
-        ("3d", "", "begin with a letter"),
+        ("3d", "", "beginning with a letter"),
         ("../sharp", "", "lower case letters and digits"),
         ("", "", "lower case letters and digits"),
         (LONG + "x", "", f"at most {LONGEST} characters"),
@@ -113,8 +113,8 @@ def test_a_folder_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -
         ("ocr", "", "reward 'ocr' is that of some-ocr in the registry"),
         ("fine", "some-ocr", "there is a dist 'some-ocr' already"),
         ("fine", "pytest", "there is a dist 'pytest' already"),
-        ("fine", "Acme_Fine", "write it as package indexes do: 'acme-fine'"),
-        ("fine", "../fine", "--dist: '../fine' was asked for"),
+        ("fine", "Acme_Fine", "expected its normalised form, 'acme-fine'"),
+        ("fine", "../fine", "--dist: got '../fine'"),
     ],
 )
 def test_names_that_are_taken_or_cannot_be_are_refused(name: str, dist: str, says: str) -> None:
@@ -173,9 +173,9 @@ def test_every_template_is_used() -> None:
     folder = files("unirl.conformance.scaffold").joinpath("templates")
     named = {"README.md", "plugin.py", "config.py"}
     for kind, shape in KINDS.items():
-        found = {entry.name for entry in folder.joinpath(kind).iterdir()}
+        result = {entry.name for entry in folder.joinpath(kind).iterdir()}
         expected = {*named, f"test_{kind}.py", *(f"{module}.py" for module in shape.modules)}
-        assert found == {f"{name}.jinja" for name in expected}
+        assert result == {f"{name}.jinja" for name in expected}
 
 
 @pytest.mark.parametrize("name", ["x", "some-part", LONG])

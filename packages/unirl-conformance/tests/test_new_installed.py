@@ -23,6 +23,7 @@ WITHOUT_A_REFERENCE = {
     "schedule-is-that-of-the-reference-pipeline",
     "final-latents-are-those-of-the-reference-pipeline",
     "guided-latents-are-those-of-the-reference-pipeline",
+    "decoded-media-are-those-of-the-reference-pipeline",
 }
 """The gap of a scaffolded model beside the static one: there is no second implementation of its network."""
 

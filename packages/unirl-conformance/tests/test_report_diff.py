@@ -31,8 +31,8 @@ BETTER: set[tuple[State, State]] = {("fail", "pass"), ("gap", "pass"), ("not run
 
 def with_number(value: float, bound: float | None = None) -> Report:
     subject = subject_info("model", model="sd3")
-    found = outcome("one", subject, numbers=(Number(name="gap", value=value, bound=bound),))
-    return report_of([claim_info("one", "model")], [subject], [found])
+    result = outcome("one", subject, numbers=(Number(name="gap", value=value, bound=bound),))
+    return report_of([claim_info("one", "model")], [subject], [result])
 
 
 def test_two_equal_reports_differ_in_nothing() -> None:

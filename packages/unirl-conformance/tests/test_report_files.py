@@ -14,6 +14,7 @@ from unirl.conformance.report.matrix import matrix_md
 from unirl.conformance.report.write import write_reports
 from unirl.conformance.results import load
 from unirl.conformance.verdicts import State
+from unirl.core.errors import RecipeError
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -22,13 +23,13 @@ from report_samples import claim_info, outcome, report_of, rich_report, small_re
 
 def tables(text: str) -> list[list[list[str]]]:
     """Cells of every table of a Markdown file; a bar after a backslash divides nothing."""
-    found: list[list[list[str]]] = [[]]
+    result: list[list[list[str]]] = [[]]
     for line in text.splitlines():
         if line.startswith("|"):
-            found[-1].append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
-        elif found[-1]:
-            found.append([])
-    return [table for table in found if table]
+            result[-1].append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+        elif result[-1]:
+            result.append([])
+    return [table for table in result if table]
 
 
 def test_the_matrix_depends_on_the_report_alone() -> None:
@@ -46,16 +47,16 @@ def test_what_engines_run_with_is_in_the_matrix_where_there_are_any() -> None:
 
 
 def test_rows_have_as_many_cells_as_their_head() -> None:
-    found = tables(matrix_md(rich_report()))
-    assert len(found) > 10
-    for table in found:
+    result = tables(matrix_md(rich_report()))
+    assert len(result) > 10
+    for table in result:
         assert {len(row) for row in table} == {len(table[0])}, table[0]
 
 
 def test_each_cell_has_its_state_and_its_gap() -> None:
     text = matrix_md(rich_report())
-    assert "### Backend veomni, cpu\n\nState and log-prob gap between rollout and replay, at most 5e-05." in text
-    row = "| sd3 | sglang | ✓ 5.2e-08 | ✓ 7.8e-08 | ✓ 1.3e-08 | [✗ 1 of 2 fail](#failures) 0.0123 | – n/a |"
+    assert "on backend veomni, cpu\n\nState and log-prob gap between rollout and replay, at most 5e-05." in text
+    row = "| sd3 | sglang | ✓ 5.2e-08 | ✓ 7.8e-08 | ✓ 1.3e-08 | [✗ 1 of 2 fail](#failures) 0.0123 |"
     assert row in text
     assert "| wan21 | vllm-omni | [○ not run](#not-run) |" in text
 
@@ -81,12 +82,12 @@ def test_gaps_what_did_not_run_and_numbers_are_listed_with_their_reasons() -> No
     assert "- ○ no CUDA device is here<br>" in text
     assert "engine trainside+sd3@cuda (3)" in text
     assert "| log-prob gap | 0.0123 | 5e-05 | sd3+sglang+flow-grpo+fsdp2 | 48 |" in text
-    assert "- – algorithm: algorithm … needs 'through-sampler'; backend … states 'no'.<br>" in text
-    assert "64 claims on 32 cells" in text, "one reason, whichever parts it names"
+    assert "– 1 claim and all claims about 32 of kind cell." in text
+    assert "through-sampler" not in text, "what is n/a is counted"
 
 
 def test_sections_without_entries_say_so() -> None:
-    assert matrix_md(small_report("pass")).count("None.") == 4
+    assert matrix_md(small_report("pass")).count("None.") == 3
 
 
 @pytest.mark.parametrize(
@@ -105,8 +106,8 @@ def test_a_badge_is_only_bright_where_everything_ran_and_holds(
     tmp_path: Path, states: list[State], message: str, color: str
 ) -> None:
     write_reports(small_report(*states), tmp_path)
-    found = json.loads((tmp_path / "badges" / "unirl-model-sd3.json").read_text())
-    assert found == {"schemaVersion": 1, "label": "conformance", "message": message, "color": color}
+    result = json.loads((tmp_path / "badges" / "unirl-model-sd3.json").read_text())
+    assert result == {"schemaVersion": 1, "label": "conformance", "message": message, "color": color}
 
 
 def test_all_files_are_written_and_no_part_is_left(tmp_path: Path) -> None:
@@ -132,3 +133,33 @@ def test_a_dist_cannot_write_outside_of_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     assert all(path.resolve().is_relative_to(folder) for path in write_reports(report, folder))
     assert {path.name for path in tmp_path.iterdir()} == {"a"}
+
+
+def test_a_file_counts_what_is_n_a_and_is_read_back_without_its_reasons(tmp_path: Path) -> None:
+    report = rich_report()
+    write_reports(report, tmp_path)
+    lines = (tmp_path / "conformance.json").read_text().splitlines()
+    tried = [one for one in report.outcomes if one.state not in ("n/a", "not run")]
+    assert sum('"state": ' in line and "not run" not in line for line in lines) == len(tried)
+    assert not any('"state": "n/a"' in line for line in lines)
+    again = load(tmp_path / "conformance.json")
+    assert again.counts == report.counts
+    plain = [dataclasses.replace(o, reason="" if o.state == "n/a" else o.reason, seconds=0.0) for o in report.outcomes]
+    assert repr([dataclasses.replace(o, seconds=0.0) for o in again.outcomes]) == repr(plain)
+
+
+def test_claims_that_were_not_tried_are_not_taken_for_n_a(tmp_path: Path) -> None:
+    report = small_report("pass", "n/a", "pass")
+    partial = dataclasses.replace(report, outcomes=report.outcomes[:2])
+    write_reports(partial, tmp_path)
+    again = load(tmp_path / "conformance.json")
+    assert [(o.claim, o.state) for o in again.outcomes] == [("claim-0", "pass"), ("claim-1", "n/a")]
+
+
+def test_a_line_that_was_taken_out_by_hand_is_missed(tmp_path: Path) -> None:
+    write_reports(small_report("pass", "n/a", "pass"), tmp_path)
+    path = tmp_path / "conformance.json"
+    kept = [line for line in path.read_text().splitlines() if '"claim": "claim-2"' not in line]
+    path.write_text("\n".join(kept).replace("},\n ]", "}\n ]"))
+    with pytest.raises(RecipeError, match="2 claims about model 'sd3' have no outcome, and 1 are counted as n/a"):
+        load(path)

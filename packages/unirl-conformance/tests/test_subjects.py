@@ -7,14 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from unirl.conformance.claims import Tier
 from unirl.conformance.environment import describe_environment
 from unirl.conformance.pytest_plugin import absent_environment
 from unirl.conformance.subjects import Selection, Subject, subjects
-from unirl.core.capability import Cap, Needs, Support
-from unirl.core.catalog import Catalog, Found
 from unirl.core.errors import PluginBroken, PluginNotFound, PluginNotInstalled
-from unirl.core.hookspec import hookimpl
-from unirl.core.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec, TrackerSpec
+from unirl.core.plugins.catalog import Catalog, Found
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.capability import Cap, Needs, Support
+from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec, TrackerSpec
 
 NATIVE = Support.NATIVE
 WORDS = {"summary": "A part.", "build": "nowhere:build", "config": "nowhere:Config"}
@@ -59,18 +60,18 @@ def ids(found: list[Subject], kind: str) -> list[str]:
 
 
 def test_every_part_and_every_combination_is_a_subject(catalog: Catalog) -> None:
-    found = subjects(catalog)
-    assert ids(found, "plugin") == ["acme-engines", "acme-models", "acme-rest"]
-    assert ids(found, "model") == ["film", "paint", "talk"]
-    assert ids(found, "engine") == ["far+film", "far+paint", "far+talk", "near+film", "near+paint", "near+talk"]
-    assert len(ids(found, "cell")) == 3 * 2 * 1 * 1
-    assert [ids(found, kind) for kind in ("algorithm", "backend", "reward", "tracker")] == [
+    result = subjects(catalog)
+    assert ids(result, "plugin") == ["acme-engines", "acme-models", "acme-rest"]
+    assert ids(result, "model") == ["film", "paint", "talk"]
+    assert ids(result, "engine") == ["far+film", "far+paint", "far+talk", "near+film", "near+paint", "near+talk"]
+    assert len(ids(result, "cell")) == 3 * 2 * 1 * 1
+    assert [ids(result, kind) for kind in ("algorithm", "backend", "reward", "tracker")] == [
         ["free"],
         ["plain"],
         ["tone"],
         ["notes"],
     ]
-    assert len({(subject.kind, subject.id) for subject in found}) == len(found)
+    assert len({(subject.kind, subject.id) for subject in result}) == len(result)
 
 
 def test_parts_that_do_not_fit_are_there_with_the_reason(catalog: Catalog) -> None:
@@ -88,8 +89,8 @@ def chosen(catalog: Catalog, **selection: object) -> set[str]:
 def test_a_named_part_brings_its_combinations_and_its_plugin(catalog: Catalog) -> None:
     assert chosen(catalog, names={"engine": ("near",)}) == {
         "plugin:acme-engines",
-        *(f"engine:near+{name}" for name in ("film", "paint", "talk")),
-        *(f"cell:{name}+near+free+plain" for name in ("film", "paint", "talk")),
+        *(f"engine:near+{name}" for name in ("film", "paint")),
+        *(f"cell:{name}+near+free+plain" for name in ("film", "paint")),
     }
 
 
@@ -104,21 +105,58 @@ def test_two_named_parts_meet_in_their_combination_and_stand_alone_elsewhere(cat
 
 
 def test_a_dist_brings_everything_that_it_has_a_part_in(catalog: Catalog) -> None:
-    found = chosen(catalog, plugins=("acme-rest",))
-    assert {item for item in found if not item.startswith("cell:")} == {
+    result = chosen(catalog, plugins=("acme-rest",))
+    assert {item for item in result if not item.startswith("cell:")} == {
         "plugin:acme-rest",
         "algorithm:free",
         "backend:plain",
         "reward:tone",
         "tracker:notes",
     }
-    assert sum(item.startswith("cell:") for item in found) == 6
+    assert sum(item.startswith("cell:") for item in result) == 5, "parts that do not go together are left out"
+
+
+def test_parts_that_do_not_go_together_are_there_when_all_are_named(catalog: Catalog) -> None:
+    """Whoever asks for them is told why."""
+    assert "engine:near+talk" in chosen(catalog, names={"model": ("talk",), "engine": ("near",)})
+    everything: dict[str, tuple[str, ...]] = {
+        "model": ("talk",),
+        "engine": ("near",),
+        "algorithm": ("free",),
+        "backend": ("plain",),
+    }
+    assert "cell:talk+near+free+plain" in chosen(catalog, names=everything)
+
+
+def test_below_tier_full_an_engine_that_has_to_be_started_is_tried_where_it_is_named() -> None:
+    apart = EngineSpec(
+        name="apart", environment="acme:ENVIRONMENT", capabilities=dict.fromkeys((Cap.LATENT_ROLLOUT,), NATIVE), **WORDS
+    )
+    catalog = Catalog.of(
+        {
+            "acme-models": SimpleNamespace(unirl_models=hookimpl(lambda: [model("paint")])),
+            "acme-near": SimpleNamespace(unirl_engines=hookimpl(lambda: [ENGINES[0]])),
+            "acme-apart": SimpleNamespace(unirl_engines=hookimpl(lambda: [apart])),
+        }
+    )
+
+    def engines(tier: Tier, **selection: Any) -> list[str]:
+        return ids(subjects(catalog, Selection(**selection), tier=tier), "engine")
+
+    assert engines("tiny", plugins=("acme-models",)) == ["near+paint"]
+    assert engines("tiny", names={"model": ("paint",)}) == ["near+paint"]
+    assert engines("full", plugins=("acme-models",)) == [
+        *("apart+paint", "apart+paint@cuda", "near+paint", "near+paint@cuda")
+    ]
+    assert engines("tiny", plugins=("acme-apart",)) == ["apart+paint"]
+    assert engines("tiny", names={"engine": ("apart",)}) == ["apart+paint"]
+    assert engines("tiny") == ["apart+paint", "near+paint"], "a run of everything leaves nothing out"
 
 
 def test_on_a_gpu_every_subject_but_plugins_is_there_once_more(catalog: Catalog) -> None:
-    found = subjects(catalog, devices=("cpu", "cuda"))
-    assert ids(found, "model") == ["film", "film@cuda", "paint", "paint@cuda", "talk", "talk@cuda"]
-    assert len(ids(found, "plugin")) == 3
+    result = subjects(catalog, tier="gpu")
+    assert ids(result, "model") == ["film", "film@cuda", "paint", "paint@cuda", "talk", "talk@cuda"]
+    assert len(ids(result, "plugin")) == 3
 
 
 def test_a_disabled_plugin_is_no_subject_and_a_broken_one_is() -> None:
@@ -127,8 +165,8 @@ def test_a_disabled_plugin_is_no_subject_and_a_broken_one_is() -> None:
         def unirl_models(self) -> list[Spec]:
             raise RuntimeError("no")
 
-    found = subjects(Catalog.of({"acme-broken": Broken()}))
-    assert [(subject.kind, subject.id) for subject in found] == [("plugin", "acme-broken")]
+    result = subjects(Catalog.of({"acme-broken": Broken()}))
+    assert [(subject.kind, subject.id) for subject in result] == [("plugin", "acme-broken")]
 
 
 @pytest.mark.parametrize(

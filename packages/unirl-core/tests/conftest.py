@@ -10,11 +10,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from unirl.core.capability import Cap, Needs, Support
-from unirl.core.catalog import Catalog
-from unirl.core.config import BackendConfig, PartConfig, RewardConfig
-from unirl.core.hookspec import hookimpl
-from unirl.core.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, TrackerSpec
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.capability import Cap, Needs, Support
+from unirl.core.specs.config import BackendConfig, PartConfig, RewardConfig
+from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, TrackerSpec
 
 # What the tests of this folder share lies beside them.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -136,7 +136,7 @@ defaults:
 
 model: {path: some/folder}
 backend: {optimizer: {lr: 5e-5}}
-sampling: {steps: 8, sde: {mode: fraction, last: 0.5}}
+sampling: {num_inference_steps: 8, sde: {mode: fraction, last: 0.5}}
 """
 CHILD = """\
 # unirl train toy/child data.train=prompts.txt
@@ -146,9 +146,9 @@ defaults:
   - _self_
   - override /engine: far
 
-sampling: {steps: 6}
+sampling: {num_inference_steps: 6}
 reward: {second: {weight: 0.5}}
-run: {steps: "${data.samples_per_prompt}"}
+run: {max_steps: "${data.samples_per_prompt}"}
 """
 
 

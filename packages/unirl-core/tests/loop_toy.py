@@ -10,34 +10,36 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from unirl.core.capability import Cap, Needs, Support
-from unirl.core.config import (
+from unirl.core.loop.loop import run_loop
+from unirl.core.loop.parts import Parts
+from unirl.core.observe.events import EventStream
+from unirl.core.observe.tracking import Trackers
+from unirl.core.roles import ScoreInput, Scores, TrainReport, WeightReceipt, WeightUpdate
+from unirl.core.specs.capability import Cap, Needs, Support
+from unirl.core.specs.config import (
     AdvantageConfig,
     BackendConfig,
     DataConfig,
     EvalConfig,
-    LatentSamplingConfig,
     PartConfig,
     RewardConfig,
     RunConfig,
     TrainConfig,
 )
-from unirl.core.data import Prompt
-from unirl.core.events import Event, EventStream
-from unirl.core.loop import run_loop
-from unirl.core.parts import Parts
-from unirl.core.plan import Choice, Plan
-from unirl.core.request import LatentRequest, Request
-from unirl.core.roles import ScoreInput, Scores, TrainReport, WeightReceipt, WeightUpdate
-from unirl.core.rollout import Rollout
-from unirl.core.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec
-from unirl.core.track import KernelChoice, LatentSegment, Status, Track
-from unirl.core.tracking import Trackers
-from unirl.core.weights import checksum
+from unirl.core.specs.plan import Choice, Plan
+from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec
+from unirl.core.types.data import Prompt
+from unirl.core.types.event import Event
+from unirl.core.types.request import LatentRequest, Request
+from unirl.core.types.rollout import Rollout
+from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.core.types.track import LatentSegment, Sampler, Status, Track
+from unirl.core.types.weights import checksum
 
 PARTS = {"summary": "toy", "build": "toy:build", "config": "toy:Config"}
 LIMIT_S = 30
 """Longest wait of a test for another thread: far above what any machine needs, below the limit of a test."""
+MODEL = ModelSpec(name="toy", tracks={"image": "latent"}, trainable="net", **PARTS)
 
 
 def prompts(count: int) -> list[Prompt]:
@@ -51,9 +53,7 @@ def plan(*, groups: int = 4, samples: int = 2, run: Mapping[str, Any] | None = N
     engine = EngineSpec(name="own", capabilities={Cap.WEIGHTS_FULL: Support.NATIVE}, **PARTS)
     return Plan(
         recipe="toy",
-        model=choice(
-            "model", ModelSpec(name="toy", tracks={"image": "latent"}, trainable="net", **PARTS), PartConfig()
-        ),
+        model=choice("model", MODEL, PartConfig()),
         engine=choice("engine", engine, PartConfig()),
         backend=choice("backend", BackendSpec(name="plain", **PARTS), BackendConfig(trains="full")),
         algorithm=choice("algorithm", AlgorithmSpec(name="toy", needs=Needs(), **PARTS), PartConfig()),
@@ -61,8 +61,8 @@ def plan(*, groups: int = 4, samples: int = 2, run: Mapping[str, Any] | None = N
             "light": choice("reward.light", RewardSpec(name="light", scale="", media="image", **PARTS), RewardConfig())
         },
         trackers={},
-        sampling={"image": LatentSamplingConfig(steps=1)},
-        run=RunConfig(**{"steps": 3, "media_every": 0, **(run or {})}),
+        sampling={"image": LatentSamplingConfig(num_inference_steps=1)},
+        run=RunConfig(**{"max_steps": 3, "media_every": 0, **(run or {})}),
         data=DataConfig(prompts_per_step=groups, samples_per_prompt=samples, shuffle=False),
         advantage=AdvantageConfig(),
         train=TrainConfig(updates_per_step=updates),
@@ -78,6 +78,8 @@ def nothing(number: int) -> None:
 
 
 class ToyModel:
+    spec = MODEL
+
     def schedule(self, sampling: LatentSamplingConfig) -> torch.Tensor:
         return torch.tensor([1.0, 0.0])
 
@@ -125,7 +127,7 @@ class ToyEngine:
             self.is_generating = False
 
     def _track(self, request: Request) -> Track:
-        rows, wanted = request.num_rows, request.tracks["image"]
+        rows, expected = request.num_rows, request.tracks["image"]
         light = torch.tensor([sum(map(ord, sample)) / 1000 + self.weight for sample in request.sample_ids])
         return Track(
             name="image",
@@ -136,12 +138,12 @@ class ToyEngine:
             segment=LatentSegment(
                 latents=light.view(rows, 1, 1).repeat(1, 2, 1),
                 positions=torch.tensor([[0, 1]] * rows),
-                sde_steps=wanted.sde_steps,
-                sigmas=wanted.sigmas,
-                kernel=KernelChoice(name=wanted.sampling.kernel, eta=wanted.sampling.eta),
+                sde_steps=expected.sde_steps,
+                sigmas=expected.sigmas,
+                sampler=Sampler(kernel=expected.sampling.kernel, eta=expected.sampling.eta),
             ),
             images=light.view(rows, 1, 1, 1).expand(rows, 3, 1, 1),
-            weights=torch.ones(rows),
+            sample_weights=torch.ones(rows),
             status=(Status.COMPLETED,) * rows,
             policy_version=(self.version,) * rows,
         )
@@ -175,7 +177,7 @@ class ToyBackend:
         self.version += self.jump
         return TrainReport(metrics={}, num_updates=self.jump)
 
-    def weights(self, *, policy: str = "live", kind: str) -> WeightUpdate:
+    def export_weights(self, *, policy: str = "live", kind: str) -> WeightUpdate:
         tensors = {"weight": torch.tensor(self.weight)}
         return WeightUpdate(version=self.version, tensors=tensors, kind="full", checksum=checksum(tensors))
 
@@ -211,9 +213,9 @@ def rows_of(samples: ScoreInput, group: str) -> list[int]:
 
 def parts(*, engine: Any = None, backend: Any = None, rewards: Mapping[str, Any] | None = None) -> Parts:
     """Parts of a run; the objects given, and toys for the others."""
-    found = rewards if rewards is not None else {"light": Light()}
+    result = rewards if rewards is not None else {"light": Light()}
     made: Any = {"model": ToyModel(), "backend": backend or ToyBackend(), "engine": engine or ToyEngine()}
-    return Parts(algorithm=ToyAlgorithm(), rewards=found, reward_weights=dict.fromkeys(found, 1.0), **made)  # type: ignore[arg-type]
+    return Parts(algorithm=ToyAlgorithm(), rewards=result, reward_weights=dict.fromkeys(result, 1.0), **made)  # type: ignore[arg-type]
 
 
 class Ran:

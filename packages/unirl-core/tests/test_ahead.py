@@ -8,22 +8,22 @@ import threading
 import pytest
 from loop_toy import LIMIT_S, Light, Ran, ToyBackend, ToyEngine, at, met, parts, passed, plan, prompts, run, threads
 from unirl.core.errors import RewardFailed, RunFailed
-from unirl.core.parts import sync_weights
-from unirl.core.plan import Plan
+from unirl.core.loop.parts import sync_weights
+from unirl.core.specs.plan import Plan
 
-AHEAD = {"rollout_ahead": 1}
+AHEAD = {"max_staleness": 1}
 
 
 def one_after_the_other(toy: Plan) -> tuple[float, list[float]]:
     """The schedule of a run ahead, without threads: weights at its end, and the mean reward of each step.
 
     A sample's reward is its own brightness plus the weight that made it, and training adds the mean reward. Step s has
-    samples of the weights after max(0, s - `rollout_ahead`) steps.
+    samples of the weights after max(0, s - `max_staleness`) steps.
     """
     after, rewards = [0.0], list[float]()
-    for step in range(toy.run.steps):
+    for step in range(toy.run.max_steps):
         ids = [f"r{step}/p{n % 6}/{k}" for n in range(step * 4, step * 4 + 4) for k in range(2)]
-        held = after[max(0, step - toy.run.rollout_ahead)]
+        held = after[max(0, step - toy.run.max_staleness)]
         rewards.append(sum(sum(map(ord, name)) / 1000 + held for name in ids) / len(ids))
         after.append(after[-1] + rewards[-1])
     return after[-1], rewards
@@ -43,10 +43,12 @@ def test_scores_are_ready_before_training_ends_as_well() -> None:
     assert run(parts(backend=backend, rewards={"light": light}), plan(run=AHEAD)).result == (3, "done")
 
 
-@pytest.mark.parametrize("stream_groups", [0, 2])
+@pytest.mark.parametrize("reward_overlap_groups", [0, 2])
 @pytest.mark.parametrize("ahead", [1, 2, 3, 9])
-def test_a_run_ahead_gives_the_numbers_of_its_schedule_done_one_after_the_other(ahead: int, stream_groups: int) -> None:
-    toy = plan(run={"rollout_ahead": ahead, "steps": 6, "stream_groups": stream_groups})
+def test_a_run_ahead_gives_the_numbers_of_its_schedule_done_one_after_the_other(
+    ahead: int, reward_overlap_groups: int
+) -> None:
+    toy = plan(run={"max_staleness": ahead, "max_steps": 6, "reward_overlap_groups": reward_overlap_groups})
     backend = ToyBackend()
     ran = run(parts(backend=backend), toy)
     weight, rewards = one_after_the_other(toy)
@@ -58,7 +60,7 @@ def test_a_run_ahead_gives_the_numbers_of_its_schedule_done_one_after_the_other(
 @pytest.mark.parametrize("ahead", [1, 2, 3, 9])
 def test_samples_carry_their_version_and_staleness_is_measured_from_it(ahead: int) -> None:
     backend, engine = ToyBackend(jump=2), ToyEngine()
-    ran = run(parts(engine=engine, backend=backend), plan(run={"rollout_ahead": ahead, "steps": 6}, updates=2))
+    ran = run(parts(engine=engine, backend=backend), plan(run={"max_staleness": ahead, "max_steps": 6}, updates=2))
     made_with = [2 * max(0, step - ahead) for step in range(6)]
     assert [track.policy_version[0] for track in backend.trained] == made_with
     ages = [2 * step - version for step, version in enumerate(made_with)]
@@ -83,15 +85,15 @@ def test_without_it_every_rollout_has_the_newest_weights_and_says_nothing_of_age
 
 
 def test_what_is_done_at_once_is_measured() -> None:
-    ran = run(parts(), plan(run={**AHEAD, "stream_groups": 1}))
+    ran = run(parts(), plan(run={**AHEAD, "reward_overlap_groups": 1}))
     for event in ran.steps:
-        found = event.data["metrics"]
-        longest = max(found[f"{phase}_s"] for phase in ("generate", "score", "train"))
+        result = event.data["metrics"]
+        longest = max(result[f"{phase}_s"] for phase in ("generate", "score", "train"))
         assert longest > 0
-        assert found["overlap"] * longest >= sum(event.data["phases"].values())
-        assert found["generate_utilisation"] * found["overlap"] * longest == pytest.approx(found["generate_s"])
-        assert 0 < found["reward_latency_mean_s"] <= found["reward_latency_max_s"]
-        assert 1 <= found["reward_queue_max"] <= 4
+        assert result["overlap"] * longest >= sum(event.data["phases"].values())
+        assert result["generate_utilisation"] * result["overlap"] * longest == pytest.approx(result["generate_s"])
+        assert 0 < result["reward_latency_mean_s"] <= result["reward_latency_max_s"]
+        assert 1 <= result["reward_queue_max"] <= 4
         # The seconds of the thread that trains: what was made elsewhere shows as the wait for it.
         assert set(event.data["phases"]) <= {"sync", "request", "wait", "advantages", "train"}
 
@@ -104,7 +106,7 @@ def test_weights_never_move_under_a_generation() -> None:
         moved.wait(timeout=0.1)
 
     engine.during = generate
-    toy = dataclasses.replace(plan(run={**AHEAD, "steps": 4}), eval=dataclasses.replace(plan().eval, every=1))
+    toy = dataclasses.replace(plan(run={**AHEAD, "max_steps": 4}), eval=dataclasses.replace(plan().eval, every=1))
     ran = run(parts(engine=engine), toy, held_out=held_out)
     assert engine.overlaps == 0
     # Evaluations ask for the newest weights, rollouts for those of before the training at their side.
@@ -117,7 +119,7 @@ def test_weights_never_move_under_a_generation() -> None:
 
 def test_weights_that_would_move_under_a_generation_are_an_error() -> None:
     made_of = parts()
-    with made_of.generating, pytest.raises(AssertionError, match="weights were to move under a rollout"):
+    with made_of.generating, pytest.raises(AssertionError, match="weights updated while a rollout is in flight"):
         sync_weights(made_of, plan())
 
 
@@ -163,19 +165,19 @@ def test_training_that_fails_ends_the_rollout_at_its_side() -> None:
 def test_a_stop_throws_the_rollout_away_and_the_next_run_makes_it_with_the_newest_weights() -> None:
     stop, backend, engine = threading.Event(), ToyBackend(), ToyEngine()
     backend.during = at(1, stop.set)
-    ran = run(parts(engine=engine, backend=backend), plan(run={**AHEAD, "steps": 5}), should_stop=stop.is_set)
+    ran = run(parts(engine=engine, backend=backend), plan(run={**AHEAD, "max_steps": 5}), should_stop=stop.is_set)
     assert ran.result == (2, "stopped")
     assert ran.saved == [2]
     assert not threads("rollout")
     again = ToyEngine()
-    resumed = run(parts(engine=again, backend=backend), plan(run={**AHEAD, "steps": 5}), start=2)
+    resumed = run(parts(engine=again, backend=backend), plan(run={**AHEAD, "max_steps": 5}), start=2)
     assert [(request.rollout, request.policy_version) for request in again.requests] == [(2, 2), (3, 2), (4, 3)]
     assert [event.data["metrics"]["staleness_max"] for event in resumed.steps] == [0, 1, 1]
 
 
 def test_nothing_is_begun_that_no_step_will_take() -> None:
     engine = ToyEngine()
-    assert run(parts(engine=engine), plan(run={**AHEAD, "steps": 5, "stop_at": 2})).result == (2, "stopped")
+    assert run(parts(engine=engine), plan(run={**AHEAD, "max_steps": 5, "stop_at": 2})).result == (2, "stopped")
     assert [request.rollout for request in engine.requests] == [0, 1]
 
 

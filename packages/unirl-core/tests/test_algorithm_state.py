@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 import torch
 from loop_toy import Ran, ToyAlgorithm, ToyBackend, parts, plan, run
-from unirl.core.algorithm_state import algorithm_state, end_algorithm_step, resume_algorithm
 from unirl.core.errors import CheckpointError, RunFailed
-from unirl.core.parts import Parts
+from unirl.core.loop.algorithm_state import algorithm_state, end_algorithm_step, resume_algorithm
+from unirl.core.loop.parts import Parts
 from unirl.core.roles import Algorithm, ScoreInput, Scores, StatefulAlgorithm
 
 FOLDER = Path("runs/one/checkpoints/step-000003")
@@ -62,7 +62,7 @@ def with_algorithm(algorithm: Any, **others: Any) -> Parts:
 
 def test_the_loop_ends_each_step_with_what_it_logs_and_the_number_of_samples() -> None:
     algorithm = Counting()
-    ran = run(with_algorithm(algorithm), plan(groups=4, samples=2, run={"steps": 3}))
+    ran = run(with_algorithm(algorithm), plan(groups=4, samples=2, run={"max_steps": 3}))
     assert [event.data["metrics"]["samples_so_far"] for event in ran.steps] == [8.0, 16.0, 24.0]
     for event, given in zip(ran.steps, algorithm.given, strict=True):
         # What it was given is what is logged, but for the number of samples and what it answered.
@@ -84,10 +84,10 @@ def test_algorithms_without_a_state_are_left_alone() -> None:
 
 def test_a_state_goes_through_a_checkpoint_unchanged_and_is_a_copy() -> None:
     held: dict[str, Any] = {"a": [1, 0.1, None, True, "text"], "b": {"c": 1 / 3, "d": math.nan}}
-    found = algorithm_state(of(Holding(held)))
-    assert repr(found) == repr({"value": held})
+    result = algorithm_state(of(Holding(held)))
+    assert repr(result) == repr({"value": held})
     held["a"].append(2)
-    assert len(found["value"]["a"]) == 5
+    assert len(result["value"]["a"]) == 5
 
 
 @pytest.mark.parametrize(
@@ -130,12 +130,12 @@ def test_a_step_that_fails_is_saved_with_the_state_before_it() -> None:
 
     class FailsAtTheEnd(Counting):
         def end_step(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
-            found = super().end_step(metrics)
+            result = super().end_step(metrics)
             if len(self.given) == 2:
                 raise RuntimeError("struck")
-            return found
+            return result
 
-    toy = plan(run={"steps": 3})
+    toy = plan(run={"max_steps": 3})
     toy.advantage.constant_reward = "skip"
     algorithm, ran, backend = FailsAtTheEnd(), Ran(), ToyBackend()
     with pytest.raises(RunFailed, match=r"algorithm 'toy' .* struck"):

@@ -5,7 +5,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unirl.core.balance import balance
+from unirl.core.loop.balance import balance
 
 
 def best(costs, parts):
@@ -20,20 +20,20 @@ def best(costs, parts):
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=6), st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
 def test_the_costliest_part_is_within_the_proven_bound(costs, parts):
-    found = balance(costs, parts)
-    assert len(found) == parts and sorted(row for rows in found for row in rows) == list(range(len(costs)))
-    costliest = max(sum(costs[row] for row in rows) for rows in found)
+    result = balance(costs, parts)
+    assert len(result) == parts and sorted(row for rows in result for row in rows) == list(range(len(costs)))
+    costliest = max(sum(costs[row] for row in rows) for rows in result)
     assert costliest <= (4 / 3 - 1 / (3 * parts)) * best(costs, parts) + 1e-9  # 1e-9: the fraction in fp64
 
 
 @given(st.lists(st.floats(0, 1e3), max_size=20), st.integers(1, 6))
 @settings(max_examples=100, deadline=None)
 def test_equal_counts_differ_by_one_at_most(costs, parts):
-    found = balance(costs, parts, equal_counts=True)
-    counts = [len(rows) for rows in found]
-    assert sorted(row for rows in found for row in rows) == list(range(len(costs)))
+    result = balance(costs, parts, equal_counts=True)
+    counts = [len(rows) for rows in result]
+    assert sorted(row for rows in result for row in rows) == list(range(len(costs)))
     assert max(counts) - min(counts) <= 1
-    assert found == balance(costs, parts, equal_counts=True)
+    assert result == balance(costs, parts, equal_counts=True)
 
 
 def test_balance_by_hand():

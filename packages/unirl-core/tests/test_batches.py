@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from unirl.core.batch import Batch, same
 from unirl.core.errors import BatchError
-from unirl.core.track import Conditions, KernelChoice, LatentSegment, Status, TextSegment, Track
+from unirl.core.types.batch import Batch, same
+from unirl.core.types.track import Conditions, LatentSegment, Sampler, Status, TextSegment, Track
 
 
 def make_track(rows: int = 4, *, first: int = 0, **changed: Any) -> Track:
@@ -37,12 +37,12 @@ def make_track(rows: int = 4, *, first: int = 0, **changed: Any) -> Track:
             sde_steps=torch.tensor([[3]] * rows).reshape(rows, 1),
             log_probs=values.reshape(rows, 1),
             sigmas=torch.tensor([1.0, 0.75, 0.5, 0.25, 0.0]),
-            kernel=KernelChoice(name="flow-sde", eta=0.7),
+            sampler=Sampler(kernel="flow-sde", eta=0.7),
         ),
         "videos": tuple(torch.full((n % 3 + 1, 3, 2, 2), float(n)) for n in numbers),
         "rewards": values,
         "reward_parts": {"shapes": values, "shapes/color": -values},
-        "weights": torch.ones(rows),
+        "sample_weights": torch.ones(rows),
         "status": (Status.COMPLETED,) * rows,
         "policy_version": (7,) * rows,
     }
@@ -55,18 +55,18 @@ def make_text(tokens: tuple[torch.Tensor, ...], **fields: Any) -> TextSegment:
 
 def numbers(track: Track) -> list[int]:
     """The row numbers of `make_track`, after checking that every field of a row still belongs together."""
-    found = [meta["number"] for meta in track.metadata]
-    expected = torch.tensor(found, dtype=torch.float32)
-    assert track.sample_ids == tuple(f"p{n // 2}/{n}" for n in found)
+    result = [meta["number"] for meta in track.metadata]
+    expected = torch.tensor(result, dtype=torch.float32)
+    assert track.sample_ids == tuple(f"p{n // 2}/{n}" for n in result)
     assert track.rewards is not None and same(track.rewards, expected)
     assert same(track.reward_parts["shapes/color"], -expected)
     assert same(track.latent.latents[:, 0, 0], expected)
     assert track.latent.log_probs is not None and same(track.latent.log_probs[:, 0], expected)
     assert track.videos is not None
-    assert [(len(video), float(video.mean())) for video in track.videos] == [(n % 3 + 1, float(n)) for n in found]
+    assert [(len(video), float(video.mean())) for video in track.videos] == [(n % 3 + 1, float(n)) for n in result]
     embeds = track.conditions["positive"].expanded()["embeds"]
-    assert same(embeds, torch.tensor([[2.0 * (n % 10), 2.0 * (n % 10) + 1] for n in found]).reshape(-1, 2))
-    return found
+    assert same(embeds, torch.tensor([[2.0 * (n % 10), 2.0 * (n % 10) + 1] for n in result]).reshape(-1, 2))
+    return result
 
 
 def cuts(rows: int) -> st.SearchStrategy[list[int]]:
@@ -75,8 +75,8 @@ def cuts(rows: int) -> st.SearchStrategy[list[int]]:
 
 @given(st.integers(1, 9), st.data())
 def test_select_keeps_every_field_of_a_row_together(rows: int, data: st.DataObject) -> None:
-    wanted = data.draw(st.lists(st.integers(0, rows - 1), unique=True))
-    assert numbers(make_track(rows).select(wanted)) == wanted
+    expected = data.draw(st.lists(st.integers(0, rows - 1), unique=True))
+    assert numbers(make_track(rows).select(expected)) == expected
 
 
 @given(st.integers(0, 9), st.data())
@@ -100,21 +100,15 @@ def test_padding_goes_and_leaves_the_rows(rows: int, more: int) -> None:
     track = make_track(rows)
     padded = track.padded(rows + more)
     assert len(padded) == rows + more
-    assert padded.weights.tolist() == [1.0] * rows + [0.0] * more
+    assert padded.sample_weights.tolist() == [1.0] * rows + [0.0] * more
     assert numbers(padded) == [*range(rows), *[rows - 1] * more]
     assert sum(map(len, padded.groups().values())) == rows
-    assert same(padded.without_padding(), track)
+    assert same(padded.select(range(rows)), track)
 
 
-@given(st.integers(0, 5), st.integers(0, 3))
-def test_repeat_puts_copies_next_to_each_other(rows: int, times: int) -> None:
-    segment = make_text(tuple(torch.arange(n + 1) for n in range(rows)))
-    assert segment.repeat(times).lengths == tuple(n + 1 for n in range(rows) for _ in range(times))
-
-
-def test_repeating_a_track_is_refused_because_its_ids_would_repeat() -> None:
-    with pytest.raises(BatchError, match="'p0/0' stands twice"):
-        make_track().repeat(2)
+def test_naming_a_row_of_a_track_twice_is_refused_because_its_id_would_repeat() -> None:
+    with pytest.raises(BatchError, match="duplicate id 'p0/0'"):
+        make_track().select([0, 0])
 
 
 def test_groups_of_unequal_size_keep_their_order() -> None:
@@ -124,8 +118,10 @@ def test_groups_of_unequal_size_keep_their_order() -> None:
 
 def test_a_shared_field_that_disagrees_is_named() -> None:
     one, other = make_track(2), make_track(2, first=2)
-    other = dataclasses.replace(other, segment=dataclasses.replace(other.latent, guidance_scale=4.5))
-    with pytest.raises(BatchError, match=r"LatentSegment.guidance_scale: piece 0 has 1.0, piece 1 has 4.5"):
+    other = dataclasses.replace(
+        other, segment=dataclasses.replace(other.latent, sampler=Sampler(kernel="cps", eta=0.7))
+    )
+    with pytest.raises(BatchError, match=r"LatentSegment.sampler: piece 0 has Sampler\(kernel='flow-sde'"):
         Track.concat([one, other])
 
 
@@ -156,16 +152,15 @@ def test_pieces_of_different_types_are_named() -> None:
 @pytest.mark.parametrize(
     ("act", "says"),
     [
-        (lambda t: t.select([4]), "row 4 was asked for; there are 4"),
-        (lambda t: t.select([-1]), "row -1 was asked for"),
+        (lambda t: t.select([4]), "got row 4, expected 0 to 3"),
+        (lambda t: t.select([-1]), "got row -1"),
         (lambda t: t.split([1, 2]), r"sizes \[1, 2\] add up to 3; there are 4 rows"),
         (lambda t: t.split([5, -1]), "there are 4 rows"),
-        (lambda t: t.chunks(-1), "size -1 was asked for"),
-        (lambda t: t.repeat(-1), "-1 times were asked for"),
-        (lambda t: t.padded(3), "3 rows were asked for; there are 4 already"),
+        (lambda t: t.chunks(-1), "got size -1"),
+        (lambda t: t.padded(3), "got 3 rows, expected at least 4"),
         (lambda t: t.select([]).padded(1), "'image' has no row to copy"),
         (lambda t: Track.concat([]), "nothing to join"),
-        (lambda t: make_track(2, sample_ids=("a", "a")), "'a' stands twice"),
+        (lambda t: make_track(2, sample_ids=("a", "a")), "duplicate id 'a'"),
         (lambda t: make_track(2, prompts=("a",)), "Track.prompts: 1 entries for 2 samples"),
         (lambda t: make_track(2, reward_parts={"x": torch.zeros(3)}), r"reward_parts\['x'\]: 3 entries for 2"),
     ],
@@ -178,7 +173,7 @@ def test_a_wrong_call_says_what_was_asked_and_what_is_there(act: Any, says: str)
 def test_moving_reaches_nested_ragged_and_shared_tensors() -> None:
     # The meta device stands for any other device: it exists everywhere and holds no data.
     moved = make_track(3, segment=make_text((torch.arange(2),) * 3)).to("meta")
-    assert moved.weights.device.type == "meta"
+    assert moved.sample_weights.device.type == "meta"
     assert moved.conditions["positive"].values["embeds"].device.type == "meta"
     assert moved.videos is not None and {video.device.type for video in moved.videos} == {"meta"}
     assert isinstance(moved.segment, TextSegment)
@@ -187,8 +182,8 @@ def test_moving_reaches_nested_ragged_and_shared_tensors() -> None:
 
 def test_neighbouring_rows_are_a_view_of_the_batch() -> None:
     track = make_track(4)
-    base = track.weights.data_ptr()
-    assert [piece.weights.data_ptr() for piece in track.chunks(2)] == [base, base + 8]
+    base = track.sample_weights.data_ptr()
+    assert [piece.sample_weights.data_ptr() for piece in track.chunks(2)] == [base, base + 8]
 
 
 def test_prompts_are_held_once_through_split_join_and_padding() -> None:
@@ -221,7 +216,7 @@ def test_the_final_latents_are_those_at_the_last_position_of_each_sample() -> No
         positions=torch.tensor([[0, 1, 2], [1, 2, -1]]),
         sde_steps=torch.tensor([[0], [1]]),
         sigmas=torch.tensor([1.0, 0.5, 0.0]),
-        kernel=KernelChoice(name="flow-sde", eta=0.7),
+        sampler=Sampler(kernel="flow-sde", eta=0.7),
     )
     assert segment.final.tolist() == [[2.0], [4.0]]
     without_end = dataclasses.replace(segment, positions=torch.tensor([[0, 1, 2], [0, 1, -1]]))
@@ -231,7 +226,7 @@ def test_the_final_latents_are_those_at_the_last_position_of_each_sample() -> No
 
 def test_a_latent_segment_is_not_made_of_text() -> None:
     track = make_track(1, segment=make_text((torch.arange(2),)))
-    with pytest.raises(BatchError, match="a latent segment was asked for; it has TextSegment"):
+    with pytest.raises(BatchError, match="got TextSegment, expected a latent segment"):
         _ = track.latent
 
 
@@ -267,7 +262,7 @@ def test_every_token_has_a_log_prob_or_none_has() -> None:
         (torch.zeros(2), None, False),
         ({"a": (torch.zeros(2),)}, {"a": (torch.zeros(2),)}, True),
         ((torch.zeros(2), 1), (torch.zeros(2),), False),
-        (KernelChoice(name="cps", eta=0.7), KernelChoice(name="cps", eta=0.8), False),
+        (Sampler(kernel="cps", eta=0.7), Sampler(kernel="cps", eta=0.8), False),
         (1, 1.0, True),
     ],
 )

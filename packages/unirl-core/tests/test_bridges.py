@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from unirl.core.bridges import bridge_name, import_bridge, lacks_bridge
-from unirl.core.capability import Cap, Support
 from unirl.core.errors import PluginBroken
-from unirl.core.match import match_pair
-from unirl.core.spec import EngineSpec, ModelSpec
+from unirl.core.match.match import match_pair
+from unirl.core.plugins.bridges import bridge_name, import_bridge, lacks_bridge
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.spec import EngineSpec, ModelSpec
 
 PARTS = {"summary": "toy", "build": "toy:build", "config": "toy:Config"}
 MODEL = ModelSpec(
@@ -30,7 +30,7 @@ def test_a_model_without_a_bridge_is_refused_in_a_sentence_that_names_those_with
     assert match_pair(model=MODEL, engine=dataclasses.replace(ENGINE, needs_bridge=False)).accepted
     (reason,) = match_pair(model=MODEL, engine=ENGINE).reasons
     assert str(reason) == (
-        "engine: engine 'far' needs a bridge to the model, and model 'toy' brings none for it. Choose another model or "
+        "engine: engine 'far' needs a bridge to the model, and model 'toy' has none for it. Choose another model or "
         "another engine."
     )
     assert "of those installed, a, b do." in lacks_bridge(MODEL, ENGINE, bridged=["a", "b"])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from unirl.core.capability import CAPABILITIES_OF, Cap
-from unirl.core.catalog import Catalog
-from unirl.core.spec import KINDS
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.specs.capability import CAPABILITIES_OF, Cap
+from unirl.core.specs.spec import KINDS
 
 
 def test_every_kind_has_its_list_and_every_capability_a_kind() -> None:
@@ -15,8 +15,8 @@ def test_every_kind_has_its_list_and_every_capability_a_kind() -> None:
 
 def test_no_part_of_the_workspace_states_a_capability_of_another_kind() -> None:
     strange = {
-        (found.spec.name, cap.value)
-        for found in Catalog.discover().parts()
-        for cap in set(found.spec.capabilities) - set(CAPABILITIES_OF[found.spec.kind])
+        (result.spec.name, cap.value)
+        for result in Catalog.discover().parts()
+        for cap in set(result.spec.capabilities) - set(CAPABILITIES_OF[result.spec.kind])
     }
     assert strange == set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,24 +13,28 @@ from typing import Any, cast
 
 import click
 import pytest
-from unirl.core.catalog import Catalog
 from unirl.core.errors import PluginBroken, PluginConflict, PluginNotFound
-from unirl.core.events import Event
-from unirl.core.hookspec import hookimpl
-from unirl.core.plan import Plan
-from unirl.core.plugin_loading import PluginRecord
-from unirl.core.registry import KnownPart, Registry
-from unirl.core.spec import TrackerSpec
+from unirl.core.limits import Reason
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.plugins.loading import PluginRecord
+from unirl.core.plugins.registry import KnownPart, Registry
+from unirl.core.specs.plan import Plan
+from unirl.core.specs.spec import TrackerSpec
+from unirl.core.types.event import Event
 
 GROUP = "plantest.v1"
 """Another group than the real one, so that the plugins of the workspace stay out of these tests."""
 
 HEAD = """
-    from unirl.core.hookspec import hookimpl
-    from unirl.core.spec import EngineSpec, ModelSpec, TrackerSpec
+    from unirl.core.plugins.hookspec import hookimpl
+    from unirl.core.specs.spec import EngineSpec, ModelSpec, RewardSpec, TrackerSpec
 
     def tracker(name):
         return TrackerSpec(name=name, summary="Notes.", build="planted_impl:build", config="planted_impl:Config")
+
+    def reward(**fields):
+        return RewardSpec(**{"name": "x", "summary": "s", "build": "m:b", "config": "m:C", "scale": "s", **fields})
 """
 GOOD = """
     @hookimpl
@@ -92,18 +97,40 @@ BROKEN = {
     ),
     "misspelt": (
         "@hookimpl\ndef unirl_traker():\n    return []",
-        "'unirl_traker' is no hook of unirl.v1; did you mean 'unirl_trackers'?",
+        "'unirl_traker' is not a hook of unirl.v1; did you mean 'unirl_trackers'?",
     ),
     "not-decorated": ("def unirl_trackers():\n    return []", "'unirl_trackers' is not decorated with @hookimpl"),
     "no-hook": ("x = 1", "it implements no hook of unirl.v1"),
     "not-specs": (
         "@hookimpl\ndef unirl_trackers():\n    return ['notes']",
-        "must return TrackerSpecs, it returned str",
+        "unirl_trackers returned str",
     ),
-    "not-a-list": ("@hookimpl\ndef unirl_trackers():\n    return 3", "must return specs in a list, it returned 3"),
+    "none": ("@hookimpl\ndef unirl_trackers():\n    return None", "returned None, expected a list of specs"),
+    "interrupts": ("raise KeyboardInterrupt", "raised KeyboardInterrupt: "),
+    "build-without-colon": (
+        "@hookimpl\ndef unirl_trackers():\n    return [TrackerSpec(name='x', summary='', build='m', config='m:C')]",
+        "tracker 'x': build: got 'm', expected a string 'package.module:attribute'",
+    ),
+    "config-as-class": (
+        "@hookimpl\ndef unirl_trackers():\n    return [TrackerSpec(name='x', summary='', build='m:b', config=int)]",
+        "tracker 'x': config: got <class 'int'>, expected a string 'package.module:attribute'",
+    ),
+    "nonsense-media": (
+        "@hookimpl\ndef unirl_rewards():\n    return [reward(media='smell')]",
+        "reward 'x': media: got 'smell', expected one of 'image', 'video', 'text', 'audio', 'any'",
+    ),
+    "string-for-tuple": (
+        "@hookimpl\ndef unirl_rewards():\n    return [reward(media='image', parts='red')]",
+        "reward 'x': parts: got str 'red', expected a tuple",
+    ),
+    "number-for-string": (
+        "@hookimpl\ndef unirl_rewards():\n    return [reward(media='image', scale=1)]",
+        "reward 'x': scale: got int 1, expected a string",
+    ),
+    "not-a-list": ("@hookimpl\ndef unirl_trackers():\n    return 3", "returned 3, expected a list of specs"),
     "other-spec": (
         "@hookimpl\ndef unirl_engines():\n    return [tracker('x')]",
-        "unirl_engines must return EngineSpecs, it returned TrackerSpec",
+        "unirl_engines returned TrackerSpec",
     ),
     "bad-name": (
         "@hookimpl\ndef unirl_trackers():\n    return [tracker('My Notes')]",
@@ -126,11 +153,21 @@ def test_a_broken_plugin_is_recorded_and_does_not_hide_the_others(installed: Ins
         raise AssertionError(record.error)
 
 
+def test_where_ctrl_c_is_ignored_an_interrupt_is_the_plugins_own(installed: Install) -> None:
+    installed("bad", "\nraise KeyboardInterrupt")
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        record = only(Catalog.discover(group=GROUP), "bad")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "raised KeyboardInterrupt" in str(record.error)
+
+
 def test_an_entry_point_without_its_module_is_told_from_a_missing_dependency(installed: Install) -> None:
     installed("bad", point="bad = planted_nowhere.plugin")
     record = only(Catalog.discover(group=GROUP), "bad")
     assert record.error == (
-        "its entry point names 'planted_nowhere.plugin', and there is no module 'planted_nowhere'. Install bad again."
+        "its entry point names 'planted_nowhere.plugin', but there is no module 'planted_nowhere'. Reinstall bad."
     )
 
 
@@ -162,7 +199,7 @@ def test_a_plugin_of_another_version_of_the_hooks_is_refused_without_importing_i
     catalog = Catalog.discover(group=GROUP)
     record = only(catalog, "later")
     assert record.status == "refused"
-    assert "it speaks hooks plantest.v2, this unirl-core speaks plantest.v1" in str(record.error)
+    assert "it targets hook API plantest.v2; this unirl-core provides plantest.v1" in str(record.error)
     assert "planted_later" not in sys.modules
     assert "other-project" not in {record.name for record in catalog.records}
 
@@ -190,12 +227,12 @@ def test_a_disabled_plugin_is_not_imported_and_says_so(installed: Install) -> No
     catalog = Catalog.discover(group=GROUP, disabled=["heavy"])
     assert only(catalog, "heavy").status == "disabled"
     assert "planted_heavy" not in sys.modules
-    with pytest.raises(PluginBroken, match="is disabled: it was disabled by choice"):
+    with pytest.raises(PluginBroken, match="is disabled: it was disabled by the user"):
         catalog.get("tracker", "heavy")
 
 
 def test_disabling_what_is_not_installed_is_an_error(installed: Install) -> None:
-    with pytest.raises(PluginNotFound, match=r"'goodd' was to be disabled.*did you mean 'good'"):
+    with pytest.raises(PluginNotFound, match=r"'goodd': cannot be disabled, .*did you mean 'good'"):
         Catalog.discover(group=GROUP, disabled=["goodd"])
 
 
@@ -203,7 +240,7 @@ def test_a_part_of_a_broken_plugin_is_an_error_only_when_asked_for(installed: In
     installed("bad", "\n@hookimpl\ndef unirl_trackers():\n    return [tracker('x'), 3]")
     catalog = Catalog.discover(group=GROUP)
     assert catalog.names("tracker") == ["good-notes"]
-    with pytest.raises(PluginBroken, match=r"tracker 'x': plugin 'bad' .* is broken: unirl_trackers must return"):
+    with pytest.raises(PluginBroken, match=r"tracker 'x': plugin 'bad' .* is broken: unirl_trackers returned"):
         catalog.get("tracker", "x")
 
 
@@ -232,8 +269,8 @@ def test_two_providers_of_one_part_conflict_only_when_it_is_asked_for() -> None:
     assert catalog.get("tracker", "a").dist == "dist-one"
     assert catalog.names("tracker") == ["a", "b", "notes"]
     assert [record.conflicts for record in catalog.records] == [
-        ("tracker 'notes' is provided by dist-two as well",),
-        ("tracker 'notes' is provided by dist-one as well",),
+        ("tracker 'notes' is also provided by dist-two",),
+        ("tracker 'notes' is also provided by dist-one",),
     ]
     with pytest.raises(PluginConflict, match="provided by dist-one 0 and dist-two 0"):
         catalog.get("tracker", "notes")
@@ -251,17 +288,17 @@ REGISTRY = Registry(
 @pytest.mark.parametrize(
     ("kind", "name", "says"),
     [
-        ("tracker", "ntes", "tracker 'ntes' is unknown; installed are notes; did you mean 'notes'?"),
+        ("tracker", "ntes", "tracker 'ntes' is unknown; installed: notes; did you mean 'notes'?"),
         ("tracker", "bord", "did you mean 'board'?"),
         (
             "tracker",
             "board",
-            r"'board' is not installed; installed are notes. Install it: `pip install unirl-tracker-board`\.",
+            r"'board' is not installed; installed: notes. Install it: `pip install unirl-tracker-board`\.",
         ),
         ("tracker", "later", "It is planned as unirl-tracker-later and not published yet."),
-        ("tracker", "newer", "Unirl-tracker-notes 0 is installed and lacks it; upgrade it."),
+        ("tracker", "newer", "Unirl-tracker-notes 0 is installed but does not provide it; upgrade it."),
         ("engine", "zzz", "engine 'zzz' is unknown; no engine is installed."),
-        ("engine", "notes", "; there is a part of that name, of kind tracker."),
+        ("engine", "notes", "; there is a part of that name, but its kind is tracker."),
     ],
 )
 def test_a_part_that_is_not_there_says_what_to_do(kind: Any, name: str, says: str) -> None:
@@ -279,10 +316,9 @@ def test_a_search_in_vain_names_the_plugins_that_did_not_load(installed: Install
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        ("planted_impl", "it must read 'package.module:attribute'"),
         ("planted_gone:build", "importing it raised ModuleNotFoundError"),
-        ("planted_impl:buidl", "there is no 'buidl' in it; did you mean 'build'"),
-        ("planted_impl:build.x", "there is no 'x' in it"),
+        ("planted_impl:buidl", "it has no attribute 'buidl'; did you mean 'build'"),
+        ("planted_impl:build.x", "it has no attribute 'x'"),
         ("planted_raises:build", "importing it raised ZeroDivisionError: division by zero .*planted_raises.py:1"),
     ],
 )
@@ -307,13 +343,15 @@ def raising(*arguments: object, **keywords: object) -> Any:
 
 
 def test_a_check_that_raises_does_not_silence_the_others() -> None:
-    judge = SimpleNamespace(unirl_check_plan=hookimpl(lambda plan: ["run.steps: 3 was asked for.", "no key here"]))
+    judge = SimpleNamespace(
+        unirl_check_plan=hookimpl(lambda plan: [Reason(key="run.max_steps", text="3 was asked for.")])
+    )
     bystander = trackers("notes")
     bystander.unirl_check_plan = hookimpl(lambda plan: raising())
     catalog = Catalog.of({"bystander": bystander, "judge": judge})
     plan = cast(Plan, SimpleNamespace(choices=[]))
     # The bystander has parts of its own and none of them is in the plan, so its failure refuses nothing.
-    assert catalog.check_plan(plan) == [("run.steps", "3 was asked for."), ("plugin judge", "no key here")]
+    assert catalog.check_plan(plan) == [Reason(key="run.max_steps", text="3 was asked for.")]
     assert [(failure.plugin, failure.hook) for failure in catalog.failures] == [("bystander", "unirl_check_plan")]
 
 
@@ -321,9 +359,16 @@ def test_a_check_that_raises_does_not_silence_the_others() -> None:
 def test_a_check_that_raises_refuses_the_plans_that_it_is_there_for(choices: list[Any]) -> None:
     plugin = trackers("notes") if choices else SimpleNamespace()
     plugin.unirl_check_plan = hookimpl(lambda plan: raising())
-    found = Catalog.of({"owner": plugin}).check_plan(cast(Plan, SimpleNamespace(choices=choices)))
-    assert [key for key, _ in found] == ["plugin owner"]
-    assert "its check of the plan raised ValueError: boom" in found[0][1]
+    result = Catalog.of({"owner": plugin}).check_plan(cast(Plan, SimpleNamespace(choices=choices)))
+    assert [reason.key for reason in result] == ["plugin owner"]
+    assert "its check of the plan raised ValueError: boom" in result[0].text
+
+
+def test_a_check_that_gives_anything_but_reasons_is_refused_with_what_it_gave() -> None:
+    judge = SimpleNamespace(unirl_check_plan=hookimpl(lambda plan: ["run.max_steps: 3 was asked for."]))
+    (reason,) = Catalog.of({"judge": judge}).check_plan(cast(Plan, SimpleNamespace(choices=[])))
+    assert reason.key == "plugin judge"
+    assert "got 'run.max_steps: 3 was asked for.', expected a unirl.core.limits.Reason" in reason.text
 
 
 def test_an_observer_that_raises_is_recorded_once_and_the_others_see_every_event() -> None:
@@ -363,7 +408,7 @@ def test_discovery_imports_nothing_heavy() -> None:
     """In a process of its own: this one has torch."""
     code = """
         import sys
-        from unirl.core.catalog import Catalog
+        from unirl.core.plugins.catalog import Catalog
         catalog = Catalog.discover()
         assert len(catalog.parts()) >= 1, catalog.records
         heavy = {"torch", "ray", "hydra", "omegaconf", "transformers", "diffusers", "peft", "numpy"}

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from unirl.core.checkpoints import Checkpoints
 from unirl.core.errors import CheckpointError
+from unirl.core.loop.checkpoints import Checkpoints
 
 CONTENT = bytes(range(256)) * 64
 
@@ -21,10 +21,10 @@ def write(folder: Path) -> None:
 
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> Checkpoints:
-    found = Checkpoints(tmp_path / "checkpoints", keep=2)
+    result = Checkpoints(tmp_path / "checkpoints", keep=2)
     for step in (2, 4):
-        found.save(step, write=write, state={"plan_hash": "abc"})
-    return found
+        result.save(step, write=write, state={"plan_hash": "abc"})
+    return result
 
 
 @pytest.fixture
@@ -39,10 +39,10 @@ def small_files() -> Iterator[None]:
 
 
 def test_the_newest_comes_back_with_its_state(checkpoints: Checkpoints) -> None:
-    found = checkpoints.load()
-    assert found.step == 4
-    assert found.state == {"plan_hash": "abc"}
-    assert (found.backend_folder / "weights.bin").read_bytes() == CONTENT
+    result = checkpoints.load()
+    assert result.step == 4
+    assert result.state == {"plan_hash": "abc"}
+    assert (result.backend_folder / "weights.bin").read_bytes() == CONTENT
 
 
 def test_only_the_newest_are_kept(checkpoints: Checkpoints) -> None:
@@ -51,9 +51,9 @@ def test_only_the_newest_are_kept(checkpoints: Checkpoints) -> None:
 
 
 def test_keep_zero_keeps_all(tmp_path: Path) -> None:
-    found = Checkpoints(tmp_path, keep=0)
+    result = Checkpoints(tmp_path, keep=0)
     for step in range(5):
-        found.save(step, write=write, state={})
+        result.save(step, write=write, state={})
     assert len(list(tmp_path.iterdir())) == 5
 
 
@@ -105,3 +105,24 @@ def test_a_write_that_was_cut_off_is_not_taken_for_a_checkpoint(checkpoints: Che
     assert checkpoints.load().step == 4
     checkpoints.save(6, write=write, state={})
     assert not part.exists()
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        b"\xff",
+        b"[]",
+        b'{"format": 1}',
+        b'{"format": 1, "step": "two", "state": {}, "files": {}}',
+        b'{"format": 1, "step": 2, "state": [], "files": {}}',
+        b'{"format": 1, "step": 2, "state": {}, "files": []}',
+        b'{"format": 1, "step": 2, "state": {}, "files": {"weights.bin": 3}}',
+        b'{"format": 1, "step": 2, "state": {}, "files": {"weights.bin": {"size": null, "blake2b": ""}}}',
+        b'{"format": 1, "step": 2, "state": {}, "files": {"../../other": {"size": 1, "blake2b": ""}}}',
+    ],
+)
+def test_a_manifest_of_other_types_is_one_clear_error(checkpoints: Checkpoints, manifest: bytes) -> None:
+    folder = checkpoints.folder / "step-000004"
+    (folder / "manifest.json").write_bytes(manifest)
+    with pytest.raises(CheckpointError, match=r"step-000004: manifest\.json .*--resume .*step-000002"):
+        checkpoints.load()

@@ -13,13 +13,13 @@ from typing import Any
 import click
 import pytest
 import yaml
-from unirl.core.catalog import Catalog
 from unirl.core.cli import COMMANDS, main, progress, sweep, train
-from unirl.core.events import Event
-from unirl.core.hookspec import hookimpl
-from unirl.core.plan import leaves
-from unirl.core.recipe import compose
-from unirl.core.run import RunResult
+from unirl.core.loop.run import RunResult
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.recipe.compose import compose
+from unirl.core.specs.plan import leaves
+from unirl.core.types.event import Event
 
 DATA = "data.train=prompts.txt"
 Cli = Callable[..., tuple[int, str, str]]
@@ -75,7 +75,7 @@ def test_help_shows_every_command_and_those_of_plugins(
         with pytest.raises(SystemExit) as caught:
             main(args)
         text, notes = capsys.readouterr()
-        assert "a plugin adds a command 'train'; the built-in one is kept" in notes or args != ["--help"]
+        assert "ignored a plugin's command 'train'" in notes or args != ["--help"]
         assert "Something else." not in text
         assert caught.value.code == 0 and expected in text
         assert expected == "hello" or all(name in text for name in COMMANDS)
@@ -117,16 +117,16 @@ def test_compose_shows_every_value_with_its_origin_and_the_verdict(cli: Cli, toy
     for key in leaves(plan.resolved):
         assert key.endswith(".use") or key in out
     rows = {row.split()[0]: row for row in out.splitlines() if row.strip()}
-    assert "8e-05" not in out and "recipe: toy/child.yaml" in rows["sampling.steps"]
+    assert "8e-05" not in out and "recipe: toy/child.yaml" in rows["sampling.num_inference_steps"]
     assert "command line: data.train=prompts.txt" in rows["data.train"]
     assert "far  (unirl-toy 1.2)" in rows["engine"] and "default: RunConfig" in rows["run.seed"]
     assert f"hash {plan.hash}" in out and "accepted" in out
 
 
 def test_compose_exits_with_1_and_gives_every_reason_when_the_plan_is_refused(cli: Cli) -> None:
-    code, out, _ = cli("compose", "toy/base", DATA, "sampling.eta=0", "data.prompts_per_step=0")
+    code, out, _ = cli("compose", "toy/base", DATA, "sampling.eta=0", "train.updates_per_step=999")
     assert code == 1
-    assert "refused" in out and "sampling.eta: " in out and "data.prompts_per_step: " in out
+    assert "refused" in out and "sampling.eta: " in out and "train.updates_per_step: " in out
 
 
 def test_compose_as_json_is_the_plan(cli: Cli, toy_catalog: Catalog) -> None:
@@ -136,7 +136,7 @@ def test_compose_as_json_is_the_plan(cli: Cli, toy_catalog: Catalog) -> None:
 
     assert code == 0 and data["accepted"] and data["reasons"] == []
     assert (data["hash"], data["resolved"]) == (plan.hash, plan.resolved)
-    assert data["origins"]["sampling.steps"] == {"source": "recipe", "detail": "toy/child.yaml"}
+    assert data["origins"]["sampling.num_inference_steps"] == {"source": "recipe", "detail": "toy/child.yaml"}
     assert {"key": "engine", "kind": "engine", "name": "far", "dist": "unirl-toy", "version": "1.2"} in data["parts"]
 
 
@@ -148,7 +148,7 @@ def test_cfg_job_prints_what_hydra_prints(command: str, cli: Cli, toy_catalog: C
     assert code == 0 and yaml.safe_load(out) == resolved
 
     code, out, _ = cli(command, "toy/child", "--cfg", "job")
-    assert code == 0 and yaml.safe_load(out)["run"]["steps"] == "${data.samples_per_prompt}"
+    assert code == 0 and yaml.safe_load(out)["run"]["max_steps"] == "${data.samples_per_prompt}"
     assert yaml.safe_load(out)["data"]["train"] == "???"
 
     code, out, _ = cli(command, "toy/child", DATA, "--cfg", "job", "--resolve", "--package", "reward.second")
@@ -179,13 +179,13 @@ def test_info_defaults_lists_what_is_merged_in_order(cli: Cli) -> None:
     [
         (["compose", "toy/base", DATA, "algorithm.clip=1"], 2, "error: algorithm.clip: "),
         (["compose", "toy/base", DATA, "engine=sglang"], 3, "error: engine 'sglang' "),
-        (["compose", "toy/base", "--package", "run"], 2, "go with --cfg job"),
+        (["compose", "toy/base", "--package", "run"], 2, "need --cfg job"),
         (["compose"], 2, "Missing argument"),
         (["train"], 2, "Name a recipe"),
         (["train", "toy/base", DATA, "sampling.eta=0"], 1, "sampling.eta: "),
         (["train", "--resume", "nowhere"], 1, "nowhere"),
-        (["train", "toy/base", "--resume", "x", "-m"], 2, "Give one of them"),
-        (["train", "toy/base", "-m", "--cfg", "job"], 2, "leave out --multirun"),
+        (["train", "toy/base", "--resume", "x", "-m"], 2, "use only one of them"),
+        (["train", "toy/base", "-m", "--cfg", "job"], 2, "remove --multirun"),
         (["train", "toy/base", DATA, "-m", "run.dir=x"], 2, "hydra.sweep.dir"),
     ],
 )
@@ -201,30 +201,27 @@ def test_debug_shows_the_traceback(toy_catalog: Catalog, toy_folder: Path, monke
         main(["--debug", "compose", "toy/bsae"])
 
 
-def test_recipes_are_listed_with_the_command_that_runs_them(cli: Cli) -> None:
+def test_recipes_are_listed_by_name(cli: Cli) -> None:
     code, out, _ = cli("recipes", "--json")
     own = [item for item in json.loads(out) if item["from"] == "./recipes"]
     assert code == 0
-    assert [(item["name"], item["summary"]) for item in own] == [
-        ("toy/base", "unirl train toy/base data.train=prompts.txt"),
-        ("toy/child", "unirl train toy/child data.train=prompts.txt"),
-    ]
+    assert [item["name"] for item in own] == ["toy/base", "toy/child"]
     code, out, _ = cli("recipes")
     assert code == 0 and "toy/base" in out and "./recipes" in out
 
 
 def test_resume_takes_recipe_and_overrides_of_the_run_unless_others_are_given(tmp_path: Path) -> None:
-    recorded = {"recipe": "toy/base", "overrides": [DATA]}
+    recorded = {"recipe": "toy/base", "overrides": [DATA, "run.stop_at=2"]}
     (tmp_path / "recipe.json").write_text(json.dumps(recorded), encoding="utf-8")
     checkpoint = tmp_path / "checkpoints" / "step-000002"
 
     assert train._recorded(tmp_path, None, ()) == ("toy/base", (DATA,))
     assert train._recorded(checkpoint, None, ()) == ("toy/base", (DATA,))
-    assert train._recorded(tmp_path, "run.steps=9", ("run.keep=0",)) == (
+    assert train._recorded(tmp_path, "run.max_steps=9", ("run.keep=0",)) == (
         "toy/base",
-        (DATA, "run.steps=9", "run.keep=0"),
+        (DATA, "run.max_steps=9", "run.keep=0"),
     )
-    assert train._recorded(tmp_path, "toy/child", ("run.steps=9",)) == ("toy/child", ("run.steps=9",))
+    assert train._recorded(tmp_path, "toy/child", ("run.max_steps=9",)) == ("toy/child", ("run.max_steps=9",))
 
 
 def test_a_failing_job_does_not_lose_the_others(cli: Cli, toy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +230,7 @@ def test_a_failing_job_does_not_lose_the_others(cli: Cli, toy_folder: Path, monk
             raise RuntimeError("out of memory")
         summary = progress.RunSummary()
         summary.metrics = {"reward_mean": 0.25 * plan.run.seed, "lr": 1.0}
-        result = RunResult(folder=Path(plan.run.dir), status="done", step=plan.run.steps, resume_command="")
+        result = RunResult(folder=Path(plan.run.dir), status="done", step=plan.run.max_steps, resume_command="")
         return result, summary
 
     monkeypatch.setattr(sweep, "run_plan", run_plan)
@@ -253,12 +250,14 @@ def test_a_failing_job_does_not_lose_the_others(cli: Cli, toy_folder: Path, monk
 
 def _events() -> list[Event]:
     def step(number: int, reward: float) -> Event:
-        metrics = {"reward_mean": reward, "logp_gap_max": 0.0, "clip_fraction": 0.125, "other": 1.0}
-        return Event(kind="step", step=number, data={"metrics": metrics, "phases": {"generate": 3.0, "train": 1.0}})
+        metrics = {"reward_mean": reward, "logp_mismatch_max": 0.0, "clip_fraction": 0.125, "other": 1.0}
+        metrics |= {"loss": 0.125, "kl": 1e-3, "grad_norm": 0.5, "lr": 1e-4, "reward/kl": 7.0}
+        data = {"metrics": metrics, "phases": {"generate": 3.0, "train": 1.0}, "samples": 12}
+        return Event(kind="step", step=number, time=100.0 + 70 * number, data=data)
 
     start = {"recipe": "toy/base", "plan_hash": "abc", "steps": 2, "predicted": {"image": {"generate_share": 0.5}}}
     return [
-        Event(kind="run_started", step=0, data=start),
+        Event(kind="run_started", step=0, time=100.0, data=start),
         Event(kind="evaluated", step=0, data={"metrics": {"score_mean": 0.2}}),
         step(1, 0.25),
         Event(kind="finding", step=1, data={"text": "the reward hardly varies"}),
@@ -287,9 +286,11 @@ def test_without_a_terminal_each_step_is_one_line(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.splitlines() == [
         "toy/base  2 steps  plan abc",
         "held out after step 0  score_mean 0.2000",
-        "step 1/2  reward 0.2500  logp_gap 0.0e+00  clipped 12.5%  4.0 s (generate 3.0, train 1.0)",
+        "step 1/2  reward 0.2500  logp_mismatch 0.0e+00  clipped 12.5%  loss 0.125  kl 1.00e-03  grad norm 5.00e-01  "
+        "lr 1.0e-04  3.00 samples/s  4.0 s (generate 3.0, train 1.0)  1 min 10 s left",
         "note: the reward hardly varies",
-        "step 2/2  reward 0.5000  logp_gap 0.0e+00  clipped 12.5%  4.0 s (generate 3.0, train 1.0)",
+        "step 2/2  reward 0.5000  logp_mismatch 0.0e+00  clipped 12.5%  loss 0.125  kl 1.00e-03  grad norm 5.00e-01  "
+        "lr 1.0e-04  3.00 samples/s  4.0 s (generate 3.0, train 1.0)",
         "held out after step 2  score_mean 0.4000",
         "saved step-000002",
     ]
@@ -316,3 +317,32 @@ def test_the_summary_compares_first_and_last_and_predicted_and_measured() -> Non
         "time      8.0 s in steps: generate 75 %, train 25 %",
         "cost      generation is 75% of generation and training; 50% was predicted from the number of forwards",
     ]
+
+
+def test_ranks_of_torchrun_are_refused_with_the_launcher_to_use(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    code, _, err = cli("train", "toy/base", DATA)
+    assert code == 2
+    assert "one of 2 torchrun processes" in err and "launcher=ray" in err
+
+
+def test_compose_says_what_it_looked_at_and_what_it_did_not(cli: Cli, toy_folder: Path) -> None:
+    _, out, _ = cli("compose", "toy/base", DATA)
+    assert "accepted" in out
+    assert "not ready here: prompts.txt: no such prompt file." in out
+    assert "not looked at: the weights" in out and "'some/folder'" in out
+    (toy_folder / "prompts.txt").write_text("a ring\n" * 16)
+    folder = toy_folder / "model"
+    for part, config in (("vae", {"block_out_channels": [1, 1, 1, 1]}), ("transformer", {"patch_size": 2})):
+        (folder / part).mkdir(parents=True)
+        (folder / part / "config.json").write_text(json.dumps(config))
+    _, out, _ = cli("compose", "toy/base", DATA, "model.path=./model", "sampling.height=65", "--json")
+    # Three halvings of the VAE and patches of two: 2^3 x 2.
+    assert json.loads(out)["here"]["problems"] == ["sampling.height: got 65, expected a multiple of 16 for model."]
+
+
+def test_compose_changed_leaves_the_defaults_out(cli: Cli) -> None:
+    _, out, _ = cli("compose", "toy/base", DATA, "--changed")
+    assert "sampling.num_inference_steps" in out and "toy/base.yaml" in out
+    assert "sampling.eta" not in out and "default: " not in out

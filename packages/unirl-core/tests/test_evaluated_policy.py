@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from loop_toy import ToyBackend, ToyEngine, parts, plan, prompts, run
-from unirl.core.capability import Cap, Support
-from unirl.core.config import BackendConfig, EvalConfig
-from unirl.core.plan import Plan
-from unirl.core.request import Request
 from unirl.core.roles import WeightUpdate
-from unirl.core.rollout import Rollout
-from unirl.core.weights import checksum
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.config import BackendConfig, EvalConfig
+from unirl.core.specs.plan import Plan
+from unirl.core.types.request import Request
+from unirl.core.types.rollout import Rollout
+from unirl.core.types.weights import checksum
 
 AVERAGE = -100.0
 
@@ -22,7 +22,7 @@ AVERAGE = -100.0
 class AveragingBackend(ToyBackend):
     asked: list[tuple[str, str]]
 
-    def weights(self, *, policy: str = "live", kind: str) -> WeightUpdate:
+    def export_weights(self, *, policy: str = "live", kind: str) -> WeightUpdate:
         self.asked = [*getattr(self, "asked", []), (policy, kind)]
         tensors = {"weight": torch.tensor(self.weight if policy == "live" else AVERAGE)}
         return WeightUpdate(version=self.version, tensors=tensors, kind="full", checksum=checksum(tensors))
@@ -45,7 +45,7 @@ def wanted(**evaluation: Any) -> Plan:
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_evaluation_samples_with_the_policy_that_is_asked_for_and_training_with_the_live_one(ahead: int) -> None:
-    toy = dataclasses.replace(wanted(policy="ema"), run=plan(run={"rollout_ahead": ahead}).run)
+    toy = dataclasses.replace(wanted(policy="ema"), run=plan(run={"max_staleness": ahead}).run)
     engine, backend = NotingEngine(), AveragingBackend()
     run(parts(engine=engine, backend=backend), toy, held_out=prompts(1))
     evaluated = [weight for is_evaluation, weight in engine.noted if is_evaluation]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from unirl.core.events import Event, EventStream, read_events
+from unirl.core.observe.events import EventStream, read_events
+from unirl.core.types.event import Event
 
 
 def test_events_come_back_in_order_with_their_data(tmp_path: Path) -> None:
@@ -14,10 +15,10 @@ def test_events_come_back_in_order_with_their_data(tmp_path: Path) -> None:
     stream.emit("step", step=1, metrics={"reward_mean": 0.5}, samples=8)
     stream.emit("finding", step=1, text="größer\nzweite Zeile")
     stream.close()
-    found = read_events(path)
-    assert [(event.kind, event.step) for event in found] == [("step", 1), ("finding", 1)]
-    assert found[0].data == {"metrics": {"reward_mean": 0.5}, "samples": 8}
-    assert found[1].data["text"] == "größer\nzweite Zeile"
+    result = read_events(path)
+    assert [(event.kind, event.step) for event in result] == [("step", 1), ("finding", 1)]
+    assert result[0].data == {"metrics": {"reward_mean": 0.5}, "samples": 8}
+    assert result[1].data["text"] == "größer\nzweite Zeile"
 
 
 def test_a_line_is_on_disk_before_a_listener_sees_the_event(tmp_path: Path) -> None:

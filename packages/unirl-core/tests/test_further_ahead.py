@@ -11,12 +11,12 @@ import pytest
 import torch
 from loop_toy import Light, Ran, ToyBackend, ToyEngine, at, nothing, parts, passed, plan, prompts, run, threads
 from unirl.core.errors import EchoMismatch, RunFailed
-from unirl.core.parts import Parts
-from unirl.core.plan import Plan
+from unirl.core.loop.parts import Parts
+from unirl.core.specs.plan import Plan
 
 
 def ahead(number: int, *, steps: int = 5, **settings: Any) -> Plan:
-    return plan(run={"rollout_ahead": number, "steps": steps, **settings})
+    return plan(run={"max_staleness": number, "max_steps": steps, **settings})
 
 
 def asked(engine: ToyEngine) -> list[tuple[int, int]]:
@@ -33,14 +33,11 @@ def test_as_many_rollouts_as_asked_for_are_made_while_one_is_trained_on() -> Non
     assert asked(engine) == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 1)]
 
 
-@pytest.mark.parametrize("is_synced", [False, True])
-def test_training_does_not_wait_for_an_engine_that_is_to_get_its_weights(is_synced: bool) -> None:
+def test_training_does_not_wait_for_an_engine_that_is_to_get_its_weights() -> None:
     training, backend, engine = threading.Event(), ToyBackend(), ToyEngine()
     # The third rollout is in the making until the second training has begun; the fourth has the weights from before it.
     backend.during, engine.during = at(1, training.set), at(2, lambda: passed(training))
-    made_of = parts(engine=engine, backend=backend)
-    ran = run(synced(made_of, keeps=True) if is_synced else made_of, ahead(2))
-    assert ran.result == (5, "done")
+    assert run(parts(engine=engine, backend=backend), ahead(2)).result == (5, "done")
     assert asked(engine) == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 2)]
     assert [track.policy_version[0] for track in backend.trained] == [0, 0, 0, 1, 2]
     assert engine.overlaps == 0
@@ -57,31 +54,29 @@ def test_without_a_copy_of_the_weights_the_next_rollout_is_begun_when_the_engine
             slow.wait(timeout=0.1)  # long enough for weights to move under it, if nothing held them
 
     engine.during = generate
-    assert run(synced(parts(engine=engine, backend=backend), keeps=False), ahead(2)).result == (5, "done")
+    assert run(synced(parts(engine=engine, backend=backend)), ahead(2)).result == (5, "done")
     assert engine.overlaps == 0
     assert [track.policy_version[0] for track in backend.trained] == [0, 0, 0, 1, 2]
 
 
-def synced(made_of: Parts, *, keeps: bool) -> Parts:
-    """Parts whose weights travel as a launcher's do, with or without copies of them."""
-    backend, engine = made_of.backend, made_of.engine
+def synced(made_of: Parts) -> Parts:
+    """Parts whose weights travel as a launcher's do."""
 
-    def snapshot() -> Callable[[], None]:
-        update = backend.weights(kind="full")
-        return lambda: (engine.load_weights(update), None)[1]
+    def sync() -> None:
+        made_of.engine.load_weights(made_of.backend.export_weights(kind="full"))
 
-    return dataclasses.replace(made_of, sync=lambda: snapshot()(), snapshot=snapshot if keeps else None)
+    return dataclasses.replace(made_of, sync=sync)
 
 
 def test_weights_that_did_not_change_are_not_copied() -> None:
     exported, backend = list[int](), ToyBackend()
-    weights = backend.weights
+    weights = backend.export_weights
 
     def counted(**asked_for: Any) -> Any:
         exported.append(backend.version)
         return weights(**asked_for)
 
-    backend.weights = counted  # type: ignore[method-assign]
+    backend.export_weights = counted  # type: ignore[method-assign]
     assert run(parts(backend=backend), ahead(3, steps=6)).result == (6, "done")
     # Six rollouts: four with the first weights, two with those of after the first two steps.
     assert exported == [0, 1, 2]

@@ -7,22 +7,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from unirl.core.capability import Cap, Needs, Support
-from unirl.core.config import (
+from unirl.core.loop.build import with_batch_invariance
+from unirl.core.match.match import match, match_pair, match_parts
+from unirl.core.specs.capability import Cap, Needs, Support
+from unirl.core.specs.config import (
     AdvantageConfig,
     BackendConfig,
     DataConfig,
     EvalConfig,
-    LatentSamplingConfig,
     PartConfig,
     RewardConfig,
     RunConfig,
-    SdeStepsConfig,
     TrainConfig,
 )
-from unirl.core.match import match, match_pair, match_parts
-from unirl.core.plan import Choice, Plan
-from unirl.core.spec import AlgorithmSpec, BackendSpec, EngineSpec, LauncherSpec, ModelSpec, RewardSpec
+from unirl.core.specs.plan import Choice, Plan
+from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, LauncherSpec, ModelSpec, RewardSpec
+from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig, TextSamplingConfig
+from unirl.engine_host.config import ExternalConfig
+from unirl.engine_host.text_config import ExternalTextConfig
 
 NATIVE, NO = Support.NATIVE, Support.NO
 PARTS = {"summary": "toy", "build": "toy:build", "config": "toy:Config"}
@@ -133,8 +135,8 @@ def test_an_engine_refuses_the_models_that_it_names_with_its_reason() -> None:
 
 def test_what_a_spec_does_not_state_is_refused_and_named_so() -> None:
     capabilities = {cap: support for cap, support in ENGINE.capabilities.items() if cap is not Cap.STEP_NOISE}
-    found = refusals(make_plan(engine=dataclasses.replace(ENGINE, capabilities=capabilities)))
-    assert found == [
+    result = refusals(make_plan(engine=dataclasses.replace(ENGINE, capabilities=capabilities)))
+    assert result == [
         "engine: algorithm 'grpo-like', which trains on trajectories, needs 'step-noise'; engine 'inside' does not state it."
     ]
 
@@ -151,9 +153,9 @@ def test_a_full_trajectory_is_a_window_too() -> None:
 
 
 def test_an_engine_that_can_never_get_the_weights_is_refused() -> None:
-    found = refusals(make_plan(engine=without(ENGINE, Cap.WEIGHTS_SHARED)))
-    assert len(found) == 1
-    assert "initial policy for ever" in found[0]
+    result = refusals(make_plan(engine=without(ENGINE, Cap.WEIGHTS_SHARED)))
+    assert len(result) == 1
+    assert "always come from the initial policy" in result[0]
     takes_lora = without(without(ENGINE, Cap.WEIGHTS_SHARED), Cap.WEIGHTS_LORA, NATIVE)
     assert refusals(make_plan(engine=takes_lora)) == []
     assert refusals(make_plan(engine=takes_lora, backend_config=Backend(trains="full"))) != []
@@ -162,9 +164,9 @@ def test_an_engine_that_can_never_get_the_weights_is_refused() -> None:
 def test_a_setting_can_raise_a_need() -> None:
     with_kl = {"algorithm_config": Algorithm(kl_coef=0.1)}
     assert refusals(make_plan(**with_kl)) == [], "LoRA: the adapter can be switched off"
-    found = refusals(make_plan(**with_kl, backend_config=Backend(trains="full")))
-    assert found == [
-        "backend: algorithm 'grpo-like' with a KL to the reference policy needs 'reference-copy'; "
+    result = refusals(make_plan(**with_kl, backend_config=Backend(trains="full")))
+    assert result == [
+        "backend: algorithm 'grpo-like' with a KL penalty to the reference policy needs 'reference-copy'; "
         "backend 'plain' does not state it."
     ]
 
@@ -194,7 +196,7 @@ def test_an_algorithm_with_a_critic_needs_tokens_and_a_backend_that_keeps_one() 
     )
     assert reasons(model=MODEL, engine=ENGINE, algorithm=on_latents) == [
         "algorithm: algorithm 'ppo-like' trains a critic, which reads tokens; model 'toy' has no text track. "
-        "Choose one that has."
+        "Choose a model with one."
     ]
 
 
@@ -205,75 +207,84 @@ def test_an_algorithm_with_a_critic_needs_tokens_and_a_backend_that_keeps_one() 
         ({"kernel": "euler"}, "sampling.kernel: algorithm 'grpo-like' takes ratios"),
         (
             {"kernel": "dance-sde"},
-            "sampling.kernel: 'dance-sde' was asked for; engine 'inside' runs cps, euler, flow-sde.",
+            "sampling.kernel: got 'dance-sde'; engine 'inside' supports cps, euler, flow-sde.",
         ),
-        ({"steps": 0}, "sampling.steps: 0 was asked for"),
-        ({"guidance_mode": "double"}, "sampling.guidance_mode: 'double' is not one of"),
+        ({"num_inference_steps": 0}, "sampling.num_inference_steps: got 0, expected 1 to 10000."),
+        ({"guidance_mode": "double"}, "sampling.guidance_mode: got 'double', expected one of"),
         (
             {"sde": SdeStepsConfig(mode="fixed", steps=[3, 20])},
-            "sampling.sde.steps: step 20 is past the last step 9 (sampling.steps = 10). Steps count from 0.",
+            "sampling.sde.steps: step 20 is past the last step 9. Steps count from 0.",
         ),
         (
             {"sde": SdeStepsConfig(mode="random", count=6, last=0.5)},
-            "sampling.sde.count: 6 steps were asked for; the pool has 5",
+            "sampling.sde.count: got 6, expected 1 to 5, the steps of the pool",
         ),
-        ({"sde": SdeStepsConfig(mode="window", window=11)}, "sampling.sde.window: a window of 11 steps"),
-        ({"sde": SdeStepsConfig(mode="window", window=2, overlap=2)}, "sampling.sde.overlap: 2 was asked for"),
+        (
+            {"sde": SdeStepsConfig(mode="window", window=11)},
+            "sampling.sde.window: got 11, expected at most 10, the steps of the pool.",
+        ),
+        (
+            {"sde": SdeStepsConfig(mode="window", window=2, overlap=2)},
+            "sampling.sde.overlap: got 2, expected less than the window of 2 steps.",
+        ),
+        ({"sde": SdeStepsConfig(train_fraction=0.0)}, "sampling.sde.train_fraction: got 0.0, expected more than 0"),
+        ({"sde": SdeStepsConfig(train_fraction=1.5)}, "sampling.sde.train_fraction: got 1.5, expected"),
         ({"sde": SdeStepsConfig(mode="none")}, "sampling.sde.mode: algorithm 'grpo-like' takes ratios"),
-        ({"sde": SdeStepsConfig(mode="some")}, "sampling.sde.mode: 'some' is not one of"),
+        ({"sde": SdeStepsConfig(mode="some")}, "sampling.sde.mode: got 'some', expected one of"),
         (
             {"sde": SdeStepsConfig(mode="fraction", first=0.5, last=0.5)},
-            "sampling.sde.first: the pool goes from 0.5 to 0.5",
+            "sampling.sde.first: got first 0.5 and last 0.5",
         ),
         (
             {"sde": SdeStepsConfig(mode="fraction", first=0.01, last=0.05)},
-            "sampling.sde.last: from 0.01 to 0.05 of 10 steps",
+            "sampling.sde.last: the range 0.01 to 0.05 of 10 steps",
         ),
         ({"sde": SdeStepsConfig(mode="random", count=1, per_group=True)}, "engine: sampling.sde.per_group needs"),
     ],
 )
 def test_sampling_that_cannot_work_is_refused(changes: dict[str, Any], says: str) -> None:
-    found = refusals(make_plan(sampling={"image": LatentSamplingConfig(**changes)}))
-    assert len(found) >= 1
-    assert any(line.startswith(says) for line in found), found
+    result = refusals(make_plan(sampling={"image": LatentSamplingConfig(**changes)}))
+    assert len(result) >= 1
+    assert any(line.startswith(says) for line in result), result
 
 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"guidance_mode": "double"}, "eval.sampling.guidance_mode: 'double' is not one of"),
-        ({"steps": 0}, "eval.sampling.steps: 0 was asked for; it must be 1 or more."),
-        ({"kernel": "dance-sde"}, "eval.sampling.kernel: 'dance-sde' was asked for; engine 'inside' runs"),
+        ({"guidance_mode": "double"}, "eval.sampling.guidance_mode: got 'double', expected one of"),
+        ({"num_inference_steps": 0}, "eval.sampling.num_inference_steps: got 0, expected 1 to 10000."),
+        ({"kernel": "dance-sde"}, "eval.sampling.kernel: got 'dance-sde'; engine 'inside' supports"),
     ],
 )
 def test_evaluation_is_held_to_what_training_is(changed: dict[str, Any], says: str) -> None:
-    (found,) = refusals(make_plan(eval=EvalConfig(sampling=changed)))
-    assert found.startswith(says)
+    (result,) = refusals(make_plan(eval=EvalConfig(sampling=changed)))
+    assert result.startswith(says)
 
 
 def test_what_evaluation_takes_over_from_training_is_refused_once() -> None:
-    (found,) = refusals(make_plan(sampling={"image": LatentSamplingConfig(guidance_mode="double")}))
-    assert found.startswith("sampling.guidance_mode: ")
+    (result,) = refusals(make_plan(sampling={"image": LatentSamplingConfig(guidance_mode="double")}))
+    assert result.startswith("sampling.guidance_mode: ")
 
 
 def test_guidance_of_evaluation_alone_is_asked_of_the_engine() -> None:
-    wanted = EvalConfig(sampling={"guidance_scale": 4.5})
-    assert refusals(make_plan(eval=wanted)) == []
-    (found,) = refusals(make_plan(eval=wanted, engine=without(ENGINE, Cap.GUIDANCE)))
-    assert found.startswith("engine: guidance_scale 4.5 needs")
+    expected = EvalConfig(sampling={"guidance_scale": 4.5})
+    assert refusals(make_plan(eval=expected)) == []
+    (result,) = refusals(make_plan(eval=expected, engine=without(ENGINE, Cap.GUIDANCE)))
+    assert result.startswith("engine: guidance_scale 4.5 needs")
 
 
 @pytest.mark.parametrize(
     ("section", "changes", "says"),
     [
-        ("data", {"prompts_per_step": 0}, "data.prompts_per_step: 0 was asked for; it must be 1 or more."),
-        ("data", {"samples_per_prompt": 1}, "data.samples_per_prompt: a group of 1 has no spread"),
-        ("train", {"updates_per_step": 500}, "train.updates_per_step: 500 updates cannot be made of 128 samples"),
-        ("train", {"micro_batch": -1}, "train.micro_batch: -1 was asked for; it must be 0 or more."),
-        ("train", {"replay": "both"}, "train.replay: 'both' was asked for; it is one of serial, stacked."),
+        ("run", {"device": "cudua"}, "run.device: got 'cudua', expected `auto`, `cpu`, `cuda` or `cuda:N`."),
+        ("data", {"prompts_per_step": 0}, "data.prompts_per_step: got 0, expected 1 to 1000000."),
+        ("data", {"samples_per_prompt": 1}, "data.samples_per_prompt: got 1, so every group has zero variance"),
+        ("train", {"updates_per_step": 500}, "train.updates_per_step: got 500, expected at most 128"),
+        ("train", {"micro_batch_size": -1}, "train.micro_batch_size: got -1, expected 0 or more."),
+        ("train", {"replay": "both"}, "train.replay: got 'both', expected one of stacked, serial."),
         ("train", {"old_log_probs": "engine"}, "engine: train.old_log_probs=engine needs 'log-probs-gaussian'"),
-        ("advantage", {"scope": "row"}, "advantage.scope: 'row' was asked for; it is one of global, group."),
-        ("advantage", {"ddof": 2}, "advantage.ddof: 2 was asked for; it is one of 0, 1."),
+        ("advantage", {"scope": "row"}, "advantage.scope: got 'row', expected one of group, global."),
+        ("advantage", {"ddof": 2}, "advantage.ddof: got 2, expected one of 0, 1."),
     ],
 )
 def test_geometry_and_closed_sets_are_checked(section: str, changes: dict[str, Any], says: str) -> None:
@@ -293,7 +304,7 @@ def test_rewards_must_exist_weigh_something_and_score_what_is_made() -> None:
     zero = make_plan(**{"reward.score_config": RewardConfig(weight=0.0)})
     assert any("weight 0" in line for line in refusals(zero))
     video = make_plan(**{"reward.score": dataclasses.replace(REWARD, media="video")})
-    assert refusals(video) == ["reward.score: reward 'score' scores video; model 'toy' gives image here."]
+    assert refusals(video) == ["reward.score: reward 'score' scores video; model 'toy' generates image."]
     text = make_plan(**{"reward.score": dataclasses.replace(REWARD, media="text")})
     assert refusals(text) == ["reward.score: reward 'score' scores text; model 'toy' generates latent tracks."]
 
@@ -341,7 +352,7 @@ def ahead_plan(*, staleness: Any = "any", old_log_probs: str = "replay", **chang
     changes["engine"] = dataclasses.replace(
         engine, capabilities={**engine.capabilities, Cap.LOG_PROBS_GAUSSIAN: NATIVE}
     )
-    return make_plan(run=RunConfig(rollout_ahead=1), train=TrainConfig(old_log_probs=old_log_probs), **changes)
+    return make_plan(run=RunConfig(max_staleness=1), train=TrainConfig(old_log_probs=old_log_probs), **changes)
 
 
 def launched(placement: str, separates: dict[str, Any] | None) -> Any:
@@ -352,9 +363,9 @@ def launched(placement: str, separates: dict[str, Any] | None) -> Any:
 def test_rollouts_ahead_need_an_algorithm_that_states_that_it_can_use_them() -> None:
     assert refusals(ahead_plan()) == []
     for staleness, says in (("unstated", "does not state that it can"), ("none", "cannot with these settings")):
-        (found,) = refusals(ahead_plan(staleness=staleness))
-        assert found == (
-            "run.rollout_ahead: 1 was asked for, which trains on samples of older weights; algorithm 'grpo-like' "
+        (result,) = refusals(ahead_plan(staleness=staleness))
+        assert result == (
+            "run.max_staleness: got 1, which trains on samples from older weights; algorithm 'grpo-like' "
             f"{says}. Use 0."
         )
 
@@ -370,42 +381,83 @@ def test_a_setting_of_the_algorithm_can_take_it_back() -> None:
 
 def test_a_ratio_corrects_for_staleness_with_the_engines_log_probs_alone() -> None:
     assert refusals(ahead_plan(staleness="ratio", old_log_probs="engine")) == []
-    (found,) = refusals(ahead_plan(staleness="ratio"))
-    assert found.startswith(
-        "train.old_log_probs: under run.rollout_ahead=1, algorithm 'grpo-like' corrects for the age"
-    )
-    assert found.endswith("Set train.old_log_probs=engine.")
+    (result,) = refusals(ahead_plan(staleness="ratio"))
+    assert result.startswith("train.old_log_probs: got 'replay', which takes ratios to the current weights")
+    assert result.endswith("Set train.old_log_probs=engine.")
 
 
 @pytest.mark.parametrize("launcher", [None, launched("trainside", None)])
 def test_rollouts_ahead_need_weights_that_training_does_not_change(launcher: Any) -> None:
     assert refusals(ahead_plan(launcher=launcher)) == []
-    (found,) = refusals(ahead_plan(engine=ENGINE, launcher=launcher))
-    assert found.startswith("run.rollout_ahead: 1 was asked for; engine 'inside' samples from the very weights")
+    (result,) = refusals(ahead_plan(engine=ENGINE, launcher=launcher))
+    assert result.startswith("run.max_staleness: got 1; engine 'inside' shares its weights with training")
 
 
 @pytest.mark.parametrize("engine", [ENGINE, OWN_WEIGHTS])
 def test_workers_that_train_and_generate_cannot_do_both_at_once(engine: EngineSpec) -> None:
     separates = {"placement": "separate"}
     assert refusals(ahead_plan(engine=engine, launcher=launched("separate", separates))) == []
-    (found,) = refusals(ahead_plan(engine=engine, launcher=launched("trainside", separates)))
-    assert found == (
-        "launcher.placement: under run.rollout_ahead=1 rollouts are made while training runs; with 'trainside' the same "
-        "workers do both. Set launcher.placement=separate."
+    (result,) = refusals(ahead_plan(engine=engine, launcher=launched("trainside", separates)))
+    assert result == (
+        "launcher.placement: got 'trainside', where the same workers generate and train; run.max_staleness=1 needs both "
+        "to run at the same time. Set launcher.placement=separate."
     )
 
 
 @pytest.mark.parametrize("ahead", [2, 3, 1000])
 def test_any_number_of_rollouts_may_be_ahead(ahead: int) -> None:
-    assert refusals(dataclasses.replace(ahead_plan(), run=RunConfig(rollout_ahead=ahead))) == []
+    assert refusals(dataclasses.replace(ahead_plan(), run=RunConfig(max_staleness=ahead))) == []
 
 
 def test_a_negative_number_of_rollouts_ahead_is_refused() -> None:
-    plan = dataclasses.replace(ahead_plan(), run=RunConfig(rollout_ahead=-1))
-    assert refusals(plan) == ["run.rollout_ahead: -1 was asked for; it must be 0 or more."]
+    plan = dataclasses.replace(ahead_plan(), run=RunConfig(max_staleness=-1))
+    assert refusals(plan) == ["run.max_staleness: got -1, expected 0 or more. The default is 0."]
 
 
 @pytest.mark.parametrize(("groups", "is_refused"), [(-1, True), (0, False), (3, False), (4, True), (9, True)])
 def test_a_streamed_rollout_has_two_pieces_at_least(groups: int, is_refused: bool) -> None:
-    plan = make_plan(run=RunConfig(stream_groups=groups), data=DataConfig(train="prompts.txt", prompts_per_step=4))
-    assert [reason.key for reason in match(plan).reasons] == ["run.stream_groups"] * is_refused
+    plan = make_plan(
+        run=RunConfig(reward_overlap_groups=groups), data=DataConfig(train="prompts.txt", prompts_per_step=4)
+    )
+    assert [reason.key for reason in match(plan).reasons] == ["run.reward_overlap_groups"] * is_refused
+
+
+def test_samples_of_a_lagged_policy_are_refused_while_no_engine_can_be_given_one() -> None:
+    algorithm = dataclasses.replace(ALGORITHM, needs=dataclasses.replace(ALGORITHM.needs, old_policy="ema"))
+    (result,) = refusals(make_plan(algorithm=algorithm))
+    assert result.startswith("algorithm: algorithm 'grpo-like' trains on samples from a lagged policy; engines ")
+
+
+def test_a_reward_that_cannot_score_one_of_several_tracks_is_refused_with_that_track() -> None:
+    both = {**MODEL.capabilities, Cap.TEXT_STAGE: NATIVE}
+    model = dataclasses.replace(MODEL, tracks={"caption": "text", **MODEL.tracks}, capabilities=both)
+    engine = dataclasses.replace(ENGINE, capabilities={**ENGINE.capabilities, Cap.TEXT_ROLLOUT: NATIVE})
+    plan = make_plan(
+        model=model, engine=engine, sampling={"caption": TextSamplingConfig(), "image": LatentSamplingConfig()}
+    )
+    (result,) = refusals(plan)
+    assert result == (
+        "reward.score: reward 'score' scores image, and every reward scores every track; track 'caption' of model "
+        "'toy' is text. Choose a model whose tracks are all image."
+    )
+
+
+def test_batch_invariance_of_an_engine_in_a_process_of_its_own_needs_its_own_mode() -> None:
+    apart = dataclasses.replace(ENGINE, environment="toy:ENVIRONMENT")
+    on = RunConfig(batch_invariant=True, device="cuda")
+    text, latent = ExternalTextConfig(lora_rank=8), ExternalConfig()
+    (reason,) = refusals(make_plan(engine=apart, engine_config=latent, run=on))
+    assert reason.startswith("run.batch_invariant: got true; engine") and "without a batch-invariant mode" in reason
+    assert refusals(make_plan(engine=apart, engine_config=latent)) == []
+    assert refusals(make_plan(engine=apart, engine_config=text, run=on)) == []
+    (reason,) = refusals(make_plan(engine=apart, engine_config=text, run=dataclasses.replace(on, device="cpu")))
+    assert "has its batch-invariant mode only on GPUs" in reason
+    # In this process it computes with the torch of the run.
+    assert refusals(make_plan(run=dataclasses.replace(on, device="cpu"))) == []
+
+
+def test_batch_invariance_of_the_run_is_that_of_its_engine() -> None:
+    plan = make_plan(engine_config=ExternalTextConfig(), run=RunConfig(batch_invariant=True))
+    assert with_batch_invariance(plan).engine.config == ExternalTextConfig(batch_invariant=True)
+    plan = make_plan(engine_config=ExternalTextConfig(batch_invariant=True))
+    assert with_batch_invariance(plan) == plan

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from unirl.core.data import MediaRef
 from unirl.core.errors import DataError
-from unirl.core.prompts import PromptOrder, read_prompts
+from unirl.core.loop.prompts import PromptOrder, read_prompts
+from unirl.core.types.data import MediaRef
 
 
 def write(folder: Path, name: str, content: object) -> Path:
@@ -78,44 +78,44 @@ REF = {"modality": "image", "role": "condition", "uri": "gone.png"}
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("p.csv", "a", r"p.csv: a prompt file ends in .txt, .jsonl, .json; this one in '.csv'"),
-        ("p", "a", "this one in nothing"),
-        ("p.txt", "\n \n", "p.txt: there is no prompt in it"),
-        ("p.json", "", "p.json: there is no prompt in it"),
-        ("p.json", [], "p.json: there is no prompt in it"),
+        ("p.csv", "a", r"p.csv: got suffix '.csv', expected a prompt file ending in .txt, .jsonl, .json"),
+        ("p", "a", "got no suffix"),
+        ("p.txt", "\n \n", "p.txt: the prompt file contains no prompts"),
+        ("p.json", "", "p.json: the prompt file contains no prompts"),
+        ("p.json", [], "p.json: the prompt file contains no prompts"),
         ("p.jsonl", '{"prompt": "a"}\n\n{"prompt": }\n', r"p.jsonl:3: not JSON: Expecting value at column 12"),
         ("p.json", '[\n"a",\n}', r"p.json:3: not JSON"),
-        ("p.jsonl", '{"prompt": "a"}\n["b"]', "p.jsonl:2: a prompt is an object .*found a list"),
-        ("p.json", '[\n "a",\n 3\n]', "p.json:3: a prompt is an object .*found a number"),
-        ("p.json", '{"x": 1,\n "prompts": [\n "a",\n {"prompt": "b",\n  "n": 1},\n ""]}', "p.json:6: 'prompt' must be text"),
-        ("p.json", "3", "p.json: a list of prompts is needed; found a number"),
-        ("p.json", {"prompts": 3}, "p.json: a list of prompts is needed under 'prompts'; found a number"),
+        ("p.jsonl", '{"prompt": "a"}\n["b"]', "p.jsonl:2: got a list, expected an object"),
+        ("p.json", '[\n "a",\n 3\n]', "p.json:3: got a number, expected an object"),
+        ("p.json", '{"x": 1,\n "prompts": [\n "a",\n {"prompt": "b",\n  "n": 1},\n ""]}', "p.json:6: 'prompt' must be a non-empty string"),
+        ("p.json", "3", "p.json: got a number, expected a list of prompts"),
+        ("p.json", {"prompts": 3}, "p.json: got a number under 'prompts', expected a list of prompts"),
         ("p.json", {"rows": ["a"]}, r"has no 'prompts', 'caption' or 'prompt' \(data.prompt_key\); it has \['rows'\]"),
-        ("p.jsonl", '{"text": "a"}', r"p.jsonl:1: there is no 'prompt' \(or 'caption'\); found \['text'\]"),
-        ("p.jsonl", '{"prompt": "  "}', "p.jsonl:1: 'prompt' must be text that is not empty; found \"  \""),
-        ("p.jsonl", '{"prompt": null, "caption": "a"}', "'prompt' must be text that is not empty; found null"),
-        ("p.jsonl", '{"prompt": "a", "prompt_id": ""}', "p.jsonl:1: 'prompt_id' must be text"),
-        ("p.jsonl", '{"prompt": "a", "prompt_id": true}', "p.jsonl:1: 'prompt_id' must be text"),
-        ("p.jsonl", '{"prompt": "a", "metadata": [1]}', "p.jsonl:1: 'metadata' must be an object; found a list"),
+        ("p.jsonl", '{"text": "a"}', r"p.jsonl:1: no 'prompt' \(or 'caption'\); got \['text'\]"),
+        ("p.jsonl", '{"prompt": "  "}', "p.jsonl:1: 'prompt' must be a non-empty string; got \"  \""),
+        ("p.jsonl", '{"prompt": null, "caption": "a"}', "'prompt' must be a non-empty string; got null"),
+        ("p.jsonl", '{"prompt": "a", "prompt_id": ""}', "p.jsonl:1: 'prompt_id' must be a non-empty string"),
+        ("p.jsonl", '{"prompt": "a", "prompt_id": true}', "p.jsonl:1: 'prompt_id' must be a non-empty string"),
+        ("p.jsonl", '{"prompt": "a", "metadata": [1]}', "p.jsonl:1: 'metadata' must be an object; got a list"),
         ("p.jsonl", '{"prompt": "a", "prompt_embeds": [1]}', "p.jsonl:1: 'prompt_embeds' holds precomputed embeddings"),
         ("p.jsonl", '{"prompt": "a", "prompt_embed_path": "x"}', "'prompt_embed_path' holds precomputed embeddings"),
         (
             "p.jsonl",
             '{"prompt": "a", "prompt_id": "x"}\n{"prompt": "b", "prompt_id": "x"}',
-            "p.jsonl:2: prompt_id 'x' is taken by .*p.jsonl:1; ids must be unique",
+            "p.jsonl:2: duplicate prompt_id 'x', first used in .*p.jsonl:1; ids must be unique",
         ),
-        ("p.jsonl", '{"prompt": "a", "prompt_id": "p.jsonl:1"}\n{"prompt": "b"}', "p.jsonl:2: prompt_id 'p.jsonl:1' is taken"),
-        ("p.json", [{"prompt": "a", "media": [REF]}], r"p.json:2: media\[0\].uri: 'gone.png' was asked for; .*no file"),
+        ("p.jsonl", '{"prompt": "a", "prompt_id": "p.jsonl:1"}\n{"prompt": "b"}', "p.jsonl:2: duplicate prompt_id 'p.jsonl:1'"),
+        ("p.json", [{"prompt": "a", "media": [REF]}], r"p.json:2: media\[0\].uri: got 'gone.png', .*no file"),
         (
             "p.json",
             [{"prompt": "a", "media_refs": [{**REF, "uri": "ftp://h/x"}]}],
-            r"media_refs\[0\].uri: 'ftp://h/x' is neither",
+            r"media_refs\[0\].uri: got 'ftp://h/x', expected a path or a URI",
         ),
-        ("p.json", [{"prompt": "a", "media": [{"uri": "x"}]}], r"media\[0\] must have just modality, role and uri"),
-        ("p.json", [{"prompt": "a", "media": ["x"]}], r"media\[0\] must have just modality, role and uri"),
-        ("p.json", [{"prompt": "a", "media": [{**REF, "role": ""}]}], r"media\[0\].role must be text"),
+        ("p.json", [{"prompt": "a", "media": [{"uri": "x"}]}], r"media\[0\] must have exactly modality, role and uri"),
+        ("p.json", [{"prompt": "a", "media": ["x"]}], r"media\[0\] must have exactly modality, role and uri"),
+        ("p.json", [{"prompt": "a", "media": [{**REF, "role": ""}]}], r"media\[0\].role must be a non-empty string"),
         ("p.json", [{"prompt": "a", "media": REF}], "'media' must be a list"),
-        ("p.json", [{"prompt": "a", "media": [], "media_refs": []}], "'media' and 'media_refs' are both there"),
+        ("p.json", [{"prompt": "a", "media": [], "media_refs": []}], "got both 'media' and 'media_refs'"),
     ],
 )  # fmt: skip
 def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, name: str, content: object, says: str) -> None:
@@ -124,7 +124,7 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, name: str, content:
 
 
 def test_a_missing_file_a_folder_and_wrong_bytes_are_errors_of_the_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gone.txt: there is no such prompt file"):
+    with pytest.raises(DataError, match=r"gone.txt: no such prompt file"):
         read_prompts(tmp_path / "gone.txt")
     (tmp_path / "folder.txt").mkdir()
     with pytest.raises(DataError, match=r"folder.txt: the prompt file cannot be read: Is a directory"):
@@ -189,12 +189,27 @@ def test_every_order_is_equally_likely_after_a_shared_step() -> None:
 
 @pytest.mark.parametrize(("num_prompts", "per_step"), [(3, 4), (3, 0), (0, 1)])
 def test_more_prompts_a_step_than_there_are_is_refused(num_prompts: int, per_step: int) -> None:
-    with pytest.raises(
-        DataError, match=f"data.prompts_per_step: {per_step} distinct prompts .*there are {num_prompts}"
-    ):
+    with pytest.raises(DataError, match=f"data.prompts_per_step: got {per_step}, expected 1 to {num_prompts}"):
         PromptOrder(num_prompts, per_step)
 
 
 def test_steps_count_from_0() -> None:
     with pytest.raises(ValueError, match="steps count from 0"):
         PromptOrder(3, 1).step(-1)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"prompt": "a", "answer": NaN}', "NaN is not JSON"),
+        ('{"prompt": "a", "answer": -Infinity}', "-Infinity is not JSON"),
+        ('{"prompt": "a", "prompt": "b"}', "duplicate key 'prompt'"),
+        ('{"prompt": "a\\u0000b"}', "'prompt' contains a NUL character at position 1"),
+        ('{"prompt": "a\\ud800b"}', "'prompt' contains an unpaired surrogate at position 1"),
+        (json.dumps({"prompt": "ab" * 2**17 + "c"}), "'prompt' is 262145 bytes long; the limit is 262144"),
+    ],
+)
+def test_what_no_tokenizer_or_reward_takes_is_refused_with_its_line(tmp_path: Path, line: str, says: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read_prompts(write(tmp_path, "bad.jsonl", f'{{"prompt": "good"}}\n{line}\n'))
+    assert str(caught.value).startswith(f"{tmp_path}/bad.jsonl:2: ") and says in str(caught.value)

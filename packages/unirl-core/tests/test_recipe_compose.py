@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from unirl.core.catalog import Catalog
-from unirl.core.config import LatentSamplingConfig, ScheduleConfig
 from unirl.core.errors import RecipeError
-from unirl.core.plan import Origin, leaves
-from unirl.core.recipe import compose, split_sweep
-from unirl.core.requests import evaluation_sampling
+from unirl.core.loop.requests import evaluation_sampling
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose, split_sweep
+from unirl.core.specs.plan import Origin, leaves
+from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
 
 DATA = "data.train=prompts.txt"
 
@@ -33,10 +33,10 @@ def test_a_recipe_becomes_a_plan_with_typed_configs(toy_catalog: Catalog, toy_fo
     assert type(plan.model.config).__name__ == "ToyModelConfig"
     assert vars(plan.model.config) == {"use": "toy", "path": "some/folder", "dtype": "float32"}
     assert list(plan.rewards) == ["size"] and plan.rewards["size"].key == "reward.size"
-    assert list(plan.sampling) == ["image"] and plan.sampling["image"].steps == 8
+    assert list(plan.sampling) == ["image"] and plan.sampling["image"].num_inference_steps == 8
     assert plan.sampling["image"].sde.last == 0.5
     assert (plan.model.dist, plan.model.version) == ("unirl-toy", "1.2")
-    assert plan.run.steps == 100 and plan.data.train == "prompts.txt"
+    assert plan.run.max_steps == 100 and plan.data.train == "prompts.txt"
 
 
 def test_resolved_is_what_the_configs_hold(toy_catalog: Catalog, toy_folder: Path) -> None:
@@ -44,7 +44,7 @@ def test_resolved_is_what_the_configs_hold(toy_catalog: Catalog, toy_folder: Pat
 
     assert plan.resolved["run"] == vars(plan.run)
     assert plan.resolved["reward"]["second"] == vars(plan.rewards["second"].config)
-    assert plan.run.steps == plan.data.samples_per_prompt == 8
+    assert plan.run.max_steps == plan.data.samples_per_prompt == 8
 
 
 def test_what_evaluation_samples_with_is_typed_and_laid_over_what_training_does(
@@ -61,7 +61,7 @@ def test_what_evaluation_samples_with_is_typed_and_laid_over_what_training_does(
 
 
 def test_every_leaf_has_an_origin(toy_catalog: Catalog, toy_folder: Path) -> None:
-    plan = compose("toy/child", [DATA, "engine.url=x", "+eval.sampling.steps=3"], catalog=toy_catalog)
+    plan = compose("toy/child", [DATA, "engine.url=x", "+eval.sampling.num_inference_steps=3"], catalog=toy_catalog)
 
     assert set(plan.origins) == set(leaves(plan.resolved))
 
@@ -78,11 +78,11 @@ def test_the_origin_is_whoever_set_the_value_last_in_a_chain(toy_catalog: Catalo
         "model.use": origin("recipe", "toy/base.yaml"),
         "reward.size.use": origin("recipe", "toy/base.yaml"),
         # The child sets these again, or chooses the part.
-        "sampling.steps": origin("recipe", "toy/child.yaml"),
+        "sampling.num_inference_steps": origin("recipe", "toy/child.yaml"),
         "engine.use": origin("recipe", "toy/child.yaml"),
         "reward.second.use": origin("recipe", "toy/child.yaml"),
         "reward.second.weight": origin("recipe", "toy/child.yaml"),
-        "run.steps": origin("recipe", "toy/child.yaml"),
+        "run.max_steps": origin("recipe", "toy/child.yaml"),
         "engine.url": origin("default", "FarEngineConfig"),
         "data.train": origin("command line", DATA),
     }
@@ -97,19 +97,19 @@ def test_origins_name_the_override_that_set_or_chose(toy_catalog: Catalog, toy_f
         "engine.url=elsewhere",
         "backend.optimizer={lr: 1}",
         "+reward@reward.other=tone",
-        "+eval.sampling.steps=4",
+        "+eval.sampling.num_inference_steps=4",
         "++algorithm.clip_range=0.5",
     ]
     origins = compose("toy/base", overrides, catalog=toy_catalog).origins
 
-    found = {key: o.detail for key, o in origins.items() if o.source == "command line"}
-    assert found == {
+    result = {key: o.detail for key, o in origins.items() if o.source == "command line"}
+    assert result == {
         "data.train": DATA,
         "engine.use": "engine=far",
         "engine.url": "engine.url=elsewhere",
         "backend.optimizer.lr": "backend.optimizer={lr: 1}",
         "reward.other.use": "+reward@reward.other=tone",
-        "eval.sampling.steps": "+eval.sampling.steps=4",
+        "eval.sampling.num_inference_steps": "+eval.sampling.num_inference_steps=4",
         "algorithm.clip_range": "++algorithm.clip_range=0.5",
     }
 
@@ -142,7 +142,7 @@ def test_a_recipe_file_can_be_given_by_its_path(toy_catalog: Catalog, toy_folder
     assert plan.recipe == str(file)
     assert plan.run.name == "mine" and plan.origins["run.name"] == origin("recipe", "mine.yaml")
     assert plan.origins["model.dtype"] == origin("recipe", "mine.yaml")
-    assert plan.origins["sampling.steps"] == origin("recipe", "toy/child.yaml")
+    assert plan.origins["sampling.num_inference_steps"] == origin("recipe", "toy/child.yaml")
     assert compose("./mine.yaml", [DATA, "run.name=x"], catalog=toy_catalog).run.name == "x"
 
 
@@ -158,18 +158,21 @@ def test_several_tracks_have_a_sampling_section_each(toy_catalog: Catalog, toy_f
     text = (toy_folder / "recipes" / "toy" / "base.yaml").read_text(encoding="utf-8")
     sections = "  - /sampling@sampling.draft: latent\n  - /sampling@sampling.final: latent\n"
     text = text.replace("  - /sampling: latent\n", sections).replace("/model: toy", "/model: pair")
-    text = text.replace("sampling: {steps: 8, sde: {mode: fraction, last: 0.5}}", "sampling: {draft: {steps: 3}}")
+    text = text.replace(
+        "sampling: {num_inference_steps: 8, sde: {mode: fraction, last: 0.5}}",
+        "sampling: {draft: {num_inference_steps: 3}}",
+    )
     recipe.write_text(text, encoding="utf-8")
 
-    plan = compose("two", [DATA, "sampling.final.steps=5"], catalog=toy_catalog)
+    plan = compose("two", [DATA, "sampling.final.num_inference_steps=5"], catalog=toy_catalog)
 
-    assert {name: settings.steps for name, settings in plan.sampling.items()} == {"draft": 3, "final": 5}
-    with pytest.raises(RecipeError, match=r"model 'pair' has the tracks draft, final"):
+    assert {name: settings.num_inference_steps for name, settings in plan.sampling.items()} == {"draft": 3, "final": 5}
+    with pytest.raises(RecipeError, match=r"each track of model 'pair' \(draft, final\)"):
         compose("toy/base", overrides[:2], catalog=toy_catalog)
 
 
 def test_the_hash_does_not_change_with_what_leaves_the_numbers_alone(toy_catalog: Catalog, toy_folder: Path) -> None:
-    idle = ["run.name=other", "run.dir=elsewhere", "run.steps=7", "run.save_every=3", "run.media_every=0"]
+    idle = ["run.name=other", "run.dir=elsewhere", "run.max_steps=7", "run.save_every=3", "run.media_every=0"]
     base = compose("toy/base", [DATA], catalog=toy_catalog)
     assert compose("toy/base", [DATA, *idle, "+tracker@tracker.notes=notes"], catalog=toy_catalog).hash == base.hash
 
@@ -186,7 +189,7 @@ def test_the_hash_does_not_depend_on_where_assets_are_installed(
     overrides = ["data.train=${asset:quickstart,__init__.py}"]
     here = compose("toy/base", overrides, catalog=toy_catalog)
     (toy_folder / "__init__.py").touch()
-    monkeypatch.setattr("unirl.core.assets.package_folder", lambda package: toy_folder)
+    monkeypatch.setattr("unirl.core.recipe.assets.package_folder", lambda package: toy_folder)
     there = compose("toy/base", overrides, catalog=toy_catalog)
 
     assert here.data.train != there.data.train == str(toy_folder / "__init__.py")
@@ -222,8 +225,8 @@ def test_a_sweep_expands_as_hydra_expands_it(
 def test_composing_real_parts_imports_nothing_heavy() -> None:
     code = (
         "import sys\n"
-        "from unirl.core.catalog import Catalog\n"
-        "from unirl.core.recipe import compose\n"
+        "from unirl.core.plugins.catalog import Catalog\n"
+        "from unirl.core.recipe.compose import compose\n"
         "plan = compose('sd3/flow-grpo', ['data.train=x'], catalog=Catalog.discover())\n"
         "heavy = {'torch', 'ray', 'diffusers', 'transformers', 'peft', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"

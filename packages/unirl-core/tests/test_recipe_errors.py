@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from unirl.core.catalog import Catalog
-from unirl.core.errors import PluginBroken, PluginNotFound, RecipeError
-from unirl.core.recipe import compose
+from unirl.core.errors import PluginBroken, PluginNotFound, PluginNotInstalled, RecipeError
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose
+from unirl.core.specs.plan import Plan
 
 DATA = "data.train=prompts.txt"
 
@@ -24,17 +25,29 @@ DATA = "data.train=prompts.txt"
         (["run=3"], ["run: ", "RunConfig"]),
         (["model.path=null"], ["model.path: "]),
         (["model={pth: 3}"], ["model.pth: ", "did you mean model.path?"]),
-        (["eval.sampling.steps=3"], ["eval.sampling.steps: ", "`+eval.sampling.steps=...`"]),
         (
-            ["+eval.sampling.stepz=3"],
-            ["eval.sampling.stepz: ", "did you mean eval.sampling.steps?", "(command line: +eval.sampling.stepz=3)"],
+            ["eval.sampling.num_inference_steps=3"],
+            ["eval.sampling.num_inference_steps: ", "`+eval.sampling.num_inference_steps=...`"],
         ),
         (
-            ["+eval.sampling.steps=few"],
-            ["eval.sampling.steps: ", "'few'", "Integer", "(command line: +eval.sampling.steps=few)"],
+            ["+eval.sampling.num_inference_stepz=3"],
+            [
+                "eval.sampling.num_inference_stepz: ",
+                "did you mean eval.sampling.num_inference_steps?",
+                "(command line: +eval.sampling.num_inference_stepz=3)",
+            ],
+        ),
+        (
+            ["+eval.sampling.num_inference_steps=few"],
+            [
+                "eval.sampling.num_inference_steps: ",
+                "'few'",
+                "Integer",
+                "(command line: +eval.sampling.num_inference_steps=few)",
+            ],
         ),
         (["+eval.sampling.schedule=3"], ["eval.sampling", "ScheduleConfig", "+eval.sampling.schedule=3)"]),
-        (["model.use=pair"], ["model.use: ", "by hand", "`model=pair`"]),
+        (["model.use=pair"], ["model.use: ", "instead of setting `use`", "`model=pair`"]),
         (["reward.size.use=tone"], ["reward.size.use: ", "`reward@reward.size=tone`"]),
         (["reward.sise.weight=2"], ["reward.sise: ", "did you mean 'size'?", "`+reward@reward.sise=NAME`"]),
         (["+reward.third.weight=2"], ["reward.third: ", "`+reward@reward.third=NAME`"]),
@@ -46,6 +59,8 @@ DATA = "data.train=prompts.txt"
         (["run.seed=range(1,3)"], ["run.seed: ", "--multirun"]),
         (["run.seed=[1"], ["run.seed=[1: not an override"]),
         (["justtext"], ["justtext: not an override"]),
+        (["data.train=~/p.jsonl"], ["the value contains ~, ", "'data.train=\"~/p.jsonl\"'"]),
+        (["run.name=é=1"], ["the value contains é =, ", "'run.name=\"é=1\"'"]),
         (["hydra.run.dir=x"], ["hydra.run.dir: ", "`run.dir`"]),
         (["hydra/launcher=joblib"], ["hydra/launcher: ", "no effect"]),
         (["run.name=${asset:quickstrat,x}"], ["run.name: ", "'quickstrat'", "did you mean 'quickstart'?"]),
@@ -95,10 +110,10 @@ def test_an_unknown_recipe_lists_those_there_are(toy_catalog: Catalog, toy_folde
             ["algorithm.clip_rnage: ", "did you mean algorithm.clip_range?", "toy/mine.yaml"],
         ),
         ("algorithn: {clip_range: 1}", ["algorithn: ", "did you mean 'algorithm'?", "toy/mine.yaml"]),
-        ("run: {steps: many}", ["run.steps: ", "'many'", "Integer", "toy/mine.yaml"]),
-        ("model: {use: pair}", ["model.use: ", "by hand"]),
-        ("reward: {third: {weight: 2}}", ["reward.third: ", "no reward was chosen"]),
-        ("run: {steps: 1", ["mine.yaml:", "not valid YAML"]),
+        ("run: {max_steps: many}", ["run.max_steps: ", "'many'", "Integer", "toy/mine.yaml"]),
+        ("model: {use: pair}", ["model.use: ", "instead of setting `use`"]),
+        ("reward: {third: {weight: 2}}", ["reward.third: ", "no reward is chosen"]),
+        ("run: {max_steps: 1", ["mine.yaml:", "not valid YAML"]),
     ],
 )
 def test_a_mistake_in_a_file_names_the_file_or_the_key(
@@ -114,11 +129,11 @@ def test_a_mistake_in_a_file_names_the_file_or_the_key(
 @pytest.mark.parametrize(
     ("defaults", "message"),
     [
-        ("[/model: toy, _self_]", r"`- /unirl`, the schema of a recipe, is not there"),
-        ("[base, /unirl, _self_]", r"comes once, as the first entry"),
+        ("[/model: toy, _self_]", r"`- /unirl`, the schema of a recipe, is missing"),
+        ("[base, /unirl, _self_]", r"must come only once, as the first entry"),
         (
             "[bsae, _self_]",
-            r"toy/mine\.yaml: its defaults name 'toy/bsae', which was not found; did you mean 'toy/base'",
+            r"toy/mine\.yaml: its defaults list names 'toy/bsae', which was not found; did you mean 'toy/base'",
         ),
         ("[mine, _self_]", r"includes itself"),
         ("[/unirl, model: toy, _self_]", r"parts need a slash: `- /model: toy`"),
@@ -139,5 +154,100 @@ def test_a_spec_whose_config_is_no_part_config_is_broken(
     toy_catalog: Catalog, toy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Catalog, "resolve", lambda self, target: int)
-    with pytest.raises(PluginBroken, match=r"unirl-toy 1\.2.*inherits unirl\.core\.config\.PartConfig"):
+    with pytest.raises(PluginBroken, match=r"unirl-toy 1\.2.*inherits unirl\.core\.specs\.config\.RewardConfig"):
         compose("toy/base", [DATA], catalog=toy_catalog)
+
+
+def test_a_quoted_value_is_taken_as_the_message_says(toy_catalog: Catalog, toy_folder: Path) -> None:
+    assert compose("toy/base", [DATA, 'run.name="é=1"'], catalog=toy_catalog).run.name == "é=1"
+
+
+BOMB = "a0: &a0 [1, 1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"run: {name: \xff}", "not UTF-8 text (byte 12)"),
+        (b"\x00\x01", "not valid YAML"),
+        (BOMB.encode(), "its aliases stand for 100000 values or more"),
+        (b"a: &a [*a]", "its aliases stand for 100000 values or more"),
+        (b"[" * 20_000, "nested too deeply"),
+        (b"#" * (2**20 + 1), "got 1048577 bytes"),
+        (b"defaults: [/unirl]\nhydra: {job: {chdir: true}}", "hydra.job: this Hydra setting has no effect"),
+    ],
+    ids=["not UTF-8", "binary", "bomb", "circle", "deep", "long", "hydra"],
+)
+def test_a_recipe_file_that_cannot_be_read_says_why_at_once(
+    content: bytes, says: str, toy_catalog: Catalog, toy_folder: Path
+) -> None:
+    file = toy_folder / "recipes" / "toy" / "broken.yaml"
+    file.write_bytes(content)
+    with pytest.raises(RecipeError) as caught:
+        compose("toy/broken", [DATA], catalog=toy_catalog)
+    assert says in str(caught.value) and "broken.yaml" in str(caught.value)
+    assert compose("toy/base", [DATA], catalog=toy_catalog).recipe == "toy/base", "others go on"
+
+
+def test_a_recipe_cannot_copy_a_secret_into_the_records_of_a_run(
+    toy_catalog: Catalog, toy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACME_API_KEY", "sk-123")
+    monkeypatch.setenv("ACME_USER", "ada")
+    with pytest.raises(RecipeError, match=r"run\.name: \$\{oc\.env:ACME_API_KEY\} looks like a secret") as caught:
+        compose("toy/base", [DATA, "run.name=${oc.env:ACME_API_KEY}"], catalog=toy_catalog)
+    assert "sk-123" not in str(caught.value)
+    assert compose("toy/base", [DATA, "run.name=${oc.env:ACME_USER}"], catalog=toy_catalog).run.name == "ada"
+    assert compose("toy/base", [DATA, "run.name=${oc.env:ACME_NONE,bob}"], catalog=toy_catalog).run.name == "bob"
+
+
+def test_null_switches_off(toy_catalog: Catalog, toy_folder: Path) -> None:
+    words = [DATA, "data.eval=held.txt", "+tracker@tracker.notes=notes", "+reward@reward.second=tone"]
+
+    def plan(*more: str) -> Plan:
+        return compose("toy/base", [*words, *more], catalog=toy_catalog)
+
+    assert (plan().data.eval, list(plan().trackers), list(plan().rewards)) == (
+        "held.txt",
+        ["notes"],
+        ["size", "second"],
+    )
+    assert plan("data.eval=null").data.eval is None
+    assert plan("eval=null").data.eval is None
+    assert plan("tracker=null").trackers == {}
+    assert plan("tracker.notes=null").trackers == {}
+    assert list(plan("reward.second=null").rewards) == ["size"]
+
+
+def test_all_parts_that_are_not_installed_are_in_one_install_line(toy_catalog: Catalog, toy_folder: Path) -> None:
+    entries = (
+        "  - /unirl\n  - /model: sd3\n  - /engine: trainside # here\n  - /backend: fsdp2\n  - /algorithm: flow-grpo\n"
+    )
+    text = f"defaults:\n{entries}  - /sampling: latent\n  - /reward@reward.size: size\n  - _self_\n"
+    (toy_folder / "recipes" / "toy" / "whole.yaml").write_text(text)
+    with pytest.raises(PluginNotInstalled) as caught:
+        compose("toy/whole", [DATA], catalog=toy_catalog)
+    assert "pip install unirl-model-sd3 unirl-engine-trainside unirl-backend-fsdp2 unirl-algo-flow-grpo`" in str(
+        caught.value
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("run.steps=3", ["run.steps: ", "is now called run.max_steps", "command line: run.steps=3"]),
+        ("+run.steps=3", ["run.steps: ", "is now called run.max_steps"]),
+        ("train.micro_batch=2", ["train.micro_batch: ", "is now called train.micro_batch_size"]),
+        ("sampling.steps=2", ["sampling.steps: ", "is now called sampling.num_inference_steps"]),
+        ("+eval.sampling.steps=2", ["eval.sampling.steps: ", "is now called eval.sampling.num_inference_steps"]),
+        ("data.refill_rounds=1", ["data.refill_rounds: ", "is now called data.dynamic_sampling_rounds"]),
+        ("train.logp_gap_max=1", ["train.logp_gap_max: ", "is now called train.logp_mismatch_max"]),
+    ],
+)
+def test_a_renamed_key_is_refused_with_its_new_name(
+    toy_catalog: Catalog, toy_folder: Path, override: str, words: list[str]
+) -> None:
+    with pytest.raises(RecipeError) as refused:
+        compose("toy/child", [DATA, override], catalog=toy_catalog)
+    assert all(word in str(refused.value) for word in words), str(refused.value)

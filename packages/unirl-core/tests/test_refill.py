@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from loop_toy import Ran, ToyBackend, parts, plan, run
-from unirl.core.config import DataConfig
 from unirl.core.errors import RewardFailed
-from unirl.core.match import match
-from unirl.core.plan import Plan
-from unirl.core.prompts import PromptOrder
+from unirl.core.loop.prompts import PromptOrder
+from unirl.core.match.match import match
 from unirl.core.roles import ScoreInput, Scores, TrainReport
-from unirl.core.track import Track
+from unirl.core.specs.config import DataConfig
+from unirl.core.specs.plan import Plan
+from unirl.core.types.track import Track
 
 
 class Easy:
@@ -45,8 +45,8 @@ class Noting(ToyBackend):
 
 
 def a_plan(*, rounds: int, groups: int = 2, **run: Any) -> Plan:
-    toy = plan(groups=groups, run={"steps": 1, **run})
-    data = dataclasses.replace(toy.data, refill_rounds=rounds)
+    toy = plan(groups=groups, run={"max_steps": 1, **run})
+    data = dataclasses.replace(toy.data, dynamic_sampling_rounds=rounds)
     return dataclasses.replace(toy, data=data)
 
 
@@ -69,7 +69,7 @@ def test_a_step_has_spare_prompts_in_an_order_of_its_own() -> None:
     assert PromptOrder(50, 4, seed=3).spare(7) == order.spare(7), "a function of seed and step alone"
 
 
-@pytest.mark.parametrize("run_settings", [{}, {"stream_groups": 1}, {"rollout_ahead": 1}], ids=str)
+@pytest.mark.parametrize("run_settings", [{}, {"reward_overlap_groups": 1}, {"max_staleness": 1}], ids=str)
 def test_a_group_without_spread_makes_room_for_another(run_settings: dict[str, Any]) -> None:
     toy = a_plan(rounds=4, **run_settings)
     others = spare(toy)
@@ -109,18 +109,18 @@ def test_too_few_useful_groups_are_said_and_trained_on() -> None:
     ran, groups = trained(Easy("p0"), toy)
     assert groups == [["r0/p0"]]
     (finding,) = [event.data["text"] for event in ran.events if event.kind == "finding"]
-    assert "data.refill_rounds: the step trains on 1 groups fewer" in finding
+    assert "data.dynamic_sampling_rounds: the step trains on 1 groups fewer" in finding
 
 
 def test_no_useful_group_at_all_ends_the_run() -> None:
     reward = Easy()
-    with pytest.raises(RewardFailed, match=r"data.refill_rounds: none of the 6 groups that were drawn in 3 rounds"):
+    with pytest.raises(RewardFailed, match=r"data.dynamic_sampling_rounds: none of the 6 groups drawn in 3 rounds"):
         trained(reward, a_plan(rounds=9))
     assert len(reward.seen) == len(set(reward.seen)) == 6, "no prompt twice in a step"
 
 
 def test_later_steps_draw_again_and_a_resumed_run_draws_the_same() -> None:
-    toy = a_plan(rounds=4, steps=3)
+    toy = a_plan(rounds=4, max_steps=3)
     useful = [f"p{n}" for n in (0, 2, 3, 5)]
     _, groups = trained(Easy(*useful), toy)
     backend = Noting()
@@ -130,23 +130,23 @@ def test_later_steps_draw_again_and_a_resumed_run_draws_the_same() -> None:
 
 
 def refusals(toy: Plan) -> Collection[str]:
-    return [str(reason) for reason in match(toy).reasons if reason.key == "data.refill_rounds"]
+    return [str(reason) for reason in match(toy).reasons if reason.key == "data.dynamic_sampling_rounds"]
 
 
 def test_what_cannot_be_refilled_is_refused() -> None:
     toy = plan()
     assert not refusals(toy)
     for data, text in (
-        (DataConfig(prompts_per_step=4, samples_per_prompt=1, refill_rounds=1), "a group of 1 never has any"),
-        (DataConfig(prompts_per_step=4, samples_per_prompt=2, refill_rounds=-1), "it must be 0 or more"),
+        (DataConfig(prompts_per_step=4, samples_per_prompt=1, dynamic_sampling_rounds=1), "a group of 1 always is one"),
+        (DataConfig(prompts_per_step=4, samples_per_prompt=2, dynamic_sampling_rounds=-1), "expected 0 or more"),
     ):
         (refusal,) = refusals(dataclasses.replace(toy, data=data))
         assert text in refusal
     (refusal,) = refusals(
         dataclasses.replace(
             toy,
-            data=DataConfig(prompts_per_step=4, samples_per_prompt=2, refill_rounds=1),
+            data=DataConfig(prompts_per_step=4, samples_per_prompt=2, dynamic_sampling_rounds=1),
             sampling={**toy.sampling, "other": toy.sampling["image"]},
         )
     )
-    assert "the groups of 2 tracks (image, other)" in refusal
+    assert "several tracks (image, other)" in refusal

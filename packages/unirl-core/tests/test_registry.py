@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 import pytest
-from unirl.core.catalog import Catalog
-from unirl.core.plugin_loading import PART_NAME, canonical
-from unirl.core.registry import DATA_FILE, KnownPart, Registry, install_hint, known_parts, read_registry
-from unirl.core.spec import KINDS
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.loading import PART_NAME, canonical
+from unirl.core.plugins.registry import DATA_FILE, KnownPart, Registry, install_hint, known_parts, read_registry
+from unirl.core.specs.spec import KINDS
 
 
 def test_every_part_of_the_workspace_is_known_with_its_dist() -> None:
@@ -85,5 +85,5 @@ def test_an_entry_with_an_unknown_key_is_refused() -> None:
 
 def test_a_part_stands_in_the_registry_once() -> None:
     part = KnownPart(kind="model", name="x", dist="d", summary="s")
-    with pytest.raises(ValueError, match="model 'x' stands there twice"):
+    with pytest.raises(ValueError, match="duplicate entry for model 'x'"):
         Registry([part, part])

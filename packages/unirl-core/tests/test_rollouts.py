@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from unirl.core.config import LatentSamplingConfig
 from unirl.core.errors import BatchError, EchoMismatch
-from unirl.core.request import LatentRequest, Request
-from unirl.core.rollout import Rollout, verify_echo
-from unirl.core.track import KernelChoice, LatentSegment, Status, Track
+from unirl.core.types.request import LatentRequest, Request
+from unirl.core.types.rollout import Rollout, verify_echo
+from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.core.types.track import LatentSegment, Sampler, Status, Track
 
 SIGMAS = torch.tensor([1.0, 0.5, 0.0])
 
 
 def make_request(rows: int = 3) -> Request:
-    sampling = LatentSamplingConfig(steps=2, kernel="cps", eta=0.5, kernel_options={"constants": False})
+    sampling = LatentSamplingConfig(num_inference_steps=2, kernel="cps", eta=0.5, kernel_options={"constants": False})
     return Request(
         sample_ids=tuple(f"s{row}" for row in range(rows)),
         group_ids=("g",) * rows,
@@ -40,6 +40,10 @@ def make_request(rows: int = 3) -> Request:
     )
 
 
+def sampler(**changed: Any) -> Sampler:
+    return dataclasses.replace(Sampler(kernel="cps", eta=0.5, options=(("constants", False),)), **changed)
+
+
 def faithful(request: Request) -> Track:
     """What an engine gives back that did as it was asked."""
     rows, asked = request.num_rows, request.tracks["image"]
@@ -53,7 +57,7 @@ def faithful(request: Request) -> Track:
             positions=torch.arange(3).repeat(rows, 1),
             sde_steps=asked.sde_steps.clone(),
             sigmas=asked.sigmas.clone(),
-            kernel=KernelChoice(name="cps", eta=0.5, options=(("constants", False),)),
+            sampler=sampler(),
             initial_noise=("abc",) * rows,
         ),
     )
@@ -65,7 +69,7 @@ def make_track(name: str, *, sample_ids: tuple[str, ...] = ("s0",), **changed: A
         "group_ids": ("g",) * rows,
         "prompts": ("a ring",) * rows,
         "metadata": ({},) * rows,
-        "weights": torch.ones(rows),
+        "sample_weights": torch.ones(rows),
         "status": (Status.COMPLETED,) * rows,
         "policy_version": (0,) * rows,
     }
@@ -82,9 +86,11 @@ def test_a_faithful_engine_passes() -> None:
     [
         ({"sigmas": SIGMAS + 1e-7}, "image.sigmas: the request says tensor"),
         ({"sde_steps": torch.tensor([[0], [1], [0]])}, "image.sde_steps"),
-        ({"kernel": KernelChoice(name="cps", eta=0.5)}, "image.kernel"),
-        ({"guidance_scale": 4.5}, "image.guidance_scale: the request says 1.0, the engine used 4.5"),
-        ({"guidance_mode": "two-pass"}, "image.guidance_mode"),
+        ({"sampler": sampler(kernel="dance-sde")}, "image.sampler.kernel: the request says 'cps'"),
+        ({"sampler": sampler(eta=0.4)}, "image.sampler.eta: the request says 0.5, the engine used 0.4"),
+        ({"sampler": sampler(options=(("constants", True),))}, "image.sampler.options"),
+        ({"sampler": sampler(guidance_scale=4.5)}, "guidance_scale: the request says 1.0, the engine used 4.5"),
+        ({"sampler": sampler(guidance_mode="two-pass")}, "image.sampler.guidance_mode"),
         ({"initial_noise": ("xyz",) * 3}, "image.initial_noise of 's0': the request says 'abc', the engine used 'xyz'"),
         ({"initial_noise": None}, "the engine used ''"),
     ],
@@ -121,7 +127,7 @@ def test_a_sample_that_went_missing_is_caught() -> None:
 
 
 def test_a_track_that_went_missing_is_caught() -> None:
-    with pytest.raises(EchoMismatch, match=r"track 'image' was asked for; the engine returned \['video'\]"):
+    with pytest.raises(EchoMismatch, match=r"got tracks \['video'\] from the engine, expected 'image'"):
         verify_echo(make_request(), Rollout(tracks={"video": make_track("video")}))
 
 

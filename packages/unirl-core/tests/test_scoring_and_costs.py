@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from unirl.core.config import LatentSamplingConfig
-from unirl.core.costs import latent_step_cost
 from unirl.core.errors import RewardFailed
-from unirl.core.request import LatentRequest
+from unirl.core.loop.costs import latent_step_cost
+from unirl.core.loop.scoring import constant_reward, score
 from unirl.core.roles import ScoreInput, Scores
-from unirl.core.scoring import constant_reward, score
-from unirl.core.track import Status, Track
+from unirl.core.types.request import LatentRequest
+from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.core.types.track import Status, Track
 
 
 def make_track(rows: int = 4) -> Track:
@@ -24,7 +24,7 @@ def make_track(rows: int = 4) -> Track:
         prompts=tuple(f"prompt {row}" for row in range(rows)),
         metadata=({},) * rows,
         images=torch.zeros(rows, 3, 2, 2),
-        weights=torch.ones(rows),
+        sample_weights=torch.ones(rows),
         status=(Status.COMPLETED,) * rows,
         policy_version=(0,) * rows,
     )
@@ -67,6 +67,21 @@ def test_a_component_that_is_not_finite_is_found_as_well() -> None:
         score(make_track(), {"a": Given(0, 1, 0, 1, parts={"colour": [1, math.inf, 0, 0]})}, {"a": 1.0})
 
 
+@pytest.mark.parametrize(
+    ("value", "weights", "total", "sample"),
+    [(2e38, (1.0, 1.0), "inf", 1), (1.0, (math.nan, 1.0), "nan", 0), (3e38, (10.0, -10.0), "nan", 1)],
+)
+def test_a_combined_reward_that_is_not_finite_names_the_sum_sample_and_prompt(
+    value: float, weights: tuple[float, float], total: str, sample: int
+) -> None:
+    """Each score is finite, and the sum is not in fp32, which ends at 3.4e38."""
+    rewards = {"a": Given(0, value, 0, 0), "b": Given(0, value, 0, 0)}
+    terms = f"{weights[0]:g} a \\+ {weights[1]:g} b".replace("-", "\\-")
+    where = rf"sample 'p/{sample}' \(prompt 'prompt {sample}'\)"
+    with pytest.raises(RewardFailed, match=f"reward: the weighted sum {terms} is {total} for {where}"):
+        score(make_track(), rewards, dict(zip("ab", weights, strict=True)))
+
+
 def test_a_wrong_number_of_scores_is_refused() -> None:
     with pytest.raises(RewardFailed, match=r"reward\.a: gave values of shape \(3,\) for 4 samples"):
         score(make_track(), {"a": Given(0, 1, 0)}, {"a": 1.0})
@@ -83,11 +98,26 @@ def test_a_constant_reward_is_seen_and_padding_does_not_hide_it() -> None:
     assert constant_reward(score(make_track(), {"a": Given(2, 2, 2, 3)}, {"a": 1.0})) is None
 
 
+def test_costs_count_the_steps_that_are_trained_on() -> None:
+    """Two samples of four steps, all stochastic; one step of each is trained on: positions {i, i+1, 4}."""
+    request = LatentRequest(
+        sampling=LatentSamplingConfig(num_inference_steps=4),
+        sigmas=torch.linspace(1, 0, 5),
+        sde_steps=torch.arange(4).repeat(2, 1),
+        train_steps=torch.tensor([[0], [3]]),
+        noise_ids=("a", "b"),
+        initial_noise=("", ""),
+    )
+    cost = latent_step_cost(request, latent_shape=(2, 3), anchors=True)
+    assert (cost.rollout_rows, cost.old_log_prob_rows, cost.train_rows) == (8, 2, 2)
+    assert cost.stored_bytes == (3 + 2) * 6 * 4
+
+
 @pytest.mark.parametrize(("scale", "branches"), [(1.0, 1), (4.5, 2)])
 def test_costs_are_the_formulas(scale: float, branches: int) -> None:
     rows, steps = 6, 10
     request = LatentRequest(
-        sampling=LatentSamplingConfig(steps=steps, guidance_scale=scale),
+        sampling=LatentSamplingConfig(num_inference_steps=steps, guidance_scale=scale),
         sigmas=torch.linspace(1, 0, steps + 1),
         # Three neighbours store 4 positions, two apart store 4; the end is one more; -1 is padding.
         sde_steps=torch.tensor([[0, 1, 2]] * 3 + [[1, 4, -1]] * 3),
@@ -96,8 +126,8 @@ def test_costs_are_the_formulas(scale: float, branches: int) -> None:
     )
     cost = latent_step_cost(request, latent_shape=(4, 8, 8), anchors=True)
     assert cost.rollout_rows == rows * steps * branches
-    assert cost.anchor_rows == cost.train_rows == (3 * 3 + 3 * 2) * branches
+    assert cost.old_log_prob_rows == cost.train_rows == (3 * 3 + 3 * 2) * branches
     assert cost.stored_bytes == (3 * 5 + 3 * 5) * 4 * 8 * 8 * 4
     # Training costs a forward for the anchor, and a forward and two more for the backward of the update.
     assert cost.generate_share == pytest.approx(60 / (60 + 15 + 45))
-    assert latent_step_cost(request, latent_shape=(4, 8, 8), anchors=False).anchor_rows == 0
+    assert latent_step_cost(request, latent_shape=(4, 8, 8), anchors=False).old_log_prob_rows == 0

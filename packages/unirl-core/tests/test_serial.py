@@ -11,15 +11,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from unirl.core import serial
-from unirl.core.batch import same
-from unirl.core.config import LatentSamplingConfig, SdeStepsConfig
-from unirl.core.data import MediaRef
 from unirl.core.errors import BatchError
-from unirl.core.request import LatentRequest, Request
-from unirl.core.rollout import Rollout
-from unirl.core.serial import from_bytes, to_bytes
-from unirl.core.track import Conditions, KernelChoice, LatentSegment, Status, TextSegment, Track
+from unirl.core.types import serial
+from unirl.core.types.batch import same
+from unirl.core.types.data import MediaRef
+from unirl.core.types.request import LatentRequest, Request
+from unirl.core.types.rollout import Rollout
+from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
+from unirl.core.types.serial import from_bytes, to_bytes
+from unirl.core.types.track import Conditions, LatentSegment, Sampler, Status, TextSegment, Track
 
 
 def make_request() -> Request:
@@ -52,13 +52,13 @@ def make_rollout() -> Rollout:
         positions=torch.tensor([[0, 1], [0, 1]]),
         sde_steps=torch.tensor([[0], [0]]),
         sigmas=torch.tensor([1.0, 0.0]),
-        kernel=KernelChoice(name="cps", eta=0.7, options=(("constants", False),)),
+        sampler=Sampler(kernel="cps", eta=0.7, options=(("constants", False),)),
     )
     common: dict[str, Any] = {
         "group_ids": ("g", "g"),
         "prompts": ("x", "y"),
         "metadata": ({}, {}),
-        "weights": torch.tensor([1.0, 0.0]),
+        "sample_weights": torch.tensor([1.0, 0.0]),
         "status": (Status.COMPLETED, Status.PADDING),
         "policy_version": (0, 1),
     }
@@ -93,18 +93,15 @@ def make_rollout() -> Rollout:
 
 @pytest.mark.parametrize("value", [make_request(), make_rollout(), *make_rollout().tracks.values()])
 def test_what_comes_back_is_the_same_bit_for_bit(value: Any) -> None:
-    again = from_bytes(to_bytes(value))
-    assert type(again) is type(value)
+    again = from_bytes(to_bytes(value), type(value))
     assert same(again, value)
 
 
 def test_types_come_back_as_they_were() -> None:
-    again = from_bytes(to_bytes(make_request()))
-    assert isinstance(again, Request)
+    again = from_bytes(to_bytes(make_request()), Request)
     assert again.metadata[1] == {"list": [1, (2.5, True)], "inf": -math.inf}
     assert isinstance(again.tracks["image"].sampling.sde, SdeStepsConfig)
-    rollout = from_bytes(to_bytes(make_rollout()))
-    assert isinstance(rollout, Rollout)
+    rollout = from_bytes(to_bytes(make_rollout()), Rollout)
     assert rollout.tracks["image"].status == (Status.COMPLETED, Status.PADDING)
     assert isinstance(rollout.tracks["image"].status[1], Status)
 
@@ -131,8 +128,7 @@ def test_any_bits_of_any_dtype_survive(dtype: torch.dtype, tail: list[int], seed
         raw = raw % 2
     value = raw.view(dtype).reshape(shape)
     conditions = Conditions(values={"e": value}, index=torch.tensor([1, 0]))
-    again = from_bytes(to_bytes(conditions))
-    assert isinstance(again, Conditions)
+    again = from_bytes(to_bytes(conditions), Conditions)
     assert same(again.values["e"], value)
 
 
@@ -177,16 +173,21 @@ def test_a_class_that_only_has_the_name_of_a_track_type_is_refused() -> None:
 def test_bytes_that_were_cut_off_are_refused(cut: int) -> None:
     data = to_bytes(make_request())
     with pytest.raises(BatchError, match="that were cut off"):
-        from_bytes(data[:cut])
+        from_bytes(data[:cut], Request)
 
 
 def test_bytes_of_something_else_are_refused() -> None:
     from safetensors.torch import save
 
     with pytest.raises(BatchError, match="that no `to_bytes` wrote"):
-        from_bytes(save({"x": torch.zeros(1)}))
+        from_bytes(save({"x": torch.zeros(1)}), Request)
     with pytest.raises(BatchError, match="that no `to_bytes` wrote"):
-        from_bytes(b"\x80\x04\x95" + b"0" * 40)
+        from_bytes(b"\x80\x04\x95" + b"0" * 40, Request)
+
+
+def test_bytes_of_another_type_are_refused() -> None:
+    with pytest.raises(BatchError, match="got the bytes of a Rollout, expected a Request"):
+        from_bytes(to_bytes(make_rollout()), Request)
 
 
 def test_another_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,23 +195,23 @@ def test_another_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = to_bytes(make_request())
     monkeypatch.undo()
     with pytest.raises(BatchError, match="format 2 was found; this version of unirl-core reads format 1"):
-        from_bytes(data)
+        from_bytes(data, Request)
 
 
 def test_types_and_fields_of_a_later_release_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Later(KernelChoice):
+    class Later(Sampler):
         beta: float = 0.0
 
-    segment = dataclasses.replace(make_rollout().tracks["image"].latent, kernel=Later(name="cps", eta=0.7))
+    segment = dataclasses.replace(make_rollout().tracks["image"].latent, sampler=Later(kernel="cps", eta=0.7))
     monkeypatch.setitem(serial.DATACLASSES, "Later", Later)
     unknown_type = to_bytes(segment)
     monkeypatch.undo()
     with pytest.raises(BatchError, match="type 'Later' is unknown here"):
-        from_bytes(unknown_type)
-    Later.__name__ = "KernelChoice"
-    monkeypatch.setitem(serial.DATACLASSES, "KernelChoice", Later)
+        from_bytes(unknown_type, LatentSegment)
+    Later.__name__ = "Sampler"
+    monkeypatch.setitem(serial.DATACLASSES, "Sampler", Later)
     unknown_field = to_bytes(segment)
     monkeypatch.undo()
-    with pytest.raises(BatchError, match="KernelChoice has no field 'beta' here"):
-        from_bytes(unknown_field)
+    with pytest.raises(BatchError, match="Sampler has no field 'beta' here"):
+        from_bytes(unknown_field, LatentSegment)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from loop_toy import LIMIT_S, Light, ToyEngine, at, met, parts, passed, plan, prompts, threads
-from unirl.core.batch import same
 from unirl.core.errors import EchoMismatch, RewardFailed, RunFailed
-from unirl.core.parts import Parts
-from unirl.core.scoring import score
-from unirl.core.streaming import MAX_WAITING, MadeRollout, Phases, RolloutMaker, group_pieces, step_request
+from unirl.core.loop.parts import Parts
+from unirl.core.loop.scoring import score
+from unirl.core.loop.streaming import MAX_WAITING, MadeRollout, Phases, RolloutMaker, group_pieces, step_request
+from unirl.core.types.batch import same
 
 
 def maker(
@@ -28,7 +28,7 @@ def maker(
 ) -> RolloutMaker:
     """Of a request for 2 samples of each group, or of these rows of it."""
     made_of.engine.version, made_of.engine.weight = 0, 0.25  # type: ignore[attr-defined]
-    toy = plan(groups=groups, run={"stream_groups": pieces_of})
+    toy = plan(groups=groups, run={"reward_overlap_groups": pieces_of})
     request = step_request(made_of, toy, prompts(groups), step=0)
     request = request if rows is None else request.select(rows)
     return RolloutMaker(made_of, toy, request, phases=phases or Phases())
@@ -191,11 +191,11 @@ def test_a_cancelled_rollout_ends_with_the_call_that_it_is_in() -> None:
         passed(release)
 
     engine, light = ToyEngine(), Light(during=at(0, first_score))
-    found = maker(parts(engine=engine, rewards={"light": light}), groups=8)
+    result = maker(parts(engine=engine, rewards={"light": light}), groups=8)
     with ThreadPoolExecutor(1) as pool:
-        made = pool.submit(found.make)
+        made = pool.submit(result.make)
         passed(scoring)
-        found.cancel()
+        result.cancel()
         release.set()
         with pytest.raises(CancelledError):
             made.result(timeout=LIMIT_S)

@@ -10,11 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from unirl.core.caption import Caption
-from unirl.core.events import Event, EventStream
+from unirl.core.observe.caption import Caption
+from unirl.core.observe.events import EventStream
+from unirl.core.observe.tracking import MAX_IMAGES, MAX_TEXTS, Trackers
 from unirl.core.roles import RunInfo
-from unirl.core.track import Status, Track
-from unirl.core.tracking import MAX_IMAGES, MAX_TEXTS, Trackers
+from unirl.core.types.event import Event
+from unirl.core.types.track import Status, Track
 
 
 class Before:
@@ -55,7 +56,7 @@ def track(rows: int, **fields: Any) -> Track:
             "prompts": tuple(f"prompt {row}" for row in range(rows)),
             "metadata": ({},) * rows,
             "rewards": torch.full((rows,), 0.5),
-            "weights": torch.ones(rows),
+            "sample_weights": torch.ones(rows),
             "status": (Status.COMPLETED,) * rows,
             "policy_version": (0,) * rows,
             **fields,
@@ -65,14 +66,14 @@ def track(rows: int, **fields: Any) -> Track:
 
 def shown(*tracks: Track, by: dict[str, Before]) -> list[str]:
     """Hand the tracks to the trackers, then a step; returns the findings."""
-    events, found = EventStream(), list[str]()
-    events.listen(lambda event: found.append(event.data["text"]) if event.kind == "finding" else None)
+    events, result = EventStream(), list[str]()
+    events.listen(lambda event: result.append(event.data["text"]) if event.kind == "finding" else None)
     trackers = Trackers(by, events)
     trackers.start(RunInfo(name="trial", folder=Path(), plan_hash="", config={}))
     for number, one in enumerate(tracks):
         trackers.samples("train", one, step=number)
     events.emit("step", step=9, metrics={"reward_mean": 0.5})
-    return found
+    return result
 
 
 def test_texts_are_shown_with_prompt_reward_and_whether_they_were_cut_off() -> None:

@@ -2,17 +2,17 @@
 
 import pytest
 import torch
-from unirl.core.weights import checksum
+from unirl.core.types.weights import checksum
 
 TENSORS = {"a.weight": torch.arange(6.0).view(2, 3), "b": torch.tensor(2.5), "c": torch.zeros(0, 4)}
 
 
 def test_order_layout_and_views_do_not_count():
-    wanted = checksum(TENSORS)
-    assert checksum(dict(reversed(TENSORS.items()))) == wanted
+    expected = checksum(TENSORS)
+    assert checksum(dict(reversed(TENSORS.items()))) == expected
     transposed = TENSORS["a.weight"].t().contiguous().t()
-    assert not transposed.is_contiguous() and checksum({**TENSORS, "a.weight": transposed}) == wanted
-    assert len(wanted) == 32 and wanted == checksum(TENSORS)
+    assert not transposed.is_contiguous() and checksum({**TENSORS, "a.weight": transposed}) == expected
+    assert len(expected) == 32 and expected == checksum(TENSORS)
 
 
 @pytest.mark.parametrize(

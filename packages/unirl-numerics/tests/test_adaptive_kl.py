@@ -3,9 +3,9 @@
 import math
 
 import pytest
-from unirl.core.kl import KlConfig
 from unirl.core.roles import StatefulAlgorithm
-from unirl.numerics.adaptive_kl import AdaptiveKl
+from unirl.numerics.loss.adaptive_kl import AdaptiveKl
+from unirl.numerics.loss.kl_config import KlConfig
 
 ADAPTIVE = KlConfig(kl_coef=0.2, kl_target=6.0, kl_horizon=1000.0)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unirl.numerics.advantages import advantages, combine_rewards
+from unirl.numerics.loss.advantages import advantages, combine_rewards
 
 ONE_GROUP = ["g"] * 4
 # Golden vectors have six digits.
@@ -58,8 +58,8 @@ def test_ragged_groups_in_any_order(order):
     rewards = [1.0, 3, 5, 7, 9, 4, 8]
     groups = ["a", "a", "b", "b", "b", "c", "c"]
     expected = [-1, 1, -2, 0, 2, -2, 2]
-    found = values([rewards[i] for i in order], [groups[i] for i in order], normalize=False)
-    close(found, [float(expected[i]) for i in order])
+    result = values([rewards[i] for i in order], [groups[i] for i in order], normalize=False)
+    close(result, [float(expected[i]) for i in order])
 
 
 def test_groups_without_signal_are_exactly_0_and_counted():
@@ -67,16 +67,16 @@ def test_groups_without_signal_are_exactly_0_and_counted():
     rewards = torch.tensor([0.1, 0.1, 0.1, 5.0, 1.0, 2.0])
     groups = ["same", "same", "same", "alone", "pair", "pair"]
     for options in ({}, {"ddof": 1}, {"scope": "global"}, {"leave_one_out": True}, {"eps": 0.0}, {"normalize": False}):
-        found = advantages(rewards, group_ids=groups, **options)
-        assert found.values[:4].tolist() == [0.0] * 4
-        assert found.values[4] < 0 < found.values[5]
-        assert (found.num_groups, found.num_zero_spread_groups, found.num_singleton_groups) == (3, 1, 1)
+        result = advantages(rewards, group_ids=groups, **options)
+        assert result.values[:4].tolist() == [0.0] * 4
+        assert result.values[4] < 0 < result.values[5]
+        assert (result.num_groups, result.num_zero_spread_groups, result.num_singleton_groups) == (3, 1, 1)
 
 
 def test_global_centring_gives_groups_without_spread_their_due():
-    found = advantages(torch.tensor([1.0, 1, 3, 3]), group_ids=["a", "a", "b", "b"], scope="global", center="global")
-    close(found.values, [-1.0, -1, 1, 1], 2e-4)  # eps = 1e-4 in the denominator
-    assert found.num_zero_spread_groups == 2
+    result = advantages(torch.tensor([1.0, 1, 3, 3]), group_ids=["a", "a", "b", "b"], scope="global", center="global")
+    close(result.values, [-1.0, -1, 1, 1], 2e-4)  # eps = 1e-4 in the denominator
+    assert result.num_zero_spread_groups == 2
     assert advantages(torch.ones(4), group_ids=ONE_GROUP, scope="global", center="global").values.tolist() == [0.0] * 4
 
 
@@ -85,11 +85,11 @@ def test_rows_of_weight_0_take_no_part():
     weights = torch.tensor([1.0, 0, 1, 0, 1])
     groups = ["a", "a", "a", "a", "b"]
     for scope in ("group", "global"):
-        found = advantages(rewards, group_ids=groups, weights=weights, scope=scope, eps=0.0)
+        result = advantages(rewards, group_ids=groups, weights=weights, scope=scope, eps=0.0)
         kept = advantages(rewards[[0, 2, 4]], group_ids=["a", "a", "b"], scope=scope, eps=0.0)
-        assert torch.equal(found.values[[0, 2, 4]], kept.values)
-        assert found.values[[1, 3]].tolist() == [0.0, 0.0]
-        assert (found.num_groups, found.num_singleton_groups) == (2, 1)
+        assert torch.equal(result.values[[0, 2, 4]], kept.values)
+        assert result.values[[1, 3]].tolist() == [0.0, 0.0]
+        assert (result.num_groups, result.num_singleton_groups) == (2, 1)
     nothing = advantages(rewards, group_ids=groups, weights=torch.zeros(5))
     assert nothing.values.tolist() == [0.0] * 5 and nothing.num_groups == 0
 
@@ -106,10 +106,10 @@ def test_adding_a_constant_or_scaling_by_a_power_of_two_changes_nothing(rewards,
     spread = float(base.max() - base.min())
     if 0 < spread < 1e-2:
         return  # the offset would swallow the spread
-    found = advantages(base, group_ids=groups, eps=0.0).values
+    result = advantages(base, group_ids=groups, eps=0.0).values
     moved = advantages(base * 2.0**exponent + offset, group_ids=groups, eps=0.0).values
     # fp64 throughout, with numbers of up to 6,400 against a spread of at least 1e-2 / 8.
-    torch.testing.assert_close(moved, found, rtol=0, atol=1e-6)
+    torch.testing.assert_close(moved, result, rtol=0, atol=1e-6)
 
 
 def test_two_rewards_can_be_summed_before_or_after_normalising():
@@ -130,16 +130,16 @@ def test_a_combined_group_is_without_spread_when_every_part_is():
     parts = {"a": torch.tensor([1.0, 1, 1, 2]), "b": torch.tensor([5.0, 5, 3, 4])}
     groups = ["x", "x", "y", "y"]
     for mode in ("sum-then-normalize", "normalize-then-sum"):
-        found = combine_rewards(parts, weights={"a": 1.0, "b": 1.0}, group_ids=groups, mode=mode)
-        assert found.num_zero_spread_groups == 1
-        assert found.values[:2].tolist() == [0.0, 0.0]
+        result = combine_rewards(parts, weights={"a": 1.0, "b": 1.0}, group_ids=groups, mode=mode)
+        assert result.num_zero_spread_groups == 1
+        assert result.values[:2].tolist() == [0.0, 0.0]
 
 
 def test_one_reward_of_weight_1_is_that_reward():
     rewards = torch.tensor([2.0, 4, 6, 9])
     for mode in ("sum-then-normalize", "normalize-then-sum"):
-        found = combine_rewards({"r": rewards}, weights={"r": 1.0}, group_ids=ONE_GROUP, mode=mode)
-        assert torch.equal(found.values, advantages(rewards, group_ids=ONE_GROUP).values)
+        result = combine_rewards({"r": rewards}, weights={"r": 1.0}, group_ids=ONE_GROUP, mode=mode)
+        assert torch.equal(result.values, advantages(rewards, group_ids=ONE_GROUP).values)
 
 
 def test_what_makes_no_sense_is_refused():
@@ -154,9 +154,15 @@ def test_what_makes_no_sense_is_refused():
         advantages(torch.ones(4), group_ids=["a"] * 3)
     with pytest.raises(ValueError, match="scope 'rank' is not known"):
         advantages(torch.ones(4), group_ids=ONE_GROUP, scope="rank")
-    with pytest.raises(ValueError, match="divide a group without spread by eps alone"):
+    with pytest.raises(ValueError, match="divide a zero-variance group by eps alone"):
         advantages(torch.ones(4), group_ids=ONE_GROUP, center="global")
     with pytest.raises(ValueError, match="mode 'product' is not known"):
         combine_rewards({"a": torch.ones(4)}, weights={"a": 1}, group_ids=ONE_GROUP, mode="product")
+    for bounds in ({"eps": math.nan}, {"eps": -1.0}, {"clip": -1.0}, {"clip": math.nan}):
+        with pytest.raises(ValueError, match=r"advantages: eps = .*, clip = .*; expected"):
+            advantages(torch.arange(4.0), group_ids=ONE_GROUP, **bounds)
+    for weight in (math.nan, math.inf):
+        with pytest.raises(ValueError, match=r"weights\['a'\] = (nan|inf); expected a finite number"):
+            combine_rewards({"a": torch.arange(4.0)}, weights={"a": weight}, group_ids=ONE_GROUP)
     with pytest.raises(ValueError, match="numbers >= 0"):
         advantages(torch.ones(4), group_ids=ONE_GROUP, weights=-torch.ones(4))

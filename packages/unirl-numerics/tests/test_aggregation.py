@@ -5,8 +5,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unirl.numerics.aggregation import aggregation_weights
-from unirl.numerics.reduction import LossTerm, reduce_terms, weight_totals
+from unirl.core.roles import LossTerm
+from unirl.numerics.loss.aggregation import aggregation_weights
+from unirl.numerics.loss.reduction import reduce_terms, weight_totals
 
 MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
@@ -16,8 +17,8 @@ def horizon_of(mode, horizon=5):
 
 
 def term(values, valid, row_weights, mode):
-    found = aggregation_weights(valid, row_weights, mode, horizon=horizon_of(mode))
-    return LossTerm(name="policy", values=values, weights=found.weights, normalizer=found.normalizer)
+    result = aggregation_weights(valid, row_weights, mode, horizon=horizon_of(mode))
+    return LossTerm(name="policy", values=values, weights=result.weights, normalizer=result.normalizer)
 
 
 @pytest.mark.parametrize(("mode", "expected"), [*zip(MODES, (1.0, 4.375, 1.0, 0.875), strict=True)])
@@ -63,10 +64,10 @@ def test_every_mode_is_its_formula_in_any_split_into_micro_batches(mode, sizes, 
     totals = weight_totals({"policy": torch.cat(announced)})
     # fp32 weights, added up in fp64.
     assert float(totals["policy"]) == pytest.approx(float(weight_totals(terms)["policy"]), rel=1e-7)
-    found = sum(float(reduce_terms([each], totals=totals).detach()) for each in terms)
+    result = sum(float(reduce_terms([each], totals=totals).detach()) for each in terms)
     expected = by_numpy(values.double().numpy(), valid.numpy(), row_weights.double().numpy(), mode)
     # Weighted means of at most 100 fp32 numbers of order 1, sums of at most 5 of them.
-    assert found == pytest.approx(expected, rel=1e-6, abs=2e-6)
+    assert result == pytest.approx(expected, rel=1e-6, abs=2e-6)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -87,9 +88,9 @@ def test_the_gradient_is_the_same_for_every_split(mode):
 def test_a_row_without_valid_tokens_counts_in_no_mode():
     valid = torch.tensor([[True, True], [False, False]])
     for mode in MODES:
-        found = aggregation_weights(valid, torch.ones(2), mode, horizon=horizon_of(mode))
-        assert found.normalizer.tolist() == [2.0 if mode == "token-mean" else 1.0, 0.0]
-        assert found.weights[1].tolist() == [0.0, 0.0]
+        result = aggregation_weights(valid, torch.ones(2), mode, horizon=horizon_of(mode))
+        assert result.normalizer.tolist() == [2.0 if mode == "token-mean" else 1.0, 0.0]
+        assert result.weights[1].tolist() == [0.0, 0.0]
 
 
 def test_what_does_not_fit_is_refused():

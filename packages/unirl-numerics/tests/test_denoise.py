@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from unirl.numerics.denoise import denoise
-from unirl.numerics.guidance import Guidance
-from unirl.numerics.kernels import Cps, DanceSde, DdimEta, Dpm2, EulerOde, FlowSde
-from unirl.numerics.schedules import ddpm_sigmas, static_sigmas
+from unirl.numerics.diffusion.denoise import denoise
+from unirl.numerics.diffusion.guidance import Guidance
+from unirl.numerics.diffusion.kernels import Cps, DanceSde, DdimEta, Dpm2, EulerOde, FlowSde
+from unirl.numerics.diffusion.schedules import ddpm_sigmas, static_sigmas
 
 NUM_STEPS = 6
 SIGMAS = static_sigmas(NUM_STEPS, shift=3.0)
@@ -40,35 +40,35 @@ def test_without_stochastic_steps_it_is_the_euler_ode(scene):
         for sigma, sigma_next in itertools.pairwise(SIGMAS):
             x = x + (sigma_next - sigma) * scene.velocity(x, sigma.expand(5), scene.conditions)
     for kernel in (FlowSde(), EulerOde(), DanceSde(0.0)):
-        assert torch.equal(roll(scene, kernel=kernel, sde_steps=no_steps()).final, x)
+        assert torch.equal(roll(scene, kernel=kernel, sde_steps=no_steps()).x, x)
 
 
 def test_the_window_stores_the_two_ends_of_each_stochastic_step_and_the_last_latent(scene):
-    found = roll(scene())
+    result = roll(scene())
     expected = [[0, 1, 2, 6, -1], [2, 3, 4, 6, -1], [5, 6, -1, -1, -1], [6, -1, -1, -1, -1], [0, 1, 5, 6, -1]]
-    assert [[p for p in row if p >= 0] for row in found.positions.tolist()] == [
+    assert [[p for p in row if p >= 0] for row in result.segment().positions.tolist()] == [
         [p for p in row if p >= 0] for row in expected
     ]
-    assert found.positions.shape == (5, 4)
-    assert found.latents.shape == (5, 4, 2, 4, 4)
-    assert bool((found.latents[found.positions < 0] == 0).all())
+    assert result.segment().positions.shape == (5, 4)
+    assert result.segment().latents.shape == (5, 4, 2, 4, 4)
+    assert bool((result.segment().latents[result.segment().positions < 0] == 0).all())
     for row in range(5):
-        slot = found.positions[row].tolist().index(6)
-        assert torch.equal(found.latents[row, slot], found.final[row])
+        slot = result.segment().positions[row].tolist().index(6)
+        assert torch.equal(result.segment().latents[row, slot], result.x[row])
 
 
 def test_full_storage_holds_the_same_latents_as_the_window(scene):
     scene = scene()
     window, full, none = (roll(scene, store=store) for store in ("window", "full", "none"))
-    assert full.positions.tolist() == [list(range(NUM_STEPS + 1))] * 5
-    assert torch.equal(full.latents[:, 0], scene.initial)
-    assert none.latents.shape == (5, 0, 2, 4, 4) and none.positions.shape == (5, 0)
+    assert full.segment().positions.tolist() == [list(range(NUM_STEPS + 1))] * 5
+    assert torch.equal(full.segment().latents[:, 0], scene.initial)
+    assert none.segment().latents.shape == (5, 0, 2, 4, 4) and none.segment().positions.shape == (5, 0)
     for row in range(5):
-        for slot, position in enumerate(window.positions[row].tolist()):
+        for slot, position in enumerate(window.segment().positions[row].tolist()):
             if position >= 0:
-                assert torch.equal(window.latents[row, slot], full.latents[row, position])
-    assert torch.equal(window.final, full.final) and torch.equal(none.final, full.final)
-    assert torch.equal(window.log_probs, full.log_probs)
+                assert torch.equal(window.segment().latents[row, slot], full.segment().latents[row, position])
+    assert torch.equal(window.x, full.x) and torch.equal(none.x, full.x)
+    assert torch.equal(window.segment().log_probs, full.segment().log_probs)
 
 
 @pytest.mark.parametrize("kernel", [FlowSde(), DanceSde(), Cps(0.6)], ids=lambda kernel: kernel.name)
@@ -78,11 +78,11 @@ def test_outside_its_steps_a_row_moves_as_the_ode_bit_for_bit(scene, kernel):
     full = roll(scene, kernel=kernel, sde_steps=steps, store="full")
     with torch.no_grad():
         for step in range(NUM_STEPS):
-            x = full.latents[:, step]
+            x = full.segment().latents[:, step]
             v = scene.velocity(x, SIGMAS[step].expand(5), scene.conditions)
             euler = x + (SIGMAS[step + 1] - SIGMAS[step]) * v
             for row in range(5):
-                is_euler = torch.equal(full.latents[row, step + 1], euler[row])
+                is_euler = torch.equal(full.segment().latents[row, step + 1], euler[row])
                 assert is_euler == (step not in steps[row])
 
 
@@ -92,7 +92,7 @@ def test_a_stochastic_step_is_the_kernels_with_the_given_noise(scene):
     full = roll(scene, kernel=kernel, store="full", with_means=True)
     with torch.no_grad():
         for row, column, step in ((0, 0, 0), (1, 1, 3), (4, 1, 5)):
-            x = full.latents[:, step]
+            x = full.segment().latents[:, step]
             transition = kernel.transition(
                 x,
                 velocity=scene.velocity(x, SIGMAS[step].expand(5), scene.conditions),
@@ -102,31 +102,31 @@ def test_a_stochastic_step_is_the_kernels_with_the_given_noise(scene):
             )
             drawn = scene.step_noise(step, torch.arange(5))
             x_next = kernel.sample(transition, drawn)
-            assert torch.equal(full.latents[row, step + 1], x_next[row])
-            assert torch.equal(full.means[row, column], transition.mean[row])
+            assert torch.equal(full.segment().latents[row, step + 1], x_next[row])
+            assert torch.equal(full.segment().means[row, column], transition.mean[row])
             # The mean square of the noise decides the log-prob: -mean(e^2) / 2 - ln s - ln(2 pi) / 2, in fp32.
             expected = -drawn[row].square().mean() / 2 - transition.std[row].log().squeeze() - 0.9189385332
-            torch.testing.assert_close(full.log_probs[row, column], expected, rtol=0, atol=3e-6)
-    assert bool((full.log_probs[torch.as_tensor(MIXED) < 0] == 0).all())
-    assert full.log_probs.shape == (5, 2)
+            torch.testing.assert_close(full.segment().log_probs[row, column], expected, rtol=0, atol=3e-6)
+    assert bool((full.segment().log_probs[torch.as_tensor(MIXED) < 0] == 0).all())
+    assert full.segment().log_probs.shape == (5, 2)
 
 
 def test_a_row_does_not_depend_on_its_neighbours_steps(scene):
     """Rows are computed in one batch of the same size; only the other rows' steps differ."""
     scene = scene()
-    found, alone = roll(scene), roll(scene, sde_steps=np.array([[0, 1], [-1, -1], [-1, -1], [-1, -1], [-1, -1]]))
-    assert torch.equal(found.final[0], alone.final[0])
-    assert torch.equal(found.log_probs[0], alone.log_probs[0])
+    result, alone = roll(scene), roll(scene, sde_steps=np.array([[0, 1], [-1, -1], [-1, -1], [-1, -1], [-1, -1]]))
+    assert torch.equal(result.x[0], alone.x[0])
+    assert torch.equal(result.segment().log_probs[0], alone.segment().log_probs[0])
 
 
 def test_the_emitted_latent_is_rounded_before_it_is_scored(scene):
     scene = scene()
     kernel = FlowSde()
-    found = roll(scene, kernel=kernel, storage_dtype=torch.bfloat16, store="full")
-    assert found.latents.dtype == torch.bfloat16
-    assert torch.equal(found.final, found.final.bfloat16().float())
+    result = roll(scene, kernel=kernel, storage_dtype=torch.bfloat16, store="full")
+    assert result.segment().latents.dtype == torch.bfloat16
+    assert torch.equal(result.x, result.x.bfloat16().float())
     with torch.no_grad():
-        x = found.latents[:, 0].float()
+        x = result.segment().latents[:, 0].float()
         transition = kernel.transition(
             x,
             velocity=scene.velocity(x, SIGMAS[0].expand(5), scene.conditions),
@@ -134,8 +134,8 @@ def test_the_emitted_latent_is_rounded_before_it_is_scored(scene):
             sigma_next=SIGMAS[1].expand(5),
             sigma_max=SIGMAS[1],
         )
-    emitted = kernel.log_prob(found.latents[:, 1].float(), transition)
-    assert torch.equal(found.log_probs[0, 0], emitted[0])
+    emitted = kernel.log_prob(result.segment().latents[:, 1].float(), transition)
+    assert torch.equal(result.segment().log_probs[0, 0], emitted[0])
 
 
 @pytest.mark.parametrize(
@@ -196,9 +196,9 @@ def test_dpm2_takes_every_step_and_differs_from_euler(scene):
                 history=history,
             )
             x, history = transition.mean, transition.history
-    found = roll(scene, kernel=Dpm2(), sde_steps=no_steps())
-    assert torch.equal(found.final, x)
-    assert not torch.equal(found.final, roll(scene, kernel=EulerOde(), sde_steps=no_steps()).final)
+    result = roll(scene, kernel=Dpm2(), sde_steps=no_steps())
+    assert torch.equal(result.x, x)
+    assert not torch.equal(result.x, roll(scene, kernel=EulerOde(), sde_steps=no_steps()).x)
 
 
 def test_ddim_walks_as_diffusers_does_where_it_is_not_stochastic():
@@ -211,7 +211,7 @@ def test_ddim_walks_as_diffusers_does_where_it_is_not_stochastic():
     for index, timestep in enumerate(scheduler.timesteps):
         eta = 1.0 if index == 2 else 0.0
         x = scheduler.step(torch.tanh(x), timestep, x, eta=eta, variance_noise=drawn, return_dict=False)[0]
-    found = denoise(
+    result = denoise(
         lambda latent, _sigma, _conditions: torch.tanh(latent),
         initial,
         sigmas=ddpm_sigmas(scheduler.alphas_cumprod.tolist(), timesteps=scheduler.timesteps.tolist()),
@@ -221,20 +221,20 @@ def test_ddim_walks_as_diffusers_does_where_it_is_not_stochastic():
         step_noise=lambda _step, _rows: drawn,
     )
     # Six fp32 steps that divide by sqrt(abar) from 0.1 up.
-    torch.testing.assert_close(found.final, x, rtol=2e-6, atol=5e-6)
+    torch.testing.assert_close(result.x, x, rtol=2e-6, atol=5e-6)
 
 
 @pytest.mark.parametrize("shape", [(6,), (3, 4), (2, 4, 4), (2, 3, 4, 4), (1, 2, 2, 4, 4)], ids=str)
 def test_any_rank_of_latent(scene, shape):
-    found = roll(scene(shape), with_means=True)
-    assert found.latents.shape == (5, 4, *shape)
-    assert found.means.shape == (5, 2, *shape)
-    assert found.final.shape == (5, *shape)
+    result = roll(scene(shape), with_means=True)
+    assert result.segment().latents.shape == (5, 4, *shape)
+    assert result.segment().means.shape == (5, 2, *shape)
+    assert result.x.shape == (5, *shape)
 
 
 def test_the_final_latent_carries_the_gradient_through_the_sampler_if_it_is_on(scene):
     scene = scene()
-    found = denoise(
+    result = denoise(
         scene.velocity,
         scene.initial,
         sigmas=SIGMAS,
@@ -244,10 +244,13 @@ def test_the_final_latent_carries_the_gradient_through_the_sampler_if_it_is_on(s
         step_noise=scene.step_noise,
         with_means=True,
     )
-    (gradient,) = torch.autograd.grad(found.final.sum(), [scene.velocity.out])
+    (gradient,) = torch.autograd.grad(result.x.sum(), [scene.velocity.out])
     assert float(gradient.abs().sum()) > 0
-    assert not any(stored.requires_grad for stored in (found.latents, found.log_probs, found.means))
-    assert torch.equal(found.final, roll(scene).final)
+    assert not any(
+        stored.requires_grad
+        for stored in (result.segment().latents, result.segment().log_probs, result.segment().means)
+    )
+    assert torch.equal(result.x, roll(scene).x)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +259,7 @@ def test_the_final_latent_carries_the_gradient_through_the_sampler_if_it_is_on(s
         ({"kernel": EulerOde()}, "kernel 'euler' is deterministic"),
         ({"kernel": FlowSde(0.0)}, "kernel 'flow-sde' is deterministic as configured"),
         ({"kernel": Cps()}, "no density"),  # step 5 ends at sigma 0
-        ({"sde_steps": MIXED[:3]}, r"shape \[3, 2\]; \[5, S\]"),
+        ({"sde_steps": MIXED[:3]}, r"got shape \[3, 2\], expected \[5, S\]"),
         ({"sde_steps": MIXED + 1}, "from 0 to 6"),
         ({"sde_steps": MIXED[:, ::-1]}, r"row 0 is \[1, 0\]; steps must rise"),
         ({"store": "some"}, "store 'some' is not known"),
@@ -275,5 +278,5 @@ def test_missing_noise_and_rising_sigmas_are_refused(scene):
         denoise(scene.velocity, scene.initial, sigmas=SIGMAS, **arguments)
     with pytest.raises(ValueError, match="fall strictly"):
         denoise(scene.velocity, scene.initial, sigmas=SIGMAS.flip(0), step_noise=scene.step_noise, **arguments)
-    with pytest.raises(ValueError, match=r"step_noise gave shape \[1\]"):
+    with pytest.raises(ValueError, match=r"step_noise returned shape \[1\]"):
         denoise(scene.velocity, scene.initial, sigmas=SIGMAS, step_noise=lambda *_: torch.zeros(1), **arguments)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unirl.numerics.gae import gae, rewards_to_go, token_rewards
-from unirl.numerics.value_loss import clipped_value_loss, explained_variance
-from unirl.numerics.whitening import token_moments, whiten
+from unirl.numerics.tokens.gae import gae, rewards_to_go, token_rewards
+from unirl.numerics.tokens.value_loss import clipped_value_loss, explained_variance
+from unirl.numerics.tokens.whitening import token_moments, whiten
 
 
 def doubles(*rows):
@@ -17,10 +17,10 @@ def doubles(*rows):
 
 
 def test_the_golden_numbers():
-    found = gae(doubles([0, 0, 1]), doubles([0.2, 0.4, 0.6]), torch.ones(1, 3, dtype=torch.bool), gamma=1.0, lam=0.95)
+    result = gae(doubles([0, 0, 1]), doubles([0.2, 0.4, 0.6]), torch.ones(1, 3, dtype=torch.bool), gamma=1.0, lam=0.95)
     # Exact decimals, in fp64.
-    torch.testing.assert_close(found.advantages, doubles([0.751, 0.58, 0.4]), rtol=0, atol=1e-15)
-    torch.testing.assert_close(found.returns, doubles([0.951, 0.98, 1.0]), rtol=0, atol=1e-15)
+    torch.testing.assert_close(result.advantages, doubles([0.751, 0.58, 0.4]), rtol=0, atol=1e-15)
+    torch.testing.assert_close(result.returns, doubles([0.951, 0.98, 1.0]), rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -37,20 +37,20 @@ def test_texts_of_any_length_have_the_advantages_of_torchrl(gamma, lam, wanted):
     rewards = doubles([0.5, -1.25, 0, 0, 0], [0, 0.25, -0.5, 0, 1], [0.125, 9, 0.75, -0.25, 0])
     values = doubles([0.3, -0.2, 0, 0, 0], [0.1, 0.4, -0.6, 0.9, 0.7], [-0.8, 9, 0.2, 0.5, 0])
     valid = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [1, 0, 1, 1, 0]]).bool()
-    found = gae(rewards, values, valid, gamma=gamma, lam=lam)
+    result = gae(rewards, values, valid, gamma=gamma, lam=lam)
     flat = torch.cat([torch.tensor(row, dtype=torch.float64) for row in wanted])
     # It holds gamma and lambda in fp32, which rounds them by 3e-8.
-    torch.testing.assert_close(found.advantages[valid], flat, rtol=0, atol=1e-6)
-    torch.testing.assert_close(found.returns[valid], flat + values[valid], rtol=0, atol=1e-6)
+    torch.testing.assert_close(result.advantages[valid], flat, rtol=0, atol=1e-6)
+    torch.testing.assert_close(result.returns[valid], flat + values[valid], rtol=0, atol=1e-6)
 
 
 def test_the_loss_of_a_critic_and_its_gradient_are_half_of_torchrls():
     """`_clip_value_loss` of TorchRL 0.14.1 with `l2`; it has no factor 1/2."""
     now, before = doubles([0.9, -0.4, 0.1, 1.5, 0])[0].requires_grad_(), doubles([0.5, -0.3, 0.2, 0.6, -0.7])[0]
-    found = clipped_value_loss(now, before, doubles([0.2, 0.8, 0.1, 2, 0.4])[0], clip=0.2)
-    found.loss.sum().backward()
+    result = clipped_value_loss(now, before, doubles([0.2, 0.8, 0.1, 2, 0.4])[0], clip=0.2)
+    result.loss.sum().backward()
     # Printed to nine decimals.
-    torch.testing.assert_close(found.loss, doubles([0.245, 0.72, 0, 0.72, 0.405])[0], rtol=0, atol=1e-9)
+    torch.testing.assert_close(result.loss, doubles([0.245, 0.72, 0, 0.72, 0.405])[0], rtol=0, atol=1e-9)
     torch.testing.assert_close(now.grad, doubles([0.7, -1.2, 0, 0, 0])[0], rtol=0, atol=1e-9)
 
 
@@ -75,13 +75,13 @@ def batches(draw):
 @settings(max_examples=50, deadline=None)
 def test_padding_and_holes_are_passed_over(batch, gamma, lam):
     rewards, values, valid, bootstrap = batch
-    found = gae(rewards, values, valid, gamma=gamma, lam=lam, bootstrap=bootstrap)
+    result = gae(rewards, values, valid, gamma=gamma, lam=lam, bootstrap=bootstrap)
     for row, kept in enumerate(valid):
         r, v = rewards[row, kept].numpy(), values[row, kept].numpy()
         expected = by_definition(r, v, gamma=gamma, lam=lam, bootstrap=float(bootstrap[row]))
-        np.testing.assert_allclose(found.advantages[row, kept].numpy(), expected, rtol=0, atol=1e-13)  # fp64
-        np.testing.assert_allclose(found.returns[row, kept].numpy(), expected + v, rtol=0, atol=1e-13)
-    assert not found.advantages[~valid].any() and not found.returns[~valid].any()
+        np.testing.assert_allclose(result.advantages[row, kept].numpy(), expected, rtol=0, atol=1e-13)  # fp64
+        np.testing.assert_allclose(result.returns[row, kept].numpy(), expected + v, rtol=0, atol=1e-13)
+    assert not result.advantages[~valid].any() and not result.returns[~valid].any()
 
 
 @given(batches(), st.floats(0, 1))
@@ -100,9 +100,9 @@ def test_at_lambda_1_the_return_is_the_reward_to_go_and_at_0_the_advantage_is_de
 def test_the_reward_stands_at_the_last_valid_token_and_the_kl_at_all():
     valid = torch.tensor([[True, True, False], [False, True, True], [True, False, True], [False] * 3])
     kl = torch.tensor([[0.1, 0.2, math.nan], [math.nan, 0.3, 0.4], [0.5, math.nan, 0.6], [math.nan] * 3])
-    found = token_rewards(torch.tensor([1.0, 2.0, 3.0, 4.0]), valid, kl=kl, kl_coefficient=0.5)
+    result = token_rewards(torch.tensor([1.0, 2.0, 3.0, 4.0]), valid, kl=kl, kl_coefficient=0.5)
     expected = [[-0.05, 0.9, 0], [0, -0.15, 1.8], [-0.25, 0, 2.7], [0, 0, 0]]
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)  # fp32
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-6)  # fp32
     plain = token_rewards(torch.tensor([1.0, 2.0, 3.0, 4.0]), valid)
     assert plain.tolist() == [[0, 1, 0], [0, 0, 2], [0, 0, 3], [0, 0, 0]]
     with pytest.raises(ValueError, match="no kl was given"):
@@ -116,10 +116,10 @@ def test_reinforce_plus_plus_is_the_whitened_reward_to_go():
     to_go = rewards_to_go(token_rewards(torch.tensor([1.0, 0.0]), valid, kl=kl, kl_coefficient=0.1), valid)
     numbers = np.array([1 - 0.6, 1 - 0.5, 1 - 0.3, -0.9, -0.5])
     np.testing.assert_allclose(to_go[valid].numpy(), numbers, rtol=0, atol=1e-6)  # fp32
-    found = whiten(to_go, valid)[valid].double().numpy()
-    np.testing.assert_allclose(found, (numbers - numbers.mean()) / numbers.std(ddof=1), rtol=0, atol=1e-6)
+    result = whiten(to_go, valid)[valid].double().numpy()
+    np.testing.assert_allclose(result, (numbers - numbers.mean()) / numbers.std(ddof=1), rtol=0, atol=1e-6)
     # Bessel's divisor leaves (count - 1) / count of the population variance.
-    assert found.mean() == pytest.approx(0, abs=1e-7) and found.var() == pytest.approx(4 / 5, rel=1e-6)
+    assert result.mean() == pytest.approx(0, abs=1e-7) and result.var() == pytest.approx(4 / 5, rel=1e-6)
 
 
 def test_whitening_is_the_same_whatever_holds_the_tokens():
@@ -142,6 +142,16 @@ def test_whitening_is_the_same_whatever_holds_the_tokens():
     torch.testing.assert_close(kept[valid], whole[valid] + numbers.mean(), rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_whitening_refuses_what_would_make_every_value_nan(bad):
+    values, valid = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
+    values[1, 2] = bad
+    with pytest.raises(ValueError, match="whiten: the sum of the 6 valid values is"):
+        whiten(values, valid)
+    valid[1, 2] = False
+    assert not whiten(values, valid).any()
+
+
 def test_whitening_without_spread_gives_0():
     for values, valid in (
         (torch.full((2, 3), 0.1), torch.ones(2, 3, dtype=torch.bool)),
@@ -157,11 +167,11 @@ def test_whitening_without_spread_gives_0():
 def test_the_value_loss_by_hand():
     values = doubles([0.9, 1.5, 0.2, 1.0]).requires_grad_()
     old, returns = doubles([1.0, 1.0, 1.0, 1.0]), doubles([2.0, 2.0, 0.0, 1.5])
-    found = clipped_value_loss(values, old, returns, clip=0.2)
+    result = clipped_value_loss(values, old, returns, clip=0.2)
     # Clipped values 0.9, 1.2, 0.8, 1.0: errors 1.1 | .5 or .8 | .2 or .8 | .5
-    torch.testing.assert_close(found.loss, 0.5 * doubles([1.1, 0.8, 0.8, 0.5]).square(), rtol=1e-14, atol=0)
-    assert found.clipped.tolist() == [[False, True, True, False]]
-    (gradient,) = torch.autograd.grad(found.loss.sum(), [values])
+    torch.testing.assert_close(result.loss, 0.5 * doubles([1.1, 0.8, 0.8, 0.5]).square(), rtol=1e-14, atol=0)
+    assert result.clipped.tolist() == [[False, True, True, False]]
+    (gradient,) = torch.autograd.grad(result.loss.sum(), [values])
     torch.testing.assert_close(gradient, doubles([-1.1, 0.0, 0.0, -0.5]), rtol=1e-14, atol=0)
     free = clipped_value_loss(values, old, returns, clip=math.inf)
     torch.testing.assert_close(free.loss, 0.5 * (values - returns).square())

@@ -1,5 +1,6 @@
 """The kernels against golden vectors, fp64 formulas, the invariants K1 to K8 and diffusers."""
 
+import dataclasses
 import itertools
 import math
 
@@ -8,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unirl.numerics.kernels import Cps, DanceSde, DdimEta, Dpm2, EulerOde, FlowSde, make_kernel
-from unirl.numerics.schedules import ddpm_sigmas, static_sigmas
+from unirl.numerics.diffusion.kernels import Cps, DanceSde, DdimEta, Dpm2, EulerOde, FlowSde, make_kernel
+from unirl.numerics.diffusion.schedules import ddpm_sigmas, static_sigmas
 
 X = [0.5, -1.0, 0.25, 2.0]
 V = [1.0, 0.5, -0.75, -0.25]
@@ -118,9 +119,9 @@ def test_a_ddim_step_gives_the_golden_numbers():
 def test_the_std_of_flow_sde_along_a_schedule_is_the_published_one():
     sigmas = static_sigmas(10, shift=3.0)
     x = torch.zeros(10, 4)
-    found = FlowSde(0.7).transition(x, velocity=x, sigma=sigmas[:-1], sigma_next=sigmas[1:], sigma_max=sigmas[1])
+    result = FlowSde(0.7).transition(x, velocity=x, sigma=sigmas[:-1], sigma_next=sigmas[1:], sigma_max=sigmas[1])
     expected = [0.7, 0.73837, 0.53169, 0.44146, 0.38774, 0.35, 0.3195, 0.29047, 0.25617, 0.20207]
-    close(found.std, expected, 5e-6)  # the list has five digits
+    close(result.std, expected, 5e-6)  # the list has five digits
 
 
 SIGMA = st.floats(0.02, 0.999)
@@ -140,9 +141,9 @@ def test_k1_without_noise_every_kernel_is_euler(sigma, fraction, seed):
     x, v = latents(seed)
     euler = step(EulerOde(), x, v, sigma, sigma * fraction)
     for kernel in (FlowSde(0.0), DanceSde(0.0)):
-        found = step(kernel, x, v, sigma, sigma * fraction)
-        assert torch.equal(found.mean, euler.mean)  # 1 x + dt v: no rounding may differ
-        assert found.std.abs().max() == 0
+        result = step(kernel, x, v, sigma, sigma * fraction)
+        assert torch.equal(result.mean, euler.mean)  # 1 x + dt v: no rounding may differ
+        assert result.std.abs().max() == 0
         assert not kernel.is_stochastic
     # CPS reaches dt by another sum of products: a few fp32 roundings at magnitude 5.
     torch.testing.assert_close(step(Cps(0.0), x, v, sigma, sigma * fraction).mean, euler.mean, rtol=0, atol=3e-6)
@@ -194,11 +195,11 @@ def gaussian_data_variance(kernel, num_steps):
     # E[v | x] = (sigma - (1 - sigma) / 4) / (sigma^2 + (1 - sigma)^2 / 4) x for this data.
     slope = (sigma - (1 - sigma) * 0.25) / (sigma**2 + (1 - sigma) ** 2 * 0.25)
     x = torch.ones(num_steps, 1)
-    found = kernel.transition(
+    result = kernel.transition(
         x, velocity=slope[:, None].float(), sigma=sigmas[:-1], sigma_next=sigmas[1:], sigma_max=sigmas[1]
     )
     variance = 1.0
-    for gain, std in zip(found.mean.double().flatten(), found.std.double().flatten(), strict=True):
+    for gain, std in zip(result.mean.double().flatten(), result.std.double().flatten(), strict=True):
         variance = float(gain**2 * variance + std**2)
     return variance
 
@@ -222,8 +223,8 @@ def test_k6_on_the_exact_path_cps_keeps_the_noise_level_and_flow_exceeds_it():
 
     # x0 = 0 and v = x1: the path is x = sigma x1, so a mean of (gain) x1 has noise variance gain^2 + s^2.
     def noise_variance(kernel):
-        found = step(kernel, [[sigma]], [[1.0]], sigma, sigma_next)
-        return float(found.mean**2 + found.std**2)
+        result = step(kernel, [[sigma]], [[1.0]], sigma, sigma_next)
+        return float(result.mean**2 + result.std**2)
 
     g2, dt = eta**2 * sigma / (1 - sigma), sigma - sigma_next
     assert noise_variance(Cps(eta)) == pytest.approx(sigma_next**2, abs=1e-7)
@@ -253,12 +254,12 @@ def test_k7_and_k8_the_means_are_the_fp64_formulas(sigma, fraction, eta, seed):
         Cps(eta): ((1 - sigma_next) * x0 + math.sqrt(sigma_next**2 - std**2) * x1, std),
     }
     for kernel, (mean, expected_std) in formulas.items():
-        found = step(kernel, x, v, sigma, sigma_next)
+        result = step(kernel, x, v, sigma, sigma_next)
         scale = max(1.0, float(mean.abs().max()))
         # fp32 against fp64.  The Flow coefficient divides by 1 - sigma, exact in fp32 for an fp32 sigma.
-        assert float((found.mean.double() - mean).abs().max()) <= 6e-7 * scale
-        close(found.std[0], [expected_std], 3e-7 * max(1.0, expected_std))
-        close(found.g[0], [expected_std / math.sqrt(-dt)], 6e-7 * max(1.0, expected_std / math.sqrt(-dt)))
+        assert float((result.mean.double() - mean).abs().max()) <= 6e-7 * scale
+        close(result.std[0], [expected_std], 3e-7 * max(1.0, expected_std))
+        close(result.g[0], [expected_std / math.sqrt(-dt)], 6e-7 * max(1.0, expected_std / math.sqrt(-dt)))
 
 
 @pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
@@ -336,8 +337,8 @@ def test_dpm2_remembers_nothing_itself():
     assert torch.equal(step(kernel, x, v, 0.9, 0.7, history=first.history).mean, second.mean)
     assert torch.equal(step(kernel, x, v, 1.0, 0.9).mean, first.mean)
     # After sigma = 1 and before sigma = 0 the step is first-order, which is Euler for a rectified flow.
-    for found, pair in ((second, (0.9, 0.7)), (step(kernel, x, v, 0.3, 0.0, history=second.history), (0.3, 0.0))):
-        torch.testing.assert_close(found.mean, step(EulerOde(), x, v, *pair).mean, rtol=0, atol=2e-6)
+    for result, pair in ((second, (0.9, 0.7)), (step(kernel, x, v, 0.3, 0.0, history=second.history), (0.3, 0.0))):
+        torch.testing.assert_close(result.mean, step(EulerOde(), x, v, *pair).mean, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("shape", [(2, 6), (2, 3, 4), (2, 3, 4, 4), (2, 3, 2, 4, 4), (2, 2, 3, 2, 2, 2)])
@@ -366,9 +367,9 @@ def test_the_log_prob_is_that_of_a_normal_distribution():
 def test_bf16_inputs_are_computed_in_fp32():
     x, v = (part.bfloat16() for part in latents(0))
     sigma = torch.full((3,), 0.75)
-    found = FlowSde().transition(x, velocity=v, sigma=sigma, sigma_next=sigma - 0.1, sigma_max=0.9)
-    assert found.mean.dtype == found.std.dtype == found.g.dtype == torch.float32
-    assert torch.equal(found.mean, step(FlowSde(), x.float(), v.float(), 0.75, sigma[0] - 0.1).mean)
+    result = FlowSde().transition(x, velocity=v, sigma=sigma, sigma_next=sigma - 0.1, sigma_max=0.9)
+    assert result.mean.dtype == result.std.dtype == result.g.dtype == torch.float32
+    assert torch.equal(result.mean, step(FlowSde(), x.float(), v.float(), 0.75, sigma[0] - 0.1).mean)
 
 
 @pytest.mark.parametrize("kernel", [EulerOde(), Dpm2(), FlowSde(0.0), Cps(0.8)], ids=lambda k: k.name)
@@ -390,7 +391,7 @@ def test_make_kernel_knows_six_names_and_their_options():
 
 
 def test_make_kernel_refuses_what_it_cannot_honour():
-    with pytest.raises(ValueError, match=r"known are flow-sde, dance-sde.*Did you mean 'flow-sde'\?"):
+    with pytest.raises(ValueError, match=r"choose one of flow-sde, dance-sde.*Did you mean 'flow-sde'\?"):
         make_kernel("flow_sde")
     with pytest.raises(ValueError, match=r"'euler': eta = 0\.7, but it is deterministic"):
         make_kernel("euler", eta=0.7)
@@ -400,6 +401,41 @@ def test_make_kernel_refuses_what_it_cannot_honour():
         make_kernel("cps", eta=1.2)
     with pytest.raises(ValueError, match="finite number >= 0"):
         make_kernel("flow-sde", eta=-0.1)
+
+
+@pytest.mark.parametrize("kernel", [FlowSde(), DanceSde(), Cps(), DdimEta(), EulerOde()], ids=lambda k: k.name)
+def test_an_ode_step_does_not_broadcast(kernel):
+    x, rows = torch.zeros(2, 4), torch.full((2,), 0.5)
+    good = {"velocity": x, "sigma": rows, "sigma_next": rows / 2}
+    for bad, message in (
+        ({"velocity": torch.ones(1, 4)}, r"velocity has shape \[1, 4\], x has \[2, 4\]"),
+        ({"sigma": rows[:1]}, r"sigma and sigma_next of shape \[2\]"),
+        ({"sigma_next": torch.tensor(0.25)}, r"sigma and sigma_next of shape \[2\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            kernel.ode_step(x, **{**good, **bad})
+
+
+@pytest.mark.parametrize("kernel", [FlowSde(), Cps(constants=False)], ids=lambda k: k.name)
+def test_neither_a_log_prob_nor_a_sample_broadcasts(kernel):
+    transition = step(kernel, torch.zeros(2, 4), torch.ones(2, 4), 0.5, 0.25)
+    for shape in ((1, 4), (4,), (2, 1), (2, 4, 1)):
+        with pytest.raises(ValueError, match=rf"kernel '{kernel.name}': x_next has shape .*, the mean has \[2, 4\]"):
+            kernel.log_prob(torch.zeros(shape), transition)
+        with pytest.raises(ValueError, match=rf"kernel '{kernel.name}': noise has shape .*, the mean has \[2, 4\]"):
+            kernel.sample(transition, torch.zeros(shape))
+
+
+@pytest.mark.parametrize("kernel", [FlowSde(), DanceSde(), DdimEta()], ids=lambda k: k.name)
+def test_a_rising_sigma_has_no_log_prob(kernel):
+    """Its std is the root of a negative number, or 0 where that is clamped."""
+    transition = step(kernel, X, V, 0.5, 0.75)
+    with pytest.raises(ValueError, match=rf"kernel '{kernel.name}': .*std = (nan|0)"):
+        kernel.log_prob(torch.tensor([X]), transition)
+    falling = step(kernel, X, V, 0.75, 0.5)
+    for std in (math.nan, math.inf):
+        with pytest.raises(ValueError, match=rf"std = {std}.*sigma_next below sigma"):
+            kernel.log_prob(torch.tensor([X]), dataclasses.replace(falling, std=torch.full((1, 1), std)))
 
 
 def test_shapes_that_do_not_fit_are_refused():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from unirl.numerics.kl import kl_estimate, next_kl_coefficient
+from unirl.numerics.loss.kl import kl_estimate, next_kl_coefficient
 
 
 def doubles(*numbers):
@@ -13,10 +13,10 @@ def doubles(*numbers):
 
 @pytest.mark.parametrize(("estimator", "expected"), [("k1", 0.2), ("k2", 0.02), ("k3", math.exp(-0.2) - 0.8)])
 def test_the_golden_numbers(estimator, expected):
-    found = kl_estimate(doubles(-1.0), doubles(-1.2), estimator=estimator)
-    assert float(found) == pytest.approx(expected, rel=1e-14)  # fp64; k3 is 0.0187308
+    result = kl_estimate(doubles(-1.0), doubles(-1.2), estimator=estimator)
+    assert float(result) == pytest.approx(expected, rel=1e-14)  # fp64; k3 is 0.0187308
     if estimator == "k3":
-        assert float(found) == pytest.approx(0.0187308, abs=5e-8)  # the golden digits
+        assert float(result) == pytest.approx(0.0187308, abs=5e-8)  # the golden digits
 
 
 def test_on_average_over_the_policy_they_are_what_they_say():
@@ -49,9 +49,9 @@ def test_any_shape_no_gradient_to_the_reference_and_no_overflow():
     log_probs = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     reference = log_probs.detach().clone().requires_grad_()
     for estimator in ("k1", "k2", "k3"):
-        found = kl_estimate(log_probs, reference, estimator=estimator)
-        assert found.shape == (2, 3, 4) and not found.detach().any()
-        assert torch.autograd.grad(found.sum(), [reference], allow_unused=True)[0] is None
+        result = kl_estimate(log_probs, reference, estimator=estimator)
+        assert result.shape == (2, 3, 4) and not result.detach().any()
+        assert torch.autograd.grad(result.sum(), [reference], allow_unused=True)[0] is None
     assert bool(kl_estimate(torch.tensor([-500.0, 0.0]), torch.tensor([0.0, -500.0])).isfinite().all())
     with pytest.raises(ValueError, match="'k4' is not known"):
         kl_estimate(log_probs, reference, estimator="k4")

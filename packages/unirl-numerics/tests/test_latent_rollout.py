@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor
-from unirl.core.config import LatentSamplingConfig
-from unirl.core.request import LatentRequest, Request
-from unirl.core.rollout import Rollout, verify_echo
-from unirl.core.track import Conditions, KernelChoice
-from unirl.numerics.latent_rollout import LatentRollout, guidance_of, latent_track, sample_latents
+from unirl.core.errors import EchoMismatch
+from unirl.core.types.request import LatentRequest, Request
+from unirl.core.types.rollout import Rollout, verify_echo
+from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.core.types.track import Conditions, LatentSegment, Sampler
+from unirl.numerics.diffusion.kernels import FlowSde
+from unirl.numerics.diffusion.rollout import latent_track, sample_latents
+from unirl.numerics.diffusion.sampler import guidance_of
 from unirl.numerics.noise import INITIAL, noise, noise_digest
+from unirl.numerics.train.track_replay import TrackReplay
 
 SHAPE = (2, 3)
 
@@ -22,10 +28,17 @@ def velocity(x: Tensor, sigma: Tensor, conditions: Mapping[str, Tensor]) -> Tens
     return (x - conditions["point"]) / sigma.view(-1, 1, 1)
 
 
+class Point:
+    """The velocity as the model of a replay."""
+
+    def velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Tensor]) -> Tensor:
+        return velocity(x, sigma, conditions)
+
+
 def a_request(num_rows: int, *, steps: Sequence[Sequence[int]] | None = None, **changes: object) -> Request:
     ids = tuple(f"s{row}" for row in range(num_rows))
     chosen = torch.tensor([[]] * num_rows if steps is None else steps, dtype=torch.int64).reshape(num_rows, -1)
-    settings = {"steps": 4, "kernel": "flow-sde", "eta": 0.7, **changes}
+    settings = {"num_inference_steps": 4, "kernel": "flow-sde", "eta": 0.7, **changes}
     latent = LatentRequest(
         sampling=LatentSamplingConfig(**settings),
         sigmas=torch.tensor([1.0, 0.75, 0.5, 0.25, 0.0]),
@@ -56,7 +69,7 @@ def conditions_of(num_rows: int, *points: float) -> dict[str, Conditions]:
     }
 
 
-def sample(request: Request, *points: float) -> LatentRollout:
+def sample(request: Request, *points: float) -> LatentSegment:
     conditions = conditions_of(request.num_rows, *points)
     return sample_latents(velocity, request, "image", latent_shape=SHAPE, conditions=conditions)
 
@@ -64,15 +77,31 @@ def sample(request: Request, *points: float) -> LatentRollout:
 def test_the_ode_of_a_single_point_ends_there() -> None:
     rollout = sample(a_request(3), 2.5)
     # x + (0 - sigma) (x - x0) / sigma = x0 at the last step, whatever came before.
-    torch.testing.assert_close(rollout.trajectory.final, torch.full((3, *SHAPE), 2.5), rtol=0, atol=1e-6)
+    torch.testing.assert_close(rollout.final, torch.full((3, *SHAPE), 2.5), rtol=0, atol=1e-6)
     start = noise(seed=1, rollout=0, ids=["s0", "s1", "s2"], step=INITIAL, shape=SHAPE)
     assert rollout.initial_noise == noise_digest(start)
+
+
+@pytest.mark.parametrize("rollout", [0, 3])
+def test_every_noise_is_keyed_by_the_rollout_number(rollout: int) -> None:
+    request = dataclasses.replace(a_request(2, steps=[[0, 1]] * 2), rollout=rollout)
+    sampled = sample(request, 2.5)
+    assert sampled.positions.tolist() == [[0, 1, 2, 4]] * 2
+    start = noise(seed=1, rollout=rollout, ids=["s0", "s1"], step=INITIAL, shape=SHAPE)
+    assert torch.equal(sampled.latents[:, 0], start)
+    for step in (0, 1):
+        x, x_next = sampled.latents[:, step], sampled.latents[:, step + 1]
+        sigma, sigma_next = (torch.full((2,), float(sampled.sigmas[step + after])) for after in (0, 1))
+        v = velocity(x, sigma, {"point": torch.full((2, *SHAPE), 2.5)})
+        transition = FlowSde(0.7).transition(x, velocity=v, sigma=sigma, sigma_next=sigma_next, sigma_max=0.75)
+        drawn = noise(seed=1, rollout=rollout, ids=["s0", "s1"], step=step, shape=SHAPE)
+        assert torch.equal(x_next, FlowSde(0.7).sample(transition, drawn))
 
 
 def test_guidance_takes_the_negatives() -> None:
     rollout = sample(a_request(2, guidance_scale=3.0), 1.0, 0.5)
     # v = ((x - n) + 3 (n - p)) / sigma points at n + 3 (p - n) = 2.
-    torch.testing.assert_close(rollout.trajectory.final, torch.full((2, *SHAPE), 2.0), rtol=0, atol=1e-6)
+    torch.testing.assert_close(rollout.final, torch.full((2, *SHAPE), 2.0), rtol=0, atol=1e-6)
     with pytest.raises(ValueError, match="needs negatives, found none"):
         sample(a_request(2, guidance_scale=3.0), 1.0)
 
@@ -80,32 +109,70 @@ def test_guidance_takes_the_negatives() -> None:
 def test_joined_pieces_are_the_whole_also_where_they_store_different_positions() -> None:
     request = a_request(4, steps=[[0, 1], [1, 2], [2, -1], [2, -1]])
     whole = sample(request, 1.0)
-    joined = LatentRollout.concat([sample(piece, 1.0) for piece in request.split([1, 1, 2])])
+    joined = LatentSegment.concat([sample(piece, 1.0) for piece in request.split([1, 1, 2])])
     assert joined.initial_noise == whole.initial_noise
-    assert joined.trajectory.positions.tolist() == [[0, 1, 2, 4], [1, 2, 3, 4], [2, 3, 4, -1], [2, 3, 4, -1]]
+    assert joined.positions.tolist() == [[0, 1, 2, 4], [1, 2, 3, 4], [2, 3, 4, -1], [2, 3, 4, -1]]
     for name in ("latents", "positions", "sigmas", "sde_steps", "log_probs", "final"):
         # Elementwise arithmetic: rows do not see each other, so nothing is rounded differently.
-        assert torch.equal(getattr(joined.trajectory, name), getattr(whole.trajectory, name)), name
-    assert joined.trajectory.means is None
+        assert torch.equal(getattr(joined, name), getattr(whole, name)), name
+    assert joined.means is None
+
+
+def test_only_trained_steps_are_scored_and_stored_and_nothing_else_changes() -> None:
+    trained = torch.tensor([[0], [1], [2], [0]])
+    full = a_request(4, steps=[[0, 1, 2]] * 4)
+    latent = dataclasses.replace(full.latent("image"), train_steps=trained)
+    request = dataclasses.replace(full, tracks={"image": latent})
+    whole, some = sample(full, 1.0), sample(request, 1.0)
+    # The noise of every stochastic step is there, also of those that are not trained on.
+    assert torch.equal(some.final, whole.final) and torch.equal(some.sde_steps, whole.sde_steps)
+    assert some.train_steps is not None and torch.equal(some.train_steps, trained)
+    assert whole.log_probs is not None and some.log_probs is not None
+    assert torch.equal(some.log_probs, whole.log_probs.gather(1, trained))
+    assert some.positions.tolist() == [[0, 1, 4], [1, 2, 4], [2, 3, 4], [0, 1, 4]]
+    for row, positions in enumerate(some.positions.tolist()):
+        assert torch.equal(some.latents[row], whole.latents[row, positions])
+    # Split, joined and replayed, they are the same.
+    joined = LatentSegment.concat([sample(piece, 1.0) for piece in request.split([1, 3])])
+    assert torch.equal(joined.latents, some.latents)
+    track = latent_track(
+        request, "image", segment=joined, conditions=conditions_of(4, 1.0), media=None, policy_version=(4,) * 4
+    )
+    verify_echo(request, Rollout(tracks={"image": track}))
+    replay = TrackReplay(Point(), stacked=True, policy_context=lambda _: nullcontext())
+    assert torch.equal(replay(track).log_probs, some.log_probs)  # elementwise arithmetic
+    for wrong in (None, trained.flip(0)):
+        changed = dataclasses.replace(track, segment=dataclasses.replace(track.latent, train_steps=wrong))
+        with pytest.raises(EchoMismatch, match=r"image\.train_steps"):
+            verify_echo(request, Rollout(tracks={"image": changed}))
+
+
+@pytest.mark.parametrize("trained", [[[3], [0]], [[1, 0], [0, 1]], [[0]]])
+def test_trained_steps_that_are_not_stochastic_are_refused(trained: list[list[int]]) -> None:
+    request = a_request(2, steps=[[0, 1]] * 2)
+    latent = request.latent("image")
+    object.__setattr__(latent, "train_steps", torch.tensor(trained))
+    with pytest.raises(ValueError, match="train_steps: "):
+        sample(request, 1.0)
 
 
 def test_a_track_echoes_its_request() -> None:
     request = a_request(2, steps=[[0]] * 2, kernel="cps", eta=0.5, kernel_options={"constants": False})
-    sampled = sample(request, 1.0)
+    segment = sample(request, 1.0)
     conditions = conditions_of(2, 1.0)
-    track = latent_track(request, "image", sampled=sampled, conditions=conditions, media=None, version=4)
+    track = latent_track(request, "image", segment=segment, conditions=conditions, media=None, policy_version=(4, 4))
     verify_echo(request, Rollout(tracks={"image": track}))
-    assert track.latent.kernel == KernelChoice(name="cps", eta=0.5, options=(("constants", False),))
+    assert track.latent.sampler == Sampler(kernel="cps", eta=0.5, options=(("constants", False),))
     assert track.images is None
     assert track.videos is None
 
 
 def test_media_of_rank_five_are_videos() -> None:
     request = a_request(2)
-    sampled, conditions = sample(request, 1.0), conditions_of(2, 1.0)
+    segment, conditions = sample(request, 1.0), conditions_of(2, 1.0)
     images, videos = torch.zeros(2, 3, 8, 8), torch.zeros(2, 5, 3, 8, 8)
-    one = latent_track(request, "image", sampled=sampled, conditions=conditions, media=images, version=4)
-    two = latent_track(request, "image", sampled=sampled, conditions=conditions, media=videos, version=4)
+    one = latent_track(request, "image", segment=segment, conditions=conditions, media=images, policy_version=(4, 4))
+    two = latent_track(request, "image", segment=segment, conditions=conditions, media=videos, policy_version=(4, 4))
     assert one.images is images
     assert one.videos is None
     assert two.images is None
@@ -113,9 +180,13 @@ def test_media_of_rank_five_are_videos() -> None:
     assert [tuple(video.shape) for video in two.videos] == [(5, 3, 8, 8)] * 2
 
 
+def a_sampler(mode: str) -> Sampler:
+    return Sampler(kernel="euler", eta=0.0, guidance_scale=2.0, guidance_mode=mode)
+
+
 @pytest.mark.parametrize(("rank", "dims"), [(3, (-1,)), (4, (1,)), (5, (1,))])
 def test_norms_are_taken_over_the_channels(rank: int, dims: tuple[int, ...]) -> None:
-    guidance = guidance_of(scale=2.0, mode="norm-corrected", latent_rank=rank)
+    guidance = guidance_of(a_sampler("norm-corrected"), latent_rank=rank)
     assert guidance.norm_dims == dims
     with pytest.raises(ValueError, match="'bached' is not known"):
-        guidance_of(scale=2.0, mode="bached", latent_rank=rank)
+        guidance_of(a_sampler("bached"), latent_rank=rank)

@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unirl.numerics.kernels import FlowSde
-from unirl.numerics.losses import (
+from unirl.numerics.diffusion.kernels import FlowSde
+from unirl.numerics.loss.losses import (
+    bounded_ratio,
     clip_schedule,
     clipped_surrogate,
     flow_grpo_kl,
@@ -15,6 +16,7 @@ from unirl.numerics.losses import (
     mean_shift_squared,
     ratio_norm,
 )
+from unirl.numerics.loss.reduction import LossTerm, reduce_terms
 
 OLD = torch.tensor([-1.0, -1.0002, -0.9999, -1.00005], dtype=torch.float64)
 NEW = torch.tensor([-0.99985, -1.00025, -1.0001, -1.00004], dtype=torch.float64)
@@ -27,22 +29,22 @@ def close(found, expected, tolerance=GOLDEN):
 
 
 def test_the_flow_grpo_loss_gives_the_golden_numbers():
-    found = clipped_surrogate(NEW - OLD, ADVANTAGES, clip_low=1e-4, clip_high=1e-4)
-    close(found.ratio, [1.000150011251, 0.99995000125, 0.999800019999, 1.00001000005])
-    close(found.loss, [-1.50015, 0.699965000875, -4.999000099993, 2.0000200001])
-    close(found.loss.mean(), -0.9497912747545868, 1e-15)
-    assert found.clipped.tolist() == [True, False, True, False]  # a clip fraction of 0.5
+    result = clipped_surrogate(NEW - OLD, ADVANTAGES, clip_low=1e-4, clip_high=1e-4)
+    close(result.ratio, [1.000150011251, 0.99995000125, 0.999800019999, 1.00001000005])
+    close(result.loss, [-1.50015, 0.699965000875, -4.999000099993, 2.0000200001])
+    close(result.loss.mean(), -0.9497912747545868, 1e-15)
+    assert result.clipped.tolist() == [True, False, True, False]  # a clip fraction of 0.5
     # The third moved against its advantage: outside the range, and pulled back by its gradient.
-    assert found.binding.tolist() == [True, False, False, False]
+    assert result.binding.tolist() == [True, False, False, False]
 
 
 def test_the_guard_loss_gives_the_golden_numbers():
     d = torch.tensor([2e-5, 5e-6, 3e-5, 2e-5], dtype=torch.float64)
     std = torch.full((4,), 0.35, dtype=torch.float64)
     log_ratio = ratio_norm(NEW - OLD, mean_shift_sq=d * 2 * std.square(), std=std)
-    found = clipped_surrogate(log_ratio, ADVANTAGES, clip_low=2e-6, clip_high=2e-6)
-    close(found.ratio, [1.00005950177, 0.999984250124, 0.99994050177, 1.000010500055])
-    close(found.loss.mean(), -0.9499214771850496, 1e-12)
+    result = clipped_surrogate(log_ratio, ADVANTAGES, clip_low=2e-6, clip_high=2e-6)
+    close(result.ratio, [1.00005950177, 0.999984250124, 0.99994050177, 1.000010500055])
+    close(result.loss.mean(), -0.9499214771850496, 1e-12)
 
 
 def test_the_ppo_loss_gives_the_golden_numbers():
@@ -61,17 +63,17 @@ def test_the_ppo_loss_gives_the_golden_numbers():
 def test_gspo_ratios_give_the_golden_numbers():
     """A sequence's log-ratio is the mean over its tokens; the loss is the same function."""
     log_ratio = torch.tensor([(0.1 - 0.1 + 0.1) / 3, (0.1 - 0.3) / 2], dtype=torch.float64)
-    found = clipped_surrogate(log_ratio, torch.ones(2, dtype=torch.float64), clip_low=3e-4, clip_high=4e-4)
-    close(found.ratio, [1.033895113514, 0.904837418036])
+    result = clipped_surrogate(log_ratio, torch.ones(2, dtype=torch.float64), clip_low=3e-4, clip_high=4e-4)
+    close(result.ratio, [1.033895113514, 0.904837418036])
 
 
 def test_at_ratio_1_the_loss_is_minus_the_advantage_and_the_gradient_is_reinforce():
     log_prob = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
     weight = torch.tensor([1.5, -0.7, 0.0])
-    found = clipped_surrogate(log_prob - log_prob.detach(), weight, clip_low=1e-4, clip_high=1e-4)
-    assert torch.equal(found.loss, -weight)
-    assert not found.clipped.any() and not found.binding.any()
-    (gradient,) = torch.autograd.grad(found.loss.sum(), [log_prob])
+    result = clipped_surrogate(log_prob - log_prob.detach(), weight, clip_low=1e-4, clip_high=1e-4)
+    assert torch.equal(result.loss, -weight)
+    assert not result.clipped.any() and not result.binding.any()
+    (gradient,) = torch.autograd.grad(result.loss.sum(), [log_prob])
     assert torch.equal(gradient, -weight)
 
 
@@ -86,26 +88,60 @@ def test_at_ratio_1_the_loss_is_minus_the_advantage_and_the_gradient_is_reinforc
 @settings(max_examples=200, deadline=None)
 def test_the_surrogate_is_its_formula_and_binding_is_where_the_gradient_is_0(log_ratio, weight, low, high, dual):
     x = torch.tensor([log_ratio], dtype=torch.float64, requires_grad=True)
-    found = clipped_surrogate(
+    result = clipped_surrogate(
         x, torch.tensor([weight], dtype=torch.float64), clip_low=low, clip_high=high, dual_clip=dual
     )
     r = math.exp(log_ratio)
     expected = max(-weight * r, -weight * min(max(r, 1 - low), 1 + high))
     if dual is not None and weight < 0:
         expected = min(expected, -weight * dual)
-    assert float(found.loss.detach()) == pytest.approx(expected, rel=1e-12, abs=1e-300)  # fp64 rounding
-    (gradient,) = torch.autograd.grad(found.loss.sum(), [x])
+    assert float(result.loss.detach()) == pytest.approx(expected, rel=1e-12, abs=1e-300)  # fp64 rounding
+    (gradient,) = torch.autograd.grad(result.loss.sum(), [x])
     near_edge = min(abs(r - 1 + low), abs(r - 1 - high), abs(r - (dual or 99))) < 1e-9
     if weight != 0 and not near_edge:
-        assert bool(found.binding) == (float(gradient) == 0)
-        assert bool(found.clipped) == (not 1 - low <= r <= 1 + high)
+        assert bool(result.binding) == (float(gradient) == 0)
+        assert bool(result.clipped) == (not 1 - low <= r <= 1 + high)
+
+
+@pytest.mark.parametrize("dual", [None, 3.0])
+@pytest.mark.parametrize("log_ratio", [89.0, 1e4, math.inf, -200.0, -math.inf])
+def test_a_log_ratio_beyond_20_is_clamped_and_moves_nothing(log_ratio, dual):
+    """In fp32, where exp(88.8) is infinite. The advantages are positive, 0 and negative; the last row is filtered."""
+    near = torch.tensor([0.05, 0.05, 0.05, 0.05])
+    x = torch.stack([near, torch.full((4,), log_ratio)], dim=1).requires_grad_()
+    advantages = torch.tensor([2.0, 0.0, -2.0, -2.0])
+    result = clipped_surrogate(x, advantages, clip_low=0.2, clip_high=0.2, dual_clip=dual)
+    ratio = math.exp(math.copysign(20.0, log_ratio))
+    assert result.ratio[:, 1].tolist() == pytest.approx([ratio] * 4, rel=1e-5)  # 20 ulps of fp32: exp multiplies them
+    expected = [max(-a * ratio, -a * min(max(ratio, 0.8), 1.2)) for a in advantages.tolist()]
+    if dual is not None:
+        expected = [
+            min(loss, -a * dual) if a < 0 else loss for loss, a in zip(expected, advantages.tolist(), strict=True)
+        ]
+    assert result.loss[:, 1].tolist() == pytest.approx(expected, rel=1e-5)
+    assert result.clipped[:, 1].all() and result.binding[:, 1].all()
+    weights = torch.tensor([[1.0], [1.0], [1.0], [0.0]]).expand(4, 2)
+    term = LossTerm(name="policy", values=result.loss, weights=weights)
+    reduce_terms([term], totals={"policy": weights.sum()}).backward()
+    assert x.grad[:, 1].tolist() == [0, 0, 0, 0]
+    # The others keep the plain gradient, -A r / 6, and the filtered row has none.
+    plain = (-advantages * near.exp() / 6 * weights[:, 0]).tolist()
+    assert x.grad[:, 0].tolist() == pytest.approx(plain, rel=1e-6)
+
+
+def test_log_ratios_up_to_20_are_left_as_they_are():
+    x = torch.tensor([-20.0, -1e-3, 0.0, 1e-3, 20.0], requires_grad=True)
+    result = bounded_ratio(x)
+    assert torch.equal(result, x.detach().exp())
+    (gradient,) = torch.autograd.grad(result.sum(), [x])
+    assert torch.equal(gradient, x.detach().exp())
 
 
 def test_advantages_of_samples_reach_every_step():
     log_ratio = torch.zeros(3, 4)
     weight = torch.tensor([1.0, 2.0, 3.0])
-    found = clipped_surrogate(log_ratio, weight, clip_low=0.1, clip_high=0.1)
-    assert torch.equal(found.loss, -weight[:, None].expand(3, 4))
+    result = clipped_surrogate(log_ratio, weight, clip_low=0.1, clip_high=0.1)
+    assert torch.equal(result.loss, -weight[:, None].expand(3, 4))
     # Four samples and four steps must not be confused: [4] is per sample.
     square = clipped_surrogate(torch.zeros(4, 4), torch.arange(4.0), clip_low=0.1, clip_high=0.1)
     assert torch.equal(square.loss[:, 0], -torch.arange(4.0))
@@ -167,11 +203,11 @@ def test_three_forms_of_the_kl_agree(sigma, fraction, eta):
 def test_the_kl_takes_what_replay_gives():
     mean, reference = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5)
     std = torch.rand(2, 3, 1, 1) + 0.5
-    found = gaussian_kl(mean, reference, std)
-    assert found.shape == (2, 3)
-    assert torch.equal(found, gaussian_kl(mean, reference, std.view(2, 3)))
+    result = gaussian_kl(mean, reference, std)
+    assert result.shape == (2, 3)
+    assert torch.equal(result, gaussian_kl(mean, reference, std.view(2, 3)))
     expected = float((mean - reference)[1, 2].square().mean() / (2 * std[1, 2] ** 2))
-    assert float(found[1, 2]) == pytest.approx(expected, rel=1e-6)  # fp32
+    assert float(result[1, 2]) == pytest.approx(expected, rel=1e-6)  # fp32
     assert float(gaussian_kl(mean, mean, std).abs().max()) == 0
     with pytest.raises(ValueError, match="must be equal"):
         gaussian_kl(mean, reference[:, :1], std)
@@ -188,8 +224,8 @@ def test_ratio_norm_removes_the_bias_of_the_log_ratio():
 
     shift = mean - old_mean
     log_ratio = log_prob(mean) - log_prob(old_mean)
-    found = ratio_norm(log_ratio, mean_shift_sq=mean_shift_squared(mean, old_mean, batch_dims=1), std=std)
-    torch.testing.assert_close(found, (shift * noise).flatten(1).mean(dim=1), rtol=1e-9, atol=1e-12)  # fp64
+    result = ratio_norm(log_ratio, mean_shift_sq=mean_shift_squared(mean, old_mean, batch_dims=1), std=std)
+    torch.testing.assert_close(result, (shift * noise).flatten(1).mean(dim=1), rtol=1e-9, atol=1e-12)  # fp64
 
 
 def test_the_kl_of_the_kernels_own_std_is_that_of_its_transitions():
@@ -198,8 +234,8 @@ def test_the_kl_of_the_kernels_own_std_is_that_of_its_transitions():
     step, reference = (
         FlowSde().transition(x, velocity=each, sigma=sigma, sigma_next=sigma_next, sigma_max=0.9) for each in (v, v_ref)
     )
-    found = gaussian_kl(step.mean, reference.mean, step.std, batch_dims=1)
+    result = gaussian_kl(step.mean, reference.mean, step.std, batch_dims=1)
     g2 = 0.49 * sigma / (1 - sigma)
     factor = g2.sqrt() * (1 - sigma) / (2 * sigma) + g2.rsqrt()
     expected = (sigma - sigma_next) / 2 * factor**2 * (v - v_ref).square().flatten(1).mean(dim=1)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)  # fp32, with a difference of means inside
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=0)  # fp32, with a difference of means inside

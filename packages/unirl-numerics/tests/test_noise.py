@@ -29,8 +29,8 @@ def test_noise_is_philox_keyed_by_blake2b():
     digest = hashlib.blake2b(struct.pack("<3q", 7, 3, -1) + "prompt é".encode(), digest_size=16).digest()
     key = np.array(struct.unpack("<2Q", digest), dtype=np.uint64)
     expected = np.random.Generator(np.random.Philox(key=key)).standard_normal(7, dtype=np.float32)
-    found = noise(seed=7, rollout=3, ids=["other", "prompt é"], step=INITIAL, shape=(7,))
-    assert np.array_equal(found[1].numpy(), expected)
+    result = noise(seed=7, rollout=3, ids=["other", "prompt é"], step=INITIAL, shape=(7,))
+    assert np.array_equal(result[1].numpy(), expected)
 
 
 def test_each_part_of_the_key_changes_the_noise():
@@ -49,9 +49,9 @@ def test_each_part_of_the_key_changes_the_noise():
 
 
 def test_equal_ids_get_equal_noise():
-    found = noise(seed=1, rollout=0, ids=["group", "group", "other"], step=INITIAL, shape=(5,))
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
+    result = noise(seed=1, rollout=0, ids=["group", "group", "other"], step=INITIAL, shape=(5,))
+    assert torch.equal(result[0], result[1])
+    assert not torch.equal(result[0], result[2])
 
 
 def test_another_process_gets_the_same_bits():
@@ -91,9 +91,9 @@ def test_noise_leaves_the_global_generators_alone():
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4, 5, 2)])
 def test_noise_has_the_asked_shape(shape):
-    found = noise(seed=0, rollout=0, ids=IDS, step=0, shape=shape)
-    assert found.shape == (len(IDS), *shape)
-    assert found.dtype == torch.float32
+    result = noise(seed=0, rollout=0, ids=IDS, step=0, shape=shape)
+    assert result.shape == (len(IDS), *shape)
+    assert result.dtype == torch.float32
     assert noise(seed=0, rollout=0, ids=[], step=0, shape=shape).shape == (0, *shape)
 
 

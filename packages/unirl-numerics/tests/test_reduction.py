@@ -4,8 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unirl.numerics.losses import clipped_surrogate
-from unirl.numerics.reduction import LossTerm, reduce_terms, weight_totals
+from unirl.core.roles import LossTerm
+from unirl.numerics.loss.losses import clipped_surrogate
+from unirl.numerics.loss.reduction import reduce_terms, weight_totals
 
 
 def test_a_term_is_its_weighted_mean_times_its_scale():
@@ -49,12 +50,12 @@ def test_any_split_into_micro_batches_gives_the_same_gradient(sizes, seed):
     (expected,) = torch.autograd.grad(reduce_terms(terms(whole), totals=totals), [parameter])
 
     order = torch.randperm(num_rows, generator=generator)
-    found = torch.zeros_like(parameter)
+    result = torch.zeros_like(parameter)
     for rows in order.split(sizes):
-        found += torch.autograd.grad(reduce_terms(terms(rows), totals=totals), [parameter])[0]
+        result += torch.autograd.grad(reduce_terms(terms(rows), totals=totals), [parameter])[0]
     # Sums of at most 90 fp32 numbers in another order: relative to the largest component, some 1e-7.
     scale = float(expected.abs().max()) or 1.0
-    assert float((found - expected).abs().max()) <= 1e-6 * max(scale, 1.0)
+    assert float((result - expected).abs().max()) <= 1e-6 * max(scale, 1.0)
 
 
 def test_totals_of_terms_add_up_over_micro_batches():

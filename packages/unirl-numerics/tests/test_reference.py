@@ -9,8 +9,8 @@ import torch
 from test_text_rollout import a_segment, a_track, wanted
 from test_track_replay import Model, make_track
 from tiny_text_model import TinyTextModel
-from unirl.numerics.reference import with_reference
-from unirl.numerics.track_replay import TrackReplay
+from unirl.numerics.train.reference import with_reference
+from unirl.numerics.train.track_replay import TrackReplay
 
 
 class Unasked:
@@ -33,10 +33,10 @@ def test_the_means_of_latent_steps_are_kept_with_the_track():
     expected = replay(track, policy="reference")
     brought = with_reference(track, replay)
     for rows in ([0, 1, 2], [2, 0]):
-        found = TrackReplay(Unasked(), stacked=True, policy_context=refused)(brought.select(rows), policy="reference")
+        result = TrackReplay(Unasked(), stacked=True, policy_context=refused)(brought.select(rows), policy="reference")
         for name in ("means", "std", "g", "log_probs", "next", "valid"):
             # The forward of a whole batch and what was kept of it: the very same numbers.
-            assert torch.equal(getattr(found, name), getattr(expected, name)[rows]), name
+            assert torch.equal(getattr(result, name), getattr(expected, name)[rows]), name
 
 
 def test_the_log_probs_of_tokens_are_kept_with_the_track():
@@ -46,6 +46,6 @@ def test_the_log_probs_of_tokens_are_kept_with_the_track():
     track = a_track(dataclasses.replace(segment, mask=mask))
     replay = TrackReplay(model, stacked=True, policy_context=lambda policy: nullcontext())
     expected = replay(track, policy="reference")
-    found = TrackReplay(None, stacked=True, policy_context=refused)(with_reference(track, replay), policy="reference")
-    assert torch.equal(found.log_probs, expected.log_probs.detach())
-    assert torch.equal(found.valid, expected.valid)
+    result = TrackReplay(None, stacked=True, policy_context=refused)(with_reference(track, replay), policy="reference")
+    assert torch.equal(result.log_probs, expected.log_probs.detach())
+    assert torch.equal(result.valid, expected.valid)

@@ -6,7 +6,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unirl.numerics.schedules import (
+from unirl.numerics.diffusion.schedules import (
     dynamic_sigmas,
     flux2_mu,
     linear_mu,
@@ -29,16 +29,16 @@ def of_diffusers(config, *, num_steps, mu=None, with_sigmas=True):
 
 def test_the_static_shift_gives_the_published_points():
     expected = [1, 0.964286, 0.923077, 0.875, 0.818182, 0.75, 0.666667, 0.5625, 0.428571, 0.25, 0]
-    found = static_sigmas(10, shift=3.0)
-    torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=5e-7)  # six published digits
-    assert found.dtype == torch.float32
-    assert found[0] == 1 and found[-1] == 0
+    result = static_sigmas(10, shift=3.0)
+    torch.testing.assert_close(result, torch.tensor(expected), rtol=0, atol=5e-7)  # six published digits
+    assert result.dtype == torch.float32
+    assert result[0] == 1 and result[-1] == 0
 
 
 def test_the_double_shift_of_diffusers_gives_the_published_points():
     expected = [1, 0.960129, 0.913349, 0.857692, 0.790368, 0.707278, 0.602151, 0.464876, 0.278049, 0.008929, 0]
-    found = sigmas_from_scheduler_config({"shift": 3.0}, num_steps=10, variant="diffusers-default")
-    torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=6e-7)  # six published digits
+    result = sigmas_from_scheduler_config({"shift": 3.0}, num_steps=10, variant="diffusers-default")
+    torch.testing.assert_close(result, torch.tensor(expected), rtol=0, atol=6e-7)  # six published digits
 
 
 CONFIGS = [
@@ -65,14 +65,14 @@ CONFIGS = [
 def test_the_schedule_of_a_config_is_that_of_diffusers(config, num_steps, variant):
     line = {key: config[key] for key in ("base_shift", "max_shift", "max_image_seq_len") if key in config}
     mu = linear_mu(1024, **line) if config.get("use_dynamic_shifting") else None
-    found = sigmas_from_scheduler_config(
+    result = sigmas_from_scheduler_config(
         {"_class_name": "FlowMatchEulerDiscreteScheduler", "_diffusers_version": "0.40.0", **config},
         num_steps=num_steps,
         image_seq_len=1024,
         variant=variant,
     )
     theirs = of_diffusers(config, num_steps=num_steps, mu=mu, with_sigmas=variant == "exact")
-    torch.testing.assert_close(found, theirs, rtol=0, atol=FP32)
+    torch.testing.assert_close(result, theirs, rtol=0, atol=FP32)
 
 
 @given(st.integers(16, 20_000), st.integers(1, 100))
@@ -94,18 +94,18 @@ def test_mu_is_that_of_the_pipelines(image_seq_len, num_steps):
 
 def test_a_flux2_schedule_uses_the_empirical_mu():
     config = {"use_dynamic_shifting": True}
-    found = sigmas_from_scheduler_config(config, num_steps=20, image_seq_len=1024, mu_rule="flux2")
+    result = sigmas_from_scheduler_config(config, num_steps=20, image_seq_len=1024, mu_rule="flux2")
     theirs = of_diffusers(config, num_steps=20, mu=flux2_mu(1024, num_steps=20))
-    torch.testing.assert_close(found, theirs, rtol=0, atol=FP32)
-    torch.testing.assert_close(found, dynamic_sigmas(20, mu=flux2_mu(1024, num_steps=20)), rtol=0, atol=0)
+    torch.testing.assert_close(result, theirs, rtol=0, atol=FP32)
+    torch.testing.assert_close(result, dynamic_sigmas(20, mu=flux2_mu(1024, num_steps=20)), rtol=0, atol=0)
 
 
 def test_an_explicit_shift_wins_over_the_checkpoint():
     for config in ({"shift": 3.0}, {"use_dynamic_shifting": True}):
         for variant in ("exact", "diffusers-default"):
-            found = sigmas_from_scheduler_config(config, num_steps=10, shift=5.0, variant=variant)
+            result = sigmas_from_scheduler_config(config, num_steps=10, shift=5.0, variant=variant)
             theirs = of_diffusers({"shift": 5.0}, num_steps=10, with_sigmas=variant == "exact")
-            torch.testing.assert_close(found, theirs, rtol=0, atol=FP32)
+            torch.testing.assert_close(result, theirs, rtol=0, atol=FP32)
 
 
 @given(st.floats(0.2, 20), st.integers(1, 80))
@@ -135,7 +135,7 @@ def test_what_cannot_be_scheduled_is_refused():
         sigmas_from_scheduler_config({}, num_steps=10, variant="fast")
     with pytest.raises(ValueError, match="1-step schedule"):
         sigmas_from_scheduler_config({"shift_terminal": 0.02}, num_steps=1)
-    with pytest.raises(ValueError, match="num_steps = 0"):
+    with pytest.raises(ValueError, match="num_steps: got 0"):
         static_sigmas(0, shift=1.0)
     with pytest.raises(ValueError, match="shift = 0"):
         static_sigmas(10, shift=0)

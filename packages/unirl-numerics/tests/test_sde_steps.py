@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unirl.numerics.sde_steps import select_sde_steps
+from unirl.numerics.diffusion.sde_steps import select_sde_steps, select_train_steps
 
 GROUPS = ["a", "a", "b", "b", "c"]
 
@@ -26,6 +26,47 @@ def test_all_and_fraction_take_every_step_of_their_pool():
     assert rows(select(mode="fraction", last=0.99)) == [list(range(9))] * 5
     # 0.57 * 100 is 56.99999999999999 in fp64, and means 57.
     assert rows(select(mode="fraction", last=0.57, num_steps=100))[0] == list(range(57))
+
+
+def trained(fraction, *, rollout=0, rows=40, steps=range(9)):
+    every = np.tile(np.array(list(steps), dtype=np.int64), (rows, 1))
+    samples = [f"s{row}" for row in range(rows)]
+    return select_train_steps(every, fraction=fraction, seed=0, rollout=rollout, sample_ids=samples)
+
+
+def test_trained_steps_are_a_share_of_the_stochastic_ones_rounded_down():
+    # DanceGRPO: 0.6 of 15 steps are 9; ours of 9 are 5.
+    assert trained(0.6, steps=range(15)).shape == (40, 9)
+    result = trained(0.6)
+    assert result.dtype == np.int64 and result.shape == (40, 5)
+    assert (np.diff(result, axis=1) > 0).all() and result.min() >= 0 and result.max() <= 8
+    assert trained(0.01).shape == (40, 1)
+    assert (trained(1.0) == np.arange(9)).all()
+    assert set(trained(0.5, steps=[2, 5, 7, 8]).flatten()) == {2, 5, 7, 8}
+
+
+def test_each_sample_draws_its_own_trained_steps_anew_each_rollout():
+    result = [trained(0.6, rollout=rollout) for rollout in range(50)]
+    assert all(
+        (one == other).all() for one, other in zip(result, (trained(0.6, rollout=r) for r in range(50)), strict=True)
+    )
+    assert len({tuple(row) for row in result[0]}) > 20 and not (result[0] == result[1]).all()
+    # A sample's draw depends on nothing else.
+    assert (trained(0.6, rows=3) == result[0][:3]).all()
+    # Each of 9 steps is drawn with p = 5/9: 2,000 draws have a standard deviation of 22; five of them are 111.
+    counts = np.bincount(np.concatenate(result).flatten(), minlength=9)
+    assert np.abs(counts - 2000 * 5 / 9).max() < 111
+    # It is another draw than that of the stochastic steps.
+    pool = select_sde_steps(mode="random", count=5, num_steps=9, rollout=0, group_ids=["s0"], seed=0)
+    assert any((trained(0.6, rollout=r)[0] != pool[0]).any() for r in range(3))
+
+
+def test_trained_steps_of_nothing_are_refused():
+    for fraction in (0.0, 1.1, float("nan")):
+        with pytest.raises(ValueError, match=rf"train_steps: got fraction = {fraction}"):
+            trained(fraction)
+    with pytest.raises(ValueError, match=r"sde_steps \[40, 0\]"):
+        trained(0.5, steps=[])
 
 
 def test_fixed_steps_are_taken_as_they_are_in_rising_order():
@@ -57,11 +98,11 @@ def test_a_window_moves_by_its_width_less_the_overlap_and_stays_in_its_pool():
 
 
 def test_random_steps_stay_in_the_pool_and_visit_all_of_it():
-    found = np.concatenate([select(mode="random", count=3, first=2, last=9, rollout=r)[:1] for r in range(200)])
-    assert set(found.flatten()) == set(range(2, 9))
-    assert (np.diff(found, axis=1) > 0).all()
+    result = np.concatenate([select(mode="random", count=3, first=2, last=9, rollout=r)[:1] for r in range(200)])
+    assert set(result.flatten()) == set(range(2, 9))
+    assert (np.diff(result, axis=1) > 0).all()
     # Each of 7 steps is drawn with p = 3/7: 200 draws have a standard deviation of 7, five of them are 35.
-    counts = np.bincount(found.flatten(), minlength=9)[2:]
+    counts = np.bincount(result.flatten(), minlength=9)[2:]
     assert np.abs(counts - 200 * 3 / 7).max() < 35
 
 
@@ -92,10 +133,10 @@ def test_a_group_shares_its_steps_wherever_its_rows_are(order, mode, per_group, 
 
 def test_groups_differ_when_asked_to():
     groups = [f"g{i}" for i in range(20)]
-    found = select(mode="random", count=3, per_group=True, group_ids=groups)
-    assert len({tuple(row) for row in found.tolist()}) > 1
-    assert not np.array_equal(found, select(mode="random", count=3, per_group=True, group_ids=groups, seed=1))
-    assert not np.array_equal(found, select(mode="random", count=3, per_group=True, group_ids=groups, rollout=1))
+    result = select(mode="random", count=3, per_group=True, group_ids=groups)
+    assert len({tuple(row) for row in result.tolist()}) > 1
+    assert not np.array_equal(result, select(mode="random", count=3, per_group=True, group_ids=groups, seed=1))
+    assert not np.array_equal(result, select(mode="random", count=3, per_group=True, group_ids=groups, rollout=1))
 
 
 def test_no_samples_have_no_steps():
@@ -120,7 +161,7 @@ def test_no_samples_have_no_steps():
         ({"mode": "window", "window": 11}, "a window of 11 does not fit into the 10 steps"),
         ({"mode": "window", "window": 4, "last": 3}, "does not fit"),
         ({"mode": "window", "window": 4, "overlap": 4}, "overlap = 4"),
-        ({"mode": "window", "window": 4, "move_every": 0}, "move_every = 0"),
+        ({"mode": "window", "window": 4, "move_every": 0}, "move_every: got 0"),
         ({"mode": "window", "strategy": "decay"}, "strategy 'decay' is not known"),
         ({"mode": "window", "per_group": True}, "per_group needs random draws"),
         ({"mode": "all", "last": 5}, "takes no pool"),

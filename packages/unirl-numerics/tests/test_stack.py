@@ -9,12 +9,11 @@ import threading
 import pytest
 import torch
 from unirl.core.errors import BatchError, RunFailed
-from unirl.core.roles import Losses, Metric
-from unirl.core.track import KernelChoice, LatentSegment, Status, Track
-from unirl.numerics.reduction import LossTerm
-from unirl.numerics.replay import Replayed
-from unirl.numerics.stack import StepReport, mini_batches, train_on
-from unirl.numerics.tally import Tally
+from unirl.core.match.mismatch_bounds import MismatchBounds
+from unirl.core.roles import Losses, LossTerm, Metric, Replayed
+from unirl.core.types.track import LatentSegment, Sampler, Status, Track
+from unirl.numerics.loss.tally import Tally
+from unirl.numerics.train.stack import StepReport, UpdateSettings, mini_batches, train_on
 
 DEADLINE_S = 20
 
@@ -103,19 +102,19 @@ class Weighted:
         self.anchored = []
         self.trained = []
 
-    def anchor(self, track, replay):
+    def with_old_log_probs(self, track, replay):
         self.anchored.append(track.sample_ids)
         segment = dataclasses.replace(track.latent, log_probs=replay(track).log_probs.float())
         return dataclasses.replace(track, segment=segment)
 
-    def weights(self, track):
-        return {"policy": track.weights[:, None] * (track.latent.sde_steps >= 0)}
+    def loss_weights(self, track):
+        return {"policy": track.sample_weights[:, None] * (track.latent.sde_steps >= 0)}
 
     def loss(self, track, replay, *, progress):
         self.trained.append(track.sample_ids)
         new = replay(track).log_probs
         ratio = (new - track.latent.log_probs).exp()
-        weights = self.weights(track)["policy"].double()
+        weights = self.loss_weights(track)["policy"].double()
         values = -track.advantages[:, None] * ratio
         ratio = ratio.detach()
         counted = weights > 0
@@ -132,7 +131,7 @@ class Weighted:
 class FromEngine(Weighted):
     """Keeps the log-probs of the engine."""
 
-    def anchor(self, track, replay):
+    def with_old_log_probs(self, track, replay):
         return track
 
 
@@ -145,7 +144,7 @@ def make_track(num_rows=8, *, groups=None, log_probs=None):
         positions=torch.tensor([[0, 1, 2]] * num_rows),
         sde_steps=steps,
         sigmas=torch.tensor([1.0, 0.5, 0.0]),
-        kernel=KernelChoice(name="flow-sde", eta=0.7),
+        sampler=Sampler(kernel="flow-sde", eta=0.7),
         log_probs=log_probs,
     )
     return Track(
@@ -156,23 +155,23 @@ def make_track(num_rows=8, *, groups=None, log_probs=None):
         metadata=({},) * num_rows,
         segment=segment,
         advantages=torch.randn(num_rows, generator=generator),
-        weights=torch.ones(num_rows),
+        sample_weights=torch.ones(num_rows),
         status=(Status.COMPLETED,) * num_rows,
         policy_version=(0,) * num_rows,
     )
 
 
-def run(track, algorithm=None, *, rank=None, updates=1, micro_batch=0, **further):
+def run(track, algorithm=None, *, rank=None, logp_mismatch_max=None, logp_mismatch_mean=None, **settings):
     rank = rank or Alone()
     report = train_on(
         track,
         algorithm or Weighted(),
         replay=rank.replay,
-        updates=updates,
-        micro_batch=micro_batch,
+        updater=rank,
+        settings=UpdateSettings(
+            mismatch_bounds=MismatchBounds(largest=logp_mismatch_max, mean=logp_mismatch_mean), **settings
+        ),
         progress=0.25,
-        apply=rank,
-        **further,
     )
     return rank, report
 
@@ -180,13 +179,13 @@ def run(track, algorithm=None, *, rank=None, updates=1, micro_batch=0, **further
 def run_ranks(tracks, *, reduction="mean", lr=0.0, **settings):
     board, barrier = {}, threading.Barrier(len(tracks))
     ranks = [ThreadRank(i, board, barrier, reduction, lr=lr) for i in range(len(tracks))]
-    found = [None] * len(tracks)
+    result = [None] * len(tracks)
 
     def work(i):
         try:
-            found[i] = run(tracks[i], rank=ranks[i], **settings)
+            result[i] = run(tracks[i], rank=ranks[i], **settings)
         except (BatchError, RunFailed) as error:
-            found[i] = error
+            result[i] = error
 
     threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(len(tracks))]
     for thread in threads:
@@ -194,7 +193,7 @@ def run_ranks(tracks, *, reduction="mean", lr=0.0, **settings):
     for thread in threads:
         thread.join(2 * DEADLINE_S)
         assert not thread.is_alive()
-    return found
+    return result
 
 
 def test_the_gradient_is_the_weighted_mean_over_all_elements():
@@ -203,21 +202,21 @@ def test_the_gradient_is_the_weighted_mean_over_all_elements():
     # At ratio 1 the gradient of one element is -advantage * inputs; rows weigh as many elements as they have steps.
     elements = (track.latent.sde_steps >= 0).sum(1).double()
     inputs = track.latent.latents[:, 0, :3].double()
-    wanted = -(elements * track.advantages)[:, None] * inputs
+    expected = -(elements * track.advantages)[:, None] * inputs
     # The old log-probs are stored in fp32, so the ratio is 1 to 1e-7.
-    torch.testing.assert_close(rank.gradients[0], wanted.sum(0) / elements.sum(), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(rank.gradients[0], expected.sum(0) / elements.sum(), rtol=1e-6, atol=1e-8)
     assert report.metrics["loss"] == pytest.approx(float(-(elements * track.advantages).sum() / elements.sum()), 1e-6)
     assert report.num_updates == 1 and report.num_skipped == 0
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("updates", [1, 2, 3])
-def test_micro_batches_change_neither_gradient_nor_metric(micro_batch, updates):
-    whole, wanted = run(make_track(10), updates=updates, rank=Alone(lr=0.1))
-    parts, found = run(make_track(10), updates=updates, micro_batch=micro_batch, rank=Alone(lr=0.1))
+def test_micro_batches_change_neither_gradient_nor_metric(micro_batch_size, updates):
+    whole, expected = run(make_track(10), updates=updates, rank=Alone(lr=0.1))
+    parts, result = run(make_track(10), updates=updates, micro_batch_size=micro_batch_size, rank=Alone(lr=0.1))
     for one, other in zip(parts.gradients, whole.gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)  # the weights are fp32
-    assert found.metrics == pytest.approx(wanted.metrics, rel=1e-5, abs=1e-7)
+    assert result.metrics == pytest.approx(expected.metrics, rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -226,43 +225,43 @@ def test_micro_batches_change_neither_gradient_nor_metric(micro_batch, updates):
 )
 def test_ranks_change_neither_gradient_nor_metric(rows, reduction):
     track = make_track()
-    alone, wanted = run(track, rank=Alone(lr=0.1))
-    for rank, report in run_ranks([track.select(r) for r in rows], reduction=reduction, lr=0.1, micro_batch=2):
+    alone, expected = run(track, rank=Alone(lr=0.1))
+    for rank, report in run_ranks([track.select(r) for r in rows], reduction=reduction, lr=0.1, micro_batch_size=2):
         torch.testing.assert_close(rank.gradients[0], alone.gradients[0], rtol=1e-6, atol=1e-9)
-        assert report.metrics == pytest.approx(wanted.metrics, rel=1e-5, abs=1e-7)
+        assert report.metrics == pytest.approx(expected.metrics, rel=1e-5, abs=1e-7)
 
 
 def test_ranks_make_the_same_updates_where_groups_divide():
     track = make_track()
     alone, _ = run(track, updates=2, rank=Alone(lr=0.1))
     pieces = [track.select(range(4)), track.select(range(4, 8))]
-    for rank, _ in run_ranks(pieces, lr=0.1, updates=2, micro_batch=1):
+    for rank, _ in run_ranks(pieces, lr=0.1, updates=2, micro_batch_size=1):
         for one, other in zip(rank.gradients, alone.gradients, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
 
 
 def test_ranks_run_equally_many_forwards_also_with_nothing_of_their_own():
     track = make_track()
-    nothing = dataclasses.replace(track.select([0]), weights=torch.zeros(1), status=(Status.PADDING,))
-    found = run_ranks([track, nothing], micro_batch=3, lr=0.1)
+    nothing = dataclasses.replace(track.select([0]), sample_weights=torch.zeros(1), status=(Status.PADDING,))
+    result = run_ranks([track, nothing], micro_batch_size=3, lr=0.1)
     alone, _ = run(track, rank=Alone(lr=0.1))
-    assert found[0][0].calls == found[1][0].calls
-    torch.testing.assert_close(found[1][0].gradients[0], alone.gradients[0], rtol=1e-6, atol=1e-9)
+    assert result[0][0].calls == result[1][0].calls
+    torch.testing.assert_close(result[1][0].gradients[0], alone.gradients[0], rtol=1e-6, atol=1e-9)
 
 
 def test_a_rank_without_rows_is_an_error_on_every_rank():
     track = make_track()
-    found = run_ranks([track, track.select([])])
-    assert all(isinstance(error, BatchError) and "a rank has no rows at all" in str(error) for error in found)
+    result = run_ranks([track, track.select([])])
+    assert all(isinstance(error, BatchError) and "a rank has no rows at all" in str(error) for error in result)
 
 
 def test_padding_and_filtered_rows_are_left_out():
     track = make_track(6)
-    wanted, _ = run(track)
+    expected, _ = run(track)
     algorithm = Weighted()
-    filtered = Track.concat([track, dataclasses.replace(make_track(8).select([6, 7]), weights=torch.zeros(2))])
-    found, _ = run(filtered.padded(11), algorithm)
-    assert torch.equal(found.gradients[0], wanted.gradients[0])
+    filtered = Track.concat([track, dataclasses.replace(make_track(8).select([6, 7]), sample_weights=torch.zeros(2))])
+    result, _ = run(filtered.padded(11), algorithm)
+    assert torch.equal(result.gradients[0], expected.gradients[0])
     assert algorithm.trained == [track.sample_ids]
 
 
@@ -272,7 +271,7 @@ def test_the_anchor_pass_sees_exactly_the_micro_batches_of_the_updates_and_comes
     rank = Alone(lr=0.5)
     original = rank.step
     rank.step = lambda: (seen.append(len(algorithm.anchored)), original())[1]
-    _, report = run(make_track(10), algorithm, rank=rank, updates=2, micro_batch=2)
+    _, report = run(make_track(10), algorithm, rank=rank, updates=2, micro_batch_size=2)
     assert algorithm.anchored == algorithm.trained
     assert [len(ids) for ids in algorithm.trained] == [2, 2, 1, 2, 2, 1]
     assert seen == [6, 6]
@@ -284,9 +283,9 @@ def test_the_anchor_pass_sees_exactly_the_micro_batches_of_the_updates_and_comes
 
 def test_mini_batches_are_balanced_over_groups_and_sizes():
     groups = ["a", "b", "a", "b", "a", "b", "b", "c"]
-    dealt = mini_batches(groups, 2)
+    partition = mini_batches(groups, 2)
     # In group order: a 0 2 4, b 1 3 5 6, c 7, dealt in turn.
-    assert dealt == [[0, 3, 4, 6], [1, 2, 5, 7]]
+    assert partition == [[0, 3, 4, 6], [1, 2, 5, 7]]
     assert mini_batches(groups, 1) == [list(range(8))]
     for updates in range(1, 9):
         sizes = [len(rows) for rows in mini_batches(groups, updates)]
@@ -303,27 +302,27 @@ def test_the_gap_to_the_engines_log_probs_is_measured(algorithm):
     off[2, 1] -= 0.5
     off[1, 1] += 99.0  # no step of that row
     track = dataclasses.replace(track, segment=dataclasses.replace(track.latent, log_probs=off)).padded(9)
-    _, report = run(track, algorithm(), rank=rank, micro_batch=3)
+    _, report = run(track, algorithm(), rank=rank, micro_batch_size=3)
     elements = int((make_track().latent.sde_steps >= 0).sum())
-    assert report.metrics["logp_gap_max"] == pytest.approx(0.5, rel=1e-6)
-    assert report.metrics["logp_gap_mean"] == pytest.approx(0.75 / elements, rel=1e-5)
+    assert report.metrics["logp_mismatch_max"] == pytest.approx(0.5, rel=1e-6)
+    assert report.metrics["logp_mismatch_mean"] == pytest.approx(0.75 / elements, rel=1e-5)
 
     rank = Alone(lr=0.1)
-    with pytest.raises(RunFailed, match=r"train.logp_gap_max: .* off by up to 0.5 .* 0.4 is allowed"):
-        run(track, algorithm(), rank=rank, logp_gap_max=0.4)
+    with pytest.raises(RunFailed, match=r"train.logp_mismatch_max: .* off by up to 0.5 .* 0.4 is allowed"):
+        run(track, algorithm(), rank=rank, logp_mismatch_max=0.4)
     assert "step" not in rank.calls
     # 0.75 over 13 elements.
-    with pytest.raises(RunFailed, match=r"train.logp_gap_mean: .* off by 0.0577 on average .* 0.05 is allowed"):
-        run(track, algorithm(), rank=rank, logp_gap_mean=0.05)
+    with pytest.raises(RunFailed, match=r"train.logp_mismatch_mean: .* off by 0.0577 on average .* 0.05 is allowed"):
+        run(track, algorithm(), rank=rank, logp_mismatch_mean=0.05)
     assert "step" not in rank.calls
-    run(track, algorithm(), logp_gap_max=0.6, logp_gap_mean=0.06)
+    run(track, algorithm(), logp_mismatch_max=0.6, logp_mismatch_mean=0.06)
 
 
 def test_an_anchor_that_replays_the_reference_alone_measures_no_gap():
     """The first update does, as where the anchor replays nothing."""
 
     class FromReference(FromEngine):
-        def anchor(self, track, replay):
+        def with_old_log_probs(self, track, replay):
             replay(track, policy="reference")
             return track
 
@@ -331,10 +330,10 @@ def test_an_anchor_that_replays_the_reference_alone_measures_no_gap():
     off = Alone().replay(track).log_probs.detach().float() + 0.25
     track = dataclasses.replace(track, segment=dataclasses.replace(track.latent, log_probs=off))
     _, report = run(track, FromReference())
-    assert report.metrics["logp_gap_max"] == pytest.approx(0.25, rel=1e-6)
+    assert report.metrics["logp_mismatch_max"] == pytest.approx(0.25, rel=1e-6)
     rank = Alone(lr=0.1)
     with pytest.raises(RunFailed, match=r"off by up to 0\.25"):
-        run(track, FromReference(), rank=rank, logp_gap_max=0.2)
+        run(track, FromReference(), rank=rank, logp_mismatch_max=0.2)
     assert "step" not in rank.calls
 
 
@@ -348,22 +347,22 @@ def test_the_gap_of_samples_of_older_weights_is_not_measured(algorithm):
     segment = dataclasses.replace(track.latent, log_probs=off)
     versions = tuple(6 if row == 2 else 7 for row in range(track.num_rows))
     track = dataclasses.replace(track, segment=segment, policy_version=versions)
-    _, report = run(track, algorithm(), rank=rank, micro_batch=3, version=7, logp_gap_max=0.4)
+    _, report = run(track, algorithm(), rank=rank, micro_batch_size=3, version=7, logp_mismatch_max=0.4)
     # Row 2 is of the version before: only the 0.25 of row 0 is the engine's.
-    assert report.metrics["logp_gap_max"] == pytest.approx(0.25, rel=1e-6)
+    assert report.metrics["logp_mismatch_max"] == pytest.approx(0.25, rel=1e-6)
     _, report = run(track, algorithm(), version=8)
-    assert not any(name.startswith("logp_gap") for name in report.metrics)
+    assert not any(name.startswith("logp_mismatch") for name in report.metrics)
 
 
 def test_a_gap_that_is_no_number_exceeds_every_bound():
     track = make_track(log_probs=torch.full((8, 2), math.nan))
     with pytest.raises(RunFailed, match="off by up to inf"):
-        run(track, logp_gap_max=1e9)
+        run(track, logp_mismatch_max=1e9)
 
 
 def test_without_log_probs_of_the_engine_there_is_no_gap():
     _, report = run(make_track())
-    assert not any(name.startswith("logp_gap") for name in report.metrics)
+    assert not any(name.startswith("logp_mismatch") for name in report.metrics)
 
 
 def test_a_gap_on_one_rank_stops_all():
@@ -371,8 +370,8 @@ def test_a_gap_on_one_rank_stops_all():
     log_probs = Alone().replay(track).log_probs.detach().float()
     log_probs[7] += 1.0
     track = dataclasses.replace(track, segment=dataclasses.replace(track.latent, log_probs=log_probs))
-    found = run_ranks([track.select(range(4)), track.select(range(4, 8))], logp_gap_max=0.5)
-    assert all(isinstance(error, RunFailed) for error in found)
+    result = run_ranks([track.select(range(4)), track.select(range(4, 8))], logp_mismatch_max=0.5)
+    assert all(isinstance(error, RunFailed) for error in result)
 
 
 def test_a_step_that_was_skipped_is_counted():
@@ -386,7 +385,7 @@ def test_a_step_that_was_skipped_is_counted():
 
 def test_an_update_without_weight_takes_no_step():
     track = make_track(4)
-    track = dataclasses.replace(track, weights=torch.tensor([1.0, 0.0, 0.0, 0.0]))
+    track = dataclasses.replace(track, sample_weights=torch.tensor([1.0, 0.0, 0.0, 0.0]))
     rank, report = run(track, updates=2)
     assert report.num_updates == 1 and report.metrics["updates_empty"] == 1
     assert rank.calls.count("step") == 1
@@ -395,9 +394,9 @@ def test_an_update_without_weight_takes_no_step():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"updates": 9}, r"train.updates_per_step: 9 updates were asked for; this rank has 8 samples"),
-        ({"updates": 0}, r"train.updates_per_step: 0 was asked for; it must be 1 or more"),
-        ({"micro_batch": -1}, r"train.micro_batch: -1 was asked for"),
+        ({"updates": 9}, r"train.updates_per_step: got 9 updates, but this rank has 8 samples"),
+        ({"updates": 0}, r"train.updates_per_step: got 0, expected 1 or more"),
+        ({"micro_batch_size": -1}, r"train.micro_batch_size: got -1"),
     ],
 )
 def test_geometry_that_does_not_fit_is_one_clear_error(settings, message):
@@ -407,15 +406,15 @@ def test_geometry_that_does_not_fit_is_one_clear_error(settings, message):
 
 def test_weights_that_were_not_announced_are_refused():
     class Wrong(Weighted):
-        def weights(self, track):
-            return {"policy": 2 * super().weights(track)["policy"]}
+        def loss_weights(self, track):
+            return {"policy": 2 * super().loss_weights(track)["policy"]}
 
         def loss(self, track, replay, *, progress):
             losses = super().loss(track, replay, progress=progress)
             return Losses(terms=[dataclasses.replace(losses.terms[0], weights=losses.terms[0].weights / 2)])
 
     rank = Alone()
-    with pytest.raises(BatchError, match=r"weights\(\) announced .* 26.0"):
+    with pytest.raises(BatchError, match=r"loss_weights\(\) announced .* 26.0"):
         run(make_track(), Wrong(), rank=rank)
     assert "step" not in rank.calls
 
@@ -452,5 +451,5 @@ def test_ranks_with_other_metrics_fail_instead_of_hanging():
             return Losses(terms=losses.terms, metrics={**losses.metrics, **further})
 
     track = make_track()
-    found = run_ranks([track.select(range(4)), track.select(range(4, 8))], algorithm=Chatty())
-    assert all(isinstance(error, BatchError) and "report different ones" in str(error) for error in found)
+    result = run_ranks([track.select(range(4)), track.select(range(4, 8))], algorithm=Chatty())
+    assert all(isinstance(error, BatchError) and "report different ones" in str(error) for error in result)

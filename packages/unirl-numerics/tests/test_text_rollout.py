@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 from tiny_text_model import VOCABULARY, TinyTextModel
-from unirl.core.config import TextSamplingConfig
 from unirl.core.errors import BatchError
-from unirl.core.request import TextRequest
-from unirl.core.requests import sample_seed
-from unirl.core.roles import Losses
-from unirl.core.track import PER_TOKEN, Status, TextSegment, Track
-from unirl.numerics.reduction import LossTerm
-from unirl.numerics.stack import StepReport, train_on
-from unirl.numerics.text_replay import per_token, replay_text
-from unirl.numerics.text_rollout import generate_text, visible_texts
-from unirl.numerics.token_draws import BLOCK, choose_tokens, draws
-from unirl.numerics.track_replay import TrackReplay
+from unirl.core.loop.requests import sample_seed
+from unirl.core.match.mismatch_bounds import MismatchBounds
+from unirl.core.roles import Losses, LossTerm
+from unirl.core.types.request import TextRequest
+from unirl.core.types.sampling import TextSamplingConfig
+from unirl.core.types.track import PER_TOKEN, Status, TextSegment, Track
+from unirl.numerics.tokens.draws import BLOCK, choose_tokens, draws
+from unirl.numerics.tokens.replay import per_token, replay_text
+from unirl.numerics.tokens.rollout import generate_text, visible_texts
+from unirl.numerics.train.stack import StepReport, UpdateSettings, train_on
+from unirl.numerics.train.track_replay import TrackReplay
 
 # Log-probs are kept in fp32: half a unit in the last place of a number below 16.
 ROUNDING = 1e-6
@@ -58,13 +58,13 @@ def test_a_block_of_draws_is_that_part_of_the_stream_of_its_seed() -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_a_text_is_what_its_seed_draws_token_by_token(temperature):
     model, request = TinyTextModel(), wanted(["a", "cab", "bbbbb"], temperature=temperature)
-    found = generate_text(model, request)
+    result = generate_text(model, request)
     for row, (prompt, seed) in enumerate(zip(request.prompt_tokens, request.seeds, strict=True)):
         expected = by_definition(model, prompt, seed, temperature=temperature, longest=12)
-        assert found.tokens[row].tolist() == expected
-        assert found.truncated[row] == (expected[-1] != 0)
-    assert len({tuple(row.tolist()) for row in found.tokens}) > 3, "the samples of a prompt differ"
-    assert len(set(map(len, found.tokens))) > 1, "rows that end early are in it"
+        assert result.tokens[row].tolist() == expected
+        assert result.truncated[row] == (expected[-1] != 0)
+    assert len({tuple(row.tolist()) for row in result.tokens}) > 3, "the samples of a prompt differ"
+    assert len(set(map(len, result.tokens))) > 1, "rows that end early are in it"
 
 
 def test_any_split_and_order_of_a_request_gives_the_same_texts():
@@ -88,24 +88,26 @@ def test_replay_gives_the_log_probs_of_the_rollout(packing):
     """The ratio of a first update is 1: the engine's log-probs and the replayed ones are the same function."""
     model, request = TinyTextModel(), wanted(["a", "cab", "bbbbb"], temperature=0.7)
     segment = a_segment(model, request)
-    found = replay_text(model, segment, packing=packing)
-    torch.testing.assert_close(found.log_probs.detach().float(), per_token(segment, "log_probs"), rtol=0, atol=ROUNDING)
-    assert found.valid.sum(dim=1).tolist() == list(segment.lengths)
+    result = replay_text(model, segment, packing=packing)
+    torch.testing.assert_close(
+        result.log_probs.detach().float(), per_token(segment, "log_probs"), rtol=0, atol=ROUNDING
+    )
+    assert result.valid.sum(dim=1).tolist() == list(segment.lengths)
     # The entropy of each distribution, written out.
     batch = torch.cat([segment.prompt_tokens[4], segment.tokens[4]])[None]
     mask, places = torch.ones_like(batch, dtype=torch.bool), torch.arange(batch.shape[1])[None]
     states = model.states(batch, places, mask, torch.zeros(1, 6, dtype=torch.float64))[0, 2:-1]
     chances = torch.softmax((states @ model.head.T) / 0.7, dim=1)
-    torch.testing.assert_close(found.entropy[4, : segment.lengths[4]], -(chances * chances.log()).sum(1))
+    torch.testing.assert_close(result.entropy[4, : segment.lengths[4]], -(chances * chances.log()).sum(1))
 
 
 def test_tokens_that_are_masked_are_not_valid():
     model, request = TinyTextModel(), wanted(["a"], per_prompt=2)
     segment = a_segment(model, request)
     mask = tuple(torch.arange(length) % 2 == 0 for length in segment.lengths)
-    found = replay_text(model, dataclasses.replace(segment, mask=mask), packing=True)
-    assert found.valid[0].sum() == (segment.lengths[0] + 1) // 2
-    assert not found.log_probs[~found.valid].any()
+    result = replay_text(model, dataclasses.replace(segment, mask=mask), packing=True)
+    assert result.valid[0].sum() == (segment.lengths[0] + 1) // 2
+    assert not result.log_probs[~result.valid].any()
 
 
 def test_greedy_text_cannot_be_trained_on():
@@ -147,8 +149,8 @@ def test_a_stop_string_ends_a_text_and_is_not_seen_by_rewards():
     letters = model.texts(free.tokens)
     stop = next(text[1:3] for text in letters if len(text) > 4)
     request = wanted(["a", "cab"], per_prompt=4, stop=[stop])
-    found = generate_text(model, request)
-    for whole, tokens, truncated in zip(letters, found.tokens, found.truncated, strict=True):
+    result = generate_text(model, request)
+    for whole, tokens, truncated in zip(letters, result.tokens, result.truncated, strict=True):
         (text,) = model.texts([tokens])
         assert text == (whole[: whole.find(stop) + 2] if stop in whole else whole)
         assert not (stop in whole and truncated)
@@ -195,16 +197,18 @@ class Plain:
 class Reinforce:
     """The token-mean of -A log p."""
 
-    def anchor(self, track, replay):
+    def with_old_log_probs(self, track, replay):
         replay(track)
         return track
 
-    def weights(self, track):
-        return {"policy": track.weights[:, None] * (per_token(track.text, "log_probs") != 0)}
+    def loss_weights(self, track):
+        return {"policy": track.sample_weights[:, None] * (per_token(track.text, "log_probs") != 0)}
 
     def loss(self, track, replay, *, progress):
         values = -track.advantages[:, None] * replay(track).log_probs
-        return Losses(terms=[LossTerm(name="policy", values=values, weights=self.weights(track)["policy"].double())])
+        return Losses(
+            terms=[LossTerm(name="policy", values=values, weights=self.loss_weights(track)["policy"].double())]
+        )
 
 
 def test_micro_batches_by_tokens_give_the_gradient_of_the_whole_batch():
@@ -218,17 +222,15 @@ def test_micro_batches_by_tokens_give_the_gradient_of_the_whole_batch():
             track,
             Reinforce(),
             replay=replay,
-            updates=1,
-            micro_batch=0,
-            micro_batch_tokens=budget,
-            packing=packing,
+            updater=updater,
+            settings=UpdateSettings(
+                micro_batch_tokens=budget, packing=packing, mismatch_bounds=MismatchBounds(largest=ROUNDING)
+            ),
             progress=0.0,
-            apply=updater,
-            logp_gap_max=ROUNDING,
         )
         gradients.append(model.head.grad.clone())
         counts.append(updater.num_backwards)
-        assert report.metrics["logp_gap_max"] <= ROUNDING
+        assert report.metrics["logp_mismatch_max"] <= ROUNDING
     assert counts[0] == 1
     assert 1 < counts[1] <= counts[2] < 9
     assert counts[3] == 9, "a row longer than the budget goes alone"
@@ -248,32 +250,28 @@ def test_a_rank_with_fewer_micro_batches_fills_up_with_rows_of_weight_0():
         track,
         Reinforce(),
         replay=replay,
-        updates=1,
-        micro_batch=0,
-        micro_batch_tokens=10_000,
+        updater=updater,
+        settings=UpdateSettings(micro_batch_tokens=10_000),
         progress=0.0,
-        apply=updater,
     )
     assert updater.num_backwards == 7
     filled = model.head.grad.clone()
     updater.all_reduce_max = lambda values: values
-    train_on(track, Reinforce(), replay=replay, updates=1, micro_batch=0, progress=0.0, apply=updater)
+    train_on(track, Reinforce(), replay=replay, updater=updater, settings=UpdateSettings(), progress=0.0)
     torch.testing.assert_close(filled, model.head.grad, rtol=1e-12, atol=1e-14)
 
 
 def test_tokens_are_counted_on_text_alone():
     model = TinyTextModel()
     track = dataclasses.replace(a_track(a_segment(model, wanted(["a"]))), segment=None)
-    with pytest.raises(BatchError, match=r"train.micro_batch_tokens: 5 .* 'text' is no text"):
+    with pytest.raises(BatchError, match=r"train.micro_batch_tokens: got 5; track 'text' is not a text"):
         train_on(
             track,
             Reinforce(),
             replay=None,
-            updates=1,
-            micro_batch=0,
-            micro_batch_tokens=5,
+            updater=Plain(model),
+            settings=UpdateSettings(micro_batch_tokens=5),
             progress=0.0,
-            apply=Plain(model),
         )
 
 
@@ -281,17 +279,17 @@ def test_a_field_that_nothing_filled_in_is_named():
     segment = a_segment(TinyTextModel(), wanted(["a"]))
     for name in PER_TOKEN:
         if getattr(segment, name) is None:
-            with pytest.raises(BatchError, match=rf"TextSegment\.{name}: it was asked for"):
+            with pytest.raises(BatchError, match=rf"TextSegment\.{name}: it is needed"):
                 per_token(segment, name)
 
 
 def a_segment(model, request):
-    found = generate_text(model, request)
-    assert all(int(token) < VOCABULARY for row in found.tokens for token in row)
+    result = generate_text(model, request)
+    assert all(int(token) < VOCABULARY for row in result.tokens for token in row)
     return TextSegment(
         prompt_tokens=request.prompt_tokens,
-        tokens=found.tokens,
-        log_probs=found.log_probs,
+        tokens=result.tokens,
+        log_probs=result.log_probs,
         temperature=request.sampling.temperature,
     )
 
@@ -306,7 +304,7 @@ def a_track(segment):
         metadata=({},) * count,
         segment=segment,
         advantages=torch.linspace(-1, 1.3, count),
-        weights=torch.ones(count),
+        sample_weights=torch.ones(count),
         status=(Status.COMPLETED,) * count,
         policy_version=(0,) * count,
     )

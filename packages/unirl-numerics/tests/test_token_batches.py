@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unirl.numerics.token_batches import from_rows, micro_batches_by_tokens, pack_batch, pad_batch, to_rows
+from unirl.numerics.tokens.batches import from_rows, micro_batches_by_tokens, pack_batch, pad_batch, to_rows
 
 
 def ids(*numbers):
@@ -93,13 +93,13 @@ def test_a_causal_model_gives_the_same_numbers_for_both_layouts():
 def test_batches_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="prompt of row 1 is empty"):
         pack_batch([ids(1), ids()], [ids(2), ids(3)])
-    with pytest.raises(ValueError, match=r"tokens of row 0: torch.float32 \[1\]"):
+    with pytest.raises(ValueError, match=r"tokens of row 0: got torch.float32 \[1\]"):
         pad_batch([ids(1)], [torch.ones(1)], pad_token=0)
     with pytest.raises(ValueError, match="2 prompts and 1 rows of tokens"):
         pack_batch([ids(1), ids(2)], [ids(3)])
     with pytest.raises(ValueError, match="0 prompts"):
         pack_batch([], [])
-    with pytest.raises(ValueError, match=r"shape \[3\] for lengths that add up to 4"):
+    with pytest.raises(ValueError, match=r"got shape \[3\], expected \[4\]"):
         to_rows(torch.zeros(3), [1, 3])
     with pytest.raises(ValueError, match="must be equal"):
         from_rows(torch.zeros(2, 3), torch.ones(3, 2, dtype=torch.bool))

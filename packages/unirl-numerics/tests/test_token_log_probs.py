@@ -8,7 +8,7 @@ from torch import distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from unirl.numerics.token_log_probs import output_logits, token_log_probs
+from unirl.numerics.tokens.log_probs import output_logits, token_log_probs
 
 
 def problem(num_tokens=7, width=5, num_words=11, *, dtype=torch.float64, seed=0):
@@ -31,12 +31,12 @@ def whole(hidden, weight, targets, *, temperature=1.0, bias=None):
 def test_numbers_and_gradients_are_those_of_the_whole_log_softmax(chunk):
     hidden, weight, bias, targets = (t.requires_grad_(t.is_floating_point()) for t in problem())
     expected = whole(hidden, weight, targets, temperature=0.7, bias=bias)
-    found = token_log_probs(hidden, weight, targets, temperature=0.7, chunk=chunk, with_entropy=True, bias=bias)
+    result = token_log_probs(hidden, weight, targets, temperature=0.7, chunk=chunk, with_entropy=True, bias=bias)
     factors = torch.randn(2, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     inputs = [hidden, weight, bias]
     theirs = torch.autograd.grad((torch.stack(expected) * factors).sum(), inputs)
-    ours = torch.autograd.grad((torch.stack(found) * factors).sum(), inputs)
-    for mine, other in zip((*found, *ours), (*expected, *theirs), strict=True):
+    ours = torch.autograd.grad((torch.stack(result) * factors).sum(), inputs)
+    for mine, other in zip((*result, *ours), (*expected, *theirs), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)  # fp64, sums of at most 11 terms
 
 
@@ -53,9 +53,9 @@ def test_one_output_alone_has_its_own_gradient():
     hidden, weight, _, targets = problem()
     hidden.requires_grad_()
     for index in (0, 1):
-        found = token_log_probs(hidden, weight, targets, chunk=2, with_entropy=True)[index]
+        result = token_log_probs(hidden, weight, targets, chunk=2, with_entropy=True)[index]
         expected = whole(hidden, weight, targets)[index]
-        (mine,), (other,) = (torch.autograd.grad(x.sum(), [hidden]) for x in (found, expected))
+        (mine,), (other,) = (torch.autograd.grad(x.sum(), [hidden]) for x in (result, expected))
         torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)  # fp64
 
 
@@ -154,7 +154,7 @@ def test_memory_is_bounded_by_the_chunk_and_not_by_tokens_times_vocabulary(dtype
 
 
 def test_the_chunk_follows_from_the_budget(monkeypatch):
-    monkeypatch.setattr("unirl.numerics.token_log_probs.LOGITS_BUDGET", 2500)
+    monkeypatch.setattr("unirl.numerics.tokens.log_probs.LOGITS_BUDGET", 2500)
     hidden, weight, _, targets = problem(40, 8, 1000)
     with Largest() as largest:
         token_log_probs(hidden, weight, targets)

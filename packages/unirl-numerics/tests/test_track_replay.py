@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import pytest
 import torch
 from unirl.core.errors import BatchError
-from unirl.core.track import Conditions, KernelChoice, LatentSegment, Status, TextSegment, Track
-from unirl.numerics.denoise import denoise
-from unirl.numerics.guidance import Guidance
-from unirl.numerics.kernels import make_kernel
-from unirl.numerics.track_replay import TrackReplay
+from unirl.core.types.track import Conditions, LatentSegment, Sampler, Status, TextSegment, Track
+from unirl.numerics.diffusion.denoise import denoise
+from unirl.numerics.diffusion.guidance import Guidance
+from unirl.numerics.diffusion.kernels import make_kernel
+from unirl.numerics.train.track_replay import TrackReplay
 
 SIGMAS = torch.tensor([1.0, 0.75, 0.4, 0.0])
 STEPS = torch.tensor([[0, 1], [1, -1], [0, -1]])
@@ -49,16 +49,14 @@ def make_track(model, *, kernel="flow-sde", eta=0.7, options=(), scale=1.0, mode
             negatives=negative.expanded() if scale != 1.0 else None,
             guidance=Guidance(scale=scale, mode=mode),
             step_noise=lambda step, rows: noise[step][rows],
-        )
+        ).segment()
     segment = LatentSegment(
         latents=path.latents,
         positions=path.positions,
         sde_steps=STEPS,
         log_probs=path.log_probs,
         sigmas=SIGMAS,
-        kernel=KernelChoice(name=kernel, eta=eta, options=options),
-        guidance_scale=scale,
-        guidance_mode=mode,
+        sampler=Sampler(kernel=kernel, eta=eta, options=options, guidance_scale=scale, guidance_mode=mode),
     )
     return Track(
         name="image",
@@ -68,7 +66,7 @@ def make_track(model, *, kernel="flow-sde", eta=0.7, options=(), scale=1.0, mode
         metadata=({},) * 3,
         conditions=conditions,
         segment=segment,
-        weights=torch.ones(3),
+        sample_weights=torch.ones(3),
         status=(Status.COMPLETED,) * 3,
         policy_version=(0,) * 3,
     )
@@ -103,12 +101,12 @@ def test_the_replay_of_a_track_repeats_its_rollout(settings):
 
 
 def test_stacked_is_one_forward_and_serial_one_for_each_column():
-    for stacked, wanted in ((True, 1), (False, 2)):
+    for stacked, expected in ((True, 1), (False, 2)):
         model = Model()
         track = make_track(model)
         model.calls = 0
         TrackReplay(model, stacked=stacked, policy_context=no_policy)(track)
-        assert model.calls == wanted
+        assert model.calls == expected
 
 
 def test_only_the_live_policy_has_a_gradient_and_others_run_inside_theirs():
@@ -150,11 +148,11 @@ def test_what_cannot_be_replayed_is_refused():
     replay = TrackReplay(model, stacked=True, policy_context=no_policy)
     one = torch.zeros(1, dtype=torch.int64)
     tokens = TextSegment(prompt_tokens=(one,) * 3, tokens=(one,) * 3)
-    with pytest.raises(BatchError, match="it is text, and the model that trains decodes no tokens"):
+    with pytest.raises(BatchError, match="it is a text track, but the trained model is not a TextModel"):
         replay(dataclasses.replace(track, segment=tokens))
-    unguided = dataclasses.replace(track.latent, guidance_scale=2.0)
+    unguided = dataclasses.replace(track.latent, sampler=dataclasses.replace(track.latent.sampler, guidance_scale=2.0))
     with pytest.raises(ValueError, match="needs negatives"):
         replay(dataclasses.replace(track, segment=unguided))
-    misspelt = dataclasses.replace(track.latent, kernel=KernelChoice(name="flow", eta=0.7))
+    misspelt = dataclasses.replace(track.latent, sampler=Sampler(kernel="flow", eta=0.7))
     with pytest.raises(ValueError, match="flow-sde"):
         replay(dataclasses.replace(track, segment=misspelt))

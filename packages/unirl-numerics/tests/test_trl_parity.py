@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from unirl.numerics.advantages import advantages, combine_rewards
-from unirl.numerics.losses import clipped_surrogate
-from unirl.numerics.reduction import LossTerm, reduce_terms
+from unirl.core.roles import LossTerm
+from unirl.numerics.loss.advantages import advantages, combine_rewards
+from unirl.numerics.loss.losses import clipped_surrogate
+from unirl.numerics.loss.reduction import reduce_terms
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,16 +40,16 @@ ADVANTAGE = 2e-6
 )
 def test_advantages_are_those_of_trl(make_trainer, scale_rewards, options):
     theirs = make_trainer(scale_rewards=scale_rewards).given["advantages"]
-    found = advantages(REWARDS[0], group_ids=GROUPS, **options)
-    torch.testing.assert_close(found.values, theirs, rtol=0, atol=ADVANTAGE)
-    assert found.num_zero_spread_groups == 1
+    result = advantages(REWARDS[0], group_ids=GROUPS, **options)
+    torch.testing.assert_close(result.values, theirs, rtol=0, atol=ADVANTAGE)
+    assert result.num_zero_spread_groups == 1
 
 
 def test_summed_rewards_are_those_of_trl(make_trainer):
     theirs = make_trainer(num_rewards=2, reward_weights=[0.25, 2.0]).given["advantages"]
     parts = {"first": REWARDS[0], "second": REWARDS[1]}
-    found = combine_rewards(parts, weights={"first": 0.25, "second": 2.0}, group_ids=GROUPS, ddof=1)
-    torch.testing.assert_close(found.values, theirs, rtol=0, atol=ADVANTAGE)
+    result = combine_rewards(parts, weights={"first": 0.25, "second": 2.0}, group_ids=GROUPS, ddof=1)
+    torch.testing.assert_close(result.values, theirs, rtol=0, atol=ADVANTAGE)
 
 
 def test_rewards_normalised_apart_are_those_of_trl_before_its_second_whitening(make_trainer):
@@ -56,10 +57,10 @@ def test_rewards_normalised_apart_are_those_of_trl_before_its_second_whitening(m
     trainer = make_trainer(num_rewards=2, reward_weights=[0.25, 2.0], multi_objective_aggregation="normalize_then_sum")
     theirs = trainer.given["advantages"]
     parts = {"first": REWARDS[0], "second": REWARDS[1]}
-    found = combine_rewards(
+    result = combine_rewards(
         parts, weights={"first": 0.25, "second": 2.0}, group_ids=GROUPS, ddof=1, mode="normalize-then-sum"
     )
-    whitened = advantages(found.values, group_ids=GROUPS, ddof=1, scope="global", center="global")
+    whitened = advantages(result.values, group_ids=GROUPS, ddof=1, scope="global", center="global")
     torch.testing.assert_close(whitened.values, theirs, rtol=0, atol=ADVANTAGE)
 
 
@@ -111,7 +112,7 @@ def test_the_clipped_loss_and_its_gradient_are_those_of_trl(make_trainer, trl_sc
     ours = reduce_terms([term], totals={"policy": torch.as_tensor(float(total))})
     # fp32, the same sums in another order; losses and gradients are of order 0.1.
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)
-    found = torch.autograd.grad(ours, parameters, allow_unused=True)
-    for mine, other in zip(found, expected, strict=True):
+    result = torch.autograd.grad(ours, parameters, allow_unused=True)
+    for mine, other in zip(result, expected, strict=True):
         if other is not None:
             torch.testing.assert_close(mine, other, rtol=0, atol=5e-6)

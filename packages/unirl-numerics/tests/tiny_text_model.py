@@ -1,7 +1,7 @@
 """A language model of a few numbers: a recurrent state, so that a cache, padding and packing are plain to get right."""
 
 import torch
-from unirl.numerics.token_log_probs import token_log_probs
+from unirl.numerics.tokens.log_probs import token_log_probs
 
 VOCABULARY, WIDTH = 11, 6
 
@@ -32,13 +32,13 @@ class TinyTextModel:
     def states(self, tokens, positions, mask, start):
         """[B, L, WIDTH]: padding leaves the state, position 0 begins with none."""
         self.num_forwards += 1
-        state, found = start, []
+        state, result = start, []
         for place in range(tokens.shape[1]):
             before = torch.where((positions[:, place] == 0)[:, None], torch.zeros_like(state), state)
             after = torch.tanh(before @ self.mixing + self.embedding[tokens[:, place]])
             state = torch.where(mask[:, place, None], after, state)
-            found.append(state)
-        return torch.stack(found, dim=1)
+            result.append(state)
+        return torch.stack(result, dim=1)
 
     def score(self, batch, *, temperature, with_entropy=False):
         rows = batch.tokens.shape[0]

@@ -198,9 +198,9 @@ def pretrain(
         for (tokens, labels), count in zip(kinds, counts, strict=True):
             rows = torch.randint(len(problems), (count,), generator=generator)
             logits = model(tokens[rows]).logits[:, :-1]
-            wanted = labels[rows, 1:]
-            total += int((wanted != -100).sum())
-            loss = loss + torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum")
+            expected = labels[rows, 1:]
+            total += int((expected != -100).sum())
+            loss = loss + torch.nn.functional.cross_entropy(logits.flatten(0, 1), expected.flatten(), reduction="sum")
         optimizer.zero_grad()
         (loss / total).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -83,11 +83,11 @@ def test_diffusers_loads_it_without_a_warning_or_the_network(monkeypatch: pytest
     def refuse(*_: object) -> NoReturn:
         raise AssertionError("loading the checkpoint opened a connection")
 
-    said: list[str] = []
+    reply: list[str] = []
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
+            reply.append(record.getMessage())
 
     listener = Listener(level=logging.WARNING)
     monkeypatch.setattr(socket.socket, "connect", refuse)
@@ -99,7 +99,7 @@ def test_diffusers_loads_it_without_a_warning_or_the_network(monkeypatch: pytest
     finally:
         for logger in loggers:
             logger.removeHandler(listener)
-    assert said == []
+    assert reply == []
     parts = [part for part in loaded.components.values() if isinstance(part, torch.nn.Module)]
     assert {p.dtype for part in parts for p in part.parameters()} == {torch.float32}
 

@@ -35,11 +35,11 @@ def loaded() -> tuple[Any, Any]:
     """Model and tokenizer as a user of transformers loads them."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    said: list[str] = []
+    reply: list[str] = []
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
+            reply.append(record.getMessage())
 
     logger, listener = logging.getLogger("transformers"), Listener(level=logging.WARNING)
     logger.addHandler(listener)
@@ -48,7 +48,7 @@ def loaded() -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(text_checkpoint_path(), local_files_only=True)
     finally:
         logger.removeHandler(listener)
-    assert said == []
+    assert reply == []
     return model, tokenizer
 
 
@@ -70,9 +70,9 @@ def test_every_answer_of_the_prompt_files_is_right_and_no_held_out_problem_occur
     for split, count in (("train", 512), ("heldout", 128)):
         problems[split] = set()
         for row in rows(split):
-            found = re.fullmatch(r"What is ([1-9]\d)([+-])([1-9]\d)\?", row["prompt"])
-            assert found is not None
-            a, sign, b = int(found[1]), found[2], int(found[3])
+            result = re.fullmatch(r"What is ([1-9]\d)([+-])([1-9]\d)\?", row["prompt"])
+            assert result is not None
+            a, sign, b = int(result[1]), result[2], int(result[3])
             assert row["metadata"] == {"answer": str(a + b if sign == "+" else a - b)}
             assert row["prompt_id"] == f"{a}{sign}{b}" and a - b >= (0 if sign == "-" else -99)
             problems[split].add(row["prompt"])
@@ -101,11 +101,11 @@ def test_the_corpus_has_all_problems_but_those_held_out(script: ModuleType) -> N
 def test_the_pupil_reckons_so(
     script: ModuleType, problem: tuple[int, str, int], careless: int, worked_out: str
 ) -> None:
-    found = script.Problem(*problem)
-    assert found.careless == careless
-    assert found.worked_out == worked_out
-    assert found.solution(is_careful=False) == str(careless)
-    assert found.solution(is_careful=True) == f"<think>\n{worked_out}\n</think>\n\n{found.answer}"
+    result = script.Problem(*problem)
+    assert result.careless == careless
+    assert result.worked_out == worked_out
+    assert result.solution(is_careful=False) == str(careless)
+    assert result.solution(is_careful=True) == f"<think>\n{worked_out}\n</think>\n\n{result.answer}"
 
 
 def test_digits_words_and_thoughts_are_single_tokens(loaded: tuple[Any, Any], script: ModuleType) -> None:
@@ -129,9 +129,9 @@ def test_it_is_as_good_as_its_card_says(loaded: tuple[Any, Any], script: ModuleT
     assert len(stated) == 4
     model, tokenizer = loaded
     problems = script.draw_splits(seed=0)["heldout"]
-    found = script.measure(model, tokenizer, problems, greedy=True, seed=0)
+    result = script.measure(model, tokenizer, problems, greedy=True, seed=0)
     # Greedy texts turn where two tokens are nearly alike: three of 128, on a machine that rounds otherwise.
-    assert list(found.values())[:2] == pytest.approx(stated["heldout", "greedy"][:2], abs=3 / 128)
+    assert list(result.values())[:2] == pytest.approx(stated["heldout", "greedy"][:2], abs=3 / 128)
     # Room to learn, and something to learn from.
     assert 0.3 <= stated["heldout", "greedy"][0] <= 0.5
     assert 0.3 <= stated["heldout", "temperature 1"][0] <= 0.5

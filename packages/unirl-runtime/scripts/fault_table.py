@@ -89,18 +89,18 @@ def _struck(role: str, phase: str, how: signal.Signals, folder: Path, whole: Pat
     left = still_alive(struck.all_pids)
     if error is None:
         findings = [event["text"] for event in events(folder, "finding")]
-        said = f"goes on: {findings[0]}" if findings else "nothing: nobody asked it for anything more"
+        reply = f"goes on: {findings[0]}" if findings else "nothing: nobody asked it for anything more"
         lost = "none"
     elif folder.exists():
-        said, lost = str(error), str(2 - last_good_step(folder))
+        reply, lost = str(error), str(2 - last_good_step(folder))
         run(folder, *APART, resume=folder)
     else:
-        said, lost = str(error), "all"
+        reply, lost = str(error), "all"
     return Cell(
         role=role,
         how="killed" if how is signal.SIGKILL else "hung",
         phase=phase,
-        said=_general(said),
+        said=_general(reply),
         lost=lost,
         equal="no run was made" if not folder.exists() else "yes" if _are_equal(whole, folder) else "NO",
         left="none" if not left else f"{len(left)}",
@@ -126,9 +126,10 @@ def _are_equal(left: Path, right: Path) -> bool:
     for key in ("loss", "reward_mean", "reward_std", "grad_norm"):
         if [numbers[key] for numbers in steps(left).values()] != [numbers[key] for numbers in steps(right).values()]:
             return False
-    wanted, found = tensors(left, 2), tensors(right, 2)
-    return wanted.keys() == found.keys() and all(
-        value.equal(found[name]) if hasattr(value, "equal") else value == found[name] for name, value in wanted.items()
+    expected, result = tensors(left, 2), tensors(right, 2)
+    return expected.keys() == result.keys() and all(
+        value.equal(result[name]) if hasattr(value, "equal") else value == result[name]
+        for name, value in expected.items()
     )
 
 

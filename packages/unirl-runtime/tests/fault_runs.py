@@ -15,13 +15,13 @@ import numpy as np
 import psutil
 import ray
 from small_runs import events
-from unirl.core.checkpoints import Checkpoints
+from unirl.core.loop.checkpoints import Checkpoints
 from unirl.runtime.actors import Call
 from unirl.runtime.cluster import Cluster
 
 METHOD = {
     "build": "build",
-    "sync": "ship_weights",
+    "sync": "weights.ship",
     "generate": "generate",
     "score": "score",
     "fetch": "bring",
@@ -30,7 +30,7 @@ METHOD = {
 }
 """Phase -> the call of it that is on its way when the worker is struck."""
 
-APART = ("launcher=ray", "launcher.placement=separate", "run.steps=2", "run.save_every=1")
+APART = ("launcher=ray", "launcher.placement=separate", "run.max_steps=2", "run.save_every=1")
 """One worker of each role, two steps, a checkpoint after each."""
 
 HANG_S = 1.5
@@ -96,7 +96,7 @@ def full_object_store(*, at_sync: int) -> Iterator[list[int]]:
 
     def sent_when_full(cluster: Cluster, call: Call) -> Any:
         nonlocal syncs
-        syncs += call.method == "export_weights"
+        syncs += call.method == "weights.hold_export"
         size = 128 * 2**20
         while syncs == at_sync and size > 2**16:
             # Where there is no disk either, what is too large is refused, and half of it may fit.
@@ -127,14 +127,14 @@ def still_alive(pids: set[int], *, within_s: float = 15.0) -> set[int]:
 
 def marked(mark: str) -> set[int]:
     """Processes that were started with this text in their environment."""
-    found: set[int] = set()
+    result: set[int] = set()
     for process in psutil.process_iter():
         try:
             if mark in process.environ().values():
-                found.add(process.pid)
+                result.add(process.pid)
         except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
             continue
-    return found
+    return result
 
 
 def wait_for(condition: Callable[[], bool], *, within_s: float) -> None:

@@ -15,16 +15,16 @@ from typing import Any
 import ray
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from unirl.core.catalog import Catalog
-from unirl.core.plan import Plan
-from unirl.core.recipe import compose
-from unirl.core.run import RunResult, train
+from unirl.core.loop.run import RunResult, train
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose
+from unirl.core.specs.plan import Plan
 from unirl.runtime.ray_worker import SETTINGS
 
 SMALL = (
     "data.prompts_per_step=4",
     "data.samples_per_prompt=4",
-    "sampling.steps=4",
+    "sampling.num_inference_steps=4",
     "eval.every=0",
     "eval.num_prompts=2",
     "run.media_every=0",
@@ -96,14 +96,14 @@ def steps(folder: Path) -> dict[int, dict[str, float]]:
 
 def tensors(folder: Path, step: int) -> dict[str, Any]:
     """Everything that a checkpoint holds, whole, by name; what a critic has begins with `critic`."""
-    found = dict[str, Any]()
+    result = dict[str, Any]()
     for path in sorted((folder / "checkpoints" / f"step-{step:06d}").rglob(".metadata")):
         part = "critic" if path.parent.name == "critic" else ""
         file = folder / f"whole-{step}{part}.pt"
         dcp_to_torch_save(path.parent, file)
-        found |= flat(torch.load(file, weights_only=True), part)
-    assert found, f"step {step} left no checkpoint"
-    return found
+        result |= flat(torch.load(file, weights_only=True), part)
+    assert result, f"step {step} left no checkpoint"
+    return result
 
 
 def flat(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -14,16 +14,16 @@ import ray
 from click.testing import CliRunner
 from ray.cluster_utils import Cluster
 from small_runs import catalog, plan, run, steps, tensors
-from unirl.core.catalog import Catalog
-from unirl.core.cli.doctor import command as doctor
-from unirl.core.doctor import look_at_cluster
 from unirl.core.errors import PlanRejected, PluginNotInstalled
-from unirl.core.run import train
+from unirl.core.loop.run import train
+from unirl.core.plugins.catalog import Catalog
+from unirl.runtime.doctor import look_at_cluster
+from unirl.runtime.doctor_command import command as doctor
 from unirl.runtime.ray_worker import SETTINGS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.keyed]
 
-TWO_STEPS = ("run.steps=2", "data.prompts_per_step=3")
+TWO_STEPS = ("run.max_steps=2", "data.prompts_per_step=3")
 # Each machine has two CPUs and each rank takes two, so every rank has a machine of its own.
 SPREAD = ("launcher.train_ranks=3", "launcher.cpus=2", "launcher.reward_cpus=0")
 
@@ -59,18 +59,18 @@ def test_three_machines_train_as_one_process_does(machines: Cluster, tmp_path: P
         for key in ("loss", "reward_mean", "grad_norm"):
             # Three ranks add the shares of a gradient in another order; fp32 rounds numbers of order 1 to 6e-8.
             assert steps(there)[step][key] == pytest.approx(steps(here)[step][key], rel=1e-5, abs=1e-6)
-    found = tensors(there, 2)
+    result = tensors(there, 2)
     for name, value in tensors(here, 2).items():
         if name.startswith("/weights"):
             # Adam divides by the size of a gradient: where that is near 0, its rounding becomes a share of the
             # learning rate, 1e-4. Other rows would move a weight by all of it.
-            assert value.sub(found[name]).abs().max() <= 5e-6, name
+            assert value.sub(result[name]).abs().max() <= 5e-6, name
 
 
 def test_what_does_not_fit_on_any_machine_is_refused_with_what_each_has(machines: Cluster, tmp_path: Path) -> None:
     words = ("launcher=ray", f"launcher.address={machines.address}", "launcher.cpus=3", "launcher.reward_cpus=0")
     with pytest.raises(
-        PlanRejected, match=r"worker 'train-0' needs 3 CPUs and 0 GPUs on one machine; left are .* 2 CPUs"
+        PlanRejected, match=r"worker 'train-0' needs 3 CPUs and 0 GPUs on one machine; the machines have .* 2 CPUs"
     ):
         run(tmp_path / "run", *words)
 
@@ -103,8 +103,8 @@ def test_a_machine_with_another_version_is_refused_by_name(machines: Cluster, tm
     )
     name = rf"'{os.uname().nodename}' \(node {odd.node_id[:8]}\)"
     words = (*TWO_STEPS, *SPREAD, "launcher=ray", f"launcher.address={machines.address}", "launcher.train_ranks=4")
-    said = rf"machine {name} does not fit the driver: unirl-backend-fsdp2 \S+ is wanted, 9\.9\.9 is installed"
-    with pytest.raises(PlanRejected, match=said):
+    reply = rf"machine {name} has other packages than the driver: unirl-backend-fsdp2: got 9\.9\.9, expected "
+    with pytest.raises(PlanRejected, match=reply):
         train(plan(f"run.dir={tmp_path / 'run'}", *words), catalog=catalog())
     assert not (tmp_path / "run").exists()
     (finding,) = look_at_cluster(catalog(), machines.address).findings

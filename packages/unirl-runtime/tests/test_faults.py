@@ -33,7 +33,7 @@ from small_runs import SMALL, events, ray_cluster, run, steps, tensors
 from unirl.core.errors import RunFailed
 from unirl.runtime import cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.keyed]
 
 RANKS = (*APART, "launcher.train_ranks=2")
 
@@ -65,10 +65,10 @@ def assert_same_numbers(left: Path, right: Path) -> None:
         for f in (left, right)
     ]
     assert numbers[0] == numbers[1]
-    wanted, found = tensors(left, 2), tensors(right, 2)
-    assert wanted.keys() == found.keys()
-    for name, value in wanted.items():
-        assert value.equal(found[name]) if hasattr(value, "equal") else value == found[name], name
+    expected, result = tensors(left, 2), tensors(right, 2)
+    assert expected.keys() == result.keys()
+    for name, value in expected.items():
+        assert value.equal(result[name]) if hasattr(value, "equal") else value == result[name], name
 
 
 def assert_names(error: RunFailed, struck: Struck, phase: str) -> None:
@@ -165,7 +165,7 @@ def test_an_object_store_that_is_full_ends_the_run_in_a_sentence_and_harms_no_ch
         run(folder, *words)
     assert re.fullmatch(
         r"launcher: worker 'train-0' \(host \S+, process \d+\) in phase 'sync': Ray's object store is full, and so is the "
-        r"disk that it spills to\. Raise launcher\.object_store_mb, or [^.\n]*\.",
+        r"disk it spills to\. Raise launcher\.object_store_mb, or [^.\n]*\.",
         str(caught.value),
     )
     assert last_good_step(folder) == 1
@@ -179,7 +179,7 @@ def test_nothing_is_left_of_a_run_whose_driver_ends(warm_python: str, tmp_path: 
     folder, mark = tmp_path / "run", uuid.uuid4().hex
     forking = psutil.Process(int(Path(warm_python).with_name("fork.pid").read_text()))
     before = {child.pid for child in forking.children()}
-    words = [*SMALL, *APART, "run.steps=400", f"run.dir={folder}", "launcher.num_cpus=8"]
+    words = [*SMALL, *APART, "run.max_steps=400", f"run.dir={folder}", "launcher.num_cpus=8"]
     job = {"runtime_env": {"py_executable": warm_python}}
     # A cluster that the environment names is not joined: launcher.address is empty.
     elsewhere = {"RAY_ADDRESS": "127.0.0.1:1"}
@@ -202,7 +202,7 @@ def test_nothing_is_left_of_a_run_whose_driver_ends(warm_python: str, tmp_path: 
             driver.kill()
         else:
             os.killpg(driver.pid, how)
-        said, _ = driver.communicate(timeout=60)
+        reply, _ = driver.communicate(timeout=60)
     finally:
         driver.kill()
     assert not still_alive(everything | marked(mark) | ({c.pid for c in forking.children()} - before), within_s=30)
@@ -210,4 +210,4 @@ def test_nothing_is_left_of_a_run_whose_driver_ends(warm_python: str, tmp_path: 
     if how is signal.SIGINT:
         (finished,) = events(folder, "run_finished")
         assert (finished["status"], finished["error"]) == ("stopped", "")
-        assert f"go on with `unirl train --resume {folder}`" in said
+        assert f"resume with `unirl train --resume {folder}`" in reply

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,34 +12,62 @@ import pytest
 import ray
 import torch
 from fault_runs import full_object_store, strike
-from small_runs import catalog, copy_up_to, events, plan, run, steps, tensors
+from small_runs import SMALL, catalog, copy_up_to, events, plan, run, steps, tensors
 from unirl.core.errors import PlanRejected
-from unirl.core.run import train
+from unirl.core.loop.run import train
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.files import plugin_files
+from unirl.core.recipe.compose import compose
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.keyed]
 
 RANKS = {1: ("launcher=ray",), 2: ("launcher=ray", "launcher.train_ranks=2")}
 SEPARATE = ("launcher=ray", "launcher.placement=separate", "launcher.rollout_workers=2", "launcher.reward_workers=2")
 COLOCATE = ("launcher=ray", "launcher.placement=colocate", "launcher.train_ranks=2", "launcher.carrier=ray")
+KL_TARGET, KL_HORIZON, SAMPLES = 6.5e-4, 80, 16
 ADAPTIVE_KL = (
     "backend.reference_copy=true",
     "algorithm.kl_coef=0.5",
     # About what it measures: within a fifth of it the coefficient depends on every digit of the divergence.
-    "algorithm.kl_target=2e-3",
-    "algorithm.kl_horizon=80",
+    f"algorithm.kl_target={KL_TARGET}",
+    f"algorithm.kl_horizon={KL_HORIZON}",
 )
 """A state of the algorithm, which the driver decides, the ranks use and a resume goes on with."""
-WHOLE = ("run.steps=4", "run.save_every=1", *ADAPTIVE_KL)
+# An element of Adam's step is lr g / (|g| + eps): with the usual eps of 1e-8 the rounding of a gradient near 0 decides its
+# sign, and eight updates may differ by 8 lr. With eps they differ by lr / eps of the rounding, see `BAR`.
+WHOLE = ("run.max_steps=4", "run.save_every=1", "backend.eps=1e-3", *ADAPTIVE_KL)
 
 BAR = 1e-6
-"""Losses and weights are of order 1 and below; fp32 rounds those to 6e-8, and ranks add in another order."""
+"""Losses and weights are of order 1 and below; fp32 rounds those to 6e-8, and ranks add in another order.
 
-NUMBERS = ("loss", "reward_mean", "reward_std", "ratio_max_dev_first", "kl", "kl_coef")
+A KL is mean(d^2) / 2 over standardised differences d of two means. With rms(d) = sqrt(2 KL) = 0.06 and means that another
+batch rounds by 1e-5 of a standard deviation (ten layers, sums of 64 to 256 terms), it moves by 0.06 * 1e-5 = 6e-7.
+Gradients are at most 0.1 and round by 1e-6 of that, so eight updates move a weight by 8 lr / eps * 1e-7 = 8e-8, and its
+own rounding by 3e-8 each.
+"""
+GAP = 5e-6
+"""Log-probs of a rollout against those of a replay in batches of another size.
+
+A step's is a mean over D = 1024 elements and at most 2: log2(D) = 10 additions and four roundings before them, each of
+6e-8 of it, on both sides: 2 * 14 * 6e-8 * 2 = 3.4e-6. That the velocity rounds by 1e-5 of a standard deviation shows as
+1e-5 / sqrt(D) = 3e-7 besides.
+"""
+
+NUMBERS = ("loss", "reward_mean", "reward_std", "ratio_max_dev_first", "kl")
 JUDGED = ("loss", "critic_loss", "critic_grad_norm", "explained_variance", "returns_mean", "reward_mean", "kl")
 
 
+Steps = dict[int, dict[str, float]]
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, ray_here: None) -> dict[str, Path]:
+def whole(no_batch_invariance: str) -> tuple[str, ...]:
+    """Four steps, batch-invariant where this machine can."""
+    return (*WHOLE, f"run.batch_invariant={'false' if no_batch_invariance else 'true'}")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, ray_here: None, whole: tuple[str, ...]) -> dict[str, Path]:
     """Four steps each way."""
     folder = tmp_path_factory.mktemp("runs")
     ways = {
@@ -48,24 +77,43 @@ def runs(tmp_path_factory: pytest.TempPathFactory, ray_here: None) -> dict[str, 
         "separate": SEPARATE,
         "colocate": COLOCATE,
     }
-    return {name: run(folder / name, *WHOLE, *words).folder for name, words in ways.items()}
+    return {name: run(folder / name, *whole, *words).folder for name, words in ways.items()}
 
 
 def assert_same_run(left: Path, right: Path, *, within: float, last: int = 4, numbers: Sequence[str] = NUMBERS) -> None:
     """Numbers of every step, and everything that is saved of the last one; `within` 0 is bit for bit."""
     both = steps(left), steps(right)
-    assert [sorted(found)[:last] for found in both] == [list(range(1, last + 1))] * 2
+    assert [sorted(result)[:last] for result in both] == [list(range(1, last + 1))] * 2
     for step in range(1, last + 1):
         for key in numbers:
             assert both[0][step][key] == pytest.approx(both[1][step][key], rel=0, abs=within), (step, key)
-    wanted, found = tensors(left, last), tensors(right, last)
-    assert wanted.keys() == found.keys()
-    assert any(isinstance(value, torch.Tensor) for value in wanted.values())
-    for name, value in wanted.items():
+    assert_same_coefficients(*both, last=last)
+    expected, result = tensors(left, last), tensors(right, last)
+    assert expected.keys() == result.keys()
+    assert any(isinstance(value, torch.Tensor) for value in expected.values())
+    for name, value in expected.items():
         if isinstance(value, torch.Tensor):
-            torch.testing.assert_close(found[name], value, rtol=0, atol=within, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(result[name], value, rtol=0, atol=within, msg=lambda m, n=name: f"{n}: {m}")
         else:
-            assert found[name] == value, name
+            assert result[name] == value, name
+
+
+def assert_same_coefficients(left: Steps, right: Steps, *, last: int) -> None:
+    """Coefficients of the KL, as far apart as their KLs let them be.
+
+    A step makes c (1 + g r) of a coefficient c, with g = samples / horizon and r = clip(kl / target - 1, -0.2, 0.2). A
+    difference of the KL arrives times c g / target, here 150, and what was there grows by 1 + 0.2 g at most.
+    """
+    gain, bound = SAMPLES / KL_HORIZON, 0.0
+    for step in range(1, last + 1):
+        pair = left[step], right[step]
+        if "kl_coef" not in pair[0]:
+            return
+        coefficients = [numbers["kl_coef"] for numbers in pair]
+        # The driver computes them in fp64.
+        assert coefficients[0] == pytest.approx(coefficients[1], rel=0, abs=bound + 1e-14), step
+        apart = abs(pair[0]["kl"] - pair[1]["kl"])
+        bound = bound * (1 + 0.2 * gain) + max(coefficients) * gain / KL_TARGET * apart
 
 
 @pytest.mark.parametrize("way", ["ray-1", "ray-2", "separate", "colocate"])
@@ -74,27 +122,41 @@ def test_losses_rewards_and_weights_are_those_of_one_process(runs: dict[str, Pat
     assert_same_run(runs["local"], runs[way], within=0.0 if way == "ray-1" else BAR)
 
 
-@pytest.mark.parametrize("way", ["local", "ray-1", "ray-2", "separate", "colocate"])
+WAYS = pytest.mark.parametrize("way", ["local", "ray-1", "ray-2", "separate", "colocate"])
+
+
+@WAYS
 def test_rollout_and_replay_agree_on_every_log_prob(runs: dict[str, Path], way: str) -> None:
-    assert [numbers["logp_gap_max"] for numbers in steps(runs[way]).values()] == [0.0] * 4
+    assert max(numbers["logp_mismatch_max"] for numbers in steps(runs[way]).values()) <= GAP
+
+
+@WAYS
+@pytest.mark.batch_invariant
+def test_rollout_and_replay_agree_on_every_bit(runs: dict[str, Path], way: str) -> None:
+    assert [numbers["logp_mismatch_max"] for numbers in steps(runs[way]).values()] == [0.0] * 4
+
+
+@pytest.mark.batch_invariant
+def test_a_rollout_that_workers_share_is_that_of_one_process_to_the_last_bit(runs: dict[str, Path]) -> None:
+    assert_same_run(runs["local"], runs["separate"], within=0.0)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (2, 1), (1, 2)])
 def test_two_steps_and_two_after_a_resume_equal_four(
-    runs: dict[str, Path], tmp_path: Path, before: int, after: int
+    runs: dict[str, Path], whole: tuple[str, ...], tmp_path: Path, before: int, after: int
 ) -> None:
     folder = copy_up_to(runs[f"ray-{before}"], 2, tmp_path / "resumed")
-    assert run(folder, *WHOLE, *RANKS[after], resume=folder).status == "done"
+    assert run(folder, *whole, *RANKS[after], resume=folder).status == "done"
     # The same ranks add the same numbers in the same order. Other ranks add the shares of a gradient in another one.
     assert_same_run(runs[f"ray-{before}"], folder, within=0.0 if before == after else BAR)
 
 
 def test_weights_by_broadcast_give_the_numbers_of_shared_memory_also_when_a_receiver_is_replaced(
-    runs: dict[str, Path], tmp_path: Path
+    runs: dict[str, Path], whole: tuple[str, ...], tmp_path: Path
 ) -> None:
     """The second sync is struck: the first one goes through the group of the start, the rest through another one."""
     with strike("rollout", "sync", index=1) as struck:
-        folder = run(tmp_path / "run", *WHOLE, *SEPARATE, "run.stop_at=2", "launcher.carrier=collective").folder
+        folder = run(tmp_path / "run", *whole, *SEPARATE, "run.stop_at=2", "launcher.carrier=collective").folder
     (finding,) = events(folder, "finding")
     assert f"worker 'rollout-1' (host {os.uname().nodename}, process {struck.pid}) died" in finding["text"]
     assert_same_run(runs["separate"], folder, within=0.0, last=2)
@@ -103,55 +165,58 @@ def test_weights_by_broadcast_give_the_numbers_of_shared_memory_also_when_a_rece
 
 
 def test_where_the_object_store_is_full_ray_goes_by_files_and_the_numbers_stay(
-    runs: dict[str, Path], tmp_path: Path
+    runs: dict[str, Path], whole: tuple[str, ...], tmp_path: Path
 ) -> None:
     with full_object_store(at_sync=1) as sizes:
-        folder = run(tmp_path / "run", *WHOLE, *SEPARATE, "run.stop_at=2", "launcher.carrier=ray").folder
+        folder = run(tmp_path / "run", *whole, *SEPARATE, "run.stop_at=2", "launcher.carrier=ray").folder
     # The store of these tests has 128 MiB.
     assert sum(sizes) > 128 * 2**20
     assert_same_run(runs["separate"], folder, within=0.0, last=2)
 
 
 def test_workers_apart_are_evaluated_with_the_policy_that_is_asked_for(tmp_path: Path, ray_here: None) -> None:
-    words = ("run.steps=2", "eval.every=1", "eval.policy=ema", "backend.ema.kind=constant", "backend.ema.decay=0.5")
-    found = {name: run(tmp_path / name, *words, *way).folder for name, way in (("here", ()), ("there", SEPARATE))}
-    scores = {name: [e["metrics"]["score_mean"] for e in events(folder, "evaluated")] for name, folder in found.items()}
+    words = ("run.max_steps=2", "eval.every=1", "eval.policy=ema", "backend.ema.kind=constant", "backend.ema.decay=0.5")
+    result = {name: run(tmp_path / name, *words, *way).folder for name, way in (("here", ()), ("there", SEPARATE))}
+    scores = {
+        name: [e["metrics"]["score_mean"] for e in events(folder, "evaluated")] for name, folder in result.items()
+    }
     # Before the first step, after it, and at the end; the average has moved in between.
     assert len(set(scores["here"])) == 3
     assert scores["there"] == pytest.approx(scores["here"], rel=0, abs=1e-5)
     # And it trains with rollouts of the live weights again.
-    assert [numbers["logp_gap_max"] for numbers in steps(found["there"]).values()] == [0.0] * 2
+    assert max(numbers["logp_mismatch_max"] for numbers in steps(result["there"]).values()) <= GAP
 
 
 def test_groups_with_steps_of_their_own_come_together_from_several_workers(tmp_path: Path, ray_here: None) -> None:
     """Two of four steps for each group; with this seed one worker's groups store five positions at most, the other's
     four."""
-    words = ("run.steps=1", "run.seed=1", "sampling.sde={mode: random, last: 1.0, count: 2, per_group: true}")
-    found = {name: run(tmp_path / name, *words, *way).folder for name, way in (("here", ()), ("there", SEPARATE))}
+    words = ("run.max_steps=1", "run.seed=1", "sampling.sde={mode: random, last: 1.0, count: 2, per_group: true}")
+    result = {name: run(tmp_path / name, *words, *way).folder for name, way in (("here", ()), ("there", SEPARATE))}
     for key in ("loss", "reward_mean", "grad_norm"):
-        assert steps(found["there"])[1][key] == pytest.approx(steps(found["here"])[1][key], rel=1e-5, abs=BAR), key
+        assert steps(result["there"])[1][key] == pytest.approx(steps(result["here"])[1][key], rel=1e-5, abs=BAR), key
 
 
 @pytest.mark.parametrize("words", [RANKS[2], (*RANKS[2], "launcher.placement=separate")], ids=["trainside", "separate"])
 def test_ranks_that_split_layers_get_the_same_rows(runs: dict[str, Path], tmp_path: Path, words: Sequence[str]) -> None:
-    folder = run(tmp_path / "run", "run.steps=1", *ADAPTIVE_KL, *words, "backend.mesh.tensor=2").folder
-    wanted, found = steps(runs["local"])[1], steps(folder)[1]
+    words = (*WHOLE, "run.max_steps=1", *words, "backend.mesh.tensor=2")
+    folder = run(tmp_path / "run", *words).folder
+    expected, result = steps(runs["local"])[1], steps(folder)[1]
     # Split layers add their halves of a sum, whose terms are of order 1 and which fp32 rounds to 6e-8, in each block.
-    assert wanted["loss"] == pytest.approx(found["loss"], rel=0, abs=BAR)
-    assert wanted["grad_norm"] == pytest.approx(found["grad_norm"], rel=1e-4)
+    assert expected["loss"] == pytest.approx(result["loss"], rel=0, abs=BAR)
+    assert expected["grad_norm"] == pytest.approx(result["grad_norm"], rel=1e-4)
 
 
 def test_a_critic_on_two_ranks_is_that_of_one_process(tmp_path: Path, ray_here: None) -> None:
     """PPO over texts: the ranks whiten advantages together, and step policy and critic alike."""
     words = (
-        "algorithm=ppo", "run.steps=2", "run.save_every=1", "algorithm.kl_coef=0.1", "backend.reference_copy=true",
+        "algorithm=ppo", "run.max_steps=2", "run.save_every=1", "algorithm.kl_coef=0.1", "backend.reference_copy=true",
         # With eps 1 a step of Adam is linear in the gradient, which ranks add up in another order.
         "backend.eps=1", "backend.lr=1e-2", "backend.critic.lr=1e-2",
     )  # fmt: skip
     ways = {"here": ("launcher=local",), "there": RANKS[2]}
-    found = {name: run(tmp_path / name, *words, *way, recipe="quickstart-text").folder for name, way in ways.items()}
-    assert_same_run(found["here"], found["there"], within=BAR, last=2, numbers=JUDGED)
-    assert any(name.startswith("critic/") for name in tensors(found["there"], 2))
+    result = {name: run(tmp_path / name, *words, *way, recipe="quickstart-text").folder for name, way in ways.items()}
+    assert_same_run(result["here"], result["there"], within=BAR, last=2, numbers=JUDGED)
+    assert any(name.startswith("critic/") for name in tensors(result["there"], 2))
 
 
 def test_no_worker_is_left_after_a_run(runs: dict[str, Path]) -> None:
@@ -168,11 +233,67 @@ def test_a_machine_with_other_versions_is_refused_by_name(ray_here: None, tmp_pa
     info = tmp_path / "path" / "unirl_backend_fsdp2-9.9.9.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: unirl-backend-fsdp2\nVersion: 9.9.9\n")
-    wanted = plan(
+    expected = plan(
         f"run.dir={tmp_path / 'run'}", "launcher=ray", f"+launcher.environment={{PYTHONPATH: '{info.parent}'}}"
     )
-    said = rf"machine '{os.uname().nodename}' \(node [0-9a-f]{{8}}\) does not fit the driver: unirl-backend-fsdp2 \S+ is wanted, 9\.9\.9 is"
-    with pytest.raises(PlanRejected, match=said):
-        train(wanted, catalog=catalog())
+    reply = (
+        rf"machine '{os.uname().nodename}' \(node [0-9a-f]{{8}}\) has other packages than the driver: "
+        r"unirl-backend-fsdp2: got 9\.9\.9"
+    )
+    with pytest.raises(PlanRejected, match=reply):
+        train(expected, catalog=catalog())
     assert not (tmp_path / "run").exists()
     assert ray.is_initialized()
+
+
+NIGHT = """
+from dataclasses import dataclass
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.roles import Scores
+from unirl.core.specs.config import RewardConfig
+from unirl.core.specs.spec import RewardSpec
+
+@dataclass
+class NightConfig(RewardConfig):
+    limit: float = 1.0
+
+class Night:
+    def __init__(self, limit):
+        self.limit = limit
+
+    def score(self, samples):
+        return Scores(values=(1 - samples.images.mean(dim=(1, 2, 3)) / self.limit).clamp(min=0))
+
+    def close(self):
+        pass
+
+def build(config, *, device):
+    return Night(config.limit)
+
+@hookimpl
+def unirl_rewards():
+    own = {"build": f"{__name__}:build", "config": f"{__name__}:NightConfig"}
+    return [RewardSpec(name="night", summary="s", scale="0 to 1", range=(0.0, 1.0), media="image", **own)]
+"""
+RED = "def score(images, color): return [sum(i.getpixel((32, 32))) * (c == 'red') for i, c in zip(images, color)]"
+
+
+def test_workers_use_plugin_files_and_functions_of_the_driver(
+    tmp_path: Path, ray_here: None, whole: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are found by paths relative to the driver's folder, which is not that of the workers."""
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "planted_night.py").write_text(NIGHT)
+    (tmp_path / "mine.py").write_text(RED)
+    monkeypatch.chdir(tmp_path)
+    seen = Catalog.discover(files=plugin_files(Path("plugins")))
+    rewards = ("+reward@reward.night=night", "+reward@reward.mine=function", "reward.mine.target=mine.py:score")
+    numbers: list[dict[str, float]] = []
+    for name, way in {"local": ("launcher=local",), "ray": RANKS[1], "separate": SEPARATE}.items():
+        words = (*SMALL, *whole, "run.max_steps=1", *rewards, *way, f"run.dir={name}")
+        numbers.append(steps(train(compose("quickstart", words, catalog=seen), catalog=seen).folder)[1])
+    expected = {key: value for key, value in numbers[0].items() if key.startswith("reward")}
+    assert {"reward/night", "reward/mine"} <= expected.keys() and min(expected.values()) > 0
+    for result in numbers[1:]:
+        assert {key: result[key] for key in expected} == pytest.approx(expected, rel=1e-5)
+    monkeypatch.delitem(sys.modules, "planted_night")

@@ -15,9 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from unirl.core.batch import Batch, rows, shared
 from unirl.core.errors import BatchError
-from unirl.core.track import Conditions, KernelChoice, LatentSegment, Status, Track
+from unirl.core.types.batch import Batch, rows, shared
+from unirl.core.types.track import Conditions, LatentSegment, Sampler, Status, Track
 from unirl.runtime.remote_rows import LARGE_ROW_BYTES, Fetch, Piece, RemoteRows, dehydrated, hydrated
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
@@ -38,11 +38,11 @@ class Shelf:
 
     def fetch(self, wanted: Sequence[RemoteRows]) -> list[Tensor]:
         self.fetches += 1
-        found: list[Tensor] = []
+        result: list[Tensor] = []
         for remote in wanted:
             picked = [self.tensors[p.blob][p.start + i] for p in remote.pieces for i in range(p.count)]
-            found.append(torch.stack(picked) if picked else torch.empty(remote.shape, dtype=remote.dtype))
-        return found
+            result.append(torch.stack(picked) if picked else torch.empty(remote.shape, dtype=remote.dtype))
+        return result
 
     def remote(self, tensor: Tensor) -> RemoteRows:
         (blob,) = self.keep([tensor])
@@ -167,7 +167,7 @@ def test_a_copy_in_another_process_knows_the_rows_and_cannot_fetch_them():
     remote = Shelf().remote(numbered(4, 2))
     copy = pickle.loads(pickle.dumps(remote))
     assert (copy.pieces, copy.shape, copy.dtype) == (remote.pieces, remote.shape, remote.dtype)
-    with pytest.raises(TypeError, match="nothing here can fetch it"):
+    with pytest.raises(TypeError, match="this process cannot fetch it"):
         copy.cpu()
     assert remote.cpu().shape == (4, 2)
 
@@ -209,26 +209,26 @@ def test_an_index_that_is_no_vector_of_numbers_is_refused(index: Tensor):
 
 @pytest.mark.parametrize("dim", [1, -1, 2])
 def test_other_dimensions_than_rows_are_refused(dim: int):
-    with pytest.raises(IndexError, match=f"dimension {dim} was asked for"):
+    with pytest.raises(IndexError, match=f"got dimension {dim}, "):
         Shelf().remote(numbered(5, 3)).index_select(dim, torch.tensor([0]))
 
 
 @pytest.mark.parametrize("key", [0, (slice(None), 0), torch.tensor([0]), None, ...], ids=str)
 def test_what_is_no_slice_is_refused(key: Any):
-    with pytest.raises(TypeError, match="only slices of rows"):
+    with pytest.raises(TypeError, match="only be sliced along dimension 0"):
         Shelf().remote(numbered(5, 3))[key]
 
 
 def test_joining_refuses_what_would_not_be_these_rows():
     shelf, here = Shelf(), numbered(2, 3)
     remote = shelf.remote(here)
-    with pytest.raises(TypeError, match="cannot be joined with rows that are here"):
+    with pytest.raises(TypeError, match="cannot be joined with local rows"):
         torch.cat([remote, here])
-    with pytest.raises(TypeError, match="cannot be joined with rows that are here"):
+    with pytest.raises(TypeError, match="cannot be joined with local rows"):
         torch.cat([here, remote])
-    with pytest.raises(TypeError, match="along rows alone"):
+    with pytest.raises(TypeError, match="only be joined along dimension 0"):
         torch.cat([remote, remote], dim=1)
-    with pytest.raises(TypeError, match="not into a tensor"):
+    with pytest.raises(TypeError, match="not into `out`"):
         torch.cat([remote, remote], out=torch.empty(4, 3))
     with pytest.raises(TypeError, match="different shape or dtype"):
         torch.cat([remote, shelf.remote(numbered(2, 4))])
@@ -238,13 +238,13 @@ def test_joining_refuses_what_would_not_be_these_rows():
 
 @pytest.mark.parametrize("call", [torch.isfinite, torch.sum, lambda x: torch.stack([x]), lambda x: torch.add(x, x)])
 def test_arithmetic_on_rows_that_lie_elsewhere_is_refused_by_name(call: Callable[[Any], Any]):
-    with pytest.raises(TypeError, match=r"torch\.\w+ was called on rows that lie with a worker"):
+    with pytest.raises(TypeError, match=r"torch\.\w+ was called on rows stored on a worker"):
         call(Shelf().remote(numbered(2, 3)))
 
 
 @pytest.mark.parametrize("target", [torch.float16, torch.ones(2), 0], ids=str)
 def test_a_change_of_dtype_is_refused(target: Any):
-    with pytest.raises(TypeError, match="change their device alone"):
+    with pytest.raises(TypeError, match="can only change device"):
         Shelf().remote(numbered(2, 3)).to(target)
 
 
@@ -357,7 +357,7 @@ def test_what_batches_do_commutes_with_leaving_the_numbers_behind(
     done: list[Callable[[Outer], list[Outer]]] = [
         lambda batch: [batch.select(at)],
         lambda batch: batch.split([cut, batch.num_rows - cut]),
-        lambda batch: [batch.repeat(2)],
+        lambda batch: [batch.select([0, *range(batch.num_rows)])],
         lambda batch: batch.chunks(2),
         lambda batch: [Outer.concat(batch.split([cut, batch.num_rows - cut]))],
         lambda batch: [batch.to("cpu")],
@@ -394,7 +394,7 @@ def test_joining_batches_whose_rows_differ_is_refused():
     shelf = Shelf()
     with pytest.raises(BatchError, match="rows of different shape or dtype"):
         Inner.concat([dehydrated(Inner(values=numbered(2, width)), shelf.keep) for width in (WIDE, WIDE + 1)])
-    with pytest.raises(TypeError, match="cannot be joined with rows that are here"):
+    with pytest.raises(TypeError, match="cannot be joined with local rows"):
         Inner.concat([dehydrated(Inner(values=numbered(2, WIDE)), shelf.keep), Inner(values=numbered(2, WIDE))])
 
 
@@ -417,10 +417,10 @@ def track(num_prompts: int, per_prompt: int, *, start: int) -> Track:
             sde_steps=torch.arange(2).expand(rows_, 2).clone(),
             log_probs=numbered(rows_, 2),
             sigmas=torch.tensor([1.0, 0.5, 0.0]),
-            kernel=KernelChoice(name="flow-sde", eta=0.7),
+            sampler=Sampler(kernel="flow-sde", eta=0.7),
         ),
         images=numbered(rows_, 3, 8, 8) / 7,
-        weights=torch.ones(rows_),
+        sample_weights=torch.ones(rows_),
         status=(Status.COMPLETED,) * rows_,
         policy_version=(3,) * rows_,
     )

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 from torch import Tensor
-from unirl.core.track import KernelChoice, LatentSegment, Status, Track
+from unirl.core.types.track import LatentSegment, Sampler, Status, Track
 from unirl.runtime.remote_rows import Piece, dehydrated, hydrated, renamed, renames
 
 ROWS = 3
@@ -21,13 +21,13 @@ def track(*, large: float = 1.0, small: float = 1.0) -> Track:
         prompts=("p",) * ROWS,
         metadata=({"n": 1},) * ROWS,
         policy_version=(4,) * ROWS,
-        weights=torch.ones(ROWS),
+        sample_weights=torch.ones(ROWS),
         status=(Status.COMPLETED,) * ROWS,
         segment=LatentSegment(
             latents=torch.full((ROWS, 2, 128), large),
             positions=torch.tensor([[0, 1]] * ROWS),
             sigmas=torch.tensor([1.0, 0.0]),
-            kernel=KernelChoice(name="flow-sde", eta=0.7),
+            sampler=Sampler(kernel="flow-sde", eta=0.7),
             sde_steps=torch.tensor([[0]] * ROWS),
             log_probs=torch.full((ROWS, 1), small),
         ),
@@ -48,10 +48,10 @@ def test_rows_that_were_taken_before_are_found_under_the_new_names() -> None:
     before, after = left(track(), shelf, "old"), left(track(), shelf, "new")
     names = renames(before, after)
     assert names == {"old0": "new0"}
-    found = renamed(before.select([2, 0]), names)
-    assert [piece for piece in found.segment.latents.pieces] == [Piece("new0", 2, 1), Piece("new0", 0, 1)]
+    result = renamed(before.select([2, 0]), names)
+    assert [piece for piece in result.segment.latents.pieces] == [Piece("new0", 2, 1), Piece("new0", 0, 1)]
     del shelf["old0"]
-    here = hydrated(found, lambda wanted: [shelf[w.pieces[0].blob][[p.start for p in w.pieces]] for w in wanted])
+    here = hydrated(result, lambda wanted: [shelf[w.pieces[0].blob][[p.start for p in w.pieces]] for w in wanted])
     assert torch.equal(here.segment.latents, track().segment.latents[[2, 0]])
 
 

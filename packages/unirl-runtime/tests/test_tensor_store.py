@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from unirl.core.config import PartConfig
 from unirl.core.errors import RunFailed
 from unirl.core.roles import Transport, TransportCounts, TransportPlace
+from unirl.core.specs.config import PartConfig
 from unirl.runtime import tensor_store
 from unirl.runtime.remote_rows import Piece, RemoteRows
 from unirl.runtime.tensor_store import Blob, TensorStore
+
+pytestmark = pytest.mark.keyed
 
 
 class Workers:
@@ -72,16 +74,16 @@ def test_a_worker_that_replaces_another_gives_no_rows_for_the_names_of_the_one_t
 def test_what_comes_is_what_was_kept_bit_for_bit(dtype: torch.dtype):
     workers, tensor = Workers("a", "b"), numbered(4, 3, 2).to(dtype)
     (rows,) = workers.keep("a", tensor)
-    (found,) = workers.fetch("b", rows)
-    assert found.dtype == dtype
-    assert torch.equal(found, tensor)
+    (result,) = workers.fetch("b", rows)
+    assert result.dtype == dtype
+    assert torch.equal(result, tensor)
 
 
 def test_bits_that_compare_unequal_or_alike_come_through():
     special = torch.tensor([[float("nan"), -0.0, 0.0, float("-inf"), 2.0**-149]])
     workers = Workers("a", "b")
-    (found,) = workers.fetch("b", *workers.keep("a", special))
-    assert torch.equal(found.view(torch.int32), special.view(torch.int32))
+    (result,) = workers.fetch("b", *workers.keep("a", special))
+    assert torch.equal(result.view(torch.int32), special.view(torch.int32))
 
 
 def test_everything_wanted_of_an_owner_is_one_question():
@@ -89,20 +91,20 @@ def test_everything_wanted_of_an_owner_is_one_question():
     one, two = workers.keep("a", numbered(4, 2), numbered(6, 3, start=50))
     (three,) = workers.keep("b", numbered(4, 2, start=200))
     mixed = torch.cat([three[1:3], one[3:], three[:1], one[:2]])
-    found = workers.fetch("c", two[1:4], mixed, three)
+    result = workers.fetch("c", two[1:4], mixed, three)
     # Pieces of `a`: two of `mixed`, one of `two`. Pieces of `b`: two of `mixed`, all of `three`.
     assert sorted(workers.questions) == [("a", 3), ("b", 3)]
     a, b = numbered(4, 2), numbered(4, 2, start=200)
-    assert torch.equal(found[0], numbered(6, 3, start=50)[1:4])
-    assert torch.equal(found[1], torch.cat([b[1:3], a[3:], b[:1], a[:2]]))
-    assert torch.equal(found[2], b)
+    assert torch.equal(result[0], numbered(6, 3, start=50)[1:4])
+    assert torch.equal(result[1], torch.cat([b[1:3], a[3:], b[:1], a[:2]]))
+    assert torch.equal(result[2], b)
 
 
 def test_a_workers_own_rows_are_no_question_and_no_bytes():
     workers = Workers("a", "b")
     mine, theirs = workers.keep("a", numbered(2, 4))[0], workers.keep("b", numbered(2, 4, start=50))[0]
-    (found,) = workers.fetch("a", torch.cat([mine, theirs]))
-    assert torch.equal(found, torch.cat([numbered(2, 4), numbered(2, 4, start=50)]))
+    (result,) = workers.fetch("a", torch.cat([mine, theirs]))
+    assert torch.equal(result, torch.cat([numbered(2, 4), numbered(2, 4, start=50)]))
     assert workers.questions == [("b", 1)]
     # 2 rows of 4 fp32 numbers.
     assert workers.stores["a"].counts() == counts(sent=0, fetched=32, held=32)
@@ -132,8 +134,8 @@ def test_a_few_rows_do_not_bring_the_tensor_that_they_are_a_view_of():
 def test_no_rows_are_an_empty_tensor_of_the_right_kind_and_no_question():
     workers = Workers("a", "b")
     rows = workers.keep("a", numbered(4, 2, 3).to(torch.bfloat16))[0]
-    (found,) = workers.fetch("b", rows[:0])
-    assert (found.shape, found.dtype) == ((0, 2, 3), torch.bfloat16)
+    (result,) = workers.fetch("b", rows[:0])
+    assert (result.shape, result.dtype) == ((0, 2, 3), torch.bfloat16)
     assert workers.questions == []
     assert workers.stores["b"].fetch([]) == []
 
@@ -191,9 +193,9 @@ def test_the_first_error_of_an_owner_is_what_the_reader_raises():
 def test_gradients_stay_where_they_are():
     workers = Workers("a")
     leaf = numbered(2, 2).requires_grad_()
-    (found,) = workers.fetch("a", *workers.keep("a", leaf * 2))
-    assert not found.requires_grad
-    assert torch.equal(found, numbered(2, 2) * 2)
+    (result,) = workers.fetch("a", *workers.keep("a", leaf * 2))
+    assert not result.requires_grad
+    assert torch.equal(result, numbered(2, 2) * 2)
 
 
 def test_rows_come_to_the_device_of_the_reader():
@@ -224,8 +226,8 @@ def test_readers_at_once_get_their_rows_and_every_byte_is_counted():
         start.wait()
         for turn in range(rounds):
             which, at = (reader + turn) % 4, turn % 12
-            (found,) = store.answer([(rows[which].pieces[0].blob.number, at, 4)])
-            if not torch.equal(found, tensors[which][at : at + 4]):
+            (result,) = store.answer([(rows[which].pieces[0].blob.number, at, 4)])
+            if not torch.equal(result, tensors[which][at : at + 4]):
                 wrong.append(f"reader {reader}, turn {turn}")
 
     def write() -> None:
@@ -243,7 +245,7 @@ def test_readers_at_once_get_their_rows_and_every_byte_is_counted():
 
 def test_a_drop_while_others_read_gives_rows_or_the_error_and_never_others():
     workers = Workers("a")
-    store, start, found = workers.stores["a"], threading.Barrier(5), list[str]()
+    store, start, result = workers.stores["a"], threading.Barrier(5), list[str]()
     number = store.keep([numbered(64, 64)])[0].number
 
     def read() -> None:
@@ -252,9 +254,9 @@ def test_a_drop_while_others_read_gives_rows_or_the_error_and_never_others():
             try:
                 (rows,) = store.answer([(number, 3, 5)])
             except RunFailed:
-                found.append("dropped")
+                result.append("dropped")
             else:
-                found.append("right" if torch.equal(rows, numbered(64, 64)[3:8]) else "wrong")
+                result.append("right" if torch.equal(rows, numbered(64, 64)[3:8]) else "wrong")
 
     def drop() -> None:
         start.wait()
@@ -262,8 +264,8 @@ def test_a_drop_while_others_read_gives_rows_or_the_error_and_never_others():
         store.keep([numbered(64, 64, start=5)])
 
     run_all([read, read, read, read, drop])
-    assert len(found) == 800
-    assert set(found) <= {"right", "dropped"}
+    assert len(result) == 800
+    assert set(result) <= {"right", "dropped"}
     with pytest.raises(RunFailed, match="dropped"):
         store.answer([(number, 3, 5)])
 

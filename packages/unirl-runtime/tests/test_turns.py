@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from small_runs import catalog, plan, run
-from unirl.core.capability import Cap, Support
+from unirl.core.specs.capability import Cap, Support
 from unirl.runtime.actors import Call
 from unirl.runtime.cluster import Cluster
-from unirl.runtime.plugin import unirl_check_plan
 
 BUILD = [
     ("train-0", "build"),
@@ -22,11 +21,11 @@ BUILD = [
     ("reward-0", "build"),
 ]
 SYNC = [
-    ("train-0", "export_weights"),
+    ("train-0", "weights.hold_export"),
     ("train-0", "offload"),
     ("rollout-0", "wake"),
-    ("train-0", "ship_weights"),
-    ("train-0", "forget_export"),
+    ("train-0", "weights.ship"),
+    ("train-0", "weights.forget_export"),
 ]
 # Both rewards.
 ROLLOUT = [("rollout-0", "generate"), ("reward-0", "score"), ("reward-0", "score")]
@@ -48,7 +47,7 @@ def test_a_device_is_free_before_the_other_one_takes_it(
         return sent(cluster, call)
 
     monkeypatch.setattr(Cluster, "_sent", noted)
-    run(tmp_path / "run", "run.steps=2", "launcher=ray", "launcher.placement=colocate")
+    run(tmp_path / "run", "run.max_steps=2", "launcher=ray", "launcher.placement=colocate")
     # The rollout of an evaluation leaves the device with the rollout workers, who need it next.
     first = [*SYNC, *ROLLOUT, *ROLLOUT, *BACK, *TRAIN]
     second = [*SYNC, *ROLLOUT, *BACK, *TRAIN]
@@ -56,34 +55,40 @@ def test_a_device_is_free_before_the_other_one_takes_it(
     assert asked == [*BUILD, *first, *second, *last]
 
 
+def asked_of_the_plan(plan) -> list[str]:
+    """What the settings of the launcher say of a plan."""
+    assert plan.launcher is not None
+    return [str(reason.under("launcher")) for reason in plan.launcher.config.problems(plan)]
+
+
 def test_an_engine_that_cannot_sleep_is_refused_for_a_device_that_it_shares() -> None:
-    wanted = plan("launcher=ray", "launcher.placement=colocate")
-    assert list(unirl_check_plan(wanted)) == []
+    expected = plan("launcher=ray", "launcher.placement=colocate")
+    assert asked_of_the_plan(expected) == []
     awake = {Cap.WEIGHTS_SHARED: Support.NO, Cap.WEIGHTS_FULL: Support.NATIVE, Cap.SLEEP: Support.NO}
-    spec = wanted.engine.spec
+    spec = expected.engine.spec
     spec = dataclasses.replace(spec, capabilities={**spec.capabilities, **awake})
-    sleepless = dataclasses.replace(wanted, engine=dataclasses.replace(wanted.engine, spec=spec))
-    (reason,) = unirl_check_plan(sleepless)
-    assert reason.startswith("launcher.placement: 'colocate' was asked for; engine 'trainside' cannot sleep")
-    assert catalog().check_plan(wanted) == []
+    sleepless = dataclasses.replace(expected, engine=dataclasses.replace(expected.engine, spec=spec))
+    (reason,) = asked_of_the_plan(sleepless)
+    assert reason.startswith("launcher.placement: got 'colocate', but engine 'trainside' cannot sleep")
+    assert catalog().check_plan(expected) == []
 
 
 def test_an_engine_whose_sleep_is_not_switched_on_is_refused_for_a_device_that_it_shares() -> None:
     """Whatever the setting is called: the spec of the engine says what switches sleep on."""
-    wanted = plan("launcher=ray", "launcher.placement=colocate")
-    spec = dataclasses.replace(wanted.engine.spec, enabled_by={Cap.SLEEP: {"forward_batch": 3}})
-    switched = dataclasses.replace(wanted, engine=dataclasses.replace(wanted.engine, spec=spec))
-    (reason,) = unirl_check_plan(switched)
-    assert reason.startswith("engine.forward_batch: 0 was asked for, and launcher.placement=colocate")
+    expected = plan("launcher=ray", "launcher.placement=colocate")
+    spec = dataclasses.replace(expected.engine.spec, enabled_by={Cap.SLEEP: {"forward_batch": 3}})
+    switched = dataclasses.replace(expected, engine=dataclasses.replace(expected.engine, spec=spec))
+    (reason,) = asked_of_the_plan(switched)
+    assert reason.startswith("engine.forward_batch: got 0, but with launcher.placement=colocate")
     assert reason.endswith("set engine.forward_batch=3.")
 
 
 def test_an_engine_with_weights_of_its_own_is_refused_where_none_are_sent() -> None:
-    wanted = plan("launcher=ray")
-    assert list(unirl_check_plan(wanted)) == []
-    spec = wanted.engine.spec
+    expected = plan("launcher=ray")
+    assert asked_of_the_plan(expected) == []
+    spec = expected.engine.spec
     own = {Cap.WEIGHTS_SHARED: Support.NO, Cap.WEIGHTS_FULL: Support.NATIVE}
     spec = dataclasses.replace(spec, capabilities={**spec.capabilities, **own})
-    (reason,) = unirl_check_plan(dataclasses.replace(wanted, engine=dataclasses.replace(wanted.engine, spec=spec)))
-    assert reason.startswith("launcher.placement: 'trainside' was asked for")
-    assert reason.endswith("nobody would send it those that train. Use separate, or colocate.")
+    (reason,) = asked_of_the_plan(dataclasses.replace(expected, engine=dataclasses.replace(expected.engine, spec=spec)))
+    assert reason.startswith("launcher.placement: got 'trainside'")
+    assert reason.endswith("would never receive the trained ones. Use separate, or colocate.")

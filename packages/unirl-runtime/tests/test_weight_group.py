@@ -13,6 +13,8 @@ from unirl.core.errors import RunFailed
 from unirl.runtime.weights.carriers import CollectiveCarrier
 from unirl.runtime.weights.group import WeightGroup, listen, reach
 
+pytestmark = pytest.mark.keyed
+
 CPU = torch.device("cpu")
 
 
@@ -40,12 +42,12 @@ def test_a_bucket_comes_to_all_receivers_and_the_default_group_is_left_alone() -
     assert not dist.is_initialized()
     for _ in range(2):
         ticket = carriers[0].send(data)
-        found = [begun(lambda c=carrier, t=ticket: c.receive(t)) for carrier in carriers[1:]]
-        assert all(torch.equal(job.result(30), data) for job in found)
+        result = [begun(lambda c=carrier, t=ticket: c.receive(t)) for carrier in carriers[1:]]
+        assert all(torch.equal(job.result(30), data) for job in result)
         carriers[0].release(ticket)
     for carrier in carriers:
         carrier.leave()
-    with pytest.raises(RunFailed, match="a group of 3 that was left"):
+    with pytest.raises(RunFailed, match="has left its group of 3"):
         wait_until(lambda: carriers[0].send(data))
 
 
@@ -60,7 +62,7 @@ def wait_until(call: Callable[[], object]) -> None:
 def test_a_rank_that_does_not_take_part_is_waited_for_no_longer_than_was_said() -> None:
     carriers = [CollectiveCarrier(group) for group in formed(3, timeout_s=1)]
     waits = begun(lambda: carriers[1].receive((1, 8)))
-    with pytest.raises(RunFailed, match=r"to all 3 ranks .* within 1 s. .* launcher\.call_timeout_s"):
+    with pytest.raises(RunFailed, match=r"all 3 ranks .* within 1 s. .* launcher\.call_timeout_s"):
         waits.result(20)
 
 
@@ -71,7 +73,7 @@ def test_leaving_ends_what_waits_at_once() -> None:
     time.sleep(0.1)
     assert not waits.done()
     carriers[1].leave()
-    with pytest.raises(RunFailed, match="was left while a bucket was on its way"):
+    with pytest.raises(RunFailed, match="left the group while a bucket was in flight"):
         waits.result(5)
     # What the sender began is given up as well, and gives back nothing.
     ticket = carriers[0].send(torch.zeros(8, dtype=torch.uint8))
@@ -81,5 +83,5 @@ def test_leaving_ends_what_waits_at_once() -> None:
 
 def test_a_rank_that_never_comes_is_an_error_of_the_start() -> None:
     store, _ = listen(2, timeout_s=1)
-    with pytest.raises(RunFailed, match=r"rank 0 does not find the other ones of a group of 2: .* timeout"):
+    with pytest.raises(RunFailed, match=r"rank 0 could not reach the others of a group of 2: .* timeout"):
         WeightGroup(store, rank=0, world=2, device=CPU, timeout_s=1)

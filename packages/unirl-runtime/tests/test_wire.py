@@ -21,10 +21,10 @@ from unirl.runtime.wire import packed, unpacked
     ids=["ints", "transposed", "bfloat16", "bools", "scalar", "empty", "parameter"],
 )
 def test_tensors_come_back_bit_for_bit(tensor: torch.Tensor) -> None:
-    found = unpacked(packed({"x": [tensor]}))["x"][0]
-    assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
-    assert torch.equal(found, tensor.detach())
-    found.add_(found)  # and can be written to
+    result = unpacked(packed({"x": [tensor]}))["x"][0]
+    assert (result.dtype, result.shape) == (tensor.dtype, tensor.shape)
+    assert torch.equal(result, tensor.detach())
+    result.add_(result)  # and can be written to
 
 
 def test_a_small_tensor_costs_little_more_than_its_bytes() -> None:

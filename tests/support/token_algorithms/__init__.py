@@ -1,1 +1,1 @@
-"""What tests of algorithms over tokens share: a model of a few numbers, and losses of numbers that are given."""
+"""Shared by tests of token algorithms: a tiny language model, and losses of given numbers."""

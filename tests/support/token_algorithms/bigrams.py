@@ -1,4 +1,4 @@
-"""A language model of a few numbers, a rollout of it, and the train stack over it."""
+"""A tiny language model, a rollout of it, and the train stack on top."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from unirl.core.roles import Algorithm, Policy
-from unirl.core.track import Status, TextSegment, Track
-from unirl.numerics.stack import StepReport, train_on
-from unirl.numerics.token_log_probs import token_log_probs
-from unirl.numerics.track_replay import TrackReplay
+from unirl.core.types.track import Status, TextSegment, Track
+from unirl.numerics.tokens.log_probs import token_log_probs
+from unirl.numerics.train.stack import StepReport, UpdateSettings, train_on
+from unirl.numerics.train.track_replay import TrackReplay
 
 __all__ = ["Bench", "BigramModel", "Steps"]
 
@@ -21,7 +21,7 @@ VOCABULARY, WIDTH = 7, 4
 
 
 class BigramModel(torch.nn.Module):
-    """Each token follows from the one before it: embedding, then output projection. A `unirl.core.roles.TextModel`."""
+    """A bigram model: embedding, then output projection. A `unirl.core.roles.TextModel`."""
 
     packs, pad_token, stop_tokens = True, 0, (0,)
 
@@ -41,7 +41,8 @@ class BigramModel(torch.nn.Module):
 
 
 class Steps:
-    """Gradient descent on a module, which notes the last gradient. Fits `unirl.numerics.stack.Updater` on one rank."""
+    """Gradient descent on a module; records the last gradient. Implements `unirl.numerics.train.stack.Updater` on one
+    rank."""
 
     device, num_ranks, gradient_reduction = torch.device("cpu"), 1, "sum"
 
@@ -65,7 +66,7 @@ class Steps:
         return StepReport(grad_norm=float(self.gradient.norm()), grad_rms=0.0)
 
     def move(self, distance: float = 0.1) -> None:
-        """Away from the anchor, so that clips bind on some tokens."""
+        """Away from the old policy, so that some tokens are clipped."""
         random = torch.Generator().manual_seed(9)
         with torch.no_grad():
             for value in self.weights:
@@ -79,7 +80,7 @@ class Steps:
 
 
 class Bench(Steps):
-    """A rollout of `BigramModel` whose texts have advantages, and updates on it by the train stack."""
+    """A rollout of `BigramModel` with advantages, and updates on it by the train stack."""
 
     def __init__(self, lengths: Sequence[int] = (5, 2, 3, 6, 1, 4), seed: int = 0, lr: float = 0.0) -> None:
         self.model, self.reference = BigramModel(seed), BigramModel(seed + 1)
@@ -87,7 +88,7 @@ class Bench(Steps):
         self.track = self._rollout(lengths, torch.Generator().manual_seed(seed))
 
     def judged(self, track: Track) -> Track:
-        """With what its texts are worth."""
+        """With advantages."""
         return dataclasses.replace(
             track, advantages=torch.tensor([1.25, -0.5, 0.75, -1.5, 0.25, 2.0][: track.num_rows])
         )
@@ -106,15 +107,15 @@ class Bench(Steps):
                 prompts=("p",) * rows,
                 metadata=({},) * rows,
                 segment=text,
-                weights=torch.ones(rows),
+                sample_weights=torch.ones(rows),
                 status=tuple(Status.TRUNCATED if length == 6 else Status.COMPLETED for length in lengths),
                 policy_version=(0,) * rows,
             )
         )
         with torch.no_grad():
-            found = self.replay()(track).log_probs
-        # Those of an engine that is a little off.
-        off = found + 0.05 * torch.randn(found.shape, generator=random)
+            result = self.replay()(track).log_probs
+        # From an engine with a small log-prob mismatch.
+        off = result + 0.05 * torch.randn(result.shape, generator=random)
         made = tuple(row[:length].float() for row, length in zip(off, lengths, strict=True))
         return dataclasses.replace(track, segment=dataclasses.replace(track.text, log_probs=made))
 
@@ -134,7 +135,14 @@ class Bench(Steps):
     def train(
         self, algorithm: Algorithm, track: Track | None = None, *, packing: bool = True, **settings: Any
     ) -> dict[str, float]:
-        """The numbers of the updates; `gradient` is then that of the last."""
-        chosen = {"updates": 1, "micro_batch": 0, "progress": 0.0, **settings}
-        report = train_on(track or self.track, algorithm, replay=self.replay(packing=packing), apply=self, **chosen)
+        """The metrics of the updates; `gradient` is then that of the last."""
+        further = {name: settings.pop(name) for name in ("progress", "critic") if name in settings}
+        report = train_on(
+            track or self.track,
+            algorithm,
+            replay=self.replay(packing=packing),
+            updater=self,
+            settings=UpdateSettings(packing=packing, **settings),
+            **{"progress": 0.0, **further},
+        )
         return {**report.metrics, "updates": float(report.num_updates)}

@@ -1,4 +1,4 @@
-"""Losses over tokens of numbers that are given, rather than of a model's."""
+"""Token losses of given numbers, instead of a model's outputs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from unirl.core.reference import TokenLossInputs
-from unirl.core.roles import Losses
-from unirl.core.track import Status, TextSegment, Track
-from unirl.numerics.reduction import reduce_terms, weight_totals
-from unirl.numerics.text_replay import ReplayedTokens
+from unirl.conformance.reference import TokenLossInputs
+from unirl.core.roles import Losses, ReplayedTokens
+from unirl.core.types.track import Status, TextSegment, Track
+from unirl.numerics.loss.reduction import reduce_terms, weight_totals
 
 from .tracks import one_group
 
@@ -18,8 +17,8 @@ __all__ = ["GivenReplay", "random_inputs", "reduced", "track_of"]
 
 
 def random_inputs(**changed: Any) -> TokenLossInputs:
-    """Seven texts of up to nine tokens: one empty, one cut off, one without signal, one of weight 0, one of weight 1/2,
-    one with tokens in its middle that are not trained on."""
+    """Seven completions of up to nine tokens: one empty, one truncated, one with advantage 0, one of weight 0, one of
+    weight 1/2, one with untrained tokens in its middle."""
     rng = np.random.default_rng(3)
     lengths = np.array([9, 4, 0, 7, 1, 9, 5])
     valid = np.arange(9)[None] < lengths[:, None]
@@ -41,9 +40,9 @@ def random_inputs(**changed: Any) -> TokenLossInputs:
 
 
 def track_of(given: TokenLossInputs) -> Track:
-    """A track that holds these numbers, as far as an anchored track does."""
+    """A track with these numbers, with the fields of a track after the old-log-prob pass."""
     rows, width = given.valid.shape
-    # A text ends behind its last token that is trained on.
+    # A completion ends after its last trained token.
     lengths = [int(np.max(np.flatnonzero(row), initial=-1)) + 1 for row in given.valid]
     lengths[0] = width
 
@@ -65,13 +64,13 @@ def track_of(given: TokenLossInputs) -> Track:
             mask=per_sample(given.valid),
         ),
         advantages=None if per_text is None else torch.tensor(per_text, dtype=torch.float32),
-        weights=torch.tensor(given.weights, dtype=torch.float32),
+        sample_weights=torch.tensor(given.weights, dtype=torch.float32),
         status=tuple(Status.TRUNCATED if cut else Status.COMPLETED for cut in given.is_truncated),
     )
 
 
 class GivenReplay:
-    """Log-probs and entropies that are given, in place of a model."""
+    """Given log-probs and entropies, in place of a model."""
 
     def __init__(self, given: TokenLossInputs) -> None:
         self._given = given
@@ -85,5 +84,5 @@ class GivenReplay:
 
 
 def reduced(losses: Losses, weights: Any) -> float:
-    """One number of the terms of a loss, as the train stack makes it."""
+    """The loss as one number, reduced as in the train stack."""
     return float(reduce_terms(losses.terms, totals=weight_totals(weights)))

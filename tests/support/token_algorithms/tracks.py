@@ -1,17 +1,17 @@
-"""Tracks of texts that are given."""
+"""Tracks of given completions."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from unirl.core.track import Status, TextSegment, Track
+from unirl.core.types.track import Status, TextSegment, Track
 
 __all__ = ["one_group"]
 
 
 def one_group(segment: TextSegment, **columns: Any) -> Track:
-    """Whole texts of one prompt, each of weight 1, unless the columns say otherwise."""
+    """Completed samples of one prompt, each of weight 1, unless the columns say otherwise."""
     rows = len(segment.tokens)
     usual: dict[str, Any] = {
         "name": "text",
@@ -19,7 +19,7 @@ def one_group(segment: TextSegment, **columns: Any) -> Track:
         "group_ids": ("p",) * rows,
         "prompts": ("p",) * rows,
         "metadata": ({},) * rows,
-        "weights": torch.ones(rows),
+        "sample_weights": torch.ones(rows),
         "status": (Status.COMPLETED,) * rows,
         "policy_version": (0,) * rows,
     }

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 import unirl.backends.fsdp2.plugin
@@ -16,72 +16,92 @@ import unirl.rewards.rules.plugin
 from torch import Tensor
 from unirl.algorithms.flow_grpo.algorithm import FlowGrpo
 from unirl.algorithms.flow_grpo.plugin import FLOW_GRPO
-from unirl.core.capability import Needs
-from unirl.core.catalog import Catalog
-from unirl.core.config import TrainConfig
-from unirl.core.hookspec import hookimpl
-from unirl.core.plan import Plan
-from unirl.core.request import LatentRequest
-from unirl.core.roles import Losses, Replay
-from unirl.core.spec import AlgorithmSpec, Gap
-from unirl.core.track import Track
-from unirl.numerics.reduction import LossTerm
+from unirl.core.limits import Reason
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.roles import Losses, LossTerm, Replay
+from unirl.core.specs.capability import Needs
+from unirl.core.specs.config import TrainConfig
+from unirl.core.specs.plan import Plan
+from unirl.core.specs.spec import AlgorithmSpec, Gap
+from unirl.core.types.request import LatentRequest
+from unirl.core.types.track import Track
 
 from conformance_mutants import algorithm_critic, algorithm_state, algorithm_text
-from conformance_mutants.mutant import Mutant
+from conformance_mutants.mutant import mutant, mutants_in
+
+REFERENCE = "the-loss-agrees-with-its-numpy-reference"
+AGE = "samples-of-older-weights-count-as-declared"
+MICRO = "micro-batches-do-not-change-the-gradient"
 
 
+# What is added counts by the age of the sample as well.
+@mutant(claim="zero-advantages-give-no-gradient", breaks="adds 0.01 to every advantage", also=(AGE,))
 class LikesItsSamples(FlowGrpo):
     def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
         return super().loss(_with_advantages(track, lambda found: found + 0.01), replay, progress=progress)
 
 
+@mutant(claim="a-step-favours-samples-with-advantage", breaks="has a sign too many")
 class NegatesAdvantages(FlowGrpo):
     def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
         return super().loss(_with_advantages(track, lambda found: -found), replay, progress=progress)
 
 
+@mutant(
+    claim="the-first-ratio-is-exactly-one", breaks="adds a thousandth to the log-probs that it replays before updates"
+)
 class ShiftsTheAnchor(FlowGrpo):
-    def anchor(self, track: Track, replay: Replay) -> Track:
-        track = super().anchor(track, replay)
+    def with_old_log_probs(self, track: Track, replay: Replay) -> Track:
+        track = super().with_old_log_probs(track, replay)
         assert track.latent.log_probs is not None
         return dataclasses.replace(
             track, segment=dataclasses.replace(track.latent, log_probs=track.latent.log_probs + 1e-3)
         )
 
 
+# Of the ratio that corrects for age nothing is left.
+@mutant(claim="three-updates-lower-the-loss", breaks="has a clip range of 0", also=(AGE,))
 class ClipsAtOnce(FlowGrpo):
     def __init__(self, config: Any, **context: Any) -> None:
         super().__init__(dataclasses.replace(config, clip_range=0.0), **context)
 
 
+@mutant(claim=REFERENCE, breaks="clips at twice the range")
 class ClipsLate(FlowGrpo):
     def __init__(self, config: Any, **context: Any) -> None:
         super().__init__(dataclasses.replace(config, clip_range=2 * config.clip_range), **context)
 
 
+@mutant(claim=REFERENCE, breaks="names no reference")
 class WithoutReference(FlowGrpo):
     pass
 
 
+# The ratio of one sample must not move the weight of another.
+@mutant(claim=MICRO, breaks="divides by the mean advantage of the micro-batch", also=(AGE,))
 class ScalesByTheMicroBatch(FlowGrpo):
     def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
-        sizes = torch.where(track.weights > 0, _advantages(track).abs(), 0.0)
-        scale = 0.1 + sizes.sum() / (track.weights > 0).sum()
+        sizes = torch.where(track.sample_weights > 0, _advantages(track).abs(), 0.0)
+        scale = 0.1 + sizes.sum() / (track.sample_weights > 0).sum()
         return _with_values(super().loss(track, replay, progress=progress), lambda values: values / scale)
 
 
+# A row of a micro-batch of one is always the first.
+@mutant(claim="the-order-of-the-rows-does-not-change-the-gradient", breaks="weighs later rows more", also=(MICRO,))
 class WeighsByPlace(FlowGrpo):
     def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
-        place = 1 + 0.1 * torch.arange(track.num_rows, device=track.weights.device)
+        place = 1 + 0.1 * torch.arange(track.num_rows, device=track.sample_weights.device)
         return _with_values(super().loss(track, replay, progress=progress), lambda values: values * place[:, None])
 
 
+@mutant(claim="padding-changes-nothing", breaks="gives every row weight 1")
 class CountsPadding(FlowGrpo):
-    def weights(self, track: Track) -> Mapping[str, Tensor]:
-        return super().weights(dataclasses.replace(track, weights=torch.ones_like(track.weights)))
+    def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
+        return super().loss_weights(dataclasses.replace(track, sample_weights=torch.ones_like(track.sample_weights)))
 
 
+@mutant(claim="only-declared-needs-are-read", breaks="reads rewards after the advantages")
 class ReadsRewards(FlowGrpo):
     def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
         assert track.rewards is not None
@@ -89,49 +109,60 @@ class ReadsRewards(FlowGrpo):
         return _with_values(super().loss(track, replay, progress=progress), lambda values: values + nothing)
 
 
+@mutant(claim="only-declared-needs-are-read", breaks="runs a policy that it does not name")
 class RunsTheReference(FlowGrpo):
     def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
         replay(track, policy="reference")
         return super().loss(track, replay, progress=progress)
 
 
+@mutant(claim="weights-announce-what-the-loss-weighs", breaks="announces weight 1 for samples that weigh a half")
 class AnnouncesWholeWeights(FlowGrpo):
-    def weights(self, track: Track) -> Mapping[str, Tensor]:
-        return super().weights(dataclasses.replace(track, weights=(track.weights > 0).float()))
+    def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
+        return super().loss_weights(dataclasses.replace(track, sample_weights=(track.sample_weights > 0).float()))
 
     def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
-        losses, weights = super().loss(track, replay, progress=progress), super().weights(track)
+        losses, weights = super().loss(track, replay, progress=progress), super().loss_weights(track)
         terms = [dataclasses.replace(term, weights=weights[term.name]) for term in _terms(losses)]
         return dataclasses.replace(losses, terms=terms)
 
 
+@mutant(
+    claim="advantages-do-not-depend-on-the-order-of-the-rows", breaks="scales the advantages of groups that come later"
+)
 class RanksGroups(FlowGrpo):
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         groups = list(dict.fromkeys(track.group_ids))
         factors = torch.tensor([1 + 0.1 * groups.index(group) for group in track.group_ids])
-        found, metrics = super().advantages(track)
-        return _with_advantages(found, lambda values: values * factors), metrics
+        result, metrics = super().advantages(track)
+        return _with_advantages(result, lambda values: values * factors), metrics
 
 
+@mutant(claim="advantages-are-centred-in-their-group", breaks="takes the mean of the batch")
 class CentresOnTheBatch(FlowGrpo):
     def __init__(self, config: Any, *, advantage: Any, **context: Any) -> None:
         super().__init__(config, advantage=dataclasses.replace(advantage, center="global", scope="global"), **context)
 
 
+@mutant(claim="a-higher-reward-gives-a-higher-advantage", breaks="negates advantages")
 class PrefersTheWorse(FlowGrpo):
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
-        found, metrics = super().advantages(track)
-        return _with_advantages(found, torch.neg), metrics
+        result, metrics = super().advantages(track)
+        return _with_advantages(result, torch.neg), metrics
 
 
+@mutant(claim="advantages-are-finite-for-every-shape-of-group", breaks="gives a group of one NaN")
 class NeedsTwo(FlowGrpo):
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
-        found, metrics = super().advantages(track)
-        counted = [group for group, weight in zip(track.group_ids, track.weights, strict=True) if weight]
+        result, metrics = super().advantages(track)
+        counted = [group for group, weight in zip(track.group_ids, track.sample_weights, strict=True) if weight]
         alone = torch.tensor([counted.count(group) == 1 for group in track.group_ids])
-        return _with_advantages(found, lambda values: values.masked_fill(alone, math.nan)), metrics
+        return _with_advantages(result, lambda values: values.masked_fill(alone, math.nan)), metrics
 
 
+@mutant(
+    claim="a-request-is-a-pure-function-of-its-arguments", breaks="draws random SDE steps from torch's global generator"
+)
 class DrawsFromTheGlobalGenerator(FlowGrpo):
     def latent_request(self, sampling: Any, **arguments: Any) -> LatentRequest:
         request = super().latent_request(sampling, **arguments)
@@ -142,6 +173,9 @@ class DrawsFromTheGlobalGenerator(FlowGrpo):
         return dataclasses.replace(request, sde_steps=drawn.expand(rows, count).contiguous())
 
 
+@mutant(
+    claim="sde-steps-are-in-range-and-shared-by-a-group", breaks="draws random SDE steps for each sample of its own"
+)
 class DrawsForEachSample(FlowGrpo):
     def latent_request(self, sampling: Any, **arguments: Any) -> LatentRequest:
         request = super().latent_request(sampling, **arguments)
@@ -152,138 +186,44 @@ class DrawsForEachSample(FlowGrpo):
         return dataclasses.replace(request, sde_steps=own.sde_steps)
 
 
+@mutant(claim="noise-ids-follow-same-initial-noise", breaks="ignores same_initial_noise")
 class KeepsNoiseApart(FlowGrpo):
     def latent_request(self, sampling: Any, **arguments: Any) -> LatentRequest:
         request = super().latent_request(sampling, **arguments)
         return dataclasses.replace(request, noise_ids=tuple(arguments["sample_ids"]))
 
 
+@mutant(claim="a-request-keeps-the-sampling-that-it-is-given", breaks="rounds sigmas to bf16")
 class RoundsSigmas(FlowGrpo):
     def latent_request(self, sampling: Any, **arguments: Any) -> LatentRequest:
         request = super().latent_request(sampling, **arguments)
         return dataclasses.replace(request, sigmas=request.sigmas.to(torch.bfloat16).float())
 
 
+@mutant(claim="training-raises-the-reward", breaks="learns backwards after a tenth of the run")
 class TurnsRound(FlowGrpo):
     def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
         sign = -1.0 if progress > 0.1 else 1.0
         return _with_values(super().loss(track, replay, progress=progress), lambda values: sign * values)
 
 
+@mutant(claim=AGE, breaks="compares with replayed log-probs where those of the engine are asked for")
 class ReplaysAnyway(FlowGrpo):
     def __init__(self, config: Any, *, train: TrainConfig, **context: Any) -> None:
         super().__init__(config, train=dataclasses.replace(train, old_log_probs="replay"), **context)
 
 
+@mutant(claim=AGE, breaks="states that it corrects for age where it compares replayed means")
 class RatioOfMeans(FlowGrpo):
     pass
 
 
+@mutant(claim=AGE, breaks="takes a ratio to the policy that sampled, and states that it takes none")
 class WhoeverSampled(FlowGrpo):
     pass
 
 
-REFERENCE = "the-loss-agrees-with-its-numpy-reference"
-AGE = "samples-of-older-weights-count-as-declared"
-MICRO = "micro-batches-do-not-change-the-gradient"
-BROKEN: dict[type[FlowGrpo], Mutant] = {
-    LikesItsSamples: Mutant(
-        claim="zero-advantages-give-no-gradient",
-        name="likes-its-samples",
-        broken="adds 0.01 to every advantage",
-        # What is added counts by the age of the sample as well.
-        also=(AGE,),
-    ),
-    NegatesAdvantages: Mutant(
-        claim="a-step-favours-samples-with-advantage", name="negates-advantages", broken="has a sign too many"
-    ),
-    ShiftsTheAnchor: Mutant(
-        claim="the-first-ratio-is-exactly-one",
-        name="shifts-the-anchor",
-        broken="adds a thousandth to the log-probs that it replays before updates",
-    ),
-    ClipsAtOnce: Mutant(
-        claim="three-updates-lower-the-loss",
-        name="clips-at-once",
-        broken="has a clip range of 0",
-        # Of the ratio that corrects for age nothing is left.
-        also=(AGE,),
-    ),
-    ClipsLate: Mutant(claim=REFERENCE, name="clips-late", broken="clips at twice the range"),
-    WithoutReference: Mutant(claim=REFERENCE, name="without-reference", broken="names no reference"),
-    ScalesByTheMicroBatch: Mutant(
-        claim=MICRO,
-        name="scales-by-the-micro-batch",
-        broken="divides by the mean advantage of the micro-batch",
-        # The ratio of one sample must not move the weight of another.
-        also=(AGE,),
-    ),
-    WeighsByPlace: Mutant(
-        claim="the-order-of-the-rows-does-not-change-the-gradient",
-        name="weighs-by-place",
-        broken="weighs later rows more",
-        # A row of a micro-batch of one is always the first.
-        also=(MICRO,),
-    ),
-    CountsPadding: Mutant(claim="padding-changes-nothing", name="counts-padding", broken="gives every row weight 1"),
-    ReadsRewards: Mutant(
-        claim="only-declared-needs-are-read", name="reads-rewards", broken="reads rewards after the advantages"
-    ),
-    RunsTheReference: Mutant(
-        claim="only-declared-needs-are-read", name="runs-the-reference", broken="runs a policy that it does not name"
-    ),
-    AnnouncesWholeWeights: Mutant(
-        claim="weights-announce-what-the-loss-weighs",
-        name="announces-whole-weights",
-        broken="announces weight 1 for samples that weigh a half",
-    ),
-    RanksGroups: Mutant(
-        claim="advantages-do-not-depend-on-the-order-of-the-rows",
-        name="ranks-groups",
-        broken="scales the advantages of groups that come later",
-    ),
-    CentresOnTheBatch: Mutant(
-        claim="advantages-are-centred-in-their-group", name="centres-on-the-batch", broken="takes the mean of the batch"
-    ),
-    PrefersTheWorse: Mutant(
-        claim="a-higher-reward-gives-a-higher-advantage", name="prefers-the-worse", broken="negates advantages"
-    ),
-    NeedsTwo: Mutant(
-        claim="advantages-are-finite-for-every-shape-of-group", name="needs-two", broken="gives a group of one NaN"
-    ),
-    DrawsFromTheGlobalGenerator: Mutant(
-        claim="a-request-is-a-pure-function-of-its-arguments",
-        name="draws-from-the-global-generator",
-        broken="draws random SDE steps from torch's global generator",
-    ),
-    DrawsForEachSample: Mutant(
-        claim="sde-steps-are-in-range-and-shared-by-a-group",
-        name="draws-for-each-sample",
-        broken="draws random SDE steps for each sample of its own",
-    ),
-    KeepsNoiseApart: Mutant(
-        claim="noise-ids-follow-same-initial-noise", name="keeps-noise-apart", broken="ignores same_initial_noise"
-    ),
-    RoundsSigmas: Mutant(
-        claim="a-request-keeps-the-sampling-that-it-is-given", name="rounds-sigmas", broken="rounds sigmas to bf16"
-    ),
-    TurnsRound: Mutant(
-        claim="training-raises-the-reward", name="turns-round", broken="learns backwards after a tenth of the run"
-    ),
-    ReplaysAnyway: Mutant(
-        claim=AGE,
-        name="replays-anyway",
-        broken="compares with replayed log-probs where those of the engine are asked for",
-    ),
-    RatioOfMeans: Mutant(
-        claim=AGE, name="ratio-of-means", broken="states that it corrects for age where it compares replayed means"
-    ),
-    WhoeverSampled: Mutant(
-        claim=AGE,
-        name="whoever-sampled",
-        broken="takes a ratio to the policy that sampled, and states that it takes none",
-    ),
-}
+BROKEN = mutants_in(__name__)
 FURTHER = (algorithm_text, algorithm_state, algorithm_critic)
 MUTANTS = [*BROKEN.values(), *(mutant for module in FURTHER for mutant in module.BROKEN.values())]
 OTHER_LOSS = (
@@ -358,20 +298,20 @@ def _spec(kind: type[FlowGrpo]) -> AlgorithmSpec:
     if kind is WhoeverSampled:
         return dataclasses.replace(spec, needs=dataclasses.replace(spec.needs, staleness="any"))
     if kind in OTHER_LOSS:
-        return dataclasses.replace(spec, gaps=(Gap(claim=REFERENCE, reason=BROKEN[kind].broken),))
+        return dataclasses.replace(spec, gaps=(Gap(claim=REFERENCE, reason=BROKEN[kind].breaks),))
     return spec
 
 
 @hookimpl
-def _check_plan(plan: Plan) -> list[str]:
+def _check_plan(plan: Plan) -> list[Reason]:
     """Real runs take a quarter of a minute each; one is enough to see that the claim about them can fail."""
     if plan.algorithm.name == BROKEN[TurnsRound].name:
         return []
-    return [f"algorithm: {plan.algorithm.name!r} is tried on the workbench alone."]
+    return [Reason(key="algorithm", text=f"{plan.algorithm.name!r} is tried on the workbench model alone.")]
 
 
 def _terms(losses: Losses) -> list[LossTerm]:
-    return [cast(LossTerm, term) for term in losses.terms]
+    return list(losses.terms)
 
 
 def _advantages(track: Track) -> Tensor:

@@ -9,47 +9,63 @@ from typing import Any, cast
 from torch import Tensor
 from unirl.algorithms.ppo.algorithm import Ppo
 from unirl.algorithms.ppo.plugin import SPEC
-from unirl.core.roles import Losses, Metric, Replay
-from unirl.core.spec import AlgorithmSpec
-from unirl.core.track import Track
-from unirl.numerics.reduction import LossTerm
-from unirl.numerics.text_replay import per_sample, per_token, token_mask
-from unirl.numerics.whitening import whiten
+from unirl.core.roles import Losses, LossTerm, Metric, Replay
+from unirl.core.specs.spec import AlgorithmSpec
+from unirl.core.types.track import Track
+from unirl.numerics.tokens.replay import per_sample, per_token, token_mask
+from unirl.numerics.tokens.whitening import whiten
 
-from conformance_mutants.mutant import Mutant
+from conformance_mutants.mutant import mutant, mutants_in
 
 __all__ = ["BROKEN", "WELL", "specs"]
 
 WELL = (dataclasses.replace(SPEC, name="judged", trial={"gamma": 0.9, "kl_estimator": "k3"}),)
 
 
+REFERENCE = "the-loss-agrees-with-its-numpy-reference"
+
+
+@mutant(claim=REFERENCE, breaks="teaches its critic returns without the discount")
 class DiscountsNothing(Ppo):
     """With gamma in the advantages of tokens, and not in what the critic is to expect."""
 
     def after_anchor(
         self, track: Track, sum_over_ranks: Callable[[Tensor], Tensor]
     ) -> tuple[Track, Mapping[str, Metric]]:
-        found, metrics = super().after_anchor(track, sum_over_ranks)
+        result, metrics = super().after_anchor(track, sum_over_ranks)
         config, self._config = self._config, dataclasses.replace(self._config, gamma=1.0)
         plain, _ = super().after_anchor(track, sum_over_ranks)
         self._config = config
-        return dataclasses.replace(found, segment=dataclasses.replace(found.text, returns=plain.text.returns)), metrics
+        return dataclasses.replace(
+            result, segment=dataclasses.replace(result.text, returns=plain.text.returns)
+        ), metrics
 
 
+@mutant(claim=REFERENCE, breaks="takes the values that a critic's clip is about after the update")
 class ClipsAboutTheNewValue(Ppo):
     def critic_loss(self, track: Track, values: Tensor, *, progress: float) -> Losses:
         now = dataclasses.replace(track.text, values=per_sample(values.detach(), track.text))
         return super().critic_loss(dataclasses.replace(track, segment=now), values, progress=progress)
 
 
+# The ratio of one sample must not move the weight of another.
+@mutant(
+    claim="micro-batches-do-not-change-the-gradient",
+    breaks="whitens the advantages of tokens over a micro-batch",
+    also=("samples-of-older-weights-count-as-declared",),
+)
 class WhitensItsMicroBatch(Ppo):
     def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
-        counted = token_mask(track.text) & (track.weights > 0)[:, None]
+        counted = token_mask(track.text) & (track.sample_weights > 0)[:, None]
         own = per_sample(whiten(per_token(track.text, "advantages"), counted), track.text)
         own_track = dataclasses.replace(track, segment=dataclasses.replace(track.text, advantages=own))
         return super().loss(own_track, replay, progress=progress)
 
 
+@mutant(
+    claim="ranks-make-the-advantages-of-tokens-together",
+    breaks="whitens the advantages of tokens over the texts of its rank",
+)
 class WhitensItsRank(Ppo):
     def after_anchor(
         self, track: Track, sum_over_ranks: Callable[[Tensor], Tensor]
@@ -57,6 +73,12 @@ class WhitensItsRank(Ppo):
         return super().after_anchor(track, lambda values: values)
 
 
+# Advantages are soon what the critic says, not the reward.
+@mutant(
+    claim="three-updates-lower-the-loss-of-the-critic",
+    breaks="has a sign too many in the gradient of its critic",
+    also=("training-on-text-raises-the-reward",),
+)
 class LearnsAwayFromReturns(Ppo):
     """The loss of its critic is right, the gradient has a sign too many."""
 
@@ -67,36 +89,7 @@ class LearnsAwayFromReturns(Ppo):
         return dataclasses.replace(losses, terms=[dataclasses.replace(term, values=turned)])
 
 
-REFERENCE = "the-loss-agrees-with-its-numpy-reference"
-BROKEN: dict[type[Ppo], Mutant] = {
-    DiscountsNothing: Mutant(
-        claim=REFERENCE, name="discounts-nothing", broken="teaches its critic returns without the discount"
-    ),
-    ClipsAboutTheNewValue: Mutant(
-        claim=REFERENCE,
-        name="clips-about-the-new-value",
-        broken="takes the values that a critic's clip is about after the update",
-    ),
-    WhitensItsMicroBatch: Mutant(
-        claim="micro-batches-do-not-change-the-gradient",
-        name="whitens-its-micro-batch",
-        broken="whitens the advantages of tokens over a micro-batch",
-        # The ratio of one sample must not move the weight of another.
-        also=("samples-of-older-weights-count-as-declared",),
-    ),
-    WhitensItsRank: Mutant(
-        claim="ranks-make-the-advantages-of-tokens-together",
-        name="whitens-its-rank",
-        broken="whitens the advantages of tokens over the texts of its rank",
-    ),
-    LearnsAwayFromReturns: Mutant(
-        claim="three-updates-lower-the-loss-of-the-critic",
-        name="learns-away-from-returns",
-        broken="has a sign too many in the gradient of its critic",
-        # Advantages are soon what the critic says, not the reward.
-        also=("training-on-text-raises-the-reward",),
-    ),
-}
+BROKEN = mutants_in(__name__)
 
 
 def build(config: Any, **context: Any) -> Ppo:

@@ -11,19 +11,24 @@ from unirl.algorithms.flow_grpo.plugin import FLOW_GRPO
 from unirl.algorithms.grpo.algorithm import Grpo
 from unirl.algorithms.grpo.plugin import SPECS
 from unirl.core.roles import Losses, Replay
-from unirl.core.spec import AlgorithmSpec
-from unirl.core.track import Track
+from unirl.core.specs.spec import AlgorithmSpec
+from unirl.core.types.track import Track
 
-from conformance_mutants.mutant import Mutant
+from conformance_mutants.mutant import mutant, mutants_in
 
 __all__ = ["BROKEN", "specs"]
 
 
+RESUMED = "a-resumed-algorithm-goes-on-as-it-was"
+
+
+@mutant(claim=RESUMED, breaks="loads no state")
 class StartsAnew(FlowGrpo):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """As if there had been none."""
 
 
+@mutant(claim=RESUMED, breaks="takes a coefficient that is not in its state")
 class SaysWhatItDoesNotUse(FlowGrpo):
     """Its loss takes a coefficient that is in no state: the one of its own last step."""
 
@@ -36,16 +41,18 @@ class SaysWhatItDoesNotUse(FlowGrpo):
         return self._used
 
     def end_step(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        found = super().end_step(metrics)
+        result = super().end_step(metrics)
         self._used = self._kl_coef
-        return found
+        return result
 
 
+@mutant(claim=RESUMED, breaks="keeps a state, and its spec names no settings of it")
 class KeepsItQuiet(FlowGrpo):
     def __init__(self, config: Any, **context: Any) -> None:
         super().__init__(dataclasses.replace(config, kl_target=0.01) if config.kl_coef else config, **context)
 
 
+@mutant(claim=RESUMED, breaks="changes its state with every micro-batch")
 class AdaptsWithEachUpdate(Grpo):
     def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
         if self.state():
@@ -53,19 +60,7 @@ class AdaptsWithEachUpdate(Grpo):
         return super().loss(track, replay, progress=progress)
 
 
-RESUMED = "a-resumed-algorithm-goes-on-as-it-was"
-BROKEN: dict[type[Any], Mutant] = {
-    StartsAnew: Mutant(claim=RESUMED, name="starts-anew", broken="loads no state"),
-    SaysWhatItDoesNotUse: Mutant(
-        claim=RESUMED, name="says-what-it-does-not-use", broken="takes a coefficient that is not in its state"
-    ),
-    KeepsItQuiet: Mutant(
-        claim=RESUMED, name="keeps-it-quiet", broken="keeps a state, and its spec names no settings of it"
-    ),
-    AdaptsWithEachUpdate: Mutant(
-        claim=RESUMED, name="adapts-with-each-update", broken="changes its state with every micro-batch"
-    ),
-}
+BROKEN = mutants_in(__name__)
 
 
 def build(config: Any, **context: Any) -> Any:

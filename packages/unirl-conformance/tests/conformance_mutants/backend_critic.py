@@ -2,43 +2,66 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-from unirl.backends.fsdp2.backend import Fsdp2Backend
-from unirl.core.capability import Cap
+import torch
 from unirl.core.errors import RecipeError
-from unirl.core.track import Track
+from unirl.core.roles import WeightUpdate
+from unirl.core.specs.capability import Cap
+from unirl.core.types.track import Track
 
 from conformance_mutants.backend_training import FULL
-from conformance_mutants.mutant import Mutant
+from conformance_mutants.backend_wrapped import Wrapped, is_enabled, with_tensors
+from conformance_mutants.mutant import mutant, mutants_in
+
+CAPS = (*FULL, Cap.CRITIC)
 
 
-class TrainsTheOutputAlone(Fsdp2Backend):
-    def __init__(self, config: Any, **of: Any) -> None:
-        super().__init__(config, **of)
-        if self._critic is not None:
-            for name in [name for name in self._critic.optimizer.params if name.startswith("trunk.")]:
-                self._critic.optimizer.params[name].requires_grad_(False)
+@mutant(
+    claim="a-critic-starts-at-zero-and-trains-by-torchs-adamw",
+    breaks="gives half of what the critic expects",
+    promises=CAPS,
+)
+class HalvesTheValues(Wrapped):
+    def with_values(self, track: Track) -> Track:
+        track = super().with_values(track)
+        values = track.text.values
+        assert values is not None
+        return dataclasses.replace(
+            track, segment=dataclasses.replace(track.text, values=tuple(row / 2 for row in values))
+        )
 
 
-class SendsTheCritic(Fsdp2Backend):
-    def _exported(self, kind: str, *, is_on: bool) -> dict[str, Tensor]:
-        found = super()._exported(kind, is_on=is_on)
-        if self._critic is not None:
-            found["critic.head.weight"] = self._critic.net.head.weight.detach().clone()
-        return found
+@mutant(claim="a-critic-stays-with-the-backend", breaks="sends a weight of the critic to engines", promises=CAPS)
+class SendsTheCritic(Wrapped):
+    def export_weights(self, **asked: Any) -> WeightUpdate:
+        update = super().export_weights(**asked)
+        if not is_enabled(self.config, Cap.CRITIC):
+            return update
+        return with_tensors(update, {**update.tensors, "critic.head.weight": torch.zeros(1)})
 
 
-class ForgetsTheMomentsOfTheCritic(Fsdp2Backend):
+@mutant(
+    claim="a-resumed-critic-is-the-uninterrupted-one",
+    breaks="starts the critic anew after a checkpoint",
+    promises=CAPS,
+)
+class ForgetsTheCritic(Wrapped):
     def load(self, folder: Path) -> None:
         super().load(folder)
-        if self._critic is not None:
-            self._critic.optimizer.adam.state.clear()
+        if is_enabled(self.config, Cap.CRITIC):
+            self.start_anew()
 
 
-class InventsValues(Fsdp2Backend):
+@mutant(
+    claim="values-without-a-critic-are-refused",
+    name="no-values",
+    breaks="gives a track without values where it keeps no critic",
+    promises=CAPS,
+)
+class InventsValues(Wrapped):
     def with_values(self, track: Track) -> Track:
         try:
             return super().with_values(track)
@@ -46,38 +69,4 @@ class InventsValues(Fsdp2Backend):
             return track
 
 
-CAPS = (*FULL, Cap.CRITIC)
-BROKEN = {
-    TrainsTheOutputAlone: (
-        Mutant(
-            claim="a-critic-starts-at-zero-and-trains-by-torchs-adamw",
-            name="output-alone",
-            broken="trains the output of the critic and not its trunk",
-        ),
-        CAPS,
-    ),
-    SendsTheCritic: (
-        Mutant(
-            claim="a-critic-stays-with-the-backend",
-            name="sends-the-critic",
-            broken="sends a weight of the critic to engines",
-        ),
-        CAPS,
-    ),
-    ForgetsTheMomentsOfTheCritic: (
-        Mutant(
-            claim="a-resumed-critic-is-the-uninterrupted-one",
-            name="critic-without-moments",
-            broken="starts the critic's moments anew after a checkpoint",
-        ),
-        CAPS,
-    ),
-    InventsValues: (
-        Mutant(
-            claim="values-without-a-critic-are-refused",
-            name="no-values",
-            broken="gives a track without values where it keeps no critic",
-        ),
-        CAPS,
-    ),
-}
+BROKEN = mutants_in(__name__)

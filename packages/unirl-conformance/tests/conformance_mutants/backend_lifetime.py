@@ -5,33 +5,46 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from unirl.backends.fsdp2.backend import Fsdp2Backend
-from unirl.core.capability import Cap
 from unirl.core.errors import CheckpointError
 from unirl.core.roles import WeightUpdate
+from unirl.core.specs.capability import Cap
 
 from conformance_mutants.backend_training import FULL
-from conformance_mutants.mutant import Mutant
+from conformance_mutants.backend_wrapped import Wrapped, is_enabled
+from conformance_mutants.mutant import mutant, mutants_in
 
 FOREIGN = ("belongs to another set-up", "was made with")
 
 
-class ForgetsMoments(Fsdp2Backend):
+@mutant(
+    claim="a-resumed-training-is-the-uninterrupted-one", breaks="starts the optimizer anew after loading", promises=FULL
+)
+class ForgetsMoments(Wrapped):
     def load(self, folder: Path) -> None:
         super().load(folder)
-        self._optimizer.adam.state.clear()
+        self.start_anew()
 
 
-class ForgetsTheAverage(Fsdp2Backend):
+@mutant(
+    claim="a-resumed-training-is-the-uninterrupted-one", breaks="does not load the average", promises=(*FULL, Cap.EMA)
+)
+class ForgetsTheAverage(Wrapped):
     def load(self, folder: Path) -> None:
-        averages = self._averages()
-        kept = {name: {key: value.clone() for key, value in averages[name].values.items()} for name in averages}
+        before = {}
+        if is_enabled(self.config, Cap.EMA):
+            before = dict(self.inner.export_weights(policy="ema", kind="full").tensors)
         super().load(folder)
-        for name, values in kept.items():
-            averages[name].values = values
+        if before:
+            self.kept["ema"] = before
 
 
-class GoesOnWithoutDamagedFiles(Fsdp2Backend):
+@mutant(
+    claim="a-damaged-checkpoint-is-refused-and-changes-nothing",
+    name="goes-on-without-files",
+    breaks="loads nothing from a damaged checkpoint, in silence",
+    promises=FULL,
+)
+class GoesOnWithoutDamagedFiles(Wrapped):
     def load(self, folder: Path) -> None:
         try:
             super().load(folder)
@@ -40,7 +53,13 @@ class GoesOnWithoutDamagedFiles(Fsdp2Backend):
                 raise
 
 
-class GoesOnWithoutForeignWeights(Fsdp2Backend):
+@mutant(
+    claim="a-foreign-checkpoint-is-refused-and-changes-nothing",
+    name="goes-on-without-weights",
+    breaks="loads nothing from a foreign checkpoint, in silence",
+    promises=FULL,
+)
+class GoesOnWithoutForeignWeights(Wrapped):
     def load(self, folder: Path) -> None:
         try:
             super().load(folder)
@@ -49,89 +68,49 @@ class GoesOnWithoutForeignWeights(Fsdp2Backend):
                 raise
 
 
-class DropsMomentsOnTheWay(Fsdp2Backend):
+@mutant(
+    claim="offload-and-onload-keep-every-number",
+    name="drops-moments",
+    breaks="starts the optimizer anew after onload",
+    promises=FULL,
+)
+class DropsMomentsOnTheWay(Wrapped):
     def onload(self) -> None:
         super().onload()
-        self._optimizer.adam.state.clear()
+        self.start_anew()
 
 
-class ClosesOnce(Fsdp2Backend):
+@mutant(claim="a-backend-may-be-closed-twice", breaks="fails when it is closed again", promises=FULL)
+class ClosesOnce(Wrapped):
+    is_closed = False
+
     def close(self) -> None:
+        if self.is_closed:
+            raise RuntimeError("it is closed already")
         super().close()
-        del self._ranks
+        self.is_closed = True
 
 
-class AdoptsWithoutVersion(Fsdp2Backend):
+@mutant(
+    claim="adopted-weights-compute-what-the-trainer-computes",
+    breaks="keeps its own version when it takes weights over",
+    promises=FULL,
+)
+class AdoptsWithoutVersion(Wrapped):
     def adopt(self, update: WeightUpdate) -> None:
         super().adopt(dataclasses.replace(update, version=self.version))
 
 
-class AdoptsWhatItKnows(Fsdp2Backend):
+@mutant(
+    claim="weights-that-do-not-fit-are-not-adopted",
+    breaks="takes over the tensors whose names it knows, and no others",
+    promises=FULL,
+)
+class AdoptsWhatItKnows(Wrapped):
     def adopt(self, update: WeightUpdate) -> None:
-        held = self.weights(kind=update.kind).tensors
+        held = self.export_weights(kind=update.kind).tensors
         known = {name: value for name, value in update.tensors.items() if name in held}
         super().adopt(dataclasses.replace(update, tensors={**held, **known}))
 
 
-BROKEN: dict[type[Fsdp2Backend], tuple[Mutant, tuple[Cap, ...]]] = {
-    ForgetsMoments: (
-        Mutant(
-            claim="a-resumed-training-is-the-uninterrupted-one",
-            name="forgets-moments",
-            broken="starts the optimizer anew after loading",
-        ),
-        FULL,
-    ),
-    ForgetsTheAverage: (
-        Mutant(
-            claim="a-resumed-training-is-the-uninterrupted-one",
-            name="forgets-the-average",
-            broken="does not load the average",
-        ),
-        (*FULL, Cap.EMA),
-    ),
-    GoesOnWithoutDamagedFiles: (
-        Mutant(
-            claim="a-damaged-checkpoint-is-refused-and-changes-nothing",
-            name="goes-on-without-files",
-            broken="loads nothing from a damaged checkpoint, in silence",
-        ),
-        FULL,
-    ),
-    GoesOnWithoutForeignWeights: (
-        Mutant(
-            claim="a-foreign-checkpoint-is-refused-and-changes-nothing",
-            name="goes-on-without-weights",
-            broken="loads nothing from a foreign checkpoint, in silence",
-        ),
-        FULL,
-    ),
-    DropsMomentsOnTheWay: (
-        Mutant(
-            claim="offload-and-onload-keep-every-number",
-            name="drops-moments",
-            broken="starts the optimizer anew after onload",
-        ),
-        FULL,
-    ),
-    AdoptsWithoutVersion: (
-        Mutant(
-            claim="adopted-weights-compute-what-the-trainer-computes",
-            name="adopts-without-version",
-            broken="keeps its own version when it takes weights over",
-        ),
-        FULL,
-    ),
-    AdoptsWhatItKnows: (
-        Mutant(
-            claim="weights-that-do-not-fit-are-not-adopted",
-            name="adopts-what-it-knows",
-            broken="takes over the tensors whose names it knows, and no others",
-        ),
-        FULL,
-    ),
-    ClosesOnce: (
-        Mutant(claim="a-backend-may-be-closed-twice", name="closes-once", broken="fails when it is closed again"),
-        FULL,
-    ),
-}
+BROKEN = mutants_in(__name__)

@@ -5,19 +5,23 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from unirl.backends.fsdp2.averages import Average
-from unirl.backends.fsdp2.backend import Fsdp2Backend
-from unirl.core.capability import Cap
 from unirl.core.errors import RecipeError
-from unirl.core.roles import WeightUpdate
-from unirl.core.weights import checksum
+from unirl.core.roles import Policy, TrainReport, WeightUpdate
+from unirl.core.specs.capability import Cap
+from unirl.core.types.track import Track
+from unirl.core.types.weights import checksum
 
 from conformance_mutants.backend_training import FULL, LORA
-from conformance_mutants.mutant import Mutant
+from conformance_mutants.backend_wrapped import Wrapped, is_enabled, put, with_tensors
+from conformance_mutants.mutant import mutant, mutants_in
+
+ADAPTED = "blocks.0.up.weight"
+"""A weight of the model that is adapted."""
 
 
 def with_targets(model: Any, targets: list[str]) -> Any:
@@ -31,272 +35,231 @@ def matched(model: Any) -> list[str]:
     return [target for target in model.spec.lora_targets if any(f".{name}".endswith(f".{target}") for name in names)]
 
 
-class AdaptsTheFirstTarget(Fsdp2Backend):
-    def _prepare(self, model: Any, seed: int) -> int:
+@mutant(
+    claim="lora-adapts-the-layers-that-the-targets-match",
+    name="first-target-alone",
+    breaks="adapts the layers of the first target alone",
+    promises=LORA,
+)
+class AdaptsTheFirstTarget(Wrapped):
+    def __init__(self, config: Any, *, model: Any, **context: Any) -> None:
         targets = list(model.spec.lora_targets)
-        return super()._prepare(with_targets(model, targets[:1] if matched(model) == targets else targets), seed)
+        chosen = targets[:1] if matched(model) == targets else targets
+        super().__init__(config, model=with_targets(model, chosen), **context)
 
 
-class SkipsUnknownTargets(Fsdp2Backend):
-    def _prepare(self, model: Any, seed: int) -> int:
-        return super()._prepare(with_targets(model, matched(model)), seed)
+@mutant(
+    claim="lora-targets-that-match-nothing-are-refused", breaks="leaves out targets that match nothing", promises=LORA
+)
+class SkipsUnknownTargets(Wrapped):
+    def __init__(self, config: Any, *, model: Any, **context: Any) -> None:
+        super().__init__(config, model=with_targets(model, matched(model)), **context)
 
 
-class StartsWithNoise(Fsdp2Backend):
-    def _prepare(self, model: Any, seed: int) -> int:
-        layers = super()._prepare(model, seed)
-        for name, param in self._module.named_parameters():
-            if ".lora_B." in name:
-                param.data.fill_(0.01)
-        return layers
+@mutant(
+    claim="lora-starts-at-the-base-model",
+    breaks="starts with a B that is not 0",
+    also=("the-adapter-switched-off-is-the-initial-model",),
+    promises=LORA,
+)
+class StartsWithNoise(Wrapped):
+    def __init__(self, config: Any, **context: Any) -> None:
+        super().__init__(config, **context)
+        update = self.inner.export_weights(kind="lora")
+        noisy = {
+            name: torch.full_like(value, 0.01) if ".lora_B." in name else value
+            for name, value in update.tensors.items()
+        }
+        self.inner.adopt(with_tensors(update, noisy))
 
 
-class IgnoresTheSeed(Fsdp2Backend):
-    def _prepare(self, model: Any, seed: int) -> int:
-        return super()._prepare(model, 0)
+@mutant(claim="adapters-start-from-the-seed-alone", breaks="draws A from a fixed seed", promises=LORA)
+class IgnoresTheSeed(Wrapped):
+    def __init__(self, config: Any, *, seed: int, **context: Any) -> None:
+        super().__init__(config, seed=0, **context)
 
 
-class DecaysTheBase(Fsdp2Backend):
-    def _move(self, when: str) -> None:
-        super()._move(when)
-        if when == "step":
-            for param in self._module.parameters():
-                if not param.requires_grad:
-                    param.data.mul_(1 - self._config.lr * self._config.weight_decay)
+@mutant(
+    claim="lora-leaves-the-base-weights-alone",
+    breaks="decays the weights that do not train",
+    also=("weight-decay-is-decoupled", "a-resumed-training-is-the-uninterrupted-one"),
+    promises=LORA,
+)
+class DecaysTheBase(Wrapped):
+    @torch.no_grad()
+    def decay(self, num_updates: int) -> None:
+        for param in self.model.trainable.parameters():
+            if not param.requires_grad:
+                param.mul_((1 - self.config.lr * self.config.weight_decay) ** num_updates)
+
+    def train(self, track: Track, algorithm: Any, *, progress: float) -> TrainReport:
+        report = super().train(track, algorithm, progress=progress)
+        self.decay(report.num_updates)
+        return report
 
 
-class MergesWithoutScale(Fsdp2Backend):
-    def _exported(self, kind: str, *, is_on: bool) -> dict[str, Tensor]:
-        found = super()._exported(kind, is_on=is_on)
-        if kind == "merged" and is_on:
-            base, lora = super()._exported(kind, is_on=False), self._config.lora
-            found = {name: base[name] + (value - base[name]) * lora.rank / lora.alpha for name, value in found.items()}
-        return found
+@mutant(
+    claim="merged-weights-are-the-base-plus-scaled-b-a",
+    breaks="leaves alpha / rank out of merged weights",
+    promises=LORA,
+)
+class MergesWithoutScale(Wrapped):
+    def export_weights(self, *, policy: Policy = "live", kind: Any) -> WeightUpdate:
+        update = super().export_weights(policy=policy, kind=kind)
+        if kind != "merged" or policy == "reference":
+            return update
+        base = super().export_weights(policy="reference", kind="merged").tensors
+        scale = super().export_weights(policy=policy, kind="lora").adapter_scale
+        unscaled = {name: base[name] + (value - base[name]) / scale for name, value in update.tensors.items()}
+        return with_tensors(update, unscaled)
 
 
-class ExportsWrappedNames(Fsdp2Backend):
-    def _exported(self, kind: str, *, is_on: bool) -> dict[str, Tensor]:
-        found = super()._exported(kind, is_on=is_on)
-        return found | {f"module.{name}": value.clone() for name, value in list(found.items())[:1]}
+@mutant(
+    claim="whole-weights-are-named-as-in-the-plain-module",
+    name="wrapped-names",
+    breaks="exports a weight under its wrapped name as well",
+    also=(
+        "full-training-is-torchs-adamw",
+        "training-on-text-is-torchs-adamw",
+        "weight-decay-is-decoupled",
+        "gradients-are-clipped-by-their-global-norm",
+        "the-model-runs-with-the-weights-that-are-handed-out",
+        "adopted-weights-compute-what-the-trainer-computes",
+        "weights-that-do-not-fit-are-not-adopted",
+    ),
+    promises=FULL,
+)
+class ExportsWrappedNames(Wrapped):
+    def export_weights(self, *, policy: Policy = "live", kind: Any) -> WeightUpdate:
+        update = super().export_weights(policy=policy, kind=kind)
+        wrapped = {f"module.{name}": value.clone() for name, value in list(update.tensors.items())[:1]}
+        return with_tensors(update, {**update.tensors, **wrapped})
 
 
-class SumsOneTensor(Fsdp2Backend):
-    def weights(self, **asked: Any) -> WeightUpdate:
-        update = super().weights(**asked)
+@mutant(claim="weights-carry-version-kind-and-checksum", breaks="gives the checksum of the first tensor", promises=FULL)
+class SumsOneTensor(Wrapped):
+    def export_weights(self, **asked: Any) -> WeightUpdate:
+        update = super().export_weights(**asked)
         first = min(update.tensors)
         return dataclasses.replace(update, checksum=checksum({first: update.tensors[first]}))
 
 
-class ExportsViews(Fsdp2Backend):
-    def _exported(self, kind: str, *, is_on: bool) -> dict[str, Tensor]:
-        return {name: param.detach() for name, param in self._module.named_parameters()}
+@mutant(claim="weights-are-copies", breaks="hands out the weights that train", promises=FULL)
+class ExportsViews(Wrapped):
+    def export_weights(self, *, policy: Policy = "live", kind: Any) -> WeightUpdate:
+        params = self.trained()
+        update = super().export_weights(policy=policy, kind=kind)
+        return dataclasses.replace(update, tensors={name: params[name].detach() for name in update.tensors})
 
 
-class TrainsACopy(Fsdp2Backend):
+@mutant(
+    claim="the-model-runs-with-the-weights-that-are-handed-out", breaks="trains a copy of the module", promises=FULL
+)
+class TrainsACopy(Wrapped):
     def __init__(self, config: Any, *, model: Any, **context: Any) -> None:
         super().__init__(config, model=copy.deepcopy(model), **context)
 
 
-class KeepsTheDtype(Fsdp2Backend):
-    def _prepare(self, model: Any, seed: int) -> int:
-        self._module.requires_grad_(True)
-        return 0
+@mutant(
+    claim="what-trains-is-kept-in-fp32", breaks="hands out what trains in the dtype of the checkpoint", promises=FULL
+)
+class KeepsTheDtype(Wrapped):
+    def __init__(self, config: Any, *, model: Any, **context: Any) -> None:
+        self.dtype = next(model.trainable.parameters()).dtype
+        super().__init__(config, model=model, **context)
+
+    def export_weights(self, *, policy: Policy = "live", kind: Any) -> WeightUpdate:
+        update = super().export_weights(policy=policy, kind=kind)
+        return with_tensors(update, {name: value.to(self.dtype) for name, value in update.tensors.items()})
 
 
-class LeavesOneAdapterOn(Fsdp2Backend):
-    def _switch(self, which: Any) -> Any:
-        switch = super()._switch(which)
-        first = next(part for name, part in self._module.named_modules() if name.endswith("blocks.0.up"))
+@mutant(
+    claim="the-adapter-switched-off-is-the-initial-model",
+    name="leaves-one-on",
+    breaks="leaves the adapter of one layer on",
+    promises=LORA,
+)
+class LeavesOneAdapterOn(Wrapped):
+    @contextmanager
+    def policy(self, which: Policy = "live") -> Iterator[None]:
+        adapted = {}
+        if which == "reference":
+            adapted = {ADAPTED: self.inner.export_weights(kind="merged").tensors[ADAPTED]}
+        with super().policy(which), self.holding(adapted):
+            yield
 
-        def mostly(on: bool) -> None:
-            switch(on)
-            first.enable_adapters(True)  # type: ignore[operator]
 
-        return mostly
-
-
-class RefreshesTheReference(Fsdp2Backend):
+@mutant(
+    claim="the-reference-copy-is-the-initial-model",
+    breaks="copies the live weights into the reference at the end of every rollout",
+    promises=(*FULL, Cap.REFERENCE_COPY),
+)
+class RefreshesTheReference(Wrapped):
     def end_rollout(self) -> None:
         super().end_rollout()
-        if "reference" in self._copies:
-            for name, value in self._copies["reference"].values.items():
-                value.copy_(self._params[name].detach())
+        if is_enabled(self.config, Cap.REFERENCE_COPY):
+            self.kept["reference"] = dict(self.inner.export_weights(kind="full").tensors)
 
 
-class StaysAfterAnError(Fsdp2Backend):
+@mutant(
+    claim="the-live-weights-are-back-after-a-policy",
+    breaks="keeps another policy's weights after an error",
+    promises=(*FULL, Cap.REFERENCE_COPY),
+)
+class StaysAfterAnError(Wrapped):
     @contextmanager
-    def policy(self, which: Any = "live") -> Iterator[None]:
-        if which == self._using:
-            yield
-            return
-        switch = self._switch(which)
-        switch(True)
-        self._using = which
+    def policy(self, which: Policy = "live") -> Iterator[None]:
+        used: dict[str, Tensor] = {}
         try:
+            with super().policy(which):
+                try:
+                    yield
+                except BaseException:
+                    used = {name: param.detach().clone() for name, param in self.trained().items()}
+                    raise
+        finally:
+            put(self.trained(), used)
+
+
+@mutant(claim="the-average-follows-its-formula", breaks="takes the decay for 1 - decay", promises=(*FULL, Cap.EMA))
+class SwapsDecay(Wrapped):
+    def __init__(self, config: Any, **context: Any) -> None:
+        super().__init__(
+            dataclasses.replace(config, ema=dataclasses.replace(config.ema, decay=1 - config.ema.decay)), **context
+        )
+
+
+@mutant(
+    claim="the-lagged-policy-follows-its-formula",
+    name="lags-by-steps",
+    breaks="moves the lagged policy with every step",
+    promises=(*FULL, Cap.LAGGED_POLICY),
+)
+class MovesTheLaggedPolicyEveryStep(Wrapped):
+    def __init__(self, config: Any, **context: Any) -> None:
+        lagged = dataclasses.replace(config.lagged, every="step")
+        super().__init__(dataclasses.replace(config, lagged=lagged), **context)
+
+
+@mutant(
+    claim="a-policy-that-is-not-kept-is-refused",
+    name="falls-back-to-live",
+    breaks="gives the live weights where no policy is kept",
+    promises=FULL,
+)
+class FallsBackToTheLivePolicy(Wrapped):
+    @contextmanager
+    def policy(self, which: Policy = "live") -> Iterator[None]:
+        with ExitStack() as stack:
+            with suppress(RecipeError):
+                stack.enter_context(super().policy(which))
             yield
-        except BaseException:
-            self._using = "live"
-            raise
-        switch(False)
-        self._using = "live"
 
-
-class SwapsDecay(Fsdp2Backend):
-    def _make_copies(self) -> Any:
-        copies = super()._make_copies()
-        if isinstance(copies.get("ema"), Average):
-            config = copies["ema"].config
-            copies["ema"].config = dataclasses.replace(config, decay=1 - config.decay)
-        return copies
-
-
-class MovesTheLaggedPolicyEveryStep(Fsdp2Backend):
-    def _make_copies(self) -> Any:
-        copies = super()._make_copies()
-        if isinstance(copies.get("lagged"), Average):
-            copies["lagged"].config = dataclasses.replace(copies["lagged"].config, every="step")
-        return copies
-
-
-class FallsBackToTheLivePolicy(Fsdp2Backend):
-    def _switch(self, which: Any) -> Any:
+    def export_weights(self, *, policy: Policy = "live", kind: Any) -> WeightUpdate:
         try:
-            return super()._switch(which)
+            return super().export_weights(policy=policy, kind=kind)
         except RecipeError:
-            return lambda on: None
+            return super().export_weights(kind=kind)
 
 
-BROKEN: dict[type[Fsdp2Backend], tuple[Mutant, tuple[Cap, ...]]] = {
-    AdaptsTheFirstTarget: (
-        Mutant(
-            claim="lora-adapts-the-layers-that-the-targets-match",
-            name="first-target-alone",
-            broken="adapts the layers of the first target alone",
-        ),
-        LORA,
-    ),
-    SkipsUnknownTargets: (
-        Mutant(
-            claim="lora-targets-that-match-nothing-are-refused",
-            name="skips-unknown-targets",
-            broken="leaves out targets that match nothing",
-        ),
-        LORA,
-    ),
-    StartsWithNoise: (
-        Mutant(
-            claim="lora-starts-at-the-base-model",
-            name="starts-with-noise",
-            broken="starts with a B that is not 0",
-            also=("the-adapter-switched-off-is-the-initial-model",),
-        ),
-        LORA,
-    ),
-    IgnoresTheSeed: (
-        Mutant(claim="adapters-start-from-the-seed-alone", name="ignores-the-seed", broken="draws A from a fixed seed"),
-        LORA,
-    ),
-    DecaysTheBase: (
-        Mutant(
-            claim="lora-leaves-the-base-weights-alone",
-            name="decays-the-base",
-            broken="decays the weights that do not train",
-            also=("weight-decay-is-decoupled", "a-resumed-training-is-the-uninterrupted-one"),
-        ),
-        LORA,
-    ),
-    MergesWithoutScale: (
-        Mutant(
-            claim="merged-weights-are-the-base-plus-scaled-b-a",
-            name="merges-without-scale",
-            broken="leaves alpha / rank out of merged weights",
-        ),
-        LORA,
-    ),
-    ExportsWrappedNames: (
-        Mutant(
-            claim="whole-weights-are-named-as-in-the-plain-module",
-            name="wrapped-names",
-            broken="exports a weight under its wrapped name as well",
-            also=(
-                "full-training-is-torchs-adamw",
-                "training-on-text-is-torchs-adamw",
-                "weight-decay-is-decoupled",
-                "gradients-are-clipped-by-their-global-norm",
-                "the-model-runs-with-the-weights-that-are-handed-out",
-                "adopted-weights-compute-what-the-trainer-computes",
-                "weights-that-do-not-fit-are-not-adopted",
-            ),
-        ),
-        FULL,
-    ),
-    SumsOneTensor: (
-        Mutant(
-            claim="weights-carry-version-kind-and-checksum",
-            name="sums-one-tensor",
-            broken="gives the checksum of the first tensor",
-        ),
-        FULL,
-    ),
-    ExportsViews: (
-        Mutant(claim="weights-are-copies", name="exports-views", broken="hands out the weights that train"),
-        FULL,
-    ),
-    TrainsACopy: (
-        Mutant(
-            claim="the-model-runs-with-the-weights-that-are-handed-out",
-            name="trains-a-copy",
-            broken="trains a copy of the module",
-        ),
-        FULL,
-    ),
-    KeepsTheDtype: (
-        Mutant(claim="what-trains-is-kept-in-fp32", name="keeps-the-dtype", broken="trains bf16 weights in bf16"),
-        FULL,
-    ),
-    LeavesOneAdapterOn: (
-        Mutant(
-            claim="the-adapter-switched-off-is-the-initial-model",
-            name="leaves-one-on",
-            broken="leaves the adapter of one layer on",
-            also=("a-loss-may-compare-with-another-policy",),
-        ),
-        LORA,
-    ),
-    RefreshesTheReference: (
-        Mutant(
-            claim="the-reference-copy-is-the-initial-model",
-            name="refreshes-the-reference",
-            broken="copies the live weights into the reference at the end of every rollout",
-        ),
-        (*FULL, Cap.REFERENCE_COPY),
-    ),
-    StaysAfterAnError: (
-        Mutant(
-            claim="the-live-weights-are-back-after-a-policy",
-            name="stays-after-an-error",
-            broken="keeps another policy's weights after an error",
-        ),
-        (*FULL, Cap.REFERENCE_COPY),
-    ),
-    SwapsDecay: (
-        Mutant(claim="the-average-follows-its-formula", name="swaps-decay", broken="takes the decay for 1 - decay"),
-        (*FULL, Cap.EMA),
-    ),
-    MovesTheLaggedPolicyEveryStep: (
-        Mutant(
-            claim="the-lagged-policy-follows-its-formula",
-            name="lags-by-steps",
-            broken="moves the lagged policy with every step",
-        ),
-        (*FULL, Cap.LAGGED_POLICY),
-    ),
-    FallsBackToTheLivePolicy: (
-        Mutant(
-            claim="a-policy-that-is-not-kept-is-refused",
-            name="falls-back-to-live",
-            broken="gives the live weights where no policy is kept",
-        ),
-        FULL,
-    ),
-}
+BROKEN = mutants_in(__name__)

@@ -15,116 +15,151 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 from unirl.algorithms.flow_grpo import plugin as flow_grpo
-from unirl.backends.fsdp2.backend import Fsdp2Backend
-from unirl.backends.fsdp2.plugin import SPEC
-from unirl.conformance.workbench import model as workbench
-from unirl.core.catalog import Catalog
-from unirl.core.hookspec import hookimpl
-from unirl.core.roles import Algorithm, Policy, Replay, TrainReport, WeightUpdate
-from unirl.core.track import Track
+from unirl.conformance.doubles import model as latent_model
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.roles import Algorithm, Losses, Policy, Replay, TrainReport, WeightUpdate
+from unirl.core.types.track import Track
 from unirl.engines.trainside import plugin as trainside
 
-from conformance_mutants.mutant import Mutant
+from conformance_mutants.backend_wrapped import SPEC, LiveAlone, Wrapped, WrappedAlgorithm, put, scaled, with_tensors
+from conformance_mutants.mutant import mutant, mutants_in
 
 
-class CannotCount(Fsdp2Backend):
+class CannotCount(Wrapped):
     """Reports a number that is none, under one way of training."""
 
     training: str
 
     def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
         report = super().train(track, algorithm, progress=progress)
-        norm = math.nan if self._config.trains == self.training else report.metrics["grad_norm"]
+        norm = math.nan if self.config.trains == self.training else report.metrics["grad_norm"]
         return dataclasses.replace(report, metrics={**report.metrics, "grad_norm": norm})
 
 
+@mutant(claim="a-round-trains-adapters", name="counts-no-adapters", breaks="reports NaN where it trains adapters")
 class CannotCountAdapters(CannotCount):
     training = "lora"
 
 
+@mutant(claim="a-round-trains-all-weights", name="counts-no-weights", breaks="reports NaN where it trains all weights")
 class CannotCountAllWeights(CannotCount):
     training = "full"
 
 
-class TrainsACopy(Fsdp2Backend):
+# What never moves stays where the reference policy is.
+@mutant(
+    claim="second-rollout-is-made-with-the-new-weights",
+    breaks="trains a copy of what is sampled from",
+    also=("options-that-need-another-policy-change-what-is-learnt",),
+)
+class TrainsACopy(Wrapped):
     """Hands out trained weights, and leaves those of the module, from which is sampled, as they were."""
 
-    _trained: Mapping[str, Tensor] | None = None
+    _now: Mapping[str, Tensor] | None = None
 
     def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
-        before = {name: param.detach().clone() for name, param in self._params.items()}
+        before = copies(self.trained())
         report = super().train(track, algorithm, progress=progress)
-        self._trained = self._swapped(before)
+        self._now = copies(self.trained())
+        put(self.trained(), before)
         return report
 
-    def weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
-        if self._trained is None:
-            return super().weights(policy=policy, kind=kind)
-        untrained = self._swapped(self._trained)
+    def export_weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
+        if self._now is None:
+            return super().export_weights(policy=policy, kind=kind)
+        untrained = copies(self.trained())
+        put(self.trained(), self._now)
         try:
-            return super().weights(policy=policy, kind=kind)
+            return super().export_weights(policy=policy, kind=kind)
         finally:
-            self._swapped(untrained)
-
-    @torch.no_grad()
-    def _swapped(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Put these into the module; returns what was there."""
-        there = {name: param.detach().clone() for name, param in self._params.items()}
-        for name, param in self._params.items():
-            param.copy_(values[name])
-        return there
+            put(self.trained(), untrained)
 
 
-class CountsMicroBatchesTwice(Fsdp2Backend):
+def copies(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: param.detach().clone() for name, param in params.items()}
+
+
+@mutant(
+    claim="micro-batches-of-a-round-give-the-same-update",
+    name="counts-twice",
+    breaks="counts all but the last micro-batch twice",
+)
+class CountsMicroBatchesTwice(Wrapped):
     """All but the last micro-batch of an update weigh double."""
 
-    def __init__(self, *positional: Any, **settings: Any) -> None:
-        super().__init__(*positional, **settings)
-        plain = self._updater.backward
-        self._updater.backward = lambda loss, *, last: plain(loss if last else 2 * loss, last=last)
+    def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
+        class Doubled(WrappedAlgorithm):
+            num_seen = 0
+
+            def loss(self, track: Any, replay: Any, *, progress: float) -> Losses:
+                losses = super().loss(track, replay, progress=progress)
+                self.num_seen += 1
+                return losses if self.num_seen % len(self.sums) == 0 else scaled(losses, 2)
+
+        return super().train(track, Doubled(algorithm), progress=progress)
 
 
-class ForgetsItsMoments(Fsdp2Backend):
+@mutant(claim="a-run-resumes-exactly", name="forgets", breaks="rounds the weights to bf16 on resume")
+class RoundsOnResume(Wrapped):
     def load(self, folder: Path) -> None:
         super().load(folder)
-        self._optimizer.adam.state.clear()
+        update = self.inner.export_weights(kind=self.config.trains)
+        rounded = {name: value.bfloat16().float() for name, value in update.tensors.items()}
+        self.inner.adopt(with_tensors(update, rounded))
 
 
-class MovesItsAnchor(Fsdp2Backend):
+@mutant(claim="first-update-in-process-has-ratio-1", name="moves-anchor", breaks="moves the old log-probs by 1e-6")
+class MovesItsAnchor(Wrapped):
     """Old log-probs are a little off by the time that the loss sees them."""
 
     def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
-        def anchor(track: Track, replay: Replay) -> Track:
-            found = algorithm.anchor(track, replay)
-            assert found.latent.log_probs is not None
-            segment = dataclasses.replace(found.latent, log_probs=found.latent.log_probs + 1e-6)
-            return dataclasses.replace(found, segment=segment)
+        def with_old_log_probs(track: Track, replay: Replay) -> Track:
+            result = algorithm.with_old_log_probs(track, replay)
+            assert result.latent.log_probs is not None
+            segment = dataclasses.replace(result.latent, log_probs=result.latent.log_probs + 1e-6)
+            return dataclasses.replace(result, segment=segment)
 
-        moved: Any = SimpleNamespace(anchor=anchor, weights=algorithm.weights, loss=algorithm.loss)
+        moved: Any = SimpleNamespace(
+            with_old_log_probs=with_old_log_probs, loss_weights=algorithm.loss_weights, loss=algorithm.loss
+        )
         return super().train(track, moved, progress=progress)
 
 
-class ReplaysOtherwise(Fsdp2Backend):
-    """Its replay is off by the same little each time."""
+@mutant(
+    claim="log-probs-of-the-engine-are-those-of-training",
+    name="replays-off",
+    breaks="compares with log-probs of the engine that are 1e-5 off",
+)
+class ReplaysOtherwise(Wrapped):
+    """The engine's log-probs are off by the same little each time that they are compared with its own."""
 
     off = 1e-5
 
-    def __init__(self, *positional: Any, **settings: Any) -> None:
-        super().__init__(*positional, **settings)
-        plain = self._replay
+    def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
+        return super().train(self.moved(track), algorithm, progress=progress)
 
-        def replay(track: Track, *, policy: Policy = "live") -> Any:
-            found = plain(track, policy=policy)
-            return dataclasses.replace(found, log_probs=found.log_probs + self.off)
-
-        self._replay: Any = replay
+    def moved(self, track: Track) -> Track:
+        assert track.latent.log_probs is not None
+        segment = dataclasses.replace(track.latent, log_probs=track.latent.log_probs + self.off)
+        return dataclasses.replace(track, segment=segment)
 
 
-class HasOnePolicy(Fsdp2Backend):
+@mutant(
+    claim="options-that-need-another-policy-change-what-is-learnt",
+    name="one-policy",
+    breaks="takes the live weights for the reference policy",
+)
+class HasOnePolicy(Wrapped):
     """Gives the live weights whatever policy is asked for."""
+
+    def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
+        return super().train(track, LiveAlone(algorithm), progress=progress)
+
+    def with_reference(self, track: Track, *, policy: Policy = "reference") -> Track:
+        return super().with_reference(track, policy="live")
 
     @contextmanager
     def policy(self, which: Policy = "live") -> Iterator[None]:
@@ -132,44 +167,11 @@ class HasOnePolicy(Fsdp2Backend):
             yield
 
 
-BROKEN: dict[type[Fsdp2Backend], Mutant] = {
-    CannotCountAdapters: Mutant(
-        claim="a-round-trains-adapters", name="counts-no-adapters", broken="reports NaN where it trains adapters"
-    ),
-    CannotCountAllWeights: Mutant(
-        claim="a-round-trains-all-weights", name="counts-no-weights", broken="reports NaN where it trains all weights"
-    ),
-    TrainsACopy: Mutant(
-        claim="second-rollout-is-made-with-the-new-weights",
-        name="trains-a-copy",
-        broken="trains a copy of what is sampled from",
-        # What never moves stays where the reference policy is.
-        also=("options-that-need-another-policy-change-what-is-learnt",),
-    ),
-    CountsMicroBatchesTwice: Mutant(
-        claim="micro-batches-of-a-round-give-the-same-update",
-        name="counts-twice",
-        broken="counts all but the last micro-batch twice",
-    ),
-    ForgetsItsMoments: Mutant(
-        claim="a-run-resumes-exactly", name="forgets", broken="forgets the optimizer's moments on resume"
-    ),
-    MovesItsAnchor: Mutant(
-        claim="first-update-in-process-has-ratio-1", name="moves-anchor", broken="moves the old log-probs by 1e-6"
-    ),
-    ReplaysOtherwise: Mutant(
-        claim="log-probs-of-the-engine-are-those-of-training", name="replays-off", broken="replays 1e-5 off"
-    ),
-    HasOnePolicy: Mutant(
-        claim="options-that-need-another-policy-change-what-is-learnt",
-        name="one-policy",
-        broken="takes the live weights for the reference policy",
-    ),
-}
+BROKEN = mutants_in(__name__)
 MUTANTS = list(BROKEN.values())
 
 
-def build(config: Any, *, model: Any, train: Any, steps: int, seed: int) -> Fsdp2Backend:
+def build(config: Any, *, model: Any, train: Any, steps: int, seed: int) -> Wrapped:
     """The backend that the config's `use` names."""
     kind = next(kind for kind, mutant in BROKEN.items() if mutant.name == config.use)
     return kind(config, model=model, train=train, steps=steps, seed=seed)
@@ -180,7 +182,7 @@ def catalog() -> Catalog:
     return Catalog.of(
         {
             "unirl-well": SimpleNamespace(
-                unirl_models=hookimpl(lambda: [workbench.SPEC]), unirl_backends=hookimpl(lambda: [SPEC])
+                unirl_models=hookimpl(lambda: [latent_model.SPEC]), unirl_backends=hookimpl(lambda: [SPEC])
             ),
             "unirl-flow-grpo": flow_grpo,
             "unirl-trainside": trainside,

@@ -4,30 +4,29 @@ weights, one that is sent them, and backends."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 from unirl.algorithms.grpo import plugin as grpo
-from unirl.backends.fsdp2.backend import Fsdp2Backend
-from unirl.backends.fsdp2.plugin import SPEC as FSDP2
-from unirl.conformance.workbench import text_model
-from unirl.conformance.workbench.text_model import TextWorkbenchModel
-from unirl.core.capability import Cap, Support
-from unirl.core.catalog import Catalog
-from unirl.core.hookspec import hookimpl
+from unirl.conformance.doubles import text_model
+from unirl.conformance.doubles.text_model import TextWorkbenchModel
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.roles import Algorithm, Engine, Replay, TrainReport, WeightReceipt, WeightUpdate
-from unirl.core.track import Track
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.types.track import Track
 from unirl.engines.trainside.engine import TrainsideEngine
 from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
-from unirl.numerics.text_replay import replay_text
+from unirl.numerics.tokens.replay import replay_text
 
 from conformance_mutants import cell
+from conformance_mutants.backend_wrapped import SPEC as FSDP2
+from conformance_mutants.backend_wrapped import Wrapped
 from conformance_mutants.engine_copying import SPEC as COPYING
 from conformance_mutants.engine_copying import CopyingEngine
-from conformance_mutants.mutant import Mutant
+from conformance_mutants.mutant import mutant, mutants_in
 
 TEXT_ONLY = {Cap.LATENT_ROLLOUT: Support.NO}
 SHARING = dataclasses.replace(TRAINSIDE, kernels=(), capabilities={**TRAINSIDE.capabilities, **TEXT_ONLY})
@@ -38,6 +37,7 @@ SENT = dataclasses.replace(
 GAPS, NEWEST = "log-probs-of-the-engine-are-those-of-training", "second-rollout-is-made-with-the-new-weights"
 
 
+@mutant(claim=NEWEST, name="keeps-weights", breaks="is sent weights and goes on with those it had", also=(GAPS,))
 class KeepsItsWeights(CopyingEngine):
     """Answers that it holds what was sent, and samples from what it was built with."""
 
@@ -61,6 +61,7 @@ class Rescored(TrainsideEngine):
         raise NotImplementedError
 
 
+@mutant(claim=GAPS, name="raw-logits", breaks="gives log-probs of raw logits in rounds of text")
 class ScoresRawLogits(Rescored):
     """Log-probs of the logits as they are, whatever the temperature."""
 
@@ -70,6 +71,7 @@ class ScoresRawLogits(Rescored):
         return tuple(row[:length] for row, length in zip(raw, track.text.lengths, strict=True))
 
 
+@mutant(claim=GAPS, name="swaps-rows", breaks="swaps the log-probs of texts in rounds")
 class SwapsItsRows(Rescored):
     """Gives the log-probs of a group's texts in the order in which they ended."""
 
@@ -80,49 +82,50 @@ class SwapsItsRows(Rescored):
         return tuple(whole.split(list(track.text.lengths)))
 
 
+@mutant(claim=GAPS, name="one-late", breaks="gives log-probs one token late in rounds")
 class ScoresOneTokenLate(Rescored):
     def scored(self, track: Track) -> tuple[Tensor, ...]:
         assert track.text.log_probs is not None
         return tuple(row.roll(1) for row in track.text.log_probs)
 
 
-class MovesItsTextAnchor(Fsdp2Backend):
+class MovesItsTextAnchor(Wrapped):
     """Old log-probs are a little off by the time that the loss sees them."""
 
     def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
-        def anchor(track: Track, replay: Replay) -> Track:
-            found = algorithm.anchor(track, replay)
-            assert found.text.log_probs is not None
-            off = tuple(row + 1e-6 for row in found.text.log_probs)
-            return dataclasses.replace(found, segment=dataclasses.replace(found.text, log_probs=off))
+        def with_old_log_probs(track: Track, replay: Replay) -> Track:
+            result = algorithm.with_old_log_probs(track, replay)
+            assert result.text.log_probs is not None
+            off = tuple(row + 1e-6 for row in result.text.log_probs)
+            return dataclasses.replace(result, segment=dataclasses.replace(result.text, log_probs=off))
 
-        moved: Any = SimpleNamespace(anchor=anchor, weights=algorithm.weights, loss=algorithm.loss)
+        moved: Any = SimpleNamespace(
+            with_old_log_probs=with_old_log_probs, loss_weights=algorithm.loss_weights, loss=algorithm.loss
+        )
         return super().train(track, moved, progress=progress)
 
 
 class ReplaysTextOtherwise(cell.ReplaysOtherwise):
     off = 1e-3
 
+    def moved(self, track: Track) -> Track:
+        assert track.text.log_probs is not None
+        off = tuple(row + self.off for row in track.text.log_probs)
+        return dataclasses.replace(track, segment=dataclasses.replace(track.text, log_probs=off))
 
-ENGINES: Mapping[type[Engine], Mutant] = {
-    ScoresRawLogits: Mutant(claim=GAPS, name="raw-logits", broken="gives log-probs of raw logits in rounds of text"),
-    SwapsItsRows: Mutant(claim=GAPS, name="swaps-rows", broken="swaps the log-probs of texts in rounds"),
-    ScoresOneTokenLate: Mutant(claim=GAPS, name="one-late", broken="gives log-probs one token late in rounds"),
-    KeepsItsWeights: Mutant(
-        claim=NEWEST, name="keeps-weights", broken="is sent weights and goes on with those it had", also=(GAPS,)
-    ),
-}
+
+ENGINES = mutants_in(__name__)
 OF_TEXT = {cell.MovesItsAnchor: MovesItsTextAnchor, cell.ReplaysOtherwise: ReplaysTextOtherwise}
 BACKENDS = {
     OF_TEXT.get(kind, kind): dataclasses.replace(
-        mutant, name=f"text-{mutant.name}", broken=mutant.broken.replace("1e-5", "1e-3")
+        mutant, name=f"text-{mutant.name}", breaks=mutant.breaks.replace("1e-5", "1e-3")
     )
     for kind, mutant in cell.BROKEN.items()
 }
 """What is wrong in rounds of latents is wrong in those of text."""
 MUTANTS = [
     *ENGINES.values(),
-    *(dataclasses.replace(mutant, broken=f"in rounds of text {mutant.broken}") for mutant in BACKENDS.values()),
+    *(dataclasses.replace(mutant, breaks=f"in rounds of text {mutant.breaks}") for mutant in BACKENDS.values()),
 ]
 
 

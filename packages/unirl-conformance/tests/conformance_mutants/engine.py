@@ -6,12 +6,12 @@ import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
-from unirl.conformance.workbench import model as workbench
-from unirl.conformance.workbench import text_model
-from unirl.core.capability import Cap, Support
-from unirl.core.catalog import Catalog
-from unirl.core.hookspec import hookimpl
-from unirl.core.spec import EngineSpec
+from unirl.conformance.doubles import model as latent_model
+from unirl.conformance.doubles import text_model
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.spec import EngineSpec
 from unirl.engines.trainside.engine import TrainsideEngine
 from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
 
@@ -64,7 +64,8 @@ def catalog() -> Catalog:
     return Catalog.of(
         {
             "unirl-well": SimpleNamespace(
-                unirl_models=hookimpl(lambda: [workbench.SPEC, text_model.SPEC]), unirl_engines=hookimpl(lambda: WELL)
+                unirl_models=hookimpl(lambda: [latent_model.SPEC, text_model.SPEC]),
+                unirl_engines=hookimpl(lambda: WELL),
             ),
             "unirl-mutants": SimpleNamespace(unirl_engines=hookimpl(lambda: specs)),
         }

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from unirl.core.errors import RecipeError
 from unirl.core.roles import WeightReceipt, WeightUpdate
-from unirl.engines.trainside.engine import TrainsideEngine
 
 from conformance_mutants.engine_copying import CopyingEngine
 from conformance_mutants.engine_weights import (
@@ -25,25 +24,36 @@ from conformance_mutants.engine_weights import (
     StripsPrefixes,
     TrustsBits,
 )
-from conformance_mutants.mutant import Mutant
+from conformance_mutants.mutant import mutant, mutants_in
+
+LORA, HALF_LORA = "an-adapter-that-does-not-fit-is-refused", "a-refused-adapter-is-never-half-applied"
+SCALED, NEWEST = "an-adapter-is-sampled-with-at-its-scale", "adapters-go-on-the-newest-full-weights-and-with-the-next"
+MENDED = "an-adapter-does-not-mend-refused-weights"
 
 
+@mutant(
+    claim="the-receipt-of-an-adapter-is-of-what-the-engine-holds", breaks="a wrong count in its receipt of an adapter"
+)
 class CountsAdaptersOneLess(CountsOneLess):
     kind = "lora"
 
 
+@mutant(claim=LORA, breaks="takes adapters of which it knows no name")
 class StripsPrefixesOfAdapters(StripsPrefixes):
     kind = "lora"
 
 
+@mutant(claim=LORA, breaks="skips layers that it does not know")
 class SkipsUnknownLayers(SkipsUnknown):
     kind = "lora"
 
 
+@mutant(claim=LORA, breaks="drops a layer of which one half was sent")
 class SkipsMissingHalves(SkipsMissing):
     kind = "lora"
 
 
+@mutant(claim=LORA, breaks="casts adapters of another dtype")
 class CastsDtypesOfAdapters(CastsDtypes):
     kind = "lora"
 
@@ -52,6 +62,7 @@ class CastsDtypesOfAdapters(CastsDtypes):
         super().add_adapter(weights, dataclasses.replace(update, tensors=tensors))
 
 
+@mutant(claim=LORA, breaks="takes adapters of another shape")
 class BroadcastsShapesOfAdapters(BroadcastsShapes):
     kind = "lora"
 
@@ -63,6 +74,7 @@ class BroadcastsShapesOfAdapters(BroadcastsShapes):
         super().add_adapter(weights, dataclasses.replace(update, tensors=tensors))
 
 
+@mutant(claim=LORA, breaks="fills adapters up that end early")
 class FillsUpTruncatedAdapters(FillsUpTruncated):
     kind = "lora"
 
@@ -70,23 +82,26 @@ class FillsUpTruncatedAdapters(FillsUpTruncated):
         return CopyingEngine.write_full(self, update)
 
     def add_adapter(self, weights: Mapping[str, Tensor], update: WeightUpdate) -> None:
-        wanted = self.wanted_pairs(update.tensors)
+        expected = self.wanted_pairs(update.tensors)
         whole = {
-            name: torch.cat([rows, torch.zeros_like(wanted[name])[len(rows) :]])
+            name: torch.cat([rows, torch.zeros_like(expected[name])[len(rows) :]])
             for name, rows in update.tensors.items()
         }
         super().add_adapter(weights, dataclasses.replace(update, tensors=whole))
 
 
+@mutant(claim=LORA, breaks="takes an adapter of no layer")
 class TakesEmptyAdapters(CopyingEngine):
     def check_any(self, count: int) -> None:
         """One of no layer is taken."""
 
 
+@mutant(claim=LORA, breaks="does not look at an adapter's checksum")
 class TrustsBitsOfAdapters(TrustsBits):
     kind = "lora"
 
 
+@mutant(claim=HALF_LORA, breaks="adds layers until one does not fit")
 class WritesLayersAsItChecks(For):
     """Adapters layer by layer, until one does not fit."""
 
@@ -97,11 +112,11 @@ class WritesLayersAsItChecks(For):
             return super().load_weights(update)
         except RecipeError:
             if self.is_here:
-                wanted = self.wanted_pairs(update.tensors)
+                expected = self.wanted_pairs(update.tensors)
                 whole = {
                     name: tensor
                     for name, tensor in update.tensors.items()
-                    if name in wanted and tensor.shape == wanted[name].shape
+                    if name in expected and tensor.shape == expected[name].shape
                 }
                 self.add_adapter(
                     dict(self._module.named_parameters()),
@@ -110,17 +125,20 @@ class WritesLayersAsItChecks(For):
             raise
 
 
+@mutant(claim=MENDED, breaks="samples from half of an update with an adapter on it")
 class IsMendedByAnAdapter(BreaksOff):
     def load_weights(self, update: WeightUpdate) -> WeightReceipt:
         self.is_torn = self.is_torn and update.kind != "lora"
         return super().load_weights(update)
 
 
+@mutant(claim=SCALED, breaks="takes 1 for alpha / rank")
 class ForgetsTheScale(CopyingEngine):
     def scale_of(self, update: WeightUpdate) -> float:
         return 1.0
 
 
+@mutant(claim=SCALED, breaks="adds each to the last")
 class PilesUpAdapters(CopyingEngine):
     """The next one on the one before. A refused one changes nothing."""
 
@@ -129,6 +147,7 @@ class PilesUpAdapters(CopyingEngine):
         return {name: tensor.clone() for name, tensor in update.tensors.items()}
 
 
+@mutant(claim=NEWEST, name="adapters-on-the-first", breaks="adds adapters to the weights of the checkpoint")
 class PutsAdaptersOnTheFirst(RemembersTheFirst):
     def write_adapter(self, update: WeightUpdate) -> dict[str, Tensor]:
         newest, self._base = self._base, self._first
@@ -138,6 +157,7 @@ class PutsAdaptersOnTheFirst(RemembersTheFirst):
             self._base = newest
 
 
+@mutant(claim=NEWEST, breaks="keeps an adapter on top of full weights that come later")
 class KeepsTheAdapter(CopyingEngine):
     """On top of the full weights that come after it."""
 
@@ -154,37 +174,4 @@ class KeepsTheAdapter(CopyingEngine):
         return held
 
 
-LORA, HALF_LORA = "an-adapter-that-does-not-fit-is-refused", "a-refused-adapter-is-never-half-applied"
-SCALED, NEWEST = "an-adapter-is-sampled-with-at-its-scale", "adapters-go-on-the-newest-full-weights-and-with-the-next"
-MENDED = "an-adapter-does-not-mend-refused-weights"
-
-BROKEN: dict[type[TrainsideEngine], Mutant] = {
-    kind: Mutant(claim=claim, name=name, broken=broken)
-    for kind, claim, name, broken in (
-        (
-            CountsAdaptersOneLess,
-            "the-receipt-of-an-adapter-is-of-what-the-engine-holds",
-            "counts-adapters-one-less",
-            "a wrong count in its receipt of an adapter",
-        ),
-        (StripsPrefixesOfAdapters, LORA, "strips-prefixes-of-adapters", "takes adapters of which it knows no name"),
-        (SkipsUnknownLayers, LORA, "skips-unknown-layers", "skips layers that it does not know"),
-        (SkipsMissingHalves, LORA, "skips-missing-halves", "drops a layer of which one half was sent"),
-        (CastsDtypesOfAdapters, LORA, "casts-dtypes-of-adapters", "casts adapters of another dtype"),
-        (BroadcastsShapesOfAdapters, LORA, "broadcasts-shapes-of-adapters", "takes adapters of another shape"),
-        (FillsUpTruncatedAdapters, LORA, "fills-up-truncated-adapters", "fills adapters up that end early"),
-        (TakesEmptyAdapters, LORA, "takes-empty-adapters", "takes an adapter of no layer"),
-        (TrustsBitsOfAdapters, LORA, "trusts-bits-of-adapters", "does not look at an adapter's checksum"),
-        (WritesLayersAsItChecks, HALF_LORA, "writes-layers-as-it-checks", "adds layers until one does not fit"),
-        (
-            IsMendedByAnAdapter,
-            MENDED,
-            "is-mended-by-an-adapter",
-            "samples from half of an update with an adapter on it",
-        ),
-        (ForgetsTheScale, SCALED, "forgets-the-scale", "takes 1 for alpha / rank"),
-        (PilesUpAdapters, SCALED, "piles-up-adapters", "adds each to the last"),
-        (PutsAdaptersOnTheFirst, NEWEST, "adapters-on-the-first", "adds adapters to the weights of the checkpoint"),
-        (KeepsTheAdapter, NEWEST, "keeps-the-adapter", "keeps an adapter on top of full weights that come later"),
-    )
-}
+BROKEN = mutants_in(__name__)

@@ -11,14 +11,14 @@ from typing import Any
 
 from unirl.algorithms.grpo import plugin as grpo
 from unirl.backends.fsdp2 import plugin as fsdp2
-from unirl.conformance.workbench import model as latent_model
-from unirl.conformance.workbench import text_model
-from unirl.core.capability import Cap, Support
-from unirl.core.catalog import Catalog
+from unirl.conformance.doubles import model as latent_model
+from unirl.conformance.doubles import text_model
 from unirl.core.errors import RunFailed
-from unirl.core.hookspec import hookimpl
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.roles import WeightReceipt, WeightUpdate
-from unirl.runtime.engine_host.process import EngineProcess, Program
+from unirl.core.specs.capability import Cap, Support
+from unirl.engine_host.process import EngineProcess, Program
 
 from conformance_mutants.engine_copying import SPEC as COPYING
 from conformance_mutants.engine_copying import CopyingEngine
@@ -28,7 +28,7 @@ STARTS = "UNIRL_TEST_STARTS"
 
 
 class Environment:
-    """One that is there, as `unirl.runtime.engine_host.environment.EngineEnvironment` is."""
+    """One that is there, as `unirl.engine_host.environment.EngineEnvironment` is."""
 
     def is_present(self, accel: str) -> bool:
         return accel == "cpu"

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
-from unirl.conformance.workbench import model as latent_model
-from unirl.conformance.workbench import text_model
-from unirl.core.catalog import Catalog
-from unirl.core.hookspec import hookimpl
-from unirl.core.request import Request
+from unirl.conformance.doubles import model as latent_model
+from unirl.conformance.doubles import text_model
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.roles import WeightUpdate
-from unirl.core.rollout import Rollout
-from unirl.core.spec import EngineSpec
-from unirl.core.track import Track
+from unirl.core.specs.spec import EngineSpec
+from unirl.core.types.request import Request
+from unirl.core.types.rollout import Rollout
+from unirl.core.types.track import Track
 
 from conformance_mutants import (
     engine,
@@ -29,9 +29,17 @@ from conformance_mutants import (
 )
 from conformance_mutants.engine_changes import Changes
 from conformance_mutants.engine_copying import CopyingEngine
-from conformance_mutants.mutant import Mutant
+from conformance_mutants.mutant import Mutant, mutant, mutants_in
+
+SPLIT, CONDITIONS = "samples-do-not-depend-on-how-a-request-is-split", "conditions-are-those-that-it-generated-from"
 
 
+# Samples of other rows, with the conditions of those, wherever rows are not in that order.
+@mutant(
+    claim="every-sample-comes-back-with-its-lineage",
+    breaks="gives samples in the order of their prompts the ids of the request",
+    also=(CONDITIONS, SPLIT),
+)
 class SortsItsSamples(CopyingEngine):
     """Makes samples prompt after prompt, and gives them the ids of the request in its own order."""
 
@@ -51,6 +59,11 @@ class SortsItsSamples(CopyingEngine):
         )
 
 
+@mutant(
+    claim=engine_text.LINEAGE,
+    breaks="gives texts in the order of their prompts the ids of the request",
+    also=(engine_text.SEEDS,),
+)
 class SortsItsTexts(SortsItsSamples):
     """The prompt tokens that it echoes are those of the request as well."""
 
@@ -59,6 +72,7 @@ class SortsItsTexts(SortsItsSamples):
         return super().named(request, dataclasses.replace(track, segment=segment))
 
 
+@mutant(claim=CONDITIONS, breaks="encodes prompts without their last word")
 class DropsTheLastWord(Changes, CopyingEngine):
     """Of prompts before it encodes them; the conditions that come back are those that it used."""
 
@@ -69,6 +83,16 @@ class DropsTheLastWord(Changes, CopyingEngine):
         return dataclasses.replace(track, prompts=request.prompts)
 
 
+@mutant(
+    claim="full-weights-are-sampled-from",
+    breaks="answers full weights and goes on with those that it had",
+    also=(
+        engine_weights.HALF_FULL,
+        engine_adapters.NEWEST,
+        "sleep-and-wake-give-the-same-samples",
+        engine_weights.ASLEEP,
+    ),
+)
 class StaysStale(CopyingEngine):
     """Answers full weights, and goes on with those that it had."""
 
@@ -76,6 +100,11 @@ class StaysStale(CopyingEngine):
         return dict(update.tensors)
 
 
+@mutant(
+    claim=engine_adapters.SCALED,
+    breaks="takes adapters, and binds them to no layer",
+    also=(engine_adapters.HALF_LORA, engine_adapters.NEWEST, engine_adapters.MENDED),
+)
 class BindsNoLayer(CopyingEngine):
     """Looks for the layers of adapters under a prefix of its own, finds none, and calls it a success."""
 
@@ -84,42 +113,7 @@ class BindsNoLayer(CopyingEngine):
         return dict(update.tensors)
 
 
-SPLIT, CONDITIONS = "samples-do-not-depend-on-how-a-request-is-split", "conditions-are-those-that-it-generated-from"
-OWN: dict[type[Any], Mutant] = {
-    SortsItsSamples: Mutant(
-        claim="every-sample-comes-back-with-its-lineage",
-        name="sorts-its-samples",
-        broken="gives samples in the order of their prompts the ids of the request",
-        # Samples of other rows, with the conditions of those, wherever rows are not in that order.
-        also=(CONDITIONS, SPLIT),
-    ),
-    SortsItsTexts: Mutant(
-        claim=engine_text.LINEAGE,
-        name="sorts-its-texts",
-        broken="gives texts in the order of their prompts the ids of the request",
-        also=(engine_text.SEEDS,),
-    ),
-    DropsTheLastWord: Mutant(
-        claim=CONDITIONS, name="drops-the-last-word", broken="encodes prompts without their last word"
-    ),
-    StaysStale: Mutant(
-        claim="full-weights-are-sampled-from",
-        name="stays-stale",
-        broken="answers full weights and goes on with those that it had",
-        also=(
-            engine_weights.HALF_FULL,
-            engine_adapters.NEWEST,
-            "sleep-and-wake-give-the-same-samples",
-            engine_weights.ASLEEP,
-        ),
-    ),
-    BindsNoLayer: Mutant(
-        claim=engine_adapters.SCALED,
-        name="binds-no-layer",
-        broken="takes adapters, and binds them to no layer",
-        also=(engine_adapters.HALF_LORA, engine_adapters.NEWEST, engine_adapters.MENDED),
-    ),
-}
+OWN = mutants_in(__name__)
 IN_PROCESS = (
     engine_noise.KeepsItsSchedule,
     engine_rollouts.EchoesVersions,
@@ -137,7 +131,7 @@ BROKEN: dict[type[Any], Mutant] = {
         type(f"{kind.__name__}Apart", (kind, CopyingEngine), {}): dataclasses.replace(
             engine.BROKEN[kind],
             name=f"{engine.BROKEN[kind].name}-apart",
-            broken=f"as a program of its own {engine.BROKEN[kind].broken}",
+            breaks=f"as a program of its own {engine.BROKEN[kind].breaks}",
         )
         for kind in IN_PROCESS
     },

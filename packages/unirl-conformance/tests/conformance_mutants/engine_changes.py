@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from unirl.core.request import LatentRequest, Request
-from unirl.core.rollout import Rollout
-from unirl.core.track import Track
+from unirl.core.types.request import LatentRequest, Request
+from unirl.core.types.rollout import Rollout
+from unirl.core.types.track import LatentSegment, Track
 from unirl.engines.trainside.engine import TrainsideEngine
 
-__all__ = ["Changes", "segment_with"]
+__all__ = ["Changes", "ChangesHonestly", "segment_with"]
 
 
 class Changes(TrainsideEngine):
-    """Generates another request than it was given, and changes what it returns, echoing what was asked."""
+    """Generates another request than it was given, and changes what it returns, echoing what was asked: its echo is a
+    lie, unless `echo` says otherwise."""
 
     def generate(self, request: Request) -> Rollout:
         self.check_request(request)
@@ -24,7 +25,7 @@ class Changes(TrainsideEngine):
         rollout = super().generate(dataclasses.replace(request, tracks=tracks))
         return Rollout(
             tracks={
-                name: self.track(asked, dataclasses.replace(track, segment=_echo(asked, track)))
+                name: self.track(asked, dataclasses.replace(track, segment=self.echo(asked, track)))
                 for name, track in rollout.tracks.items()
             }
         )
@@ -41,20 +42,19 @@ class Changes(TrainsideEngine):
     def track(self, request: Request, track: Track) -> Track:
         return track
 
+    def echo(self, request: Request, track: Track) -> LatentSegment:
+        """The segment with the settings of a request, whatever it was made with."""
+        asked = request.latent(track.name)
+        return dataclasses.replace(track.latent, sigmas=asked.sigmas, sampler=asked.sampler)
+
+
+class ChangesHonestly(Changes):
+    """Computes something else than was asked for, with an echo that is read off what computed it."""
+
+    def echo(self, request: Request, track: Track) -> LatentSegment:
+        return track.latent
+
 
 def segment_with(track: Track, **changes: Any) -> Track:
     """The same track with other fields of its segment."""
     return dataclasses.replace(track, segment=dataclasses.replace(track.latent, **changes))
-
-
-def _echo(request: Request, track: Track) -> Any:
-    """The segment with the settings of a request, whatever it was made with."""
-    asked, segment = request.tracks[track.name], track.latent
-    sampling = asked.sampling
-    return dataclasses.replace(
-        segment,
-        sigmas=asked.sigmas,
-        kernel=dataclasses.replace(segment.kernel, name=sampling.kernel, eta=sampling.eta),
-        guidance_scale=sampling.guidance_scale,
-        guidance_mode=sampling.guidance_mode,
-    )

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from unirl.core.capability import Cap, Support
 from unirl.core.errors import RecipeError, RunFailed
-from unirl.core.request import Request
 from unirl.core.roles import DiffusionModel, WeightReceipt, WeightUpdate
-from unirl.core.rollout import Rollout
-from unirl.core.weights import checksum
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.types.request import Request
+from unirl.core.types.rollout import Rollout
+from unirl.core.types.weights import checksum
 from unirl.engines.trainside.config import TrainsideConfig
 from unirl.engines.trainside.engine import TrainsideEngine
 from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
@@ -79,18 +79,18 @@ class CopyingEngine(TrainsideEngine):
 
     def check(self, update: WeightUpdate) -> None:
         self.check_any(len(update.tensors))
-        wanted = self.wanted_pairs(update.tensors) if update.kind == "lora" else self._base
-        self.check_names(update.tensors, wanted)
+        expected = self.wanted_pairs(update.tensors) if update.kind == "lora" else self._base
+        self.check_names(update.tensors, expected)
         for name, tensor in update.tensors.items():
-            if name not in wanted:
+            if name not in expected:
                 continue
-            self.check_dtype(name, tensor, torch.float32 if update.kind == "lora" else wanted[name].dtype)
-            self.check_shape(name, tensor, wanted[name])
+            self.check_dtype(name, tensor, torch.float32 if update.kind == "lora" else expected[name].dtype)
+            self.check_shape(name, tensor, expected[name])
         self.check_bits(update)
 
     def wanted_pairs(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Both halves of every layer that is named, as empty tensors of the shape that they need."""
-        wanted: dict[str, Tensor] = {}
+        expected: dict[str, Tensor] = {}
         for name in tensors:
             layer = name.removesuffix(HALVES[0]).removesuffix(HALVES[1])
             weight = self._base.get(f"{layer}.weight")
@@ -98,9 +98,9 @@ class CopyingEngine(TrainsideEngine):
                 continue
             halves = [tensors.get(layer + half) for half in HALVES]
             rank = next(min(half.shape) for half in halves if half is not None)
-            wanted[layer + HALVES[0]] = torch.empty(rank, weight.shape[1])
-            wanted[layer + HALVES[1]] = torch.empty(weight.shape[0], rank)
-        return wanted
+            expected[layer + HALVES[0]] = torch.empty(rank, weight.shape[1])
+            expected[layer + HALVES[1]] = torch.empty(weight.shape[0], rank)
+        return expected
 
     def check_any(self, count: int) -> None:
         if not count:
@@ -129,9 +129,9 @@ class CopyingEngine(TrainsideEngine):
             )
 
     def check_bits(self, update: WeightUpdate) -> None:
-        found = checksum(update.tensors)
-        if found != update.checksum:
-            raise RecipeError(f"engine: weights with checksum {update.checksum} were sent; {found} arrived.")
+        result = checksum(update.tensors)
+        if result != update.checksum:
+            raise RecipeError(f"engine: weights with checksum {update.checksum} were sent; {result} arrived.")
 
     def write_full(self, update: WeightUpdate) -> dict[str, Tensor]:
         weights = dict(self._module.named_parameters())

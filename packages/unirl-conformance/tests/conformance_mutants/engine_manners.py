@@ -8,16 +8,17 @@ import threading
 from typing import Any
 
 import torch
-from unirl.core.request import LatentRequest, Request
 from unirl.core.roles import WeightReceipt, WeightUpdate
-from unirl.core.rollout import Rollout
+from unirl.core.types.request import LatentRequest, Request
+from unirl.core.types.rollout import Rollout
 from unirl.engines.trainside.engine import TrainsideEngine
 
 from conformance_mutants.engine_changes import Changes, segment_with
 from conformance_mutants.engine_plain import PlainEngine
-from conformance_mutants.mutant import Mutant
+from conformance_mutants.mutant import mutant, mutants_in
 
 
+@mutant(claim="sampling-leaves-torch-and-the-model-as-they-were", breaks="leaves the model in evaluation mode")
 class StaysInEvaluation(TrainsideEngine):
     def generate(self, request: Request) -> Rollout:
         rollout = super().generate(request)
@@ -25,6 +26,7 @@ class StaysInEvaluation(TrainsideEngine):
         return rollout
 
 
+@mutant(claim="dropout-is-off-while-sampling", breaks="samples in training mode")
 class DropsOut(TrainsideEngine):
     def generate(self, request: Request) -> Rollout:
         self._check(request)
@@ -32,6 +34,7 @@ class DropsOut(TrainsideEngine):
             return Rollout(tracks={name: self._latents(request, name) for name in request.tracks})
 
 
+@mutant(claim="an-unknown-track-is-refused", breaks="generates images for any track")
 class TakesAnyTrack(Changes):
     def generate(self, request: Request) -> Rollout:
         if "image" in request.tracks:
@@ -41,6 +44,7 @@ class TakesAnyTrack(Changes):
         return Rollout(tracks={name: dataclasses.replace(track, name=name) for name in request.tracks})
 
 
+@mutant(claim="a-kernel-that-is-not-in-its-spec-is-refused", breaks="runs flow-sde for kernels that it does not know")
 class TakesAnyKernel(Changes):
     def check_request(self, request: Request) -> None:
         """Whatever it is."""
@@ -52,6 +56,7 @@ class TakesAnyKernel(Changes):
         return dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, kernel="flow-sde"))
 
 
+@mutant(claim="media-that-it-does-not-take-are-refused", breaks="generates from the text alone")
 class IgnoresMedia(Changes):
     def check_request(self, request: Request) -> None:
         """Not the media."""
@@ -60,6 +65,7 @@ class IgnoresMedia(Changes):
         return dataclasses.replace(request, media=((),) * request.num_rows)
 
 
+@mutant(claim="guidance-that-it-does-not-state-is-refused", breaks="echoes guidance that it did not use")
 class IgnoresGuidance(PlainEngine):
     def generate(self, request: Request) -> Rollout:
         latent = request.tracks[next(iter(request.tracks))]
@@ -68,9 +74,10 @@ class IgnoresGuidance(PlainEngine):
             return super().generate(request)
         bare = dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, guidance_scale=1.0))
         track = super().generate(dataclasses.replace(request, tracks={"image": bare})).tracks["image"]
-        return Rollout(tracks={"image": segment_with(track, guidance_scale=scale)})
+        return Rollout(tracks={"image": segment_with(track, sampler=latent.sampler)})
 
 
+@mutant(claim="closing-leaves-nothing-running-and-may-be-done-twice", breaks="a thread outlives close")
 class LeavesAThread(TrainsideEngine):
     def generate(self, request: Request) -> Rollout:
         # It ends by itself, but long after the claim has looked.
@@ -78,6 +85,7 @@ class LeavesAThread(TrainsideEngine):
         return super().generate(request)
 
 
+@mutant(claim="closing-leaves-nothing-running-and-may-be-done-twice", breaks="raises when it is closed a second time")
 class ClosesOnce(TrainsideEngine):
     is_closed = False
 
@@ -87,6 +95,7 @@ class ClosesOnce(TrainsideEngine):
         self.is_closed = True
 
 
+@mutant(claim="shared-weights-are-sampled-as-they-train", breaks="samples from a copy made at the start")
 class CopiesTheWeights(TrainsideEngine):
     def __init__(self, config: Any, *, model: Any) -> None:
         super().__init__(config, model=copy.deepcopy(model))
@@ -97,6 +106,7 @@ class CopiesTheWeights(TrainsideEngine):
         return super().generate(request)
 
 
+@mutant(claim="an-engine-that-shares-its-weights-refuses-others", breaks="answers a weight update and drops it")
 class TakesWeightsAnyway(TrainsideEngine):
     def load_weights(self, update: WeightUpdate) -> WeightReceipt:
         return WeightReceipt(
@@ -104,53 +114,4 @@ class TakesWeightsAnyway(TrainsideEngine):
         )
 
 
-BROKEN: dict[type[TrainsideEngine], Mutant] = {
-    kind: Mutant(claim=claim, name=name, broken=broken)
-    for kind, claim, name, broken in (
-        (
-            StaysInEvaluation,
-            "sampling-leaves-torch-and-the-model-as-they-were",
-            "stays-in-evaluation",
-            "leaves the model in evaluation mode",
-        ),
-        (DropsOut, "dropout-is-off-while-sampling", "drops-out", "samples in training mode"),
-        (TakesAnyTrack, "an-unknown-track-is-refused", "takes-any-track", "generates images for any track"),
-        (
-            TakesAnyKernel,
-            "a-kernel-that-is-not-in-its-spec-is-refused",
-            "takes-any-kernel",
-            "runs flow-sde for kernels that it does not know",
-        ),
-        (IgnoresMedia, "media-that-it-does-not-take-are-refused", "ignores-media", "generates from the text alone"),
-        (
-            IgnoresGuidance,
-            "guidance-that-it-does-not-state-is-refused",
-            "ignores-guidance",
-            "echoes guidance that it did not use",
-        ),
-        (
-            LeavesAThread,
-            "closing-leaves-nothing-running-and-may-be-done-twice",
-            "leaves-a-thread",
-            "a thread outlives close",
-        ),
-        (
-            ClosesOnce,
-            "closing-leaves-nothing-running-and-may-be-done-twice",
-            "closes-once",
-            "raises when it is closed a second time",
-        ),
-        (
-            CopiesTheWeights,
-            "shared-weights-are-sampled-as-they-train",
-            "copies-the-weights",
-            "samples from a copy made at the start",
-        ),
-        (
-            TakesWeightsAnyway,
-            "an-engine-that-shares-its-weights-refuses-others",
-            "takes-weights-anyway",
-            "answers a weight update and drops it",
-        ),
-    )
-}
+BROKEN = mutants_in(__name__)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from unirl.core.request import LatentRequest, Request
-from unirl.core.rollout import Rollout
-from unirl.core.track import Track
+from unirl.core.types.request import LatentRequest, Request
+from unirl.core.types.rollout import Rollout
+from unirl.core.types.track import Track
 from unirl.engines.trainside.engine import TrainsideEngine
 
 from conformance_mutants.engine_changes import Changes, segment_with
-from conformance_mutants.mutant import Mutant
+from conformance_mutants.mutant import mutant, mutants_in
 
 
+@mutant(claim="sigmas-are-echoed-bit-for-bit", name="rounds-sigmas", breaks="echoes the sigmas rounded to bf16")
 class RoundsEchoedSigmas(Changes):
     """Those of the default request are the same in bf16."""
 
@@ -21,28 +22,39 @@ class RoundsEchoedSigmas(Changes):
         return segment_with(track, sigmas=track.latent.sigmas.to(torch.bfloat16).float())
 
 
+@mutant(claim="sigmas-are-those-that-it-steps-with", breaks="walks its own schedule and echoes the request's")
 class KeepsItsSchedule(Changes):
     def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
         return dataclasses.replace(latent, sigmas=self._model.schedule(latent.sampling))
 
 
+# A sample is then not made from its own noise.
+@mutant(
+    claim="initial-noise-is-the-recipes",
+    name="starts-alike",
+    breaks="gives groups one x_T unasked",
+    also=("every-sample-comes-back-with-its-lineage",),
+)
 class StartsGroupsAlike(Changes):
     def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
         return dataclasses.replace(latent, noise_ids=request.group_ids)
 
 
+@mutant(claim="a-group-shares-its-initial-noise-where-asked", name="starts-apart", breaks="ignores same_initial_noise")
 class StartsSamplesApart(Changes):
     def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
         return dataclasses.replace(latent, noise_ids=request.sample_ids)
 
 
+@mutant(claim="the-echoed-noise-is-what-it-started-from", breaks="copies the request's digests")
 class CopiesDigests(Changes):
     def track(self, request: Request, track: Track) -> Track:
-        asked, found = request.tracks[track.name].initial_noise, track.latent.initial_noise
-        assert found is not None
-        return segment_with(track, initial_noise=tuple(a or f for a, f in zip(asked, found, strict=True)))
+        asked, result = request.tracks[track.name].initial_noise, track.latent.initial_noise
+        assert result is not None
+        return segment_with(track, initial_noise=tuple(a or f for a, f in zip(asked, result, strict=True)))
 
 
+@mutant(claim="step-noise-is-the-recipes", breaks="keys step noise by the noise ids")
 class SharesStepNoise(Changes):
     """Where a group shares its start."""
 
@@ -61,6 +73,7 @@ class SharesStepNoise(Changes):
         return dataclasses.replace(track, sample_ids=request.sample_ids)
 
 
+@mutant(claim="it-is-stochastic-at-the-asked-steps-alone", breaks="takes SDE steps for a range")
 class FillsGaps(Changes):
     """Takes SDE steps for a range."""
 
@@ -88,6 +101,7 @@ class FillsGaps(Changes):
         )
 
 
+@mutant(claim="each-group-has-its-own-sde-steps", breaks="uses the first row's SDE steps for all")
 class GivesAllTheFirstSteps(Changes):
     def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
         return dataclasses.replace(latent, sde_steps=latent.sde_steps[:1].expand_as(latent.sde_steps).clone())
@@ -96,38 +110,4 @@ class GivesAllTheFirstSteps(Changes):
         return segment_with(track, sde_steps=request.tracks["image"].sde_steps)
 
 
-BROKEN: dict[type[TrainsideEngine], Mutant] = {
-    kind: Mutant(claim=claim, name=name, broken=broken, also=tuple(also))
-    for kind, claim, name, broken, *also in (
-        (RoundsEchoedSigmas, "sigmas-are-echoed-bit-for-bit", "rounds-sigmas", "echoes the sigmas rounded to bf16"),
-        (
-            KeepsItsSchedule,
-            "sigmas-are-those-that-it-steps-with",
-            "keeps-its-schedule",
-            "walks its own schedule and echoes the request's",
-        ),
-        (
-            StartsGroupsAlike,
-            "initial-noise-is-the-recipes",
-            "starts-alike",
-            "gives groups one x_T unasked",
-            # A sample is then not made from its own noise.
-            "every-sample-comes-back-with-its-lineage",
-        ),
-        (
-            StartsSamplesApart,
-            "a-group-shares-its-initial-noise-where-asked",
-            "starts-apart",
-            "ignores same_initial_noise",
-        ),
-        (CopiesDigests, "the-echoed-noise-is-what-it-started-from", "copies-digests", "copies the request's digests"),
-        (SharesStepNoise, "step-noise-is-the-recipes", "shares-step-noise", "keys step noise by the noise ids"),
-        (FillsGaps, "it-is-stochastic-at-the-asked-steps-alone", "fills-gaps", "takes SDE steps for a range"),
-        (
-            GivesAllTheFirstSteps,
-            "each-group-has-its-own-sde-steps",
-            "gives-all-the-first-steps",
-            "uses the first row's SDE steps for all",
-        ),
-    )
-}
+BROKEN = mutants_in(__name__)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from unirl.core.capability import Cap, Support
 from unirl.core.errors import RecipeError
-from unirl.core.request import Request
-from unirl.core.rollout import Rollout
-from unirl.core.spec import EngineSpec
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.spec import EngineSpec
+from unirl.core.types.request import Request
+from unirl.core.types.rollout import Rollout
 from unirl.engines.trainside.engine import TrainsideEngine
 from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
 
@@ -42,11 +42,13 @@ class PlainEngine(TrainsideEngine):
     kernels: tuple[str, ...] = TRAINSIDE.kernels
 
     def generate(self, request: Request) -> Rollout:
-        for wanted in request.tracks.values():
-            if wanted.sampling.guidance_scale != 1.0:
+        for expected in request.tracks.values():
+            if expected.sampling.guidance_scale != 1.0:
                 raise RecipeError("sampling.guidance_scale: guidance was asked for; this engine has none.")
-            if wanted.sampling.kernel not in self.kernels:
-                raise RecipeError(f"sampling.kernel: {wanted.sampling.kernel!r} was asked for; it has {self.kernels}.")
+            if expected.sampling.kernel not in self.kernels:
+                raise RecipeError(
+                    f"sampling.kernel: {expected.sampling.kernel!r} was asked for; it has {self.kernels}."
+                )
         own = dataclasses.replace(request, sample_ids=tuple(f"own/{name}" for name in request.sample_ids))
         tracks = {
             name: dataclasses.replace(

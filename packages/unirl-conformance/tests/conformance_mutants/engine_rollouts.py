@@ -5,54 +5,65 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from unirl.core.request import Request
-from unirl.core.track import Status, Track
-from unirl.engines.trainside.engine import TrainsideEngine
+from unirl.core.types.request import Request
+from unirl.core.types.track import Status, Track
 
 from conformance_mutants.engine_changes import Changes, segment_with
-from conformance_mutants.mutant import Mutant
+from conformance_mutants.mutant import mutant, mutants_in
 
 
+@mutant(claim="every-sample-comes-back-with-its-lineage", breaks="gives the group ids as parent ids")
 class ForgetsParents(Changes):
     def track(self, request: Request, track: Track) -> Track:
         return dataclasses.replace(track, parent_ids=track.group_ids)
 
 
+@mutant(claim="every-sample-comes-back-with-its-lineage", breaks="calls whole samples truncated")
 class MarksTruncated(Changes):
     def track(self, request: Request, track: Track) -> Track:
         return dataclasses.replace(track, status=(Status.TRUNCATED,) * track.num_rows)
 
 
+@mutant(claim="latents-and-media-are-whole-and-of-the-asked-size", breaks="returns images of half the size")
 class HalvesImages(Changes):
     def track(self, request: Request, track: Track) -> Track:
         return dataclasses.replace(track, images=None if track.images is None else track.images[..., ::2, ::2])
 
 
+@mutant(claim="latents-and-media-are-whole-and-of-the-asked-size", breaks="images of other rows")
 class SwapsImages(Changes):
     def track(self, request: Request, track: Track) -> Track:
         return dataclasses.replace(track, images=None if track.images is None else track.images.roll(1, 0))
 
 
+@mutant(claim="latents-and-media-are-whole-and-of-the-asked-size", breaks="latents as float64")
 class WidensLatents(Changes):
     def track(self, request: Request, track: Track) -> Track:
         return segment_with(track, latents=track.latent.latents.double())
 
 
+@mutant(claim="a-stale-version-is-detected", breaks="copies the version of the request")
 class EchoesVersions(Changes):
     def track(self, request: Request, track: Track) -> Track:
         return dataclasses.replace(track, policy_version=(request.policy_version,) * track.num_rows)
 
 
+@mutant(claim="kernel-and-its-settings-are-echoed", breaks="echoes eta 0.7 for any")
 class EchoesDefaultEta(Changes):
     """Where no step is stochastic, so that it made no difference."""
 
     def track(self, request: Request, track: Track) -> Track:
-        kernel = track.latent.kernel
-        if track.latent.sde_steps.numel() or kernel.eta == 0:
+        sampler = track.latent.sampler
+        if track.latent.sde_steps.numel() or sampler.eta == 0:
             return track
-        return segment_with(track, kernel=dataclasses.replace(kernel, eta=0.7))
+        return segment_with(track, sampler=dataclasses.replace(sampler, eta=0.7))
 
 
+@mutant(
+    claim="samples-do-not-depend-on-how-a-request-is-split",
+    name="numbers-samples",
+    breaks="keys noise by the number within the group of this request",
+)
 class NumbersSamplesItself(Changes):
     """Noise by the number within the group, counted in the request at hand."""
 
@@ -71,6 +82,9 @@ class NumbersSamplesItself(Changes):
         return dataclasses.replace(track, sample_ids=request.sample_ids)
 
 
+@mutant(
+    claim="the-same-request-gives-the-same-samples-again", breaks="draws other noise for a request that comes again"
+)
 class MovesOn(Changes):
     """Other noise when it comes back to a seed and rollout that it had before."""
 
@@ -85,42 +99,4 @@ class MovesOn(Changes):
         return dataclasses.replace(request, rollout=request.rollout + 1) if comes_back else request
 
 
-BROKEN: dict[type[TrainsideEngine], Mutant] = {
-    kind: Mutant(claim=claim, name=name, broken=broken)
-    for kind, claim, name, broken in (
-        (
-            ForgetsParents,
-            "every-sample-comes-back-with-its-lineage",
-            "forgets-parents",
-            "gives the group ids as parent ids",
-        ),
-        (
-            MarksTruncated,
-            "every-sample-comes-back-with-its-lineage",
-            "marks-truncated",
-            "calls whole samples truncated",
-        ),
-        (
-            HalvesImages,
-            "latents-and-media-are-whole-and-of-the-asked-size",
-            "halves-images",
-            "returns images of half the size",
-        ),
-        (SwapsImages, "latents-and-media-are-whole-and-of-the-asked-size", "swaps-images", "images of other rows"),
-        (WidensLatents, "latents-and-media-are-whole-and-of-the-asked-size", "widens-latents", "latents as float64"),
-        (EchoesVersions, "a-stale-version-is-detected", "echoes-versions", "copies the version of the request"),
-        (EchoesDefaultEta, "kernel-and-its-settings-are-echoed", "echoes-default-eta", "echoes eta 0.7 for any"),
-        (
-            NumbersSamplesItself,
-            "samples-do-not-depend-on-how-a-request-is-split",
-            "numbers-samples",
-            "keys noise by the number within the group of this request",
-        ),
-        (
-            MovesOn,
-            "the-same-request-gives-the-same-samples-again",
-            "moves-on",
-            "draws other noise for a request that comes again",
-        ),
-    )
-}
+BROKEN = mutants_in(__name__)

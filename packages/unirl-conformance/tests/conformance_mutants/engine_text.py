@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.core.capability import Cap, Support
-from unirl.core.request import Request, TextRequest
-from unirl.core.rollout import Rollout
-from unirl.core.track import Status, Track
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.types.request import Request, TextRequest
+from unirl.core.types.rollout import Rollout
+from unirl.core.types.track import Status, TextSegment, Track
 from unirl.engines.trainside.engine import TrainsideEngine
 from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
-from unirl.numerics.text_replay import replay_text
+from unirl.numerics.tokens.replay import replay_text
 
-from conformance_mutants.mutant import Mutant
+from conformance_mutants.mutant import mutant, mutants_in
 
 TEXT_ONLY = dataclasses.replace(
     TRAINSIDE, capabilities={**TRAINSIDE.capabilities, Cap.LATENT_ROLLOUT: Support.NO}, kernels=()
@@ -34,16 +34,19 @@ SPEC = dataclasses.replace(
 
 
 class TextEngine(TrainsideEngine):
-    """Generates another request than it was given, and changes what it returns, echoing what was asked."""
+    """Generates another request than it was given, and changes what it returns, echoing what was asked: its echo is a
+    lie, unless `echo` says otherwise."""
 
     def _text(self, request: Request, name: str) -> Track:
         asked = request.text(name)
         changed = dataclasses.replace(request, tracks={name: self.wanted(request, asked)})
         track = super()._text(changed, name)
-        segment = dataclasses.replace(
+        return self.track(asked, dataclasses.replace(track, segment=self.echo(asked, track)))
+
+    def echo(self, asked: TextRequest, track: Track) -> TextSegment:
+        return dataclasses.replace(
             track.text, prompt_tokens=asked.prompt_tokens, temperature=asked.sampling.temperature
         )
-        return self.track(asked, dataclasses.replace(track, segment=segment))
 
     def wanted(self, request: Request, text: TextRequest) -> TextRequest:
         return text
@@ -63,8 +66,8 @@ def _segment(track: Track, **changes: Any) -> Track:
 def _scored(engine: TrainsideEngine, track: Track, *, temperature: float) -> tuple[Tensor, ...]:
     """Log-probs of a track's tokens at a temperature."""
     segment = dataclasses.replace(track.text, temperature=temperature)
-    found = replay_text(engine._model, segment, packing=False).log_probs  # type: ignore[arg-type]
-    return tuple(row[:length] for row, length in zip(found, segment.lengths, strict=True))
+    result = replay_text(engine._model, segment, packing=False).log_probs  # type: ignore[arg-type]
+    return tuple(row[:length] for row, length in zip(result, segment.lengths, strict=True))
 
 
 class PlainTextEngine(TextEngine):
@@ -80,16 +83,30 @@ class PlainTextEngine(TextEngine):
         return _segment(track, log_probs=None)
 
 
+LINEAGE = "every-text-comes-back-with-its-lineage"
+LIMIT, STOPS = "a-text-that-reaches-its-limit-is-truncated", "stop-tokens-end-a-text"
+STRINGS, WORDS = "stop-strings-end-a-text-and-are-not-seen", "texts-are-the-words-of-their-tokens"
+GROUPS, SEEDS = "texts-of-a-group-differ", "the-same-seeds-give-the-same-texts"
+DRAWN, TOP = "tokens-are-drawn-at-the-temperature", "top-k-and-top-p-leave-the-likeliest-tokens"
+READ, SHARED = "prompts-are-read-as-tokens", "shared-weights-are-sampled-as-they-train"
+ALL_TOKENS = "log-probs-are-over-all-tokens-whatever-is-left-out"
+GREEDY, SCORED = "temperature-0-takes-the-likeliest-token", "log-probs-are-those-of-the-model-at-the-temperature"
+
+
+@mutant(claim=LINEAGE, breaks="names the groups of texts as their parents")
 class ForgetsTextParents(TextEngine):
     def track(self, asked: TextRequest, track: Track) -> Track:
         return dataclasses.replace(track, parent_ids=track.group_ids)
 
 
+# A text that is cut before its stop string is compared with its tokens as well.
+@mutant(claim=WORDS, name="loses-a-letter", breaks="loses the last letter of texts", also=(STRINGS,))
 class LosesTheLastLetter(TextEngine):
     def track(self, asked: TextRequest, track: Track) -> Track:
         return dataclasses.replace(track, texts=tuple(text[:-1] for text in track.texts or ()))
 
 
+@mutant(claim=LIMIT, name="full-is-truncated", breaks="takes a text that ends with its last token for a truncated one")
 class CallsFullTextsTruncated(TextEngine):
     def track(self, asked: TextRequest, track: Track) -> Track:
         longest = asked.sampling.max_new_tokens
@@ -97,6 +114,8 @@ class CallsFullTextsTruncated(TextEngine):
         return dataclasses.replace(track, status=status)
 
 
+# A text without it seems to have ended for no reason.
+@mutant(claim=STOPS, name="drops-stops", breaks="drops the token that ended a text", also=(LIMIT,))
 class DropsTheStopToken(TextEngine):
     def track(self, asked: TextRequest, track: Track) -> Track:
         stops = set(asked.stop_tokens)
@@ -109,32 +128,39 @@ class DropsTheStopToken(TextEngine):
         )
 
 
+@mutant(claim=STRINGS, name="shows-stops", breaks="leaves the stop string in the text")
 class ShowsTheStopString(TextEngine):
     def track(self, asked: TextRequest, track: Track) -> Track:
         return dataclasses.replace(track, texts=tuple(self._model.texts(list(track.text.tokens))))  # type: ignore[attr-defined]
 
 
+@mutant(claim=STRINGS, name="no-stop-strings", breaks="ignores stop strings")
 class IgnoresStopStrings(TextEngine):
     def wanted(self, request: Request, text: TextRequest) -> TextRequest:
         return _sampling(text, stop=[])
 
 
+# Seeds that come from neighbours change with the split, and a group of one text has no distribution.
+@mutant(claim=GROUPS, name="one-seed", breaks="draws the samples of a group from one seed", also=(DRAWN, SEEDS, TOP))
 class OneSeedAGroup(TextEngine):
     def wanted(self, request: Request, text: TextRequest) -> TextRequest:
         first = {group: text.seeds[row] for row, group in reversed(list(enumerate(request.group_ids)))}
         return dataclasses.replace(text, seeds=tuple(first[group] for group in request.group_ids))
 
 
+@mutant(claim=SEEDS, breaks="draws by the place in the request")
 class DrawsByPlace(TextEngine):
     def wanted(self, request: Request, text: TextRequest) -> TextRequest:
         return dataclasses.replace(text, seeds=tuple(request.rollout + row for row in range(text.num_rows)))
 
 
+@mutant(claim=SCORED, name="scores-at-1", breaks="gives log-probs at temperature 1")
 class ScoresAtTemperature1(TextEngine):
     def track(self, asked: TextRequest, track: Track) -> Track:
         return _segment(track, log_probs=_scored(self, track, temperature=1.0))
 
 
+@mutant(claim=DRAWN, name="samples-at-1", breaks="samples at temperature 1 throughout")
 class SamplesAtTemperature1(TextEngine):
     def wanted(self, request: Request, text: TextRequest) -> TextRequest:
         return _sampling(text, temperature=1.0 if text.sampling.temperature else 0.0)
@@ -145,16 +171,52 @@ class SamplesAtTemperature1(TextEngine):
         return _segment(track, log_probs=_scored(self, track, temperature=asked.sampling.temperature))
 
 
+class HonestTextEngine(TextEngine):
+    """Computes something else than was asked for, with an echo that is read off what computed it."""
+
+    def echo(self, asked: TextRequest, track: Track) -> TextSegment:
+        return track.text
+
+
+@mutant(
+    claim=LINEAGE,
+    breaks="samples at temperature 1 throughout, and says so",
+    # Draws are of another temperature, whoever says so.
+    also=(DRAWN,),
+)
+class HasOneTemperature(HonestTextEngine):
+    def wanted(self, request: Request, text: TextRequest) -> TextRequest:
+        return _sampling(text, temperature=1.0 if text.sampling.temperature else 0.0)
+
+
+@mutant(
+    claim=LINEAGE,
+    breaks="goes on from prompts without their first token, and says so",
+    # Whatever is compared with the model's own continuation of the prompt.
+    also=(ALL_TOKENS, GREEDY, READ, SHARED, TOP),
+)
+class DropsTheFirstToken(HonestTextEngine):
+    def wanted(self, request: Request, text: TextRequest) -> TextRequest:
+        return dataclasses.replace(text, prompt_tokens=tuple(row[min(1, len(row) - 1) :] for row in text.prompt_tokens))
+
+
+# What is decided by the weights alone no longer is.
+@mutant(claim=GREEDY, name="never-greedy", breaks="raises temperature 0 to a half", also=(LINEAGE, READ, SHARED))
 class IsNeverGreedy(TextEngine):
     def wanted(self, request: Request, text: TextRequest) -> TextRequest:
         return _sampling(text, temperature=max(text.sampling.temperature, 0.5))
 
 
+@mutant(claim=TOP, name="no-top-p", breaks="ignores top_p")
 class IgnoresTopP(TextEngine):
     def wanted(self, request: Request, text: TextRequest) -> TextRequest:
         return _sampling(text, top_p=1.0)
 
 
+@mutant(
+    claim="log-probs-are-over-all-tokens-whatever-is-left-out",
+    breaks="gives log-probs over the tokens that top_k leaves",
+)
 class ScoresWhatIsLeft(TextEngine):
     """Of texts of one token, log-probs over the `top_k` likeliest alone."""
 
@@ -173,6 +235,7 @@ class ScoresWhatIsLeft(TextEngine):
         return _segment(track, log_probs=tuple(left))
 
 
+@mutant(claim=READ, breaks="tokenizes the words of prompts again")
 class TokenizesAgain(TextEngine):
     def wanted(self, request: Request, text: TextRequest) -> TextRequest:
         model: Any = self._model
@@ -181,12 +244,18 @@ class TokenizesAgain(TextEngine):
         )
 
 
+@mutant(
+    claim="a-stale-version-is-detected",
+    name="text-version-of-the-request",
+    breaks="gives texts the version that was asked for",
+)
 class TakesTheVersionOfTheRequest(TextEngine):
     def _text(self, request: Request, name: str) -> Track:
         track = super()._text(request, name)
         return dataclasses.replace(track, policy_version=(request.policy_version,) * track.num_rows)
 
 
+@mutant(claim=SHARED, name="remembers-texts", breaks="keeps texts across a change of the weights")
 class RemembersGreedyTexts(TextEngine):
     """The text of a greedy request again, whatever the weights are by then."""
 
@@ -203,6 +272,7 @@ class RemembersGreedyTexts(TextEngine):
         return dataclasses.replace(kept, policy_version=(self.version,) * kept.num_rows)
 
 
+@mutant(claim="dropout-is-off-while-sampling", name="text-keeps-dropout", breaks="generates text with dropout")
 class KeepsDropout(TextEngine):
     def generate(self, request: Request) -> Rollout:
         self._check(request)
@@ -211,74 +281,7 @@ class KeepsDropout(TextEngine):
             return Rollout(tracks={name: self._text(request, name) for name in request.tracks})
 
 
-LINEAGE = "every-text-comes-back-with-its-lineage"
-LIMIT, STOPS = "a-text-that-reaches-its-limit-is-truncated", "stop-tokens-end-a-text"
-STRINGS, WORDS = "stop-strings-end-a-text-and-are-not-seen", "texts-are-the-words-of-their-tokens"
-GROUPS, SEEDS = "texts-of-a-group-differ", "the-same-seeds-give-the-same-texts"
-DRAWN, TOP = "tokens-are-drawn-at-the-temperature", "top-k-and-top-p-leave-the-likeliest-tokens"
-READ, SHARED = "prompts-are-read-as-tokens", "shared-weights-are-sampled-as-they-train"
-GREEDY, SCORED = "temperature-0-takes-the-likeliest-token", "log-probs-are-those-of-the-model-at-the-temperature"
-BROKEN: dict[type[TrainsideEngine], Mutant] = {
-    ForgetsTextParents: Mutant(
-        claim=LINEAGE,
-        name="forgets-text-parents",
-        broken="names the groups of texts as their parents",
-    ),
-    LosesTheLastLetter: Mutant(
-        claim=WORDS,
-        name="loses-a-letter",
-        broken="loses the last letter of texts",
-        # A text that is cut before its stop string is compared with its tokens as well.
-        also=(STRINGS,),
-    ),
-    CallsFullTextsTruncated: Mutant(
-        claim=LIMIT, name="full-is-truncated", broken="takes a text that ends with its last token for a truncated one"
-    ),
-    DropsTheStopToken: Mutant(
-        claim=STOPS,
-        name="drops-stops",
-        broken="drops the token that ended a text",
-        # A text without it seems to have ended for no reason.
-        also=(LIMIT,),
-    ),
-    ShowsTheStopString: Mutant(claim=STRINGS, name="shows-stops", broken="leaves the stop string in the text"),
-    IgnoresStopStrings: Mutant(claim=STRINGS, name="no-stop-strings", broken="ignores stop strings"),
-    OneSeedAGroup: Mutant(
-        claim=GROUPS,
-        name="one-seed",
-        broken="draws the samples of a group from one seed",
-        # Seeds that come from neighbours change with the split, and a group of one text has no distribution.
-        also=(DRAWN, SEEDS, TOP),
-    ),
-    DrawsByPlace: Mutant(claim=SEEDS, name="draws-by-place", broken="draws by the place in the request"),
-    ScoresAtTemperature1: Mutant(claim=SCORED, name="scores-at-1", broken="gives log-probs at temperature 1"),
-    SamplesAtTemperature1: Mutant(claim=DRAWN, name="samples-at-1", broken="samples at temperature 1 throughout"),
-    IsNeverGreedy: Mutant(
-        claim=GREEDY,
-        name="never-greedy",
-        broken="raises temperature 0 to a half",
-        # What is decided by the weights alone no longer is.
-        also=(LINEAGE, READ, SHARED),
-    ),
-    IgnoresTopP: Mutant(claim=TOP, name="no-top-p", broken="ignores top_p"),
-    ScoresWhatIsLeft: Mutant(
-        claim="log-probs-are-over-all-tokens-whatever-is-left-out",
-        name="scores-what-is-left",
-        broken="gives log-probs over the tokens that top_k leaves",
-    ),
-    TokenizesAgain: Mutant(claim=READ, name="tokenizes-again", broken="tokenizes the words of prompts again"),
-    TakesTheVersionOfTheRequest: Mutant(
-        claim="a-stale-version-is-detected",
-        name="text-version-of-the-request",
-        broken="gives texts the version that was asked for",
-    ),
-    RemembersGreedyTexts: Mutant(
-        claim=SHARED, name="remembers-texts", broken="keeps texts across a change of the weights"
-    ),
-    KeepsDropout: Mutant(
-        claim="dropout-is-off-while-sampling", name="text-keeps-dropout", broken="generates text with dropout"
-    ),
-}
+BROKEN = mutants_in(__name__)
 
 
 def build(config: Any, *, model: Any, device: Any) -> PlainTextEngine:

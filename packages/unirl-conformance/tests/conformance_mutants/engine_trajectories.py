@@ -6,61 +6,115 @@ import dataclasses
 from contextlib import nullcontext
 
 import torch
-from unirl.core.request import LatentRequest, Request
-from unirl.core.track import Conditions, Track
-from unirl.engines.trainside.engine import TrainsideEngine
-from unirl.numerics.track_replay import TrackReplay
+from unirl.core.types.request import LatentRequest, Request
+from unirl.core.types.track import Conditions, Track
+from unirl.numerics.train.track_replay import TrackReplay
 
-from conformance_mutants.engine_changes import Changes, segment_with
-from conformance_mutants.mutant import Mutant
+from conformance_mutants.engine_changes import Changes, ChangesHonestly, segment_with
+from conformance_mutants.mutant import mutant, mutants_in
 
 
+@mutant(
+    claim="a-window-holds-the-latents-around-sde-steps-and-the-end",
+    breaks="stores the full trajectory where a window was asked for",
+)
 class StoresEverything(Changes):
     def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
         return dataclasses.replace(latent, trajectory="full")
 
 
+@mutant(claim="a-full-trajectory-holds-every-latent", breaks="stores a window where the full trajectory was asked for")
 class StoresTheWindow(Changes):
     def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
         return dataclasses.replace(latent, trajectory="window")
 
 
+@mutant(
+    claim="every-kernel-of-the-spec-steps-by-its-formula",
+    name="takes-euler-for-dpm2",
+    breaks="runs euler when dpm2 is asked for",
+)
 class TakesEulerForDpm2(Changes):
     def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
         kernel = "euler" if latent.sampling.kernel == "dpm2" else latent.sampling.kernel
         return dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, kernel=kernel))
 
 
+@mutant(claim="log-probs-are-those-of-the-replay", breaks="sums log-probs over the elements")
 class SumsLogProbs(Changes):
     """Without guidance; over the elements."""
 
     def track(self, request: Request, track: Track) -> Track:
         segment = track.latent
-        if segment.log_probs is None or segment.guidance_scale != 1.0:
+        if segment.log_probs is None or segment.sampler.guidance_scale != 1.0:
             return track
         return segment_with(track, log_probs=segment.log_probs * segment.latents[0, 0].numel())
 
 
+@mutant(claim="only-the-asked-steps-are-scored", breaks="scores every stochastic step, and says so")
+class ScoresEveryStep(ChangesHonestly):
+    def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
+        return dataclasses.replace(latent, train_steps=None)
+
+
+@mutant(claim="only-the-asked-steps-are-scored", breaks="scores the first steps of those with noise, as many as asked")
+class ScoresTheFirstSteps(Changes):
+    def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
+        if latent.train_steps is None:
+            return latent
+        return dataclasses.replace(latent, train_steps=latent.sde_steps[:, : latent.train_steps.shape[1]])
+
+    def track(self, request: Request, track: Track) -> Track:
+        return segment_with(track, train_steps=request.latent(track.name).train_steps)
+
+
+@mutant(
+    claim="log-probs-under-guidance-are-those-of-the-replay", breaks="scores guided steps with the conditional velocity"
+)
 class ScoresWithoutGuidance(Changes):
     def track(self, request: Request, track: Track) -> Track:
-        if track.latent.guidance_scale == 1.0 or not track.latent.sde_steps.numel():
+        if track.latent.sampler.guidance_scale == 1.0 or not track.latent.sde_steps.numel():
             return track
-        bare = segment_with(track, guidance_scale=1.0)
+        bare = segment_with(track, sampler=dataclasses.replace(track.latent.sampler, guidance_scale=1.0))
         with torch.no_grad():
             replayed = TrackReplay(self._model, stacked=True, policy_context=lambda _: nullcontext())(bare)
         return segment_with(track, log_probs=replayed.log_probs)
 
 
+@mutant(claim="guidance-and-its-mode-are-honoured", breaks="echoes norm-corrected and does not do it")
 class IgnoresGuidanceModes(Changes):
     def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
         return dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, guidance_mode="batched"))
 
 
+@mutant(
+    claim="kernel-and-its-settings-are-echoed",
+    breaks="runs kernels with their default options, and says so",
+    # Log-probs are then those of another formula.
+    also=("log-probs-are-those-of-the-replay",),
+)
+class DropsKernelOptions(ChangesHonestly):
+    def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
+        options = {"constants": True} if latent.sampling.kernel == "cps" else latent.sampling.kernel_options
+        return dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, kernel_options=options))
+
+
+@mutant(
+    claim="guidance-and-its-mode-are-honoured",
+    breaks="computes batched guidance whatever was asked for, and says so",
+)
+class HasOneGuidanceMode(ChangesHonestly):
+    def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
+        return dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, guidance_mode="batched"))
+
+
+@mutant(claim="negative-prompts-are-used-and-returned", breaks="always guides away from the empty prompt")
 class IgnoresNegatives(Changes):
     def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
         return dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, negative_prompt=""))
 
 
+@mutant(claim="conditions-are-those-that-it-generated-from", breaks="returns conditions as if groups stood together")
 class OrdersConditions(Changes):
     """As if groups stood together."""
 
@@ -71,51 +125,4 @@ class OrdersConditions(Changes):
         return dataclasses.replace(track, conditions={name: sort(one) for name, one in track.conditions.items()})
 
 
-BROKEN: dict[type[TrainsideEngine], Mutant] = {
-    kind: Mutant(claim=claim, name=name, broken=broken)
-    for kind, claim, name, broken in (
-        (
-            StoresEverything,
-            "a-window-holds-the-latents-around-sde-steps-and-the-end",
-            "stores-everything",
-            "stores the full trajectory where a window was asked for",
-        ),
-        (
-            StoresTheWindow,
-            "a-full-trajectory-holds-every-latent",
-            "stores-the-window",
-            "stores a window where the full trajectory was asked for",
-        ),
-        (
-            TakesEulerForDpm2,
-            "every-kernel-of-the-spec-steps-by-its-formula",
-            "takes-euler-for-dpm2",
-            "runs euler when dpm2 is asked for",
-        ),
-        (SumsLogProbs, "log-probs-are-those-of-the-replay", "sums-log-probs", "sums log-probs over the elements"),
-        (
-            ScoresWithoutGuidance,
-            "log-probs-under-guidance-are-those-of-the-replay",
-            "scores-without-guidance",
-            "scores guided steps with the conditional velocity",
-        ),
-        (
-            IgnoresGuidanceModes,
-            "guidance-and-its-mode-are-honoured",
-            "ignores-guidance-modes",
-            "echoes norm-corrected and does not do it",
-        ),
-        (
-            IgnoresNegatives,
-            "negative-prompts-are-used-and-returned",
-            "ignores-negatives",
-            "always guides away from the empty prompt",
-        ),
-        (
-            OrdersConditions,
-            "conditions-are-those-that-it-generated-from",
-            "orders-conditions",
-            "returns conditions as if groups stood together",
-        ),
-    )
-}
+BROKEN = mutants_in(__name__)

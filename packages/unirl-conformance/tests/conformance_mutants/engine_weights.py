@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from unirl.core.errors import RecipeError, RunFailed
-from unirl.core.request import Request
 from unirl.core.roles import WeightReceipt, WeightUpdate
-from unirl.core.rollout import Rollout
-from unirl.engines.trainside.engine import TrainsideEngine
+from unirl.core.types.request import Request
+from unirl.core.types.rollout import Rollout
 
 from conformance_mutants.engine_copying import SPEC, CopyingEngine
-from conformance_mutants.mutant import Mutant
+from conformance_mutants.mutant import mutant, mutants_in
 
 
 class For(CopyingEngine):
@@ -33,12 +32,18 @@ class For(CopyingEngine):
         return (self.loading == "lora") == (self.kind == "lora")
 
 
+FULL, HALF_FULL = "full-weights-that-do-not-fit-are-refused", "refused-full-weights-are-never-half-applied"
+ASLEEP = "weights-that-come-asleep-are-refused-or-there-awake"
+
+
+@mutant(claim="the-receipt-is-of-what-the-engine-holds", breaks="a wrong count in its receipt")
 class CountsOneLess(For):
     def load_weights(self, update: WeightUpdate) -> WeightReceipt:
         receipt = super().load_weights(update)
         return dataclasses.replace(receipt, num_tensors=receipt.num_tensors - 1) if self.is_here else receipt
 
 
+@mutant(claim="the-receipt-is-of-what-the-engine-holds", breaks="samples of version 0")
 class KeepsItsVersion(For):
     """After full weights; the receipt says the new one."""
 
@@ -51,11 +56,13 @@ class KeepsItsVersion(For):
             self.version = held
 
 
+@mutant(claim="full-weights-are-sampled-from", breaks="answers merged weights and drops them")
 class IgnoresMerged(CopyingEngine):
     def write_full(self, update: WeightUpdate) -> dict[str, Tensor]:
         return dict(update.tensors) if update.kind == "merged" else super().write_full(update)
 
 
+@mutant(claim="full-weights-are-sampled-from", breaks="changes the model that trains")
 class WritesIntoTheTrainer(CopyingEngine):
     """Full weights go into the module that it was built with as well."""
 
@@ -69,6 +76,7 @@ class WritesIntoTheTrainer(CopyingEngine):
         return super().write_full(update)
 
 
+@mutant(claim=FULL, breaks="takes weights of which it knows no name")
 class StripsPrefixes(For):
     """Skips names that it does not know when it knows none."""
 
@@ -77,6 +85,7 @@ class StripsPrefixes(For):
             super().check_names(found, wanted)
 
 
+@mutant(claim=FULL, breaks="skips names that it does not know")
 class SkipsUnknown(For):
     """Names that it does not know, next to others that it does."""
 
@@ -85,18 +94,21 @@ class SkipsUnknown(For):
         super().check_names(known if self.is_here and known else found, wanted)
 
 
+@mutant(claim=FULL, breaks="goes without a weight that was not sent")
 class SkipsMissing(For):
     def check_missing(self, names: list[str]) -> None:
         if not self.is_here or len(names) > 1:
             super().check_missing(names)
 
 
+@mutant(claim=FULL, breaks="casts weights of another dtype")
 class CastsDtypes(For):
     def check_dtype(self, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
         if not self.is_here:
             super().check_dtype(name, tensor, dtype)
 
 
+@mutant(claim=FULL, breaks="takes weights of another shape")
 class BroadcastsShapes(For):
     def check_shape(self, name: str, tensor: Tensor, wanted: Tensor) -> None:
         if not self.is_here or tensor.numel() != wanted.numel():
@@ -107,6 +119,7 @@ class BroadcastsShapes(For):
         return super().write_full(dataclasses.replace(update, tensors=shaped))
 
 
+@mutant(claim=FULL, breaks="fills weights up that end early")
 class FillsUpTruncated(For):
     """Writes the rows that came of a weight, over those that it had."""
 
@@ -119,12 +132,14 @@ class FillsUpTruncated(For):
         return super().write_full(dataclasses.replace(update, tensors=whole))
 
 
+@mutant(claim=FULL, breaks="does not look at the checksum")
 class TrustsBits(For):
     def check_bits(self, update: WeightUpdate) -> None:
         if not self.is_here:
             super().check_bits(update)
 
 
+@mutant(claim=HALF_FULL, breaks="writes weights until one does not fit")
 class WritesAsItChecks(For):
     """Full weights one by one, until one does not fit."""
 
@@ -173,6 +188,7 @@ class BreaksOff(CopyingEngine):
         self.write_full(dataclasses.replace(update, tensors=known))
 
 
+@mutant(claim=HALF_FULL, breaks="samples from half of an update after it refused another one")
 class IsMendedByARefusal(BreaksOff):
     def load_weights(self, update: WeightUpdate) -> WeightReceipt:
         was_torn = self.is_torn
@@ -183,6 +199,7 @@ class IsMendedByARefusal(BreaksOff):
             raise
 
 
+@mutant(claim=HALF_FULL, breaks="has the version of refused weights")
 class MovesItsVersionFirst(For):
     """Before it looks at full weights."""
 
@@ -198,6 +215,7 @@ class RemembersTheFirst(CopyingEngine):
         self._first = self._base
 
 
+@mutant(claim="sleep-and-wake-give-the-same-samples", breaks="loses synced weights asleep")
 class WakesWithTheFirstWeights(RemembersTheFirst):
     def wake(self) -> None:
         if self._asleep is not None:
@@ -205,12 +223,14 @@ class WakesWithTheFirstWeights(RemembersTheFirst):
         super().wake()
 
 
+@mutant(claim="generating-asleep-is-refused", breaks="generates asleep")
 class WakesByItself(CopyingEngine):
     def generate(self, request: Request) -> Rollout:
         self.wake()
         return super().generate(request)
 
 
+@mutant(claim=ASLEEP, breaks="takes weights asleep and wakes without them")
 class LosesWhatComesAsleep(CopyingEngine):
     def load_weights(self, update: WeightUpdate) -> WeightReceipt:
         if self._asleep is None:
@@ -223,51 +243,7 @@ class LosesWhatComesAsleep(CopyingEngine):
         )
 
 
-FULL, HALF_FULL = "full-weights-that-do-not-fit-are-refused", "refused-full-weights-are-never-half-applied"
-ASLEEP = "weights-that-come-asleep-are-refused-or-there-awake"
-
-BROKEN: dict[type[TrainsideEngine], Mutant] = {
-    kind: Mutant(claim=claim, name=name, broken=broken)
-    for kind, claim, name, broken in (
-        (CountsOneLess, "the-receipt-is-of-what-the-engine-holds", "counts-one-less", "a wrong count in its receipt"),
-        (KeepsItsVersion, "the-receipt-is-of-what-the-engine-holds", "keeps-its-version", "samples of version 0"),
-        (IgnoresMerged, "full-weights-are-sampled-from", "ignores-merged", "answers merged weights and drops them"),
-        (
-            WritesIntoTheTrainer,
-            "full-weights-are-sampled-from",
-            "writes-into-the-trainer",
-            "changes the model that trains",
-        ),
-        (StripsPrefixes, FULL, "strips-prefixes", "takes weights of which it knows no name"),
-        (SkipsUnknown, FULL, "skips-unknown", "skips names that it does not know"),
-        (SkipsMissing, FULL, "skips-missing", "goes without a weight that was not sent"),
-        (CastsDtypes, FULL, "casts-dtypes", "casts weights of another dtype"),
-        (BroadcastsShapes, FULL, "broadcasts-shapes", "takes weights of another shape"),
-        (FillsUpTruncated, FULL, "fills-up-truncated", "fills weights up that end early"),
-        (TrustsBits, FULL, "trusts-bits", "does not look at the checksum"),
-        (WritesAsItChecks, HALF_FULL, "writes-as-it-checks", "writes weights until one does not fit"),
-        (
-            IsMendedByARefusal,
-            HALF_FULL,
-            "is-mended-by-a-refusal",
-            "samples from half of an update after it refused another one",
-        ),
-        (MovesItsVersionFirst, HALF_FULL, "moves-its-version-first", "has the version of refused weights"),
-        (
-            LosesWhatComesAsleep,
-            ASLEEP,
-            "loses-what-comes-asleep",
-            "takes weights asleep and wakes without them",
-        ),
-        (
-            WakesWithTheFirstWeights,
-            "sleep-and-wake-give-the-same-samples",
-            "wakes-with-the-first-weights",
-            "loses synced weights asleep",
-        ),
-        (WakesByItself, "generating-asleep-is-refused", "wakes-by-itself", "generates asleep"),
-    )
-}
+BROKEN = mutants_in(__name__)
 BREAKS_OFF = dataclasses.replace(SPEC, name="breaks-off", build=f"{__name__}:build")
 
 

@@ -11,19 +11,20 @@ from typing import Any
 
 from unirl.algorithms.flow_grpo.plugin import unirl_algorithms
 from unirl.backends.fsdp2.plugin import SPEC as FSDP2
-from unirl.conformance.workbench import model as workbench
-from unirl.core.catalog import Catalog
+from unirl.conformance.doubles import model as latent_model
 from unirl.core.errors import UniRLError
-from unirl.core.hookspec import hookimpl
-from unirl.core.parts import Parts
-from unirl.core.plan import Plan
+from unirl.core.loop.parts import Parts
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.plan import Plan
 from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
 from unirl.runtime.launchers import LocalLauncher
 from unirl.runtime.plugin import LOCAL
 
-from conformance_mutants.mutant import Mutant
+from conformance_mutants.mutant import mutant, mutants_in
 
 
+@mutant(claim="a-launched-run-gives-the-numbers-of-one-process", breaks="builds the parts under another seed")
 class DrawsItsOwnSeed(LocalLauncher):
     def launch(self, plan: Plan, *, catalog: Catalog) -> Parts:
         return super().launch(
@@ -31,6 +32,7 @@ class DrawsItsOwnSeed(LocalLauncher):
         )
 
 
+@mutant(claim="checkpoints-move-between-launchers", breaks="does not pass on that a checkpoint is to be loaded")
 class LoadsNothing(LocalLauncher):
     def launch(self, plan: Plan, *, catalog: Catalog) -> Parts:
         parts = super().launch(plan, catalog=catalog)
@@ -42,6 +44,7 @@ class LoadsNothing(LocalLauncher):
         return parts
 
 
+@mutant(claim="an-error-of-a-part-keeps-its-kind-and-words", breaks="raises an error of its own for those of parts")
 class WrapsErrors(LocalLauncher):
     def launch(self, plan: Plan, *, catalog: Catalog) -> Parts:
         parts = super().launch(plan, catalog=catalog)
@@ -78,10 +81,12 @@ class Starts(LocalLauncher):
             self.process = None
 
 
+@mutant(claim="a-launch-that-fails-leaves-nothing-behind", breaks="leaves a process behind when a part cannot be built")
 class ForgetsWhatFailed(Starts):
     """Ends its process in `close` alone."""
 
 
+@mutant(claim="a-closed-launcher-leaves-nothing-behind", breaks="forgets a process when it is closed")
 class LeavesOneBehind(Starts):
     def launch(self, plan: Plan, *, catalog: Catalog) -> Parts:
         try:
@@ -97,33 +102,7 @@ class LeavesOneBehind(Starts):
             self.process = None
 
 
-BROKEN: dict[type[LocalLauncher], Mutant] = {
-    DrawsItsOwnSeed: Mutant(
-        claim="a-launched-run-gives-the-numbers-of-one-process",
-        name="draws-its-own-seed",
-        broken="builds the parts under another seed",
-    ),
-    LoadsNothing: Mutant(
-        claim="checkpoints-move-between-launchers",
-        name="loads-nothing",
-        broken="does not pass on that a checkpoint is to be loaded",
-    ),
-    WrapsErrors: Mutant(
-        claim="an-error-of-a-part-keeps-its-kind-and-words",
-        name="wraps-errors",
-        broken="raises an error of its own for those of parts",
-    ),
-    ForgetsWhatFailed: Mutant(
-        claim="a-launch-that-fails-leaves-nothing-behind",
-        name="forgets-what-failed",
-        broken="leaves a process behind when a part cannot be built",
-    ),
-    LeavesOneBehind: Mutant(
-        claim="a-closed-launcher-leaves-nothing-behind",
-        name="leaves-one-behind",
-        broken="forgets a process when it is closed",
-    ),
-}
+BROKEN = mutants_in(__name__)
 MUTANTS = list(BROKEN.values())
 
 
@@ -137,7 +116,7 @@ def catalog() -> Catalog:
     return Catalog.of(
         {
             "unirl-well": SimpleNamespace(
-                unirl_models=hookimpl(lambda: [workbench.SPEC]),
+                unirl_models=hookimpl(lambda: [latent_model.SPEC]),
                 unirl_engines=hookimpl(lambda: [TRAINSIDE]),
                 unirl_algorithms=hookimpl(unirl_algorithms),
                 unirl_backends=hookimpl(lambda: [FSDP2]),

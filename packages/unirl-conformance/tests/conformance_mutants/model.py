@@ -16,27 +16,27 @@ import torch
 from safetensors.numpy import load_file as load_numpy
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from unirl.conformance.benches.latent_model import NEGATIVE
-from unirl.conformance.workbench import model as workbench
-from unirl.conformance.workbench.model import WorkbenchConfig, WorkbenchModel
-from unirl.core.catalog import Catalog
-from unirl.core.config import LatentSamplingConfig
-from unirl.core.hookspec import hookimpl
-from unirl.core.reference import ReferenceRun
-from unirl.core.spec import Miniature, ModelSpec
+from unirl.conformance.doubles import model as latent_model
+from unirl.conformance.doubles.model import WorkbenchConfig, WorkbenchModel
+from unirl.conformance.fixtures.latent_model import NEGATIVE
+from unirl.conformance.reference import ReferenceRun
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.spec import Miniature, ModelSpec
+from unirl.core.types.sampling import LatentSamplingConfig
 
 from conformance_mutants import model_text
 from conformance_mutants.mutant import Mutant
 
-WELL = dataclasses.replace(workbench.SPEC, build=f"{__name__}:build", parity=f"{__name__}:parity")
+WELL = dataclasses.replace(latent_model.SPEC, build=f"{__name__}:build", parity=f"{__name__}:parity")
 TINY = WELL.tiny
 assert TINY is not None
 
 
 def parity(folder: Path, *, prompts: Sequence[str], sampling: LatentSamplingConfig, initial: Tensor) -> ReferenceRun:
-    """The workbench model's docstrings in fp64 NumPy, walked down evenly spaced sigmas by Euler steps."""
-    net = {name: value.astype(np.float64) for name, value in load_numpy(folder / workbench.WEIGHTS_FILE).items()}
-    sigmas = np.linspace(1, 0, sampling.steps + 1)
+    """The workbench model's docstrings in fp64 NumPy, walked down evenly spaced sigmas by Euler steps, and decoded."""
+    net = {name: value.astype(np.float64) for name, value in load_numpy(folder / latent_model.WEIGHTS_FILE).items()}
+    sigmas = np.linspace(1, 0, sampling.num_inference_steps + 1)
     x = initial.double().cpu().numpy()
 
     def linear(name: str, value: Any) -> Any:
@@ -58,11 +58,16 @@ def parity(folder: Path, *, prompts: Sequence[str], sampling: LatentSamplingConf
             away = velocity([sampling.negative_prompt] * len(prompts), now)
             v = away + sampling.guidance_scale * (v - away)
         x = x + (after - now) * v
-    return ReferenceRun(sigmas=torch.from_numpy(sigmas).float(), final=torch.from_numpy(x).float())
+    pixels = (1 / (1 + np.exp(-x[:, :3]))).repeat(latent_model.FACTOR, axis=2).repeat(latent_model.FACTOR, axis=3)
+    return ReferenceRun(
+        sigmas=torch.from_numpy(sigmas).float(),
+        final=torch.from_numpy(x).float(),
+        media=torch.from_numpy(pixels).float(),
+    )
 
 
 def words(prompt: str) -> list[float]:
-    digest = hashlib.blake2b(prompt.encode(), digest_size=2 * workbench.TEXT).digest()
+    digest = hashlib.blake2b(prompt.encode(), digest_size=2 * latent_model.TEXT).digest()
     return [value / 32767.5 - 1 for value in np.frombuffer(digest, dtype="<u2")]
 
 
@@ -200,7 +205,9 @@ class RoundsSigma(WorkbenchModel):
 
 class MakesAtMost20Steps(WorkbenchModel):
     def schedule(self, sampling: LatentSamplingConfig) -> Tensor:
-        return super().schedule(dataclasses.replace(sampling, steps=min(sampling.steps, 20)))
+        return super().schedule(
+            dataclasses.replace(sampling, num_inference_steps=min(sampling.num_inference_steps, 20))
+        )
 
 
 class MovesItsSchedule(WorkbenchModel):
@@ -224,6 +231,23 @@ class LeavesItsImagesUnclamped(WorkbenchModel):
         return 1.2 * super().decode(latents) - 0.1
 
 
+class MirrorsItsImages(WorkbenchModel):
+    def decode(self, latents: Tensor) -> Tensor:
+        return super().decode(latents).flip(3)
+
+
+class ShiftsItsLatents(WorkbenchModel):
+    """As one does that leaves the shift of its VAE out."""
+
+    def decode(self, latents: Tensor) -> Tensor:
+        return super().decode(latents - 0.0609)
+
+
+class UnpacksItsLatentsByColumns(WorkbenchModel):
+    def decode(self, latents: Tensor) -> Tensor:
+        return super().decode(latents.transpose(2, 3).reshape(latents.shape))
+
+
 class DecodesWithoutGradient(WorkbenchModel):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
@@ -238,18 +262,18 @@ class DetachesALayer(WorkbenchModel):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         first = self.net.blocks[0]
-        assert isinstance(first, workbench.Block)
+        assert isinstance(first, latent_model.Block)
         first.down.__class__ = self.Detached
 
 
 def write_large(folder: Path, *, seed: int) -> None:
-    workbench.write(folder, seed=seed)
+    latent_model.write(folder, seed=seed)
     with (folder / "vocabulary.bin").open("wb") as file:
         file.truncate(21_000_000)
 
 
 def write_seedless(folder: Path, *, seed: int) -> None:
-    workbench.write(folder, seed=0)
+    latent_model.write(folder, seed=0)
 
 
 @dataclass(frozen=True)
@@ -267,6 +291,7 @@ def writing(write: Callable[..., None]) -> dict[str, Miniature]:
 
 
 FINAL, GUIDED = (f"{name}-latents-are-those-of-the-reference-pipeline" for name in ("final", "guided"))
+DECODED = "decoded-media-are-those-of-the-reference-pipeline"
 ROW_BY_ROW = "gradient-is-the-same-row-by-row"
 # fmt: off
 BROKEN = (
@@ -295,8 +320,9 @@ BROKEN = (
     Broken("velocity-follows-every-condition", "half-deaf", "drops one of its conditions", DropsItsSecondCondition),
     Broken("rows-of-a-batch-do-not-meet", "rows-meet", "mixes a trace of other rows in", LetsRowsMeet),
     Broken("schedule-falls-to-0-in-as-many-steps-as-asked", "20-steps", "makes at most 20 steps", MakesAtMost20Steps),
-    Broken("media-has-the-asked-size", "turned", "swaps height and width", TurnsItsImages),
-    Broken("media-lies-between-0-and-1", "unclamped", "does not clamp its pixels", LeavesItsImagesUnclamped),
+    Broken("media-has-the-asked-size", "turned", "swaps height and width", TurnsItsImages, also=(DECODED,)),
+    Broken("media-lies-between-0-and-1", "unclamped", "does not clamp its pixels", LeavesItsImagesUnclamped,
+           also=(DECODED,)),
     Broken("sizes-that-do-not-fit-are-refused", "rounds-height", "rounds the height down", RoundsTheHeight),
     Broken("decoder-keeps-the-gradient", "no-gradient", "decodes without gradient", DecodesWithoutGradient),
     Broken("own-sample-replays-at-ratio-1", "grad-mode", "computes otherwise where gradients are on", BendsWithGradients),
@@ -312,11 +338,14 @@ BROKEN = (
     Broken(FINAL, "too-fast", "is a tenth of a percent too fast", IsTooFast, also=(GUIDED,)),
     Broken(GUIDED, "misread-negative", "drops the negative prompt", MisreadsTheNegative),
     Broken("schedule-is-that-of-the-reference-pipeline", "no-parity", "names no reference run", spec={"parity": ""},
-           also=(FINAL, GUIDED)),
+           also=(FINAL, GUIDED, DECODED)),
+    Broken(DECODED, "mirrored", "mirrors its images", MirrorsItsImages),
+    Broken(DECODED, "no-vae-shift", "leaves out the shift of the VAE's latents", ShiftsItsLatents),
+    Broken(DECODED, "columns-first", "unpacks its latents by columns", UnpacksItsLatentsByColumns),
 )
 # fmt: on
 MUTANTS = [
-    *(Mutant(claim=one.claim, name=one.name, broken=one.broken, also=one.also) for one in BROKEN),
+    *(Mutant(claim=one.claim, name=one.name, breaks=one.broken, also=one.also) for one in BROKEN),
     *model_text.MUTANTS,
 ]
 SPECS = {"workbench": WELL, **{one.name: dataclasses.replace(WELL, name=one.name, **one.spec) for one in BROKEN}}
@@ -326,7 +355,7 @@ def build(config: WorkbenchConfig, *, device: Any) -> WorkbenchModel:
     """The model that the config's `use` names."""
     kind = {one.name: one.model for one in BROKEN}.get(config.use, WorkbenchModel)
     model = kind(device=device)
-    model.net.load_state_dict(load_file(Path(config.path) / workbench.WEIGHTS_FILE))
+    model.net.load_state_dict(load_file(Path(config.path) / latent_model.WEIGHTS_FILE))
     model.spec = SPECS[config.use]
     return model
 

@@ -11,15 +11,29 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from unirl.conformance.workbench import text_model as workbench
-from unirl.conformance.workbench.text_model import TextWorkbenchConfig, TextWorkbenchModel
-from unirl.core.config import TextSamplingConfig
+from unirl.conformance.doubles import text_model
+from unirl.conformance.doubles.text_model import TextWorkbenchConfig, TextWorkbenchModel
+from unirl.core.types.sampling import TextSamplingConfig
 
-from conformance_mutants.mutant import Mutant
+from conformance_mutants.mutant import Mutant, mutant, mutants_in
 
 Scored = tuple[Tensor, Tensor | None]
 
 
+OWN, CACHED = "own-text-replays-at-ratio-1", "cached-logits-are-those-of-the-whole-text"
+SCORES, PACKED = "scores-are-the-log-softmax-of-the-plain-logits", "padded-packed-and-single-rows-score-alike"
+PACKED_GRADIENT = "packing-does-not-change-the-gradient"
+CHAT = "settings-of-the-chat-change-what-they-say"
+PROMPTED, GREEDY, SCORED = (
+    f"{name}-those-of-the-reference" for name in ("prompt-tokens-are", "greedy-texts-are", "log-probs-are")
+)
+
+
+@mutant(
+    claim="media-is-refused-where-it-is-not-promised",
+    name="text-no-media",
+    breaks="is a text model, and leaves media out without a word",
+)
 class IgnoresMedia(TextWorkbenchModel):
     def prompt_tokens(
         self, prompts: Sequence[str], *, sampling: TextSamplingConfig, media: object = None
@@ -27,23 +41,33 @@ class IgnoresMedia(TextWorkbenchModel):
         return super().prompt_tokens(prompts, sampling=sampling)
 
 
+@mutant(
+    claim="prompt-tokens-are-those-of-the-prompt-alone",
+    name="pads",
+    breaks="pads prompts to the longest of a call",
+    also=(PROMPTED, GREEDY),
+)
 class PadsItsPrompts(TextWorkbenchModel):
     def prompt_tokens(self, prompts: Sequence[str], **settings: Any) -> list[Tensor]:
         rows = super().prompt_tokens(prompts, **settings)
-        return list(nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=workbench.PAD))
+        return list(nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=text_model.PAD))
 
 
+@mutant(claim=CHAT, name="no-system", breaks="leaves the system prompt out", also=(PROMPTED,))
 class ForgetsTheSystem(TextWorkbenchModel):
     def prompt_tokens(self, prompts: Sequence[str], *, sampling: TextSamplingConfig, media: Any = None) -> list[Tensor]:
         return super().prompt_tokens(prompts, sampling=dataclasses.replace(sampling, system_prompt=""), media=media)
 
 
+@mutant(claim=CHAT, breaks="ignores the switch of its chat template", also=(PROMPTED,))
 class AlwaysThinks(TextWorkbenchModel):
     def prompt_tokens(self, prompts: Sequence[str], *, sampling: TextSamplingConfig, media: Any = None) -> list[Tensor]:
         thinking = True if sampling.thinking is False else sampling.thinking
         return super().prompt_tokens(prompts, sampling=dataclasses.replace(sampling, thinking=thinking), media=media)
 
 
+# A text goes on from its prompt.
+@mutant(claim=PROMPTED, name="own-template", breaks="puts a line break after the chat template", also=(GREEDY,))
 class EndsItsTemplateOtherwise(TextWorkbenchModel):
     """Puts a line break after the template, as some checkpoints have one."""
 
@@ -52,6 +76,7 @@ class EndsItsTemplateOtherwise(TextWorkbenchModel):
         return [torch.cat([row, torch.tensor([10])]) if sampling.chat else row for row in rows]
 
 
+@mutant(claim=GREEDY, name="counts-padding", breaks="counts padding on the left as positions", also=(OWN, CACHED))
 class CountsItsPadding(TextWorkbenchModel):
     """Takes the place in a padded row for the position in the text."""
 
@@ -61,6 +86,7 @@ class CountsItsPadding(TextWorkbenchModel):
         return super().next_logits(tokens, positions=places, attention_mask=attention_mask, cache=cache)
 
 
+@mutant(claim=SCORED, name="sharper", breaks="scales all logits by 1.01")
 class IsALittleSharper(TextWorkbenchModel):
     """Scales its logits by 1.01 wherever it computes them, so that it agrees with itself."""
 
@@ -72,11 +98,13 @@ class IsALittleSharper(TextWorkbenchModel):
         return 1.01 * logits, cache
 
 
+@mutant(claim="texts-give-back-what-was-tokenized", breaks="strips the spaces around texts")
 class CleansUp(TextWorkbenchModel):
     def texts(self, tokens: Sequence[Tensor]) -> list[str]:
         return [text.strip() for text in super().texts(tokens)]
 
 
+@mutant(claim="stop-tokens-and-padding-are-tokens-of-the-model", breaks="names no stop token", also=(GREEDY,))
 class NeverStops(TextWorkbenchModel):
     stop_tokens = ()
 
@@ -92,11 +120,19 @@ class Scores(TextWorkbenchModel):
         return self.changed(log_probs, batch), entropy
 
 
+@mutant(claim=OWN, name="text-grad-mode", breaks="scores text otherwise where gradients are on")
 class ComputesOtherwiseWithGradients(Scores):
     def changed(self, log_probs: Tensor, batch: Any) -> Tensor:
         return log_probs * (1 + 1e-3 * torch.is_grad_enabled())
 
 
+# The first token of a batch has that of the last one.
+@mutant(
+    claim=SCORED,
+    name="shifts",
+    breaks="gives log-probs one token late",
+    also=(OWN, SCORES, PACKED, "gradient-is-the-same-row-by-row"),
+)
 class ShiftsItsLogProbs(Scores):
     """Gives each token the log-prob of the one before it."""
 
@@ -104,27 +140,43 @@ class ShiftsItsLogProbs(Scores):
         return log_probs.roll(1)
 
 
+@mutant(
+    claim="gradient-is-the-same-row-by-row",
+    name="text-divides",
+    breaks="divides the gradient of log-probs by the tokens of a batch",
+)
 class DividesItsGradient(Scores):
     def changed(self, log_probs: Tensor, batch: Any) -> Tensor:
         return log_probs.detach() + (log_probs - log_probs.detach()) / len(log_probs)
 
 
+@mutant(claim=PACKED_GRADIENT, name="halves-packed", breaks="halves the gradient of packed batches")
 class HalvesThePackedGradient(Scores):
     def changed(self, log_probs: Tensor, batch: Any) -> Tensor:
         return log_probs if batch.attention_mask is not None else (log_probs + log_probs.detach()) / 2
 
 
+# The loop over tokens divides the logits by it.
+@mutant(claim=SCORES, name="no-temperature", breaks="scores at temperature 1 whatever is asked", also=(OWN,))
 class IgnoresTheTemperature(TextWorkbenchModel):
     def score(self, batch: Any, *, temperature: float, with_entropy: bool = False) -> Scored:
         return super().score(batch, temperature=1.0, with_entropy=with_entropy)
 
 
+@mutant(claim=SCORES, name="bits", breaks="gives entropies in bits")
 class CountsInBits(TextWorkbenchModel):
     def score(self, batch: Any, *, temperature: float, with_entropy: bool = False) -> Scored:
         log_probs, entropy = super().score(batch, temperature=temperature, with_entropy=with_entropy)
         return log_probs, None if entropy is None else entropy / math.log(2)
 
 
+# Everything that compares with a packed batch, or with another one.
+@mutant(
+    claim=PACKED,
+    name="sees-neighbours",
+    breaks="attends to other samples of a packed row",
+    also=(OWN, PACKED_GRADIENT, "gradient-is-the-same-row-by-row"),
+)
 class SeesItsNeighbours(TextWorkbenchModel):
     """Attends to every sample before it in a packed row."""
 
@@ -135,11 +187,19 @@ class SeesItsNeighbours(TextWorkbenchModel):
         return super().score(batch, temperature=temperature, with_entropy=with_entropy)
 
 
+@mutant(claim=CACHED, name="first-rows", breaks="forgets the order of the rows of its cache")
 class KeepsTheFirstRows(TextWorkbenchModel):
     def select_cache(self, cache: Any, rows: Tensor) -> Any:
         return super().select_cache(cache, rows.sort().values)
 
 
+# Texts are generated with the cache.
+@mutant(
+    claim=CACHED,
+    name="forgets-early",
+    breaks="loses a tenth of a layer's cached values when rows are chosen",
+    also=(OWN, GREEDY),
+)
 class ForgetsAnEarlyToken(TextWorkbenchModel):
     """Its cache loses a little of the first layer."""
 
@@ -148,6 +208,11 @@ class ForgetsAnEarlyToken(TextWorkbenchModel):
         return ((key, 0.9 * value), *others)
 
 
+@mutant(
+    claim="gradient-reaches-every-layer-that-lora-adapts",
+    name="text-detached",
+    breaks="detaches a layer of a text model",
+)
 class DetachesALayer(TextWorkbenchModel):
     class Detached(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - as torch calls it
@@ -156,105 +221,16 @@ class DetachesALayer(TextWorkbenchModel):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         first = self.net.blocks[0]
-        assert isinstance(first, workbench.TextBlock)
+        assert isinstance(first, text_model.TextBlock)
         first.down.__class__ = self.Detached
 
 
-OWN, CACHED = "own-text-replays-at-ratio-1", "cached-logits-are-those-of-the-whole-text"
-SCORES, PACKED = "scores-are-the-log-softmax-of-the-plain-logits", "padded-packed-and-single-rows-score-alike"
-PACKED_GRADIENT = "packing-does-not-change-the-gradient"
-CHAT = "settings-of-the-chat-change-what-they-say"
-PROMPTED, GREEDY, SCORED = (
-    f"{name}-those-of-the-reference" for name in ("prompt-tokens-are", "greedy-texts-are", "log-probs-are")
-)
-BROKEN: dict[type[TextWorkbenchModel], Mutant] = {
-    IgnoresMedia: Mutant(
-        claim="media-is-refused-where-it-is-not-promised",
-        name="text-no-media",
-        broken="is a text model, and leaves media out without a word",
-    ),
-    PadsItsPrompts: Mutant(
-        claim="prompt-tokens-are-those-of-the-prompt-alone",
-        name="pads",
-        broken="pads prompts to the longest of a call",
-        also=(PROMPTED, GREEDY),
-    ),
-    ForgetsTheSystem: Mutant(claim=CHAT, name="no-system", broken="leaves the system prompt out", also=(PROMPTED,)),
-    AlwaysThinks: Mutant(
-        claim=CHAT, name="always-thinks", broken="ignores the switch of its chat template", also=(PROMPTED,)
-    ),
-    EndsItsTemplateOtherwise: Mutant(
-        claim=PROMPTED,
-        name="own-template",
-        broken="puts a line break after the chat template",
-        # A text goes on from its prompt.
-        also=(GREEDY,),
-    ),
-    CountsItsPadding: Mutant(
-        claim=GREEDY, name="counts-padding", broken="counts padding on the left as positions", also=(OWN, CACHED)
-    ),
-    ShiftsItsLogProbs: Mutant(
-        claim=SCORED,
-        name="shifts",
-        broken="gives log-probs one token late",
-        # The first token of a batch has that of the last one.
-        also=(OWN, SCORES, PACKED, "gradient-is-the-same-row-by-row"),
-    ),
-    IsALittleSharper: Mutant(claim=SCORED, name="sharper", broken="scales all logits by 1.01"),
-    CleansUp: Mutant(
-        claim="texts-give-back-what-was-tokenized", name="cleans-up", broken="strips the spaces around texts"
-    ),
-    NeverStops: Mutant(
-        claim="stop-tokens-and-padding-are-tokens-of-the-model",
-        name="never-stops",
-        broken="names no stop token",
-        also=(GREEDY,),
-    ),
-    IgnoresTheTemperature: Mutant(
-        claim=SCORES,
-        name="no-temperature",
-        broken="scores at temperature 1 whatever is asked",
-        # The loop over tokens divides the logits by it.
-        also=(OWN,),
-    ),
-    CountsInBits: Mutant(claim=SCORES, name="bits", broken="gives entropies in bits"),
-    SeesItsNeighbours: Mutant(
-        claim=PACKED,
-        name="sees-neighbours",
-        broken="attends to other samples of a packed row",
-        # Everything that compares with a packed batch, or with another one.
-        also=(OWN, PACKED_GRADIENT, "gradient-is-the-same-row-by-row"),
-    ),
-    KeepsTheFirstRows: Mutant(claim=CACHED, name="first-rows", broken="forgets the order of the rows of its cache"),
-    ForgetsAnEarlyToken: Mutant(
-        claim=CACHED,
-        name="forgets-early",
-        broken="loses a tenth of a layer's cached values when rows are chosen",
-        # Texts are generated with the cache.
-        also=(OWN, GREEDY),
-    ),
-    ComputesOtherwiseWithGradients: Mutant(
-        claim=OWN, name="text-grad-mode", broken="scores text otherwise where gradients are on"
-    ),
-    HalvesThePackedGradient: Mutant(
-        claim=PACKED_GRADIENT, name="halves-packed", broken="halves the gradient of packed batches"
-    ),
-    DividesItsGradient: Mutant(
-        claim="gradient-is-the-same-row-by-row",
-        name="text-divides",
-        broken="divides the gradient of log-probs by the tokens of a batch",
-    ),
-    DetachesALayer: Mutant(
-        claim="gradient-reaches-every-layer-that-lora-adapts",
-        name="text-detached",
-        broken="detaches a layer of a text model",
-    ),
-}
+BROKEN = mutants_in(__name__)
 WELL = dataclasses.replace(
-    workbench.SPEC, build=f"{__name__}:build", text_parity="conformance_mutants.text_reference:run"
+    text_model.SPEC, build=f"{__name__}:build", text_parity="conformance_mutants.text_reference:run"
 )
 UNCOMPARED = Mutant(
-    claim=SCORED, name="no-text-parity", broken="names no reference run of texts", also=(PROMPTED, GREEDY)
+    claim=SCORED, name="no-text-parity", breaks="names no reference run of texts", also=(PROMPTED, GREEDY)
 )
 MUTANTS = [*BROKEN.values(), UNCOMPARED]
 SPECS = {
@@ -268,6 +244,6 @@ def build(config: TextWorkbenchConfig, *, device: Any) -> TextWorkbenchModel:
     """The model that the config's `use` names."""
     kind = next((kind for kind, mutant in BROKEN.items() if mutant.name == config.use), TextWorkbenchModel)
     model = kind(device=device)
-    model.net.load_state_dict(load_file(Path(config.path) / workbench.WEIGHTS_FILE))
+    model.net.load_state_dict(load_file(Path(config.path) / text_model.WEIGHTS_FILE))
     model.spec = SPECS[config.use]
     return model

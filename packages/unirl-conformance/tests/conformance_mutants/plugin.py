@@ -12,8 +12,8 @@ from pathlib import Path
 
 from unirl.conformance.claims import UNPROVEN, claim_kinds
 from unirl.conformance.suite.test_plugin_dist import SIZE_BYTES
-from unirl.core.capability import CAPABILITIES_OF
-from unirl.core.catalog import Catalog
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.specs.capability import CAPABILITIES_OF
 
 from conformance_mutants.mutant import Mutant
 from conformance_mutants.plugin_dists import CONFIG, GROUP, Dist
@@ -44,7 +44,7 @@ def unirl_backends():
     return [BackendSpec(**{{**PLAIN, "config": "{package}.config:Backend", "name": "{part}", "capabilities": stated}})]
 """
 BACKEND_CONFIG = """
-from unirl.core.config import BackendConfig, RewardConfig
+from unirl.core.specs.config import BackendConfig, RewardConfig
 
 
 @dataclass
@@ -104,53 +104,53 @@ UNPROVEN_CAP = next(cap for cap in CAPABILITIES_OF["engine"] if cap in UNPROVEN)
 
 BROKEN: tuple[tuple[Mutant, Dist], ...] = (
     (
-        Mutant(claim="the-plugin-loads", name="planted-raises", broken="raises when it is imported"),
+        Mutant(claim="the-plugin-loads", name="planted-raises", breaks="raises when it is imported"),
         Dist(name="planted-raises", code="raise RuntimeError('no licence')\n"),
     ),
     *(
         (
-            Mutant(claim="no-other-dist-provides-its-parts", name=name, broken="provides what another dist provides"),
+            Mutant(claim="no-other-dist-provides-its-parts", name=name, breaks="provides what another dist provides"),
             Dist(name=name, part="planted-twin"),
         )
         for name in ("planted-twin-one", "planted-twin-two")
     ),
     (
         Mutant(
-            claim="its-names-are-given-to-no-other-dist", name="planted-thief", broken="calls its tracker `swanlab`"
+            claim="its-names-are-given-to-no-other-dist", name="planted-thief", breaks="calls its tracker `swanlab`"
         ),
         Dist(name="planted-thief", part="swanlab"),
     ),
     (
-        Mutant(claim="importing-it-is-light", name="planted-heavy", broken="imports OmegaConf in its plugin.py"),
+        Mutant(claim="importing-it-is-light", name="planted-heavy", breaks="imports OmegaConf in its plugin.py"),
         Dist(name="planted-heavy", code="import omegaconf\n"),
     ),
     (
         Mutant(
-            claim="importing-it-is-light", name="planted-heavy-config", broken="imports OmegaConf with its settings"
+            claim="importing-it-is-light", name="planted-heavy-config", breaks="imports OmegaConf with its settings"
         ),
         Dist(name="planted-heavy-config", config=f"import omegaconf\n{CONFIG}"),
     ),
     (
-        Mutant(claim="importing-it-has-no-side-effects", name="planted-setter", broken="sets an environment variable"),
+        Mutant(claim="importing-it-has-no-side-effects", name="planted-setter", breaks="sets an environment variable"),
         Dist(name="planted-setter", code="import os\nos.environ.setdefault('PLANTED_FLAG', '1')\n"),
     ),
     (
-        Mutant(claim="every-part-has-a-summary", name="planted-silent", broken="has one word as its summary"),
+        Mutant(claim="every-part-has-a-summary", name="planted-silent", breaks="has one word as its summary"),
         Dist(name="planted-silent", tracker='"summary": "Notes"'),
     ),
     (
-        Mutant(claim="names-are-lower-case-with-dashes", name="planted-loud", broken="calls its plugin `Planted_Loud`"),
+        Mutant(claim="names-are-lower-case-with-dashes", name="planted-loud", breaks="calls its plugin `Planted_Loud`"),
         Dist(name="planted-loud", point="Planted_Loud"),
     ),
     (
-        Mutant(claim="every-capability-of-its-kind-is-stated", name="planted-vague", broken="leaves `ema` unstated"),
+        Mutant(claim="every-capability-of-its-kind-is-stated", name="planted-vague", breaks="leaves `ema` unstated"),
         Dist(
             name="planted-vague", config=MORE_CONFIG, code=code(BACKEND, "planted-vague", change="del stated[Cap.EMA]")
         ),
     ),
     (
         Mutant(
-            claim="every-capability-of-its-kind-is-stated", name="planted-boaster", broken="states `sleep` of a backend"
+            claim="every-capability-of-its-kind-is-stated", name="planted-boaster", breaks="states `sleep` of a backend"
         ),
         Dist(
             name="planted-boaster",
@@ -162,19 +162,19 @@ BROKEN: tuple[tuple[Mutant, Dist], ...] = (
         Mutant(
             claim="a-model-brings-its-miniature-and-its-reference",
             name="planted-untried",
-            broken="has no function that runs its reference",
+            breaks="has no function that runs its reference",
         ),
         Dist(name="planted-untried", code=code(MODEL, "planted-untried", changed='"parity": ""')),
     ),
     (
         Mutant(
-            claim="an-algorithm-names-its-source", name="planted-sourceless", broken="says `see below` as its paper"
+            claim="an-algorithm-names-its-source", name="planted-sourceless", breaks="says `see below` as its paper"
         ),
         Dist(name="planted-sourceless", code=code(ALGORITHM, "planted-sourceless", paper="see below")),
     ),
     (
         Mutant(
-            claim="a-reward-states-its-scale-and-range", name="planted-boundless", broken="leaves its range unstated"
+            claim="a-reward-states-its-scale-and-range", name="planted-boundless", breaks="leaves its range unstated"
         ),
         Dist(
             name="planted-boundless",
@@ -186,7 +186,7 @@ BROKEN: tuple[tuple[Mutant, Dist], ...] = (
         Mutant(
             claim="every-string-names-a-module-that-exists",
             name="planted-lost",
-            broken="names a module that was renamed",
+            breaks="names a module that was renamed",
             # Whoever resolves the string stands before the same missing module.
             also=("every-string-of-its-specs-resolves",),
         ),
@@ -196,19 +196,19 @@ BROKEN: tuple[tuple[Mutant, Dist], ...] = (
         Mutant(
             claim="every-string-of-its-specs-resolves",
             name="planted-misfit",
-            broken="its `build` wants one argument more",
+            breaks="its `build` wants one argument more",
         ),
         Dist(name="planted-misfit", tracker='"build": "planted_misfit.part:needs_more"'),
     ),
     (
         Mutant(
-            claim="every-setting-is-documented", name="planted-terse", broken="has no text for a setting inside another"
+            claim="every-setting-is-documented", name="planted-terse", breaks="has no text for a setting inside another"
         ),
         Dist(name="planted-terse", config=CONFIG.replace('    """How deep it goes."""\n', "")),
     ),
     (
         Mutant(
-            claim="gaps-name-claims-and-give-reasons", name="planted-typo", broken="declares a gap by a misspelt name"
+            claim="gaps-name-claims-and-give-reasons", name="planted-typo", breaks="declares a gap by a misspelt name"
         ),
         Dist(
             name="planted-typo",
@@ -219,93 +219,93 @@ BROKEN: tuple[tuple[Mutant, Dist], ...] = (
         Mutant(
             claim="gaps-name-claims-and-give-reasons",
             name="planted-curt",
-            broken="declares a gap with two words as reason",
+            breaks="declares a gap with two words as reason",
         ),
         Dist(name="planted-curt", tracker=f'"gaps": (Gap(claim="{GAP}", reason="known issue"),)'),
     ),
     (
         Mutant(
-            claim="no-unprovable-promise", name="planted-prophet", broken=f"states `{UNPROVEN_CAP.value}` as native"
+            claim="no-unprovable-promise", name="planted-prophet", breaks=f"states `{UNPROVEN_CAP.value}` as native"
         ),
         Dist(
             name="planted-prophet", code=code(ENGINE, "planted-prophet", stated=f"{UNPROVEN_CAP.name}=Support.NATIVE")
         ),
     ),
     (
-        Mutant(claim="its-version-can-be-compared", name="planted-latest", broken="has the version `latest`"),
+        Mutant(claim="its-version-can-be-compared", name="planted-latest", breaks="has the version `latest`"),
         Dist(name="planted-latest", headers={"Version": "latest"}),
     ),
     (
         Mutant(
-            claim="it-states-the-python-that-it-needs", name="planted-any-python", broken="says nothing of its Python"
+            claim="it-states-the-python-that-it-needs", name="planted-any-python", breaks="says nothing of its Python"
         ),
         Dist(name="planted-any-python", headers={"Requires-Python": ""}),
     ),
     (
         Mutant(
-            claim="it-states-the-python-that-it-needs", name="planted-old-python", broken="is for Python 3.8 at most"
+            claim="it-states-the-python-that-it-needs", name="planted-old-python", breaks="is for Python 3.8 at most"
         ),
         Dist(name="planted-old-python", headers={"Requires-Python": "<3.9"}),
     ),
     (
-        Mutant(claim="it-requires-the-core", name="planted-alone", broken="does not require unirl-core"),
+        Mutant(claim="it-requires-the-core", name="planted-alone", breaks="does not require unirl-core"),
         Dist(name="planted-alone", requires=("packaging",)),
     ),
     (
         Mutant(
             claim="every-requirement-is-met-here",
             name="planted-unmet",
-            broken="requires a release that is not installed",
+            breaks="requires a release that is not installed",
         ),
         Dist(name="planted-unmet", requires=("unirl-core", "packaging>=9999", "gone; python_version < '3'")),
     ),
     (
-        Mutant(claim="its-readme-names-what-it-provides", name="planted-brief", broken="has a README of one line"),
+        Mutant(claim="its-readme-names-what-it-provides", name="planted-brief", breaks="has a README of one line"),
         Dist(name="planted-brief", readme="# {name}\n\nThe tracker `{part}`.\n"),
     ),
     (
         Mutant(
-            claim="its-readme-names-what-it-provides", name="planted-windy", broken="has a README that names no part"
+            claim="its-readme-names-what-it-provides", name="planted-windy", breaks="has a README that names no part"
         ),
         Dist(name="planted-windy", part="planted-unnamed", readme="It is a part like many others. " * 30),
     ),
     (
-        Mutant(claim="it-says-what-it-is-in-a-line", name="planted-unknown", broken="has no summary"),
+        Mutant(claim="it-says-what-it-is-in-a-line", name="planted-unknown", breaks="has no summary"),
         Dist(name="planted-unknown", headers={"Summary": "UNKNOWN"}),
     ),
     (
         Mutant(
-            claim="it-carries-its-licence", name="planted-textless", broken="comes without the licence that it states"
+            claim="it-carries-its-licence", name="planted-textless", breaks="comes without the licence that it states"
         ),
         Dist(name="planted-textless", headers={"License-File": ""}),
     ),
     (
-        Mutant(claim="its-package-is-typed", name="planted-untyped", broken="has no py.typed"),
+        Mutant(claim="its-package-is-typed", name="planted-untyped", breaks="has no py.typed"),
         Dist(name="planted-untyped", without=("planted_untyped/py.typed",)),
     ),
     (
         # Editable, and with its sources off the module path of this process, where it would hide all other dists.
         Mutant(
-            claim="shared-namespaces-stay-open", name="planted-closer", broken="brings `unirl/trackers/__init__.py`"
+            claim="shared-namespaces-stay-open", name="planted-closer", breaks="brings `unirl/trackers/__init__.py`"
         ),
         Dist(name="planted-closer", layout="src", apart={"unirl/trackers/__init__.py": b""}),
     ),
     (
-        Mutant(claim="nothing-is-installed-outside-its-package", name="planted-sprawl", broken="installs `examples`"),
+        Mutant(claim="nothing-is-installed-outside-its-package", name="planted-sprawl", breaks="installs `examples`"),
         Dist(name="planted-sprawl", files={"examples/planted_run.py": b""}),
     ),
     (
         Mutant(
-            claim="nothing-is-installed-outside-its-package", name="planted-intruder", broken="installs into the core"
+            claim="nothing-is-installed-outside-its-package", name="planted-intruder", breaks="installs into the core"
         ),
         Dist(name="planted-intruder", files={"unirl/core/planted_extra.py": b""}),
     ),
     (
-        Mutant(claim="no-tests-are-installed", name="planted-tested", broken="installs its tests"),
+        Mutant(claim="no-tests-are-installed", name="planted-tested", breaks="installs its tests"),
         Dist(name="planted-tested", files={"planted_tested/tests/test_it.py": b""}),
     ),
     (
-        Mutant(claim="nothing-large-is-installed", name="planted-fat", broken="brings 5 MB of weights"),
+        Mutant(claim="nothing-large-is-installed", name="planted-fat", breaks="brings 5 MB of weights"),
         Dist(name="planted-fat", files={"planted_fat/weights.bin": bytes(SIZE_BYTES)}),
     ),
 )
@@ -317,10 +317,10 @@ def module_path() -> list[str]:
     """Installs all of them, once, and gives what must be on the module path."""
     folder = Path(tempfile.mkdtemp(prefix="planted-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    found: dict[str, None] = {}
+    result: dict[str, None] = {}
     for dist in (*WELL, *(dist for _, dist in BROKEN)):
-        found |= {str(path): None for path in dist.write(folder)}
-    return list(found)
+        result |= {str(path): None for path in dist.write(folder)}
+    return list(result)
 
 
 def catalog() -> Catalog:

@@ -13,9 +13,9 @@ GROUP = "planted.v1"
 """Another group than the real one, so that nobody else in this process finds these plugins."""
 
 HEAD = """\
-from unirl.core.capability import CAPABILITIES_OF, Cap, Needs, Support
-from unirl.core.hookspec import hookimpl
-from unirl.core.spec import AlgorithmSpec, BackendSpec, EngineSpec, Gap, Miniature, ModelSpec, RewardSpec, TrackerSpec
+from unirl.core.specs.capability import CAPABILITIES_OF, Cap, Needs, Support
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, Gap, Miniature, ModelSpec, RewardSpec, TrackerSpec
 
 PLAIN = {{"summary": "A part that is planted.", "build": "{package}.part:build", "config": "{package}.config:Config"}}
 
@@ -31,7 +31,7 @@ def unirl_trackers():
 CONFIG = '''\
 from dataclasses import dataclass, field
 
-from unirl.core.config import PartConfig
+from unirl.core.specs.config import PartConfig
 
 
 @dataclass
@@ -164,8 +164,8 @@ class Dist:
         }
         # What an editable install says of itself now stands in its pyproject.toml.
         stale = {"Summary": "", "License-Expression": "", "License-File": "", "Requires-Python": ""}
-        found = {**plain, **({} if self.layout == "wheel" else stale), **self.headers}
-        return {name: value for name, value in found.items() if value}
+        result = {**plain, **({} if self.layout == "wheel" else stale), **self.headers}
+        return {name: value for name, value in result.items() if value}
 
     def _metadata(self) -> str:
         lines = [f"{name}: {value}" for name, value in self._headers.items()]

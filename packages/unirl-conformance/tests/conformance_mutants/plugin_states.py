@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from types import SimpleNamespace
 
-from unirl.conformance.workbench import model as workbench
-from unirl.core.capability import Cap, Support
-from unirl.core.catalog import Catalog
-from unirl.core.hookspec import hookimpl
-from unirl.core.spec import EngineSpec, Gap, TrackerSpec
+from unirl.conformance.doubles import model as latent_model
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.spec import EngineSpec, Gap, TrackerSpec
 from unirl.engines.trainside.plugin import SPEC as ENGINE
 
 GAP = Gap(claim="every-part-has-a-summary", reason="Nobody has found words for it.", link="https://example.org/1")
@@ -17,7 +17,7 @@ NOTES = TrackerSpec(
     name="notes",
     summary="Keeps notes of a run",
     build="unirl.core.names:did_you_mean",
-    config="unirl.core.config:PartConfig",
+    config="unirl.core.specs.config:PartConfig",
 )
 
 
@@ -66,7 +66,7 @@ def refused() -> Catalog:
     return Catalog.of(
         {
             "planted": SimpleNamespace(
-                unirl_models=hookimpl(lambda: [workbench.SPEC]), unirl_engines=hookimpl(lambda: [unfit, silent])
+                unirl_models=hookimpl(lambda: [latent_model.SPEC]), unirl_engines=hookimpl(lambda: [unfit, silent])
             )
         }
     )

@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.core.capability import Cap, Support
-from unirl.core.catalog import Catalog
-from unirl.core.hookspec import hookimpl
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.roles import Reward, ScoreInput, Scores
-from unirl.core.spec import RewardExample, RewardSpec
-from unirl.core.track import Status
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.spec import RewardExample
+from unirl.core.types.track import Status
 from unirl.rewards.rules.brightness import BrightnessReward
 from unirl.rewards.rules.exact_match import ExactMatchReward
 from unirl.rewards.rules.pixel_target import PixelTargetReward
 from unirl.rewards.rules.plugin import BRIGHTNESS, EXACT_MATCH, PIXEL_TARGET, SHAPES, unirl_rewards
 from unirl.rewards.rules.shapes import ShapesReward
 
-from conformance_mutants.mutant import Mutant
+from conformance_mutants.mutant import mutant, mutants_in
 
 
 class Motion:
@@ -55,6 +55,17 @@ class BrightestOfGroup:
         pass
 
 
+GROUP = dataclasses.replace(
+    BRIGHTNESS,
+    name="brightest-of-group",
+    build=f"{__name__}:build",
+    capabilities={Cap.REWARD_GROUP: Support.NATIVE, Cap.REWARD_SAMPLE: Support.NO},
+    range=(-1.0, 2.0),
+)
+UNSTATED = dataclasses.replace(EXACT_MATCH, metadata=())
+
+
+@mutant(claim="scores-go-with-their-samples", breaks="gives one more to the first row of each group", spec=GROUP)
 class FirstOfGroupWins(BrightestOfGroup):
     def score(self, samples: ScoreInput) -> Scores:
         values = super().score(samples).values
@@ -63,6 +74,11 @@ class FirstOfGroupWins(BrightestOfGroup):
         return Scores(values=values)
 
 
+@mutant(
+    claim="a-group-scores-the-same-in-any-batch",
+    breaks="subtracts the mean of the batch instead of the group's",
+    spec=GROUP,
+)
 class AboveTheBatch(BrightestOfGroup):
     def score(self, samples: ScoreInput) -> Scores:
         luma = self._luma.score(samples).values
@@ -79,32 +95,42 @@ class Luma(BrightnessReward):
         return super().score(samples).values
 
 
+@mutant(claim="every-sample-gets-one-finite-score", name="in-fp64", breaks="gives its scores in fp64", spec=BRIGHTNESS)
 class InFp64(Luma):
     def score(self, samples: ScoreInput) -> Scores:
         return Scores(values=self.luma(samples).double())
 
 
+@mutant(
+    claim="a-sample-scores-the-same-in-any-batch", breaks="subtracts the smallest score of the batch", spec=BRIGHTNESS
+)
 class LeastOfTheBatch(Luma):
     def score(self, samples: ScoreInput) -> Scores:
         luma = self.luma(samples)
         return Scores(values=luma - luma.min())
 
 
+@mutant(claim="scores-lie-in-the-stated-range", breaks="scores from 0 to 255, states 0 to 1", spec=BRIGHTNESS)
 class OutOf255(Luma):
     def score(self, samples: ScoreInput) -> Scores:
         return Scores(values=255 * self.luma(samples))
 
 
+@mutant(claim="scores-tell-samples-apart", breaks="gives 1 to every sample", spec=BRIGHTNESS)
 class Constant(Luma):
     def score(self, samples: ScoreInput) -> Scores:
         return Scores(values=self.luma(samples).ceil().clamp(1, 1))
 
 
+@mutant(claim="the-scale-is-the-same-at-every-weight", breaks="multiplies its scores by its weight", spec=BRIGHTNESS)
 class AppliesItsWeight(Luma):
     def score(self, samples: ScoreInput) -> Scores:
         return Scores(values=self._weight * self.luma(samples))
 
 
+@mutant(
+    claim="the-same-samples-get-the-same-scores-again", breaks="gives less to a batch that it has seen", spec=BRIGHTNESS
+)
 class Remembers(Luma):
     """Images that it has seen before are worth less."""
 
@@ -121,6 +147,7 @@ class Remembers(Luma):
         return Scores(values=scale * luma)
 
 
+@mutant(claim="scores-come-from-the-sample-not-from-its-name", breaks="caches scores by sample ids", spec=BRIGHTNESS)
 class CachesByIds(Luma):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -130,6 +157,7 @@ class CachesByIds(Luma):
         return Scores(values=self._cache.setdefault(samples.sample_ids, self.luma(samples)))
 
 
+@mutant(claim="a-reward-leaves-samples-as-they-are", breaks="clamps the images in place", spec=BRIGHTNESS)
 class ClampsInPlace(Luma):
     def score(self, samples: ScoreInput) -> Scores:
         luma = self.luma(samples)
@@ -138,12 +166,21 @@ class ClampsInPlace(Luma):
         return Scores(values=luma)
 
 
+@mutant(
+    claim="pixels-that-are-not-numbers-raise", name="nan-is-black", breaks="scores NaN pixels as black", spec=BRIGHTNESS
+)
 class TakesNanForBlack(Luma):
     def score(self, samples: ScoreInput) -> Scores:
         images = None if samples.images is None else samples.images.nan_to_num()
         return Scores(values=self.luma(dataclasses.replace(samples, images=images)))
 
 
+@mutant(
+    claim="samples-without-their-media-raise",
+    name="nothing-is-grey",
+    breaks="gives 0.5 to a missing image",
+    spec=BRIGHTNESS,
+)
 class TakesNothingForGrey(Luma):
     def score(self, samples: ScoreInput) -> Scores:
         if samples.images is None:
@@ -151,11 +188,17 @@ class TakesNothingForGrey(Luma):
         return Scores(values=self.luma(samples))
 
 
+@mutant(claim="a-reward-may-be-closed-twice", breaks="raises at the second close", spec=BRIGHTNESS)
 class ClosesOnce(Luma):
     def close(self) -> None:
         del self._weight
 
 
+@mutant(
+    claim="a-gradient-that-is-not-promised-is-not-wrong",
+    breaks="scores luma and gives the gradient of the variance",
+    spec=BRIGHTNESS,
+)
 class GradientOfContrast(Luma):
     """The score of luma with the gradient of something else."""
 
@@ -166,6 +209,7 @@ class GradientOfContrast(Luma):
         return Scores(values=luma + other - other.detach())
 
 
+@mutant(claim="the-gradient-is-that-of-the-score", breaks="gives no gradient to the red channel", spec=PIXEL_TARGET)
 class CutsRed(PixelTargetReward):
     def __init__(self, config: Any) -> None:
         super().__init__(config, device="cpu")
@@ -176,6 +220,7 @@ class CutsRed(PixelTargetReward):
         return super().score(dataclasses.replace(samples, images=torch.cat([red, rest], dim=1)))
 
 
+@mutant(claim="parts-are-those-that-the-spec-names", breaks="gives three of its four parts", spec=SHAPES)
 class ForgetsAPart(ShapesReward):
     def __init__(self, config: Any) -> None:
         pass
@@ -185,16 +230,31 @@ class ForgetsAPart(ShapesReward):
         return Scores(values=scores.values, parts={k: v for k, v in scores.parts.items() if k != "perfect"})
 
 
+@mutant(
+    claim="a-missing-metadata-key-raises-with-its-name",
+    breaks="takes a missing answer for an empty one",
+    spec=EXACT_MATCH,
+)
 class NoAnswerIsEmpty(ExactMatchReward):
     def score(self, samples: ScoreInput) -> Scores:
-        metadata = tuple({"answer": "", **found} for found in samples.metadata)
+        metadata = tuple({"answer": "", **result} for result in samples.metadata)
         return super().score(dataclasses.replace(samples, metadata=metadata))
 
 
+@mutant(
+    claim="the-metadata-that-the-spec-names-is-enough",
+    breaks="reads `answer`, which its spec does not name",
+    spec=UNSTATED,
+)
 class ReadsWhatItDoesNotState(ExactMatchReward):
     """Its spec names no metadata."""
 
 
+@mutant(
+    claim="a-sample-scores-the-same-in-any-batch",
+    breaks="halves the score of the longest text of the batch",
+    spec=EXACT_MATCH,
+)
 class HalvesTheLongest(ExactMatchReward):
     """Compares the lengths of all texts of a batch."""
 
@@ -204,6 +264,12 @@ class HalvesTheLongest(ExactMatchReward):
         return Scores(values=super().score(samples).values * (1 - 0.5 * is_longest.float()))
 
 
+@mutant(
+    claim="scores-go-with-their-samples",
+    name="first-for-all",
+    breaks="fines all texts where the first one was truncated",
+    spec=EXACT_MATCH,
+)
 class TakesTheFirstForAll(ExactMatchReward):
     """Fines every text where the first one was cut off."""
 
@@ -215,17 +281,10 @@ class TakesTheFirstForAll(ExactMatchReward):
 
 def _means(values: Tensor, groups: tuple[str, ...]) -> Tensor:
     """The mean of each row's group."""
-    rows = [[other for other, found in enumerate(groups) if found == group] for group in groups]
+    rows = [[other for other, result in enumerate(groups) if result == group] for group in groups]
     return torch.stack([values[own].mean() for own in rows])
 
 
-GROUP = dataclasses.replace(
-    BRIGHTNESS,
-    name="brightest-of-group",
-    build=f"{__name__}:build",
-    capabilities={Cap.REWARD_GROUP: Support.NATIVE, Cap.REWARD_SAMPLE: Support.NO},
-    range=(-1.0, 2.0),
-)
 VIDEO = dataclasses.replace(
     BRIGHTNESS,
     name="motion",
@@ -234,155 +293,21 @@ VIDEO = dataclasses.replace(
     capabilities={Cap.REWARD_SAMPLE: Support.NATIVE, Cap.REWARD_DIFFERENTIABLE: Support.NATIVE},
     examples=(RewardExample(height=16, width=24, frames=3), RewardExample(height=8, width=8, frames=5)),
 )
-UNSTATED = dataclasses.replace(EXACT_MATCH, metadata=())
 
-BROKEN: dict[type[Any], tuple[RewardSpec, Mutant]] = {
-    InFp64: (
-        BRIGHTNESS,
-        Mutant(claim="every-sample-gets-one-finite-score", name="in-fp64", broken="gives its scores in fp64"),
-    ),
-    FirstOfGroupWins: (
-        GROUP,
-        Mutant(
-            claim="scores-go-with-their-samples",
-            name="first-of-group-wins",
-            broken="gives one more to the first row of each group",
-        ),
-    ),
-    LeastOfTheBatch: (
-        BRIGHTNESS,
-        Mutant(
-            claim="a-sample-scores-the-same-in-any-batch",
-            name="least-of-the-batch",
-            broken="subtracts the smallest score of the batch",
-        ),
-    ),
-    AboveTheBatch: (
-        GROUP,
-        Mutant(
-            claim="a-group-scores-the-same-in-any-batch",
-            name="above-the-batch",
-            broken="subtracts the mean of the batch instead of the group's",
-        ),
-    ),
-    OutOf255: (
-        BRIGHTNESS,
-        Mutant(claim="scores-lie-in-the-stated-range", name="out-of-255", broken="scores from 0 to 255, states 0 to 1"),
-    ),
-    Constant: (
-        BRIGHTNESS,
-        Mutant(claim="scores-tell-samples-apart", name="constant", broken="gives 1 to every sample"),
-    ),
-    AppliesItsWeight: (
-        BRIGHTNESS,
-        Mutant(
-            claim="the-scale-is-the-same-at-every-weight",
-            name="applies-its-weight",
-            broken="multiplies its scores by its weight",
-        ),
-    ),
-    ForgetsAPart: (
-        SHAPES,
-        Mutant(
-            claim="parts-are-those-that-the-spec-names", name="forgets-a-part", broken="gives three of its four parts"
-        ),
-    ),
-    Remembers: (
-        BRIGHTNESS,
-        Mutant(
-            claim="the-same-samples-get-the-same-scores-again",
-            name="remembers",
-            broken="gives less to a batch that it has seen",
-        ),
-    ),
-    CachesByIds: (
-        BRIGHTNESS,
-        Mutant(
-            claim="scores-come-from-the-sample-not-from-its-name",
-            name="caches-by-ids",
-            broken="caches scores by sample ids",
-        ),
-    ),
-    ClampsInPlace: (
-        BRIGHTNESS,
-        Mutant(
-            claim="a-reward-leaves-samples-as-they-are", name="clamps-in-place", broken="clamps the images in place"
-        ),
-    ),
-    TakesNanForBlack: (
-        BRIGHTNESS,
-        Mutant(claim="pixels-that-are-not-numbers-raise", name="nan-is-black", broken="scores NaN pixels as black"),
-    ),
-    TakesNothingForGrey: (
-        BRIGHTNESS,
-        Mutant(
-            claim="samples-without-their-media-raise", name="nothing-is-grey", broken="gives 0.5 to a missing image"
-        ),
-    ),
-    ClosesOnce: (
-        BRIGHTNESS,
-        Mutant(claim="a-reward-may-be-closed-twice", name="closes-once", broken="raises at the second close"),
-    ),
-    GradientOfContrast: (
-        BRIGHTNESS,
-        Mutant(
-            claim="a-gradient-that-is-not-promised-is-not-wrong",
-            name="gradient-of-contrast",
-            broken="scores luma and gives the gradient of the variance",
-        ),
-    ),
-    CutsRed: (
-        PIXEL_TARGET,
-        Mutant(
-            claim="the-gradient-is-that-of-the-score", name="cuts-red", broken="gives no gradient to the red channel"
-        ),
-    ),
-    NoAnswerIsEmpty: (
-        EXACT_MATCH,
-        Mutant(
-            claim="a-missing-metadata-key-raises-with-its-name",
-            name="no-answer-is-empty",
-            broken="takes a missing answer for an empty one",
-        ),
-    ),
-    HalvesTheLongest: (
-        EXACT_MATCH,
-        Mutant(
-            claim="a-sample-scores-the-same-in-any-batch",
-            name="halves-the-longest",
-            broken="halves the score of the longest text of the batch",
-        ),
-    ),
-    TakesTheFirstForAll: (
-        EXACT_MATCH,
-        Mutant(
-            claim="scores-go-with-their-samples",
-            name="first-for-all",
-            broken="fines all texts where the first one was truncated",
-        ),
-    ),
-    ReadsWhatItDoesNotState: (
-        UNSTATED,
-        Mutant(
-            claim="the-metadata-that-the-spec-names-is-enough",
-            name="reads-what-it-does-not-state",
-            broken="reads `answer`, which its spec does not name",
-        ),
-    ),
-}
-MUTANTS = [mutant for _, mutant in BROKEN.values()]
+BROKEN = mutants_in(__name__)
+MUTANTS = list(BROKEN.values())
 
 
 def build(config: Any, *, device: Any) -> Reward:
     """The reward that the config's `use` names."""
-    kinds = {mutant.name: kind for kind, (_, mutant) in BROKEN.items()}
+    kinds = {mutant.name: kind for kind, mutant in BROKEN.items()}
     kinds |= {GROUP.name: BrightestOfGroup, VIDEO.name: Motion}
     return kinds[config.use](config)
 
 
 def catalog() -> Catalog:
     broken = [
-        dataclasses.replace(spec, name=mutant.name, build=f"{__name__}:build") for spec, mutant in BROKEN.values()
+        dataclasses.replace(mutant.spec, name=mutant.name, build=f"{__name__}:build") for mutant in BROKEN.values()
     ]
     well = [*unirl_rewards(), GROUP, VIDEO]
     return Catalog.of(

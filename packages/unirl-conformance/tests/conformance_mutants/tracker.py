@@ -10,15 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
 
-from unirl.core.catalog import Catalog
-from unirl.core.events import Event
-from unirl.core.hookspec import hookimpl
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.roles import RunInfo, Tracker
-from unirl.core.spec import TrackerSpec
+from unirl.core.specs.spec import TrackerSpec
+from unirl.core.types.event import Event
 from unirl.trackers.tensorboard.plugin import unirl_trackers
 from unirl.trackers.tensorboard.tracker import TensorboardTracker
 
-from conformance_mutants.mutant import Mutant
+from conformance_mutants.mutant import mutant, mutants_in
 
 
 class Lines:
@@ -61,6 +61,7 @@ class Notes(Lines):
         self.write({"step": step, key: list(captions), "texts": list(texts)})
 
 
+@mutant(claim="a-whole-run-is-taken", breaks="raises at a kind of event that it does not know")
 class KnowsItsEvents(Notes):
     SHOWN: Mapping[str, str] = dict.fromkeys(
         ("run_started", "run_resumed", "rollout", "step", "evaluated", "images", "checkpoint_saved", "finding"), ""
@@ -70,12 +71,22 @@ class KnowsItsEvents(Notes):
         self.write({"step": event.step, "kind": self.SHOWN[event.kind]})
 
 
+@mutant(
+    claim="a-whole-run-is-taken",
+    breaks="takes it that a caption ends with the reward",
+    also=("odd-names-and-long-texts-are-taken", "a-tracker-leaves-what-it-is-given-as-it-is"),
+)
 class ReadsEveryReward(Notes):
     def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
         super().texts(key, texts, captions, step=step)
         self.write({"step": step, "rewards": [float(caption.split("| reward ")[1]) for caption in captions]})
 
 
+@mutant(
+    claim="every-number-that-is-logged-is-kept",
+    breaks="keeps the numbers of the last step",
+    also=("two-runs-in-one-process-do-not-mix",),
+)
 class KeepsTheLast(Notes):
     """Writes what it holds at the end."""
 
@@ -91,11 +102,15 @@ class KeepsTheLast(Notes):
         super().finish(status)
 
 
+@mutant(claim="every-text-that-is-shown-is-kept", breaks="keeps the first hundred characters of a text")
 class ShowsTheBeginning(Notes):
     def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
         super().texts(key, [text[:100] for text in texts], captions, step=step)
 
 
+@mutant(
+    claim="a-resumed-run-loses-nothing-that-was-there", breaks="begins the file of its texts anew when a run is resumed"
+)
 class TextsStartOver(Notes):
     """Texts have a file of their own, which a resumed run begins anew."""
 
@@ -109,6 +124,9 @@ class TextsStartOver(Notes):
             file.writelines([*captions, *texts])
 
 
+@mutant(
+    claim="a-resumed-run-loses-nothing-that-was-there", breaks="deletes its file at the start, also of a resumed run"
+)
 class StartsOver(Notes):
     def path(self, run: RunInfo) -> Path:
         path = super().path(run)
@@ -116,6 +134,10 @@ class StartsOver(Notes):
         return path
 
 
+@mutant(
+    claim="a-tracker-may-join-when-a-run-is-resumed",
+    breaks="reads the file of the first session, which need not be there",
+)
 class NeedsItsPast(Notes):
     def start(self, run: RunInfo) -> None:
         if run.resumed_at is not None:
@@ -123,15 +145,20 @@ class NeedsItsPast(Notes):
         super().start(run)
 
 
+@mutant(claim="numbers-that-are-not-finite-are-taken", breaks="rounds to whole percents, which NaN has not")
 class Percents(TensorboardTracker):
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
         super().log({key: round(100 * value) / 100 for key, value in metrics.items()}, step=step)
 
 
+@mutant(claim="odd-names-and-long-texts-are-taken", breaks="writes its file in ASCII")
 class InAscii(Notes):
     encoding = "ascii"
 
 
+@mutant(
+    claim="odd-names-and-long-texts-are-taken", breaks="names the files of its texts by their keys, slashes and all"
+)
 class KeysAreFiles(Notes):
     """Writes the texts of each key into a file of that name."""
 
@@ -144,6 +171,7 @@ class KeysAreFiles(Notes):
             file.writelines([*captions, *texts])
 
 
+@mutant(claim="two-runs-in-one-process-do-not-mix", breaks="writes into the file of the run that started last")
 class OneFileForAll(Notes):
     """The file is the class's own: the run that started last has it."""
 
@@ -159,12 +187,14 @@ class OneFileForAll(Notes):
         self.file = own
 
 
+@mutant(claim="a-tracker-leaves-what-it-is-given-as-it-is", breaks="draws a line on the images")
 class DrawsOnTheImages(TensorboardTracker):
     def images(self, key: str, images: Any, captions: Sequence[str], *, step: int) -> None:
         images[..., 0] = 1.0
         super().images(key, images, captions, step=step)
 
 
+@mutant(claim="a-tracker-leaves-what-it-is-given-as-it-is", breaks="sorts the list of texts that it is given")
 class SortsTheTexts(Notes):
     def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
         if isinstance(texts, list):
@@ -172,6 +202,7 @@ class SortsTheTexts(Notes):
         super().texts(key, texts, captions, step=step)
 
 
+@mutant(claim="a-run-may-end-at-any-time-and-in-any-way", breaks="takes it that there was a step")
 class EndsWhatItShowed(Notes):
     """Sums up the steps that it saw."""
 
@@ -190,6 +221,7 @@ class EndsWhatItShowed(Notes):
             super().finish(status)
 
 
+@mutant(claim="a-tracker-leaves-nothing-running", breaks="leaves a thread behind")
 class FlushesForever(Notes):
     def start(self, run: RunInfo) -> None:
         super().start(run)
@@ -201,82 +233,12 @@ SPEC = TrackerSpec(
     name="notes",
     summary="Numbers and captions as JSON lines",
     build=f"{__name__}:build",
-    config="unirl.core.config:PartConfig",
+    config="unirl.core.specs.config:PartConfig",
 )
 BEFORE = dataclasses.replace(SPEC, name="lines")
 (TENSORBOARD,) = unirl_trackers()
 
-BROKEN: dict[type[Any], Mutant] = {
-    KnowsItsEvents: Mutant(
-        claim="a-whole-run-is-taken", name="knows-its-events", broken="raises at a kind of event that it does not know"
-    ),
-    ReadsEveryReward: Mutant(
-        claim="a-whole-run-is-taken",
-        name="reads-every-reward",
-        broken="takes it that a caption ends with the reward",
-        also=("odd-names-and-long-texts-are-taken", "a-tracker-leaves-what-it-is-given-as-it-is"),
-    ),
-    ShowsTheBeginning: Mutant(
-        claim="every-text-that-is-shown-is-kept",
-        name="shows-the-beginning",
-        broken="keeps the first hundred characters of a text",
-    ),
-    TextsStartOver: Mutant(
-        claim="a-resumed-run-loses-nothing-that-was-there",
-        name="texts-start-over",
-        broken="begins the file of its texts anew when a run is resumed",
-    ),
-    KeysAreFiles: Mutant(
-        claim="odd-names-and-long-texts-are-taken",
-        name="keys-are-files",
-        broken="names the files of its texts by their keys, slashes and all",
-    ),
-    SortsTheTexts: Mutant(
-        claim="a-tracker-leaves-what-it-is-given-as-it-is",
-        name="sorts-the-texts",
-        broken="sorts the list of texts that it is given",
-    ),
-    KeepsTheLast: Mutant(
-        claim="every-number-that-is-logged-is-kept",
-        name="keeps-the-last",
-        broken="keeps the numbers of the last step",
-        also=("two-runs-in-one-process-do-not-mix",),
-    ),
-    StartsOver: Mutant(
-        claim="a-resumed-run-loses-nothing-that-was-there",
-        name="starts-over",
-        broken="deletes its file at the start, also of a resumed run",
-    ),
-    NeedsItsPast: Mutant(
-        claim="a-tracker-may-join-when-a-run-is-resumed",
-        name="needs-its-past",
-        broken="reads the file of the first session, which need not be there",
-    ),
-    Percents: Mutant(
-        claim="numbers-that-are-not-finite-are-taken",
-        name="percents",
-        broken="rounds to whole percents, which NaN has not",
-    ),
-    InAscii: Mutant(claim="odd-names-and-long-texts-are-taken", name="in-ascii", broken="writes its file in ASCII"),
-    OneFileForAll: Mutant(
-        claim="two-runs-in-one-process-do-not-mix",
-        name="one-file-for-all",
-        broken="writes into the file of the run that started last",
-    ),
-    DrawsOnTheImages: Mutant(
-        claim="a-tracker-leaves-what-it-is-given-as-it-is",
-        name="draws-on-the-images",
-        broken="draws a line on the images",
-    ),
-    EndsWhatItShowed: Mutant(
-        claim="a-run-may-end-at-any-time-and-in-any-way",
-        name="ends-what-it-showed",
-        broken="takes it that there was a step",
-    ),
-    FlushesForever: Mutant(
-        claim="a-tracker-leaves-nothing-running", name="flushes-forever", broken="leaves a thread behind"
-    ),
-}
+BROKEN = mutants_in(__name__)
 MUTANTS = list(BROKEN.values())
 
 

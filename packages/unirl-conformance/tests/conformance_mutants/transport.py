@@ -10,18 +10,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.core.catalog import Catalog
-from unirl.core.hookspec import hookimpl
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.roles import TransportCounts, TransportPlace
-from unirl.core.spec import TransportSpec
+from unirl.core.specs.spec import TransportSpec
 from unirl.runtime.plugin import unirl_transports
 from unirl.runtime.tensor_store import Blob, TensorStore
 
-from conformance_mutants.mutant import Mutant
+from conformance_mutants.mutant import mutant, mutants_in
 
 (STORE,) = unirl_transports()
 
 
+@mutant(claim="rows-arrive-bit-for-bit", name="sends-fp32", breaks="sends every dtype as fp32")
 class SendsFp32(TensorStore):
     """What travels, travels as fp32."""
 
@@ -32,6 +33,7 @@ class SendsFp32(TensorStore):
         ]
 
 
+@mutant(claim="names-are-small-and-never-given-again", name="long-names", breaks="has names of two kilobytes")
 class NamesByShape(TensorStore):
     """Names carry what the tensor looks like, at length."""
 
@@ -44,6 +46,7 @@ class LongBlob(Blob):
     described: str = ""
 
 
+@mutant(claim="names-are-small-and-never-given-again", breaks="gives its names again once everything was dropped")
 class StartsNamesAnew(TensorStore):
     def drop(self, names: Any = None) -> None:
         super().drop(names)
@@ -51,6 +54,11 @@ class StartsNamesAnew(TensorStore):
             self._next = 1
 
 
+@mutant(
+    claim="rows-that-were-dropped-are-refused",
+    name="zeros-for-dropped",
+    breaks="gives zeros for tensors that were dropped",
+)
 class GivesZerosForDropped(TensorStore):
     def _rows(self, wanted: Any) -> list[Tensor]:
         with self._lock:
@@ -59,6 +67,7 @@ class GivesZerosForDropped(TensorStore):
         return super()._rows(wanted)
 
 
+@mutant(claim="bytes-are-counted", breaks="counts the tensors that it holds, not their bytes")
 class CountsTensors(TensorStore):
     def counts(self) -> TransportCounts:
         counts = super().counts()
@@ -66,6 +75,7 @@ class CountsTensors(TensorStore):
             return dataclasses.replace(counts, bytes_held=len(self._tensors))
 
 
+@mutant(claim="closed-transports-leave-nothing-behind", breaks="leaves a process behind in the driver")
 class LeavesAProcess(TensorStore):
     def close(self) -> None:
         super().close()
@@ -74,30 +84,7 @@ class LeavesAProcess(TensorStore):
             subprocess.Popen(["sleep", "40"], start_new_session=True)
 
 
-BROKEN: dict[type[TensorStore], Mutant] = {
-    SendsFp32: Mutant(claim="rows-arrive-bit-for-bit", name="sends-fp32", broken="sends every dtype as fp32"),
-    NamesByShape: Mutant(
-        claim="names-are-small-and-never-given-again", name="long-names", broken="has names of two kilobytes"
-    ),
-    StartsNamesAnew: Mutant(
-        claim="names-are-small-and-never-given-again",
-        name="starts-names-anew",
-        broken="gives its names again once everything was dropped",
-    ),
-    GivesZerosForDropped: Mutant(
-        claim="rows-that-were-dropped-are-refused",
-        name="zeros-for-dropped",
-        broken="gives zeros for tensors that were dropped",
-    ),
-    CountsTensors: Mutant(
-        claim="bytes-are-counted", name="counts-tensors", broken="counts the tensors that it holds, not their bytes"
-    ),
-    LeavesAProcess: Mutant(
-        claim="closed-transports-leave-nothing-behind",
-        name="leaves-a-process",
-        broken="leaves a process behind in the driver",
-    ),
-}
+BROKEN = mutants_in(__name__)
 MUTANTS = list(BROKEN.values())
 
 

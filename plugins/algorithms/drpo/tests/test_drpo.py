@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,17 @@ from token_algorithms.tracks import one_group
 from torch import Tensor
 from unirl.algorithms.drpo.algorithm import Drpo
 from unirl.algorithms.drpo.config import DrpoConfig, SpoConfig
-from unirl.algorithms.drpo.plugin import DRPO, SPO, unirl_check_plan
+from unirl.algorithms.drpo.plugin import DRPO, SPO
 from unirl.algorithms.drpo.reference import loss
-from unirl.core.config import AdvantageConfig, TrainConfig
-from unirl.core.reference import TokenLossInputs
-from unirl.core.track import Status, TextSegment, Track
-from unirl.numerics.reduction import reduce_terms, weight_totals
-from unirl.numerics.stack import StepReport, train_on
-from unirl.numerics.text_replay import ReplayedTokens
-from unirl.numerics.token_log_probs import token_log_probs
-from unirl.numerics.track_replay import TrackReplay
+from unirl.conformance.reference import TokenLossInputs
+from unirl.core.limits import broken_limits
+from unirl.core.roles import ReplayedTokens
+from unirl.core.specs.config import AdvantageConfig, TrainConfig
+from unirl.core.types.track import Status, TextSegment, Track
+from unirl.numerics.loss.reduction import reduce_terms, weight_totals
+from unirl.numerics.tokens.log_probs import token_log_probs
+from unirl.numerics.train.stack import StepReport, UpdateSettings, train_on
+from unirl.numerics.train.track_replay import TrackReplay
 
 EACH = pytest.mark.parametrize("config", [DrpoConfig(), SpoConfig()], ids=["drpo", "spo"])
 
@@ -93,7 +95,7 @@ def test_the_gradient_is_weighed_as_the_paper_says() -> None:
     track, algorithm = as_track(given), make(DrpoConfig(delta=0.3, aggregation="token-mean"))
     replayed = ReplayedTokens(log_probs=live, entropy=None, valid=torch.tensor(given.valid))
     losses = algorithm.loss(track, lambda *_, **__: replayed, progress=0.0)  # type: ignore[arg-type]
-    reduce_terms(losses.terms, totals=weight_totals(algorithm.weights(track))).backward()  # type: ignore[arg-type]
+    reduce_terms(losses.terms, totals=weight_totals(algorithm.loss_weights(track))).backward()  # type: ignore[arg-type]
     assert live.grad is not None
     # fp64 on both sides.
     np.testing.assert_allclose(live.grad.numpy(), expected * counted / counted.sum(), rtol=1e-12, atol=1e-15)
@@ -116,7 +118,7 @@ def test_the_first_ratio_is_one_and_no_split_order_or_padding_changes_the_gradie
     track = as_track(random_inputs())
     numbers = train(model, make(config), track)
     assert numbers["ratio_max_dev_first"] == 0.0 and numbers["pull"] == 0.0
-    anchored = make(config).anchor(track, model.replay())
+    anchored = make(config).with_old_log_probs(track, model.replay())
     with torch.no_grad():
         model.logits.add_(torch.linspace(0.4, -0.4, 5)[:, None])
     # The anchor is behind: what the track brings counts as old.
@@ -125,11 +127,16 @@ def test_the_first_ratio_is_one_and_no_split_order_or_padding_changes_the_gradie
     expected = model.gradient.clone()
     assert whole["pull"] > 0 and expected.abs().max() > 1e-6
     order = [6, 2, 0, 5, 1, 3, 4]
-    for changed, micro_batch in ((anchored, 1), (anchored, 3), (anchored.select(order), 2), (anchored.padded(9), 4)):
-        found = train(model, later, changed, micro_batch=micro_batch)
+    for changed, micro_batch_size in (
+        (anchored, 1),
+        (anchored, 3),
+        (anchored.select(order), 2),
+        (anchored.padded(9), 4),
+    ):
+        result = train(model, later, changed, micro_batch_size=micro_batch_size)
         # fp64 sums in another order; weights of tokens are fp32, the same ones.
         torch.testing.assert_close(model.gradient, expected, rtol=1e-9, atol=1e-15)
-        assert {name: found[name] for name in whole} == pytest.approx(whole, rel=1e-5, abs=1e-12)
+        assert {name: result[name] for name in whole} == pytest.approx(whole, rel=1e-5, abs=1e-12)
 
 
 @EACH
@@ -142,29 +149,29 @@ def test_a_step_favours_texts_with_advantage_and_zero_advantages_give_none(confi
     with torch.no_grad():
         model.logits.sub_(0.01 * model.gradient / model.gradient.norm())
     gained = (model.replay()(track).log_probs.detach() - before).sum(dim=1)
-    assert float((track.advantages * track.weights * gained).sum()) > 0
+    assert float((track.advantages * track.sample_weights * gained).sum()) > 0
     train(model, make(config), dataclasses.replace(track, advantages=torch.zeros(7)))
     assert not model.gradient.any()
 
 
 def test_advantages_are_centred_and_the_lengths_are_told() -> None:
-    track = dataclasses.replace(as_track(random_inputs()), advantages=None, weights=torch.ones(7))
+    track = dataclasses.replace(as_track(random_inputs()), advantages=None, sample_weights=torch.ones(7))
     rewards = torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 2.5])
     scored = dataclasses.replace(track, rewards=rewards, reward_parts={"one": rewards})
-    found, numbers = make(DrpoConfig()).advantages(scored)
+    result, numbers = make(DrpoConfig()).advantages(scored)
     # The mean is a half; all numbers are exact in fp32.
-    assert found.advantages is not None and found.advantages.tolist() == [-0.5, 0.5, -0.5, -0.5, -0.5, -0.5, 2.0]
+    assert result.advantages is not None and result.advantages.tolist() == [-0.5, 0.5, -0.5, -0.5, -0.5, -0.5, 2.0]
     assert numbers["response_length_mean"] == 5.0 and numbers["truncated_share"] == pytest.approx(2 / 7)
 
 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"delta": 0.0}, "algorithm.delta: 0.0 was asked for; it must be above 0."),
-        ({"horizon": -1.0}, "algorithm.horizon: -1.0"),
-        ({"aggregation": "mean"}, "algorithm.aggregation: 'mean' was asked for; it is one of"),
-        ({"truncated": "drop"}, "algorithm.truncated: 'drop'"),
-        ({"kl_coef": -1.0}, "algorithm.kl_coef: -1.0 was asked for; it must be 0 or more."),
+        ({"delta": 0.0}, "algorithm.delta: got 0.0, expected more than 0."),
+        ({"horizon": -1.0}, "algorithm.horizon: got -1.0"),
+        ({"aggregation": "mean"}, "algorithm.aggregation: got 'mean', expected one of"),
+        ({"truncated": "drop"}, "algorithm.truncated: got 'drop'"),
+        ({"kl_coef": -1.0}, "algorithm.kl_coef: got -1.0, expected 0 or more."),
         ({"kl_coef": 1.0, "kl_estimator": "k1"}, "the gradient of 'k1' is 0 on average"),
         ({"normalize": True}, "Set advantage.normalize=false."),
     ],
@@ -172,13 +179,14 @@ def test_advantages_are_centred_and_the_lengths_are_told() -> None:
 def test_a_setting_that_makes_no_sense_is_refused_in_one_sentence(settings: dict[str, Any], says: str) -> None:
     normalize = settings.pop("normalize", False)
     for spec, kind in ((DRPO, DrpoConfig), (SPO, SpoConfig)):
-        choice = type("Choice", (), {"spec": spec, "config": kind(**settings)})
-        plan: Any = type("Plan", (), {"algorithm": choice, "advantage": AdvantageConfig(normalize=normalize)})
-        (reason,) = unirl_check_plan(plan)
-        assert says in reason
-    plan.algorithm.config = SpoConfig()
+        config = kind(**settings)
+        plan: Any = SimpleNamespace(
+            algorithm=SimpleNamespace(name=spec.name, config=config), advantage=AdvantageConfig(normalize=normalize)
+        )
+        (reason,) = list(broken_limits(config, key="algorithm")) or config.problems(plan)
+        assert says in str(reason.under("algorithm"))
     plan.advantage = AdvantageConfig(normalize=False)
-    assert list(unirl_check_plan(plan)) == []
+    assert list(SpoConfig().problems(plan)) == []
 
 
 def random_inputs() -> TokenLossInputs:
@@ -210,7 +218,7 @@ def loss_of(algorithm: Drpo, given: TokenLossInputs) -> float:
 
     track = as_track(given)
     losses = algorithm.loss(track, replay, progress=0.0)  # type: ignore[arg-type]
-    return float(reduce_terms(losses.terms, totals=weight_totals(algorithm.weights(track))))  # type: ignore[arg-type]
+    return float(reduce_terms(losses.terms, totals=weight_totals(algorithm.loss_weights(track))))  # type: ignore[arg-type]
 
 
 def as_track(given: TokenLossInputs) -> Track:
@@ -224,7 +232,7 @@ def as_track(given: TokenLossInputs) -> Track:
             log_probs=old,
         ),
         advantages=torch.tensor(given.advantages, dtype=torch.float32),
-        weights=torch.tensor(given.weights, dtype=torch.float32),
+        sample_weights=torch.tensor(given.weights, dtype=torch.float32),
         status=tuple(Status.TRUNCATED if cut else Status.COMPLETED for cut in given.is_truncated),
     )
 
@@ -264,8 +272,13 @@ class Unigram:
         return values
 
 
-def train(model: Unigram, algorithm: Drpo, track: Track, *, micro_batch: int = 0) -> dict[str, float]:
+def train(model: Unigram, algorithm: Drpo, track: Track, *, micro_batch_size: int = 0) -> dict[str, float]:
     report = train_on(
-        track, algorithm, replay=model.replay(), updates=1, micro_batch=micro_batch, progress=0.0, apply=model
+        track,
+        algorithm,
+        replay=model.replay(),
+        updater=model,
+        settings=UpdateSettings(micro_batch_size=micro_batch_size),
+        progress=0.0,
     )
     return dict(report.metrics)

@@ -10,10 +10,14 @@ import torch
 from torch import Tensor
 from unirl.algorithms.flow_grpo.algorithm import FlowGrpo
 from unirl.algorithms.flow_grpo.config import FlowGrpoConfig
-from unirl.core.config import AdvantageConfig, LatentSamplingConfig, SdeStepsConfig, TrainConfig
-from unirl.core.track import KernelChoice, LatentSegment, Status, Track
-from unirl.numerics.reduction import reduce_terms, weight_totals
-from unirl.numerics.replay import Replayed
+from unirl.core.match.match import match
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose
+from unirl.core.roles import Replayed
+from unirl.core.specs.config import AdvantageConfig, TrainConfig
+from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
+from unirl.core.types.track import LatentSegment, Sampler, Status, Track
+from unirl.numerics.loss.reduction import reduce_terms, weight_totals
 
 OLD = (-1.0, -1.0002, -0.9999, -1.00005)
 NEW = (-0.99985, -1.00025, -1.0001, -1.00004)
@@ -38,7 +42,7 @@ def make_track(*, log_probs: Tensor, advantages: Tensor, means: Tensor | None = 
         log_probs=log_probs,
         means=means,
         sigmas=torch.linspace(1, 0, steps + 1),
-        kernel=KernelChoice(name="flow-sde", eta=0.7),
+        sampler=Sampler(kernel="flow-sde", eta=0.7),
     )
     return Track(
         name="image",
@@ -48,7 +52,7 @@ def make_track(*, log_probs: Tensor, advantages: Tensor, means: Tensor | None = 
         metadata=({},) * rows,
         segment=segment,
         advantages=advantages,
-        weights=torch.ones(rows),
+        sample_weights=torch.ones(rows),
         status=(Status.COMPLETED,) * rows,
         policy_version=(0,) * rows,
     )
@@ -80,7 +84,7 @@ class FixedReplay:
 def loss_of(algorithm: FlowGrpo, track: Track, replay: object) -> tuple[Tensor, dict[str, float]]:
     losses = algorithm.loss(track, replay, progress=0.0)  # type: ignore[arg-type]
     numbers = {name: metric.total / metric.weight for name, metric in losses.metrics.items()}
-    return reduce_terms(losses.terms, totals=weight_totals(algorithm.weights(track))), numbers
+    return reduce_terms(losses.terms, totals=weight_totals(algorithm.loss_weights(track))), numbers
 
 
 def test_the_loss_meets_the_golden_vector() -> None:
@@ -139,7 +143,7 @@ def test_zero_advantages_give_no_gradient() -> None:
 
 def test_padding_counts_nowhere_even_when_it_is_nan() -> None:
     track = make_track(log_probs=torch.zeros(2, 3), advantages=torch.tensor([1.0, 1.0]))
-    padded = dataclasses.replace(track, weights=torch.tensor([1.0, 0.0]))
+    padded = dataclasses.replace(track, sample_weights=torch.tensor([1.0, 0.0]))
     poisoned = torch.tensor([[0.0] * 3, [math.nan] * 3], requires_grad=True)
     loss, numbers = loss_of(make(), padded, FixedReplay(poisoned))
     assert float(loss.detach()) == -1.0
@@ -170,12 +174,12 @@ def test_normalise_then_sum_keeps_a_reward_of_small_scale() -> None:
         rewards=0.5 * one + 0.5 * two,
         reward_parts={"one": one, "two": two},
     )
-    found, _ = make(combine="normalize-then-sum").advantages(track)
+    result, _ = make(combine="normalize-then-sum").advantages(track)
     # eps is 1e-4 over stds of 0.5 and 50, hence 2e-4 relative at most.
-    torch.testing.assert_close(found.advantages, torch.tensor([-1.0, 0.0, 0.0, 1.0]), rtol=3e-4, atol=3e-4)
+    torch.testing.assert_close(result.advantages, torch.tensor([-1.0, 0.0, 0.0, 1.0]), rtol=3e-4, atol=3e-4)
     summed, numbers = make().advantages(track)
-    wanted = torch.tensor([-1.00995, -0.98995, 0.98995, 1.00995])
-    torch.testing.assert_close(summed.advantages, wanted, rtol=0, atol=1e-5)
+    expected = torch.tensor([-1.00995, -0.98995, 0.98995, 1.00995])
+    torch.testing.assert_close(summed.advantages, expected, rtol=0, atol=1e-5)
     assert numbers["groups"] == 1
 
 
@@ -193,9 +197,30 @@ def test_step_weights_do_not_depend_on_the_split() -> None:
     assert torch.equal(whole[:1], alone)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "least"),
+    [
+        (["algorithm.dual_clip=0.5"], "more than 1, or null"),
+        (["algorithm.dual_clip=1.001"], "more than 1.001, the upper clip"),
+        (["algorithm.dual_clip=1.1", "algorithm.clip_range_high=0.1"], "more than 1.1, the upper clip"),
+    ],
+)
+def test_a_dual_clip_inside_the_clip_range_is_refused_at_compose(overrides: list[str], least: str) -> None:
+    catalog = Catalog.discover()
+    verdict = match(compose("quickstart", overrides, catalog=catalog), catalog=catalog)
+    (reason,) = verdict.reasons
+    assert reason.key == "algorithm.dual_clip"
+    assert f"expected {least}" in reason.text
+
+
+def test_a_dual_clip_above_the_clip_range_is_accepted() -> None:
+    catalog = Catalog.discover()
+    assert not match(compose("quickstart", ["algorithm.dual_clip=3"], catalog=catalog), catalog=catalog).reasons
+
+
 def test_a_request_shares_noise_and_steps_within_a_group() -> None:
     sampling = LatentSamplingConfig(
-        steps=4, same_initial_noise=True, sde=SdeStepsConfig(mode="random", count=2, per_group=True)
+        num_inference_steps=4, same_initial_noise=True, sde=SdeStepsConfig(mode="random", count=2, per_group=True)
     )
     ids = tuple(f"{group}/{number}" for group in "abcdefgh" for number in range(2))
     request = make().latent_request(

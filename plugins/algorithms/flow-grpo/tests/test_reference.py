@@ -13,11 +13,11 @@ from clip_vectors import CLIPS
 from unirl.algorithms.flow_grpo.algorithm import FlowGrpo
 from unirl.algorithms.flow_grpo.config import FlowGrpoConfig
 from unirl.algorithms.flow_grpo.reference import loss
-from unirl.core.config import AdvantageConfig, TrainConfig
-from unirl.core.reference import LossInputs
-from unirl.core.track import KernelChoice, LatentSegment, Status, Track
-from unirl.numerics.reduction import reduce_terms, weight_totals
-from unirl.numerics.replay import Replayed
+from unirl.conformance.reference import LossInputs
+from unirl.core.roles import Replayed
+from unirl.core.specs.config import AdvantageConfig, TrainConfig
+from unirl.core.types.track import LatentSegment, Sampler, Status, Track
+from unirl.numerics.loss.reduction import reduce_terms, weight_totals
 
 # Of the golden vectors: log-probs before and after, and advantages, of which 6 is clamped to 5.
 OLD = (-1.0, -1.0002, -0.9999, -1.00005)
@@ -64,9 +64,9 @@ def test_flow_grpo_meets_the_golden_vector() -> None:
 
 
 def test_guard_meets_the_golden_vector() -> None:
-    found = loss(FlowGrpoConfig(clip_range=2e-6, ratio_norm=True), golden())
+    result = loss(FlowGrpoConfig(clip_range=2e-6, ratio_norm=True), golden())
     # The biases go through a square root and back: a few units of the last digit of 5e-5, next to 1.
-    assert found == pytest.approx(-0.9499214771850496, rel=1e-14)
+    assert result == pytest.approx(-0.9499214771850496, rel=1e-14)
     divided = loss(FlowGrpoConfig(clip_range=2e-6, ratio_norm=True, step_weight="inverse-dt"), golden())
     assert divided == pytest.approx(12 * -0.9499214771850496, rel=1e-12)
 
@@ -200,13 +200,13 @@ def loss_of_the_algorithm(config: FlowGrpoConfig, inputs: LossInputs) -> float:
             log_probs=torch.tensor(inputs.old_log_probs),
             means=torch.tensor(inputs.old_means),
             sigmas=torch.tensor(inputs.sigmas),
-            kernel=KernelChoice(name="flow-sde", eta=0.7),
+            sampler=Sampler(kernel="flow-sde", eta=0.7),
         ),
         advantages=torch.tensor(inputs.advantages),
-        weights=torch.tensor(inputs.weights),
+        sample_weights=torch.tensor(inputs.weights),
         status=(Status.COMPLETED,) * rows,
         policy_version=(0,) * rows,
     )
     algorithm = FlowGrpo(config, advantage=AdvantageConfig(), reward_weights={"one": 1.0}, train=TrainConfig())
     losses = algorithm.loss(track, GivenReplay(inputs), progress=inputs.progress)  # type: ignore[arg-type]
-    return float(reduce_terms(losses.terms, totals=weight_totals(algorithm.weights(track))))  # type: ignore[arg-type]
+    return float(reduce_terms(losses.terms, totals=weight_totals(algorithm.loss_weights(track))))  # type: ignore[arg-type]

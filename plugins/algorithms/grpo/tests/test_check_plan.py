@@ -6,21 +6,22 @@ import dataclasses
 from typing import Any
 
 import pytest
-from unirl.algorithms.grpo.plugin import SPECS, unirl_check_plan
-from unirl.core.capability import Cap, Support
-from unirl.core.catalog import Catalog
-from unirl.core.config import (
+from unirl.algorithms.grpo.plugin import SPECS
+from unirl.core.limits import broken_limits
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.config import (
     AdvantageConfig,
     BackendConfig,
     DataConfig,
     EvalConfig,
     PartConfig,
     RunConfig,
-    TextSamplingConfig,
     TrainConfig,
 )
-from unirl.core.plan import Choice, Plan
-from unirl.core.spec import BackendSpec, EngineSpec, ModelSpec
+from unirl.core.specs.plan import Choice, Plan
+from unirl.core.specs.spec import BackendSpec, EngineSpec, ModelSpec
+from unirl.core.types.sampling import TextSamplingConfig
 
 NAMED = {spec.name: spec for spec in SPECS}
 README: dict[str, dict[str, Any]] = {
@@ -40,7 +41,7 @@ def reasons(name: str, *, log_probs: Support = Support.NATIVE, **settings: Any) 
         section, _, field = key.partition(".")
         if section == "algorithm":
             given[field] = value
-    facts: dict[str, Any] = {"summary": "a part", "build": "unirl:none", "config": "unirl.core.config:PartConfig"}
+    facts: dict[str, Any] = {"summary": "a part", "build": "unirl:none", "config": "unirl.core.specs.config:PartConfig"}
 
     def choice(spec: Any, config: PartConfig) -> Any:
         return Choice(key=spec.kind, spec=spec, config=config, dist="none", version="0")
@@ -68,7 +69,9 @@ def reasons(name: str, *, log_probs: Support = Support.NATIVE, **settings: Any) 
         origins={},
         hash="",
     )
-    return list(unirl_check_plan(plan))
+    algorithm = plan.algorithm.config
+    result = list(broken_limits(algorithm, key="algorithm"))
+    return [str(reason) for reason in result or (one.under("algorithm") for one in algorithm.problems(plan))]
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -82,49 +85,55 @@ def test_each_name_is_accepted_as_its_readme_says(name: str) -> None:
     )
 
 
+def test_rloo_takes_the_ratio_of_a_token_or_of_a_completion() -> None:
+    assert all(not reasons("rloo", **README["rloo"], ratio=ratio) for ratio in ("token", "completion"))
+
+
 @pytest.mark.parametrize("name", README)
 def test_a_name_without_the_advantage_it_stands_for_is_told_what_to_set(name: str) -> None:
-    found = " ".join(reasons(name))
+    result = " ".join(reasons(name))
     for key, value in README[name].items():
-        wanted = (
+        expected = (
             f"set {key}='${{sampling.max_new_tokens}}'" if "max_length" in key else f"Set {key}={str(value).lower()}"
         )
-        assert wanted in found
+        assert expected in result
 
 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"loss": "ppo"}, "algorithm.loss: 'ppo' was asked for; it is one of clip, cispo."),
-        ({"ratio": "text"}, "algorithm.ratio: 'text'"),
-        ({"aggregation": "mean"}, "algorithm.aggregation: 'mean'"),
-        ({"truncated": "drop"}, "algorithm.truncated: 'drop'"),
-        ({"kl_estimator": "k4"}, "algorithm.kl_estimator: 'k4'"),
-        ({"tis": "all"}, "algorithm.tis: 'all'"),
-        ({"clip_range": 1.0}, "algorithm.clip_range: 1.0 was asked for; it must lie between 0 and 1."),
-        ({"clip_range_high": 0.0}, "algorithm.clip_range_high: 0.0"),
-        ({"dual_clip": 1.2}, "algorithm.dual_clip: 1.2 was asked for; it must be above the upper clip, 1.2"),
+        ({"loss": "ppo"}, "algorithm.loss: got 'ppo', expected one of clip, cispo. The default is clip."),
+        ({"ratio": "text"}, "algorithm.ratio: got 'text'"),
+        ({"aggregation": "mean"}, "algorithm.aggregation: got 'mean'"),
+        ({"truncated": "drop"}, "algorithm.truncated: got 'drop'"),
+        ({"kl_estimator": "k4"}, "algorithm.kl_estimator: got 'k4'"),
+        ({"tis": "all"}, "algorithm.tis: got 'all'"),
+        ({"clip_range": 1.0}, "algorithm.clip_range: got 1.0, expected less than 1"),
+        ({"clip_range_high": 0.0}, "algorithm.clip_range_high: got 0.0"),
+        ({"dual_clip": 1.2}, "algorithm.dual_clip: got 1.2, expected more than 1.2, the upper clip"),
         ({"loss": "cispo", "dual_clip": 3.0}, "algorithm.dual_clip: it bounds the clipped loss"),
         ({"loss": "cispo", "ratio": "sequence"}, "algorithm.ratio: loss 'cispo'"),
-        ({"kl_coef": -0.1}, "algorithm.kl_coef: -0.1"),
-        ({"kl_coef": 0.1, "kl_target": -1.0}, "algorithm.kl_target: -1.0 was asked for; it must be above 0, or null"),
-        ({"kl_target": 0.1}, "algorithm.kl_target: 0.1 was asked for, and a coefficient of 0 stays 0"),
-        ({"kl_horizon": 0.0}, "algorithm.kl_horizon: 0.0 was asked for; it must be above 0."),
+        ({"loss": "cispo", "ratio": "completion"}, "algorithm.ratio: loss 'cispo'"),
+        ({"ratio": "completion"}, "expected algorithm.aggregation=seq-mean-token-sum, as in algorithm=rloo"),
+        ({"kl_coef": -0.1}, "algorithm.kl_coef: got -0.1"),
+        ({"kl_coef": 0.1, "kl_target": -1.0}, "algorithm.kl_target: got -1.0, expected more than 0, or null."),
+        ({"kl_target": 0.1}, "algorithm.kl_target: got 0.1, but a coefficient of 0 stays 0"),
+        ({"kl_horizon": 0.0}, "algorithm.kl_horizon: got 0.0, expected more than 0."),
         (
             {"kl_coef": 0.1, "kl_target": 0.1, "kl_horizon": 100.0},
-            "algorithm.kl_horizon: 100 was asked for, fewer than the 128 samples of one step",
+            "algorithm.kl_horizon: got 100, expected at least the 128 samples of one step",
         ),
-        ({"entropy_coef": -0.1}, "algorithm.entropy_coef: -0.1"),
+        ({"entropy_coef": -0.1}, "algorithm.entropy_coef: got -0.1"),
         ({"kl_coef": 0.1, "kl_estimator": "k1"}, "the gradient of 'k1' is 0 on average"),
-        ({"tis_cap": 0.0}, "algorithm.tis_cap: 0.0"),
-        ({"horizon": 5.0}, "algorithm.horizon: 5.0"),
-        ({"aggregation": "seq-mean-token-sum-norm"}, "algorithm.max_length: aggregation 'seq-mean-token-sum-norm'"),
-        ({"overlong_buffer": 8}, "algorithm.max_length: algorithm.overlong_buffer needs it, found 0"),
-        ({"overlong_buffer": 65, "max_length": 64}, "algorithm.overlong_buffer: 65"),
-        ({"overlong_penalty": -1.0}, "algorithm.overlong_penalty: -1.0"),
-        ({"max_length": 32}, "track 'text' has texts of up to 64 tokens"),
+        ({"tis_cap": 0.0}, "algorithm.tis_cap: got 0.0"),
+        ({"horizon": 5.0}, "algorithm.horizon: got 5.0"),
+        ({"aggregation": "seq-mean-token-sum-norm"}, "algorithm.max_length: got 0, but aggregation"),
+        ({"overlong_buffer": 8}, "algorithm.max_length: got 0, but algorithm.overlong_buffer needs it"),
+        ({"overlong_buffer": 65, "max_length": 64}, "algorithm.overlong_buffer: got 65"),
+        ({"overlong_penalty": -1.0}, "algorithm.overlong_penalty: got -1.0"),
+        ({"max_length": 32}, "track 'text' has completions of up to 64 tokens"),
         ({"tis": "token", "train.old_log_probs": "engine"}, "so every weight would be 1"),
-        ({"tis": "token", "log_probs": Support.NO}, "engine 'engine' gives none of tokens"),
+        ({"tis": "token", "log_probs": Support.NO}, "engine 'engine' does not return any"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused_in_one_sentence(settings: dict[str, Any], says: str) -> None:

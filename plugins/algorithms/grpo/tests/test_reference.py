@@ -22,8 +22,8 @@ from unirl.algorithms.grpo.config import (
     RlooConfig,
 )
 from unirl.algorithms.grpo.reference import loss
-from unirl.core.config import AdvantageConfig, TrainConfig
-from unirl.core.reference import TokenLossInputs
+from unirl.conformance.reference import TokenLossInputs
+from unirl.core.specs.config import AdvantageConfig, TrainConfig
 
 
 def inputs(log_ratio: Any, advantages: Any, valid: Any = None, **changed: Any) -> TokenLossInputs:
@@ -136,6 +136,7 @@ def test_the_algorithm_agrees_with_its_reference_under_every_setting() -> None:
         GspoConfig(),
         CispoConfig(),
         RlooConfig(),
+        RlooConfig(ratio="completion", clip_range=0.05, dual_clip=1.5),
         ReinforcePpConfig(kl_coef=0.1),
         GrpoConfig(kl_coef=0.1, kl_estimator="k1", kl_straight_through=True, kl_weighs_by_ratio=True),
     ],
@@ -168,4 +169,4 @@ def loss_of_the_algorithm(config: GrpoConfig, given: TokenLossInputs) -> float:
 
 def loss_of(algorithm: Grpo, given: TokenLossInputs) -> float:
     track = track_of(given)
-    return reduced(algorithm.loss(track, GivenReplay(given), progress=given.progress), algorithm.weights(track))
+    return reduced(algorithm.loss(track, GivenReplay(given), progress=given.progress), algorithm.loss_weights(track))

@@ -13,10 +13,10 @@ from token_algorithms.tracks import one_group
 from torch import Tensor
 from unirl.algorithms.grpo.algorithm import Grpo
 from unirl.algorithms.grpo.config import CispoConfig, DapoConfig, DrGrpoConfig, GrpoConfig, GspoConfig
-from unirl.core.config import AdvantageConfig, TrainConfig
-from unirl.core.track import TextSegment, Track
-from unirl.numerics.reduction import reduce_terms, weight_totals
-from unirl.numerics.text_replay import ReplayedTokens
+from unirl.core.roles import ReplayedTokens
+from unirl.core.specs.config import AdvantageConfig, TrainConfig
+from unirl.core.types.track import TextSegment, Track
+from unirl.numerics.loss.reduction import reduce_terms, weight_totals
 
 pytestmark = [
     pytest.mark.slow,
@@ -86,10 +86,10 @@ def test_the_loss_and_its_gradient_are_those_of_trl(
         return ReplayedTokens(log_probs=values, entropy=entropy, valid=mask)
 
     losses = algorithm.loss(track, replay, progress=0.0)  # type: ignore[arg-type]
-    found = reduce_terms(losses.terms, totals=weight_totals(algorithm.weights(track)))  # type: ignore[arg-type]
+    result = reduce_terms(losses.terms, totals=weight_totals(algorithm.loss_weights(track)))  # type: ignore[arg-type]
     # fp32, the same sums in another order; losses are of order 1, gradients of order 0.1.
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-    for mine, other in zip(torch.autograd.grad(found, parameters), expected_gradient, strict=True):
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-6)
+    for mine, other in zip(torch.autograd.grad(result, parameters), expected_gradient, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-6)
     if ours.loss == "clip":
         clipped = losses.metrics["clip_fraction"]

@@ -11,14 +11,14 @@ from token_algorithms import bigrams
 from torch import Tensor
 from unirl.algorithms.ppo.algorithm import Ppo
 from unirl.algorithms.ppo.config import PpoConfig
-from unirl.core.config import TrainConfig
-from unirl.core.track import Track
-from unirl.numerics.critic import with_values
-from unirl.numerics.text_replay import replay_values
+from unirl.core.specs.config import TrainConfig
+from unirl.core.types.track import Track
+from unirl.numerics.tokens.replay import replay_values
+from unirl.numerics.train.critic import with_values
 
 
 class Critic(bigrams.Steps):
-    """Fits `unirl.numerics.critic.CriticUpdater`."""
+    """Fits `unirl.numerics.train.updater.CriticUpdater`."""
 
     is_alone = False
 
@@ -53,7 +53,7 @@ class Bench(bigrams.Bench):
     ) -> Any:
         """The track with advantages and returns, and the numbers that came with them."""
         return algorithm.after_anchor(
-            with_values(algorithm.anchor(track or self.track, self.replay()), self.critic), join
+            with_values(algorithm.with_old_log_probs(track or self.track, self.replay()), self.critic), join
         )
 
     def train(self, algorithm: Any, track: Track | None = None, *, packing: bool = True, **settings: Any) -> Any:
@@ -76,7 +76,7 @@ class Anchored(Ppo):
     def __init__(self, algorithm: Ppo) -> None:
         self.__dict__ = algorithm.__dict__
 
-    def anchor(self, track: Track, replay: Any) -> Track:
+    def with_old_log_probs(self, track: Track, replay: Any) -> Track:
         return track
 
     def after_anchor(self, track: Track, sum_over_ranks: Any) -> Any:

@@ -15,11 +15,11 @@ from ppo_toy import Anchored, Bench, make
 from token_algorithms.given import GivenReplay, random_inputs, reduced, track_of
 from unirl.algorithms.ppo.config import PpoConfig
 from unirl.algorithms.ppo.reference import generalized_advantages, loss
-from unirl.core.errors import BatchError
-from unirl.core.reference import TokenLossInputs
+from unirl.conformance.reference import TokenLossInputs
+from unirl.core.errors import BatchError, RunFailed
 from unirl.core.roles import CriticAlgorithm, StatefulAlgorithm
-from unirl.core.track import Track
-from unirl.numerics.text_replay import per_token, token_mask
+from unirl.core.types.track import Track
+from unirl.numerics.tokens.replay import per_token, token_mask
 
 
 def test_it_is_an_algorithm_with_a_critic_and_a_coefficient() -> None:
@@ -32,10 +32,10 @@ def test_advantages_meet_the_golden_numbers() -> None:
     ones = torch.ones(3, dtype=torch.bool)
     segment = dataclasses.replace(track.text, values=(torch.tensor([0.2, 0.4, 0.6]),), mask=(ones,))
     track = dataclasses.replace(track, segment=segment, rewards=torch.ones(1))
-    found, numbers = make(whiten_advantages=False).after_anchor(track, lambda x: x)
+    result, numbers = make(whiten_advantages=False).after_anchor(track, lambda x: x)
     # Values are fp32.
-    torch.testing.assert_close(found.text.advantages[0], torch.tensor([0.751, 0.58, 0.4]), rtol=0, atol=1e-6)
-    torch.testing.assert_close(found.text.returns[0], torch.tensor([0.951, 0.98, 1.0]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(result.text.advantages[0], torch.tensor([0.751, 0.58, 0.4]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(result.text.returns[0], torch.tensor([0.951, 0.98, 1.0]), rtol=0, atol=1e-6)
     assert numbers["returns_mean"].total == pytest.approx(0.951 + 0.98 + 1.0, abs=1e-6)
 
 
@@ -43,15 +43,15 @@ def test_advantages_meet_the_golden_numbers() -> None:
 def test_advantages_are_those_of_numpy_whitened_over_all_tokens(bench: Bench, kl_coef: float) -> None:
     """Rewards by hand, the double sum of the paper text by text, and one mean and Bessel's variance over all tokens."""
     config = PpoConfig(gamma=0.97, gae_lambda=0.8, kl_coef=kl_coef)
-    found, numbers = bench.anchored(make(config))
-    segment = found.text
+    result, numbers = bench.anchored(make(config))
+    segment = result.text
     advantages: list[float] = []
     returns: list[float] = []
     kept: list[torch.Tensor] = []
-    for row in range(found.num_rows):
+    for row in range(result.num_rows):
         tokens = segment.mask[row]
         rewards = torch.zeros(int(tokens.sum()), dtype=torch.float64)
-        rewards[-1] = found.rewards[row]
+        rewards[-1] = result.rewards[row]
         if kl_coef:
             rewards -= kl_coef * (segment.log_probs[row] - segment.reference_log_probs[row])[tokens]
         values = segment.values[row][tokens].double()
@@ -79,10 +79,10 @@ def test_ranks_whiten_together(bench: Bench) -> None:
     for half in halves:
         bench.anchored(algorithm, half, lambda x: sums.append(x) or x)
     for half, rows in zip(halves, ([0, 3], [1, 2, 4, 5]), strict=True):
-        found, numbers = bench.anchored(algorithm, half, lambda x: sums[0] + sums[1])
+        result, numbers = bench.anchored(algorithm, half, lambda x: sums[0] + sums[1])
         for place, row in enumerate(rows):
             # The sums are fp64 in another order; advantages are fp32.
-            torch.testing.assert_close(found.text.advantages[place], whole.text.advantages[row], rtol=0, atol=1e-6)
+            torch.testing.assert_close(result.text.advantages[place], whole.text.advantages[row], rtol=0, atol=1e-6)
         assert numbers["explained_variance"].total == pytest.approx(
             bench.anchored(algorithm)[1]["explained_variance"].total, abs=1e-12
         )
@@ -144,7 +144,7 @@ def test_no_split_or_packing_changes_a_gradient(bench: Bench) -> None:
     policy, critic = bench.gradient, bench.critic.gradient
     assert float(policy.norm()) > 0.01 and float(critic.norm()) > 0.01
     assert 0 < numbers["clip_fraction"] < 1 and 0 < numbers["value_clip_fraction"] < 1
-    for how in ({"micro_batch": 1}, {"micro_batch": 4}, {"micro_batch_tokens": 9}, {"packing": False}):
+    for how in ({"micro_batch_size": 1}, {"micro_batch_size": 4}, {"micro_batch_tokens": 9}, {"packing": False}):
         again = bench.train(fixed, track, **how)
         # Sums of fp32 weights times fp64 numbers of order 1.
         torch.testing.assert_close(bench.gradient, policy, rtol=0, atol=1e-6)
@@ -155,15 +155,15 @@ def test_no_split_or_packing_changes_a_gradient(bench: Bench) -> None:
 
 def test_splits_do_not_change_the_advantages_either(bench: Bench) -> None:
     """From the rollout on, with two updates: values of micro-batches, one whitening."""
-    found: list[tuple[torch.Tensor, torch.Tensor, dict[str, float]]] = []
-    for micro_batch in (0, 1):
-        numbers = bench.train(make(), micro_batch=micro_batch, updates=2)
-        found.append((bench.gradient, bench.critic.gradient, numbers))
-    torch.testing.assert_close(found[0][0], found[1][0], rtol=0, atol=1e-6)
-    torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=1e-6)
+    result: list[tuple[torch.Tensor, torch.Tensor, dict[str, float]]] = []
+    for micro_batch_size in (0, 1):
+        numbers = bench.train(make(), micro_batch_size=micro_batch_size, updates=2)
+        result.append((bench.gradient, bench.critic.gradient, numbers))
+    torch.testing.assert_close(result[0][0], result[1][0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(result[0][1], result[1][1], rtol=0, atol=1e-6)
     for name in ("explained_variance", "returns_mean", "advantage_abs_mean"):
-        assert found[0][2][name] == pytest.approx(found[1][2][name], abs=1e-6)
-    assert found[0][2]["ratio_max_dev_first"] == 0.0 and found[0][2]["critic_updates"] == 2.0
+        assert result[0][2][name] == pytest.approx(result[1][2][name], abs=1e-6)
+    assert result[0][2]["ratio_max_dev_first"] == 0.0 and result[0][2]["critic_updates"] == 2.0
 
 
 def test_each_loss_trains_its_own_weights_alone(bench: Bench) -> None:
@@ -208,8 +208,8 @@ def test_a_critic_without_its_algorithm_and_the_other_way_round_are_refused(benc
 
         def __init__(self) -> None:
             other = make()
-            self.advantages, self.anchor, self.weights, self.loss = (
-                other.advantages, other.anchor, other.weights, other.loss
+            self.advantages, self.with_old_log_probs, self.loss_weights, self.loss = (
+                other.advantages, other.with_old_log_probs, other.loss_weights, other.loss
             )  # fmt: skip
 
     with pytest.raises(BatchError, match=r"Ppo trains a critic, and the backend keeps none; .* backend\.critic\.lr"):
@@ -218,14 +218,42 @@ def test_a_critic_without_its_algorithm_and_the_other_way_round_are_refused(benc
         bench.train(Plain())  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_value_that_is_not_finite_names_its_sample_and_token(bench: Bench, bad: float) -> None:
+    """Whitening would spread it over every advantage of the batch. The third token of a text is not trained on."""
+    plain = bench.critic.values
+
+    def broken(track: Track, *, token: int = 3) -> torch.Tensor:
+        values = plain(track).clone()
+        values[[sample == "p1/3" for sample in track.sample_ids], token] = bad
+        return values
+
+    bench.critic.values = broken  # type: ignore[method-assign]
+    with pytest.raises(RunFailed, match=rf"critic: .* is {bad} before token 3 of sample 'p1/3' of track 'text'"):
+        bench.train(make(), micro_batch_size=2)
+    assert bench.num_steps == 0 and bench.critic.num_steps == 0
+    bench.critic.values = lambda track: broken(track, token=2)  # type: ignore[method-assign]
+    assert bench.train(make(), micro_batch_size=3)["critic_updates"] == 1
+    padded = dataclasses.replace(bench.track, sample_weights=torch.tensor([1.0, 1, 1, 0, 1, 1]))
+    bench.critic.values = broken  # type: ignore[method-assign]
+    assert bench.train(make(), padded)["critic_updates"] == 1
+
+
+def test_a_value_that_is_not_finite_on_another_rank_stops_this_one_too(bench: Bench) -> None:
+    # A single number is joined for the values alone: the sizes of the ranks are two.
+    bench.all_reduce_max = lambda values: values + (values.numel() == 1)  # type: ignore[method-assign]
+    with pytest.raises(RunFailed, match="critic: a value on another rank is not finite"):
+        bench.train(make())
+
+
 def test_a_step_without_a_row_that_counts_takes_no_step(bench: Bench) -> None:
-    track = dataclasses.replace(bench.track, weights=torch.zeros(6))
+    track = dataclasses.replace(bench.track, sample_weights=torch.zeros(6))
     numbers = bench.train(make(), track)
     assert numbers["updates"] == 0 and numbers["critic_updates"] == 0
 
 
 def test_a_divergence_in_the_reward_runs_the_reference_once_and_adapts(bench: Bench) -> None:
-    """In the anchor pass alone; `kl` above its target raises the coefficient by 1 + 2/10 x 0.2."""
+    """In the old-log-prob pass alone; `kl` above its target raises the coefficient by 1 + 2/10 x 0.2."""
     asked: list[str] = []
     replay = bench.replay()
 
@@ -234,8 +262,8 @@ def test_a_divergence_in_the_reward_runs_the_reference_once_and_adapts(bench: Be
         return replay(track, policy=policy)
 
     algorithm = make(kl_coef=0.5, kl_estimator="k3", kl_target=1e-6, kl_horizon=10.0)
-    track = algorithm.anchor(bench.track, noting)
-    assert asked == ["live", "reference"] and set(algorithm.weights(track)) == {"policy"}
+    track = algorithm.with_old_log_probs(bench.track, noting)
+    assert asked == ["live", "reference"] and set(algorithm.loss_weights(track)) == {"policy"}
     numbers = bench.train(algorithm)
     assert numbers["kl"] > 1e-5
     assert algorithm.end_step({**numbers, "samples": 2.0}) == {"kl_coef": 0.5}
@@ -253,7 +281,7 @@ def judged_inputs() -> TokenLossInputs:
 def loss_of_the_algorithm(config: PpoConfig, given: TokenLossInputs) -> float:
     """Both losses, from a track that holds these numbers."""
     algorithm, track = make(config), track_of(given)
-    policy = reduced(algorithm.loss(track, GivenReplay(given), progress=0.0), algorithm.weights(track))
+    policy = reduced(algorithm.loss(track, GivenReplay(given), progress=0.0), algorithm.loss_weights(track))
     critic = algorithm.critic_loss(track, torch.tensor(given.values), progress=0.0)
     total = policy + reduced(critic, algorithm.critic_weights(track))
     assert math.isfinite(total)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from fsdp2_text_toy import Judged, critic_weights, make_judged, make_texts
-from unirl.core.config import TrainConfig
+from unirl.core.specs.config import TrainConfig
 
 ROWS = ([0, 1, 2, 3], [4, 5, 6, 7]), ([0, 1, 2, 4, 5], [3, 6, 7])
 CASES = {
@@ -25,14 +25,14 @@ def run(case, rows, *, folder):
     if settings.pop("mesh", None):
         settings["mesh"] = MeshConfig(tensor=2)
         rows = list(range(8))
-    backend, _ = make_judged(train=TrainConfig(micro_batch=2), **settings)
+    backend, _ = make_judged(train=TrainConfig(micro_batch_size=2), **settings)
     track = make_texts().select(rows)
     backend.train(track, Judged(), progress=0.0)
     report = backend.train(track, Judged(), progress=0.0)
     backend.save(folder)
-    found = {"critic": critic_weights(backend), "live": dict(backend.weights(kind="full").tensors)}
+    result = {"critic": critic_weights(backend), "live": dict(backend.export_weights(kind="full").tensors)}
     backend.close()
-    return {**found, "metrics": dict(report.metrics)}
+    return {**result, "metrics": dict(report.metrics)}
 
 
 def main():
@@ -41,12 +41,12 @@ def main():
     dist.init_process_group(
         "gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2, timeout=timedelta(seconds=60)
     )
-    found = {}
+    result = {}
     for case in CASES:
         for number, rows in enumerate(ROWS):
-            found[case, number] = run(case, rows[rank], folder=folder / f"{case}-{number}")
+            result[case, number] = run(case, rows[rank], folder=folder / f"{case}-{number}")
     if rank == 0:
-        torch.save(found, folder / "found.pt")
+        torch.save(result, folder / "found.pt")
     dist.barrier()
     dist.destroy_process_group()
 

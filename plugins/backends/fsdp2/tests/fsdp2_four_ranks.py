@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from fsdp2_toy import SPEC, Clipped, ToyModel, gradients, make_backend, make_track
 from unirl.backends.fsdp2.config import AverageConfig, LoraSettings, MeshConfig
-from unirl.core.config import TrainConfig
+from unirl.core.specs.config import TrainConfig
 
 SPLIT = dataclasses.replace(SPEC, tensor_parallel={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"})
 FULL = {"trains": "full", "reference_copy": True, "max_grad_norm": 0.05}
@@ -27,7 +27,7 @@ def backend_of(case, *, alone=False):
     settings = {**CASES[case], **({"mesh": MeshConfig()} if alone else {})}
     model = ToyModel(spec=SPLIT)
     ema = AverageConfig(kind="constant", decay=0.5)
-    return make_backend(model, train=TrainConfig(micro_batch=2), ema=ema, **settings)
+    return make_backend(model, train=TrainConfig(micro_batch_size=2), ema=ema, **settings)
 
 
 def run(case, *, rank=0, world=1, folder=None):
@@ -42,7 +42,7 @@ def run(case, *, rank=0, world=1, folder=None):
     report = backend.train(mine, Clipped(), progress=0.0)
     if folder is not None:
         backend.save(folder)
-    live = backend.weights(kind="merged").tensors
+    live = backend.export_weights(kind="merged").tensors
     backend.close()
     return {"gradients": first, "metrics": dict(report.metrics), "live": dict(live)}
 
@@ -53,9 +53,9 @@ def main():
     dist.init_process_group(
         "gloo", store=dist.FileStore(store, 4), rank=rank, world_size=4, timeout=timedelta(seconds=60)
     )
-    found = {case: run(case, rank=rank, world=4, folder=folder / case) for case in CASES}
+    result = {case: run(case, rank=rank, world=4, folder=folder / case) for case in CASES}
     if rank == 0:
-        torch.save(found, folder / "found.pt")
+        torch.save(result, folder / "found.pt")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -8,12 +8,11 @@ import torch
 from torch import nn
 from unirl.backends.fsdp2.backend import build
 from unirl.backends.fsdp2.config import CriticConfig, Fsdp2Config
-from unirl.core.config import TrainConfig
-from unirl.core.roles import Losses, Metric
-from unirl.core.spec import ModelSpec
-from unirl.core.track import Status, TextSegment, Track
-from unirl.numerics.reduction import LossTerm
-from unirl.numerics.text_replay import per_sample, per_token, token_mask
+from unirl.core.roles import Losses, LossTerm, Metric
+from unirl.core.specs.config import TrainConfig
+from unirl.core.specs.spec import ModelSpec
+from unirl.core.types.track import Status, TextSegment, Track
+from unirl.numerics.tokens.replay import per_sample, per_token, token_mask
 
 SPEC = ModelSpec(
     name="toy-text", summary="Two blocks.", build="", config="", tracks={"text": "text"}, trainable="net",
@@ -88,11 +87,11 @@ class Judged:
     def advantages(self, track):
         return track, {}
 
-    def anchor(self, track, replay):
+    def with_old_log_probs(self, track, replay):
         return track
 
     def after_anchor(self, track, sum_over_ranks):
-        valid = token_mask(track.text) & (track.weights > 0)[:, None]
+        valid = token_mask(track.text) & (track.sample_weights > 0)[:, None]
         values = per_token(track.text, "values")
         returns = torch.where(valid, track.rewards[:, None], 0.0)
         errors = torch.where(valid, returns - values, 0.0)
@@ -102,15 +101,15 @@ class Judged:
         numbers = {"values_mean": Metric(total=float(values[valid].double().sum()), weight=float(valid.sum()))}
         return dataclasses.replace(track, segment=dataclasses.replace(track.text, **fields)), numbers
 
-    def weights(self, track):
-        return {"policy": token_mask(track.text) * track.weights[:, None]}
+    def loss_weights(self, track):
+        return {"policy": token_mask(track.text) * track.sample_weights[:, None]}
 
     def loss(self, track, replay, *, progress):
         values = -replay(track).log_probs * per_token(track.text, "advantages")
-        return Losses(terms=[LossTerm(name="policy", values=values, weights=self.weights(track)["policy"])])
+        return Losses(terms=[LossTerm(name="policy", values=values, weights=self.loss_weights(track)["policy"])])
 
     def critic_weights(self, track):
-        return {"value": self.weights(track)["policy"]}
+        return {"value": self.loss_weights(track)["policy"]}
 
     def critic_loss(self, track, values, *, progress):
         errors = (values - per_token(track.text, "returns")).square()
@@ -130,7 +129,7 @@ def make_texts(*, num_rows: int = 8, seed: int = 1) -> Track:
         metadata=({},) * num_rows,
         segment=segment,
         rewards=torch.randn(num_rows, generator=random),
-        weights=torch.ones(num_rows),
+        sample_weights=torch.ones(num_rows),
         status=(Status.COMPLETED,) * num_rows,
         policy_version=(0,) * num_rows,
     )

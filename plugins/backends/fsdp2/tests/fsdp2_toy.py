@@ -9,14 +9,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from unirl.backends.fsdp2.backend import build
 from unirl.backends.fsdp2.config import Fsdp2Config, LoraSettings
-from unirl.core.config import TrainConfig
-from unirl.core.roles import Losses, Metric
-from unirl.core.spec import ModelSpec
-from unirl.core.track import Conditions, KernelChoice, LatentSegment, Status, Track
-from unirl.numerics.denoise import denoise
-from unirl.numerics.kernels import make_kernel
-from unirl.numerics.losses import clipped_surrogate
-from unirl.numerics.reduction import LossTerm
+from unirl.core.roles import Losses, LossTerm, Metric
+from unirl.core.specs.config import TrainConfig
+from unirl.core.specs.spec import ModelSpec
+from unirl.core.types.track import Conditions, LatentSegment, Sampler, Status, Track
+from unirl.numerics.diffusion.denoise import denoise
+from unirl.numerics.diffusion.kernels import make_kernel
+from unirl.numerics.loss.losses import clipped_surrogate
 
 SIGMAS = torch.tensor([1.0, 0.8, 0.6, 0.35, 0.0])
 SDE_STEPS = (0, 2)
@@ -79,17 +78,17 @@ class Clipped:
     def __init__(self, *, to: str | None = None) -> None:
         self.to = to
 
-    def anchor(self, track, replay):
+    def with_old_log_probs(self, track, replay):
         segment = dataclasses.replace(track.latent, log_probs=replay(track).log_probs)
         return dataclasses.replace(track, segment=segment)
 
-    def weights(self, track):
-        policy = track.weights[:, None] * (track.latent.sde_steps >= 0)
+    def loss_weights(self, track):
+        policy = track.sample_weights[:, None] * (track.latent.sde_steps >= 0)
         return {"policy": policy} if self.to is None else {"policy": policy, "pull": policy}
 
     def loss(self, track, replay, *, progress):
         new = replay(track)
-        weights = self.weights(track)
+        weights = self.loss_weights(track)
         out = clipped_surrogate(new.log_probs - track.latent.log_probs, track.advantages, clip_low=0.2, clip_high=0.2)
         terms = [LossTerm(name="policy", values=out.loss, weights=weights["policy"])]
         if self.to is not None:
@@ -130,7 +129,7 @@ def make_track(model, *, num_rows: int = 8, seed: int = 1, shape=(2, 2, 2), text
             sde_steps=steps.numpy(),
             conditions=conditions.expanded(),
             step_noise=lambda step, rows: noise[step][rows],
-        )
+        ).segment()
     model.net.train(was_training)
     segment = LatentSegment(
         latents=path.latents,
@@ -138,7 +137,7 @@ def make_track(model, *, num_rows: int = 8, seed: int = 1, shape=(2, 2, 2), text
         sde_steps=steps,
         log_probs=path.log_probs,
         sigmas=SIGMAS,
-        kernel=KernelChoice(name="flow-sde", eta=0.7),
+        sampler=Sampler(kernel="flow-sde", eta=0.7),
     )
     return Track(
         name="image",
@@ -149,7 +148,7 @@ def make_track(model, *, num_rows: int = 8, seed: int = 1, shape=(2, 2, 2), text
         conditions={"positive": conditions},
         segment=segment,
         advantages=torch.randn(num_rows, generator=generator),
-        weights=torch.ones(num_rows),
+        sample_weights=torch.ones(num_rows),
         status=(Status.COMPLETED,) * num_rows,
         policy_version=(0,) * num_rows,
     )

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from fsdp2_toy import Clipped, ToyModel, gradients, make_backend, make_track
 from unirl.backends.fsdp2.config import AverageConfig, LoraSettings
-from unirl.core.config import TrainConfig
+from unirl.core.specs.config import TrainConfig
 
 CASES = {
     # Rank 3 does not divide by two: the ranks hold shards of different size.
@@ -21,7 +21,9 @@ ROWS = ([0, 1, 2, 3], [4, 5, 6, 7]), ([0, 1, 2, 4, 5], [3, 6, 7]), ([0, 1, 2, 3,
 
 
 def backend_of(case):
-    return make_backend(train=TrainConfig(micro_batch=2), ema=AverageConfig(kind="constant", decay=0.5), **CASES[case])
+    return make_backend(
+        train=TrainConfig(micro_batch_size=2), ema=AverageConfig(kind="constant", decay=0.5), **CASES[case]
+    )
 
 
 def run(case, rows, *, folder=None):
@@ -30,15 +32,15 @@ def run(case, rows, *, folder=None):
     track = make_track(ToyModel())
     mine = track.select(rows) if rows else track.select([0]).padded(2).select([1])
     if not rows:
-        assert mine.num_rows == 1 and mine.weights.tolist() == [0.0]
+        assert mine.num_rows == 1 and mine.sample_weights.tolist() == [0.0]
     first = gradients(backend, mine, Clipped(to="reference"))
     backend.train(mine, Clipped(to="ema"), progress=0.0)
     report = backend.train(mine, Clipped(), progress=0.0)
     with backend.policy("ema"):
-        sent = backend.weights(kind="merged", policy="ema").tensors
+        sent = backend.export_weights(kind="merged", policy="ema").tensors
     if folder is not None:
         backend.save(folder)
-    live = backend.weights(kind="merged").tensors
+    live = backend.export_weights(kind="merged").tensors
     backend.close()
     return {"gradients": first, "metrics": dict(report.metrics), "ema": dict(sent), "live": dict(live)}
 
@@ -49,12 +51,12 @@ def main():
     dist.init_process_group(
         "gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2, timeout=timedelta(seconds=60)
     )
-    found = {}
+    result = {}
     for case in CASES:
         for number, rows in enumerate(ROWS):
-            found[case, number] = run(case, rows[rank], folder=folder / case if number == 0 else None)
+            result[case, number] = run(case, rows[rank], folder=folder / case if number == 0 else None)
     if rank == 0:
-        torch.save(found, folder / "found.pt")
+        torch.save(result, folder / "found.pt")
     dist.barrier()
     dist.destroy_process_group()
 

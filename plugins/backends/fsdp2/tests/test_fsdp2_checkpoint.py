@@ -1,12 +1,21 @@
 """Checkpoints: exact continuation, and clear refusals."""
 
+import dataclasses
+import enum
+import pickle
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
+from bad_input_page import answer
 from fsdp2_toy import Clipped, ToyModel, make_backend, make_track
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+from unirl.backends.fsdp2.checkpoint import read_tensors, write
 from unirl.backends.fsdp2.config import AverageConfig, LoraSettings
 from unirl.core.errors import CheckpointError
+
+pytestmark = pytest.mark.keyed
 
 CASES = {
     "lora": {"lr_schedule": "cosine", "lr_warmup_steps": 2},
@@ -42,7 +51,7 @@ def everything(backend):
 def test_two_steps_a_resume_and_two_steps_are_four_steps_bit_for_bit(case, tmp_path):
     straight, _ = make_backend(**CASES[case])
     run(straight, range(4))
-    wanted = everything(straight)
+    expected = everything(straight)
     straight.close()
 
     before, _ = make_backend(**CASES[case])
@@ -54,10 +63,10 @@ def test_two_steps_a_resume_and_two_steps_are_four_steps_bit_for_bit(case, tmp_p
     after.load(tmp_path / "backend")
     assert after.version == 2
     run(after, range(2, 4))
-    found = everything(after)
+    result = everything(after)
     after.close()
-    assert found.keys() == wanted.keys()
-    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
+    assert result.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(result[name], expected[name])] == []
     assert after.version == straight.version == 4
 
 
@@ -67,7 +76,7 @@ def test_a_checkpoint_before_the_first_step_loads(tmp_path):
     other, _ = make_backend()
     run(other, [0])
     other.load(tmp_path)
-    assert other.weights(kind="lora").checksum == first.weights(kind="lora").checksum
+    assert other.export_weights(kind="lora").checksum == first.export_weights(kind="lora").checksum
     assert other.version == 0 and not other._optimizer.adam.state
 
 
@@ -127,7 +136,7 @@ def test_a_broken_checkpoint_is_refused_and_changes_nothing(how, saved):
             r"lora_A.default.weight/exp_avg' is torch.float32\[4, 24\] there and .*\[2, 24\]",
         ),
         ({"lora": LoraSettings(rank=4, alpha=8.0)}, r"lora_alpha = 6.0; this recipe has 8.0"),
-        ({"lora": LoraSettings(rank=4, alpha=6.0, targets=["up"])}, r"it has 16 tensors that are not wanted"),
+        ({"lora": LoraSettings(rank=4, alpha=6.0, targets=["up"])}, r"it has 16 unexpected tensors"),
         ({"trains": "full"}, r"trains = 'lora'; this recipe has 'full'"),
         ({"ema": AverageConfig(kind="constant")}, r"8 tensors are missing from it, such as 'ema/blocks.0.down"),
     ],
@@ -144,3 +153,82 @@ def test_a_disk_that_refuses_is_an_os_error(tmp_path):
     backend, _ = make_backend()
     with pytest.raises(OSError, match="file"):
         backend.save(blocked)
+
+
+class Payload:
+    """What an attacker puts in a pickle: unpickling it makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def _as_object(metadata, evidence):
+    metadata.planner_data = Payload(evidence)
+
+
+def _as_bytes(metadata, evidence):
+    name = next(iter(metadata.state_dict_metadata))
+    metadata.state_dict_metadata[name] = BytesStorageMetadata()
+
+
+def _elsewhere(metadata, evidence):
+    index, place = next(iter(metadata.storage_data.items()))
+    metadata.storage_data[index] = dataclasses.replace(place, relative_path="../../passwords")
+
+
+@pytest.mark.parametrize(
+    ("tamper", "message"),
+    [
+        (_as_object, r"names pathlib\.Path\.touch|names pathlib\.Path|names builtins\.getattr"),
+        (_as_bytes, r"names torch\.distributed\.checkpoint\.metadata\.BytesStorageMetadata"),
+        (_elsewhere, r"names a file outside of the folder"),
+    ],
+)
+def test_a_tampered_checkpoint_runs_nothing(tamper, message, saved, tmp_path):
+    evidence = tmp_path / "evidence"
+    file = saved / "good" / ".metadata"
+    metadata = pickle.loads(file.read_bytes())
+    tamper(metadata, evidence)
+    file.write_bytes(pickle.dumps(metadata))
+    if tamper is _as_object:
+        pickle.loads(file.read_bytes())
+        assert evidence.exists(), "the payload must work where it is unpickled"
+        evidence.unlink()
+    backend, _ = make_backend()
+    for read in (lambda: backend.load(saved / "good"), lambda: read_tensors(saved / "good", {}, single=True)):
+        with pytest.raises(CheckpointError, match=message) as caught:
+            read()
+        if tamper is _as_object:
+            assert answer("a checkpoint that was altered to run code") in str(caught.value)
+    assert not evidence.exists()
+
+
+class _EarlyPickler(pickle.Pickler):
+    """Pickles members of enums as Python 3.11.0 to 3.11.3 do."""
+
+    def reducer_override(self, obj):
+        return (getattr, (type(obj), obj.name)) if isinstance(obj, enum.Enum) else NotImplemented
+
+
+def test_a_checkpoint_that_an_early_python_311_wrote_loads(saved):
+    file = saved / "good" / ".metadata"
+    metadata = pickle.loads(file.read_bytes())
+    with file.open("wb") as out:
+        _EarlyPickler(out).dump(metadata)
+    assert b"getattr" in file.read_bytes()
+    backend, _ = make_backend()
+    backend.load(saved / "good")
+
+
+def test_every_dtype_that_trains_is_read_as_it_was_written(tmp_path):
+    tensors = {
+        str(dtype): torch.arange(6).reshape(2, 3).to(dtype)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
+    }
+    write(tmp_path, tensors=tensors, facts={}, is_writer=True, single=True)
+    into = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    read_tensors(tmp_path, into, single=True)
+    assert all(torch.equal(into[name], tensor) for name, tensor in tensors.items())

@@ -12,11 +12,14 @@ from fsdp2_launch import launch
 from fsdp2_text_toy import Judged, ToyTextModel, critic_weights, make_judged, make_texts
 from fsdp2_toy import ToyModel, make_backend
 from unirl.backends.fsdp2.backend import build
-from unirl.backends.fsdp2.config import CriticConfig, Fsdp2Config, LoraSettings, problems
+from unirl.backends.fsdp2.config import CriticConfig, Fsdp2Config, LoraSettings
 from unirl.backends.fsdp2.critic import CriticNet
-from unirl.core.config import TrainConfig
 from unirl.core.errors import CheckpointError, RecipeError
-from unirl.numerics.text_replay import per_token
+from unirl.core.limits import broken_limits
+from unirl.core.specs.config import TrainConfig
+from unirl.numerics.tokens.replay import per_token
+
+pytestmark = pytest.mark.keyed
 
 EVERY = {
     "plain": {},
@@ -81,30 +84,35 @@ def test_the_critic_starts_as_the_checkpoint_and_trains_by_torchs_adamw():
     for _ in range(2):
         backend.train(track, Judged(), progress=0.0)
     trunk, head, _ = trained_by_torch(track, steps=2, max_grad_norm=0.5)
-    found = critic_weights(backend)
+    result = critic_weights(backend)
     for module, prefix in ((trunk, "trunk"), (head, "head")):
         for name, value in module.named_parameters():
             # fp32 rounding of gradients, which Adam divides by their own size: 1e-5 of a rate of 3e-2 at most.
-            torch.testing.assert_close(found[f"weights/{prefix}.{name}"], value.detach(), rtol=0, atol=3e-6)
+            torch.testing.assert_close(result[f"weights/{prefix}.{name}"], value.detach(), rtol=0, atol=3e-6)
     backend.close()
 
 
 @pytest.mark.parametrize("settings", [{}, {"shard": "always"}], ids=["plain", "wrapped"])
 def test_no_micro_batch_or_packing_changes_what_is_learnt(settings):
-    found = []
-    splits = (TrainConfig(), TrainConfig(micro_batch=3), TrainConfig(micro_batch_tokens=12), TrainConfig(packing=False))
+    result = []
+    splits = (
+        TrainConfig(),
+        TrainConfig(micro_batch_size=3),
+        TrainConfig(micro_batch_tokens=12),
+        TrainConfig(packing=False),
+    )
     for train in splits:
         backend, _ = make_judged(train=train, eps=1.0, critic={"lr": 1.0}, **settings)
         for _ in range(2):
             report = backend.train(make_texts(), Judged(), progress=0.0)
-        found.append((critic_weights(backend), backend.weights(kind="full").tensors, report.metrics))
+        result.append((critic_weights(backend), backend.export_weights(kind="full").tensors, report.metrics))
         backend.close()
-    for critic, live, metrics in found[1:]:
-        for mine, whole in ((critic, found[0][0]), (live, found[0][1])):
+    for critic, live, metrics in result[1:]:
+        for mine, whole in ((critic, result[0][0]), (live, result[0][1])):
             for name, value in mine.items():
                 # With eps 1 a step is linear in the gradient, whose sums are fp32 in another order.
                 torch.testing.assert_close(value, whole[name], rtol=0, atol=1e-6)
-        assert metrics["critic_grad_norm"] == pytest.approx(found[0][2]["critic_grad_norm"], rel=1e-5)
+        assert metrics["critic_grad_norm"] == pytest.approx(result[0][2]["critic_grad_norm"], rel=1e-5)
 
 
 @pytest.mark.parametrize("settings", EVERY.values(), ids=EVERY)
@@ -125,7 +133,7 @@ def test_two_steps_a_resume_and_two_steps_are_four_steps_bit_for_bit(settings, t
     for one, other in (
         (critic_weights(straight), critic_weights(resumed)),
         (straight._critic.optimizer.moments(), resumed._critic.optimizer.moments()),
-        (straight.weights(kind=kind).tensors, resumed.weights(kind=kind).tensors),
+        (straight.export_weights(kind=kind).tensors, resumed.export_weights(kind=kind).tensors),
     ):
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one)
@@ -145,10 +153,10 @@ def test_a_checkpoint_without_a_critic_or_with_a_broken_one_changes_nothing(tmp_
         with_critic.load(tmp_path / "without")
     (tmp_path / "with" / "critic" / ".metadata").unlink()
     with_critic.train(make_texts(), Judged(), progress=0.0)
-    before = {**critic_weights(with_critic), **with_critic.weights(kind="full").tensors}
+    before = {**critic_weights(with_critic), **with_critic.export_weights(kind="full").tensors}
     with pytest.raises(CheckpointError, match=r"critic: \.metadata is missing"):
         with_critic.load(tmp_path / "with")
-    after = {**critic_weights(with_critic), **with_critic.weights(kind="full").tensors}
+    after = {**critic_weights(with_critic), **with_critic.export_weights(kind="full").tensors}
     assert with_critic.version == 2 and all(torch.equal(after[name], before[name]) for name in before)
 
 
@@ -158,23 +166,23 @@ def test_no_weight_of_the_critic_is_ever_in_an_update_for_engines(trains):
     backend, _ = make_judged(**how)
     alone = build(Fsdp2Config(**how), model=ToyTextModel(), train=TrainConfig(), steps=10, seed=3)
     for kind in (trains, "merged"):
-        sent, wanted = backend.weights(kind=kind), alone.weights(kind=kind)
-        assert sent.tensors.keys() == wanted.tensors.keys() and sent.checksum == wanted.checksum
+        sent, expected = backend.export_weights(kind=kind), alone.export_weights(kind=kind)
+        assert sent.tensors.keys() == expected.tensors.keys() and sent.checksum == expected.checksum
     backend.train(make_texts(), Judged(), progress=0.0)
     critic = {value.data_ptr() for value in backend._critic.net.parameters()}
     assert critic.isdisjoint(value.data_ptr() for value in backend._module.parameters())
-    assert backend.weights(kind=trains).tensors.keys() == alone.weights(kind=trains).tensors.keys()
+    assert backend.export_weights(kind=trains).tensors.keys() == alone.export_weights(kind=trains).tensors.keys()
 
 
 def test_while_the_critic_warms_up_the_policy_keeps_every_bit():
     backend, _ = make_judged(train=TrainConfig(updates_per_step=2), critic={"warmup_steps": 3})
-    start = backend.weights(kind="full").tensors
+    start = backend.export_weights(kind="full").tensors
     versions = []
     for number in range(3):
         report = backend.train(make_texts(seed=number), Judged(), progress=0.0)
         versions.append((backend.version, report.num_updates, report.metrics["critic_updates"]))
         if number == 1:
-            assert all(torch.equal(value, start[n]) for n, value in backend.weights(kind="full").tensors.items())
+            assert all(torch.equal(value, start[n]) for n, value in backend.export_weights(kind="full").tensors.items())
     # A round of two updates that begins at the critic's step 0 or 2, before its third, is its own.
     assert versions == [(0, 0, 2.0), (0, 0, 2.0), (2, 2, 2.0)]
 
@@ -191,13 +199,13 @@ def test_offloading_takes_the_critic_along_and_changes_nothing():
 
 def test_what_cannot_be_is_refused_in_a_sentence():
     backend, _ = make_backend(ToyModel())
-    with pytest.raises(RecipeError, match=r"backend\.critic\.lr: the values of a critic were asked for, and none"):
+    with pytest.raises(RecipeError, match=r"backend\.critic\.lr: got null, but the algorithm needs the values"):
         backend.with_values(make_texts())
-    with pytest.raises(RecipeError, match=r"backend\.critic\.lr: a critic reads tokens, and model 'toy' has no text"):
+    with pytest.raises(RecipeError, match=r"backend\.critic\.lr: a critic reads tokens, but model 'toy' has no text"):
         make_backend(ToyModel(), critic=CriticConfig(lr=1e-3))
     wrong = CriticConfig(lr=0.0, max_grad_norm=-1.0, lr_warmup_steps=-1, warmup_steps=-2)
-    keys = [text.partition(":")[0] for text in problems(Fsdp2Config(critic=wrong))]
-    assert keys == [f"backend.critic.{key}" for key in ("lr_warmup_steps", "warmup_steps", "lr", "max_grad_norm")]
+    keys = [reason.key for reason in broken_limits(Fsdp2Config(critic=wrong), key="backend")]
+    assert keys == [f"backend.critic.{key}" for key in ("lr", "max_grad_norm", "lr_warmup_steps", "warmup_steps")]
 
 
 @pytest.mark.slow
@@ -206,22 +214,22 @@ def test_two_ranks_learn_what_one_does_and_either_goes_on_from_the_others_checkp
     everything = torch.load(tmp_path / "found.pt", weights_only=True)
     for case in CASES:
         settings = {key: value for key, value in CASES[case].items() if key != "mesh"}
-        alone, _ = make_judged(train=TrainConfig(micro_batch=2), **settings)
+        alone, _ = make_judged(train=TrainConfig(micro_batch_size=2), **settings)
         for _ in range(2):
             report = alone.train(make_texts(), Judged(), progress=0.0)
-        wanted, live = critic_weights(alone), alone.weights(kind="full").tensors
+        expected, live = critic_weights(alone), alone.export_weights(kind="full").tensors
         for number in range(len(ROWS)):
-            found = everything[case, number]
-            for one, other in ((found["critic"], wanted), (found["live"], live)):
+            result = everything[case, number]
+            for one, other in ((result["critic"], expected), (result["live"], live)):
                 for name, value in one.items():
                     # fp32 sums in another order, divided by their own size in Adam: 1e-4 of a rate of 3e-2 at most.
                     torch.testing.assert_close(value, other[name], rtol=0, atol=3e-6)
             for name in ("critic_loss", "critic_grad_norm", "grad_norm", "values_mean"):
-                assert found["metrics"][name] == pytest.approx(report.metrics[name], rel=1e-4), (case, number, name)
+                assert result["metrics"][name] == pytest.approx(report.metrics[name], rel=1e-4), (case, number, name)
             if case != "tensor":
                 alone.load(tmp_path / f"{case}-{number}")
                 saved = critic_weights(alone)
-                assert all(torch.equal(saved[name], value) for name, value in found["critic"].items())
+                assert all(torch.equal(saved[name], value) for name, value in result["critic"].items())
 
 
 def test_values_stand_before_the_token_that_they_are_of():

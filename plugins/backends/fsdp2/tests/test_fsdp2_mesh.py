@@ -11,6 +11,8 @@ from fsdp2_toy import ToyModel, make_backend
 from unirl.backends.fsdp2.config import LoraSettings, MeshConfig
 from unirl.core.errors import RecipeError
 
+pytestmark = pytest.mark.keyed
+
 SCRIPT = Path(__file__).with_name("fsdp2_four_ranks.py")
 
 
@@ -24,45 +26,45 @@ def four_ranks(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_mesh_gives_the_gradients_weights_and_metrics_of_one_rank(case, four_ranks):
-    alone, found = run(case), four_ranks[0][case]
-    assert found["gradients"].keys() == alone["gradients"].keys()
-    for name, wanted in alone["gradients"].items():
+    alone, result = run(case), four_ranks[0][case]
+    assert result["gradients"].keys() == alone["gradients"].keys()
+    for name, expected in alone["gradients"].items():
         # fp32 sums in another order: 1e-6 of the largest element, as on two ranks.
-        assert float((found["gradients"][name] - wanted).abs().max() / wanted.abs().max()) < 2e-6, name
-    for name, wanted in alone["live"].items():
+        assert float((result["gradients"][name] - expected).abs().max() / expected.abs().max()) < 2e-6, name
+    for name, expected in alone["live"].items():
         # After three updates Adam turns 1e-7 into visibly other weights.
-        torch.testing.assert_close(found["live"][name], wanted, rtol=1e-4, atol=1e-5)
-    assert found["metrics"].keys() == alone["metrics"].keys()
-    for name, wanted in alone["metrics"].items():
-        assert found["metrics"][name] == pytest.approx(wanted, rel=1e-4, abs=2e-5), name
+        torch.testing.assert_close(result["live"][name], expected, rtol=1e-4, atol=1e-5)
+    assert result["metrics"].keys() == alone["metrics"].keys()
+    for name, expected in alone["metrics"].items():
+        assert result["metrics"][name] == pytest.approx(expected, rel=1e-4, abs=2e-5), name
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_checkpoint_of_a_mesh_loads_on_one_rank(case, four_ranks):
-    found, folder = four_ranks
+    result, folder = four_ranks
     backend, _ = backend_of(case, alone=True)
     backend.load(folder / case)
     assert backend.version == 3
-    live = backend.weights(kind="merged").tensors
-    assert all(torch.equal(live[name], found[case]["live"][name]) for name in live)
+    live = backend.export_weights(kind="merged").tensors
+    assert all(torch.equal(live[name], result[case]["live"][name]) for name in live)
 
 
 def test_a_mesh_that_does_not_fit_the_ranks_is_refused_with_the_arithmetic():
-    with pytest.raises(RecipeError, match=r"backend.mesh.shard: 2 was asked for; 1 \(ranks / mesh.tensor 1\) cannot"):
+    with pytest.raises(RecipeError, match=r"backend.mesh.shard: got 2, but 1 \(ranks / mesh.tensor 1\) is not"):
         make_backend(mesh=MeshConfig(shard=2))
-    with pytest.raises(RecipeError, match=r"backend.mesh.tensor: 2 was asked for; 1 \(ranks\) cannot.*multiple of 2"):
+    with pytest.raises(RecipeError, match=r"backend.mesh.tensor: got 2, but 1 \(ranks\) is not.*multiple of 2"):
         make_backend(mesh=MeshConfig(tensor=2))
 
 
 @pytest.mark.parametrize(
     ("plan", "settings", "says"),
     [
-        ({"blocks.*.middle": "colwise"}, {"trains": "full"}, r"'blocks.\*.middle' .* names no module"),
+        ({"blocks.*.middle": "colwise"}, {"trains": "full"}, r"'blocks.\*.middle' .* matches no module"),
         (
             {"blocks.*.up": "colwise"},
             {"lora": LoraSettings(targets=["up"])},
-            "is adapted by LoRA or is no linear layer",
+            "is adapted by LoRA or is not a linear layer",
         ),
     ],
 )

@@ -5,10 +5,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from unirl.backends.fsdp2.config import AverageConfig, Fsdp2Config, problems
-from unirl.backends.fsdp2.plugin import SPEC, unirl_check_plan
-from unirl.core.capability import Cap, Needs, Support
-from unirl.core.spec import AlgorithmSpec, ModelSpec
+from unirl.backends.fsdp2.config import AverageConfig, Fsdp2Config
+from unirl.backends.fsdp2.plugin import SPEC
+from unirl.core.limits import broken_limits
+from unirl.core.specs.capability import Cap, Needs, Support
+from unirl.core.specs.spec import AlgorithmSpec, ModelSpec
 
 
 def plan(
@@ -22,7 +23,14 @@ def plan(
         algorithm=SimpleNamespace(name="a", spec=algorithm, config=SimpleNamespace(kl_coef=kl_coef)),
         model=SimpleNamespace(name="m", spec=model, config=SimpleNamespace(**of_model)),
         has_reference_workers=has_reference_workers,
+        needs=algorithm.needs.merged(algorithm.when["kl_coef"]) if kl_coef else algorithm.needs,
     )
+
+
+def reasons(plan) -> list[str]:
+    config = plan.backend.config
+    result = list(broken_limits(config, key="backend"))
+    return [str(reason) for reason in result or (one.under("backend") for one in config.problems(plan))]
 
 
 def test_listing_the_plugin_imports_no_torch():
@@ -38,38 +46,38 @@ def test_the_config_is_a_structured_config():
 
 
 def test_the_defaults_are_accepted():
-    assert list(problems(Fsdp2Config())) == []
-    assert unirl_check_plan(plan(Fsdp2Config())) == []
+    assert list(Fsdp2Config().problems(None)) == []
+    assert reasons(plan(Fsdp2Config())) == []
     assert SPEC.support(Cap.THROUGH_SAMPLER) is Support.NO
 
 
 def test_a_reference_that_nobody_keeps_is_refused():
     when = {"kl_coef": Needs(reference="policy")}
     full = Fsdp2Config(trains="full")
-    assert unirl_check_plan(plan(full, when=when)) == []
-    reasons = unirl_check_plan(plan(full, when=when, kl_coef=0.1))
-    assert len(reasons) == 1 and reasons[0].startswith("backend.reference_copy: algorithm 'a'")
+    assert reasons(plan(full, when=when)) == []
+    (reason,) = reasons(plan(full, when=when, kl_coef=0.1))
+    assert reason.startswith("backend.reference_copy: algorithm 'a'")
     kept = Fsdp2Config(trains="full", reference_copy=True)
-    assert unirl_check_plan(plan(kept, when=when, kl_coef=0.1)) == []
-    assert unirl_check_plan(plan(full, when=when, kl_coef=0.1, has_reference_workers=True)) == []
-    assert unirl_check_plan(plan(Fsdp2Config(), when=when, kl_coef=0.1)) == []
+    assert reasons(plan(kept, when=when, kl_coef=0.1)) == []
+    assert reasons(plan(full, when=when, kl_coef=0.1, has_reference_workers=True)) == []
+    assert reasons(plan(Fsdp2Config(), when=when, kl_coef=0.1)) == []
 
 
 def test_a_lagged_policy_that_nobody_keeps_is_refused():
     needs = Needs(old_policy="ema")
-    assert "backend.lagged.kind" in unirl_check_plan(plan(Fsdp2Config(), needs=needs))[0]
+    assert "backend.lagged.kind" in reasons(plan(Fsdp2Config(), needs=needs))[0]
     kept = Fsdp2Config(lagged=AverageConfig(kind="constant"))
-    assert unirl_check_plan(plan(kept, needs=needs)) == []
+    assert reasons(plan(kept, needs=needs)) == []
 
 
 def test_a_dtype_that_nothing_would_compute_in_is_refused():
     full = Fsdp2Config(trains="full")
-    (reason,) = unirl_check_plan(plan(full, dtype="bfloat16", autocast=None))
-    assert reason.startswith("backend.mixed_precision: none was asked for, and model.dtype=bfloat16")
-    assert unirl_check_plan(plan(full, dtype="float32", autocast=None)) == []
-    assert unirl_check_plan(plan(full, dtype="bfloat16", autocast="bfloat16")) == []
-    assert unirl_check_plan(plan(Fsdp2Config(trains="full", mixed_precision="bf16"), dtype="bfloat16")) == []
-    assert unirl_check_plan(plan(Fsdp2Config(trains="lora"), dtype="bfloat16")) == []
+    (reason,) = reasons(plan(full, dtype="bfloat16", autocast=None))
+    assert reason.startswith("backend.mixed_precision: got none with model.dtype=bfloat16")
+    assert reasons(plan(full, dtype="float32", autocast=None)) == []
+    assert reasons(plan(full, dtype="bfloat16", autocast="bfloat16")) == []
+    assert reasons(plan(Fsdp2Config(trains="full", mixed_precision="bf16"), dtype="bfloat16")) == []
+    assert reasons(plan(Fsdp2Config(trains="lora"), dtype="bfloat16")) == []
 
 
 def test_each_wrong_setting_is_named_once():
@@ -80,11 +88,12 @@ def test_each_wrong_setting_is_named_once():
         max_grad_norm=0.0,
         ema=AverageConfig(kind="slow", decay=2.0),
         mixed_precision="int8",
-        activation_checkpointing=True,
     )
-    keys = {reason.split(":")[0] for reason in unirl_check_plan(plan(config, wrap_blocks=()))}
-    wanted = {"trains", "lr", "betas", "max_grad_norm", "ema.kind", "ema.decay", "mixed_precision"}
-    assert keys == {f"backend.{key}" for key in wanted | {"activation_checkpointing"}}
+    keys = {reason.split(":")[0] for reason in reasons(plan(config))}
+    expected = {"trains", "lr", "betas", "max_grad_norm", "ema.kind", "ema.decay", "mixed_precision"}
+    assert keys == {f"backend.{key}" for key in expected}
+    (reason,) = reasons(plan(Fsdp2Config(activation_checkpointing=True), wrap_blocks=()))
+    assert reason.startswith("backend.activation_checkpointing: model 'm' names no blocks")
 
 
 def test_the_example_of_the_readme_runs(capsys):

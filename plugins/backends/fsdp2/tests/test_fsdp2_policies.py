@@ -10,7 +10,9 @@ from peft.tuners.lora import Linear as LoraLinear
 from unirl.backends.fsdp2.averages import decay_at
 from unirl.backends.fsdp2.config import AverageConfig, LoraSettings
 from unirl.core.errors import RecipeError
-from unirl.core.weights import checksum
+from unirl.core.types.weights import checksum
+
+pytestmark = pytest.mark.keyed
 
 X, SIGMA, TEXT = torch.randn(3, 2, 2, 2), torch.tensor([0.9, 0.5, 0.2]), {"text": torch.randn(3, 3)}
 
@@ -48,14 +50,14 @@ def test_a_policy_is_undone_bit_for_bit_also_on_an_error(shard, which):
     )
     initial = velocity(model)
     backend.train(make_track(model), Clipped(), progress=0.0)
-    live, sent = velocity(model), backend.weights(kind="full").checksum
+    live, sent = velocity(model), backend.export_weights(kind="full").checksum
     with backend.policy(which):
         inside = velocity(model)
     with pytest.raises(ZeroDivisionError), backend.policy(which):
         assert torch.equal(velocity(model), inside)
         raise ZeroDivisionError
     assert torch.equal(velocity(model), live)
-    assert backend.weights(kind="full").checksum == sent
+    assert backend.export_weights(kind="full").checksum == sent
     assert not torch.equal(inside, live)
     # The lagged policy has not moved yet: its rollout has not ended.
     assert torch.equal(inside, initial) == (which != "ema")
@@ -77,11 +79,11 @@ def test_the_averages_follow_their_formula(trains):
         history.append({n: p.detach().clone() for n, p in backend._params.items()})
     # adaptive: min((1 + t) / (10 + t), 0.15) for t = 0, 1, 2; warmup: 0 at t = 0 and 1, then 0.25.
     for kind, decays in (("ema", [0.1, 0.15, 0.15]), ("lagged", [0.0, 0.0, 0.25])):
-        for name, found in backend._copies[kind].values.items():
-            wanted = history[0][name].double()
+        for name, result in backend._copies[kind].values.items():
+            expected = history[0][name].double()
             for decay, live in zip(decays, history[1:], strict=True):
-                wanted = decay * wanted + (1 - decay) * live[name].double()
-            torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=1e-7)  # three fp32 roundings
+                expected = decay * expected + (1 - decay) * live[name].double()
+            torch.testing.assert_close(result.double(), expected, rtol=1e-6, atol=1e-7)  # three fp32 roundings
 
 
 def test_the_decays_of_every_kind():
@@ -106,50 +108,50 @@ def test_merged_weights_are_those_of_pefts_own_merge(shard):
     for part in list(merged.modules()):
         if isinstance(part, LoraLinear):
             part.merge()
-    wanted = {
+    expected = {
         name.replace(".base_layer.", "."): param for name, param in merged.named_parameters() if "lora_" not in name
     }
     backend, model = make_backend(shard=shard)
-    found = backend.weights(kind="merged").tensors
-    reference = backend.weights(kind="merged", policy="reference").tensors
+    result = backend.export_weights(kind="merged").tensors
+    reference = backend.export_weights(kind="merged", policy="reference").tensors
     backend.close()
     base = dict(ToyModel().net.named_parameters())
-    assert found.keys() == wanted.keys() == base.keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert result.keys() == expected.keys() == base.keys()
+    assert all(torch.equal(result[name], expected[name]) for name in expected)
     assert all(torch.equal(reference[name], base[name]) for name in base)
-    assert not torch.equal(found["blocks.0.up.weight"], base["blocks.0.up.weight"])
+    assert not torch.equal(result["blocks.0.up.weight"], base["blocks.0.up.weight"])
 
 
 def test_lora_weights_are_named_by_their_layer_and_are_no_views():
     backend, model = make_backend()
-    update = backend.weights(kind="lora")
+    update = backend.export_weights(kind="lora")
     assert sorted(update.tensors)[:2] == ["blocks.0.down.lora_A.weight", "blocks.0.down.lora_B.weight"]
     assert len(update.tensors) == 8 and update.version == 0
     assert update.tensors["blocks.0.up.lora_A.weight"].shape == (4, 12)
     assert update.checksum == checksum(update.tensors)
     backend.train(make_track(model), Clipped(), progress=0.0)
     assert update.checksum == checksum(update.tensors), "a later step must not reach what was sent"
-    later = backend.weights(kind="lora")
+    later = backend.export_weights(kind="lora")
     assert later.version == 1 and later.checksum != update.checksum
 
 
 def test_kinds_that_this_training_has_not_are_refused():
     backend, _ = make_backend()
-    with pytest.raises(RecipeError, match="'full' weights were asked for; 'lora' trains"):
-        backend.weights(kind="full")
-    with pytest.raises(RecipeError, match="'lora' weights of the reference"):
-        backend.weights(kind="lora", policy="reference")
+    with pytest.raises(RecipeError, match="got 'lora', which has no 'full' weights"):
+        backend.export_weights(kind="full")
+    with pytest.raises(RecipeError, match="no 'lora' weights to export"):
+        backend.export_weights(kind="lora", policy="reference")
     full, _ = make_backend(trains="full")
-    with pytest.raises(RecipeError, match="'lora' weights were asked for; 'full' trains"):
-        full.weights(kind="lora")
-    assert full.weights(kind="merged").checksum == full.weights(kind="full").checksum
+    with pytest.raises(RecipeError, match="got 'full', which has no 'lora' weights"):
+        full.export_weights(kind="lora")
+    assert full.export_weights(kind="merged").checksum == full.export_weights(kind="full").checksum
 
 
 def test_targets_that_match_nothing_name_the_nearest():
     with pytest.raises(RecipeError, match=r"lora.targets: 'upp' matches no linear layer of ToyNet. Nearest: up"):
         make_backend(lora=LoraSettings(targets=["down", "upp"]))
     bare = dataclasses.replace(SPEC, lora_targets=())
-    with pytest.raises(RecipeError, match="the model names none of its own"):
+    with pytest.raises(RecipeError, match="the model has no default targets"):
         make_backend(ToyModel(spec=bare))
 
 
@@ -165,7 +167,7 @@ def test_the_number_of_adapted_layers_is_reported():
 def test_adapters_start_at_the_base_and_depend_on_the_seed_alone():
     from unirl.backends.fsdp2.backend import build
     from unirl.backends.fsdp2.config import Fsdp2Config
-    from unirl.core.config import TrainConfig
+    from unirl.core.specs.config import TrainConfig
 
     sums = []
     for global_seed, seed in ((1, 0), (2, 0), (1, 1)):
@@ -174,7 +176,7 @@ def test_adapters_start_at_the_base_and_depend_on_the_seed_alone():
         before = torch.random.get_rng_state()
         backend = build(Fsdp2Config(), model=model, train=TrainConfig(), steps=1, seed=seed)
         assert torch.equal(torch.random.get_rng_state(), before)
-        sums.append(backend.weights(kind="lora").checksum)
+        sums.append(backend.export_weights(kind="lora").checksum)
         base = ToyModel()
         base.net.eval()
         assert torch.equal(velocity(model), velocity(base))
@@ -190,4 +192,4 @@ def test_offload_and_onload_leave_training_as_it_was():
             backend.offload()
             backend.onload()
         backend.train(make_track(ToyModel()), Clipped(), progress=0.0)
-    assert plain.weights(kind="lora").checksum == moved.weights(kind="lora").checksum
+    assert plain.export_weights(kind="lora").checksum == moved.export_weights(kind="lora").checksum

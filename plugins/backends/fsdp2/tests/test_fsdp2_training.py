@@ -9,12 +9,14 @@ import torch
 from fsdp2_toy import SPEC, Clipped, ToyModel, gradients, make_backend, make_track, settings
 from unirl.backends.fsdp2.config import AverageConfig
 from unirl.backends.fsdp2.optimizer import learning_rate
-from unirl.core.config import TrainConfig
 from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.roles import Losses
-from unirl.core.track import Status
-from unirl.numerics.kernels import make_kernel
-from unirl.numerics.replay import replay
+from unirl.core.specs.config import TrainConfig
+from unirl.core.types.track import Status
+from unirl.numerics.diffusion.kernels import make_kernel
+from unirl.numerics.diffusion.replay import replay
+
+pytestmark = pytest.mark.keyed
 
 
 def relative(found, wanted):
@@ -48,13 +50,13 @@ def test_one_full_step_is_torchs_adamw_bit_for_bit(shard):
         model, trains="full", shard=shard, lr=3e-3, betas=[0.9, 0.95], eps=1e-7, weight_decay=0.1, max_grad_norm=0.05
     )
     report = backend.train(track, Clipped(), progress=0.0)
-    tensors = backend.weights(kind="full").tensors
+    tensors = backend.export_weights(kind="full").tensors
     backend.close()
 
-    wanted = dict(bare.net.named_parameters())
+    expected = dict(bare.net.named_parameters())
     assert float(norm) > 0.05, "the case must clip"
-    assert tensors.keys() == wanted.keys()
-    assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
     assert report.metrics["grad_norm"] == float(norm)
     assert report.metrics["ratio_max_dev_first"] == 0.0
     assert backend.version == report.num_updates == 1
@@ -62,35 +64,37 @@ def test_one_full_step_is_torchs_adamw_bit_for_bit(shard):
 
 @pytest.mark.parametrize("trains", ["lora", "full"])
 def test_no_micro_batch_changes_the_gradient(trains):
-    found = {}
-    for micro_batch in (0, 1, 2, 3, 4):
-        backend, model = make_backend(train=TrainConfig(micro_batch=micro_batch), trains=trains)
-        found[micro_batch] = gradients(backend, make_track(model), Clipped())
+    result = {}
+    for micro_batch_size in (0, 1, 2, 3, 4):
+        backend, model = make_backend(train=TrainConfig(micro_batch_size=micro_batch_size), trains=trains)
+        result[micro_batch_size] = gradients(backend, make_track(model), Clipped())
     # fp32 sums of 16 terms in another order: a few eps of 1.2e-7.
-    assert max(relative(found[size], found[0]) for size in (1, 2, 3, 4)) < 1e-6
+    assert max(relative(result[size], result[0]) for size in (1, 2, 3, 4)) < 1e-6
 
 
 def test_serial_and_stacked_replay_give_one_gradient():
-    found = {}
+    result = {}
     for kind in ("serial", "stacked"):
         backend, model = make_backend(train=TrainConfig(replay=kind))
-        found[kind] = gradients(backend, make_track(model), Clipped())
-    assert relative(found["serial"], found["stacked"]) < 1e-6
+        result[kind] = gradients(backend, make_track(model), Clipped())
+    assert relative(result["serial"], result["stacked"]) < 1e-6
 
 
 def test_padding_and_rows_of_weight_0_change_nothing():
     backend, model = make_backend()
     track = make_track(model)
-    wanted = gradients(backend, track, Clipped())
+    expected = gradients(backend, track, Clipped())
 
     backend, model = make_backend()
-    assert all(torch.equal(g, wanted[n]) for n, g in gradients(backend, track.padded(11), Clipped()).items())
+    assert all(torch.equal(g, expected[n]) for n, g in gradients(backend, track.padded(11), Clipped()).items())
 
     rotten = make_track(model, num_rows=12)
     weights = torch.tensor([1.0] * 8 + [0.0] * 4)
     latents = rotten.latent.latents.clone()
     latents[8:] = math.nan
-    mixed = dataclasses.replace(rotten, weights=weights, segment=dataclasses.replace(rotten.latent, latents=latents))
+    mixed = dataclasses.replace(
+        rotten, sample_weights=weights, segment=dataclasses.replace(rotten.latent, latents=latents)
+    )
     backend, model = make_backend()
     alone = gradients(backend, mixed.select(range(8)), Clipped())
     backend, model = make_backend()
@@ -100,33 +104,33 @@ def test_padding_and_rows_of_weight_0_change_nothing():
 @pytest.mark.parametrize("trains", ["lora", "full"])
 @pytest.mark.parametrize("policy", ["reference", "ema"])
 def test_wrapped_on_one_rank_gives_the_same_bits_as_unwrapped(trains, policy):
-    found = {}
+    result = {}
     for shard in ("auto", "always"):
         backend, model = make_backend(
             trains=trains,
             shard=shard,
             reference_copy=trains == "full",
             ema=AverageConfig(kind="constant", decay=0.5),
-            train=TrainConfig(updates_per_step=2, micro_batch=3),
+            train=TrainConfig(updates_per_step=2, micro_batch_size=3),
         )
         track = make_track(model)
         # The second call compares with a reference and an average that differ from the live weights.
         backend.train(track, Clipped(to=policy), progress=0.0)
-        found[shard] = gradients(backend, track, Clipped(to=policy)), backend.weights(kind="merged").checksum
+        result[shard] = gradients(backend, track, Clipped(to=policy)), backend.export_weights(kind="merged").checksum
         backend.close()
-    assert all(torch.equal(found["always"][0][name], grad) for name, grad in found["auto"][0].items())
-    assert found["always"][1] == found["auto"][1]
+    assert all(torch.equal(result["always"][0][name], grad) for name, grad in result["auto"][0].items())
+    assert result["always"][1] == result["auto"][1]
     assert not torch.distributed.is_initialized()
 
 
 def test_activation_checkpointing_changes_no_bit():
     plain, model = make_backend()
-    wanted = gradients(plain, make_track(model), Clipped(to="reference"))
+    expected = gradients(plain, make_track(model), Clipped(to="reference"))
     for shard in ("auto", "always"):
         backend, model = make_backend(activation_checkpointing=True, shard=shard)
-        found = gradients(backend, make_track(model), Clipped(to="reference"))
+        result = gradients(backend, make_track(model), Clipped(to="reference"))
         backend.close()
-        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+        assert all(torch.equal(result[name], expected[name]) for name in expected)
 
 
 def test_bf16_computes_as_a_pipeline_in_bf16_and_keeps_fp32_masters():
@@ -140,12 +144,12 @@ def test_bf16_computes_as_a_pipeline_in_bf16_and_keeps_fp32_masters():
     )
     x, sigma, text = torch.randn(3, 2, 2, 2), torch.tensor([1.0, 0.987, 0.988]), torch.randn(3, 3)
     with torch.no_grad():
-        found = model.velocity(x, sigma, {"text": text})
-        wanted = low(x.flatten(1).bfloat16(), text.bfloat16(), sigma)
-    assert torch.equal(found.flatten(1), wanted.float())
+        result = model.velocity(x, sigma, {"text": text})
+        expected = low(x.flatten(1).bfloat16(), text.bfloat16(), sigma)
+    assert torch.equal(result.flatten(1), expected.float())
     assert sorted(map(str, seen)) == ["torch.bfloat16", "torch.float32"]
     backend.train(make_track(model), Clipped(), progress=0.0)
-    tensors = backend.weights(kind="full").tensors
+    tensors = backend.export_weights(kind="full").tensors
     backend.close()
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
 
@@ -163,9 +167,9 @@ def test_fp32_adapters_on_a_bf16_base_train_in_bf16():
     model.net.to(torch.bfloat16)
     backend, model = make_backend(model, mixed_precision="bf16", activation_checkpointing=True)
     track = make_track(model)
-    before = backend.weights(kind="lora").tensors
+    before = backend.export_weights(kind="lora").tensors
     report = backend.train(track, Clipped(to="reference"), progress=0.0)
-    after, merged = backend.weights(kind="lora").tensors, backend.weights(kind="merged").tensors
+    after, merged = backend.export_weights(kind="lora").tensors, backend.export_weights(kind="merged").tensors
     backend.close()
     assert report.num_updates == 1 and report.metrics["ratio_max_dev_first"] == 0.0
     assert {tensor.dtype for tensor in after.values()} == {torch.float32}
@@ -183,9 +187,9 @@ def test_fp16_skips_on_overflow_and_halves_its_scale():
     scaled = gradients(backend, track, Clipped())
     backend.close()
     plain, model = make_backend(trains="full")
-    wanted = gradients(plain, track, Clipped())
+    expected = gradients(plain, track, Clipped())
     # `gradients` catches them before they are unscaled.  fp16 has 11 bits; errors of some layers add up.
-    for name, grad in wanted.items():
+    for name, grad in expected.items():
         assert float((scaled[name] / 2.0**10 - grad).norm() / grad.norm()) < 2e-2
 
 
@@ -213,10 +217,10 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
 
 
 def test_gradients_near_adams_eps_are_reported():
-    for eps, wanted in ((1e-8, 0.0), (1.0, 1.0)):
+    for eps, expected in ((1e-8, 0.0), (1.0, 1.0)):
         backend, model = make_backend(eps=eps)
         report = backend.train(make_track(model), Clipped(), progress=0.0)
-        assert report.metrics["grad_rms_near_eps"] == wanted
+        assert report.metrics["grad_rms_near_eps"] == expected
 
 
 def test_a_loss_that_does_not_reach_the_weights_is_an_error():
@@ -254,11 +258,11 @@ def test_the_rate_of_each_update_is_reported_and_used():
 
 
 def test_wrong_settings_and_blocks_are_named():
-    with pytest.raises(RecipeError, match=r"backend.trains: 'half' was asked for; it is one of lora, full"):
+    with pytest.raises(RecipeError, match=r"backend.trains: got 'half', expected one of lora, full"):
         make_backend(trains="half")
-    with pytest.raises(RecipeError, match=r"backend.lr: -1.0"):
+    with pytest.raises(RecipeError, match=r"backend.lr: got -1.0"):
         make_backend(lr=-1.0)
-    with pytest.raises(RecipeError, match=r"wrap_blocks: ToyBlok .*Nearest: ToyBlock"):
+    with pytest.raises(RecipeError, match=r"wrap_blocks: got ToyBlok, .*Nearest: ToyBlock"):
         make_backend(ToyModel(spec=dataclasses.replace(SPEC, wrap_blocks=("ToyBlok",))))
     with pytest.raises(RecipeError, match="nothing to recompute"):
         make_backend(ToyModel(spec=dataclasses.replace(SPEC, wrap_blocks=())), activation_checkpointing=True)
@@ -267,6 +271,8 @@ def test_wrong_settings_and_blocks_are_named():
 def test_padding_is_never_a_finding_of_its_own():
     backend, model = make_backend()
     track = make_track(model)
-    hidden = dataclasses.replace(track, weights=track.weights * 0, status=(Status.PADDING,) * track.num_rows)
+    hidden = dataclasses.replace(
+        track, sample_weights=track.sample_weights * 0, status=(Status.PADDING,) * track.num_rows
+    )
     report = backend.train(hidden, Clipped(), progress=0.0)
     assert (report.num_updates, report.metrics["updates_empty"], backend.version) == (0, 1.0, 0)

@@ -7,6 +7,8 @@ import torch
 from fsdp2_launch import launch
 from fsdp2_two_ranks import CASES, ROWS, backend_of, run
 
+pytestmark = pytest.mark.keyed
+
 SCRIPT = Path(__file__).with_name("fsdp2_two_ranks.py")
 
 
@@ -27,25 +29,25 @@ def largest(found, wanted):
 def test_two_ranks_give_the_gradients_weights_and_metrics_of_one(case, two_ranks):
     alone = run(case, list(range(8)))
     for number in range(len(ROWS)):
-        found = two_ranks[0][case, number]
-        assert largest(found["gradients"], alone["gradients"]) < 1e-6
+        result = two_ranks[0][case, number]
+        assert largest(result["gradients"], alone["gradients"]) < 1e-6
         # After three updates: Adam turns sums in another order (1e-7 relative) into visibly other weights.
         for kind in ("ema", "live"):
-            for name, wanted in alone[kind].items():
-                torch.testing.assert_close(found[kind][name], wanted, rtol=1e-4, atol=1e-5)
-        assert found["metrics"].keys() == alone["metrics"].keys()
-        for name, wanted in alone["metrics"].items():
-            assert found["metrics"][name] == pytest.approx(wanted, rel=1e-4, abs=2e-5), name
+            for name, expected in alone[kind].items():
+                torch.testing.assert_close(result[kind][name], expected, rtol=1e-4, atol=1e-5)
+        assert result["metrics"].keys() == alone["metrics"].keys()
+        for name, expected in alone["metrics"].items():
+            assert result["metrics"][name] == pytest.approx(expected, rel=1e-4, abs=2e-5), name
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_checkpoint_of_two_ranks_loads_on_one(case, two_ranks):
-    found, folder = two_ranks
+    result, folder = two_ranks
     backend, _ = backend_of(case)
     backend.load(folder / case)
     assert backend.version == 3
-    live = backend.weights(kind="merged").tensors
-    average = backend.weights(kind="merged", policy="ema").tensors
-    assert all(torch.equal(live[name], found[case, 0]["live"][name]) for name in live)
-    assert all(torch.equal(average[name], found[case, 0]["ema"][name]) for name in average)
+    live = backend.export_weights(kind="merged").tensors
+    average = backend.export_weights(kind="merged", policy="ema").tensors
+    assert all(torch.equal(live[name], result[case, 0]["live"][name]) for name in live)
+    assert all(torch.equal(average[name], result[case, 0]["ema"][name]) for name in average)

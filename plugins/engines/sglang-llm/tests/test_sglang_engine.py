@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from hosted_engines.text_engines import *
-from hosted_engines.text_engines import check_deaths
-from hosted_engines.texts import ROUNDING, Ask, gap
-from unirl.conformance.workbench.trained import full_update
+from external_engines.text_engines import *
+from external_engines.text_engines import check_deaths
+from external_engines.texts import ROUNDING, Ask, gap
+from unirl.conformance.doubles.trained import full_update
 from unirl.core.roles import TextModel
-from unirl.numerics.text_rollout import generate_text
-from unirl.runtime.engine_host.text_engine import HostedTextEngine
+from unirl.engine_host.text_engine import ExternalTextEngine
+from unirl.numerics.tokens.rollout import generate_text
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.keyed]
 """SGLang imports itself in three processes: half a minute on free cores, minutes on busy ones."""
 
 
 def test_a_seed_gives_the_text_that_training_in_process_gives(
-    engine: HostedTextEngine, model: TextModel, ask: Ask
+    engine: ExternalTextEngine, model: TextModel, ask: Ask
 ) -> None:
     """Both draw the same number for the same step. A draw between the two cumulative sums, 1e-6 apart, is not met."""
     engine.load_weights(full_update(model, version=1))
@@ -29,7 +29,7 @@ def test_a_seed_gives_the_text_that_training_in_process_gives(
 
 
 def test_killed_in_a_sync_and_in_a_rollout_it_says_so_and_comes_back(
-    engine: HostedTextEngine, model: TextModel, ask: Ask
+    engine: ExternalTextEngine, model: TextModel, ask: Ask
 ) -> None:
     """Last, for it starts SGLang again."""
     check_deaths(engine, model, ask)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from hosted_engines.plans import reasons_against
-from unirl.core.config import TextSamplingConfig
+from external_engines.plans import reasons_against
 from unirl.core.errors import RecipeError
-from unirl.core.request import TextRequest
+from unirl.core.types.request import TextRequest
+from unirl.core.types.sampling import TextSamplingConfig
 from unirl.engines.sglang_llm.config import SglangConfig
 from unirl.engines.sglang_llm.environment import ENVIRONMENT
 from unirl.engines.sglang_llm.settings import cache_bytes, engine_arguments, linear_names, sampling_arguments
@@ -39,12 +39,14 @@ def test_a_cpu_has_packages_of_our_own_on_top_of_the_lock_and_a_gpu_has_none() -
 
 
 def test_settings_become_arguments_of_sglang(tmp_path: Path) -> None:
-    found = arguments(tmp_path, max_model_len=50, gpu_memory=0.5, lora_rank=9, port=4000, extra={"page_size": 16})
+    result = arguments(tmp_path, max_model_len=50, gpu_memory=0.5, lora_rank=9, extra={"page_size": 16})
     # 6 more than is asked for, which SGLang keeps from a prompt with its text.
-    assert (found["context_length"], found["mem_fraction_static"], found["page_size"]) == (56, 0.5, 16)
-    assert (found["enable_lora"], found["max_lora_rank"], found["lora_target_modules"]) == (True, 9, ["q_proj"])
-    assert (found["nccl_port"], found["dtype"], found["device"]) == (4000, "bfloat16", "cuda")
-    assert "attention_backend" not in found
+    assert (result["context_length"], result["mem_fraction_static"], result["page_size"]) == (56, 0.5, 16)
+    assert (result["enable_lora"], result["max_lora_rank"], result["lora_target_modules"]) == (True, 9, ["q_proj"])
+    assert (result["dtype"], result["device"]) == ("bfloat16", "cuda")
+    assert "attention_backend" not in result
+    assert not result["enable_deterministic_inference"]
+    assert arguments(tmp_path, batch_invariant=True)["enable_deterministic_inference"]
     on_cpu = arguments(tmp_path, on_cpu=True)
     assert (on_cpu["context_length"], on_cpu["attention_backend"]) == (106, "torch_native")
 
@@ -58,7 +60,7 @@ def test_the_cache_holds_as_many_tokens_as_its_bytes_do(tmp_path: Path) -> None:
 
 def test_arguments_that_would_undo_what_is_promised_are_refused(tmp_path: Path) -> None:
     for key, value in (("sampling_backend", "flashinfer"), ("tp_size", 2)):
-        with pytest.raises(RecipeError, match=rf"engine\.extra\.{key}: it cannot be given"):
+        with pytest.raises(RecipeError, match=rf"engine\.extra\.{key}: not allowed"):
             arguments(tmp_path, extra={key: value})
 
 
@@ -70,16 +72,16 @@ def test_adapters_may_be_on_the_linear_layers_of_blocks(model: Qwen3Model) -> No
 
 def test_a_request_in_the_words_of_sglang() -> None:
     sampling = TextSamplingConfig(temperature=0.7, max_new_tokens=5, stop=["x"])
-    wanted = TextRequest(sampling=sampling, prompt_tokens=(torch.tensor([1]),), stop_tokens=(3,), seeds=(4,))
-    found = sampling_arguments(wanted)
-    assert (found["top_k"], found["stop_token_ids"], found["stop"], found["max_new_tokens"]) == (-1, [3], ["x"], 5)
+    expected = TextRequest(sampling=sampling, prompt_tokens=(torch.tensor([1]),), stop_tokens=(3,), seeds=(4,))
+    result = sampling_arguments(expected)
+    assert (result["top_k"], result["stop_token_ids"], result["stop"], result["max_new_tokens"]) == (-1, [3], ["x"], 5)
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["backend.trains=lora"], "engine.lora_rank: 0 was asked for, and the backend trains adapters"),
-        (["engine.gpu_memory=90"], "engine.gpu_memory: 90.0 was asked for; it is a share"),
+        (["backend.trains=lora"], "engine.lora_rank: got 0, but the backend trains LoRA adapters"),
+        (["engine.gpu_memory=90"], "engine.gpu_memory: got 90.0, expected more than 0 and at most 1."),
     ],
 )
 def test_plans_that_cannot_work_are_refused_before_anything_starts(words: list[str], reason: str) -> None:

@@ -7,25 +7,34 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosted_engines.environments import make
-from hosted_engines.latents import ask, fault, folder, model
+from external_engines.environments import make
+from external_engines.latents import ask, fault, folder, model
+from external_engines.listening import Listening
+from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.engines.sglang.config import SglangConfig
 from unirl.engines.sglang.engine import build
 from unirl.engines.sglang.environment import ENVIRONMENT, PRODUCT
 from unirl.models.sd3.bridges.sglang import BRIDGE
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import build as build_model
-from unirl.runtime.engine_host.latent_engine import HostedLatentEngine
 
-__all__ = ["ask", "engine", "fault", "folder", "model"]
+__all__ = ["ask", "engine", "fault", "folder", "listening", "model"]
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedLatentEngine]:
+def listening() -> Listening:
+    """The TCP addresses that the engine listened on during its start."""
+    return Listening()
+
+
+@pytest.fixture(scope="module")
+def engine(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, listening: Listening
+) -> Iterator[ExternalLatentEngine]:
     """It makes batches of four, can sleep, and its server has faults that can be switched on. Its weights are those
     that the test before left."""
     make("sglang")
-    modules = (*ENVIRONMENT.modules, "faulty_sglang", "hosted_engines.faults", "unirl.models.sd3.bridges.sglang")
+    modules = (*ENVIRONMENT.modules, "faulty_sglang", "external_engines.faults", "unirl.models.sd3.bridges.sglang")
     faulty = dataclasses.replace(ENVIRONMENT, serve="faulty_sglang:calls", modules=modules)
     model = build_model(Sd3Config(path=str(folder)), device="cpu")
     config = SglangConfig(max_num_seqs=4, sleep_mode=True, transfer_dir=str(tmp_path_factory.mktemp("weights")))
@@ -36,6 +45,7 @@ def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[H
             patched.setattr("unirl.engines.sglang.engine.PRODUCT", dataclasses.replace(PRODUCT, environment=faulty))
             # SGLang's worker is another process than its server, and imports the bridge.
             patched.setattr("unirl.engines.sglang.engine.fitting_bridge", lambda *_: ("faulty_sglang:BRIDGE", BRIDGE))
-            engine = build(config, model=model, device="cpu")
+            with listening.watched():
+                engine = build(config, model=model, device="cpu")
         yield engine
         engine.close()

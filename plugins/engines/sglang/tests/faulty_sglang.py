@@ -1,4 +1,4 @@
-"""SGLang's server with faults that can be switched on, see `hosted_engines.faults`.
+"""SGLang's server with faults that can be switched on, see `external_engines.faults`.
 
 Runs in its environment, on both sides: as the server, and as the bridge that SGLang's worker imports, where the faults
 are.
@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest.mock import patch
 
-from hosted_engines.faults import ChangedRequests, Switch
+from external_engines.faults import ChangedRequests, Switch
+from unirl.engine_host.serving import calls_of
 from unirl.models.sd3.bridges.sglang import Sd3InSglang
-from unirl.runtime.engine_host.serving import calls_of
 
 __all__ = ["BRIDGE", "calls"]
 

@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import pytest
-from hosted_engines.latent_engines import *
-from hosted_engines.latent_engines import (
+from external_engines.latent_engines import *
+from external_engines.latent_engines import (
     check_caught,
     check_conditions_caught,
     check_deaths,
     check_half_applied,
     check_rows,
 )
-from hosted_engines.latents import ROUNDING, Ask, Fault, adapter, assert_same, gap, trainside
-from unirl.conformance.workbench.trained import full_update
+from external_engines.latents import ROUNDING, Ask, Fault, adapter, assert_same, gap, trainside
+from unirl.conformance.doubles.trained import full_update
 from unirl.core.errors import RunFailed
 from unirl.core.roles import DiffusionModel
-from unirl.runtime.engine_host.latent_engine import HostedLatentEngine
+from unirl.engine_host.latent_engine import ExternalLatentEngine
+
+pytestmark = pytest.mark.keyed
 
 
-def test_a_row_does_not_depend_on_the_batch_that_it_is_made_in(engine: HostedLatentEngine, ask: Ask) -> None:
+def test_a_row_does_not_depend_on_the_batch_that_it_is_made_in(engine: ExternalLatentEngine, ask: Ask) -> None:
     """Rows of one prompt go together."""
     check_rows(engine, ask, batches=(2,))
 
 
 @pytest.mark.parametrize("mode", ["two-pass", "norm-corrected"])
 def test_modes_of_guidance_that_sglang_does_not_have_for_a_model_are_those_of_trainside(
-    engine: HostedLatentEngine, model: DiffusionModel, ask: Ask, mode: str
+    engine: ExternalLatentEngine, model: DiffusionModel, ask: Ask, mode: str
 ) -> None:
     engine.load_weights(full_update(model, version=1))
     request = ask(engine, guidance_scale=3.5, guidance_mode=mode, negative_prompt="blurred")
-    found = engine.generate(request).tracks["image"]
-    assert gap(found, model) < ROUNDING
-    assert_same(found, trainside(model, request))
+    result = engine.generate(request).tracks["image"]
+    assert gap(result, model) < ROUNDING
+    assert_same(result, trainside(model, request))
 
 
 @pytest.mark.parametrize(
@@ -42,17 +44,17 @@ def test_modes_of_guidance_that_sglang_does_not_have_for_a_model_are_those_of_tr
         ("drops_the_noise", "initial_noise of 'r5/p0/0'"),
         ("drops_the_negative_prompt", r"negative_prompt of row 0: the request says 'blurred', .* used ''"),
         ("drops_the_guidance", r"negative_prompt of row 0: the request says 'blurred', .* used None"),
-        ("changes_the_guidance", r"guidance_scale of row 0: the request says 2\.0, .* used 7\.0"),
+        ("changes_the_guidance", r"sampler\.guidance_scale: the request says 2\.0, .* used 7\.0"),
         ("swaps_rows", "sample_id of row 0: the request says 'r5/p0/0', .* used 'r5/p0/1'"),
     ],
 )
 def test_an_engine_that_does_something_else_is_caught_in_a_rollout_and_at_its_start(
-    engine: HostedLatentEngine, ask: Ask, fault: Fault, name: str, what: str
+    engine: ExternalLatentEngine, ask: Ask, fault: Fault, name: str, what: str
 ) -> None:
     check_caught(engine, ask, fault, name=name, what=what)
 
 
-def test_prompts_that_it_encodes_otherwise_are_caught_at_its_start(engine: HostedLatentEngine, fault: Fault) -> None:
+def test_prompts_that_it_encodes_otherwise_are_caught_at_its_start(engine: ExternalLatentEngine, fault: Fault) -> None:
     check_conditions_caught(engine, fault, name="pads_prompts_otherwise")
 
 
@@ -61,7 +63,7 @@ def test_prompts_that_it_encodes_otherwise_are_caught_at_its_start(engine: Hoste
     [("drops_extra", "it dropped extra"), ("makes_its_own_schedule", "SGLang is at step 0, from sigma 0.999")],
 )
 def test_requests_that_lose_what_they_carry_are_an_error_of_the_engine(
-    engine: HostedLatentEngine, ask: Ask, fault: Fault, name: str, what: str
+    engine: ExternalLatentEngine, ask: Ask, fault: Fault, name: str, what: str
 ) -> None:
     fault(name)
     with pytest.raises(RunFailed, match=what):
@@ -78,7 +80,7 @@ def test_requests_that_lose_what_they_carry_are_an_error_of_the_engine(
     ],
 )
 def test_an_update_that_is_applied_by_half_leaves_nothing_to_generate_with_until_full_weights_come(
-    engine: HostedLatentEngine, model: DiffusionModel, ask: Ask, fault: Fault, name: str, what: str
+    engine: ExternalLatentEngine, model: DiffusionModel, ask: Ask, fault: Fault, name: str, what: str
 ) -> None:
     check_half_applied(engine, model, ask, fault, name=name, what=what)
 
@@ -87,12 +89,12 @@ def test_an_update_that_is_applied_by_half_leaves_nothing_to_generate_with_until
     ("name", "what"),
     [
         ("names_layers_otherwise", "No LoRA layers updated"),
-        ("loses_a_layer", "has an adapter, and SGLang put none on it"),
-        ("scales_otherwise", "was loaded, and something else is held"),
+        ("loses_a_layer", "has an adapter in the update, but SGLang did not apply it"),
+        ("scales_otherwise", "was loaded, but the weights held differ"),
     ],
 )
 def test_an_adapter_that_sglang_calls_a_success_and_is_none_is_caught(
-    engine: HostedLatentEngine, model: DiffusionModel, ask: Ask, fault: Fault, name: str, what: str
+    engine: ExternalLatentEngine, model: DiffusionModel, ask: Ask, fault: Fault, name: str, what: str
 ) -> None:
     engine.load_weights(full_update(model, version=1))
     update, _ = adapter(model, targets=model.spec.lora_targets, version=2)
@@ -100,7 +102,7 @@ def test_an_adapter_that_sglang_calls_a_success_and_is_none_is_caught(
     with pytest.raises(RunFailed, match=what):
         engine.load_weights(update)
     fault("")
-    with pytest.raises(RunFailed, match="the sync of version 2 did not come to its end"):
+    with pytest.raises(RunFailed, match="the sync of version 2 did not complete"):
         engine.generate(ask(engine))
     engine.load_weights(full_update(model, version=3))
     assert gap(engine.generate(ask(engine)).tracks["image"], model) < ROUNDING
@@ -108,7 +110,7 @@ def test_an_adapter_that_sglang_calls_a_success_and_is_none_is_caught(
 
 @pytest.mark.slow
 def test_killed_in_a_rollout_in_a_sync_and_asleep_it_says_so_and_goes_on_as_before(
-    engine: HostedLatentEngine, model: DiffusionModel, ask: Ask
+    engine: ExternalLatentEngine, model: DiffusionModel, ask: Ask
 ) -> None:
     """Last, for it ends three processes of SGLang."""
     check_deaths(engine, model, ask)

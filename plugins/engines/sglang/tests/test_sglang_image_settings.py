@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from hosted_engines.plans import reasons_against
-from unirl.core.config import LatentSamplingConfig
+from external_engines.plans import reasons_against
 from unirl.core.errors import RecipeError
+from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.engines.sglang.config import SglangConfig
 from unirl.engines.sglang.settings import server_arguments
 from unirl.models.sd3.bridges.sglang import BRIDGE
@@ -30,29 +30,29 @@ def test_each_encoder_gets_the_tokens_that_its_own_tokenizer_has() -> None:
 
 
 def test_settings_become_arguments_of_sglang() -> None:
-    found = arguments(port=5000, log_level="ERROR", extra={"attention_backend": "fa"})
-    assert (found["model_path"], found["backend"], found["num_gpus"]) == ("/there", "sglang", 1)
-    assert (found["dit_precision"], found["vae_precision"]) == ("bf16", "bf16")
-    assert found["text_encoder_precisions"] == ["bf16"] * 3
-    assert (found["scheduler_port"], found["log_level"], found["attention_backend"]) == (5000, "error", "fa")
-    assert found["enable_torch_compile"] is True
+    result = arguments(port=5000, log_level="ERROR", extra={"attention_backend": "fa"})
+    assert (result["model_path"], result["backend"], result["num_gpus"]) == ("/there", "sglang", 1)
+    assert (result["dit_precision"], result["vae_precision"]) == ("bf16", "bf16")
+    assert result["text_encoder_precisions"] == ["bf16"] * 3
+    assert (result["scheduler_port"], result["log_level"], result["attention_backend"]) == (5000, "error", "fa")
+    assert result["enable_torch_compile"] is True
     assert arguments(enforce_eager=True)["enable_torch_compile"] is False
     assert "scheduler_port" not in arguments()
 
 
 def test_arguments_that_would_undo_what_is_promised_are_refused() -> None:
     for key, value in (("enable_cache_dit", True), ("lora_merge_mode", "dynamic"), ("tp_size", 2)):
-        with pytest.raises(RecipeError, match=rf"engine\.extra\.{key}: it cannot be given"):
+        with pytest.raises(RecipeError, match=rf"engine\.extra\.{key}: not allowed"):
             arguments(extra={key: value})
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["engine.max_num_seqs=0"], "engine.max_num_seqs: 0 was asked for; it must be 1 or more"),
-        (["engine.port=70000"], "engine.port: 70000 was asked for; it must be from 0 to 65535"),
+        (["engine.max_num_seqs=0"], "engine.max_num_seqs: got 0, expected 1 or more"),
+        (["engine.port=70000"], "engine.port: got 70000, expected 0 to 65535"),
         (["launcher=ray", "launcher.placement=colocate"], "set engine.sleep_mode=true"),
-        (["sampling.kernel=ddim-eta"], "'ddim-eta' was asked for; engine 'sglang' runs"),
+        (["sampling.kernel=ddim-eta"], "got 'ddim-eta'; engine 'sglang' supports"),
     ],
 )
 def test_plans_that_cannot_work_are_refused_before_anything_starts(words: list[str], reason: str) -> None:

@@ -10,23 +10,24 @@ import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
-from unirl.core.config import LatentSamplingConfig
-from unirl.core.data import MediaRef
 from unirl.core.errors import EchoMismatch, RecipeError
-from unirl.core.request import LatentRequest, Request
 from unirl.core.roles import WeightUpdate
-from unirl.core.rollout import Rollout, verify_echo
-from unirl.core.track import Status, Track
+from unirl.core.types.data import MediaRef
+from unirl.core.types.request import LatentRequest, Request
+from unirl.core.types.rollout import Rollout, verify_echo
+from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.core.types.track import Status, Track
 from unirl.engines.trainside.config import TrainsideConfig
 from unirl.engines.trainside.engine import TrainsideEngine, build
 from unirl.engines.trainside.plugin import SPEC
 from unirl.models.sd3.model import Sd3Model
-from unirl.numerics.kernels import KERNELS
+from unirl.numerics.diffusion.kernels import KERNELS
+from unirl.numerics.diffusion.sampler import with_every_option
 from unirl.numerics.noise import INITIAL, noise, noise_digest
 
 STEPS = 4
 SHAPE = (16, 4, 4)
-SAMPLING = LatentSamplingConfig(steps=STEPS, height=32, width=32, max_sequence_length=16, eta=0.7)
+SAMPLING = LatentSamplingConfig(num_inference_steps=STEPS, height=32, width=32, max_sequence_length=16, eta=0.7)
 # A forward at another batch size adds up in another order: rounding of fp32 over four forwards.
 ROUNDING = 1e-5
 
@@ -42,7 +43,7 @@ def a_request(
     **changes: Any,
 ) -> Request:
     """Samples of one prompt form a group."""
-    sampling = dataclasses.replace(SAMPLING, **changes)
+    sampling = with_every_option(dataclasses.replace(SAMPLING, **changes))
     rows = range(len(prompts))
     groups = tuple(f"g/{prompt}" for prompt in prompts)
     samples = tuple(f"{groups[row]}/{row}" for row in rows)
@@ -112,7 +113,7 @@ def test_a_track_holds_everything_of_its_request(model: Sd3Model) -> None:
     assert track.metadata == request.metadata
     assert track.status == (Status.COMPLETED,) * 4
     assert track.policy_version == (3,) * 4
-    assert track.weights.tolist() == [1.0] * 4
+    assert track.sample_weights.tolist() == [1.0] * 4
     assert track.groups() == {"g/a red ring": [0, 1], "g/a disc": [2, 3]}
     assert track.conditions["positive"].index.tolist() == [0, 0, 1, 1]
     assert track.conditions["positive"].values["prompt_embeds"].shape[0] == 2
@@ -138,9 +139,9 @@ def test_noise_is_what_the_recipe_says(model: Sd3Model) -> None:
     assert segment.initial_noise == noise_digest(start)
     # Flow-SDE's first step: s = eta, x' = mean + s e. Its log-prob is then -mean e^2 / 2 - ln s - ln(2 pi) / 2.
     drawn = noise(seed=5, rollout=2, ids=request.sample_ids, step=0, shape=SHAPE)
-    wanted = -drawn.square().flatten(1).mean(1) / 2 - np.log(0.7) - np.log(2 * np.pi) / 2
+    expected = -drawn.square().flatten(1).mean(1) / 2 - np.log(0.7) - np.log(2 * np.pi) / 2
     assert segment.log_probs is not None
-    torch.testing.assert_close(segment.log_probs[:, 0], wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(segment.log_probs[:, 0], expected, rtol=0, atol=1e-5)
 
 
 def test_a_group_can_share_its_initial_noise_but_not_its_step_noise(model: Sd3Model) -> None:
@@ -225,7 +226,7 @@ def test_negatives_are_encoded_only_under_guidance(model: Sd3Model) -> None:
     assert set(plain.conditions) == {"positive"}
     assert guided.conditions["negative"].index.tolist() == [0, 0, 0, 0]
     assert guided.conditions["negative"].values["pooled"].shape[0] == 1
-    assert guided.latent.guidance_scale == 3.0
+    assert guided.latent.sampler.guidance_scale == 3.0
     assert not torch.allclose(guided.latent.final, plain.latent.final, atol=1e-3)
 
 
@@ -355,28 +356,28 @@ def test_every_kernel_of_the_spec_is_one_of_numerics() -> None:
 def test_kernel_options_are_used_and_echoed(model: Sd3Model) -> None:
     dense = generate(model, a_request(model, kernel="cps", eta=0.5)).latent
     bare = generate(model, a_request(model, kernel="cps", eta=0.5, kernel_options={"constants": False})).latent
-    assert bare.kernel.options == (("constants", False),)
+    assert bare.sampler.options == (("constants", False),)
     assert torch.equal(dense.latents, bare.latents)
     assert not torch.equal(dense.log_probs, bare.log_probs)  # type: ignore[arg-type]
 
 
 def test_what_it_cannot_do_is_refused_in_one_sentence(model: Sd3Model) -> None:
     engine = an_engine(model)
-    with pytest.raises(RecipeError, match=r"version 9 .* shares the weights that train"):
+    with pytest.raises(RecipeError, match=r"version 9, but .* shares the trained module's weights"):
         engine.load_weights(WeightUpdate(version=9, tensors={}, kind="full"))
     request = a_request(model)
     image = MediaRef(modality="image", role="source", uri="/there.png")
     with pytest.raises(RecipeError, match=r"prompt 'pa red ring' has media \(/there\.png\)"):
         engine.generate(dataclasses.replace(request, media=((image,), (), (), ())))
-    with pytest.raises(RecipeError, match=r"latent track 'video' .* model 'sd3' has image \(latent\)"):
+    with pytest.raises(RecipeError, match=r"got latent track 'video', but model 'sd3' has image \(latent\)"):
         engine.generate(dataclasses.replace(request, tracks={"video": request.tracks["image"]}))
-    with pytest.raises(RecipeError, match=r"sampling\.kernel: 'ddim-eta' .* trainside runs flow-sde, dance-sde"):
+    with pytest.raises(RecipeError, match=r"sampling\.kernel: got 'ddim-eta'; trainside supports flow-sde, dance-sde"):
         engine.generate(a_request(model, kernel="ddim-eta"))
-    with pytest.raises(RecipeError, match=r"engine\.forward_batch: -1"):
+    with pytest.raises(RecipeError, match=r"engine\.forward_batch: got -1"):
         build(TrainsideConfig(forward_batch=-1), model=model, device="cpu")
-    with pytest.raises(RecipeError, match=r"engine\.cached_prompts: -1"):
+    with pytest.raises(RecipeError, match=r"engine\.cached_prompts: got -1"):
         build(TrainsideConfig(cached_prompts=-1), model=model, device="cpu")
-    with pytest.raises(RecipeError, match="samples where the model trains"):
+    with pytest.raises(RecipeError, match="samples on the training device"):
         build(TrainsideConfig(), model=model, device="meta")
 
 

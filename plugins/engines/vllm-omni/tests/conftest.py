@@ -7,24 +7,33 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosted_engines.environments import make
-from hosted_engines.latents import ask, fault, folder, model
+from external_engines.environments import make
+from external_engines.latents import ask, fault, folder, model
+from external_engines.listening import Listening
+from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.engines.vllm_omni.config import VllmOmniConfig
 from unirl.engines.vllm_omni.engine import build
 from unirl.engines.vllm_omni.environment import ENVIRONMENT, PRODUCT
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import build as build_model
-from unirl.runtime.engine_host.latent_engine import HostedLatentEngine
 
-__all__ = ["ask", "engine", "fault", "folder", "model"]
+__all__ = ["ask", "engine", "fault", "folder", "listening", "model"]
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedLatentEngine]:
+def listening() -> Listening:
+    """The TCP addresses that the engine listened on during its start."""
+    return Listening()
+
+
+@pytest.fixture(scope="module")
+def engine(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, listening: Listening
+) -> Iterator[ExternalLatentEngine]:
     """It makes batches of four, can sleep, and its server has faults that can be switched on. Its weights are those
     that the test before left."""
     make("vllm-omni")
-    modules = (*ENVIRONMENT.modules, "faulty_vllm_omni", "hosted_engines.faults")
+    modules = (*ENVIRONMENT.modules, "faulty_vllm_omni", "external_engines.faults")
     faulty = dataclasses.replace(ENVIRONMENT, serve="faulty_vllm_omni:calls", modules=modules)
     model = build_model(Sd3Config(path=str(folder)), device="cpu")
     config = VllmOmniConfig(max_num_seqs=4, sleep_mode=True, transfer_dir=str(tmp_path_factory.mktemp("weights")))
@@ -33,6 +42,7 @@ def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[H
         lasting.syspath_prepend(str(Path(__file__).parent))
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr("unirl.engines.vllm_omni.engine.PRODUCT", dataclasses.replace(PRODUCT, environment=faulty))
-            engine = build(config, model=model, device="cpu")
+            with listening.watched():
+                engine = build(config, model=model, device="cpu")
         yield engine
         engine.close()

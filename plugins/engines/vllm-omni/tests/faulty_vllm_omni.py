@@ -1,4 +1,4 @@
-"""vLLM-Omni's server with faults that can be switched on, see `hosted_engines.faults`. Runs in its environment."""
+"""vLLM-Omni's server with faults that can be switched on, see `external_engines.faults`. Runs in its environment."""
 
 # vLLM-Omni is in the engine's environment alone, where type checking does not look.
 # pyright: reportMissingImports=false
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest.mock import patch
 
-from hosted_engines.faults import ChangedRequests, Switch
+from external_engines.faults import ChangedRequests, Switch
 
 __all__ = ["calls"]
 
@@ -75,7 +75,7 @@ def drops_extra_args() -> Iterator[None]:
 @contextlib.contextmanager
 def swaps_rows() -> Iterator[None]:
     """Outputs come back in another order than requests."""
-    from unirl.numerics import latent_rows
+    from unirl.numerics.diffusion import rows as latent_rows
 
     real = latent_rows.joined
     with patch.object(latent_rows, "joined", lambda request, found: real(request, found[::-1])):

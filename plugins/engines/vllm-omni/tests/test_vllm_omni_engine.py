@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import pytest
-from hosted_engines.latent_engines import *
-from hosted_engines.latent_engines import (
+from external_engines.latent_engines import *
+from external_engines.latent_engines import (
     check_caught,
     check_conditions_caught,
     check_deaths,
     check_half_applied,
     check_rows,
 )
-from hosted_engines.latents import Ask, Fault
+from external_engines.latents import Ask, Fault
 from unirl.core.errors import RunFailed
 from unirl.core.roles import DiffusionModel
-from unirl.runtime.engine_host.latent_engine import HostedLatentEngine
+from unirl.engine_host.latent_engine import ExternalLatentEngine
+
+pytestmark = pytest.mark.keyed
 
 
-def test_a_row_does_not_depend_on_the_batch_that_it_is_made_in(engine: HostedLatentEngine, ask: Ask) -> None:
+def test_a_row_does_not_depend_on_the_batch_that_it_is_made_in(engine: ExternalLatentEngine, ask: Ask) -> None:
     check_rows(engine, ask, batches=(2, 4))
 
 
@@ -33,17 +35,17 @@ def test_a_row_does_not_depend_on_the_batch_that_it_is_made_in(engine: HostedLat
     ],
 )
 def test_an_engine_that_does_something_else_is_caught_in_a_rollout_and_at_its_start(
-    engine: HostedLatentEngine, ask: Ask, fault: Fault, name: str, what: str
+    engine: ExternalLatentEngine, ask: Ask, fault: Fault, name: str, what: str
 ) -> None:
     check_caught(engine, ask, fault, name=name, what=what)
 
 
-def test_prompts_that_it_encodes_otherwise_are_caught_at_its_start(engine: HostedLatentEngine, fault: Fault) -> None:
+def test_prompts_that_it_encodes_otherwise_are_caught_at_its_start(engine: ExternalLatentEngine, fault: Fault) -> None:
     check_conditions_caught(engine, fault, name="drops_the_last_word")
 
 
 def test_requests_that_lose_what_they_carry_are_an_error_of_the_engine(
-    engine: HostedLatentEngine, ask: Ask, fault: Fault
+    engine: ExternalLatentEngine, ask: Ask, fault: Fault
 ) -> None:
     fault("drops_extra_args")
     with pytest.raises(RunFailed, match="dropped extra_args"):
@@ -56,18 +58,18 @@ def test_requests_that_lose_what_they_carry_are_an_error_of_the_engine(
     ("name", "what"),
     [
         ("fails_half_way", "the memory is gone"),
-        ("writes_something_else", "was loaded, and something else is held"),
+        ("writes_something_else", "was loaded, but the weight held differs"),
     ],
 )
 def test_an_update_that_is_applied_by_half_leaves_nothing_to_generate_with_until_full_weights_come(
-    engine: HostedLatentEngine, model: DiffusionModel, ask: Ask, fault: Fault, name: str, what: str
+    engine: ExternalLatentEngine, model: DiffusionModel, ask: Ask, fault: Fault, name: str, what: str
 ) -> None:
     check_half_applied(engine, model, ask, fault, name=name, what=what)
 
 
 @pytest.mark.slow
 def test_killed_in_a_rollout_in_a_sync_and_asleep_it_says_so_and_goes_on_as_before(
-    engine: HostedLatentEngine, model: DiffusionModel, ask: Ask
+    engine: ExternalLatentEngine, model: DiffusionModel, ask: Ask
 ) -> None:
     """Last, for it ends three processes of vLLM-Omni."""
     check_deaths(engine, model, ask)

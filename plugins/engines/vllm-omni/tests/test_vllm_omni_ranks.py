@@ -7,19 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosted_engines.environments import make
-from hosted_engines.latents import ROUNDING, Ask, adapter, gap
-from unirl.conformance.workbench.trained import full_update, perturb, with_adapter
+from external_engines.environments import make
+from external_engines.latents import ROUNDING, Ask, adapter, gap
+from unirl.conformance.doubles.trained import full_update, perturb, with_adapter
+from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.engines.vllm_omni.config import VllmOmniConfig
 from unirl.engines.vllm_omni.engine import build
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import Sd3Model
 from unirl.models.sd3.model import build as build_model
-from unirl.runtime.engine_host.latent_engine import HostedLatentEngine
+
+pytestmark = pytest.mark.keyed
 
 
 @pytest.fixture(scope="module")
-def split(folder: Path) -> Iterator[HostedLatentEngine]:
+def split(folder: Path) -> Iterator[ExternalLatentEngine]:
     make("vllm-omni")
     config = VllmOmniConfig(max_num_seqs=4, tensor_parallel=2, sleep_mode=True)
     engine = build(config, model=build_model(Sd3Config(path=str(folder)), device="cpu"), device="cpu")
@@ -28,7 +30,7 @@ def split(folder: Path) -> Iterator[HostedLatentEngine]:
 
 
 def test_two_ranks_sample_from_weights_and_adapters_that_they_hold_by_halves(
-    split: HostedLatentEngine, model: Sd3Model, ask: Ask
+    split: ExternalLatentEngine, model: Sd3Model, ask: Ask
 ) -> None:
     guided = {"guidance_scale": 3.5, "negative_prompt": "blurred"}
     perturb(model, seed=1)

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from hosted_engines.plans import reasons_against
-from unirl.core.catalog import Catalog
-from unirl.core.doctor import diagnose
+from external_engines.plans import reasons_against
 from unirl.core.errors import RecipeError
+from unirl.core.plugins.catalog import Catalog
+from unirl.engine_host.environment import FOLDER_VARIABLE
+from unirl.engine_host.environment_files import COMPLETE
 from unirl.engines.vllm_omni.config import VllmOmniConfig
 from unirl.engines.vllm_omni.environment import ENVIRONMENT
 from unirl.engines.vllm_omni.settings import cpu_variables, omni_arguments
-from unirl.runtime.engine_host.environment import COMPLETE, FOLDER_VARIABLE
+from unirl.runtime.doctor import diagnose
 
 
 def arguments(**settings: Any) -> dict[str, Any]:
@@ -22,13 +23,13 @@ def arguments(**settings: Any) -> dict[str, Any]:
 
 
 def test_settings_become_arguments_of_vllm_omni() -> None:
-    found = arguments(max_num_seqs=3, batch_wait_ms=7.0, cached_prompts=9, extra={"vae_use_slicing": True})
-    assert (found["model"], found["dtype"], found["enforce_eager"]) == ("/there", "bfloat16", False)
-    assert (found["max_num_seqs"], found["request_batch_max_wait_ms"], found["vae_use_slicing"]) == (3, 7.0, True)
-    assert (found["enable_prompt_embed_cache"], found["prompt_embed_cache_size"]) == (True, 9)
+    result = arguments(max_num_seqs=3, batch_wait_ms=7.0, cached_prompts=9, extra={"vae_use_slicing": True})
+    assert (result["model"], result["dtype"], result["enforce_eager"]) == ("/there", "bfloat16", False)
+    assert (result["max_num_seqs"], result["request_batch_max_wait_ms"], result["vae_use_slicing"]) == (3, 7.0, True)
+    assert (result["enable_prompt_embed_cache"], result["prompt_embed_cache_size"]) == (True, 9)
     assert "enable_prompt_embed_cache" not in arguments(cached_prompts=0)
-    assert "enable_sleep_mode" not in found and arguments(sleep_mode=True)["enable_sleep_mode"] is True
-    assert "step_execution" not in found and arguments(step_batching=True)["step_execution"] is True
+    assert "enable_sleep_mode" not in result and arguments(sleep_mode=True)["enable_sleep_mode"] is True
+    assert "step_execution" not in result and arguments(step_batching=True)["step_execution"] is True
     split = arguments(tensor_parallel=2)
     assert (split["num_gpus"], split["parallel_config"]) == (2, {"tensor_parallel_size": 2})
     assert cpu_variables(VllmOmniConfig(tensor_parallel=2))["UNIRL_VLLM_OMNI_CPU_DEVICES"] == "2"
@@ -36,18 +37,18 @@ def test_settings_become_arguments_of_vllm_omni() -> None:
 
 def test_arguments_that_would_undo_what_is_promised_are_refused() -> None:
     for key, value in (("cache_backend", "tea_cache"), ("max_num_seqs", 4), ("lora_path", "x")):
-        with pytest.raises(RecipeError, match=rf"engine\.extra\.{key}: it cannot be given"):
+        with pytest.raises(RecipeError, match=rf"engine\.extra\.{key}: not allowed"):
             arguments(extra={key: value})
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["engine.max_num_seqs=0"], "engine.max_num_seqs: 0 was asked for; it must be 1 or more"),
-        (["engine.tensor_parallel=0"], "engine.tensor_parallel: 0 was asked for; it must be 1 or more"),
-        (["engine.release=0.31.0"], "engine.release: '0.31.0' was asked for; engine 'vllm-omni' has the newest, with"),
+        (["engine.max_num_seqs=0"], "engine.max_num_seqs: got 0, expected 1 or more"),
+        (["engine.tensor_parallel=0"], "engine.tensor_parallel: got 0, expected 1 or more"),
+        (["engine.release=0.31.0"], "engine.release: got '0.31.0'; engine 'vllm-omni' accepts"),
         (["launcher=ray", "launcher.placement=colocate"], "set engine.sleep_mode=true"),
-        (["sampling.kernel=ddim-eta"], "'ddim-eta' was asked for; engine 'vllm-omni' runs"),
+        (["sampling.kernel=ddim-eta"], "got 'ddim-eta'; engine 'vllm-omni' supports"),
     ],
 )
 def test_plans_that_cannot_work_are_refused_before_anything_starts(words: list[str], reason: str) -> None:
@@ -65,7 +66,7 @@ def test_the_doctor_shows_the_environment_of_an_earlier_release_where_it_is_ther
         rows = diagnose(Catalog.discover(), folder=tmp_path).facts["environments"]
         return {row["engine"]: row["state"] for row in rows if row["engine"].startswith("vllm-omni")}
 
-    assert listed() == {"vllm-omni": f"missing; make it: {ENVIRONMENT.command('cpu')}"}
+    assert listed() == {"vllm-omni": f"missing; create it: {ENVIRONMENT.command('cpu')}"}
     earlier = ENVIRONMENT.of("0.30.0").folder("cpu")
     earlier.mkdir()
     (earlier / COMPLETE).touch()

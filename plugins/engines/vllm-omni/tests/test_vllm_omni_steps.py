@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 import torch
-from hosted_engines.environments import make
-from hosted_engines.latents import ROUNDING, Ask, adapter, assert_same, gap, trainside
-from unirl.conformance.workbench.trained import full_update, perturb, with_adapter
-from unirl.core.request import Request
-from unirl.core.rollout import Rollout
-from unirl.core.serial import from_bytes, to_bytes
+from external_engines.environments import make
+from external_engines.latents import ROUNDING, Ask, adapter, assert_same, gap, trainside
+from unirl.conformance.doubles.trained import full_update, perturb, with_adapter
+from unirl.core.types.request import Request
+from unirl.core.types.rollout import Rollout
+from unirl.core.types.serial import from_bytes, to_bytes
+from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.engines.vllm_omni.config import VllmOmniConfig
 from unirl.engines.vllm_omni.engine import build
 from unirl.engines.vllm_omni.environment import ENVIRONMENT, PRODUCT
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import Sd3Model
 from unirl.models.sd3.model import build as build_model
-from unirl.runtime.engine_host.latent_engine import HostedLatentEngine
 
 
 @pytest.fixture(scope="module")
-def stepwise(folder: Path) -> Iterator[HostedLatentEngine]:
+def stepwise(folder: Path) -> Iterator[ExternalLatentEngine]:
     """Four rows a step at most; its server takes two rollouts at once."""
     make("vllm-omni")
     watched = dataclasses.replace(
@@ -41,24 +41,23 @@ def stepwise(folder: Path) -> Iterator[HostedLatentEngine]:
     engine.close()
 
 
-def together(engine: HostedLatentEngine, requests: dict[str, Request]) -> tuple[list[list[int]], dict[str, Any]]:
+def together(engine: ExternalLatentEngine, requests: dict[str, Request]) -> tuple[list[list[int]], dict[str, Any]]:
     """Rollouts of requests that are on their way at once, and the steps of the rows of each batch."""
     process: Any = engine._process
     sent = {name: torch.frombuffer(bytearray(to_bytes(one)), dtype=torch.uint8) for name, one in requests.items()}
-    batches, found = process.call("together", tensors=sent, timeout_s=60)
-    rollouts = {name: from_bytes(data.numpy().tobytes()) for name, data in found.items()}
-    assert all(isinstance(rollout, Rollout) for rollout in rollouts.values())
+    batches, result = process.call("together", tensors=sent, timeout_s=60)
+    rollouts = {name: from_bytes(data.numpy().tobytes(), Rollout) for name, data in result.items()}
     return batches, {name: rollout.tracks["image"] for name, rollout in rollouts.items()}
 
 
 @pytest.mark.parametrize("guidance", [{}, {"guidance_scale": 3.5, "negative_prompt": "blurred"}], ids=["none", "on"])
 def test_rows_of_two_schedules_share_their_batches_and_are_what_each_is_by_itself(
-    stepwise: HostedLatentEngine, model: Sd3Model, ask: Ask, guidance: dict[str, Any]
+    stepwise: ExternalLatentEngine, model: Sd3Model, ask: Ask, guidance: dict[str, Any]
 ) -> None:
     stepwise.load_weights(full_update(model, version=1))
     requests = {
-        "first": ask(stepwise, steps=5, trajectory="full", **guidance),
-        "second": ask(stepwise, steps=3, kernel="dance-sde", eta=0.3, **guidance),
+        "first": ask(stepwise, num_inference_steps=5, trajectory="full", **guidance),
+        "second": ask(stepwise, num_inference_steps=3, kernel="dance-sde", eta=0.3, **guidance),
     }
     batches, tracks = together(stepwise, requests)
     assert sorted(step for batch in batches for step in batch) == sorted([*range(5), *range(3)] * 6)
@@ -69,14 +68,14 @@ def test_rows_of_two_schedules_share_their_batches_and_are_what_each_is_by_itsel
         assert_same(tracks[name], trainside(model, request))
 
 
-def test_it_samples_from_what_was_sent_last(stepwise: HostedLatentEngine, model: Sd3Model, ask: Ask) -> None:
+def test_it_samples_from_what_was_sent_last(stepwise: ExternalLatentEngine, model: Sd3Model, ask: Ask) -> None:
     perturb(model, seed=1)
     stepwise.load_weights(full_update(model, version=2))
-    found = stepwise.generate(ask(stepwise)).tracks["image"]
+    result = stepwise.generate(ask(stepwise)).tracks["image"]
     assert max(stepwise.batches) == 4
-    assert gap(found, model) < ROUNDING
+    assert gap(result, model) < ROUNDING
     update, added = adapter(model, targets=model.spec.lora_targets, version=3)
     stepwise.load_weights(update)
-    found = stepwise.generate(ask(stepwise)).tracks["image"]
-    assert found.policy_version == (3,) * 6
-    assert gap(found, with_adapter(copy.deepcopy(model), added)) < ROUNDING
+    result = stepwise.generate(ask(stepwise)).tracks["image"]
+    assert result.policy_version == (3,) * 6
+    assert gap(result, with_adapter(copy.deepcopy(model), added)) < ROUNDING

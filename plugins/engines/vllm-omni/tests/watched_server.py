@@ -17,9 +17,10 @@ __all__ = ["calls"]
 def calls() -> Mapping[str, Any]:
     """Those of the real server, and `together`: takes two requests as `first` and `second`, gives their rollouts as
     those, and the steps of the rows of each batch."""
-    from unirl.core.serial import from_bytes
+    from unirl.core.types.request import Request
+    from unirl.core.types.serial import from_bytes
     from unirl.engines.vllm_omni import pipeline, server
-    from unirl.numerics.latent_rows import joined
+    from unirl.numerics.diffusion.rows import joined
 
     answered = server.calls()
     real = answered["generate"].__self__
@@ -32,14 +33,14 @@ def calls() -> Mapping[str, Any]:
             batches.append([state.step_index for state in states])
             return denoise_step(self, input_batch, states=states, **further)
 
-        requests: dict[str, Any] = {name: from_bytes(data.numpy().tobytes()) for name, data in tensors.items()}
+        requests: dict[str, Any] = {name: from_bytes(data.numpy().tobytes(), Request) for name, data in tensors.items()}
 
         async def rows() -> list[Any]:
             return await asyncio.gather(*(real._rows(request) for request in requests.values()))
 
         with patch.object(pipeline.RolloutPipeline, "denoise_step", watched):
-            found = real._run(rows())
-        answers = {name: joined(requests[name], each) for name, each in zip(requests, found, strict=True)}
+            result = real._run(rows())
+        answers = {name: joined(requests[name], each) for name, each in zip(requests, result, strict=True)}
         return batches, {name: answer[1]["rollout"] for name, answer in answers.items()}
 
     return {**answered, "together": together}

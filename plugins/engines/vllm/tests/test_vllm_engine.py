@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from hosted_engines.text_engines import *
-from hosted_engines.text_engines import check_deaths
-from hosted_engines.texts import Ask
+import pytest
+from external_engines.text_engines import *
+from external_engines.text_engines import check_deaths
+from external_engines.texts import Ask
 from unirl.core.roles import TextModel
-from unirl.runtime.engine_host.text_engine import HostedTextEngine
+from unirl.engine_host.text_engine import ExternalTextEngine
+
+pytestmark = pytest.mark.keyed
 
 
-def test_a_cut_distribution_gives_texts_without_log_probs(engine: HostedTextEngine, ask: Ask) -> None:
+def test_a_cut_distribution_gives_texts_without_log_probs(engine: ExternalTextEngine, ask: Ask) -> None:
     """vLLM's are of the tokens that were left, and everything here is of all tokens."""
     one = engine.generate(ask(engine, top_k=1)).tracks["text"].text
     greedy = engine.generate(ask(engine, temperature=0.0)).tracks["text"].text
@@ -18,7 +21,7 @@ def test_a_cut_distribution_gives_texts_without_log_probs(engine: HostedTextEngi
 
 
 def test_killed_in_a_sync_and_in_a_rollout_it_says_so_and_comes_back(
-    engine: HostedTextEngine, model: TextModel, ask: Ask
+    engine: ExternalTextEngine, model: TextModel, ask: Ask
 ) -> None:
     """Last, for it starts vLLM again."""
     check_deaths(engine, model, ask)

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from hosted_engines.plans import reasons_against
-from unirl.core.catalog import Catalog
-from unirl.core.doctor import diagnose
+from external_engines.plans import reasons_against
 from unirl.core.errors import RecipeError
-from unirl.core.hosted_text import with_run_folder
-from unirl.core.recipe import compose
+from unirl.core.loop.build import with_run_folder
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose
+from unirl.engine_host.environment import FOLDER_VARIABLE
+from unirl.engine_host.environment_files import COMPLETE
 from unirl.engines.vllm.config import VllmConfig
 from unirl.engines.vllm.environment import ENVIRONMENT
-from unirl.engines.vllm.settings import llm_arguments
-from unirl.runtime.engine_host.environment import COMPLETE, FOLDER_VARIABLE
+from unirl.engines.vllm.settings import llm_arguments, variables
+from unirl.runtime.doctor import diagnose
 
 
 def arguments(**settings: Any) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def test_doctor_lists_the_environment_and_how_to_make_it(tmp_path: Path, monkeyp
         facts = diagnose(Catalog.discover(), folder=tmp_path).facts
         return next(row["state"] for row in facts["environments"] if row["engine"] == "vllm")
 
-    assert listed() == "missing; make it: unirl engine-env vllm --accel cpu"
+    assert listed() == "missing; create it: unirl engine-env vllm --accel cpu"
     folder = ENVIRONMENT.folder("cpu")
     folder.mkdir()
     (folder / COMPLETE).touch()
@@ -39,29 +40,34 @@ def test_doctor_lists_the_environment_and_how_to_make_it(tmp_path: Path, monkeyp
 
 
 def test_settings_become_arguments_of_vllm() -> None:
-    found = arguments(max_model_len=100, gpu_memory=0.5, lora_rank=9, extra={"swap_space": 1})
-    assert found["model"] == "/there"
-    assert found["dtype"] == "bfloat16"
-    assert (found["max_model_len"], found["gpu_memory_utilization"], found["swap_space"]) == (100, 0.5, 1)
+    result = arguments(max_model_len=100, gpu_memory=0.5, lora_rank=9, extra={"swap_space": 1})
+    assert result["model"] == "/there"
+    assert result["dtype"] == "bfloat16"
+    assert (result["max_model_len"], result["gpu_memory_utilization"], result["swap_space"]) == (100, 0.5, 1)
     # The next of the ranks that vLLM has buffers for.
-    assert (found["enable_lora"], found["max_lora_rank"]) == (True, 16)
+    assert (result["enable_lora"], result["max_lora_rank"]) == (True, 16)
     assert "gpu_memory_utilization" not in arguments(kv_cache_mb=64)
     assert arguments(kv_cache_mb=64)["kv_cache_memory_bytes"] == 67108864
 
 
+def test_the_batch_invariant_mode_is_vllms() -> None:
+    assert variables(VllmConfig(batch_invariant=True))["VLLM_BATCH_INVARIANT"] == "1"
+    assert "VLLM_BATCH_INVARIANT" not in variables(VllmConfig())
+
+
 def test_arguments_that_would_undo_what_is_promised_are_refused() -> None:
     for key, value in (("logprobs_mode", "raw_logprobs"), ("tensor_parallel_size", 2)):
-        with pytest.raises(RecipeError, match=rf"engine\.extra\.{key}: it cannot be given"):
+        with pytest.raises(RecipeError, match=rf"engine\.extra\.{key}: not allowed"):
             arguments(extra={key: value})
-    with pytest.raises(RecipeError, match="rank 512 at most"):
+    with pytest.raises(RecipeError, match="expected at most 512"):
         arguments(lora_rank=513)
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["backend.trains=lora"], "engine.lora_rank: 0 was asked for, and the backend trains adapters"),
-        (["engine.max_num_seqs=0"], "engine.max_num_seqs: 0 was asked for; it must be 1 or more"),
+        (["backend.trains=lora"], "engine.lora_rank: got 0, but the backend trains LoRA adapters"),
+        (["engine.max_num_seqs=0"], "engine.max_num_seqs: got 0, expected 1 or more"),
         (["launcher=ray", "launcher.placement=colocate"], "engine 'vllm' cannot sleep"),
     ],
 )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from diffusers import QwenImagePipeline
-from unirl.core.config import LatentSamplingConfig
+from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.models.qwen_image import tiny
 from unirl.models.qwen_image.config import QwenImageConfig
 from unirl.models.qwen_image.model import QwenImageModel, build
@@ -29,14 +29,20 @@ def pipeline(model: QwenImageModel) -> QwenImagePipeline:
     A convolution's last bit depends on where its weights lie in memory. That they are the weights that diffusers loads
     is a test of its own, and conformance compares with a pipeline that was loaded apart from the model.
     """
-    found = QwenImagePipeline(**model.pipeline.components)
-    found.set_progress_bar_config(disable=True)
-    return found
+    result = QwenImagePipeline(**model.pipeline.components)
+    result.set_progress_bar_config(disable=True)
+    return result
 
 
 @pytest.fixture
 def sampling() -> LatentSamplingConfig:
     """Oblong, so that height and width cannot be taken for each other."""
     return LatentSamplingConfig(
-        steps=4, height=32, width=48, max_sequence_length=48, kernel="euler", eta=0.0, guidance_mode="norm-corrected"
+        num_inference_steps=4,
+        height=32,
+        width=48,
+        max_sequence_length=48,
+        kernel="euler",
+        eta=0.0,
+        guidance_mode="norm-corrected",
     )

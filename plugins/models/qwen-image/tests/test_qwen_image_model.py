@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import as_hub_id, cut
-from unirl.core.config import LatentSamplingConfig, ScheduleConfig
-from unirl.core.data import MediaRef
 from unirl.core.errors import RecipeError
+from unirl.core.types.data import MediaRef
+from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
 from unirl.models.qwen_image.config import QwenImageConfig
 from unirl.models.qwen_image.model import QwenImageModel, build
 from unirl.models.qwen_image.plugin import SPEC
@@ -42,12 +42,12 @@ def test_equal_prompts_are_encoded_once_and_without_the_head_of_the_language_mod
         encoder.model.language_model.embed_tokens.register_forward_pre_hook(lambda _m, args: rows.append(len(args[0]))),
         encoder.lm_head.register_forward_pre_hook(lambda _m, _args: rows.append(-1)),
     ]
-    found = model.encode(["a ring", "a disc", "a ring", "a ring"], sampling=sampling)
+    result = model.encode(["a ring", "a disc", "a ring", "a ring"], sampling=sampling)
     for handle in handles:
         handle.remove()
     assert rows == [2]
-    assert torch.equal(found["prompt_embeds"][0], found["prompt_embeds"][3])
-    assert not torch.equal(found["prompt_embeds"][0], found["prompt_embeds"][1])
+    assert torch.equal(result["prompt_embeds"][0], result["prompt_embeds"][3])
+    assert not torch.equal(result["prompt_embeds"][0], result["prompt_embeds"][1])
 
 
 def test_a_batch_is_cut_to_its_longest_prompt_and_masked_where_it_is_padded(
@@ -88,11 +88,11 @@ def test_the_velocity_has_a_gradient_and_is_fp32_under_autocast(
     conditions = model.encode(["a ring", "a disc on the left"], sampling=sampling)
     exact = model.velocity(x, sigma, conditions).detach()
     rounded = build(QwenImageConfig(path=str(tiny_folder), autocast="bfloat16"), device="cpu")
-    found = rounded.velocity(x, sigma, conditions)
-    assert found.dtype is torch.float32
+    result = rounded.velocity(x, sigma, conditions)
+    assert result.dtype is torch.float32
     # bf16 keeps 8 bits; two blocks of it stay within a few of them.
-    assert 1e-5 < float((found.detach() - exact).abs().max() / exact.abs().max()) < 0.05
-    found.sum().backward()
+    assert 1e-5 < float((result.detach() - exact).abs().max() / exact.abs().max()) < 0.05
+    result.sum().backward()
     weight = next(rounded.trainable.parameters())
     assert weight.dtype is torch.float32
     assert weight.grad is not None
@@ -113,9 +113,9 @@ def test_decoding_in_chunks_gives_the_same_images(tiny_folder: Path, model: Qwen
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"height": 70}, r"sampling\.height: 70 .* multiples of 16\. Nearest: 64 or 80\."),
-        ({"width": 8}, r"sampling\.width: 8 .* Nearest: 16\."),
-        ({"frames": 5}, r"sampling\.frames: 5 .* single images"),
+        ({"height": 70}, r"sampling\.height: got 70, .* multiple of 16\. Nearest: 64 or 80\."),
+        ({"width": 8}, r"sampling\.width: got 8, .* Nearest: 16\."),
+        ({"frames": 5}, r"sampling\.frames: got 5; .* single images"),
     ],
 )
 def test_a_size_that_does_not_fit_is_refused_with_one_that_does(
@@ -131,13 +131,13 @@ def test_what_the_model_cannot_honour_is_refused(
     image = MediaRef(modality="image", role="source", uri="/there.png")
     with pytest.raises(RecipeError, match="a prompt has media"):
         model.encode(["a ring"], sampling=sampling, media=[[image]])
-    with pytest.raises(RecipeError, match=r"sampling\.max_sequence_length: 1025 .* 1 to 1024"):
+    with pytest.raises(RecipeError, match=r"sampling\.max_sequence_length: got 1025; .* 1 to 1024"):
         model.encode(["a ring"], sampling=dataclasses.replace(sampling, max_sequence_length=1025))
     with pytest.raises(RecipeError, match=r"sampling\.schedule.*'exakt'"):
         model.schedule(dataclasses.replace(sampling, schedule=ScheduleConfig(variant="exakt")))
-    with pytest.raises(RecipeError, match=r"model\.dtype: 'fp16' .*float32, bfloat16, float16"):
+    with pytest.raises(RecipeError, match=r"model\.dtype: got 'fp16'.*float32, bfloat16, float16"):
         build(QwenImageConfig(path=str(tiny_folder), dtype="fp16"), device="cpu")
-    with pytest.raises(RecipeError, match=r"model\.decode_batch: -1"):
+    with pytest.raises(RecipeError, match=r"model\.decode_batch: got -1"):
         build(QwenImageConfig(path=str(tiny_folder), decode_batch=-1), device="cpu")
 
 

@@ -10,14 +10,15 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, QwenImagePipeline
 from torch import Tensor
-from unirl.core.config import LatentSamplingConfig, ScheduleConfig
-from unirl.core.model_files import scheduler_config
+from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
+from unirl.core.types.track import Sampler
 from unirl.models.qwen_image import tiny
 from unirl.models.qwen_image.config import QwenImageConfig
 from unirl.models.qwen_image.model import QwenImageModel, build
-from unirl.numerics.denoise import denoise
-from unirl.numerics.kernels import make_kernel
-from unirl.numerics.latent_rollout import guidance_of
+from unirl.numerics.diffusion.denoise import denoise
+from unirl.numerics.diffusion.kernels import make_kernel
+from unirl.numerics.diffusion.sampler import guidance_of
+from unirl.numerics.model_files import scheduler_config
 
 PROMPTS = ["a red ring on the left", "a dog", "two green discs, one above the other"]
 """Of different lengths, so that the shorter ones are padded and masked."""
@@ -58,7 +59,7 @@ def run_pipeline(
             true_cfg_scale=sampling.guidance_scale,
             height=sampling.height,
             width=sampling.width,
-            num_inference_steps=sampling.steps,
+            num_inference_steps=sampling.num_inference_steps,
             latents=packed(x),
             max_sequence_length=sampling.max_sequence_length,
             output_type=output,
@@ -72,6 +73,9 @@ def sample(model: QwenImageModel, x: Tensor, sampling: LatentSamplingConfig, row
     """Final latents of the shared sampler without noise, of these rows."""
     x, prompts, negatives = x[rows], PROMPTS[rows], NEGATIVES[rows]
     is_guided = sampling.guidance_scale != 1
+    asked = Sampler(
+        kernel="euler", eta=0.0, guidance_scale=sampling.guidance_scale, guidance_mode=sampling.guidance_mode
+    )
     with torch.no_grad():
         return denoise(
             model.velocity,
@@ -81,48 +85,48 @@ def sample(model: QwenImageModel, x: Tensor, sampling: LatentSamplingConfig, row
             sde_steps=torch.zeros((len(x), 0), dtype=torch.int64),
             conditions=model.encode(prompts, sampling=sampling),
             negatives=model.encode(negatives, sampling=sampling) if is_guided else None,
-            guidance=guidance_of(scale=sampling.guidance_scale, mode=sampling.guidance_mode, latent_rank=x.ndim),
-        ).final
+            guidance=guidance_of(asked, latent_rank=x.ndim),
+        ).x
 
 
 def test_the_weights_are_those_that_diffusers_loads(model: QwenImageModel, tiny_folder: Path) -> None:
-    wanted = QwenImagePipeline.from_pretrained(tiny_folder, dtype=torch.float32).components
-    assert wanted.keys() == model.pipeline.components.keys()
+    expected = QwenImagePipeline.from_pretrained(tiny_folder, dtype=torch.float32).components
+    assert expected.keys() == model.pipeline.components.keys()
     for name, part in model.pipeline.components.items():
-        assert type(part) is type(wanted[name])
+        assert type(part) is type(expected[name])
         if isinstance(part, torch.nn.Module):
             state = part.state_dict()
-            assert state.keys() == wanted[name].state_dict().keys()
-            assert all(torch.equal(weight, state[key]) for key, weight in wanted[name].state_dict().items())
+            assert state.keys() == expected[name].state_dict().keys()
+            assert all(torch.equal(weight, state[key]) for key, weight in expected[name].state_dict().items())
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[:1]], ids=["ragged", "one"])
 def test_conditions_are_those_of_the_pipeline_bit_for_bit(
     model: QwenImageModel, pipeline: QwenImagePipeline, sampling: LatentSamplingConfig, prompts: list[str]
 ) -> None:
-    found = model.encode(prompts, sampling=sampling)
+    result = model.encode(prompts, sampling=sampling)
     with torch.no_grad():
         embeds, mask = pipeline.encode_prompt(prompts, max_sequence_length=sampling.max_sequence_length)
     longest = embeds.shape[1]
     assert 0 < longest < sampling.max_sequence_length
     mask = torch.ones(embeds.shape[:2]) if mask is None else mask  # None is a batch without padding
-    assert torch.equal(found["prompt_embeds"][:, :longest], embeds)
-    assert torch.equal(found["prompt_mask"][:, :longest], mask.bool())
-    assert torch.count_nonzero(found["prompt_embeds"][:, longest:]) == 0
-    assert not found["prompt_mask"][:, longest:].any()
+    assert torch.equal(result["prompt_embeds"][:, :longest], embeds)
+    assert torch.equal(result["prompt_mask"][:, :longest], mask.bool())
+    assert torch.count_nonzero(result["prompt_embeds"][:, longest:]) == 0
+    assert not result["prompt_mask"][:, longest:].any()
 
 
 def test_a_prompt_that_is_too_long_is_cut_where_the_pipeline_cuts_it(
     model: QwenImageModel, pipeline: QwenImagePipeline, sampling: LatentSamplingConfig
 ) -> None:
     prompts = ["a ring, " * 20, "a ring"]
-    found = model.encode(prompts, sampling=sampling)
+    result = model.encode(prompts, sampling=sampling)
     with torch.no_grad():
         embeds, mask = pipeline.encode_prompt(prompts, max_sequence_length=sampling.max_sequence_length)
-    assert found["prompt_mask"][0].all()
-    assert torch.equal(found["prompt_mask"], mask.bool())
+    assert result["prompt_mask"][0].all()
+    assert torch.equal(result["prompt_mask"], mask.bool())
     # The pipeline encodes what it cuts off as well: a causal encoder's sums in another order, states of order 1.
-    torch.testing.assert_close(found["prompt_embeds"], embeds, rtol=0, atol=1e-5)
+    torch.testing.assert_close(result["prompt_embeds"], embeds, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("steps", [4, 28])
@@ -131,19 +135,19 @@ def test_the_schedule_is_the_checkpoints_by_formula_and_the_pipelines(
 ) -> None:
     """mu on the line through (256, 0.5) and (8192, 0.9), sigma = e^mu / (e^mu + 1/t - 1) of t = 1 - i / T, and 1 - sigma
     stretched so that the last one is 0.02."""
-    asked = dataclasses.replace(sampling, steps=steps, height=384, width=512)
+    asked = dataclasses.replace(sampling, num_inference_steps=steps, height=384, width=512)
     num_tokens = (384 // 16) * (512 // 16)
     strength = math.exp(0.5 + (0.9 - 0.5) / (8192 - 256) * (num_tokens - 256))
     shifted = [strength / (strength + 1 / (1 - step / steps) - 1) for step in range(steps)]
     stretch = (1 - 0.02) / (1 - shifted[-1])
     by_formula = torch.tensor([*(1 - stretch * (1 - sigma) for sigma in shifted), 0.0])
-    found = model.schedule(asked)
-    torch.testing.assert_close(found, by_formula, rtol=0, atol=6e-8)  # the last bit of fp32 below 1
-    assert float(found[-2]) == pytest.approx(0.02, abs=1e-8)
+    result = model.schedule(asked)
+    torch.testing.assert_close(result, by_formula, rtol=0, atol=6e-8)  # the last bit of fp32 below 1
+    assert float(result[-2]) == pytest.approx(0.02, abs=1e-8)
     scheduler = FlowMatchEulerDiscreteScheduler.from_config(pipeline.scheduler.config)
     grid = [1 - step / steps for step in range(steps)]
     scheduler.set_timesteps(sigmas=grid, mu=math.log(strength))
-    torch.testing.assert_close(found, scheduler.sigmas, rtol=0, atol=SIGMA_TOLERANCE)
+    torch.testing.assert_close(result, scheduler.sigmas, rtol=0, atol=SIGMA_TOLERANCE)
 
 
 def test_the_schedule_is_read_from_the_checkpoint(tmp_path: Path, sampling: LatentSamplingConfig) -> None:
@@ -156,9 +160,9 @@ def test_the_schedule_is_read_from_the_checkpoint(tmp_path: Path, sampling: Late
     pipeline = QwenImagePipeline(**model.pipeline.components)
     pipeline.set_progress_bar_config(disable=True)
     run_pipeline(pipeline, initial(model, sampling), sampling)
-    found = model.schedule(sampling)
-    torch.testing.assert_close(found, pipeline.scheduler.sigmas, rtol=0, atol=SIGMA_TOLERANCE)
-    assert float(found[-2]) == pytest.approx(0.1, abs=1e-7)
+    result = model.schedule(sampling)
+    torch.testing.assert_close(result, pipeline.scheduler.sigmas, rtol=0, atol=SIGMA_TOLERANCE)
+    assert float(result[-2]) == pytest.approx(0.1, abs=1e-7)
     static = dataclasses.replace(sampling, schedule=ScheduleConfig(shift=1.0))
     # A shift of 1 leaves 1, 3/4, 1/2, 1/4; the stretch takes 1/4 to 0.1: 1 - (1 - t) 0.9 / 0.75.
     torch.testing.assert_close(model.schedule(static), torch.tensor([1.0, 0.7, 0.4, 0.1, 0.0]))
@@ -174,7 +178,7 @@ def test_velocities_are_the_pipelines_bit_for_bit(
     pipeline = QwenImagePipeline(**model.pipeline.components)
     pipeline.set_progress_bar_config(disable=True)
     half = getattr(torch, dtype)
-    asked = dataclasses.replace(sampling, steps=12)
+    asked = dataclasses.replace(sampling, num_inference_steps=12)
     _, calls = run_pipeline(pipeline, initial(model, sampling).to(half), asked)
     conditions = model.encode(PROMPTS, sampling=sampling)
     _, _, height, width = initial(model, sampling).shape
@@ -182,9 +186,9 @@ def test_velocities_are_the_pipelines_bit_for_bit(
         x = given["hidden_states"].transpose(1, 2).unflatten(2, (height, width)).float()
         sigma = pipeline.scheduler.sigmas[step].expand(len(x))
         with torch.no_grad():
-            found = model.velocity(x, sigma, conditions)
-        assert found.dtype is torch.float32
-        assert torch.equal(found, velocity.float().transpose(1, 2).unflatten(2, (height, width)))
+            result = model.velocity(x, sigma, conditions)
+        assert result.dtype is torch.float32
+        assert torch.equal(result, velocity.float().transpose(1, 2).unflatten(2, (height, width)))
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.0])
@@ -196,11 +200,11 @@ def test_final_latents_and_images_without_noise_are_the_pipelines(
     x = initial(model, asked)
     latents, calls = run_pipeline(pipeline, x, asked)
     images, _ = run_pipeline(pipeline, x, asked, output="pt")
-    assert len(calls) == asked.steps * (1 if scale == 1 else 2)
-    found = sample(model, x, asked)
+    assert len(calls) == asked.num_inference_steps * (1 if scale == 1 else 2)
+    result = sample(model, x, asked)
     with torch.no_grad():
-        decoded = model.decode(found)
-    torch.testing.assert_close(packed(found), latents, rtol=0, atol=LATENT_TOLERANCE)
+        decoded = model.decode(result)
+    torch.testing.assert_close(packed(result), latents, rtol=0, atol=LATENT_TOLERANCE)
     assert decoded.shape == (len(PROMPTS), 3, 32, 48)
     torch.testing.assert_close(decoded, images, rtol=0, atol=LATENT_TOLERANCE)
 

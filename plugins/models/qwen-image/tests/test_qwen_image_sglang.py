@@ -6,19 +6,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosted_engines import environments
-from hosted_engines.latents import Ask
-from hosted_engines.qwen_image import *
+from external_engines import environments
+from external_engines.latents import Ask
+from external_engines.qwen_image import *
 from unirl.core.errors import RunFailed
+from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.engines.sglang.config import SglangConfig
 from unirl.engines.sglang.engine import build as build_engine
 from unirl.models.qwen_image.config import QwenImageConfig
 from unirl.models.qwen_image.model import build
-from unirl.runtime.engine_host.latent_engine import HostedLatentEngine
+
+pytestmark = pytest.mark.keyed
 
 
 @pytest.fixture(scope="module")
-def engine(tiny_folder: Path) -> Iterator[HostedLatentEngine]:
+def engine(tiny_folder: Path) -> Iterator[ExternalLatentEngine]:
     """Batches of four; its weights are those that the test before left."""
     environments.make("sglang")
     model = build(QwenImageConfig(path=str(tiny_folder)), device="cpu")
@@ -27,6 +29,6 @@ def engine(tiny_folder: Path) -> Iterator[HostedLatentEngine]:
     engine.close()
 
 
-def test_prompts_longer_than_the_model_takes_are_refused(engine: HostedLatentEngine, ask: Ask) -> None:
-    with pytest.raises(RunFailed, match="max_sequence_length: 1025 was asked for; qwen-image takes 1 to 1024"):
+def test_prompts_longer_than_the_model_takes_are_refused(engine: ExternalLatentEngine, ask: Ask) -> None:
+    with pytest.raises(RunFailed, match="max_sequence_length: got 1025; qwen-image takes 1 to 1024"):
         engine.generate(ask(engine, max_sequence_length=1025))

@@ -9,16 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosted_engines import environments
-from hosted_engines.latents import ROUNDING, Ask, adapter, assert_same, gap
-from hosted_engines.qwen_image import *
-from unirl.conformance.workbench.trained import full_update
+from external_engines import environments
+from external_engines.latents import ROUNDING, Ask, adapter, assert_same, gap
+from external_engines.qwen_image import *
+from unirl.conformance.doubles.trained import full_update
 from unirl.core.errors import EchoMismatch
+from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.engines.vllm_omni.config import VllmOmniConfig
 from unirl.engines.vllm_omni.engine import build as build_engine
 from unirl.models.qwen_image.config import QwenImageConfig
 from unirl.models.qwen_image.model import QwenImageModel, build
-from unirl.runtime.engine_host.latent_engine import HostedLatentEngine
+
+pytestmark = pytest.mark.keyed
 
 EARLIEST = "0.30.0"
 
@@ -29,7 +31,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(tiny_folder: Path, log: Path) -> Iterator[HostedLatentEngine]:
+def engine(tiny_folder: Path, log: Path) -> Iterator[ExternalLatentEngine]:
     """Batches of four; its weights are those that the test before left."""
     environments.make("vllm-omni", release=EARLIEST)
     model = build(QwenImageConfig(path=str(tiny_folder)), device="cpu")
@@ -39,11 +41,11 @@ def engine(tiny_folder: Path, log: Path) -> Iterator[HostedLatentEngine]:
     engine.close()
 
 
-def test_its_log_says_which_release_it_is(engine: HostedLatentEngine, log: Path) -> None:
+def test_its_log_says_which_release_it_is(engine: ExternalLatentEngine, log: Path) -> None:
     assert f"engine 'vllm-omni': version {EARLIEST}, run by " in log.read_text(encoding="utf-8")
 
 
-def test_a_row_does_not_depend_on_the_batch_that_it_is_made_in(engine: HostedLatentEngine, ask: Ask) -> None:
+def test_a_row_does_not_depend_on_the_batch_that_it_is_made_in(engine: ExternalLatentEngine, ask: Ask) -> None:
     request = ask(engine)
     whole = engine.generate(request).tracks["image"]
     assert max(engine.batches) == 4
@@ -51,10 +53,10 @@ def test_a_row_does_not_depend_on_the_batch_that_it_is_made_in(engine: HostedLat
 
 
 def test_an_adapter_that_it_would_put_beside_what_it_computes_with_is_refused(
-    engine: HostedLatentEngine, model: QwenImageModel, ask: Ask
+    engine: ExternalLatentEngine, model: QwenImageModel, ask: Ask
 ) -> None:
     engine.load_weights(full_update(model, version=1))
     update, _ = adapter(model, targets=("img_in",), version=2)
-    with pytest.raises(EchoMismatch, match=r"an adapter of 'img_in' were sent; .* backend\.lora\.targets"):
+    with pytest.raises(EchoMismatch, match=r"got an adapter for 'img_in', .* backend\.lora\.targets"):
         engine.load_weights(update)
     assert gap(engine.generate(ask(engine)).tracks["image"], model) < ROUNDING

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import Qwen3ForCausalLM, Qwen3MoeForCausalLM
-from unirl.core.config import TextSamplingConfig
+from unirl.core.types.sampling import TextSamplingConfig
 from unirl.models.qwen3 import tiny
 from unirl.models.qwen3.config import Qwen3Config
 from unirl.models.qwen3.model import Qwen3Model, build, build_moe

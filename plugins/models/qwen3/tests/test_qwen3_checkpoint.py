@@ -23,7 +23,10 @@ from unirl.models.qwen3.plugin import MOE, SPEC
     ("damage", "message"),
     [
         (lambda folder: shutil.rmtree(folder), r"there is no folder .* not a hub id either"),
-        (lambda folder: (folder / "config.json").unlink(), r"has no config\.json, so it is no checkpoint"),
+        (
+            lambda folder: (folder / "config.json").unlink(),
+            r"has no config\.json, so it is not in the transformers layout",
+        ),
         (lambda folder: (folder / "config.json").write_text("{"), r"cannot be read as JSON|must be a JSON object"),
         (lambda folder: (folder / "model.safetensors").unlink(), r"does not load"),
         (cut, r"does not load"),
@@ -64,11 +67,11 @@ def test_another_architecture_is_refused_with_the_model_to_choose(tmp_path: Path
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"dtype": "fp16"}, r"model\.dtype: 'fp16' .*float32, bfloat16, float16"),
-        ({"autocast": "half"}, r"model\.autocast: 'half'"),
-        ({"attention": "flash"}, r"model\.attention: 'flash' .*sdpa, eager, flash_attention_2"),
+        ({"dtype": "fp16"}, r"model\.dtype: got 'fp16'.*float32, bfloat16, float16"),
+        ({"autocast": "half"}, r"model\.autocast: got 'half'"),
+        ({"attention": "flash"}, r"model\.attention: got 'flash'.*sdpa, eager, flash_attention_2"),
         ({"attention": "flash_attention_2"}, r"model\.attention: .* but the model runs on cpu"),
-        ({"logits_chunk": -1}, r"model\.logits_chunk: -1"),
+        ({"logits_chunk": -1}, r"model\.logits_chunk: got -1"),
     ],
 )
 def test_settings_out_of_range_are_refused(

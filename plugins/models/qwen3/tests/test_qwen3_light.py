@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from unirl.core.capability import Cap
+from unirl.core.specs.capability import Cap
 from unirl.models.qwen3.plugin import MOE, SPEC, unirl_models
 
 

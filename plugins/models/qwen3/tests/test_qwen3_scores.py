@@ -17,9 +17,10 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 from unirl.core.errors import RecipeError
+from unirl.core.roles import TokenBatch
 from unirl.models.qwen3.model import Qwen3Model, packed_offsets
 from unirl.models.qwen3.plugin import MOE, SPEC
-from unirl.numerics.token_batches import TokenBatch, pack_batch, pad_batch
+from unirl.numerics.tokens.batches import pack_batch, pad_batch
 
 KINDS = ("dense", "untied", "moe")
 TOLERANCE = {"rtol": 0.0, "atol": 2e-5}
@@ -50,11 +51,11 @@ def test_log_probs_are_those_of_transformers_padded_packed_and_one_by_one(
         padded = model.score(pad_batch(*texts, pad_token=model.pad_token), temperature=0.7, with_entropy=True)
         packed = model.score(pack_batch(*texts), temperature=0.7, with_entropy=True)
         one_by_one = [model.score(batch, temperature=0.7)[0] for batch in singles]
-    for found in (padded, packed):
-        assert found[0].dtype is torch.float32
-        assert found[1] is not None
-        torch.testing.assert_close(found[0], expected, **TOLERANCE)
-        torch.testing.assert_close(found[1], entropy, **TOLERANCE)
+    for result in (padded, packed):
+        assert result[0].dtype is torch.float32
+        assert result[1] is not None
+        torch.testing.assert_close(result[0], expected, **TOLERANCE)
+        torch.testing.assert_close(result[1], entropy, **TOLERANCE)
     torch.testing.assert_close(torch.cat(one_by_one), expected, **TOLERANCE)
 
 
@@ -76,8 +77,8 @@ def test_padding_on_the_left_changes_no_log_prob(model: Qwen3Model, texts: Texts
     right = pad_batch(*texts, pad_token=model.pad_token)
     with torch.no_grad():
         expected = model.score(right, temperature=1.0)[0]
-        found = model.score(padded_left(right), temperature=1.0)[0]
-    torch.testing.assert_close(found, expected, **TOLERANCE)
+        result = model.score(padded_left(right), temperature=1.0)[0]
+    torch.testing.assert_close(result, expected, **TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,9 +99,9 @@ def test_hidden_states_are_the_last_of_transformers_padded_on_either_side_and_pa
             for prompt, answer in zip(*texts, strict=True)
         ])  # fmt: skip
         for batch in (right, padded_left(right), pack_batch(*texts)):
-            found = model.hidden(batch)
-            torch.testing.assert_close(found, expected, **TOLERANCE)
-            assert torch.equal(model.hidden(batch, trunk=other), 2.0 * found)
+            result = model.hidden(batch)
+            torch.testing.assert_close(result, expected, **TOLERANCE)
+            assert torch.equal(model.hidden(batch, trunk=other), 2.0 * result)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -110,14 +111,14 @@ def test_full_gradients_are_those_of_transformers(
     model, reference = load(kind), load_reference(kind)
     model.score(pack_batch(*texts), temperature=1.3)[0].sum().backward()
     reference_log_probs(reference, texts, temperature=1.3)[0].sum().backward()
-    found = dict(model.trainable.named_parameters())
+    result = dict(model.trainable.named_parameters())
     expected = dict(reference.named_parameters())
-    assert list(found) == list(expected)  # the checkpoint's names, and a tied projection once
+    assert list(result) == list(expected)  # the checkpoint's names, and a tied projection once
     for name, parameter in expected.items():
         scale = float(parameter.grad.abs().max())
         assert scale > 0, name
         # Sums of some 100 tokens in another order: 1e-4 of the largest element is 100 times their rounding.
-        torch.testing.assert_close(found[name].grad, parameter.grad, rtol=0, atol=1e-4 * scale, msg=name)
+        torch.testing.assert_close(result[name].grad, parameter.grad, rtol=0, atol=1e-4 * scale, msg=name)
 
 
 @pytest.mark.parametrize(("kind", "spec"), [("dense", SPEC), ("untied", SPEC), ("moe", MOE)])
@@ -139,7 +140,7 @@ def test_lora_gradients_reach_every_target(kind: str, spec: Any, load: Callable[
 def test_an_adapter_on_the_output_projection_is_refused(load: Callable[..., Qwen3Model], texts: Texts) -> None:
     model = load("untied")
     inject_adapter_in_model(LoraConfig(r=2, target_modules=["lm_head"]), model.trainable)
-    with pytest.raises(RecipeError, match=r"backend\.lora\.targets: 'lm_head'"):
+    with pytest.raises(RecipeError, match=r"backend\.lora\.targets: got 'lm_head'"):
         model.score(pack_batch(*texts), temperature=1.0)
 
 
@@ -151,10 +152,10 @@ def test_16_bit_gives_fp32_log_probs_that_agree_with_the_sampled_logits(
     batch = pack_batch(*texts)
     with torch.no_grad():
         exact, _ = model.score(batch, temperature=1.0)
-        found, _ = rounded.score(batch, temperature=1.0)
-    assert found.dtype is torch.float32
+        result, _ = rounded.score(batch, temperature=1.0)
+    assert result.dtype is torch.float32
     # bf16 keeps 8 bits, 0.4 %, of hidden numbers; two blocks of it on log-probs of about 6.
-    assert 1e-4 < float((found - exact).abs().max()) < 0.5
+    assert 1e-4 < float((result - exact).abs().max()) < 0.5
     prompt, answer = texts[0][0], texts[1][0]
     logits, _ = rounded.next_logits(
         prompt[None],
@@ -167,7 +168,7 @@ def test_16_bit_gives_fp32_log_probs_that_agree_with_the_sampled_logits(
     assert not torch.equal(logits, logits.bfloat16().float())
     first = torch.log_softmax(logits[0], dim=0)[answer[0]]
     # The same 16-bit layers on another shape; without rounding of the logits themselves the gap stays this small.
-    torch.testing.assert_close(first, found[0], rtol=0, atol=0.05)
+    torch.testing.assert_close(first, result[0], rtol=0, atol=0.05)
 
 
 @pytest.mark.parametrize("kind", ["dense", "moe"])
@@ -205,7 +206,7 @@ def greedy(model: Qwen3Model, prompts: list[Tensor], *, steps: int, keep: list[l
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     cache: Any = None
     alive = list(range(len(prompts)))
-    found: list[list[int]] = [[] for _ in prompts]
+    result: list[list[int]] = [[] for _ in prompts]
     for step in range(steps):
         if keep[step] != alive:
             rows = torch.tensor([alive.index(row) for row in keep[step]])
@@ -218,8 +219,8 @@ def greedy(model: Qwen3Model, prompts: list[Tensor], *, steps: int, keep: list[l
         positions = positions[:, -1:] + 1
         mask = torch.cat([mask, mask.new_ones(len(alive), 1)], dim=1)
         for row, token in zip(alive, tokens[:, 0].tolist(), strict=True):
-            found[row].append(token)
-    return found
+            result[row].append(token)
+    return result
 
 
 def test_the_plain_forward_is_transformers_own(
@@ -227,16 +228,16 @@ def test_the_plain_forward_is_transformers_own(
 ) -> None:
     tokens = texts[0][0][None]
     with torch.no_grad():
-        found, expected = model.trainable(tokens).logits, load_reference()(tokens).logits
-    torch.testing.assert_close(found, expected, **TOLERANCE)
+        result, expected = model.trainable(tokens).logits, load_reference()(tokens).logits
+    torch.testing.assert_close(result, expected, **TOLERANCE)
 
 
 def test_flash_attention_gets_the_offsets_that_transformers_would_find(texts: Texts) -> None:
     batch = pack_batch(*texts)
-    found = packed_offsets(batch.positions)
+    result = packed_offsets(batch.positions)
     (offsets, _), (longest, _) = prepare_fa_kwargs_from_position_ids(batch.positions)
     assert batch.cu_seqlens is not None
     for key in ("cu_seq_lens_q", "cu_seq_lens_k"):
-        assert found[key].dtype is torch.int32
-        assert torch.equal(found[key], offsets) and torch.equal(found[key], batch.cu_seqlens)
-    assert found["max_length_q"] == found["max_length_k"] == int(longest) == batch.max_length
+        assert result[key].dtype is torch.int32
+        assert torch.equal(result[key], offsets) and torch.equal(result[key], batch.cu_seqlens)
+    assert result["max_length_q"] == result["max_length_k"] == int(longest) == batch.max_length

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from unirl.models.qwen3.model import Qwen3Model
 from unirl.models.qwen3.plugin import SPEC
-from unirl.numerics.token_batches import pack_batch
+from unirl.numerics.tokens.batches import pack_batch
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_sharded_scores_gradients_and_logits_are_those_of_the_whole_module(
             fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     fully_shard(sharded.trainable, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     batch = pack_batch(*texts)
-    found = {}
+    result = {}
     for name, model in (("whole", whole), ("sharded", sharded)):
         log_probs, _ = model.score(batch, temperature=1.0)
         log_probs.sum().backward()
@@ -47,14 +47,14 @@ def test_sharded_scores_gradients_and_logits_are_those_of_the_whole_module(
             cache=None,
         )
         gradients = {n: p.grad for n, p in model.trainable.named_parameters()}
-        found[name] = (log_probs.detach(), logits, gradients)
+        result[name] = (log_probs.detach(), logits, gradients)
     # One rank: the same numbers, whose gathered copies lie elsewhere in memory; the order of a product's sums may follow
     # the alignment, some 1e-7 of numbers up to 10.
-    torch.testing.assert_close(found["whole"][0], found["sharded"][0], rtol=0, atol=1e-5)
-    torch.testing.assert_close(found["whole"][1], found["sharded"][1], rtol=0, atol=1e-5)
-    assert list(found["whole"][2]) == list(found["sharded"][2])
-    for name, gradient in found["whole"][2].items():
+    torch.testing.assert_close(result["whole"][0], result["sharded"][0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(result["whole"][1], result["sharded"][1], rtol=0, atol=1e-5)
+    assert list(result["whole"][2]) == list(result["sharded"][2])
+    for name, gradient in result["whole"][2].items():
         scale = float(gradient.abs().max())
         torch.testing.assert_close(
-            found["sharded"][2][name].full_tensor(), gradient, rtol=0, atol=1e-5 * scale, msg=name
+            result["sharded"][2][name].full_tensor(), gradient, rtol=0, atol=1e-5 * scale, msg=name
         )

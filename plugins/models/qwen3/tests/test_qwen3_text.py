@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from unirl.core.config import TextSamplingConfig
-from unirl.core.data import MediaRef
 from unirl.core.errors import RecipeError
+from unirl.core.types.data import MediaRef
+from unirl.core.types.sampling import TextSamplingConfig
 from unirl.models.qwen3.config import Qwen3Config
 from unirl.models.qwen3.model import Qwen3Model, build
 
@@ -48,8 +48,22 @@ def test_a_raw_prompt_is_taken_as_it_stands(model: Qwen3Model) -> None:
             shown(model, "a", chat=False, **{key: value})
 
 
+def test_a_prompt_that_fills_the_positions_of_the_checkpoint_is_refused(model: Qwen3Model) -> None:
+    raw = TextSamplingConfig(chat=False)
+    (word,) = model.tokenizer("a")["input_ids"]
+    positions = model.causal_lm.config.max_position_embeddings
+    for length in (positions - 1, positions):
+        prompt = model.tokenizer.decode([word] * length)
+        assert len(model.tokenizer(prompt)["input_ids"]) == length
+        if length < positions:
+            assert len(model.prompt_tokens([prompt], sampling=raw)[0]) == length
+            continue
+        with pytest.raises(RecipeError, match=rf"has {length} tokens; the checkpoint has {positions} positions"):
+            model.prompt_tokens([prompt], sampling=raw)
+
+
 def test_a_prompt_without_a_token_is_refused(model: Qwen3Model) -> None:
-    with pytest.raises(RecipeError, match=r"prompt '' has no token"):
+    with pytest.raises(RecipeError, match=r"prompt '' has no tokens"):
         shown(model, "", chat=False)
     assert "user\n<|im_end|>" in shown(model, "")
 
@@ -79,7 +93,7 @@ def test_a_checkpoint_without_a_template_names_the_key(tmp_path: Path, folder: C
     shutil.copytree(folder(), tmp_path / "raw")
     (tmp_path / "raw" / "chat_template.jinja").unlink()
     model = build(Qwen3Config(path=str(tmp_path / "raw")), device="cpu")
-    with pytest.raises(RecipeError, match=r"sampling\.chat: a chat template was asked for, .*sampling\.chat=false"):
+    with pytest.raises(RecipeError, match=r"sampling\.chat: got true, but .*no chat template.*sampling\.chat=false"):
         shown(model, "a")
     assert shown(model, "a", chat=False) == "a"
 
@@ -91,7 +105,7 @@ def test_a_template_without_the_switch_or_with_a_mistake_is_refused(
     template = tmp_path / "plain" / "chat_template.jinja"
     template.write_text("{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}Q:")
     model = build(Qwen3Config(path=str(tmp_path / "plain")), device="cpu")
-    with pytest.raises(RecipeError, match=r"sampling\.thinking: False was asked for; .*no such switch"):
+    with pytest.raises(RecipeError, match=r"sampling\.thinking: got False, but .*no such switch"):
         shown(model, "a", thinking=False)
     with pytest.raises(RecipeError, match=r"sampling\.chat: the checkpoint's chat template fails: no system"):
         shown(model, "a", system_prompt="Be brief.")
@@ -107,6 +121,6 @@ def test_texts_end_at_the_tokens_of_the_checkpoint(
     assert build(Qwen3Config(path=str(one)), device="cpu").stop_tokens == (7,)
     bare = changed(folder(), tmp_path / "bare", "tokenizer_config.json", pad_token=None)
     (bare / "generation_config.json").unlink()
-    found = build(Qwen3Config(path=str(bare)), device="cpu")
-    assert found.stop_tokens == (end,)
-    assert found.pad_token == end
+    result = build(Qwen3Config(path=str(bare)), device="cpu")
+    assert result.stop_tokens == (end,)
+    assert result.pad_token == end

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
-from unirl.core.config import LatentSamplingConfig
+from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.models.sd3 import tiny
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import Sd3Model, build
@@ -50,4 +50,6 @@ def load_reference() -> Callable[..., StableDiffusion3Pipeline]:
 
 @pytest.fixture
 def sampling() -> LatentSamplingConfig:
-    return LatentSamplingConfig(steps=4, height=64, width=64, max_sequence_length=48, kernel="euler", eta=0.0)
+    return LatentSamplingConfig(
+        num_inference_steps=4, height=64, width=64, max_sequence_length=48, kernel="euler", eta=0.0
+    )

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from unirl.core.capability import Cap
+from unirl.core.specs.capability import Cap
 from unirl.models.sd3.plugin import SPEC, unirl_models
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import as_hub_id, cut
+from safetensors.torch import load_file, save_file
 from torch import Tensor
-from unirl.core.config import LatentSamplingConfig, ScheduleConfig
-from unirl.core.data import MediaRef
 from unirl.core.errors import RecipeError
+from unirl.core.types.data import MediaRef
+from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
 from unirl.models.sd3 import tiny
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import Sd3Model, build
@@ -45,8 +46,8 @@ def test_a_hub_id_that_is_not_there_is_one_clear_error(
 
 
 def test_a_shift_of_the_recipe_replaces_the_checkpoints(tiny_model: Sd3Model, sampling: LatentSamplingConfig) -> None:
-    found = tiny_model.schedule(dataclasses.replace(sampling, schedule=ScheduleConfig(shift=1.0)))
-    assert found.tolist() == [1.0, 0.75, 0.5, 0.25, 0.0]
+    result = tiny_model.schedule(dataclasses.replace(sampling, schedule=ScheduleConfig(shift=1.0)))
+    assert result.tolist() == [1.0, 0.75, 0.5, 0.25, 0.0]
     with pytest.raises(RecipeError, match=r"sampling\.schedule.*'exakt'"):
         tiny_model.schedule(dataclasses.replace(sampling, schedule=ScheduleConfig(variant="exakt")))
 
@@ -55,11 +56,11 @@ def test_equal_prompts_are_encoded_once(tiny_model: Sd3Model, sampling: LatentSa
     rows: list[int] = []
     encoder = tiny_model.pipeline.text_encoder
     handle = encoder.register_forward_pre_hook(lambda _module, args: rows.append(args[0].shape[0]))
-    found = tiny_model.encode(["a ring", "a disc", "a ring", "a ring"], sampling=sampling)
+    result = tiny_model.encode(["a ring", "a disc", "a ring", "a ring"], sampling=sampling)
     handle.remove()
     assert rows == [2]
-    assert torch.equal(found["prompt_embeds"][0], found["prompt_embeds"][3])
-    assert not torch.equal(found["prompt_embeds"][0], found["prompt_embeds"][1])
+    assert torch.equal(result["prompt_embeds"][0], result["prompt_embeds"][3])
+    assert not torch.equal(result["prompt_embeds"][0], result["prompt_embeds"][1])
 
 
 def test_encoders_and_vae_are_frozen_and_the_transformer_is_not(tiny_model: Sd3Model) -> None:
@@ -84,12 +85,12 @@ def test_the_velocity_has_a_gradient_and_is_fp32_in_every_dtype(
         Sd3Config(path=str(tiny_folder), autocast="bfloat16"),
     ):
         rounded = build(config, device="cpu")
-        found = rounded.velocity(x, sigma, conditions)
-        assert found.dtype is torch.float32
+        result = rounded.velocity(x, sigma, conditions)
+        assert result.dtype is torch.float32
         # bf16 keeps 8 bits; two blocks of it stay within a few of them.
-        error = ((found - exact).abs().max() / exact.abs().max()).detach()
+        error = ((result - exact).abs().max() / exact.abs().max()).detach()
         assert 1e-5 < float(error) < 0.05
-        found.sum().backward()
+        result.sum().backward()
         weight = next(rounded.trainable.parameters())
         assert weight.dtype is (torch.bfloat16 if config.autocast is None else torch.float32)
 
@@ -143,10 +144,10 @@ def test_an_image_has_a_gradient_to_its_latent(tiny_model: Sd3Model) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"height": 70}, r"sampling\.height: 70 .* multiples of 16 .* Nearest: 64 or 80\."),
-        ({"width": 8}, r"sampling\.width: 8 .* Nearest: 16\."),
-        ({"width": 2048}, r"sampling\.width: 2048 .* from 16 to 1024\. Nearest: 1024\."),
-        ({"frames": 5}, r"sampling\.frames: 5 .* single images"),
+        ({"height": 70}, r"sampling\.height: got 70, .* multiple of 16 .* Nearest: 64 or 80\."),
+        ({"width": 8}, r"sampling\.width: got 8, .* Nearest: 16\."),
+        ({"width": 2048}, r"sampling\.width: got 2048, .* from 16 to 1024\. Nearest: 1024\."),
+        ({"frames": 5}, r"sampling\.frames: got 5; .* single images"),
     ],
 )
 def test_a_size_that_does_not_fit_is_refused_with_one_that_does(
@@ -165,8 +166,24 @@ def test_media_and_long_sequences_are_refused(tiny_model: Sd3Model, sampling: La
     with pytest.raises(RecipeError, match="a prompt has media"):
         tiny_model.encode(["a ring"], sampling=sampling, media=[[image]])
     tiny_model.encode(["a ring"], sampling=sampling, media=[[]])
-    with pytest.raises(RecipeError, match=r"sampling\.max_sequence_length: 600 .* 1 to 512"):
+    with pytest.raises(RecipeError, match=r"sampling\.max_sequence_length: got 600; .* 1 to 512"):
         tiny_model.encode(["a ring"], sampling=dataclasses.replace(sampling, max_sequence_length=600))
+
+
+def pickled(folder: Path) -> None:
+    """Turn the weights of a component into a pickle, as `torch.save` writes it."""
+    (file,) = folder.glob("*.safetensors")
+    torch.save(load_file(file), file.with_name(file.name.replace("model.safetensors", "pytorch_model.bin")))
+    if file.name.startswith("diffusion"):
+        torch.save(load_file(file), file.with_suffix(".bin"))
+    file.unlink()
+
+
+def without_a_weight(folder: Path) -> None:
+    (file,) = folder.glob("*.safetensors")
+    weights = load_file(file)
+    del weights["pos_embed.proj.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize(
@@ -191,6 +208,9 @@ def test_media_and_long_sequences_are_refused(tiny_model: Sd3Model, sampling: La
             r"a component does not load",
         ),
         (lambda folder: (folder / "tokenizer" / "tokenizer.json").unlink(), r"has no vocabulary in tokenizer/"),
+        (lambda folder: pickled(folder / "transformer"), r"a component does not load"),
+        (lambda folder: pickled(folder / "text_encoder"), r"a component does not load"),
+        (lambda folder: without_a_weight(folder / "transformer"), r"transformer' lack 'pos_embed\.proj\.weight'\."),
     ],
     ids=[
         "absent",
@@ -203,6 +223,9 @@ def test_media_and_long_sequences_are_refused(tiny_model: Sd3Model, sampling: La
         "cut-text",
         "no-weights",
         "no-tokens",
+        "pickled",
+        "pickled-text",
+        "a-weight-less",
     ],
 )
 def test_a_damaged_checkpoint_is_one_clear_error(tmp_path: Path, tiny_folder: Path, damage, message) -> None:
@@ -224,9 +247,9 @@ def test_another_pipelines_checkpoint_is_refused(tmp_path: Path, tiny_folder: Pa
 
 
 def test_settings_out_of_range_are_refused(tiny_folder: Path) -> None:
-    with pytest.raises(RecipeError, match=r"model\.dtype: 'fp16' .*float32, bfloat16, float16"):
+    with pytest.raises(RecipeError, match=r"model\.dtype: got 'fp16'.*float32, bfloat16, float16"):
         build(Sd3Config(path=str(tiny_folder), dtype="fp16"), device="cpu")
-    with pytest.raises(RecipeError, match=r"model\.decode_batch: -1"):
+    with pytest.raises(RecipeError, match=r"model\.decode_batch: got -1"):
         build(Sd3Config(path=str(tiny_folder), decode_batch=-1), device="cpu")
 
 

@@ -17,13 +17,13 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 from torch import Tensor
-from unirl.core.config import LatentSamplingConfig, ScheduleConfig
+from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
 from unirl.models.sd3 import tiny
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import Sd3Model, build
-from unirl.numerics.denoise import denoise
-from unirl.numerics.guidance import Guidance, guided_velocity
-from unirl.numerics.kernels import make_kernel
+from unirl.numerics.diffusion.denoise import denoise
+from unirl.numerics.diffusion.guidance import Guidance, guided_velocity
+from unirl.numerics.diffusion.kernels import make_kernel
 
 Load = Callable[..., StableDiffusion3Pipeline]
 
@@ -75,24 +75,24 @@ def run_pipeline(
 
 
 def test_the_weights_are_those_that_diffusers_loads(model: Sd3Model, checkpoint: Path, load_reference: Load) -> None:
-    wanted = load_reference(checkpoint).components
+    expected = load_reference(checkpoint).components
     for name, part in model.pipeline.components.items():
         if not isinstance(part, torch.nn.Module):
-            assert type(part) is type(wanted[name])
+            assert type(part) is type(expected[name])
             continue
         state = part.state_dict()
-        assert state.keys() == wanted[name].state_dict().keys()
-        assert all(torch.equal(weight, state[key]) for key, weight in wanted[name].state_dict().items())
+        assert state.keys() == expected[name].state_dict().keys()
+        assert all(torch.equal(weight, state[key]) for key, weight in expected[name].state_dict().items())
 
 
 def test_conditions_are_those_of_the_pipeline_bit_for_bit(model: Sd3Model, sampling: LatentSamplingConfig) -> None:
-    found = model.encode(PROMPTS, sampling=sampling)
+    result = model.encode(PROMPTS, sampling=sampling)
     with torch.no_grad():
         embeds, _, pooled, _ = on_the_same_weights(model).encode_prompt(
             PROMPTS, None, None, do_classifier_free_guidance=False, max_sequence_length=48
         )
-    assert torch.equal(found["prompt_embeds"], embeds)
-    assert torch.equal(found["pooled"], pooled)
+    assert torch.equal(result["prompt_embeds"], embeds)
+    assert torch.equal(result["pooled"], pooled)
 
 
 def test_a_negative_is_what_the_pipeline_makes_of_a_negative_prompt(
@@ -102,9 +102,9 @@ def test_a_negative_is_what_the_pipeline_makes_of_a_negative_prompt(
         _, negative, _, pooled = on_the_same_weights(model).encode_prompt(
             PROMPTS[0], None, None, negative_prompt=NEGATIVE, max_sequence_length=48
         )
-    found = model.encode([NEGATIVE], sampling=sampling)
-    assert torch.equal(found["prompt_embeds"], negative)
-    assert torch.equal(found["pooled"], pooled)
+    result = model.encode([NEGATIVE], sampling=sampling)
+    assert torch.equal(result["prompt_embeds"], negative)
+    assert torch.equal(result["pooled"], pooled)
 
 
 def test_the_exact_schedule_is_the_grid_shifted_once(
@@ -115,9 +115,9 @@ def test_the_exact_schedule_is_the_grid_shifted_once(
     grid = [1.0 - step / STEPS for step in range(STEPS + 1)]
     by_formula = torch.tensor([shift * t / (1 + (shift - 1) * t) for t in grid])
     scheduler.set_timesteps(sigmas=unshifted(STEPS))
-    found = model.schedule(sampling)
-    assert torch.equal(found, by_formula)
-    torch.testing.assert_close(found, scheduler.sigmas, rtol=0, atol=SIGMA_TOLERANCE)
+    result = model.schedule(sampling)
+    assert torch.equal(result, by_formula)
+    torch.testing.assert_close(result, scheduler.sigmas, rtol=0, atol=SIGMA_TOLERANCE)
 
 
 def test_the_diffusers_default_schedule_is_what_the_pipeline_runs(
@@ -158,11 +158,11 @@ def test_the_first_velocity_is_the_pipelines(model: Sd3Model, sampling: LatentSa
     negative = model.encode([NEGATIVE] * len(PROMPTS), sampling=sampling)
     if scale == 1.0:
         with torch.no_grad():
-            found = model.velocity(x, torch.ones(len(x)), positive)
-        assert torch.equal(found, velocities[0])
+            result = model.velocity(x, torch.ones(len(x)), positive)
+        assert torch.equal(result, velocities[0])
         return
     with torch.no_grad():
-        found = guided_velocity(
+        result = guided_velocity(
             model.velocity,
             x,
             torch.ones(len(x)),
@@ -173,7 +173,7 @@ def test_the_first_velocity_is_the_pipelines(model: Sd3Model, sampling: LatentSa
     unconditional, conditional = velocities[0].chunk(2)
     # The negative was encoded in a batch of one here and of three there.
     torch.testing.assert_close(
-        found, unconditional + scale * (conditional - unconditional), rtol=0, atol=LATENT_TOLERANCE
+        result, unconditional + scale * (conditional - unconditional), rtol=0, atol=LATENT_TOLERANCE
     )
 
 
@@ -194,7 +194,7 @@ def test_final_latents_and_images_without_noise_are_the_pipelines(
     images, _ = run_pipeline(pipeline, x, scale=scale, output="pt", **arguments)
     asked = dataclasses.replace(sampling, schedule=ScheduleConfig(variant=variant))
     with torch.no_grad():
-        found = denoise(
+        result = denoise(
             model.velocity,
             x,
             sigmas=model.schedule(asked),
@@ -203,9 +203,9 @@ def test_final_latents_and_images_without_noise_are_the_pipelines(
             conditions=model.encode(PROMPTS, sampling=sampling),
             negatives=model.encode([NEGATIVE] * len(x), sampling=sampling) if scale != 1 else None,
             guidance=Guidance(scale=scale),
-        ).final
-        decoded = model.decode(found)
-    torch.testing.assert_close(found, latents, rtol=LATENT_TOLERANCE, atol=LATENT_TOLERANCE)
+        ).x
+        decoded = model.decode(result)
+    torch.testing.assert_close(result, latents, rtol=LATENT_TOLERANCE, atol=LATENT_TOLERANCE)
     torch.testing.assert_close(decoded, images, rtol=0, atol=LATENT_TOLERANCE)
 
 

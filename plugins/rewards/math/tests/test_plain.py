@@ -60,8 +60,8 @@ def test_every_integer_is_read_back_from_every_spelling(number: int, spelling: s
 @given(st.text(max_size=80))
 def test_no_text_makes_a_method_fail(text: str) -> None:
     for grade in (gsm8k, boxed, exact, choice("ABCDE")):
-        for key, found in ((text, "A 5"), ("A", text), ("5", text)):
-            assert grade(key, found).outcome in ("right", "wrong", "unparsed", "bad-key")
+        for key, result in ((text, "A 5"), ("A", text), ("5", text)):
+            assert grade(key, result).outcome in ("right", "wrong", "unparsed", "bad-key")
 
 
 @pytest.mark.parametrize(

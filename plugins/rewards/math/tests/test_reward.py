@@ -9,12 +9,12 @@ import sys
 from typing import Any
 
 import pytest
-from unirl.core.catalog import Catalog
 from unirl.core.errors import RecipeError, RewardFailed
-from unirl.core.match import match
-from unirl.core.recipe import compose
+from unirl.core.match.match import match
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose
 from unirl.core.roles import ScoreInput, Scores
-from unirl.core.track import Status
+from unirl.core.types.track import Status
 from unirl.rewards.math.config import MathConfig
 from unirl.rewards.math.length import overlong_penalty
 from unirl.rewards.math.plain import exact
@@ -203,18 +203,18 @@ def test_a_track_without_texts_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": "sympy"}, "reward.math.method: 'sympy' was asked for; it is one of math-verify, boxed"),
+        ({"method": "sympy"}, "reward.math.method: got 'sympy', expected one of math-verify, boxed"),
         ({"thinking": "yes"}, "thinking"),
-        ({"unparsed": "zero"}, "it is one of error, wrong"),
-        ({"on_failure": "zero"}, "it is one of error, wrong"),
+        ({"unparsed": "zero"}, "expected one of error, wrong"),
+        ({"on_failure": "zero"}, "expected one of error, wrong"),
         ({"truncated": "drop"}, "keep, zero, soft"),
-        ({"truncated": "soft"}, "max_tokens: None was asked for; truncated=soft needs it"),
-        ({"truncated": "soft", "max_tokens": 100}, "overlong_buffer: 4096 was asked for; it is 1 to max_tokens = 100"),
-        ({"overlong_factor": 2.0}, "above 0 and at most 1"),
-        ({"format_weight": 1.0}, "below 1"),
-        ({"choices": "ABA"}, "one letter an option"),
-        ({"workers": 0}, "at least one"),
-        ({"timeout_s": 0.0}, "above 0"),
+        ({"truncated": "soft"}, "max_tokens: got null, expected a number with truncated=soft"),
+        ({"truncated": "soft", "max_tokens": 100}, "overlong_buffer: got 4096, expected at most max_tokens = 100"),
+        ({"overlong_factor": 2.0}, "expected more than 0 and at most 1"),
+        ({"format_weight": 1.0}, "expected 0 or more and less than 1"),
+        ({"choices": "ABA"}, "expected one letter for each option"),
+        ({"workers": 0}, "expected 1 or more"),
+        ({"timeout_s": 0.0}, "expected more than 0"),
         ({"method": "boxed", "needs_box": True}, "it is for method=math-verify"),
     ],
 )
@@ -230,9 +230,12 @@ SOFT = ["reward.math.truncated=soft", "reward.math.overlong_buffer=8"]
     ("overrides", "reason"),
     [
         ([*SOFT, "reward.math.max_tokens=${sampling.max_new_tokens}"], ""),
-        (SOFT, "reward.math.max_tokens: None was asked for; truncated=soft needs it"),
-        (["reward.math.method=sympy"], "reward.math.method: 'sympy' was asked for"),
-        ([*SOFT, "reward.math.max_tokens=48", "sampling.max_new_tokens=40"], "begins after 40 tokens, and no text has"),
+        (SOFT, "reward.math.max_tokens: got null, expected a number with truncated=soft"),
+        (["reward.math.method=sympy"], "reward.math.method: got 'sympy'"),
+        (
+            [*SOFT, "reward.math.max_tokens=48", "sampling.max_new_tokens=40"],
+            "begins after 40 tokens, and no completion",
+        ),
     ],
 )
 def test_a_recipe_is_refused_before_it_starts(overrides: list[str], reason: str) -> None:
@@ -250,5 +253,5 @@ def test_the_spec_points_at_what_exists() -> None:
 
 def test_the_plugin_imports_nothing_heavy() -> None:
     code = "import sys, unirl.rewards.math.plugin; print(sorted({'torch', 'numpy', 'sympy'} & set(sys.modules)))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -26,11 +26,11 @@ TIMEOUT_S = 1.5
 
 @pytest.fixture(scope="module")
 def grader() -> Iterator[SymbolicGrader]:
-    found = SymbolicGrader(WorkerPool(workers=1, timeout_s=TIMEOUT_S), needs_box=False)
+    result = SymbolicGrader(WorkerPool(workers=1, timeout_s=TIMEOUT_S), needs_box=False)
     # The first answer of a process also warms its caches, which takes a part of the time that it has.
-    found.grade([("1/2", "0.5")])
-    yield found
-    found.close()
+    result.grade([("1/2", "0.5")])
+    yield result
+    result.close()
 
 
 def outcome(grader: SymbolicGrader, key: str, text: str) -> str:
@@ -132,11 +132,11 @@ def test_no_text_upsets_a_worker(grader: SymbolicGrader, text: str) -> None:
 
 def test_an_answer_that_takes_too_long_fails_alone(grader: SymbolicGrader) -> None:
     """A power tower is computed in C, where no signal handler of Python runs. What is beside it gets its verdict."""
-    found = grader.grade(
+    result = grader.grade(
         [("1/2", r"\boxed{0.5}"), ("1/2", r"\boxed{9^{9^{9^{9}}}}"), ("1/2", r"\boxed{1/4}")],
     )
-    assert [verdict.outcome for verdict in found] == ["right", "failed", "wrong"]
-    assert found[1].reason == "took more than timeout_s = 1.5 CPU seconds"
+    assert [verdict.outcome for verdict in result] == ["right", "failed", "wrong"]
+    assert result[1].reason == "took more than timeout_s = 1.5 CPU seconds"
 
 
 def test_a_key_that_takes_too_long_is_the_keys_fault() -> None:
@@ -148,9 +148,9 @@ def test_a_key_that_takes_too_long_is_the_keys_fault() -> None:
             return [Verdict("failed", "took too long") if fail else Verdict("unparsed") for fail in fails]
 
     grader = SymbolicGrader(Scripted(workers=1, timeout_s=1), needs_box=False)
-    found = grader.grade([("long", r"\boxed{1/2}"), ("1/2", r"\boxed{long}"), ("1/2", r"\boxed{short}")])
-    assert [verdict.outcome for verdict in found] == ["bad-key", "failed", "unparsed"]
-    assert found[0].reason == "math-verify cannot read: reading it took too long"
+    result = grader.grade([("long", r"\boxed{1/2}"), ("1/2", r"\boxed{long}"), ("1/2", r"\boxed{short}")])
+    assert [verdict.outcome for verdict in result] == ["bad-key", "failed", "unparsed"]
+    assert result[0].reason == "math-verify cannot read: reading it took too long"
     grader.close()
 
 
@@ -165,9 +165,9 @@ def test_a_worker_that_is_killed_is_replaced(grader: SymbolicGrader) -> None:
 
     killer = threading.Thread(target=kill)
     killer.start()
-    (found,) = grader._pool.grade([("1/2", "9^{9^{9^{9}}}", True)])
+    (result,) = grader._pool.grade([("1/2", "9^{9^{9^{9}}}", True)])
     killer.join()
-    assert found == Verdict("failed", "ended the process that graded it (exit code -9)")
+    assert result == Verdict("failed", "ended the process that graded it (exit code -9)")
     assert outcome(grader, "1/2", "0.5") == "right"
 
 
@@ -175,8 +175,8 @@ def test_threads_may_grade_at_once(grader: SymbolicGrader) -> None:
     """As rewards do while a rollout streams; none of them is the main thread, where alone alarms would work."""
     pairs = [[(f"{n}/7", rf"\boxed{{\frac{{{n}}}{{7}}}}"), (f"{n}/7", r"\boxed{1/9}")] for n in range(1, 7)]
     with ThreadPoolExecutor(3) as threads:
-        found = list(threads.map(grader.grade, pairs))
-    assert all([verdict.outcome for verdict in verdicts] == ["right", "wrong"] for verdicts in found)
+        result = list(threads.map(grader.grade, pairs))
+    assert all([verdict.outcome for verdict in verdicts] == ["right", "wrong"] for verdicts in result)
 
 
 def test_closing_ends_the_process_also_while_it_grades() -> None:
@@ -188,10 +188,10 @@ def test_closing_ends_the_process_also_while_it_grades() -> None:
         time.sleep(0.3)
         grader.close()
         grader.close()
-        with pytest.raises(RewardFailed, match="closed"):
+        with pytest.raises(RewardFailed, match=r"close\(\)|closed"):
             graded.result(timeout=30)
     assert process.returncode is not None
-    with pytest.raises(RewardFailed, match="closed"):
+    with pytest.raises(RewardFailed, match=r"close\(\)|closed"):
         grader.grade([("1/2", "0.5")])
 
 

@@ -56,7 +56,10 @@ def test_preferring_small_files_turns_the_sign() -> None:
 
 @pytest.mark.parametrize(
     ("config", "message"),
-    [(JpegSizeConfig(quality=0), "quality: 0 was asked for"), (JpegSizeConfig(prefer="big"), "'big' was asked for")],
+    [
+        (JpegSizeConfig(quality=0), "quality: got 0, expected 1 to 95"),
+        (JpegSizeConfig(prefer="big"), "got 'big', expected one of large, small"),
+    ],
 )
 def test_jpeg_settings_are_checked(config: JpegSizeConfig, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
@@ -134,7 +137,7 @@ def test_the_gradient_of_pixel_target_is_right() -> None:
 
 @pytest.mark.parametrize("config", [PixelTargetConfig(color=[1.0, 0.0]), PixelTargetConfig(color=[2.0, 0, 0])])
 def test_pixel_target_colors_are_checked(config: PixelTargetConfig) -> None:
-    with pytest.raises(RecipeError, match="three numbers in"):
+    with pytest.raises(RecipeError, match="expected 3 values, each 0 to 1"):
         pixel_target.build(config, device="cpu")
 
 

@@ -17,7 +17,7 @@ import torch
 from click.testing import CliRunner
 from PIL import Image, ImageDraw, ImageFont
 from unirl.core.errors import RecipeError
-from unirl.core.events import EventStream
+from unirl.core.observe.events import EventStream
 from unirl.core.roles import RunInfo
 from unirl.trackers.report import plugin
 from unirl.trackers.report.compare import pair_samples
@@ -32,12 +32,18 @@ from unirl.trackers.report.write import write_report
 
 PROMPTS = ("a red ring", "a blue <square>")
 RESOLVED = {
-    "run": {"steps": 4, "seed": 7},
+    "run": {"max_steps": 4, "seed": 7},
     "algorithm": {"use": "flow-grpo", "clip_range": 0.00123},
     "tracker": {"report": {"use": "report", "max_images": 3, "pairs": 2, "gallery_steps": 2, "gallery_samples": 1}},
 }
 PREDICTED = {
-    "image": {"rollout_rows": 1920, "anchor_rows": 960, "train_rows": 961, "stored_bytes": 3072, "generate_share": 0.25}
+    "image": {
+        "rollout_rows": 1920,
+        "old_log_prob_rows": 960,
+        "train_rows": 961,
+        "stored_bytes": 3072,
+        "generate_share": 0.25,
+    }
 }
 
 
@@ -47,8 +53,8 @@ def step_metrics(step: int) -> dict[str, float]:
         "reward_std": 0.125,
         "reward/shapes": 0.5 + step / 64,
         "reward/shapes/colour": 0.25 + step / 64,
-        "logp_gap_max": step * 1e-6,
-        "logp_gap_mean": 0.0,
+        "logp_mismatch_max": step * 1e-6,
+        "logp_mismatch_mean": 0.0,
         "clip_fraction": 0.0625,
         "grad_norm": 1234.5,
     }
@@ -113,7 +119,7 @@ def whole_run(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    origins = {"run.steps": ["command line", "run.steps=4"], "run.seed": ["default", "RunConfig"]}
+    origins = {"run.max_steps": ["command line", "run.max_steps=4"], "run.seed": ["default", "RunConfig"]}
     (folder / "recipe.json").write_text(json.dumps({"resolved": RESOLVED, "origins": origins}))
     whole_run(folder)
     return folder
@@ -159,9 +165,9 @@ def page_of(folder: Path) -> Page:
 
 
 def colors(image: Image.Image) -> int:
-    found = image.convert("RGB").getcolors(maxcolors=1 << 24)
-    assert found is not None
-    return len(found)
+    result = image.convert("RGB").getcolors(maxcolors=1 << 24)
+    assert result is not None
+    return len(result)
 
 
 def test_the_specs_name_a_build_and_a_config_that_exist():
@@ -210,7 +216,7 @@ def test_phase_times_add_up(finished: Path):
 
 def test_the_recipe_is_shown_with_the_origin_of_each_value(finished: Path):
     text = page_of(finished).text
-    assert "run.steps 4 command line run.steps=4" in text
+    assert "run.max_steps 4 command line run.max_steps=4" in text
     assert "run.seed 7 default RunConfig" in text
     assert "algorithm.clip_range 0.00123" in text
 
@@ -265,8 +271,8 @@ def test_the_contact_sheet_has_before_left_and_after_right(finished: Path):
         assert image.width >= 900 and image.height >= 350
         # The tiles are of one grey each: 0.375 before, 0.625 after.
         before, after = round(0.375 * 255), round(0.625 * 255)
-        found = image.convert("L")
-        row = [found.getpixel((x, 104 + 54 + 112)) for x in range(40, 40 + 2 * 224 + 8)]
+        result = image.convert("L")
+        row = [result.getpixel((x, 104 + 54 + 112)) for x in range(40, 40 + 2 * 224 + 8)]
         assert row[112] == before and row[224 + 8 + 112] == after
         assert colors(image) > 20
 
@@ -378,7 +384,7 @@ def test_large_images_are_embedded_as_thumbnails(tmp_path: Path):
     ("content", "message"),
     [
         (None, "it has no events.jsonl"),
-        ("", "no run was started"),
+        ("", "no start of a run"),
         ('{"kind":"step"}\n{}\n', "events.jsonl:1"),
         ('{"kind":"run_started","step":0,"time":1}\n', "KeyError: 'name'"),
         ("oops\n{}\n", "events.jsonl:1"),
@@ -401,7 +407,7 @@ def test_a_missing_image_is_named(tmp_path: Path):
 
 
 def test_counts_below_one_are_refused_with_their_key():
-    with pytest.raises(RecipeError, match=r"tracker\.report\.pairs: 0 was asked for"):
+    with pytest.raises(RecipeError, match=r"tracker\.report\.pairs: got 0, expected 1 or more"):
         build(ReportConfig(pairs=0))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from unirl.core.events import EventStream
+from unirl.core.observe.events import EventStream
 from unirl.core.roles import RunInfo
 from unirl.trackers.report.compare import pair_samples
 from unirl.trackers.report.config import ReportConfig
@@ -62,8 +62,8 @@ def page(folder: Path) -> str:
 
 
 def section(page: str, title: str) -> str:
-    (found,) = re.findall(rf"<section><h2>{re.escape(title)}</h2>(.*?)</section>", page, re.DOTALL)
-    return found
+    (result,) = re.findall(rf"<section><h2>{re.escape(title)}</h2>(.*?)</section>", page, re.DOTALL)
+    return result
 
 
 def shown(markup: str) -> str:
@@ -105,9 +105,9 @@ def test_pairs_of_texts_are_the_same_prompt_before_and_after(folder: Path) -> No
 
 
 def test_the_page_shows_prompt_text_reward_and_truncation_side_by_side(page: str) -> None:
-    found = section(page, "Texts, before and after")
-    assert "before (step 0)" in found and "after (step 2)" in found and "2 of 3 samples" in found
-    figures = re.findall(r"<figure>(.*?)</figure>", found, re.DOTALL)
+    result = section(page, "Texts, before and after")
+    assert "before (step 0)" in result and "after (step 2)" in result and "2 of 3 samples" in result
+    figures = re.findall(r"<figure>(.*?)</figure>", result, re.DOTALL)
     assert [shown(re.findall(r"<figcaption.*?>(.*?)</figcaption>", f, re.DOTALL)[0]) for f in figures] == list(PROMPTS)
     (first, second), (third, fourth) = (cards(figure) for figure in figures)
     assert shown(first).split() == ["before", "0.00", "truncated", "5"]
@@ -125,8 +125,8 @@ def test_texts_and_prompts_are_escaped(page: str) -> None:
 
 
 def test_a_long_text_is_folded_and_whole_inside(page: str) -> None:
-    found = section(page, "Texts, before and after")
-    (summary, rest) = re.findall(r'<details class="fold"><summary>(.*?)</summary>(.*?)</details>', found, re.DOTALL)[0]
+    result = section(page, "Texts, before and after")
+    (summary, rest) = re.findall(r'<details class="fold"><summary>(.*?)</summary>(.*?)</details>', result, re.DOTALL)[0]
     assert html.unescape(rest) == LONG
     glance = shown(re.findall(r'<span class="closed">(.*)</span><span', summary, re.DOTALL)[0])
     assert glance.startswith("First we add.") and glance.endswith("So it is 4.") and len(glance) < 800
@@ -134,10 +134,10 @@ def test_a_long_text_is_folded_and_whole_inside(page: str) -> None:
 
 
 def test_training_texts_are_shown_over_time(page: str) -> None:
-    found = section(page, "Training texts over time")
-    assert re.findall(r"<h3>(.*?)</h3>", found) == ["after 0 steps", "after 1 steps"]
+    result = section(page, "Training texts over time")
+    assert re.findall(r"<h3>(.*?)</h3>", result) == ["after 0 steps", "after 1 steps"]
     for done, card in enumerate(
-        re.findall(r'<div class="card">.*?</div></div>|<div class="card">.*?answer \d', found, re.S)
+        re.findall(r'<div class="card">.*?</div></div>|<div class="card">.*?answer \d', result, re.S)
     ):
         assert shown(card).split("\n")[0].startswith(PROMPTS[0])
         assert "0.25" in shown(card) and f"answer {done + 1}" in shown(card)
@@ -149,16 +149,16 @@ def test_texts_that_a_resumed_run_makes_again_count_once(tmp_path: Path) -> None
         first.save_texts("train", [f"first {step}"], captions(0.5), step=step)
     second = MediaFolder(tmp_path, max_images=1, max_texts=1, resumed_at=1)
     second.save_texts("train", ["second 2"], captions(0.75), step=2)
-    found = [(batch.step, batch.samples[0].text, batch.samples[0].reward) for batch in read_media(tmp_path)]
-    assert found == [(0, "first 0", 0.5), (1, "first 1", 0.5), (2, "second 2", 0.75)]
+    result = [(batch.step, batch.samples[0].text, batch.samples[0].reward) for batch in read_media(tmp_path)]
+    assert result == [(0, "first 0", 0.5), (1, "first 1", 0.5), (2, "second 2", 0.75)]
 
 
 def test_images_and_texts_of_one_key_and_step_are_both_kept(tmp_path: Path) -> None:
     media = MediaFolder(tmp_path, max_images=1, max_texts=1, resumed_at=None)
     media.save_texts("eval", ["a text"], captions(0.5), step=0)
     media.save_images("eval", torch.zeros(1, 3, 2, 2), captions(1.0), step=0)
-    found = [(batch.kind, batch.samples[0].file.name, batch.samples[0].reward) for batch in read_media(tmp_path)]
-    assert found == [("images", "eval-00.png", 1.0), ("texts", "eval-00.txt", 0.5)]
+    result = [(batch.kind, batch.samples[0].file.name, batch.samples[0].reward) for batch in read_media(tmp_path)]
+    assert result == [("images", "eval-00.png", 1.0), ("texts", "eval-00.txt", 0.5)]
 
 
 def test_texts_without_a_caption_each_are_refused(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ import pytest
 import torch
 from PIL import Image
 from unirl.core.errors import RecipeError
-from unirl.core.events import EventStream
+from unirl.core.observe.events import EventStream
 from unirl.core.roles import RunInfo
 from unirl.trackers.tensorboard import plugin
 from unirl.trackers.tensorboard.config import TensorboardConfig
 from unirl.trackers.tensorboard.tracker import TensorboardTracker, build, image_grid
 
-CONFIG = {"run": {"steps": 3}, "algorithm": {"use": "flow-grpo"}}
+CONFIG = {"run": {"max_steps": 3}, "algorithm": {"use": "flow-grpo"}}
 
 
 def run_info(folder: Path, resumed_at: int | None = None) -> RunInfo:
@@ -33,9 +33,9 @@ def started(
 def read_back(folder: Path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0, "images": 0, "tensors": 0})
-    found.Reload()
-    return found
+    result = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0, "images": 0, "tensors": 0})
+    result.Reload()
+    return result
 
 
 def test_the_spec_names_a_build_and_a_config_that_exist():
@@ -49,9 +49,9 @@ def test_scalars_come_back_under_their_keys_and_steps(tmp_path: Path):
     for step in (1, 2, 3):
         tracker.log({"reward_mean": step / 4, "reward/shapes/colour": 1.0}, step=step)
     tracker.finish("done")
-    found = read_back(tmp_path)
-    assert [(e.step, e.value) for e in found.Scalars("reward_mean")] == [(1, 0.25), (2, 0.5), (3, 0.75)]
-    assert [e.value for e in found.Scalars("reward/shapes/colour")] == [1.0, 1.0, 1.0]
+    result = read_back(tmp_path)
+    assert [(e.step, e.value) for e in result.Scalars("reward_mean")] == [(1, 0.25), (2, 0.5), (3, 0.75)]
+    assert [e.value for e in result.Scalars("reward/shapes/colour")] == [1.0, 1.0, 1.0]
 
 
 def test_a_resumed_run_continues_the_axis_of_the_first_and_hides_what_was_lost(tmp_path: Path):
@@ -72,8 +72,8 @@ def test_images_become_one_grid_with_their_captions_in_order(tmp_path: Path):
     images = torch.stack([torch.full((3, 8, 8), level) for level in (0.0, 0.2, 0.4, 0.6, 1.0)])
     tracker.images("eval", images, [f"prompt {i} | reward 0.{i}" for i in range(5)], step=7)
     tracker.finish("done")
-    found = read_back(tmp_path)
-    (image,) = found.Images("eval")
+    result = read_back(tmp_path)
+    (image,) = result.Images("eval")
     assert image.step == 7
     picture = Image.open(io.BytesIO(image.encoded_image_string)).convert("RGB")
     # Five images: three columns, two rows of 8 pixels, with gaps of 2.
@@ -81,7 +81,7 @@ def test_images_become_one_grid_with_their_captions_in_order(tmp_path: Path):
     centres = [(6, 6), (16, 6), (26, 6), (6, 16), (16, 16)]
     assert [picture.getpixel(at) for at in centres] == [(round(255 * v),) * 3 for v in (0.0, 0.2, 0.4, 0.6, 1.0)]
     assert picture.getpixel((26, 16)) == (128, 128, 128)
-    (text,) = found.Tensors("eval/captions/text_summary")
+    (text,) = result.Tensors("eval/captions/text_summary")
     assert text.tensor_proto.string_val[0].decode().splitlines()[3] == "4. prompt 3 | reward 0.3"
 
 
@@ -105,11 +105,11 @@ def test_recipe_findings_and_status_are_readable_as_text(tmp_path: Path):
     events.listen(tracker.event)
     events.emit("finding", step=2, text="grad norm is small")
     tracker.finish("failed")
-    found = read_back(tmp_path)
-    assert "flow-grpo" in found.Tensors("run/text_summary")[0].tensor_proto.string_val[0].decode()
-    finding = found.Tensors("findings/text_summary")[0]
+    result = read_back(tmp_path)
+    assert "flow-grpo" in result.Tensors("run/text_summary")[0].tensor_proto.string_val[0].decode()
+    finding = result.Tensors("findings/text_summary")[0]
     assert (finding.step, finding.tensor_proto.string_val[0]) == (2, b"grad norm is small")
-    assert found.Tensors("status/text_summary")[0].tensor_proto.string_val[0] == b"failed"
+    assert result.Tensors("status/text_summary")[0].tensor_proto.string_val[0] == b"failed"
 
 
 def test_what_was_logged_before_an_evaluation_survives_a_crash_after_it(tmp_path: Path):
@@ -163,5 +163,5 @@ def test_texts_without_a_caption_each_are_refused(tmp_path: Path):
     ],
 )
 def test_counts_below_one_are_refused_with_their_key(key: str, config: TensorboardConfig):
-    with pytest.raises(RecipeError, match=f"tracker.tensorboard.{key}: 0 was asked for"):
+    with pytest.raises(RecipeError, match=f"tracker.tensorboard.{key}: got 0, expected 1 or more"):
         build(config)

@@ -22,7 +22,7 @@ import json, sys
 from pathlib import Path
 
 import torch
-from unirl.core.events import Event
+from unirl.core.types.event import Event
 from unirl.core.roles import RunInfo
 from unirl.trackers.wandb.config import WandbConfig
 from unirl.trackers.wandb.tracker import build
@@ -31,7 +31,7 @@ folder = Path(sys.argv[1])
 for resumed_at in (None, 2):
     tracker = build(WandbConfig(mode="offline", project="shapes", tags=["cpu", "tiny"], max_images=2, max_texts=3))
     tracker.start(
-        RunInfo(name="first", folder=folder, plan_hash="abc", config={"run": {"steps": 4}}, resumed_at=resumed_at)
+        RunInfo(name="first", folder=folder, plan_hash="abc", config={"run": {"max_steps": 4}}, resumed_at=resumed_at)
     )
     for step in range((resumed_at or 0) + 1, (resumed_at or 0) + 3):
         tracker.log({"reward_mean": step / 4}, step=step)
@@ -136,16 +136,16 @@ def test_the_spec_names_a_build_and_a_config_that_exist():
 
 
 def test_a_resumed_run_is_the_same_wandb_run(sessions: tuple[Path, list[list[Any]]]):
-    folder, found = sessions
+    folder, result = sessions
     kept = json.loads((folder / "wandb" / "unirl-run.json").read_text())
-    assert [of_kind(records, "run")[0].run_id for records in found] == [kept["id"], kept["id"]]
+    assert [of_kind(records, "run")[0].run_id for records in result] == [kept["id"], kept["id"]]
 
 
 def test_name_project_tags_and_recipe_reach_wandb(sessions: tuple[Path, list[list[Any]]]):
     run = of_kind(sessions[1][0], "run")[0]
     assert (run.display_name, run.project, list(run.tags)) == ("first", "shapes", ["cpu", "tiny"])
     config = {item.key: json.loads(item.value_json) for item in run.config.update}
-    assert config["run"] == {"steps": 4}
+    assert config["run"] == {"max_steps": 4}
     assert config["plan_hash"] == "abc"
 
 
@@ -156,16 +156,16 @@ def test_every_number_is_over_the_step_axis_which_goes_on_after_the_resume(
     assert axis == {"step": "", "*": "step"}
     points = [
         (row["step"], row["reward_mean"])
-        for found in sessions[1]
-        for row in (values(history.item) for history in of_kind(found, "history"))
+        for result in sessions[1]
+        for row in (values(history.item) for history in of_kind(result, "history"))
         if "reward_mean" in row
     ]
     assert points == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)]
 
 
 def test_images_are_saved_with_their_captions_and_at_most_max_images(sessions: tuple[Path, list[list[Any]]]):
-    folder, found = sessions
-    rows = [values(history.item) for history in of_kind(found[0], "history")]
+    folder, result = sessions
+    rows = [values(history.item) for history in of_kind(result[0], "history")]
     (row,) = [row for row in rows if any(key == "eval" or key.startswith("eval/_") for key in row)]
     text = json.dumps(row)
     assert row["step"] == 2
@@ -174,8 +174,8 @@ def test_images_are_saved_with_their_captions_and_at_most_max_images(sessions: t
 
 
 def test_texts_are_a_table_of_at_most_max_texts_whole_rows(sessions: tuple[Path, list[list[Any]]]):
-    folder, found = sessions
-    rows = [values(history.item) for history in of_kind(found[0], "history")]
+    folder, result = sessions
+    rows = [values(history.item) for history in of_kind(result[0], "history")]
     (row,) = [row for row in rows if any(key.startswith("eval/texts") for key in row)]
     assert row["step"] == 2
     (file,) = folder.glob("wandb/offline-run-*/files/media/table/eval/texts_*.table.json")
@@ -196,13 +196,13 @@ def test_texts_without_a_caption_each_are_refused():
 def test_findings_and_status_are_in_the_summary_and_a_failed_run_exits_with_1(
     sessions: tuple[Path, list[list[Any]]],
 ):
-    for found, status, code in zip(sessions[1], ("failed", "done"), (1, 0), strict=True):
+    for result, status, code in zip(sessions[1], ("failed", "done"), (1, 0), strict=True):
         summary: dict[str, object] = {}
-        for record in of_kind(found, "summary"):
+        for record in of_kind(result, "summary"):
             summary |= values(record.update)
         assert summary["status"] == status
         assert summary["findings"] == ["step 2: small gradient"]
-        assert of_kind(found, "exit")[0].exit_code == code
+        assert of_kind(result, "exit")[0].exit_code == code
 
 
 def test_disabled_writes_nothing_and_a_run_that_cannot_start_says_what_to_do(tmp_path: Path):
@@ -217,10 +217,10 @@ def test_disabled_writes_nothing_and_a_run_that_cannot_start_says_what_to_do(tmp
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (WandbConfig(mode="of-line"), "tracker.wandb.mode: 'of-line' was asked for; it is one of online, offline"),
-        (WandbConfig(project=""), "tracker.wandb.project: it is empty"),
-        (WandbConfig(max_images=0), "tracker.wandb.max_images: 0 was asked for"),
-        (WandbConfig(max_texts=0), "tracker.wandb.max_texts: 0 was asked for"),
+        (WandbConfig(mode="of-line"), "tracker.wandb.mode: got 'of-line', expected one of online, offline"),
+        (WandbConfig(project=""), "tracker.wandb.project: got an empty name"),
+        (WandbConfig(max_images=0), "tracker.wandb.max_images: got 0, expected 1 or more"),
+        (WandbConfig(max_texts=0), "tracker.wandb.max_texts: got 0, expected 1 or more"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_with_their_key(config: WandbConfig, message: str):
@@ -232,7 +232,7 @@ def test_a_run_id_other_than_the_folders_is_refused(tmp_path: Path):
     kept = tmp_path / "unirl-run.json"
     kept.write_text('{"id": "abcd1234", "project": "p"}')
     tracker: WandbTracker = build(WandbConfig(run_id="other"))
-    with pytest.raises(Exception, match="'other' was asked for; this run folder belongs to W&B run 'abcd1234'"):
+    with pytest.raises(Exception, match="got 'other', but this run folder belongs to W&B run 'abcd1234'"):
         tracker._id_to_use(kept, resumed=True)
     assert build(WandbConfig())._id_to_use(kept, resumed=True) == "abcd1234"
     assert build(WandbConfig())._id_to_use(kept, resumed=False) is None

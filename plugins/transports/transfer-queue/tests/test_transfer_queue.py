@@ -22,6 +22,7 @@ from unirl.transports.transfer_queue.config import TransferQueueConfig
 from unirl.transports.transfer_queue.transport import TransferQueueTransport, build
 
 pytestmark = [
+    pytest.mark.keyed,
     pytest.mark.slow,
     pytest.mark.timeout(600),
     # Ray's zero-copy tensors, which nobody here writes to.
@@ -111,8 +112,8 @@ def test_tensors_of_every_kind_come_bit_for_bit(queue: Queue) -> None:
         random(5, 6, seed=7),
         random(6, 5, seed=8).t(),
     ]
-    found = queue.fetch("b", *queue.keep("a", *sent))
-    for mine, theirs in zip(sent, found, strict=True):
+    result = queue.fetch("b", *queue.keep("a", *sent))
+    for mine, theirs in zip(sent, result, strict=True):
         assert theirs.dtype == mine.dtype and theirs.shape == mine.shape
         assert torch.equal(theirs.contiguous().view(torch.uint8), mine.contiguous().view(torch.uint8))
 
@@ -123,16 +124,16 @@ def test_rows_of_several_workers_come_in_any_order_more_than_once(queue: Queue) 
     order = torch.tensor([8, 0, 0, 5, 3, 8, 1])
     mixed = torch.cat([rows_a, rows_b]).index_select(0, order)
     for reader in ("a", "b"):
-        found = queue.fetch(reader, mixed, rows_other[1:3], rows_b[:0])
-        assert torch.equal(found[0], torch.cat([of_a, of_b]).index_select(0, order))
-        assert torch.equal(found[1], other[1:3])
-        assert found[2].shape == (0, 3, 2)
+        result = queue.fetch(reader, mixed, rows_other[1:3], rows_b[:0])
+        assert torch.equal(result[0], torch.cat([of_a, of_b]).index_select(0, order))
+        assert torch.equal(result[1], other[1:3])
+        assert result[2].shape == (0, 3, 2)
 
 
 def test_rows_without_a_byte_need_no_queue(queue: Queue) -> None:
     (rows,) = queue.keep("a", torch.zeros(4, 0, 3, dtype=torch.bfloat16))
-    (found,) = queue.fetch("b", rows)
-    assert (found.shape, found.dtype) == ((4, 0, 3), torch.bfloat16)
+    (result,) = queue.fetch("b", rows)
+    assert (result.shape, result.dtype) == ((4, 0, 3), torch.bfloat16)
 
 
 def test_the_driver_holds_names_alone_and_can_fetch(queue: Queue) -> None:
@@ -201,13 +202,13 @@ def test_rollout_after_rollout_leaves_nothing_behind(queue: Queue) -> None:
 
 def alive() -> set[int]:
     """Processes of queues in this cluster, which this process started."""
-    found: set[int] = set()
+    result: set[int] = set()
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             title = " ".join(process.cmdline())
             if title.startswith(("ray::TransferQueueController", "ray::SimpleStorageUnit")):
-                found.add(process.pid)
-    return found
+                result.add(process.pid)
+    return result
 
 
 def test_two_runs_on_one_cluster_know_nothing_of_each_other_and_leave_nothing(ray_here: None) -> None:

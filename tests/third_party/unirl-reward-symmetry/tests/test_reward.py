@@ -58,5 +58,5 @@ def test_what_cannot_be_scored_raises() -> None:
 
 
 def test_an_axis_that_is_none_is_refused() -> None:
-    with pytest.raises(RecipeError, match="axis: 'diagonal' was asked for"):
+    with pytest.raises(RecipeError, match="axis: got 'diagonal', expected one of left-right, top-bottom, both"):
         build(SymmetryConfig(axis="diagonal"), device="cpu")

@@ -1,4 +1,4 @@
-"""Claims: what conformance proves of a part. Each is an ordinary test function in `unirl.conformance.suite`."""
+"""Claims: statements about parts, each an ordinary test function in `unirl.conformance.suite`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from importlib import import_module
 from importlib.resources import files
 from typing import Literal, TypeVar, get_args
 
-from unirl.core.capability import Cap
-from unirl.core.spec import Kind
+from unirl.core.specs.capability import Cap
+from unirl.core.specs.spec import Kind
 
 __all__ = [
     "SUBJECT_KINDS",
@@ -33,12 +33,12 @@ __all__ = [
 SubjectKind = Literal[
     "plugin", "model", "engine", "algorithm", "backend", "reward", "tracker", "launcher", "transport", "cell"
 ]
-"""What a claim is about. An `engine` is tried with each model; a `cell` is model, engine, algorithm and backend."""
+"""Kinds of subjects. An `engine` is tested with each model; a `cell` is model, engine, algorithm and backend."""
 SUBJECT_KINDS: tuple[SubjectKind, ...] = get_args(SubjectKind)
 
 Tier = Literal["static", "tiny", "gpu", "full"]
-"""What a run covers, each more than the one before: nothing is built; miniatures on the CPU; the same on a GPU as
-well; and the claims that take minutes."""
+"""Scope of a run, each including the previous: build nothing; miniatures on the CPU; also on a GPU; also claims that
+take minutes."""
 TIERS: tuple[Tier, ...] = get_args(Tier)
 
 UNPROVEN: Mapping[Cap, str] = {
@@ -69,7 +69,7 @@ class Claim:
     claim is n/a."""
     tier: Tier = "tiny"
     own_engine: bool = False
-    """Whether it closes or damages its engine, or is about a new one. An engine that is a program of its own is else
+    """Whether it closes or damages its engine, or is about a new one. Otherwise an external engine is
     started once for many claims."""
     meaning: str = ""
     """The docstring up to "If it fails:"."""
@@ -89,12 +89,12 @@ def claim(
     """Make a test function a claim about every subject of a kind.
 
     Its docstring says what the claim means and, after "If it fails:", where to look; it takes the fixture `bench`, an
-    object of `unirl.conformance.benches` that has what claims of this kind need.
+    object of `unirl.conformance.fixtures` that has what claims of this kind need.
     """
 
     def mark(function: F) -> F:
         meaning, *help_text = _HELP.split(inspect.getdoc(function) or "", maxsplit=1)
-        found = Claim(
+        result = Claim(
             name=_name(function.__name__),
             kind=kind,
             proves=proves if isinstance(proves, tuple) else (proves,),
@@ -105,7 +105,7 @@ def claim(
             meaning=" ".join(meaning.split()),
             if_it_fails=" ".join("".join(help_text).split()),
         )
-        setattr(function, _ATTRIBUTE, found)
+        setattr(function, _ATTRIBUTE, result)
         return function
 
     return mark
@@ -121,13 +121,13 @@ def all_claims(kinds: Collection[SubjectKind] = SUBJECT_KINDS) -> list[Claim]:
 
     Claims of a kind stand in `suite/test_<kind>*.py`.
     """
-    found: dict[str, Claim] = {}
+    result: dict[str, Claim] = {}
     for module in suite_modules(kinds):
         for value in vars(import_module(f"{__package__}.suite.{module}")).values():
             stated = claim_of(value)
             if stated is not None:
-                assert found.setdefault(stated.name, stated) is stated, f"two claims are called {stated.name!r}"
-    return sorted(found.values(), key=lambda one: (SUBJECT_KINDS.index(one.kind), one.name))
+                assert result.setdefault(stated.name, stated) is stated, f"two claims are called {stated.name!r}"
+    return sorted(result.values(), key=lambda one: (SUBJECT_KINDS.index(one.kind), one.name))
 
 
 def suite_modules(kinds: Collection[SubjectKind] = SUBJECT_KINDS) -> list[str]:
@@ -140,25 +140,25 @@ def suite_modules(kinds: Collection[SubjectKind] = SUBJECT_KINDS) -> list[str]:
 
 def claim_kinds() -> dict[str, SubjectKind]:
     """Name of every claim -> the kind of its subjects, read from the sources: nothing is imported."""
-    found: dict[str, SubjectKind] = {}
+    result: dict[str, SubjectKind] = {}
     for file in files(f"{__package__}.suite").iterdir():
         if file.name.startswith("test_") and file.name.endswith(".py"):
-            found |= claims_in(file.read_text(encoding="utf-8"))
-    return found
+            result |= claims_in(file.read_text(encoding="utf-8"))
+    return result
 
 
 def claims_in(source: str) -> dict[str, SubjectKind]:
     """The claims that this Python source states: name -> kind of subject. Raises SyntaxError when it is none."""
-    found: dict[str, SubjectKind] = {}
+    result: dict[str, SubjectKind] = {}
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef):
             for mark in node.decorator_list:
                 match mark:
                     case ast.Call(func=ast.Name(id="claim"), args=[ast.Constant(value=str(kind)), *_]):
-                        found |= {_name(node.name): known for known in SUBJECT_KINDS if known == kind}
+                        result |= {_name(node.name): known for known in SUBJECT_KINDS if known == kind}
                     case _:
                         pass
-    return found
+    return result
 
 
 def _name(function: str) -> str:

@@ -1,7 +1,8 @@
-"""`unirl conformance`: try the claims on what is installed, show what was found, and write the reports."""
+"""`unirl conformance`: run the claims against installed parts, show the results, and write reports."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Collection
 from contextlib import nullcontext, redirect_stdout
@@ -10,14 +11,15 @@ from typing import TYPE_CHECKING, cast
 
 import click
 from click.core import ParameterSource
+from unirl.core.cli.discovery import plugins_dir_option
 from unirl.core.errors import RecipeError
 from unirl.core.names import did_you_mean
-from unirl.core.spec import Kind
+from unirl.core.specs.spec import Kind
 
 from .claims import TIERS, Tier
 
 if TYPE_CHECKING:
-    from unirl.core.catalog import Catalog
+    from unirl.core.plugins.catalog import Catalog
 
     from .results import Report
     from .subjects import Selection
@@ -29,21 +31,24 @@ SELECTABLE: tuple[Kind, ...] = ("model", "engine", "algorithm", "backend", "rewa
 
 def _part_options(command: click.Command) -> click.Command:
     for kind in reversed(SELECTABLE):
-        text = f"Try the claims about this {kind}, and its combinations. May be given again."
+        text = f"Test this {kind} and its combinations. Repeatable."
         command = click.option(f"--{kind}", multiple=True, metavar="NAME", help=text)(command)
     return command
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
-@click.option("--plugin", multiple=True, metavar="DIST", help="Try everything that this dist provides.")
-@click.option("--claim", multiple=True, metavar="CLAIM", help="Try this claim alone.")
+@plugins_dir_option
+@click.option("--plugin", multiple=True, metavar="DIST", help="Test everything this dist provides.")
+@click.option("--claim", multiple=True, metavar="CLAIM", help="Test only this claim.")
+@click.option("--without", multiple=True, metavar="KIND:SUBJECT", help="Skip a subject, such as engine:sglang+sd3.")
 @click.option(
     "--tier",
     type=click.Choice(TIERS),
     default="tiny",
     show_default=True,
-    help="static: nothing is built. tiny: miniatures on the CPU. gpu: the same on a GPU too. full: what takes minutes.",
+    help="static: build nothing. tiny: miniatures on the CPU. gpu: also on a GPU. full: also tests that take minutes.",
 )
+@click.option("--batch-invariant", is_flag=True, help="Use batch-invariant numerics, like run.batch_invariant.")
 @click.option(
     "--report", "folder", type=click.Path(path_type=Path, file_okay=False), help="Write all reports to this folder."
 )
@@ -51,15 +56,15 @@ def _part_options(command: click.Command) -> click.Command:
     "--diff",
     "old",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Show what changed since this conformance.json; something that got worse counts as a failure.",
+    help="Show changes since this conformance.json; a regression counts as a failure.",
 )
 @click.option(
     "--from",
     "source",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Show this conformance.json instead of trying anything.",
+    help="Show this conformance.json instead of running anything.",
 )
-@click.option("--claims", "list_claims", is_flag=True, help="List the claims and what each means.")
+@click.option("--claims", "list_claims", is_flag=True, help="List the claims and their meaning.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.argument("pytest_args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -67,7 +72,9 @@ def conformance(
     ctx: click.Context,
     plugin: tuple[str, ...],
     claim: tuple[str, ...],
+    without: tuple[str, ...],
     tier: str,
+    batch_invariant: bool,
     folder: Path | None,
     old: Path | None,
     source: Path | None,
@@ -76,11 +83,11 @@ def conformance(
     pytest_args: tuple[str, ...],
     **parts: tuple[str, ...],
 ) -> None:
-    """Prove the installed parts: each claim on each part, and on each combination that fits.
+    """Test the installed parts: each claim on each part, and on each compatible combination.
 
-    Plain flags of pytest go after `--`, such as `-- -n 2` or `-- --tb=long -rA`.
+    Pytest flags go after `--`, such as `-- -n 2` or `-- --tb=long -rA`.
 
-    Exit codes: 0 good, 1 a claim failed, 2 wrong use, 3 a plugin is absent or nothing could run.
+    Exit codes: 0 success, 1 a claim failed, 2 usage error, 3 a plugin is missing or nothing could run.
     """
     if list_claims:
         _refuse_others(ctx, "--claims", allowed={"list_claims", "as_json"})
@@ -96,26 +103,29 @@ def conformance(
     # Before anything runs: it may take minutes, and its reports may be written over this one.
     before = load(old) if old is not None else None
     selection: Selection | None = None
+    left_out = ""
     if source is not None:
         _refuse_others(ctx, "--from", allowed={"source", "folder", "old", "as_json"})
         report = load(source)
     else:
         if pytest_args and not pytest_args[0].startswith("-"):
             raise click.UsageError(
-                f"{pytest_args[0]!r} is no option. Name a part by its kind, such as --engine {pytest_args[0]}; flags "
+                f"{pytest_args[0]!r} is not an option. Name parts by kind, such as --engine {pytest_args[0]}; flags "
                 "of pytest go after `--`."
             )
         names: dict[Kind, tuple[str, ...]] = {kind: parts[kind] for kind in SELECTABLE if parts[kind]}
-        selection = Selection(names=names, plugins=plugin, claims=claim)
+        selection = Selection(names=names, plugins=plugin, claims=claim, without=without)
         if folder is not None:
             pytest_args = (f"--junitxml={folder.resolve() / 'junit.xml'}", *pytest_args)
-        # The line of progress goes where it does not mix with JSON.
+        # What pytest has to say goes where it does not mix with JSON.
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
-            report = _run(selection, tier=cast(Tier, tier), pytest_args=pytest_args)
+            report, left_out = _run(
+                selection, tier=cast(Tier, tier), batch_invariant=batch_invariant, pytest_args=pytest_args
+            )
     if as_json:
         click.echo(to_json(report), nl=False)
     else:
-        print_report(report)
+        print_report(report, left_out=left_out)
     code = report.exit_code
     if before is not None:
         diff = compare(before, report, selected=selection)
@@ -132,15 +142,24 @@ def conformance(
 _part_options(conformance)
 
 
-def _run(selection: Selection, *, tier: Tier, pytest_args: tuple[str, ...]) -> Report:
-    from unirl.core.catalog import Catalog
+def _run(
+    selection: Selection, *, tier: Tier, batch_invariant: bool, pytest_args: tuple[str, ...]
+) -> tuple[Report, str]:
+    """The report, and a sentence about what a higher tier would try of the selection."""
+    from unirl.core.cli.discovery import discover
+    from unirl.core.loop.batch_invariant import set_variables
+
+    if batch_invariant:
+        # Before the suite loads torch; its workers inherit them.
+        set_variables(os.environ)
 
     from .claims import all_claims, claim_kinds
+    from .progress import Progress
     from .run import run_suite
-    from .subjects import devices_of
+    from .subjects import devices_of, subjects
 
     # Before pytest starts, so that a wrong name has its own message and exit code.
-    catalog = Catalog.discover()
+    catalog = discover()
     selection.check(catalog)
     if tier != "static":
         _check_environments(selection.names.get("engine", ()), catalog, devices=devices_of(tier))
@@ -149,7 +168,11 @@ def _run(selection: Selection, *, tier: Tier, pytest_args: tuple[str, ...]) -> R
         if name not in kinds:
             hint = did_you_mean(name, kinds) or "; `unirl conformance --claims` lists them."
             raise RecipeError(f"--claim: there is no claim {name!r}{hint}")
-    report = run_suite(selection, tier=tier, pytest_args=pytest_args)
+    chosen = subjects(catalog, selection, tier=tier)
+    progress = Progress(with_programs=[subject.id for subject in chosen if subject.programs])
+    report = run_suite(
+        selection, tier=tier, batch_invariant=batch_invariant, pytest_args=pytest_args, progress=progress
+    )
     if not report.outcomes:
         higher = [
             f"{one.name!r} is of tier {one.tier}"
@@ -157,17 +180,25 @@ def _run(selection: Selection, *, tier: Tier, pytest_args: tuple[str, ...]) -> R
             if one.name in selection.claims and TIERS.index(one.tier) > TIERS.index(tier)
         ]
         raise RecipeError(
-            f"conformance: nothing matches what was asked for at tier {tier}; no claim was tried."
+            f"conformance: nothing matches the selection at tier {tier}; no claim was tried."
             + "".join(f" Claim {text}." for text in higher)
         )
-    return report
+    there = {(subject.kind, subject.id) for subject in chosen}
+    others = [one for one in subjects(catalog, selection, tier="full") if one.programs and one.device == "cpu"]
+    engines = sorted({spec.name for one in others if (one.kind, one.id) not in there for spec in one.programs})
+    if not engines:
+        return report, ""
+    return report, (
+        f"Not tried: combinations with {', '.join(engines)}, which have to be started. `--tier full` tries them, and "
+        f"whatever else takes minutes; `--engine {engines[0]}` tries that one."
+    )
 
 
 def _check_environments(engines: Collection[str], catalog: Catalog, *, devices: Collection[str]) -> None:
-    """Raises PluginNotInstalled for an engine whose own environment is there for none of these devices: of what was
-    asked for, nothing could be tried."""
+    """Raises PluginNotInstalled for an engine without an environment for any of these devices: nothing of the selection
+    could be tried."""
     from unirl.core.errors import PluginNotInstalled
-    from unirl.core.spec import EngineSpec
+    from unirl.core.specs.spec import EngineSpec
 
     for name in engines:
         spec = catalog.get("engine", name).spec
@@ -177,7 +208,7 @@ def _check_environments(engines: Collection[str], catalog: Catalog, *, devices: 
         if not any(environment.is_present(device) for device in devices):
             commands = " or ".join(f"`{environment.command(device)}`" for device in devices)
             raise PluginNotInstalled(
-                f"engine {name!r} runs in an environment of its own, which is not here. Make it: {commands}."
+                f"engine {name!r} needs its own environment, which does not exist. Create it: {commands}."
             )
 
 
@@ -188,7 +219,7 @@ def _refuse_others(ctx: click.Context, flag: str, *, allowed: Collection[str]) -
         if name in allowed or ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
             continue
         given = param.opts[0] if isinstance(param, click.Option) else "flags of pytest"
-        raise click.UsageError(f"{flag} runs nothing, so {given} means nothing with it. Leave one of them out.")
+        raise click.UsageError(f"{flag} runs nothing, so {given} has no effect with it. Remove one of them.")
 
 
 def _list(*, as_json: bool) -> None:

@@ -16,11 +16,11 @@ __all__ = ["documented_fields", "undocumented_fields"]
 
 def documented_fields(cls: type[Any]) -> dict[str, str]:
     """Name -> the text after each field of a class, and of each it inherits where that defines it, on one line."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if base.__module__ not in sys.stdlib_module_names:
-            found |= _own(base)
-    return found
+            result |= _own(base)
+    return result
 
 
 def undocumented_fields(cls: type[Any], *, prefix: str = "") -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Engines that are programs of their own: started once for all claims of a row, and as new for each of them."""
+"""External engines: started once for many claims, and reset for each of them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from unirl.core.capability import Cap, Support
-from unirl.core.catalog import Found
-from unirl.core.config import PartConfig
 from unirl.core.errors import UniRLError
-from unirl.core.request import Request
+from unirl.core.plugins.catalog import Found
 from unirl.core.roles import DiffusionModel, Engine, Model, TextModel, WeightUpdate
-from unirl.core.rollout import Rollout
-from unirl.core.spec import EngineSpec, ModelSpec
-from unirl.core.track import LatentSegment, Track
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.config import PartConfig
+from unirl.core.specs.spec import EngineSpec, ModelSpec
+from unirl.core.types.request import Request
+from unirl.core.types.rollout import Rollout
+from unirl.core.types.track import LatentSegment, Track
 
+from .doubles.requests import PROMPTS, make_request, make_text_request
+from .doubles.trained import full_update
+from .doubles.walk import distance
 from .verdicts import Record
-from .workbench.requests import PROMPTS, make_request, make_text_request
-from .workbench.trained import full_update
-from .workbench.walk import distance
 
 if TYPE_CHECKING:
     from .workshop import Workshop
@@ -40,11 +40,11 @@ class _Started:
     engine: Engine
     model: _Borrowed
     first: WeightUpdate
-    """The weights that it was started with, and its version then."""
+    """The initial weights and version."""
     request: Request
-    """Greedy texts of its model."""
+    """Greedy completions of its model."""
     answer: Track
-    """What it answered to that when it was new."""
+    """Its answer to that request when it was new."""
 
 
 class EnginePool:
@@ -103,7 +103,8 @@ class EnginePool:
     def _started(self, key: str, engine: Found, config: PartConfig, *, of: Found, device: str) -> _Started:
         miniature = self._workshop.model(of, device=device)
         borrowed = _Borrowed(miniature)
-        built: Engine = self._workshop.build(engine, config, model=borrowed, device=device)
+        with self._workshop.starting(engine, of):
+            built: Engine = self._workshop.build(engine, config, model=borrowed, device=device)
         self.starts += 1
         try:
             request = self._request(of, miniature, version=built.version)
@@ -133,10 +134,10 @@ class EnginePool:
         """Give an engine its first weights again; whether it then is as it was when it started."""
         try:
             started.engine.load_weights(started.first)
-            found = _only(started.engine.generate(started.request))
+            result = _only(started.engine.generate(started.request))
         except (UniRLError, ValueError):
-            found = None
-        if found is not None and started.engine.version == started.first.version and _same(found, started.answer):
+            result = None
+        if result is not None and started.engine.version == started.first.version and _same(result, started.answer):
             return True
         record("engine started again", self.starts)
         return False

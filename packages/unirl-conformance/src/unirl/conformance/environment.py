@@ -1,8 +1,7 @@
-"""Where a run took place: the machine, the interpreter, the packages, the suite."""
+"""Environment of a run: machine, interpreter, packages, suite."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import sys
@@ -12,9 +11,13 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any
 
-from unirl.core.catalog import Catalog
 from unirl.core.errors import PluginBroken
-from unirl.core.spec import EngineSpec
+from unirl.core.loop.batch_invariant import is_batch_invariant
+from unirl.core.loop.cpu import describe_cpu
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.specs.spec import EngineSpec
+
+from .source_hash import source_hash
 
 __all__ = ["Environment", "describe_environment", "suite_hash"]
 
@@ -31,11 +34,16 @@ class Environment:
     platform: str
     """System, architecture and C library; a kernel's release says nothing about numbers."""
     num_cpus: int
+    cpu: str = "not recorded"
+    """Its model and the instruction sets in use, which decide the last bits of a number; of torch's kernels when torch
+    was loaded."""
+    batch_invariant: bool = False
+    """Whether the claims ran with batch-invariant numerics."""
     devices: tuple[str, ...]
     """Names of the GPUs."""
     packages: Mapping[str, str]
     engines: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
-    """Engines that are programs of their own, `NAME@cuda` on a GPU -> what is in the environment of each."""
+    """External engines, `NAME@cuda` on a GPU -> packages in their environments."""
 
 
 def describe_environment(catalog: Catalog, engines: Iterable[EngineSpec] = ()) -> Environment:
@@ -57,6 +65,8 @@ def describe_environment(catalog: Catalog, engines: Iterable[EngineSpec] = ()) -
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}",
         num_cpus=os.cpu_count() or 0,
+        cpu=str(describe_cpu(with_torch=torch is not None)),
+        batch_invariant=is_batch_invariant(),
         devices=devices,
         packages=packages,
         engines={} if torch is None else _environments(catalog, engines),
@@ -64,7 +74,7 @@ def describe_environment(catalog: Catalog, engines: Iterable[EngineSpec] = ()) -
 
 
 def _environments(catalog: Catalog, engines: Iterable[EngineSpec]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for spec in engines:
         if not spec.environment:
             continue
@@ -72,23 +82,23 @@ def _environments(catalog: Catalog, engines: Iterable[EngineSpec]) -> dict[str, 
             environment = catalog.resolve(spec.environment)
         except PluginBroken as error:
             # What was found by then must not be lost for it.
-            found[spec.name] = f"cannot be looked at: {error}"
+            result[spec.name] = f"cannot be looked at: {error}"
             continue
         for device, place in (("cpu", ""), ("cuda", "@cuda")):
             if environment.is_present(device):
                 pinned: Mapping[str, str] = environment.packages(device)
                 versions = [f"{name} {pinned[name]}" for name in sorted(_PACKAGES) if name in pinned]
-                found[spec.name + place] = ", ".join(versions)
-    return found
+                result[spec.name + place] = ", ".join(versions)
+    return result
 
 
 def suite_hash() -> str:
-    """16 hex digits over the sources of the claims and of what they work with."""
-    whole = hashlib.sha256()
+    """16 hex digits over the code of the claims and of what they work with."""
     package = files("unirl.conformance")
-    for folder in ("suite", "benches", "workbench"):
-        for file in sorted(package.joinpath(folder).iterdir(), key=lambda file: file.name):
-            if file.name.endswith(".py"):
-                whole.update(f"{folder}/{file.name}\n".encode())
-                whole.update(file.read_bytes())
-    return whole.hexdigest()[:16]
+    sources = {
+        f"{folder}/{file.name}": file.read_bytes()
+        for folder in ("suite", "fixtures", "doubles")
+        for file in package.joinpath(folder).iterdir()
+        if file.name.endswith(".py")
+    }
+    return source_hash(sources)[:16]

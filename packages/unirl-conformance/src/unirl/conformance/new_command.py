@@ -1,8 +1,9 @@
-"""`unirl new`: scaffold a plugin that works, is proven and can be published."""
+"""`unirl new`: scaffold a working, tested and publishable plugin."""
 
 from __future__ import annotations
 
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
@@ -30,24 +31,26 @@ def new(kind: str, name: str, into: Path, dist: str, author: str) -> None:
 
     Exit codes: 0 good, 2 a name or a folder that is taken, or cannot be.
     """
-    from unirl.core.catalog import Catalog
+    from unirl.core.cli.discovery import discover
 
     from .scaffold.names import Names, check_names
     from .scaffold.render import render, write
 
     names = Names.of(cast(ScaffoldKind, kind), name, dist=dist)
-    check_names(names, catalog=Catalog.discover())
+    check_names(names, catalog=discover())
     files = render(names, author=author)
     folder = into / names.dist
     write(files, folder)
     click.echo(f"wrote {folder}/")
     for file in files:
         click.echo(f"  {file}")
+    # Environments that uv makes have no pip.
+    pip = "pip" if find_spec("pip") else "uv pip"
     click.echo("\nIt works as it is. Look:\n")
     for line in (
         f"cd {shlex.quote(str(folder))}",
-        "pip install --editable . --group dev",
-        "unirl plugins --check",
+        f"{pip} install --editable . --group dev",
+        "unirl plugins",
         f"unirl conformance --plugin {names.dist}",
         "pytest",
     ):

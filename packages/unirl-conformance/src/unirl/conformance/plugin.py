@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unirl.core.hookspec import hookimpl
+from unirl.core.plugins.hookspec import hookimpl
 
 if TYPE_CHECKING:
     import click

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -16,25 +17,29 @@ from tempfile import mkdtemp
 from typing import Any, cast
 
 import pytest
-from unirl.core.capability import Cap, Support
-from unirl.core.catalog import Catalog
+from unirl.core.cli.discovery import discover
 from unirl.core.errors import UniRLError
-from unirl.core.spec import KINDS, AlgorithmSpec, EngineSpec, Gap, Kind, ModelSpec, Spec
+from unirl.core.loop.batch_invariant import batch_invariant
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.spec import KINDS, Gap, Kind, ModelSpec, Spec
 
 from .claims import SUBJECT_KINDS, TIERS, Claim, SubjectKind, Tier, claim_of
+from .progress import Status
 from .results import Collector
-from .subjects import Selection, Subject, devices_of, subjects
+from .subjects import Selection, Subject, subjects, tracks_of
 from .verdicts import NotApplicable, NotRun, Record
 from .workshop import Workshop
 
-__all__ = ["COLLECTOR", "PROPERTY"]
+__all__ = ["COLLECTOR", "PROGRESS", "PROPERTY"]
 
 PROPERTY = "unirl"
 """Name of the user property that carries a claim's state, reason and numbers as JSON."""
+PROGRESS = "unirl-progress"
+"""Name of the pytest plugin that shows how far a run is."""
 COLLECTOR = pytest.StashKey[Collector]()
 _CATALOG = pytest.StashKey[Catalog]()
 _SUBJECTS = pytest.StashKey[list[Subject]]()
-_WORKSHOP = pytest.StashKey[Workshop]()
 _RECORD = pytest.StashKey[Record]()
 _GAP = pytest.StashKey[Gap]()
 _ABSENT = pytest.StashKey[str]()
@@ -42,23 +47,23 @@ _ABSENT = pytest.StashKey[str]()
 _BEGAN = pytest.StashKey[float]()
 
 BENCHES: dict[SubjectKind, str] = {
-    "plugin": "unirl.conformance.benches.plugin:PluginBench",
-    "model": "unirl.conformance.benches.model:ModelBench",
-    "engine": "unirl.conformance.benches.engine:EngineBench",
-    "algorithm": "unirl.conformance.benches.algorithm:AlgorithmBench",
-    "backend": "unirl.conformance.benches.backend:BackendBench",
-    "reward": "unirl.conformance.benches.reward:RewardBench",
-    "tracker": "unirl.conformance.benches.tracker:TrackerBench",
-    "launcher": "unirl.conformance.benches.launcher:LauncherBench",
-    "transport": "unirl.conformance.benches.transport:TransportBench",
-    "cell": "unirl.conformance.benches.cell:CellBench",
+    "plugin": "unirl.conformance.fixtures.plugin:PluginBench",
+    "model": "unirl.conformance.fixtures.model:ModelBench",
+    "engine": "unirl.conformance.fixtures.engine:EngineBench",
+    "algorithm": "unirl.conformance.fixtures.algorithm:AlgorithmBench",
+    "backend": "unirl.conformance.fixtures.backend:BackendBench",
+    "reward": "unirl.conformance.fixtures.reward:RewardBench",
+    "tracker": "unirl.conformance.fixtures.tracker:TrackerBench",
+    "launcher": "unirl.conformance.fixtures.launcher:LauncherBench",
+    "transport": "unirl.conformance.fixtures.transport:TransportBench",
+    "cell": "unirl.conformance.fixtures.cell:CellBench",
 }
 """Imported when a claim of that kind runs."""
 BENCHES_BY_TRACK: dict[tuple[SubjectKind, str], str] = {
-    ("model", "latent"): "unirl.conformance.benches.latent_model:LatentModelBench",
-    ("model", "text"): "unirl.conformance.benches.text_model:TextModelBench",
-    ("engine", "latent"): "unirl.conformance.benches.latent_engine:LatentEngineBench",
-    ("engine", "text"): "unirl.conformance.benches.text_engine:TextEngineBench",
+    ("model", "latent"): "unirl.conformance.fixtures.latent_model:LatentModelBench",
+    ("model", "text"): "unirl.conformance.fixtures.text_model:TextModelBench",
+    ("engine", "latent"): "unirl.conformance.fixtures.latent_engine:LatentEngineBench",
+    ("engine", "text"): "unirl.conformance.fixtures.text_engine:TextEngineBench",
 }
 """Those of kinds whose parts differ by the track; they have what that of the kind promises, and more."""
 
@@ -70,7 +75,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--unirl-plugin", action="append", default=[], metavar="DIST", help="try the parts of this dist")
     group.addoption("--unirl-kind", action="append", default=[], choices=SUBJECT_KINDS, help="claims of this kind")
     group.addoption("--unirl-claim", action="append", default=[], metavar="CLAIM", help="this claim alone")
+    group.addoption("--unirl-without", action="append", default=[], metavar="KIND:SUBJECT", help="not this subject")
     group.addoption("--unirl-tier", default="tiny", choices=TIERS, help="how much to run (default: tiny)")
+    group.addoption("--unirl-batch-invariant", action="store_true", help="compute with batch-invariant numerics")
     group.addoption(
         "--unirl-report",
         default="",
@@ -89,19 +96,24 @@ def pytest_configure(config: pytest.Config) -> None:
     option: Any = config.getoption
     names: dict[Kind, tuple[str, ...]] = {kind: tuple(option(f"--unirl-{kind}")) for kind in KINDS}
     selection = Selection(
-        names={kind: found for kind, found in names.items() if found},
+        names={kind: result for kind, result in names.items() if result},
         plugins=tuple(option("--unirl-plugin")),
         kinds=tuple(option("--unirl-kind")),
         claims=tuple(option("--unirl-claim")),
+        without=tuple(option("--unirl-without")),
     )
     tier: Tier = option("--unirl-tier")
     try:
+        if option("--unirl-batch-invariant"):
+            mode = ExitStack()
+            mode.enter_context(batch_invariant())
+            config.add_cleanup(mode.close)
         catalog = _catalog(option("--unirl-catalog"))
         selection.check(catalog)
     except UniRLError as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[_CATALOG] = catalog
-    config.stash[_SUBJECTS] = subjects(catalog, selection, devices=devices_of(tier))
+    config.stash[_SUBJECTS] = subjects(catalog, selection, tier=tier)
     if not hasattr(config, "workerinput"):
         collector = Collector(catalog=catalog, tier=tier, subjects=config.stash[_SUBJECTS], property_name=PROPERTY)
         config.stash[COLLECTOR] = collector
@@ -111,8 +123,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
-    if _WORKSHOP in config.stash:
-        config.stash[_WORKSHOP].close()
     folder: str = cast(Any, config.getoption)("--unirl-report")
     if folder and COLLECTOR in config.stash:
         from .report.write import write_reports
@@ -129,10 +139,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     config = metafunc.config
     option: Any = config.getoption
     tier: Tier = option("--unirl-tier")
-    wanted: list[str] = option("--unirl-claim")
-    covered = TIERS.index(claim.tier) <= TIERS.index(tier) and (not wanted or claim.name in wanted)
-    found = [s for s in config.stash[_SUBJECTS] if s.kind == claim.kind] if covered else []
-    metafunc.parametrize("subject", found, ids=[subject.id for subject in found])
+    expected: list[str] = option("--unirl-claim")
+    covered = TIERS.index(claim.tier) <= TIERS.index(tier) and (not expected or claim.name in expected)
+    result = [s for s in config.stash[_SUBJECTS] if s.kind == claim.kind] if covered else []
+    metafunc.parametrize("subject", result, ids=[subject.id for subject in result])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -150,7 +160,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if gap is not None:
             item.stash[_GAP] = gap
             item.add_marker(pytest.mark.xfail(strict=True, reason=gap.reason))
-        if not own_programs(subject) or not_applicable(claim, subject):
+        if not subject.programs or not_applicable(claim, subject):
             kept.append(item)
             continue
         engine, model = subject.found("engine").spec.name, subject.found("model").spec.name
@@ -174,7 +184,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     rows = {
         subject.id: f"{program.name} on {subject.device}"
         for subject in config.stash[_SUBJECTS]
-        for program in own_programs(subject)
+        for program in subject.programs
         if not subject.refused and not absent_environment(subject, catalog=config.stash[_CATALOG])
     }
     return RowScheduling(config, log, rows)
@@ -206,48 +216,60 @@ def pytest_runtest_makereport(
     if pair is None:
         return report
     claim, subject = pair
-    found: dict[str, Any] = {"claim": claim.name, "subject": subject.id, "kind": subject.kind}
+    result: dict[str, Any] = {"claim": claim.name, "subject": subject.id, "kind": subject.kind}
     raised = call.excinfo.value if call.excinfo else None
     gap = item.stash.get(_GAP, None)
     if isinstance(raised, NotRun):
-        found |= {"state": "not run", "reason": str(raised)}
+        result |= {"state": "not run", "reason": str(raised)}
     elif isinstance(raised, _SKIPPED):
-        found |= {"state": "n/a", "reason": str(raised)}
+        result |= {"state": "n/a", "reason": str(raised)}
     elif gap is not None and report.skipped:
-        found |= {"state": "gap", "reason": gap.reason, "link": gap.link}
+        result |= {"state": "gap", "reason": gap.reason, "link": gap.link}
     elif gap is not None and report.failed and raised is None:
         text = f"the claim passes, and {_names(subject)} declares it as a gap ({gap.reason}). Take the gap out."
-        found |= {"state": "fail", "reason": text}
+        result |= {"state": "fail", "reason": text}
     elif report.failed:
-        found |= {"state": "fail", "reason": _sentence(raised) if raised else "", "detail": report.longreprtext}
+        result |= {"state": "fail", "reason": _sentence(raised) if raised else "", "detail": report.longreprtext}
     elif report.when == "call":
-        found |= {"state": "pass", "reason": ""}
+        result |= {"state": "pass", "reason": ""}
     if report.when == "call" and _RECORD in item.stash:
-        found["numbers"] = [vars(number) for number in item.stash[_RECORD].numbers]
-    report.user_properties.append((PROPERTY, json.dumps(found)))
+        result["numbers"] = [vars(number) for number in item.stash[_RECORD].numbers]
+    report.user_properties.append((PROPERTY, json.dumps(result)))
     return report
 
 
 _SKIPPED = pytest.skip.Exception
 
 
+@pytest.fixture(scope="session")
+def workshop(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    """Builds parts for the claims, and keeps what they share until the last of them."""
+    folder = tmp_path_factory.mktemp("workshop")
+    with closing(Workshop(pytestconfig.stash[_CATALOG], folder, status=_status(pytestconfig))) as made:
+        yield made
+
+
 @pytest.fixture
-def bench(request: pytest.FixtureRequest, subject: Subject) -> Any:
+def bench(request: pytest.FixtureRequest, subject: Subject, workshop: Workshop) -> Any:
     """What the claim works with, by the kind of its subject."""
-    config = request.config
-    if _WORKSHOP not in config.stash:
-        factory: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
-        config.stash[_WORKSHOP] = Workshop(config.stash[_CATALOG], factory.mktemp("workshop"))
     pair = _claim_and_subject(request.node)
     assert pair is not None
     module, _, name = bench_of(*pair).partition(":")
     claim = pair[0]
     record = request.node.stash[_RECORD] = Record()
-    workshop = config.stash[_WORKSHOP]
     # pytest's own `tmp_path` looks through the folders of all claims before, and turns a link round.
     folder = Path(mkdtemp(prefix="claim-", dir=workshop.folder))
     make = getattr(import_module(module), name)
     return make(subject=subject, workshop=workshop, record=record, folder=folder, own_engine=claim.own_engine)
+
+
+def _status(config: pytest.Config) -> Status:
+    """Where this process reports its current work; the controlling process shows it on request."""
+    progress = config.pluginmanager.get_plugin(PROGRESS)
+    if progress is not None:
+        return Status(progress.folder)
+    folder: str = getattr(config, "workerinput", {}).get("unirl_status", "")
+    return Status(Path(folder)) if folder else Status()
 
 
 def not_applicable(claim: Claim, subject: Subject) -> str:
@@ -258,11 +280,11 @@ def not_applicable(claim: Claim, subject: Subject) -> str:
         reason = _unpromised(subject.own, claim.proves)
         if reason:
             return reason
-    tracks = tracks_of(subject)
+    tracks = subject.tracks
     if tracks and claim.track not in ("any", *tracks):
-        spec = next(found.spec for found in subject.parts if _tracks(found.spec) == tracks)
+        spec = next(result.spec for result in subject.parts if tracks_of(result.spec) == tracks)
         verb = "has" if isinstance(spec, ModelSpec) else "is tried on"
-        return f"the claim is about {claim.track} tracks; {spec.kind} {spec.name!r} {verb} {', '.join(_tracks(spec))}"
+        return f"the claim is about {claim.track} tracks; {spec.kind} {spec.name!r} {verb} {', '.join(tracks_of(spec))}"
     for kind, caps in claim.needs.items():
         reason = _unpromised(subject.found(kind).spec, caps)
         if reason:
@@ -272,37 +294,17 @@ def not_applicable(claim: Claim, subject: Subject) -> str:
 
 def absent_environment(subject: Subject, *, catalog: Catalog) -> str:
     """Why the engine of a subject cannot be started here, or an empty string: its own environment is not there."""
-    for spec in own_programs(subject):
+    for spec in subject.programs:
         environment = catalog.resolve(spec.environment)
         if not environment.is_present(subject.device):
             return f"the environment of engine {spec.name!r} is not here; `{environment.command(subject.device)}`"
     return ""
 
 
-def own_programs(subject: Subject) -> tuple[EngineSpec, ...]:
-    """The engines of a subject that run in a Python environment of their own."""
-    specs = (found.spec for found in subject.parts)
-    return tuple(spec for spec in specs if isinstance(spec, EngineSpec) and spec.environment)
-
-
-def tracks_of(subject: Subject) -> tuple[str, ...]:
-    """Kinds of tracks that the subject is tried on, latents first; none where it has to do with neither."""
-    found = [tracks for tracks in (_tracks(part.spec) for part in subject.parts) if tracks]
-    return tuple(track for track in found[0] if all(track in others for others in found)) if found else ()
-
-
 def bench_of(claim: Claim, subject: Subject) -> str:
     """What a claim is given. A claim about any track is tried on the first kind that the subject has."""
-    track = next(iter(tracks_of(subject)), "") if claim.track == "any" else claim.track
+    track = next(iter(subject.tracks), "") if claim.track == "any" else claim.track
     return BENCHES_BY_TRACK.get((subject.kind, track), BENCHES[subject.kind])
-
-
-def _tracks(spec: Spec) -> tuple[str, ...]:
-    if isinstance(spec, ModelSpec):
-        return tuple(sorted(set(spec.tracks.values())))
-    if isinstance(spec, AlgorithmSpec):
-        return ("text",) if spec.needs.track == "text" else ("latent",)
-    return ()
 
 
 def _unpromised(spec: Spec, caps: tuple[Cap, ...]) -> str:
@@ -315,7 +317,7 @@ def _unpromised(spec: Spec, caps: tuple[Cap, ...]) -> str:
 
 
 def _gap(claim: Claim, subject: Subject) -> Gap | None:
-    specs = [found.spec for found in subject.parts] or list(subject.plugin.specs if subject.plugin else ())
+    specs = [result.spec for result in subject.parts] or list(subject.plugin.specs if subject.plugin else ())
     names = {spec.name for spec in specs}
     for spec in specs:
         for gap in spec.gaps:
@@ -333,7 +335,7 @@ def _claim_and_subject(item: pytest.Item) -> tuple[Claim, Subject] | None:
 
 def _catalog(factory: str) -> Catalog:
     if not factory:
-        return Catalog.discover()
+        return discover()
     module, _, name = factory.partition(":")
     return getattr(import_module(module), name)()
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import pytest
-from pydantic import TypeAdapter, ValidationError
-from unirl.core.catalog import Catalog
+from pydantic import Field, TypeAdapter, ValidationError
 from unirl.core.errors import RecipeError
-from unirl.core.spec import EngineSpec
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.specs.spec import EngineSpec
 
 from .claims import Claim, SubjectKind, Tier, all_claims, claim_kinds
 from .environment import Environment, describe_environment, suite_hash
@@ -22,7 +22,7 @@ from .verdicts import STATES, Number, State
 
 __all__ = ["SCHEMA", "ClaimInfo", "Collector", "Outcome", "Report", "SubjectInfo", "load", "to_json"]
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the file's layout. It rises when a field changes its meaning or goes; readers refuse another one."""
 
 
@@ -49,6 +49,8 @@ class SubjectInfo:
     parts: Mapping[str, str]
     """Kind -> name of each part; empty for a plugin."""
     dists: tuple[str, ...]
+    tracks: tuple[str, ...] = ()
+    """Kinds of tracks that it is tried on; none where it has to do with neither."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,18 +63,13 @@ class Outcome:
     kind: SubjectKind
     state: State
     reason: str = ""
-    """One sentence for every state but pass."""
+    """One sentence for every state but pass. A report that was read back has none for n/a."""
     link: str = ""
     """Where a gap is followed up."""
     numbers: tuple[Number, ...] = ()
     seconds: float = 0.0
     detail: str = ""
     """The traceback of a failure."""
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """What identifies it across runs."""
-        return (self.claim, self.subject)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,25 +107,142 @@ class Report:
 
 
 def to_json(report: Report) -> str:
-    return json.dumps({"schema": SCHEMA, **dataclasses.asdict(report)}, indent=1, ensure_ascii=False) + "\n"
+    """The report as a file that a person can compare line by line with an earlier one.
+
+    One line for each claim, subject and outcome; one for all claims about a subject that were not run for one reason.
+    What is n/a is counted with its subject: it is every claim about its kind that has no outcome. Times below a second
+    are left out.
+    """
+    head = {"schema": SCHEMA, **{name: getattr(report, name) for name in _HEAD}}
+    head["environment"] = dataclasses.asdict(report.environment)
+    lists: dict[str, Iterable[Mapping[str, object]]] = {
+        "claims": (dataclasses.asdict(claim) for claim in report.claims),
+        "subjects": _subject_lines(report),
+        "outcomes": _outcome_lines(report.outcomes),
+    }
+    blocks = [f" {json.dumps(name)}: {_indented(value)}" for name, value in head.items()]
+    for name, items in lists.items():
+        lines = ",\n".join(f"  {json.dumps(item, ensure_ascii=False)}" for item in items)
+        blocks.append(f' "{name}": [\n{lines}\n ]' if lines else f' "{name}": []')
+    return "{\n" + ",\n".join(blocks) + "\n}\n"
+
+
+_HEAD = ("created", "tier", "environment", "suite", "dists", "seconds")
+
+
+def _indented(value: object) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False).replace("\n", "\n ")
+
+
+def _subject_lines(report: Report) -> Iterator[Mapping[str, object]]:
+    about: dict[SubjectKind, list[str]] = {}
+    for claim in report.claims:
+        about.setdefault(claim.kind, []).append(claim.name)
+    states = {(one.kind, one.subject, one.claim): one.state for one in report.outcomes}
+    for subject in report.subjects:
+        known = [(name, states.get((subject.kind, subject.id, name))) for name in about.get(subject.kind, ())]
+        line = {**dataclasses.asdict(subject), "n/a": [state for _, state in known].count("n/a")}
+        not_tried = [name for name, state in known if state is None]
+        yield {**line, "not_tried": not_tried} if not_tried else line
+
+
+def _outcome_lines(outcomes: Iterable[Outcome]) -> Iterator[Mapping[str, object]]:
+    not_run: dict[tuple[str, str, str], list[str]] = {}
+    for one in outcomes:
+        if one.state == "not run":
+            not_run.setdefault((one.kind, one.subject, one.reason), []).append(one.claim)
+        elif one.state != "n/a":
+            line = dataclasses.asdict(one)
+            line["seconds"] = round(one.seconds)
+            yield {name: value for name, value in line.items() if value or name == "state"}
+    for (kind, subject, reason), claims in not_run.items():
+        yield {"kind": kind, "subject": subject, "state": "not run", "reason": reason, "claims": claims}
 
 
 def load(path: Path) -> Report:
-    """The report of a `conformance.json`. Raises RecipeError when it is none, or of another schema."""
+    """The report of a `conformance.json`; why claims are n/a is not in it. Raises RecipeError when it is none, or of
+    another schema."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        found = data.pop("schema")
+        result = data.pop("schema")
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise RecipeError(f"{path}: this is no conformance.json that can be read: {error!r}.") from error
-    if found != SCHEMA:
+    if result != SCHEMA:
         raise RecipeError(
-            f"{path}: it has schema {found}, this release reads {SCHEMA}. Run conformance again, or use the release "
+            f"{path}: it has schema {result}, this release reads {SCHEMA}. Run conformance again, or use the release "
             "that wrote it."
         )
     try:
-        return TypeAdapter(Report).validate_python(data)
+        return _report(TypeAdapter(_File).validate_python(data), path)
     except ValidationError as error:
         raise RecipeError(f"{path}: it is not what schema {SCHEMA} says: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SubjectLine(SubjectInfo):
+    num_not_applicable: Annotated[int, Field(alias="n/a")]
+    not_tried: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OutcomeLine:
+    kind: SubjectKind
+    subject: str
+    state: State
+    claim: str = ""
+    claims: tuple[str, ...] = ()
+    """In place of `claim`, where several share the line."""
+    reason: str = ""
+    link: str = ""
+    numbers: tuple[Number, ...] = ()
+    seconds: float = 0.0
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    created: str
+    tier: Tier
+    environment: Environment
+    suite: str
+    dists: Mapping[str, str]
+    seconds: float
+    claims: tuple[ClaimInfo, ...]
+    subjects: tuple[_SubjectLine, ...]
+    outcomes: tuple[_OutcomeLine, ...]
+
+
+def _report(file: _File, path: Path) -> Report:
+    outcomes = [
+        Outcome(claim=name, **{key: value for key, value in vars(line).items() if key not in ("claim", "claims")})
+        for line in file.outcomes
+        for name in (line.claims or (line.claim,))
+    ]
+    tried = {(one.kind, one.subject, one.claim) for one in outcomes}
+    for subject in file.subjects:
+        others = [
+            Outcome(claim=claim.name, subject=subject.id, kind=subject.kind, state="n/a")
+            for claim in file.claims
+            if claim.kind == subject.kind
+            and (subject.kind, subject.id, claim.name) not in tried
+            and claim.name not in subject.not_tried
+        ]
+        if len(others) != subject.num_not_applicable:
+            raise RecipeError(
+                f"{path}: {len(others)} claims about {subject.kind} {subject.id!r} have no outcome, and "
+                f"{subject.num_not_applicable} are counted as n/a; lines were added or taken out by hand."
+            )
+        outcomes += others
+    order = {claim.name: place for place, claim in enumerate(file.claims)}
+    return Report(
+        **{name: getattr(file, name) for name in _HEAD},
+        claims=file.claims,
+        subjects=tuple(
+            SubjectInfo(**{item.name: getattr(line, item.name) for item in dataclasses.fields(SubjectInfo)})
+            for line in file.subjects
+        ),
+        outcomes=tuple(sorted(outcomes, key=lambda one: (order[one.claim], one.subject))),
+    )
 
 
 class Collector:
@@ -147,11 +261,11 @@ class Collector:
         for name, value in report.user_properties:
             if name != self._property:
                 continue
-            found = json.loads(cast(str, value))
-            known = self._found.setdefault(report.nodeid, found)
+            result = json.loads(cast(str, value))
+            known = self._found.setdefault(report.nodeid, result)
             # A later phase has more to say; only a failure is final.
-            if known is not found and known.get("state") != "fail":
-                known.update(found)
+            if known is not result and known.get("state") != "fail":
+                known.update(result)
         if report.failed and report.nodeid not in self._found:
             # Its process died before the claim began, so nothing but its address is known.
             claim, _, subject = report.nodeid.rpartition("::")[2].removesuffix("]").partition("[")
@@ -162,20 +276,20 @@ class Collector:
         """Everything so far."""
         outcomes = [
             Outcome(
-                claim=found["claim"],
-                subject=found["subject"],
-                kind=found["kind"],
+                claim=result["claim"],
+                subject=result["subject"],
+                kind=result["kind"],
                 # A claim whose worker died has no state of its own.
-                state=found.get("state", "fail"),
-                reason=found.get("reason", "the process that tried it ended without a result"),
-                link=found.get("link", ""),
-                numbers=tuple(Number(**number) for number in found.get("numbers", ())),
+                state=result.get("state", "fail"),
+                reason=result.get("reason", "the process that tried it ended without a result"),
+                link=result.get("link", ""),
+                numbers=tuple(Number(**number) for number in result.get("numbers", ())),
                 seconds=round(self._seconds[nodeid], 4),
-                detail=found.get("detail", ""),
+                detail=result.get("detail", ""),
             )
-            for nodeid, found in self._found.items()
+            for nodeid, result in self._found.items()
         ]
-        claims = {claim.name: claim for claim in all_claims({found["kind"] for found in self._found.values()})}
+        claims = {claim.name: claim for claim in all_claims({result["kind"] for result in self._found.values()})}
         order = {name: place for place, name in enumerate(claims)}
         tried = {outcome.claim for outcome in outcomes}
         return Report(
@@ -192,7 +306,7 @@ class Collector:
 
     def _engines(self) -> list[EngineSpec]:
         """Of the subjects, each once."""
-        specs = (found.spec for subject in self._subjects for found in subject.parts)
+        specs = (result.spec for subject in self._subjects for result in subject.parts)
         return list({spec.name: spec for spec in specs if isinstance(spec, EngineSpec)}.values())
 
 
@@ -212,6 +326,7 @@ def _subject_info(subject: Subject) -> SubjectInfo:
         id=subject.id,
         kind=subject.kind,
         device=subject.device,
-        parts={found.spec.kind: found.spec.name for found in subject.parts},
+        parts={result.spec.kind: result.spec.name for result in subject.parts},
         dists=subject.dists,
+        tracks=subject.tracks,
     )

@@ -12,7 +12,8 @@ import pytest
 from unirl.core.errors import RecipeError, RunFailed
 
 from .claims import Tier, suite_modules
-from .pytest_plugin import COLLECTOR
+from .progress import Progress
+from .pytest_plugin import COLLECTOR, PROGRESS
 from .results import Report
 from .subjects import Selection
 
@@ -24,17 +25,26 @@ _QUIET = ("-q", "--no-header", "--no-summary", "--tb=no", "-p", "no:cacheprovide
 take a millisecond of each, and there are thousands."""
 _PLUGINS = ("--disable-plugin-autoload", "-p", "timeout", *(("-p", "xdist") if find_spec("xdist") else ()))
 """Pytest plugins that happen to be installed here are no part of the claims: some take seconds to load, and some change
-how tests run. Others can be asked for with `-p`."""
+how tests run. Others can be enabled with `-p`."""
 
 
 def run_suite(
-    selection: Selection | None = None, *, tier: Tier = "tiny", catalog: str = "", pytest_args: Sequence[str] = ()
+    selection: Selection | None = None,
+    *,
+    tier: Tier = "tiny",
+    catalog: str = "",
+    batch_invariant: bool = False,
+    pytest_args: Sequence[str] = (),
+    progress: Progress | None = None,
 ) -> Report:
-    """Try every claim that is selected and give what was found.
+    """Run every selected claim and return the report.
 
-    catalog: `"module:function"` that gives the catalog; empty takes what is installed.  pytest_args: plain flags of
-    pytest.  Raises RecipeError when pytest does not take those, RunFailed when it could not do its work otherwise, with
-    its exit code, and KeyboardInterrupt when someone stopped it.
+    catalog: `"module:function"` that gives the catalog; empty takes what is installed.  batch_invariant: compute in
+    that mode, whose variables are to be set before torch is loaded, see `unirl.core.loop.batch_invariant`.
+    pytest_args: plain flags of pytest.  progress: shows how far it is; without one, pytest's dots do.
+
+    Raises RecipeError when pytest does not take its flags, RunFailed when it could not do its work otherwise, with its
+    exit code, and KeyboardInterrupt when someone stopped it.
     """
     selection = selection or Selection()
     ini = Path(__file__).parent / "suite" / "pytest.ini"
@@ -44,27 +54,34 @@ def run_suite(
     args += [f"--unirl-plugin={dist}" for dist in selection.plugins]
     args += [f"--unirl-kind={kind}" for kind in selection.kinds]
     args += [f"--unirl-claim={name}" for name in selection.claims]
+    args += [f"--unirl-without={subject}" for subject in selection.without]
     if catalog:
         args.append(f"--unirl-catalog={catalog}")
+    if batch_invariant:
+        args.append("--unirl-batch-invariant")
     # Claims about plugins are all that is static, and their modules import nothing heavy.
     light = tier == "static" or selection.kinds == ("plugin",)
     modules = [f"{_SUITE}.{name}" for name in suite_modules(["plugin"])] if light else [_SUITE]
-    holder = _Holder()
+    holder = _Holder(progress)
     began = time.perf_counter()
+    if progress is not None:
+        # pytest would end with a line of counts.
+        args.append("-q")
     code = pytest.main(
-        ["-p", "unirl.conformance.pytest_plugin", *args, "--pyargs", *modules, *pytest_args], plugins=[holder]
+        ["-p", "unirl.conformance.pytest_plugin", *args, "--pyargs", *modules, *pytest_args],
+        plugins=[holder],
     )
     seconds = time.perf_counter() - began
     if holder.stopped:
         raise KeyboardInterrupt
     if code == pytest.ExitCode.USAGE_ERROR:
-        raise RecipeError("conformance: pytest cannot do what it was asked for; what it printed says why.")
+        raise RecipeError("conformance: pytest rejected its arguments; see its output above.")
     if holder.config is None or code not in (
         pytest.ExitCode.OK,
         pytest.ExitCode.TESTS_FAILED,
         pytest.ExitCode.NO_TESTS_COLLECTED,
     ):
-        raise RunFailed(f"conformance: pytest stopped with exit code {int(code)}; what it printed says why.")
+        raise RunFailed(f"conformance: pytest stopped with exit code {int(code)}; see its output above.")
     return holder.config.stash[COLLECTOR].report(
         created=datetime.now(UTC).isoformat(timespec="seconds"), seconds=seconds
     )
@@ -76,9 +93,14 @@ class _Holder:
     config: pytest.Config | None = None
     stopped = False
 
+    def __init__(self, progress: Progress | None) -> None:
+        self.progress = progress
+
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         # pytest also ends a collection that failed with an exception of this family.
         self.stopped = excinfo.type is KeyboardInterrupt
 
     def pytest_configure(self, config: pytest.Config) -> None:
         self.config = config
+        if self.progress is not None:
+            config.pluginmanager.register(self.progress, PROGRESS)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from unirl.core.catalog import Catalog, Found, PluginRecord
-from unirl.core.errors import PluginNotFound, PluginNotInstalled
-from unirl.core.match import Verdict, match_pair, match_parts
+from unirl.core.errors import PluginNotFound, PluginNotInstalled, RecipeError
+from unirl.core.match.match import Verdict, match_pair, match_parts
 from unirl.core.names import did_you_mean
-from unirl.core.registry import known_parts
-from unirl.core.spec import AlgorithmSpec, BackendSpec, EngineSpec, Kind, ModelSpec, Spec
+from unirl.core.plugins.catalog import Catalog, Found, PluginRecord
+from unirl.core.plugins.registry import known_parts
+from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, Kind, ModelSpec, Spec
 
 from .claims import SUBJECT_KINDS, SubjectKind, Tier
 
-__all__ = ["Selection", "Subject", "devices_of", "subjects"]
+__all__ = ["Selection", "Subject", "devices_of", "subjects", "tracks_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +30,12 @@ class Subject:
     """Of a `plugin` subject."""
     device: str = "cpu"
     refused: str = ""
-    """Why these parts do not go together; every claim about them is then n/a."""
+    """Why these parts do not go together; every claim about them is then n/a, whatever the device."""
 
     @property
     def id(self) -> str:
         """Readable and unique among subjects of its kind: `trainside+sd3`, with `@cuda` on a GPU."""
-        names = [self.plugin.dist] if self.plugin else [found.spec.name for found in self.parts]
+        names = [self.plugin.dist] if self.plugin else [result.spec.name for result in self.parts]
         return "+".join(names) + ("" if self.device == "cpu" else f"@{self.device}")
 
     @property
@@ -45,16 +45,28 @@ class Subject:
 
     @property
     def dists(self) -> tuple[str, ...]:
-        return (self.plugin.dist,) if self.plugin else tuple(sorted({found.dist for found in self.parts}))
+        return (self.plugin.dist,) if self.plugin else tuple(sorted({result.dist for result in self.parts}))
+
+    @property
+    def programs(self) -> tuple[EngineSpec, ...]:
+        """The engines that run in a Python environment of their own."""
+        specs = (result.spec for result in self.parts)
+        return tuple(spec for spec in specs if isinstance(spec, EngineSpec) and spec.environment)
+
+    @property
+    def tracks(self) -> tuple[str, ...]:
+        """Kinds of tracks that it is tried on, latents first; none where it has to do with neither."""
+        result = [tracks for tracks in (tracks_of(part.spec) for part in self.parts) if tracks]
+        return tuple(track for track in result[0] if all(track in others for others in result)) if result else ()
 
     def found(self, kind: Kind) -> Found:
         """The part of a kind. The kind of the subject says which there are."""
-        return next(found for found in self.parts if found.spec.kind == kind)
+        return next(result for result in self.parts if result.spec.kind == kind)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which subjects and claims are asked for; empty is all."""
+    """The selected subjects and claims; empty is all."""
 
     names: Mapping[Kind, tuple[str, ...]] = field(default_factory=lambda: dict[Kind, tuple[str, ...]]())
     """Parts by kind. A subject is chosen when it has one of them and contradicts none."""
@@ -62,6 +74,13 @@ class Selection:
     """Dists, of which one must provide a part of the subject."""
     kinds: tuple[SubjectKind, ...] = ()
     claims: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    """Subjects to leave out, as `kind:id`, such as `engine:sglang+sd3`."""
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether parts or dists are named: then everything else is left out."""
+        return bool(self.plugins or any(self.names.values()))
 
     def check(self, catalog: Catalog) -> None:
         """Raises PluginNotFound, PluginNotInstalled or PluginBroken for a name that cannot be tried."""
@@ -78,6 +97,8 @@ class Selection:
 
     def takes(self, subject: Subject, *, dist_of: Mapping[tuple[Kind, str], str]) -> bool:
         """dist_of: (kind, name) -> the dist that provides it, for the subjects that are plugins."""
+        if f"{subject.kind}:{subject.id}" in self.without:
+            return False
         if self.kinds and subject.kind not in self.kinds:
             return False
         if self.plugins and not set(self.plugins) & set(subject.dists):
@@ -88,9 +109,22 @@ class Selection:
         if subject.plugin is not None:
             providers = {dist for (kind, name), dist in dist_of.items() if name in asked.get(kind, ())}
             return subject.plugin.dist in providers
-        there: dict[Kind, str] = {found.spec.kind: found.spec.name for found in subject.parts}
+        there: dict[Kind, str] = {result.spec.kind: result.spec.name for result in subject.parts}
         common: list[Kind] = [kind for kind in asked if kind in there]
         return bool(common) and all(there[kind] in asked[kind] for kind in common)
+
+    def leaves_out(self, subject: Subject, *, tier: Tier) -> bool:
+        """Of subjects that are taken because a part of theirs is named, those that are not selected themselves: parts
+        that do not
+        go together, and below tier full combinations with an engine in an environment of its own."""
+        if not self.is_narrow:
+            return False
+        if subject.refused:
+            return not all(result.spec.name in self.names.get(result.spec.kind, ()) for result in subject.parts)
+        return tier != "full" and not all(
+            engine.name in self.names.get("engine", ()) or subject.found("engine").dist in self.plugins
+            for engine in subject.programs
+        )
 
 
 def devices_of(tier: Tier) -> tuple[str, ...]:
@@ -98,32 +132,49 @@ def devices_of(tier: Tier) -> tuple[str, ...]:
     return ("cpu",) if tier in ("static", "tiny") else ("cpu", "cuda")
 
 
-def subjects(
-    catalog: Catalog, selection: Selection | None = None, *, devices: Collection[str] = ("cpu",)
-) -> list[Subject]:
-    """Every subject that is asked for, in a fixed order. Plugins have no device; all others are there once on each."""
+def subjects(catalog: Catalog, selection: Selection | None = None, *, tier: Tier = "tiny") -> list[Subject]:
+    """Every selected subject, in a fixed order: once on each device, but for plugins and for parts that do not
+    go together, which have none."""
     selection = selection or Selection()
     dist_of: dict[tuple[Kind, str], str] = {(f.spec.kind, f.spec.name): f.dist for f in catalog.parts()}
     plain = [*_plugins(catalog), *_single(catalog), *_pairs(catalog), *_cells(catalog)]
-    chosen = [subject for subject in plain if selection.takes(subject, dist_of=dist_of)]
+    if unknown := sorted(set(selection.without) - {f"{subject.kind}:{subject.id}" for subject in plain}):
+        raise RecipeError(
+            f"--without: got {unknown[0]!r}, which is not a subject. Expected KIND:ID, as reports name them."
+        )
+    chosen = [
+        subject
+        for subject in plain
+        if selection.takes(subject, dist_of=dist_of) and not selection.leaves_out(subject, tier=tier)
+    ]
     placed = [
         Subject(kind=s.kind, parts=s.parts, plugin=s.plugin, device=device, refused=s.refused)
         for s in chosen
-        for device in (("cpu",) if s.kind == "plugin" else devices)
+        for device in (("cpu",) if s.kind == "plugin" or s.refused else devices_of(tier))
     ]
     return sorted(placed, key=lambda s: (SUBJECT_KINDS.index(s.kind), s.id))
 
 
+def tracks_of(spec: Spec) -> tuple[str, ...]:
+    """Kinds of tracks that a part has or is tried on, latents first; none for parts that work with any."""
+    if isinstance(spec, ModelSpec):
+        return tuple(sorted(set(spec.tracks.values())))
+    if isinstance(spec, AlgorithmSpec):
+        return ("text",) if spec.needs.track == "text" else ("latent",)
+    return ()
+
+
 def _plugins(catalog: Catalog) -> Iterator[Subject]:
     for record in catalog.records:
-        if record.status != "disabled":
+        # A single file has no dist that claims could look at; its parts are tried.
+        if record.status != "disabled" and not record.is_file:
             yield Subject(kind="plugin", plugin=record)
 
 
 def _single(catalog: Catalog) -> Iterator[Subject]:
     for kind in ("model", "algorithm", "backend", "reward", "tracker", "launcher", "transport"):
-        for found in _of(catalog, kind):
-            yield Subject(kind=kind, parts=(found,))
+        for result in _of(catalog, kind):
+            yield Subject(kind=kind, parts=(result,))
 
 
 def _pairs(catalog: Catalog) -> Iterator[Subject]:
@@ -145,7 +196,7 @@ def _cells(catalog: Catalog) -> Iterator[Subject]:
 
 
 def _of(catalog: Catalog, kind: Kind) -> list[Found]:
-    return [found for found in catalog.parts() if found.spec.kind == kind]
+    return [result for result in catalog.parts() if result.spec.kind == kind]
 
 
 def _sentences(verdict: Verdict) -> str:

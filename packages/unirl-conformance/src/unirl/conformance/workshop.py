@@ -5,18 +5,20 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from omegaconf import OmegaConf
-from unirl.core.capability import Cap
-from unirl.core.catalog import Catalog, Found
-from unirl.core.config import LatentSamplingConfig, PartConfig, TextSamplingConfig
 from unirl.core.errors import PluginBroken
+from unirl.core.plugins.catalog import Catalog, Found
 from unirl.core.roles import Engine, Model
-from unirl.core.spec import Miniature, ModelSpec
+from unirl.core.specs.capability import Cap
+from unirl.core.specs.config import PartConfig
+from unirl.core.specs.spec import EngineSpec, Miniature, ModelSpec
+from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 
+from .progress import Status
 from .verdicts import NotRun, Record
 
 if TYPE_CHECKING:
@@ -30,14 +32,14 @@ T = TypeVar("T")
 class Workshop:
     """One per run. What it builds comes from the catalog's specs alone."""
 
-    def __init__(self, catalog: Catalog, folder: Path) -> None:
+    def __init__(self, catalog: Catalog, folder: Path, *, status: Status | None = None) -> None:
+        """status: where it says what a claim waits for."""
         self.catalog = catalog
+        self.status = status or Status()
         self.folder = folder
         """An empty folder of this run, for whatever claims write."""
-        self._models: dict[tuple[str, str], Model] = {}
         self._shared: dict[str, Any] = {}
         self._contexts = ExitStack()
-        self._pool: EnginePool | None = None
 
     def shared(self, key: str, make: Callable[[], T]) -> T:
         """What `make` gives, made once a run, for claims that only look at it."""
@@ -99,21 +101,26 @@ class Workshop:
                 return
             # There may be memory for one alone.
             pool.close()
-        engine = cast(Engine, self.build(found, config, model=model, device=device))
+        with self.starting(found, of):
+            engine = cast(Engine, self.build(found, config, model=model, device=device))
         try:
             yield engine
         finally:
             engine.close()
 
+    def starting(self, engine: Found, model: Found) -> AbstractContextManager[None]:
+        """Says, where it takes time, that an engine is being started."""
+        spec = cast(EngineSpec, engine.spec)
+        if not spec.environment:
+            return nullcontext()
+        return self.status.busy(f"starting engine {spec.name!r} with model {model.spec.name!r}")
+
     @property
     def engine_pool(self) -> EnginePool:
         """Where engines are that were started once for many claims."""
-        if self._pool is None:
-            from .engine_pool import EnginePool
+        from .engine_pool import EnginePool
 
-            self._pool = EnginePool(self)
-            self._contexts.callback(self._pool.close)
-        return self._pool
+        return self.entered("engine pool", lambda: closing(EnginePool(self)))
 
     def miniature(self, found: Found) -> Miniature:
         """The miniature of a model. Raises NotRun when it states none."""
@@ -141,7 +148,7 @@ class Workshop:
 
     def sampling(self, found: Found, **settings: object) -> LatentSamplingConfig:
         """Sampling settings of latents that the model's miniature takes, with `settings` laid over them."""
-        laid = {"steps": 4, **self.miniature(found).sampling, **settings}
+        laid = {"num_inference_steps": 4, **self.miniature(found).sampling, **settings}
         return cast(LatentSamplingConfig, self._filled(LatentSamplingConfig, laid))
 
     def text_sampling(self, found: Found, **settings: object) -> TextSamplingConfig:
@@ -174,10 +181,7 @@ class Workshop:
 
     def model(self, found: Found, *, device: str = "cpu") -> Model:
         """The model on its miniature, shared by all claims that only look at it."""
-        key = (found.spec.name, device)
-        if key not in self._models:
-            self._models[key] = self.fresh_model(found, device=device)
-        return self._models[key]
+        return self.shared(f"model {found.spec.name} on {device}", lambda: self.fresh_model(found, device=device))
 
     def resolved(self, found: Found, target: str) -> Any:
         """What a `"module:attribute"` of the part's spec names. Raises NotRun when it needs an absent package."""

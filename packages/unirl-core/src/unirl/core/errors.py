@@ -1,7 +1,7 @@
-"""What can go wrong, and the exit code that each kind of failure gives the command line.
+"""Errors that users can act on, and the exit code of each on the command line.
 
-A message says what was asked, what was found and what to do, with the key path first where there is one.
-Exit codes: 0 good, 1 a finding (a plan refused, a run that failed), 2 wrong use, 3 a plugin is absent or did not load.
+A message says what it got, what it expected and what to do, with the key path first where there is one.
+Exit codes: 0 success, 1 a plan was refused or a run failed, 2 wrong use, 3 a plugin is missing or did not load.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ __all__ = [
     "BatchError",
     "CheckpointError",
     "DataError",
+    "DiskFull",
     "EchoMismatch",
     "PlanRejected",
     "PluginBroken",
@@ -19,36 +20,37 @@ __all__ = [
     "RecipeError",
     "RewardFailed",
     "RunFailed",
+    "RunFolderError",
     "UniRLError",
 ]
 
 
 class UniRLError(Exception):
-    """Something that the user can act on. Shown as one message, without a traceback of ours."""
+    """Base class of errors that the user can act on. Shown as one message, without our traceback."""
 
     exit_code = 1
 
 
 class RecipeError(UniRLError):
-    """A recipe, an override or an option is not what its schema allows."""
+    """A recipe, an override or an option does not fit its schema."""
 
     exit_code = 2
 
 
 class PluginNotFound(UniRLError):
-    """A part was named that no installed plugin provides."""
+    """No installed plugin provides the named part."""
 
     exit_code = 2
 
 
 class PluginNotInstalled(PluginNotFound):
-    """A part was named that is known, and whose dist is not installed here."""
+    """The named part is known, but its dist is not installed."""
 
     exit_code = 3
 
 
 class PluginBroken(UniRLError):
-    """A plugin that was asked for could not be loaded."""
+    """A plugin that provides a chosen part could not be loaded."""
 
     exit_code = 3
 
@@ -62,21 +64,21 @@ class PlanRejected(UniRLError):
 
 
 class DataError(UniRLError):
-    """A prompt file or a row of it cannot be used."""
+    """A prompt file, or a row of it, is invalid."""
 
     exit_code = 2
 
 
 class BatchError(UniRLError, ValueError):
-    """A batch operation was asked for something that its rows cannot give."""
+    """A batch operation does not fit the rows or fields of its batch."""
 
 
 class EchoMismatch(UniRLError):
-    """An engine used something else than the request said."""
+    """An engine's echo differs from the request: it computed something else."""
 
 
 class RewardFailed(UniRLError):
-    """A reward raised, or gave values that cannot be trained on."""
+    """A reward raised an error, or returned values that cannot be trained on."""
 
 
 class CheckpointError(UniRLError):
@@ -85,3 +87,11 @@ class CheckpointError(UniRLError):
 
 class RunFailed(UniRLError):
     """A run stopped at a step; what was saved before it is intact."""
+
+
+class RunFolderError(UniRLError):
+    """A run folder cannot be written to, or another process holds it."""
+
+
+class DiskFull(UniRLError):
+    """A file did not fit. What was there before is intact."""

@@ -1,21 +1,26 @@
-"""Misspelt names: what the writer most likely meant."""
+"""Names and values in messages: what a misspelt name stands for, and long values cut short."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["did_you_mean", "nearest"]
+__all__ = ["did_you_mean", "nearest", "shortened"]
 
 
 def nearest(name: str, options: Iterable[str]) -> str | None:
     """The option that `name` most likely stands for; None when nothing is close."""
     from difflib import get_close_matches
 
-    found = get_close_matches(name, sorted(set(options)), n=1, cutoff=0.6)
-    return found[0] if found else None
+    result = get_close_matches(name, sorted(set(options)), n=1, cutoff=0.6)
+    return result[0] if result else None
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
     """`; did you mean 'x'?` to end a message with, or nothing."""
-    found = nearest(name, options)
-    return f"; did you mean {found!r}?" if found else ""
+    result = nearest(name, options)
+    return f"; did you mean {result!r}?" if result else ""
+
+
+def shortened(text: str, limit: int) -> str:
+    """The text, cut to `limit` characters."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."

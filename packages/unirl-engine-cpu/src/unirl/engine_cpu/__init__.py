@@ -1,2 +1,2 @@
-"""Source trees of packages that make engines run on a CPU. Nothing here is imported: engines name the folders as
+"""Source trees of packages that make engines run on a CPU. UniRL imports none of them: engines list the folders as
 additions to their environments, and `unirl engine-env` installs them there."""

@@ -19,6 +19,8 @@ INITIAL = -1
 """The step number of x_T, the latent that denoising starts from."""
 SDE_STEPS = -2
 """The step number of the draw that chooses which steps are stochastic (`sde_steps`)."""
+TRAIN_STEPS = -3
+"""The step number of the draw that chooses which of them are trained on."""
 
 Device = torch.device | str | None
 

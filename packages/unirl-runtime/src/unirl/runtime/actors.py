@@ -1,4 +1,4 @@
-"""Workers as the driver sees them, what is asked of them, and what their failures mean."""
+"""The driver's handles for workers, the calls it makes, and how their failures are reported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Actor:
     setup: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = field(
         default_factory=lambda: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]]()
     )
-    """Method and arguments of what made it ready; a process that replaces it is asked the same."""
+    """Set-up calls (method and arguments), repeated on a replacement process."""
 
     @property
     def name(self) -> str:
@@ -37,7 +37,7 @@ class Actor:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A method of a `Worker`, and what it is given."""
+    """A method of a `Worker` and its arguments."""
 
     actor: Actor
     method: str
@@ -61,7 +61,7 @@ def has_died(error: Exception) -> bool:
 
 
 def explained(error: Exception, actor: Actor, phase: str, *, others: Sequence[Actor]) -> UniRLError:
-    """What went wrong where. What a worker raised for the user stays as it is, with a note who raised it."""
+    """The error to raise. User-facing errors of a worker are kept, with a note naming the worker."""
     from ray import exceptions
 
     where = f"{actor} in phase {phase!r}"
@@ -86,15 +86,15 @@ def explained(error: Exception, actor: Actor, phase: str, *, others: Sequence[Ac
 def _no_room(error: Exception, where: str) -> RunFailed:
     from ray.exceptions import OutOfDiskError
 
-    disk = ", and so is the disk that it spills to" if isinstance(error, OutOfDiskError) else ""
+    disk = ", and so is the disk it spills to" if isinstance(error, OutOfDiskError) else ""
     return RunFailed(
         f"launcher: {where}: Ray's object store is full{disk}. Raise launcher.object_store_mb, or "
-        "`ray start --object-store-memory` in a cluster of your own, or end what else fills it."
+        "`ray start --object-store-memory` in your own cluster, or stop other jobs that fill it."
     )
 
 
 def _reason(error: Exception) -> str:
-    """The lines of Ray's message that say something about this death."""
+    """The lines of Ray's message that explain why the actor died."""
     lines = [line.strip() for line in str(error).splitlines()]
     skipped = ("class_name:", "actor_id:", "pid:", "name:", "namespace:", "ip:", "The actor is dead because its worker")
     return " ".join(line for line in lines if line and not line.startswith(skipped)) or type(error).__name__

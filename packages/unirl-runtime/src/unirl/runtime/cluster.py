@@ -1,4 +1,4 @@
-"""Ray, as far as a run needs it: a cluster to be in, workers as actors, and answers that name who failed."""
+"""The Ray cluster of a run: start or join it, run workers as actors, and name the worker that failed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from unirl.core.errors import PlanRejected, RunFailed, UniRLError
-from unirl.core.plan import Plan
+from unirl.core.loop.batch_invariant import VARIABLES
 from unirl.core.roles import Transport, TransportPlace
+from unirl.core.specs.plan import Plan
 
 from .actors import Actor, Call, WorkerDied, explained, has_died
 from .config import RayConfig
@@ -27,10 +29,10 @@ from .wire import packed, unpacked
 __all__ = ["Cluster", "Restart"]
 
 Restart = Callable[[Actor], None]
-"""Brings what a new process of a worker needs beside its set-up, such as the weights of this step."""
+"""Restores the state of a replacement process beyond its set-up, such as the weights of this step."""
 
 SIGN_WITHIN_S = 5.0
-"""A process that runs says who it is in milliseconds, whatever its calls are at; one that takes longer hangs."""
+"""Health-check timeout. A live process answers in milliseconds, even while busy; a slower one counts as hung."""
 
 
 class _Late(Exception):
@@ -38,9 +40,9 @@ class _Late(Exception):
 
 
 class Cluster:
-    """The Ray cluster of a run, its own or one that it joined, and the workers that it started there.
+    """The Ray cluster of a run, started or joined, and the workers it started there.
 
-    Calls may come from several threads.
+    Thread-safe.
     """
 
     def __init__(self, config: RayConfig) -> None:
@@ -50,19 +52,22 @@ class Cluster:
         self._run = f"unirl-{secrets.token_hex(6)}"
         self._actors: list[Actor] = []
         self._plan = b""
+        self._plugin_files: list[Path] = []
+        self._variables: dict[str, str] = {}
+        """Environment variables of the workers, read by their libraries at import."""
         self._lost: dict[str, UniRLError] = {}
-        """Workers that died or hung for good, and what was said then."""
+        """Workers that died or hung for good, with the error reported then."""
         self._restarting = threading.Lock()
         self._transport: Transport | None = None
         self._group: Any = None
         self.traffic = Traffic()
         self.findings: list[str] = []
-        """What a user should know and was not told yet."""
+        """Warnings not yet shown to the user."""
         for key, value in SETTINGS.items():
             os.environ.setdefault(key, value)
-        # Zero-copy tensors cannot be written to; whoever changes one copies it first.
+        # Zero-copy tensors are read-only; code that modifies one copies it first.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
-        # One that runs in this process already (a notebook, a test) is used and left as it is.
+        # A Ray session already running in this process (a notebook, a test) is reused and left running.
         self._owns = not ray.is_initialized()
         if self._owns:
             self._start()
@@ -72,7 +77,7 @@ class Cluster:
 
         config = self._config
         options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-        # "local", not nothing: without an address Ray would join whatever cluster it finds or the environment names.
+        # "local" is explicit: without an address Ray joins any cluster it finds or that the environment names.
         options["address"] = config.address or "local"
         if not config.address:
             options["object_store_memory"] = config.object_store_mb * 2**20
@@ -82,18 +87,17 @@ class Cluster:
         except ConnectionError as error:
             raise PlanRejected(
                 f"launcher.address: no cluster answers at {config.address!r}: {error}. Start one with "
-                "`ray start --head`, or leave the address out to run on this machine."
+                "`ray start --head`, or remove the address to run on this machine."
             ) from error
         except Exception as error:
-            if "timed out during startup" not in str(error):
-                raise
+            # Ray raises bare exceptions for every failure here.
             raise RunFailed(
-                f"launcher: Ray did not start on this machine: {error} The machine is too busy, or its shared memory "
-                "is full: try again."
+                f"launcher: Ray did not start: {error} If it timed out, the machine is too busy or its shared "
+                "memory is full; try again."
             ) from error
 
     def nodes(self) -> list[Node]:
-        """The machines that are alive, with what they have."""
+        """The live machines with their resources."""
         import ray
 
         return [
@@ -107,10 +111,12 @@ class Cluster:
         ]
 
     def start(self, places: Sequence[WorkerPlace], plan: Plan) -> list[Actor]:
-        """Start the workers. Raises PlanRejected when a machine does not fit, RunFailed when one does not come up."""
+        """Start the workers. Raises PlanRejected for an incompatible machine, RunFailed if a worker fails to start."""
         place = TransportPlace(run=self._run, process="driver", device="cpu", ask=self._ask)
         self._transport = make_transport(plan, place=place)
-        self._plan = packed(plan)
+        self._plan, self._plugin_files = packed(plan), plan.plugin_files
+        modes = VARIABLES if plan.run.batch_invariant else {}
+        self._variables = {**SETTINGS, **modes, **self._config.environment}
         self._actors = [Actor(place=place) for place in places]
         self._share_devices(places)
         for actor in self._actors:
@@ -137,29 +143,29 @@ class Cluster:
         if not ready:
             raise RunFailed(
                 f"launcher: {len(asked)} devices to share, {asked[0]} each, were not free within "
-                f"{self._config.start_timeout_s:g} s; another run has them."
+                f"{self._config.start_timeout_s:g} s; another run is using them."
             )
 
     def prepare(self, actors: Sequence[Actor], method: str, *args: Any, **named: Any) -> list[Any]:
-        """A call that makes workers ready, and that is made again of a process that replaces one of them."""
-        found = self.call(actors, method, *args, phase="build", timeout_s=self._config.start_timeout_s, **named)
+        """A set-up call, repeated on any process that later replaces one of these workers."""
+        result = self.call(actors, method, *args, phase="build", timeout_s=self._config.start_timeout_s, **named)
         for actor in actors:
             actor.setup.append((method, args, named))
-        return found
+        return result
 
     def call(
         self, actors: Sequence[Actor], method: str, *args: Any, phase: str, timeout_s: float | None = None, **named: Any
     ) -> list[Any]:
-        """The same call on each worker at once; answers in their order."""
+        """The same call on all workers concurrently; answers in worker order."""
         calls = [Call(actor=actor, method=method, args=args, named=named) for actor in actors]
         return self.run(calls, phase=phase, timeout_s=timeout_s)
 
     def meet(
         self, actors: Sequence[Actor], opens: str, joins: str, *, phase: str, timeout_s: float, within_s: float
     ) -> None:
-        """Form a process group of these workers, ranked in their order. opens, joins: methods of rank 0, and of all.
+        """Form a process group of these workers, ranked in order. opens: rank 0's method.  joins: every rank's method.
 
-        timeout_s: of what the group does later.  within_s: for all of them to come.
+        timeout_s: for the group's later collectives.  within_s: for the rendezvous.
         """
         world = len(actors)
         (address,) = self.call(actors[:1], opens, world, within_s=within_s, phase=phase, timeout_s=within_s)
@@ -173,10 +179,10 @@ class Cluster:
     def run(
         self, calls: Sequence[Call], *, phase: str, timeout_s: float | None = None, restart: Restart | None = None
     ) -> list[Any]:
-        """The answers, in order. The first failure is raised at once, whatever the others wait for.
+        """The answers, in order. The first failure is raised at once, even while other calls are pending.
 
-        restart: these calls may be repeated: a worker that died or hung gets a new process, `launcher.retries` times.
-        Raises what the worker raised when it is for the user, with a note who it was; RunFailed for everything else.
+        restart: the calls may be repeated; a dead or hung worker is replaced up to `launcher.retries` times.
+        Re-raises a worker's user-facing errors with a note naming it; RunFailed for everything else.
         """
         import ray
 
@@ -187,7 +193,7 @@ class Cluster:
             if call.actor.name in self._lost:
                 raise self._lost[call.actor.name]
         sent = {self._sent(call): (number, call.actor.handle) for number, call in enumerate(calls)}
-        found: dict[int, Any] = {}
+        result: dict[int, Any] = {}
         left = [self._config.retries if restart else 0] * len(calls)
         end = time.monotonic() + limit()
         while sent:
@@ -199,7 +205,7 @@ class Cluster:
                 try:
                     if not ready:
                         raise _Late(f"{', '.join(map(str, hanging))} did not answer in {limit():g} s")
-                    found[number] = unpacked(self.traffic.received(ray.get(ref)))
+                    result[number] = unpacked(self.traffic.received(ray.get(ref)))
                 except Exception as error:
                     failure = self._failure(error, actor, phase, [calls[n].actor for n, _ in sent.values()], list(sent))
                     ended = has_died(error) or not ready
@@ -212,10 +218,10 @@ class Cluster:
                     restart(actor)
                     sent[self._sent(calls[number])] = (number, actor.handle)
                     end = time.monotonic() + limit()
-        return [found[number] for number in range(len(calls))]
+        return [result[number] for number in range(len(calls))]
 
     def aside(self, actors: Sequence[Actor], method: str) -> list[Actor]:
-        """A call that waits for no other one; returns the workers that give no sign of life, for they hang or died."""
+        """A call that bypasses the workers' queues; returns the workers that do not respond (hung or dead)."""
         import ray
         from ray.exceptions import RayActorError, RayTaskError
 
@@ -226,20 +232,20 @@ class Cluster:
             try:
                 ray.get(ref)
             except RayTaskError:
-                pass  # It lives, and was not set up yet.
+                pass  # Alive but not initialised yet.
             except RayActorError:
                 silent.append(asked[ref])
         return silent
 
     def fetch(self, rows: Sequence[RemoteRows]) -> list[Tensor]:
-        """Rows from the workers that have them, for the driver itself."""
+        """Fetch rows from the workers that hold them to the driver."""
         assert self._transport is not None, "no worker was started"
-        found = self._transport.fetch(rows)
-        self.traffic.media(found)
-        return found
+        result = self._transport.fetch(rows)
+        self.traffic.media(result)
+        return result
 
     def close(self) -> None:
-        """End the workers and, when it is ours, the cluster. May be called twice."""
+        """Stop the workers and, if this run started it, the cluster. Idempotent."""
         import ray
 
         actors, self._actors = self._actors, []
@@ -268,7 +274,7 @@ class Cluster:
             "num_cpus": place.cpus,
             "num_gpus": place.gpus,
             "max_restarts": 0,
-            "runtime_env": {"env_vars": {**SETTINGS, **self._config.environment}},
+            "runtime_env": {"env_vars": self._variables},
         }
         if place.device is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
@@ -277,11 +283,13 @@ class Cluster:
         actor.handle = actor_class().options(**options).remote(self._run, place.name)
 
     def _open(self, actors: Sequence[Actor]) -> None:
-        """Wait for the processes, and let each check that its machine fits."""
+        """Wait for the processes, and have each check its machine."""
         import ray
 
         assert self._transport is not None
-        opened = {actor.handle.open.remote(self._plan, self._transport.address): actor for actor in actors}
+        opened = {
+            actor.handle.open.remote(self._plan, self._transport.address, self._plugin_files): actor for actor in actors
+        }
         end = time.monotonic() + self._config.start_timeout_s
         waiting = list(opened)
         while waiting:
@@ -290,7 +298,7 @@ class Cluster:
                 late = ", ".join(str(opened[ref]) for ref in waiting)
                 raise RunFailed(
                     f"launcher: {late} did not start within {self._config.start_timeout_s:g} s: the cluster has no "
-                    "room for it now, or launcher.start_timeout_s is too short."
+                    "free resources for it, or launcher.start_timeout_s is too short."
                 )
             for ref in ready:
                 try:
@@ -303,18 +311,18 @@ class Cluster:
         try:
             return call.actor.handle.call.remote(call.method, data)
         except Exception as error:
-            # What is large goes into the object store first, which may be full.
+            # Large arguments go into the object store first, which may be full.
             raise explained(error, call.actor, call.method, others=self._actors) from error
 
     def _failure(
         self, error: Exception, actor: Actor, phase: str, others: Sequence[Actor], waiting: Sequence[Any]
     ) -> UniRLError:
-        """What to say. A worker that lost its peer says so in words of its own; the peer that died is the cause."""
+        """The error to raise. When a worker fails because a peer died, report the peer."""
         import ray
 
         if isinstance(error, _Late):
             return RunFailed(
-                f"launcher: {error} in phase {phase!r}. It hangs, or launcher.call_timeout_s is too short."
+                f"launcher: {error} in phase {phase!r}. It is hung, or launcher.call_timeout_s is too short."
             )
         failure = explained(error, actor, phase, others=self._actors)
         if waiting and not has_died(error) and type(failure) is RunFailed:
@@ -322,23 +330,23 @@ class Cluster:
             for ref, other in zip(waiting, others, strict=True):
                 try:
                     ray.get(ref, timeout=max(0.0, end - time.monotonic()))
-                except Exception as cause:  # noqa: BLE001 - only a death counts; the failure in hand is raised
+                except Exception as cause:  # noqa: BLE001 - only a death matters here; the original failure is raised
                     if has_died(cause):
                         self._lost[other.name] = explained(cause, other, phase, others=self._actors)
                         return self._lost[other.name]
         return failure
 
     def _hanging(self, late: list[Actor], phase: str, limit: float) -> list[Actor]:
-        """Of the workers that are late, those that hang: whose processes give no sign of life; all, when all give one.
+        """The late workers that are hung: those that fail the health check, or all of them when every one passes.
 
-        Raises WorkerDied when it is another worker that gives none: what is late waits for it.
+        Raises WorkerDied when another worker fails the health check: the late ones are waiting for it.
         """
         silent = self.aside(self._actors, "facts")
         hanging = [actor for actor in late if actor in silent]
         if silent and not hanging:
             failure = WorkerDied(
-                f"launcher: {silent[0]} gives no sign of life; {', '.join(map(str, late))} waited for it for "
-                f"{limit:g} s in phase {phase!r}.",
+                f"launcher: {silent[0]} does not respond to a health check; {', '.join(map(str, late))} waited "
+                f"{limit:g} s for it in phase {phase!r}.",
                 worker=silent[0].name,
             )
             self._lost[silent[0].name] = failure
@@ -346,12 +354,12 @@ class Cluster:
         return hanging or late
 
     def replace(self, actor: Actor, old: Any, failure: UniRLError) -> None:
-        """A new process for a worker, with the same set-up. old: the handle of the one that failed so."""
+        """Replace a worker's process and repeat its set-up. old: handle of the failed process."""
         import ray
 
         with self._restarting:
             if actor.handle is not old:
-                return  # Another thread, whose call it was too, did it.
+                return  # Another thread hit the same failure and has replaced it.
             was = str(actor)
             self._lost.pop(actor.name, None)
             ray.kill(old, no_restart=True)
@@ -361,14 +369,14 @@ class Cluster:
                     self._spawn(actor)
                     break
                 except ValueError:
-                    # The name is free once Ray has seen the end of the old process.
+                    # Ray frees the name once the old process has ended.
                     if time.monotonic() > end:
                         raise
                     time.sleep(0.1)
             self._open([actor])
             for method, args, named in actor.setup:
                 self.call([actor], method, *args, phase="restart", timeout_s=self._config.start_timeout_s, **named)
-            self.findings.append(f"{failure} Its work is done again by {actor}, in place of {was}.")
+            self.findings.append(f"{failure} {actor} replaces {was} and repeats its work.")
 
     def _ask(self, owner: str, question: Any) -> Any:
         import ray

@@ -1,4 +1,4 @@
-"""Looks at every machine of a cluster before a run needs it: versions, devices, and whether they reach each other."""
+"""Pre-flight check of every machine in a cluster: versions, devices, and connectivity between machines."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distributions, version
 from typing import Any, cast
 
-from unirl.core.doctor import KEY_DISTS, ClusterDiagnosis, Finding
 from unirl.core.errors import PlanRejected
+from unirl.runtime.doctor import KEY_DISTS, ClusterDiagnosis, Finding
 
 from .ray_worker import SETTINGS
 
 __all__ = ["Machine", "look"]
 
 WITHIN_S = 120.0
-"""Time for a machine to start a process and answer; a cold disk takes a minute to import torch."""
+"""Timeout for a machine to start a process and answer; importing torch from a cold disk takes a minute."""
 CONNECT_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What there is on one machine."""
+    """Software and devices of one machine."""
 
     name: str
-    """Host and node, as Ray knows it: several nodes may be one host."""
+    """Host and Ray node; several nodes may share a host."""
     address: str
     python: str
     dists: Mapping[str, str]
     cpus: float
     gpus: float
     devices: tuple[str, ...]
-    """Names of the CUDA devices that torch finds."""
+    """Names of the CUDA devices visible to torch."""
     port: int
-    """A port that was free, and bound."""
+    """A free port that could be bound."""
 
 
 def look(address: str) -> ClusterDiagnosis:
-    """Ask every machine of the cluster at `address`, `auto` or `host:port`, and compare it with this one.
+    """Probe every machine of the cluster at `address` (`auto` or `host:port`) and compare it with this one.
 
     Raises PlanRejected when no cluster answers there.
     """
@@ -85,7 +85,7 @@ class Probe:
         return self._listener.getsockname()[1]
 
     def reach(self, host: str, port: int) -> str:
-        """Connect to another machine; returns what went wrong, empty when nothing did."""
+        """Connect to another machine; returns the error, empty on success."""
         try:
             with closing(socket.create_connection((host, port), timeout=CONNECT_S)):
                 return ""
@@ -139,7 +139,7 @@ def _asked(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[Machine], list[Find
                     where = f"{target.address}:{target.port}"
                     text = (
                         f"machine {source.name} cannot reach {target.name} at {where}: {problem}. "
-                        "Ranks talk over free ports of the machines; let the firewall pass them between these."
+                        "Ranks connect over arbitrary free ports; open them in the firewall between these machines."
                     )
                     findings.append(Finding(check="port", text=text))
     finally:
@@ -149,15 +149,15 @@ def _asked(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[Machine], list[Find
 
 
 def _differences(machine: Machine, here: Mapping[str, str]) -> Iterator[Finding]:
-    """What a machine has otherwise than this one; a worker there would be refused, or give other numbers."""
+    """Differences between a machine and this one that would get a worker refused or change its results."""
     if machine.python != platform.python_version():
         text = f"machine {machine.name} runs Python {machine.python}; this one runs {platform.python_version()}."
         yield Finding(check="version", text=text)
     for name in sorted({*here, *machine.dists}):
-        wanted, found = here.get(name, "nothing"), machine.dists.get(name, "nothing")
-        if wanted != found:
-            way = f"pip install {name}=={wanted}" if name in here else f"pip uninstall {name}"
-            text = f"machine {machine.name}: {name} {wanted} is installed here, {found} there. There: `{way}`."
+        expected, result = here.get(name, "nothing"), machine.dists.get(name, "nothing")
+        if expected != result:
+            way = f"pip install {name}=={expected}" if name in here else f"pip uninstall {name}"
+            text = f"machine {machine.name}: {name} {expected} is installed here, {result} there. There: `{way}`."
             yield Finding(check="version", text=text)
     if machine.gpus and not machine.devices:
         text = f"machine {machine.name} offers {machine.gpus:g} GPUs to Ray; torch finds no CUDA device there."
@@ -165,12 +165,12 @@ def _differences(machine: Machine, here: Mapping[str, str]) -> Iterator[Finding]
 
 
 def _dists() -> dict[str, str]:
-    """Versions, as an import here would find them, of what the numbers of a run depend on."""
+    """Installed versions of the packages that affect a run's results."""
     names = {str(dist.metadata["Name"]) for dist in distributions() if dist.metadata}
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for name in sorted({*KEY_DISTS, *(name for name in names if name.startswith("unirl-"))}):
         try:
-            found[name] = version(name)
+            result[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return result

@@ -2,125 +2,137 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import reduce
+from typing import TYPE_CHECKING
 
-from unirl.core.config import PartConfig
+from unirl.core.limits import Reason, limit, one_of
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.config import PartConfig
 
-__all__ = ["LocalConfig", "RayConfig", "WorkerStoreConfig", "misplaced", "problems"]
+if TYPE_CHECKING:
+    from unirl.core.specs.plan import Plan
 
-REFERENCES = ("trainside", "separate")
-PLACEMENTS = ("trainside", "separate", "colocate")
-CARRIERS = ("auto", "shared-memory", "ray", "disk", "collective", "cuda-ipc")
+__all__ = ["LocalConfig", "RayConfig", "WorkerStoreConfig"]
 
 
 @dataclass
 class LocalConfig(PartConfig):
-    """Nothing to set: everything is built in this process."""
+    """No settings: everything is built in this process."""
 
 
 @dataclass
 class RayConfig(PartConfig):
-    """A single controller: the driver holds the loop, workers hold everything large."""
+    """Single controller: the driver runs the loop; workers hold the models and tensors."""
 
     address: str = ""
     """Cluster to join, `auto` or `host:port` of its head; empty starts one on this machine for the run."""
-    placement: str = "trainside"
-    """`trainside`: each train rank samples with the module that it trains. `separate`: rollouts come from workers of
-    their own, which are sent the weights before each step. `colocate`: as `separate`, on the devices of the train
-    ranks: each has a rollout worker beside it, takes turns with it, and gives it half of its `cpus` and `gpus`."""
-    reference: str = "trainside"
-    """Who answers for the reference policy, where the algorithm compares with it: `trainside`, the train ranks, by
-    switching adapters off or from a copy; `separate`, workers of their own, before each training phase."""
-    train_ranks: int = 1
-    """Processes that train together."""
-    rollout_workers: int = 1
-    """Processes that generate, with `separate`."""
-    reference_workers: int = 1
-    """Processes that hold the reference policy, with `reference: separate`."""
-    reward_workers: int = 1
-    """Processes that score, each a share of the samples."""
-    cpus: float = 1.0
+    placement: str = one_of("trainside", "separate", "colocate", default="trainside")
+    """`trainside`: each train rank samples with the module it trains. `separate`: dedicated rollout workers, which
+    receive the weights before each step. `colocate`: as `separate`, but each train rank shares its device with a
+    rollout worker; the two take turns, and the rollout worker gets half of the rank's `cpus` and `gpus`."""
+    reference: str = one_of("trainside", "separate", default="trainside")
+    """Where the reference policy runs, if the algorithm needs one. `trainside`: on the train ranks, by disabling
+    adapters or from a copy. `separate`: on dedicated workers, before each training phase."""
+    train_ranks: int = limit(1, least=1)
+    """Number of training processes."""
+    rollout_workers: int = limit(1, least=1)
+    """Number of rollout processes, with `placement: separate`."""
+    reference_workers: int = limit(1, least=1)
+    """Number of reference-policy processes, with `reference: separate`."""
+    reward_workers: int = limit(1, least=1)
+    """Number of reward processes; each scores a share of the samples."""
+    cpus: float = limit(1.0, least=0)
     """CPUs of each train rank, rollout and reference worker, as Ray counts them; fractions share one."""
-    gpus: float = -1.0
+    gpus: float = limit(-1.0, least=-1)
     """GPUs of each train rank, rollout and reference worker; fractions share one. -1 is one on CUDA, else none."""
-    reward_cpus: float = 0.5
+    reward_cpus: float = limit(0.5, least=0)
     """CPUs of each reward worker."""
-    reward_gpus: float = 0.0
+    reward_gpus: float = limit(0.0, least=0)
     """GPUs of each reward worker."""
-    carrier: str = "auto"
-    """How weights travel to rollout workers of their own: by `shared-memory` of one machine, in calls of `ray`, which
-    reach any machine of the cluster, by `disk` through `carrier_dir`, by `collective` broadcasts to all workers at once
-    (gloo on CPUs, NCCL where each worker has a GPU of its own), by `cuda-ipc` within a GPU that both share, or `auto`:
-    shared memory where all workers are on one machine, else the folder if there is one, else Ray."""
+    carrier: str = one_of("auto", "shared-memory", "ray", "disk", "collective", "cuda-ipc", default="auto")
+    """Weight transport to separate rollout workers. `shared-memory`: within one machine. `ray`: in Ray calls, to any
+    machine of the cluster. `disk`: through `carrier_dir`. `collective`: broadcast to all workers at once (gloo on
+    CPUs, NCCL where each worker has its own GPU). `cuda-ipc`: within a shared GPU. `auto`: shared memory if all
+    workers are on one machine, else `carrier_dir` if set, else Ray."""
     carrier_dir: str = ""
-    """Folder that every machine sees, for the carrier `disk`."""
-    bucket_mb: int = 256
-    """Weights travel in buckets of this size, in MiB."""
-    object_store_mb: int = 512
-    """Memory for Ray's objects, in MiB, where this run starts the cluster. Rollouts do not go through it as a whole."""
-    num_cpus: int = 0
-    """CPUs that a cluster started here claims to have; 0 counts the machine's."""
-    start_timeout_s: float = 300.0
-    """Longest time for a worker to start and build its parts."""
-    call_timeout_s: float = 3600.0
-    """Longest time for one phase of a step on a worker; then the run fails and says who did not answer."""
-    retries: int = 1
-    """How often a call is repeated whose reward or rollout worker died or hung, on a new process: such a worker holds
-    nothing that others do not have, and the noise is that of the sample. 0 ends the run. A train rank always does."""
+    """Folder shared by all machines, for the carrier `disk`."""
+    bucket_mb: int = limit(256, least=1)
+    """Size of a weight-transfer bucket, in MiB."""
+    object_store_mb: int = limit(512, least=80)
+    """Ray object store, in MiB, if this run starts the cluster. It need not hold whole rollouts."""
+    num_cpus: int = limit(0, least=0)
+    """CPUs declared to a cluster started here; 0 uses the machine's count."""
+    start_timeout_s: float = limit(300.0, above=0)
+    """Timeout for a worker to start and build its parts."""
+    call_timeout_s: float = limit(3600.0, above=0)
+    """Timeout for one phase of a step on a worker; the run then fails and names the worker that did not answer."""
+    retries: int = limit(1, least=0)
+    """How often a call is retried on a new process after its reward or rollout worker died or hung. These workers can
+    be rebuilt, and a sample's noise depends only on its seed. 0 fails the run. A dead train rank always fails it."""
     environment: dict[str, str] = field(default_factory=lambda: dict[str, str]())
     """Environment variables of the workers."""
+
+    def problems(self, plan: Plan | None) -> Iterator[Reason]:
+        """Devices, carriers and engines that are incompatible with the placement."""
+        if self.placement == "colocate" and self.gpus > 1:
+            yield Reason(
+                key=".gpus",
+                text=f"got {self.gpus:g}; with colocate a train rank and a rollout worker share 1.",
+            )
+        if self.carrier == "disk" and not self.carrier_dir:
+            yield Reason(key=".carrier_dir", text="the carrier 'disk' needs a folder shared by all machines; set one.")
+        if plan is None:
+            return
+        if self.carrier == "cuda-ipc":
+            yield from self._without_shared_memory(plan.run.device)
+        if self.placement == "colocate":
+            yield from _memory_kept(plan)
+        engine = plan.engine.spec
+        if self.placement == "trainside" and engine.support(Cap.WEIGHTS_SHARED) is not Support.NATIVE:
+            yield Reason(
+                key=".placement",
+                text=f"got 'trainside', where each train rank samples with the module it trains; engine "
+                f"{engine.name!r} keeps its own weights and would never receive the trained ones. Use separate, or "
+                "colocate.",
+            )
+
+    def _without_shared_memory(self, device: str) -> Iterator[Reason]:
+        if device == "cpu":
+            yield Reason(
+                key=".carrier",
+                text="got 'cuda-ipc', but run.device is 'cpu', so there is no GPU memory to share. Use "
+                "'shared-memory'.",
+            )
+        elif self.placement == "separate" and (self.gpus < 0 or self.gpus >= 1):
+            yield Reason(
+                key=".carrier",
+                text="got 'cuda-ipc', but with 'separate' and launcher.gpus of 1 or more each worker has its own "
+                "GPU. Use 'collective', or launcher.placement=colocate.",
+            )
 
 
 @dataclass
 class WorkerStoreConfig(PartConfig):
-    """Nothing to set: workers keep tensors in memory and hand them on through Ray's objects."""
+    """No settings: workers keep tensors in memory and pass them on through Ray's object store."""
 
 
-def problems(config: RayConfig) -> Iterator[str]:
-    """What is wrong with these settings, each one sentence with the key path first."""
-    for key, value, allowed in (
-        ("placement", config.placement, PLACEMENTS),
-        ("reference", config.reference, REFERENCES),
-        ("carrier", config.carrier, CARRIERS),
-    ):
-        if value not in allowed:
-            yield f"launcher.{key}: {value!r} was asked for; it is one of {', '.join(allowed)}."
-    for key, number, least in (
-        ("train_ranks", config.train_ranks, 1),
-        ("rollout_workers", config.rollout_workers, 1),
-        ("reference_workers", config.reference_workers, 1),
-        ("reward_workers", config.reward_workers, 1),
-        ("cpus", config.cpus, 0),
-        ("reward_cpus", config.reward_cpus, 0),
-        ("reward_gpus", config.reward_gpus, 0),
-        ("bucket_mb", config.bucket_mb, 1),
-        ("object_store_mb", config.object_store_mb, 80),
-        ("num_cpus", config.num_cpus, 0),
-        ("retries", config.retries, 0),
-    ):
-        if number < least:
-            yield f"launcher.{key}: {number} was asked for; it must be {least} or more."
-    for key, seconds in (("start_timeout_s", config.start_timeout_s), ("call_timeout_s", config.call_timeout_s)):
-        if seconds <= 0:
-            yield f"launcher.{key}: {seconds} was asked for; it must be above 0."
-    if config.placement == "colocate" and config.gpus > 1:
-        yield f"launcher.gpus: {config.gpus:g} was asked for; with colocate a train rank and a rollout worker share 1."
-    if config.carrier == "disk" and not config.carrier_dir:
-        yield "launcher.carrier_dir: the carrier 'disk' needs a folder that every machine sees; name one."
-
-
-def misplaced(config: RayConfig, *, device: str) -> Iterator[str]:
-    """What is wrong with these settings on a device, `run.device`."""
-    if config.carrier != "cuda-ipc":
-        return
-    if device == "cpu":
-        yield (
-            "launcher.carrier: 'cuda-ipc' was asked for; run.device is 'cpu', and there is no memory of a GPU to "
-            "share. Use 'shared-memory'."
+def _memory_kept(plan: Plan) -> Iterator[Reason]:
+    """Reasons the engine could not release the memory of a device it shares with training."""
+    spec = plan.engine.spec
+    if Support.NATIVE not in (spec.support(Cap.SLEEP), spec.support(Cap.WEIGHTS_SHARED)):
+        yield Reason(
+            key=".placement",
+            text=f"got 'colocate', but engine {spec.name!r} cannot sleep, so it would hold its memory during "
+            "training. Use separate.",
         )
-    elif config.placement == "separate" and (config.gpus < 0 or config.gpus >= 1):
-        yield (
-            "launcher.carrier: 'cuda-ipc' was asked for; with 'separate' and launcher.gpus of 1 or more each worker "
-            "has a GPU of its own. Use 'collective', or launcher.placement=colocate."
-        )
+    for key, expected in spec.enabled_by.get(Cap.SLEEP, {}).items():
+        result = reduce(getattr, key.split("."), plan.engine.config)
+        if result != expected:
+            yield Reason(
+                key=f"engine.{key}",
+                text=f"got {json.dumps(result)}, but with launcher.placement=colocate training needs that memory in "
+                f"turn; set engine.{key}={json.dumps(expected)}.",
+            )

@@ -1,24 +1,25 @@
-"""The launchers: everything in this process, or workers placed by Ray."""
+"""The launchers: `local` runs everything in this process, `ray` places workers on a cluster."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, cast
+from typing import Any
 
-from unirl.core.catalog import Catalog
 from unirl.core.errors import PlanRejected
-from unirl.core.match import needs_of
-from unirl.core.parts import Noted, Parts
-from unirl.core.plan import Plan
-from unirl.core.roles import Engine
-from unirl.core.run import build_algorithm, build_parts, reward_weights
+from unirl.core.loop.build import build_algorithm, build_parts, reward_weights
+from unirl.core.loop.parts import Noted, Parts
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.check import check_config
+from unirl.core.specs.plan import Plan
 
 from .actors import Actor, Call
 from .cluster import Cluster
-from .config import LocalConfig, RayConfig, problems
+from .config import LocalConfig, RayConfig
 from .placement import misfit, places
 from .remote_parts import RemoteBackend, RemoteEngine, RemoteModel, RemoteReward
 from .samples import Samples
+from .session import NOTHING, Session, WeightVersions
 from .turns import Turns
 from .weight_sync import WeightSync
 
@@ -30,15 +31,13 @@ def build_local(config: LocalConfig) -> LocalLauncher:
 
 
 def build_ray(config: RayConfig) -> RayLauncher:
-    """Raises PlanRejected for settings that cannot be."""
-    wrong = list(problems(config))
-    if wrong:
-        raise PlanRejected(" ".join(wrong))
+    """Raises RecipeError for invalid settings."""
+    check_config(config, key="launcher")
     return RayLauncher(config)
 
 
 class LocalLauncher:
-    """Everything in this process, where a debugger can look at it."""
+    """Runs everything in this process, easy to debug."""
 
     def launch(self, plan: Plan, *, catalog: Catalog) -> Parts:
         return build_parts(plan, catalog=catalog)
@@ -48,7 +47,7 @@ class LocalLauncher:
 
 
 class RayLauncher:
-    """Workers under Ray; the driver holds the loop, the algorithm's requests and advantages, and references."""
+    """Ray workers; the driver runs the loop, builds requests and advantages, and holds references to tensors."""
 
     def __init__(self, config: RayConfig) -> None:
         self._config = config
@@ -59,10 +58,10 @@ class RayLauncher:
         self._cluster = cluster = Cluster(config)
         try:
             nodes = cluster.nodes()
-            if config.reference == "separate" and needs_of(plan).reference == "none":
+            if config.reference == "separate" and plan.needs.reference == "none":
                 raise PlanRejected(
-                    f"launcher.reference: 'separate' was asked for; algorithm {plan.algorithm.name!r} compares with no "
-                    "reference policy as it is set. Use trainside, or switch its KL divergence on."
+                    f"launcher.reference: got 'separate', but algorithm {plan.algorithm.name!r} uses no reference "
+                    "policy as configured. Use trainside, or enable its KL penalty."
                 )
             workers = places(config, on_cuda=_on_cuda(plan, sum(node.gpus for node in nodes)))
             reason = misfit(workers, nodes)
@@ -83,41 +82,47 @@ class RayLauncher:
             self._cluster = None
 
     def _parts(self, plan: Plan, catalog: Catalog, cluster: Cluster, by_role: dict[str, list[Actor]]) -> Parts:
-        config, train, rollout = self._config, by_role["train"], by_role["rollout"]
-        if len(train) > 1:
-            timeouts = {"timeout_s": config.call_timeout_s, "within_s": config.start_timeout_s}
-            cluster.meet(train, "open_group", "join_group", phase="build", **timeouts)
-        self._build(plan, cluster, by_role)
-        turns = Turns(cluster, train=train, rollout=rollout, is_shared=config.placement == "colocate")
-        copies = _copies(plan, config.train_ranks)
-        backend = RemoteBackend(cluster, train, copies=copies, turns=turns, references=by_role["reference"])
-        weights = WeightSync(plan, config, cluster, train=train, rollout=rollout, turns=turns) if rollout else None
-        samples = Samples(cluster, weights, retries=config.retries)
-        engine = RemoteEngine(
-            cluster,
-            rollout or train,
-            # Ranks that hold shards of one module run its forwards together.
-            lockstep=not rollout and len(train) > 1,
-            copies=1 if rollout else copies,
-            turns=turns,
-            samples=samples,
-        )
-        backend.samples = samples
-        if weights:
-            weights.between(backend, engine)
+        session = self._session(plan, cluster, by_role)
+        weights = WeightSync(plan, self._config, session) if session.rollout else None
+        samples = Samples(cluster, weights, retries=self._config.retries)
         return Parts(
-            model=RemoteModel(plan.model.spec, cluster, train[0]),
-            backend=backend,
-            engine=cast(Engine, engine),  # its version is a property, which a protocol's field does not admit
+            model=RemoteModel(plan.model.spec, cluster, session.train[0]),
+            backend=RemoteBackend(session, samples, lend=weights.lend if weights else None),
+            engine=RemoteEngine(session, samples),
             algorithm=build_algorithm(plan, catalog=catalog),
-            rewards={name: RemoteReward(name, cluster, by_role["reward"], samples) for name in plan.rewards},
+            rewards={
+                name: RemoteReward(
+                    name, session, samples, scores_groups=choice.spec.support(Cap.REWARD_GROUP) is Support.NATIVE
+                )
+                for name, choice in plan.rewards.items()
+            },
             reward_weights=reward_weights(plan),
             sync=weights.sync if weights else None,
             noted=lambda: _noted(cluster),
         )
 
-    def _build(self, plan: Plan, cluster: Cluster, by_role: dict[str, list[Actor]]) -> None:
-        """Build the parts of all workers at once; where they share devices, rollout workers after the train ranks."""
+    def _session(self, plan: Plan, cluster: Cluster, by_role: dict[str, list[Actor]]) -> Session:
+        """Build every worker's parts."""
+        config, train, rollout = self._config, by_role["train"], by_role["rollout"]
+        if len(train) > 1:
+            timeouts = {"timeout_s": config.call_timeout_s, "within_s": config.start_timeout_s}
+            cluster.meet(train, "open_group", "join_group", phase="build", **timeouts)
+        self._build(cluster, by_role)
+        trained, *_ = cluster.call(train, "version", phase="build")
+        return Session(
+            cluster=cluster,
+            train=train,
+            rollout=rollout,
+            reference=by_role["reference"],
+            reward=by_role["reward"],
+            copies=_copies(plan, config.train_ranks),
+            turns=Turns(cluster, train=train, rollout=rollout, is_shared=config.placement == "colocate"),
+            # Rollout workers start from the checkpoint and seeded adapters; the first sync replaces both.
+            versions=WeightVersions(trained=trained, sampled=NOTHING if rollout else 0),
+        )
+
+    def _build(self, cluster: Cluster, by_role: dict[str, list[Actor]]) -> None:
+        """Build all workers' parts concurrently; on shared devices, rollout workers after the train ranks."""
         if self._config.placement == "colocate":
             cluster.prepare(by_role["train"], "build", "train")
             cluster.call(by_role["train"], "offload", phase="offload")
@@ -139,13 +144,13 @@ class RayLauncher:
 
 
 def _copies(plan: Plan, train_ranks: int) -> int:
-    """Neighbouring ranks that get the same rows: those among which a backend splits layers, its `mesh.tensor`."""
+    """Neighbouring ranks that get the same rows: the backend's tensor-parallel size, `mesh.tensor`."""
     config: Any = plan.backend.config
     has_mesh = "mesh" in {item.name for item in dataclasses.fields(config)}
     copies = int(config.mesh.tensor) if has_mesh else 1
     if train_ranks % copies:
         raise PlanRejected(
-            f"backend.mesh.tensor: {copies} was asked for; launcher.train_ranks = {train_ranks} is no multiple of it."
+            f"backend.mesh.tensor: got {copies}, but launcher.train_ranks = {train_ranks} is not a multiple of it."
         )
     return copies
 
@@ -159,5 +164,5 @@ def _on_cuda(plan: Plan, gpus: float) -> bool:
     if plan.run.device == "auto":
         return gpus > 0
     if plan.run.device.startswith("cuda") and gpus <= 0:
-        raise PlanRejected(f"run.device: {plan.run.device!r} was asked for; no machine of the cluster has a GPU.")
+        raise PlanRejected(f"run.device: got {plan.run.device!r}, but no machine of the cluster has a GPU.")
     return plan.run.device.startswith("cuda")

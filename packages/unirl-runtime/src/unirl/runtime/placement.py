@@ -1,4 +1,4 @@
-"""Which worker needs what, and whether the machines have it: arithmetic, before anything is started."""
+"""Resources each worker needs, checked against the machines before anything starts."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Role = Literal["train", "rollout", "reference", "reward"]
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerPlace:
-    """One worker process and what it is given."""
+    """One worker process and its resources."""
 
     name: str
     """`train-0`: unique in the run."""
     role: Role
     index: int
-    """Rank, or number among the workers of its role."""
+    """Rank, or index among the workers of its role."""
     cpus: float
     gpus: float
     device: int | None = None
-    """Workers of one number share a device, and so a machine."""
+    """Workers with the same number share a device, and so a machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A machine of the cluster and what is free on it."""
+    """A machine of the cluster and its free resources."""
 
     name: str
     cpus: float
@@ -65,7 +65,7 @@ def places(config: RayConfig, *, on_cuda: bool) -> list[WorkerPlace]:
 
 
 def misfit(workers: Sequence[WorkerPlace], nodes: Sequence[Node]) -> str:
-    """Why these workers do not fit these machines, with the arithmetic; empty when they do.
+    """Why these workers do not fit on these machines, with the arithmetic; empty when they do.
 
     The largest worker is placed first, on the first machine with room, as Ray packs them.
     """
@@ -74,10 +74,10 @@ def misfit(workers: Sequence[WorkerPlace], nodes: Sequence[Node]) -> str:
         ("GPUs", lambda worker: worker.gpus, lambda node: node.gpus),
     ]
     for what, of_worker, of_node in amounts:
-        wanted, there = sum(of_worker(w) for w in workers), sum(of_node(n) for n in nodes)
-        if wanted > there + 1e-9:
+        expected, there = sum(of_worker(w) for w in workers), sum(of_node(n) for n in nodes)
+        if expected > there + 1e-9:
             machines = ", ".join(f"{node.name} {of_node(node):g}" for node in nodes) or "no machine"
-            return f"{wanted:g} {what} are needed ({_sum(workers, of_worker)}); {there:g} are free ({machines})."
+            return f"{expected:g} {what} are needed ({_sum(workers, of_worker)}); {there:g} are free ({machines})."
     free = [(node.name, [node.cpus, node.gpus]) for node in nodes]
     together: dict[int | str, list[WorkerPlace]] = {}
     for worker in workers:
@@ -89,7 +89,7 @@ def misfit(workers: Sequence[WorkerPlace], nodes: Sequence[Node]) -> str:
             left = ", ".join(f"{name} {here:g} CPUs {there:g} GPUs" for name, (here, there) in free)
             names = " and ".join(repr(worker.name) for worker in unit)
             who = f"worker {names} needs" if len(unit) == 1 else f"workers {names} need"
-            return f"{who} {cpus:g} CPUs and {gpus:g} GPUs on one machine; left are {left}."
+            return f"{who} {cpus:g} CPUs and {gpus:g} GPUs on one machine; the machines have {left} left."
         room[0] -= cpus
         room[1] -= gpus
     return ""

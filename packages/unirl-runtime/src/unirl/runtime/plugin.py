@@ -1,27 +1,23 @@
-"""The launchers that this dist provides, and the command that makes the environments of engines."""
+"""The launchers and transports of this dist, and `unirl doctor`."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
-from functools import reduce
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from unirl.core.capability import Cap, Support
-from unirl.core.hookspec import hookimpl
-from unirl.core.spec import EngineSpec, LauncherSpec, TransportSpec
-
-from .config import RayConfig, misplaced
+from unirl.core.limits import Reason
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.spec import LauncherSpec, TransportSpec
 
 if TYPE_CHECKING:
     import click
-    from unirl.core.plan import Choice, Plan
+    from unirl.core.specs.plan import Plan
 
 __all__ = ["LOCAL", "RAY", "WORKER_STORE", "unirl_check_plan", "unirl_commands", "unirl_launchers", "unirl_transports"]
 
 LOCAL = LauncherSpec(
     name="local",
-    summary="Everything in this process, where a debugger can look at it",
+    summary="Runs everything in this process, easy to debug",
     build="unirl.runtime.launchers:build_local",
     config="unirl.runtime.config:LocalConfig",
 )
@@ -36,7 +32,7 @@ RAY = LauncherSpec(
 )
 WORKER_STORE = TransportSpec(
     name="worker-store",
-    summary="Tensors stay in the worker that made them; who needs rows asks it",
+    summary="Tensors stay in the worker that produced them; other workers fetch samples from it",
     build="unirl.runtime.tensor_store:build",
     config="unirl.runtime.config:WorkerStoreConfig",
 )
@@ -54,46 +50,14 @@ def unirl_transports() -> Iterable[TransportSpec]:
 
 @hookimpl
 def unirl_commands(cli: click.Group) -> None:
-    from .engine_host.command import command
+    from .doctor_command import command
 
     cli.add_command(command)
 
 
 @hookimpl
-def unirl_check_plan(plan: Plan) -> Iterable[str]:
+def unirl_check_plan(plan: Plan) -> Iterable[Reason]:
     if plan.transport is not None and (plan.launcher is None or plan.launcher.name == LOCAL.name):
-        return [
-            f"transport: {plan.transport.name!r} was asked for, and nothing travels within one process; leave it out, "
-            "or choose launcher=ray."
-        ]
-    if plan.launcher is None or plan.launcher.name != RAY.name:
-        return []
-    config = cast(RayConfig, plan.launcher.config)
-    reasons = list(misplaced(config, device=plan.run.device))
-    if config.placement == "colocate":
-        reasons += _memory_kept(plan.engine)
-    engine = plan.engine.spec
-    if config.placement == "trainside" and engine.support(Cap.WEIGHTS_SHARED) is not Support.NATIVE:
-        reasons.append(
-            f"launcher.placement: 'trainside' was asked for, where each train rank samples with the module that it "
-            f"trains; engine {engine.name!r} has weights of its own, and nobody would send it those that train. Use "
-            "separate, or colocate."
-        )
-    return reasons
-
-
-def _memory_kept(engine: Choice[EngineSpec]) -> Iterator[str]:
-    """Why an engine would keep the memory of a device that it has in turn with training."""
-    spec = engine.spec
-    if Support.NATIVE not in (spec.support(Cap.SLEEP), spec.support(Cap.WEIGHTS_SHARED)):
-        yield (
-            f"launcher.placement: 'colocate' was asked for; engine {spec.name!r} cannot sleep, so its memory stays "
-            "taken while its device trains. Use separate."
-        )
-    for key, wanted in spec.enabled_by.get(Cap.SLEEP, {}).items():
-        found = reduce(getattr, key.split("."), engine.config)
-        if found != wanted:
-            yield (
-                f"engine.{key}: {json.dumps(found)} was asked for, and launcher.placement=colocate lets training have "
-                f"the memory in turn; set engine.{key}={json.dumps(wanted)}."
-            )
+        text = f"{plan.transport.name!r} has no effect within one process; remove it, or choose launcher=ray."
+        return [Reason(key="transport", text=text)]
+    return []

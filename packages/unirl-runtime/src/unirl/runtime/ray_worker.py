@@ -1,36 +1,38 @@
-"""A worker as a Ray actor, and the settings that Ray needs."""
+"""A worker as a Ray actor, and Ray's settings."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from unirl.core.errors import RunFailed
-from unirl.core.plan import Plan
+from unirl.core.specs.plan import Plan
 
 from .wire import packed, unpacked
-from .worker import Worker, WorkerFacts
+from .worker import Worker, WorkerFacts, load_files
 
 __all__ = ["CAUSE_WITHIN_S", "SETTINGS", "RayWorker", "WorkerGone", "actor_class", "actor_name"]
 
 SETTINGS = {
-    # Ray would turn `uv run` into a rebuild of the environment on every worker.
+    # Under `uv run`, Ray would rebuild the environment on every worker.
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1",
-    # A call whose worker was given up for its hanging ends later, and Ray would print what it raised then.
+    # A call abandoned because its worker hung may fail later, and Ray would print its error then.
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # A worker without GPUs must not be made blind for those of its machine that tests pretend to have.
+    # Ray must not hide the machine's GPUs from workers that request none: tests declare GPUs that do not exist.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
 CAUSE_WITHIN_S = 5.0
-"""When one of several workers fails, another one may have died first, which Ray takes a moment to see."""
+"""When one worker fails, another may have died first, which Ray takes a moment to notice."""
 
 
 class WorkerGone(RunFailed):
-    """A worker asked another one, and that one is dead."""
+    """A worker called another worker that is dead."""
 
     def __init__(self, worker: str) -> None:
         super().__init__(worker)
@@ -38,16 +40,20 @@ class WorkerGone(RunFailed):
 
 
 class RayWorker:
-    """A `Worker` as an actor. One call runs at a time; reading its tensors and being looked at do not wait for it."""
+    """A `Worker` as an actor. One call runs at a time; tensor reads and health checks do not wait for it."""
 
     def __init__(self, run: str, name: str) -> None:
         self._run, self._name = run, name
         self._worker: Worker | None = None
 
-    def open(self, plan: bytes, address: Any) -> WorkerFacts:
-        """Become the worker. Apart from the start of the process, so that its errors are those of a call."""
+    def open(self, plan: bytes, address: Any, plugin_files: Sequence[Path] = ()) -> WorkerFacts:
+        """Create the worker. Separate from process start, so that errors surface as those of a call.
+
+        plugin_files: single-file plugins used by the plan, which holds objects of their classes.
+        """
         import ray
 
+        load_files(plugin_files, machine=socket.gethostname())
         opened: Plan = unpacked(plan)
         node = ray.get_runtime_context().get_node_id()
         self._worker = Worker(
@@ -62,13 +68,14 @@ class RayWorker:
         return self._worker.facts()
 
     def call(self, method: str, data: bytes) -> bytes:
-        """data: positional and named arguments, packed. Returns the answer, packed."""
+        """method: of the `Worker`, or of a part of it, such as `weights.ship`.  data: packed positional and keyword
+        arguments. Returns the packed answer."""
         args, named = unpacked(data)
-        return packed(getattr(self._opened, method)(*args, **named))
+        return packed(attrgetter(method)(self._opened)(*args, **named))
 
     def aside(self, method: str) -> Any:
-        """A call without arguments that does not wait for the one that runs: one that ends it, or asks who is there."""
-        return getattr(self._opened, method)()
+        """A call without arguments that does not wait for the running one: it aborts it, or checks health."""
+        return attrgetter(method)(self._opened)()
 
     def answer(self, question: Any) -> Any:
         return self._opened.answer(question)
@@ -82,24 +89,24 @@ class RayWorker:
         return self._get(workers, lambda other: other.call.remote(method, data))
 
     def _ask(self, owner: str, question: Any) -> Any:
-        (found,) = self._get([owner], lambda other: other.answer.remote(question))
-        # What comes from the object store cannot be written to, and training makes views of it.
-        return [tensor.clone() for tensor in found]
+        (result,) = self._get([owner], lambda other: other.answer.remote(question))
+        # Object-store buffers are read-only, and training makes views of them.
+        return [tensor.clone() for tensor in result]
 
     def _get(self, workers: Sequence[str], ask: Callable[[Any], Any]) -> list[Any]:
-        """The answers of other workers, asked at once. Raises WorkerGone for one that died, rather than what others
-        raise because of that."""
+        """Answers of other workers, called concurrently. Raises WorkerGone for a dead one rather than the errors it
+        caused in others."""
         import ray
         from ray.exceptions import RayActorError
 
         asked: dict[Any, str] = {}
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         failure: Exception | None = None
         for worker in workers:
             try:
                 asked[ask(ray.get_actor(actor_name(self._run, worker), namespace=self._run))] = worker
             except ValueError as error:
-                # No actor has this name any more.
+                # No actor has this name any longer.
                 raise WorkerGone(worker) from error
         waiting = list(asked)
         while waiting:
@@ -108,14 +115,14 @@ class RayWorker:
                 break
             worker = asked[ready[0]]
             try:
-                found[worker] = ray.get(ready[0])
+                result[worker] = ray.get(ready[0])
             except RayActorError as error:
                 raise WorkerGone(worker) from error
-            except Exception as error:  # noqa: BLE001 - raised below, unless a death is behind it
+            except Exception as error:  # noqa: BLE001 - raised below, unless a death caused it
                 failure = failure or error
         if failure is not None:
             raise failure
-        return [found[worker] for worker in workers]
+        return [result[worker] for worker in workers]
 
 
 def actor_name(run: str, worker: str) -> str:
@@ -123,10 +130,10 @@ def actor_name(run: str, worker: str) -> str:
 
 
 def actor_class() -> Any:
-    """`RayWorker` as Ray wants it."""
+    """`RayWorker` decorated as a Ray actor class."""
     import ray
 
     read = ray.method(concurrency_group="data")
     cls = type("RayWorker", (RayWorker,), {"answer": read(RayWorker.answer), "aside": read(RayWorker.aside)})
-    decorate: Any = ray.remote  # its overloads do not know concurrency groups
+    decorate: Any = ray.remote  # its overloads lack concurrency groups
     return decorate(concurrency_groups={"data": 2})(cls)

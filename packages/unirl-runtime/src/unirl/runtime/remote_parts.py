@@ -1,4 +1,4 @@
-"""The parts of a plan as the loop sees them, when they live with workers. Each fits its role."""
+"""Driver-side proxies for the parts of a plan that run on workers. Each implements its role."""
 
 from __future__ import annotations
 
@@ -10,62 +10,66 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
-from unirl.core.algorithm_state import algorithm_state
-from unirl.core.balance import balance
-from unirl.core.config import LatentSamplingConfig, TextSamplingConfig
-from unirl.core.data import MediaRef
 from unirl.core.errors import UniRLError
-from unirl.core.request import Request
+from unirl.core.loop.algorithm_state import algorithm_state
+from unirl.core.loop.balance import balance
 from unirl.core.roles import Algorithm, Policy, ScoreInput, Scores, TrainReport, WeightReceipt, WeightUpdate
-from unirl.core.rollout import Rollout
-from unirl.core.spec import ModelSpec
-from unirl.core.track import Conditions, TextSegment, Track
+from unirl.core.specs.spec import ModelSpec
+from unirl.core.types.batch import inverse, rows_by_group
+from unirl.core.types.data import MediaRef
+from unirl.core.types.request import Request
+from unirl.core.types.rollout import Rollout
+from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
+from unirl.core.types.track import Conditions, TextSegment, Track
 
 from .actors import Actor, Call
 from .cluster import Cluster
 from .remote_rows import RemoteRows
 from .samples import Named, Samples
-from .turns import Turns
+from .session import Session
 
 __all__ = ["RemoteBackend", "RemoteEngine", "RemoteModel", "RemoteReward", "shares"]
 
 T = TypeVar("T")
 
 SETTLE_S = 10.0
-"""Time for every rank to end what it does when one of them has failed."""
+"""Timeout for the other ranks to finish their call after one has failed."""
 
 
-def shares(group_ids: Sequence[str], workers: int, *, costs: Sequence[int] | None = None) -> list[list[int]]:
-    """Rows of each worker: whole groups, in order, as even in rows as that allows; rows where groups are too few.
+def shares(
+    group_ids: Sequence[str], workers: int, *, costs: Sequence[int] | None = None, whole_groups: bool = False
+) -> list[list[int]]:
+    """Rows of each worker: whole groups, in order, as even as possible; single rows when there are too few groups.
 
-    costs: of each row; the groups are then dealt so that all workers have about as much to do, and as many of them.
-    Whole groups keep the mini-batches of an update those of one rank (see `unirl.numerics.stack.mini_batches`), and the
-    embeddings of a prompt with one worker.
+    whole_groups: never split a group; with too few groups some workers get none.
+
+    costs: per row; the groups are then partitioned to balance total cost, with about equally many groups per worker.
+    Whole groups keep the mini-batches of an update those of one rank (see `unirl.numerics.train.stack.mini_batches`),
+    and the embeddings of a prompt on one worker.
     """
-    groups: dict[str, list[int]] = {}
-    for row, group in enumerate(group_ids):
-        groups.setdefault(group, []).append(row)
-    units = list(groups.values()) if len(groups) >= workers else [[row] for row in range(len(group_ids))]
+    groups = rows_by_group(group_ids)
+    stay_whole = whole_groups or len(groups) >= workers
+    units = list(groups.values()) if stay_whole else [[row] for row in range(len(group_ids))]
     if costs is not None:
         parts = balance([sum(costs[row] for row in rows) for rows in units], workers, equal_counts=True)
         return [[row for unit in part for row in units[unit]] for part in parts]
-    dealt: list[list[int]] = []
+    partition: list[list[int]] = []
     left, start = len(group_ids), 0
     for worker in range(workers):
-        wanted, rows = left / (workers - worker), list[int]()
-        # The last units go to the workers that have none yet.
+        expected, rows = left / (workers - worker), list[int]()
+        # The last units go to workers that have none yet.
         while start < len(units) - (workers - worker - 1) and (
-            not rows or abs(len(rows) + len(units[start]) - wanted) <= abs(len(rows) - wanted)
+            not rows or abs(len(rows) + len(units[start]) - expected) <= abs(len(rows) - expected)
         ):
             rows += units[start]
             start += 1
-        dealt.append(rows)
+        partition.append(rows)
         left -= len(rows)
-    return dealt
+    return partition
 
 
 class RemoteModel:
-    """What the driver asks of a model: sizes and schedules. The rest of the role belongs to the workers."""
+    """The driver's view of a model: sizes and schedules. Everything else runs on the workers."""
 
     def __init__(self, spec: ModelSpec, cluster: Cluster, actor: Actor) -> None:
         self.spec = spec
@@ -76,16 +80,16 @@ class RemoteModel:
 
     @property
     def trainable(self) -> Any:
-        raise RuntimeError("the module that trains lives with the workers; the driver holds none")
+        raise RuntimeError("the trainable module is on the workers; the driver has none")
 
     def encode(self, prompts: Sequence[str], **_: Any) -> Mapping[str, Any]:
-        raise RuntimeError("prompts are encoded by the workers")
+        raise RuntimeError("prompts are encoded on the workers")
 
     def velocity(self, x: Any, sigma: Any, conditions: Any) -> Any:
-        raise RuntimeError("the denoiser lives with the workers")
+        raise RuntimeError("the denoiser runs on the workers")
 
     def decode(self, latents: Any) -> Any:
-        raise RuntimeError("latents are decoded by the workers")
+        raise RuntimeError("latents are decoded on the workers")
 
     def schedule(self, sampling: LatentSamplingConfig) -> Tensor:
         key = repr(sampling)
@@ -109,68 +113,54 @@ class RemoteModel:
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
-        found = self._stop_tokens
-        if found is None:
-            (found,) = self._cluster.call([self._actor], "stop_tokens", phase="request")
-            self._stop_tokens = found
-        return found
+        result = self._stop_tokens
+        if result is None:
+            (result,) = self._cluster.call([self._actor], "stop_tokens", phase="request")
+            self._stop_tokens = result
+        return result
 
 
 class RemoteEngine:
-    """Rollouts by several workers, each its share of the request."""
+    """Rollouts from several workers, each generating a share of the request."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        actors: Sequence[Actor],
-        *,
-        lockstep: bool,
-        copies: int,
-        turns: Turns,
-        samples: Samples,
-    ) -> None:
-        """lockstep: workers whose forwards are collective; each gets equally many rows, the missing ones as padding.
-
-        copies: neighbouring workers that generate the same rows together; the first of them answers for all.
-        samples: knows what was made, for those who need it.
-        """
-        self._cluster, self._actors, self._lockstep, self._copies = cluster, list(actors), lockstep, copies
-        self._turns, self._samples = turns, samples
-        self._version = 0
+    def __init__(self, session: Session, samples: Samples) -> None:
+        """samples: records the generated samples, so that lost ones can be regenerated."""
+        self._session, self._cluster, self._samples = session, session.cluster, samples
+        self._actors = session.rollout or session.train
+        # Ranks that hold shards of one module run collective forwards: each gets equally many rows, padded where
+        # needed. Of neighbours that generate the same rows together, the first one's answer counts.
+        self._lockstep = not session.rollout and len(session.train) > 1
+        self._copies = 1 if session.rollout else session.copies
 
     @property
     def version(self) -> int:
-        return self._version
+        return self._session.versions.sampled
 
     @version.setter
     def version(self, value: int) -> None:
-        if value != self._version:
+        if value != self.version:
             self._cluster.call(self._actors, "set_version", value, phase="sync")
-        self._version = value
-
-    def note_version(self, value: int) -> None:
-        """The workers have it already, with the weights that came."""
-        self._version = value
+        self._session.versions.sampled = value
 
     def generate(self, request: Request) -> Rollout:
-        self._turns.rollout()
-        dealt = shares(request.group_ids, len(self._actors) // self._copies)
-        rows = max(map(len, dealt))
+        self._session.turns.rollout()
+        partition = shares(request.group_ids, len(self._actors) // self._copies)
+        rows = max(map(len, partition))
         calls: list[Call] = []
         for number, actor in enumerate(self._actors):
-            mine = dealt[number // self._copies]
+            mine = partition[number // self._copies]
             if mine or self._lockstep:
                 share = _padded(request, mine, to=rows) if self._lockstep else request.select(mine)
                 calls.append(Call(actor=actor, method="generate", args=(share,)))
         self._samples.begin(request.rollout)
-        found = self._cluster.run(calls, phase="generate", restart=self._samples.restart)
-        self._samples.note(calls, found)
-        answers = found[:: self._copies]
+        result = self._cluster.run(calls, phase="generate", restart=self._samples.restart)
+        self._samples.note(calls, result)
+        answers = result[:: self._copies]
         self._cluster.traffic.made(request.num_rows)
-        counts = [len(mine) for mine in dealt if mine or self._lockstep]
+        counts = [len(mine) for mine in partition if mine or self._lockstep]
         kept = [(answer, count) for answer, count in zip(answers, counts, strict=True) if count]
-        order = [row for mine in dealt for row in mine]
-        back = sorted(range(len(order)), key=order.__getitem__)
+        order = [row for mine in partition for row in mine]
+        back = inverse(order)
         tracks: dict[str, Track] = {}
         for name in request.tracks:
             joined = Track.concat([answer.tracks[name].select(range(count)) for answer, count in kept]).select(back)
@@ -183,7 +173,7 @@ class RemoteEngine:
         return self._samples.needed(lambda named: self._cluster.fetch([named(each) for each in rows]))
 
     def load_weights(self, update: WeightUpdate) -> WeightReceipt:
-        raise RuntimeError("weights go from worker to worker, not through the driver")
+        raise RuntimeError("weights are sent between workers, not through the driver")
 
     def sleep(self) -> None:
         pass
@@ -200,29 +190,26 @@ class RemoteBackend:
 
     def __init__(
         self,
-        cluster: Cluster,
-        actors: Sequence[Actor],
+        session: Session,
+        samples: Samples,
         *,
-        copies: int,
-        turns: Turns,
-        references: Sequence[Actor] = (),
+        lend: Callable[[Policy], AbstractContextManager[None]] | None,
     ) -> None:
-        """copies: neighbouring ranks that split the layers among them, and so train on the same rows.
+        """samples: record of the rollout workers' samples.
 
-        references: workers that hold the reference policy; none where the train ranks answer for it.
+        lend: temporarily loads another policy into rollout workers; None when the train ranks generate.
         """
-        self._references = list(references)
-        self._cluster, self._actors, self._copies, self._turns = cluster, list(actors), copies, turns
-        self.version: int = self._call("version", phase="build")[0]
-        self.lend: Callable[[Policy], AbstractContextManager[None]] | None = None
-        """Gives engines that hold weights of their own those of another policy for a while."""
-        self.samples: Samples | None = None
-        """Knows what the rollout workers made; set before anything is trained on."""
+        self._session, self._cluster, self._samples, self._lend = session, session.cluster, samples, lend
+        self._actors, self._copies, self._references = session.train, session.copies, session.reference
+
+    @property
+    def version(self) -> int:
+        return self._session.versions.trained
 
     @contextmanager
     def policy(self, which: Policy = "live") -> Iterator[None]:
-        if self.lend is not None:
-            with self.lend(which):
+        if self._lend is not None:
+            with self._lend(which):
                 yield
             return
         self._call("enter_policy", which, phase="policy")
@@ -232,63 +219,61 @@ class RemoteBackend:
             self._call("leave_policy", phase="policy")
 
     def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
-        """Each rank trains on its share with the algorithm that it built, in the state of `algorithm`, which made
-        requests and advantages."""
+        """Each rank trains on its share with its own instance of the algorithm, given the state of `algorithm`, the
+        driver's, which made requests and advantages."""
         if self._references:
             track = self.with_reference(track)
-        lengths = track.segment.total_lengths if isinstance(track.segment, TextSegment) else None
-        dealt = shares(track.group_ids, len(self._actors) // self._copies, costs=lengths)
+        partition = _track_shares(track, len(self._actors) // self._copies)
 
         def bring(named: Named) -> None:
-            self._turns.train()
+            self._session.turns.train()
             calls: list[Call] = []
             for number, actor in enumerate(self._actors):
-                rows = dealt[number // self._copies]
+                rows = partition[number // self._copies]
                 share = named(_for_training(track.select(rows) if rows else _empty(track)))
                 calls.append(Call(actor=actor, method="bring", args=(share,)))
             self._cluster.run(calls, phase="fetch")
 
         try:
-            self._needing(bring)
+            self._samples.needed(bring)
             state = algorithm_state(algorithm)
-            found = self._call("train", progress=progress, state=state, phase="train")
-            answers = cast("list[tuple[TrainReport, int]]", found)
+            answers = self._call("train", progress=progress, state=state, phase="train")
         except BaseException:
-            self.version = self._version_after_failure()
+            self._session.versions.trained = self._version_after_failure()
             raise
-        report, self.version = answers[0]
+        report: TrainReport
+        report, self._session.versions.trained = answers[0]
         return report
 
     def with_reference(self, track: Track, *, policy: Policy = "reference") -> Track:
-        """Asks the workers that hold the reference policy. What they say of latents stays with them."""
-        lengths = track.segment.total_lengths if isinstance(track.segment, TextSegment) else None
-        dealt = [rows for rows in shares(track.group_ids, len(self._references), costs=lengths) if rows]
+        """Runs the reference policy on its workers. Its latent outputs stay there."""
+        partition = [rows for rows in _track_shares(track, len(self._references)) if rows]
 
         def ask(named: Named) -> list[Track]:
             calls = [
                 Call(actor=actor, method="reference", args=(named(_for_training(track.select(rows))),))
-                for actor, rows in zip(self._references, dealt, strict=False)
+                for actor, rows in zip(self._references, partition, strict=False)
             ]
             return self._cluster.run(calls, phase="reference", restart=lambda actor: None)
 
-        answers = self._needing(ask)
-        order = [row for rows in dealt for row in rows]
-        said = Track.concat(answers).select(sorted(range(len(order)), key=order.__getitem__))
-        return dataclasses.replace(track, segment=said.segment)
+        answers = self._samples.needed(ask)
+        order = [row for rows in partition for row in rows]
+        reply = Track.concat(answers).select(inverse(order))
+        return dataclasses.replace(track, segment=reply.segment)
 
-    def weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
-        """Brings them to the driver, to look at them: those for engines go from worker to worker."""
-        return self._call("weights", policy=policy, kind=kind, phase="weights")[0]
+    def export_weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
+        """Exports to the driver, for inspection; engines get their weights directly from the workers."""
+        return self._call("export_weights", policy=policy, kind=kind, phase="weights")[0]
 
     def adopt(self, update: WeightUpdate) -> None:
         self._call("adopt", update, phase="adopt")
-        self.version = update.version
+        self._session.versions.trained = update.version
 
     def save(self, folder: Path) -> None:
         self._call("save", folder.resolve(), phase="checkpoint")
 
     def load(self, folder: Path) -> None:
-        self.version = self._call("load", folder.resolve(), phase="resume")[0]
+        self._session.versions.trained = self._call("load", folder.resolve(), phase="resume")[0]
 
     def end_rollout(self) -> None:
         self._call("end_rollout", phase="train")
@@ -303,31 +288,29 @@ class RemoteBackend:
         pass
 
     def _call(self, method: str, *args: Any, phase: str, **named: Any) -> list[Any]:
-        self._turns.train()
+        self._session.turns.train()
         return self._cluster.call(self._actors, method, *args, phase=phase, **named)
 
-    def _needing(self, call: Callable[[Named], T]) -> T:
-        assert self.samples is not None, "nobody knows where the samples are"
-        return self.samples.needed(call)
-
     def _version_after_failure(self) -> int:
-        """Where the ranks are, when all of them say the same; else -1, for what they hold is no step's weights."""
+        """The ranks' version if all agree; else -1: their weights are not those of any one step."""
         try:
-            found: list[int] = self._cluster.call(self._actors, "version", phase="train", timeout_s=SETTLE_S)
+            result: list[int] = self._cluster.call(self._actors, "version", phase="train", timeout_s=SETTLE_S)
         except UniRLError:
             return -1
-        return found[0] if len(set(found)) == 1 else -1
+        return result[0] if len(set(result)) == 1 else -1
 
 
 class RemoteReward:
-    """One reward, its samples shared over the reward workers."""
+    """One reward, its samples partitioned over the reward workers."""
 
-    def __init__(self, name: str, cluster: Cluster, actors: Sequence[Actor], samples: Samples) -> None:
-        self._name, self._cluster, self._actors, self._samples = name, cluster, list(actors), samples
+    def __init__(self, name: str, session: Session, samples: Samples, *, scores_groups: bool) -> None:
+        """scores_groups: it compares the samples of a group, so groups are not split between workers."""
+        self._name, self._cluster, self._actors, self._samples = name, session.cluster, session.reward, samples
+        self._scores_groups = scores_groups
 
     def score(self, samples: ScoreInput) -> Scores:
-        dealt = shares(samples.group_ids, len(self._actors))
-        used = [(actor, rows) for actor, rows in zip(self._actors, dealt, strict=True) if rows]
+        partition = shares(samples.group_ids, len(self._actors), whole_groups=self._scores_groups)
+        used = [(actor, rows) for actor, rows in zip(self._actors, partition, strict=True) if rows]
 
         def ask(named: Named) -> list[Scores]:
             calls: list[Call] = []
@@ -339,7 +322,7 @@ class RemoteReward:
 
         answers = self._samples.needed(ask)
         order = [row for _, rows in used for row in rows]
-        back = torch.tensor(sorted(range(len(order)), key=order.__getitem__))
+        back = torch.tensor(inverse(order))
         return Scores(
             values=torch.cat([answer.values for answer in answers])[back],
             parts={key: torch.cat([answer.parts[key] for answer in answers])[back] for key in answers[0].parts},
@@ -349,8 +332,14 @@ class RemoteReward:
         pass
 
 
+def _track_shares(track: Track, workers: int) -> list[list[int]]:
+    """Rows of each worker that runs forwards over a track; those of text cost their tokens."""
+    costs = track.segment.total_lengths if isinstance(track.segment, TextSegment) else None
+    return shares(track.group_ids, workers, costs=costs)
+
+
 def _padded(request: Request, rows: Sequence[int], *, to: int) -> Request:
-    """The rows, and the last one again until there are `to`; with ids of their own, for ids must not repeat."""
+    """The rows, padded to `to` by repeating the last one under new ids, since ids must be unique."""
     own = list(rows) or [0]
     missing = to - len(rows)
     share = request.select([*rows, *[own[-1]] * missing])
@@ -359,12 +348,12 @@ def _padded(request: Request, rows: Sequence[int], *, to: int) -> Request:
 
 
 def _empty(track: Track) -> Track:
-    """One row of weight 0, for a rank that has none: all ranks run the same forwards."""
+    """One row of weight 0, for a rank without samples: all ranks must run the same forwards."""
     return track.select([0]).padded(2).select([1])
 
 
 def _for_training(track: Track) -> Track:
-    """Without what no loss reads: media stay where they are, and prompts that no row uses."""
+    """The track without data no loss reads: media and unused prompts."""
     conditions: dict[str, Conditions] = {name: value.compact() for name, value in track.conditions.items()}
     return dataclasses.replace(track, images=None, videos=None, conditions=conditions)
 

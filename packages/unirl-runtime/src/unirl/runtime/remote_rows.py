@@ -1,7 +1,7 @@
-"""Tensors that stay where they were made, and what the driver passes on in their place.
+"""References to tensors that stay on the worker that produced them; the driver passes these on instead.
 
-A `RemoteRows` knows the shape and dtype of a tensor and where its rows lie. Taking rows, splitting and joining happen
-on that knowledge alone; the numbers travel once, from the worker that has them to the one that needs them.
+A `RemoteRows` knows the shape and dtype of a tensor and where its rows are stored. Indexing, splitting and joining use
+only this metadata; the data is sent once, from the worker that has it to the one that needs it.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor
-from unirl.core.batch import Batch
+from unirl.core.types.batch import Batch
 
 __all__ = ["Fetch", "Keep", "Piece", "RemoteRows", "dehydrated", "hydrated", "renamed", "renames"]
 
 B = TypeVar("B", bound=Batch)
 
 LARGE_ROW_BYTES = 256
-"""Rows of more bytes than this stay where they were made; below it the reference would weigh as much."""
+"""Tensors whose rows exceed this many bytes stay remote; below it a reference would be as large as the data."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Neighbouring rows of one stored tensor."""
+    """Contiguous rows of one stored tensor."""
 
     blob: Any
-    """What the transport calls the tensor; small and picklable."""
+    """The transport's handle of the tensor; small and picklable."""
     start: int
     count: int
 
 
 Keep = Callable[[Sequence[Tensor]], Sequence[Any]]
-"""Stores tensors and gives what to call each, a `Piece.blob`; one call for many."""
+"""Stores tensors and returns a handle for each, a `Piece.blob`; batched."""
 Fetch = Callable[[Sequence["RemoteRows"]], list[Tensor]]
-"""Brings tensors here: one call for many, so that a transport can join what comes from one place."""
+"""Fetches tensors to this process; batched, so that a transport can merge requests to one worker."""
 
 
 class RemoteRows:
-    """[N, ...] rows that lie elsewhere. Stands in for a tensor wherever only rows are taken and joined."""
+    """[N, ...] rows stored elsewhere. Replaces a tensor wherever rows are only indexed and joined."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class RemoteRows:
         dtype: torch.dtype,
         fetch: Fetch | None = None,
     ) -> None:
-        """fetch: how `cpu()` gets the numbers. It stays in this process: a copy sent elsewhere has none."""
+        """fetch: how `cpu()` gets the data. Not pickled: a copy in another process has none."""
         self.pieces = tuple(pieces)
         self.row_shape = row_shape
         self.dtype = dtype
@@ -70,7 +70,7 @@ class RemoteRows:
 
     @property
     def device(self) -> torch.device:
-        """Where an index over the rows has to be: here, not where the rows are."""
+        """Device for row indices: the CPU of this process, not where the rows are stored."""
         return torch.device("cpu")
 
     @property
@@ -85,35 +85,35 @@ class RemoteRows:
 
     def __getitem__(self, rows: slice) -> RemoteRows:
         if not isinstance(rows, slice):
-            raise TypeError(f"{self!r}[{rows!r}]: only slices of rows can be taken without the numbers. {_FETCH}")
+            raise TypeError(f"{self!r}[{rows!r}]: remote rows can only be sliced along dimension 0. {_FETCH}")
         return self.index_select(0, torch.arange(len(self))[rows])
 
     def index_select(self, dim: int, index: Tensor) -> RemoteRows:
         """The rows at `index`, in that order. Raises IndexError where a tensor would."""
         if dim not in (0, -self.ndim):
-            raise IndexError(f"{self!r}: dimension {dim} was asked for; without the numbers rows (0) can be taken.")
+            raise IndexError(f"{self!r}: got dimension {dim}, but remote rows can only be indexed along dimension 0.")
         if index.ndim > 1 or index.dtype not in (torch.int64, torch.int32):
             raise IndexError(
-                f"{self!r}: an index of {index.dtype} {list(index.shape)} was given; row numbers are a vector of int64."
+                f"{self!r}: got an index of {index.dtype} {list(index.shape)}, expected a vector of int64 row numbers."
             )
         places = [(piece.blob, piece.start + offset) for piece in self.pieces for offset in range(piece.count)]
-        found: list[Piece] = []
+        result: list[Piece] = []
         for row in cast("list[int]", index.reshape(-1).tolist()):
             if not 0 <= row < len(places):
-                raise IndexError(f"{self!r}: row {row} was asked for; there are {len(places)}, counted from 0.")
+                raise IndexError(f"{self!r}: got row {row}, but there are {len(places)}, counted from 0.")
             blob, at = places[row]
-            last = found[-1] if found else None
+            last = result[-1] if result else None
             if last is not None and last.blob == blob and last.start + last.count == at:
-                found[-1] = Piece(blob, last.start, last.count + 1)
+                result[-1] = Piece(blob, last.start, last.count + 1)
             else:
-                found.append(Piece(blob, at, 1))
-        return RemoteRows(found, row_shape=self.row_shape, dtype=self.dtype, fetch=self._fetch)
+                result.append(Piece(blob, at, 1))
+        return RemoteRows(result, row_shape=self.row_shape, dtype=self.dtype, fetch=self._fetch)
 
     def with_fetch(self, fetch: Fetch) -> RemoteRows:
         return RemoteRows(self.pieces, row_shape=self.row_shape, dtype=self.dtype, fetch=fetch)
 
     def renamed(self, names: Mapping[Any, Any]) -> RemoteRows:
-        """The rows with their tensors by other names, where they have one."""
+        """The rows with their tensors' handles replaced where `names` has a new one."""
         pieces = [Piece(names.get(piece.blob, piece.blob), piece.start, piece.count) for piece in self.pieces]
         return RemoteRows(pieces, row_shape=self.row_shape, dtype=self.dtype, fetch=self._fetch)
 
@@ -124,15 +124,15 @@ class RemoteRows:
         return self
 
     def cpu(self) -> Tensor:
-        """The numbers, here: for the few images that a tracker shows."""
+        """The data, in this process: for the few images that a tracker shows."""
         if self._fetch is None:
-            raise TypeError(f"{self!r}: nothing here can fetch it.")
+            raise TypeError(f"{self!r}: this process cannot fetch it.")
         return self._fetch([self])[0].cpu()
 
     def to(self, device: str | torch.device) -> RemoteRows:
-        """Itself: a device is chosen when the rows are fetched. Raises TypeError for anything but a device."""
+        """Returns self: the device is chosen on fetch. Raises TypeError for anything but a device."""
         if not isinstance(device, str | torch.device):
-            raise TypeError(f"{self!r}.to({device!r}): rows change their device alone, when they are fetched. {_FETCH}")
+            raise TypeError(f"{self!r}.to({device!r}): remote rows can only change device, on fetch. {_FETCH}")
         return self
 
     @classmethod
@@ -149,28 +149,27 @@ _FETCH = "Fetch them first."
 
 def _refuse(name: str) -> NoReturn:
     raise TypeError(
-        f"torch.{name} was called on rows that lie with a worker; on the driver rows can be taken and joined only. "
-        f"{_FETCH}"
+        f"torch.{name} was called on rows stored on a worker; the driver can only index and join them. {_FETCH}"
     )
 
 
 def _cat(tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> RemoteRows:
     parts = [part for part in tensors if isinstance(part, RemoteRows)]
     if len(parts) < len(tensors):
-        raise TypeError("torch.cat: rows that lie with a worker cannot be joined with rows that are here.")
+        raise TypeError("torch.cat: rows stored on a worker cannot be joined with local rows.")
     first = parts[0]
     if dim not in (0, -first.ndim) or out is not None:
-        raise TypeError(f"torch.cat: {first!r} can be joined along rows alone, and not into a tensor. {_FETCH}")
+        raise TypeError(f"torch.cat: {first!r} can only be joined along dimension 0, and not into `out`. {_FETCH}")
     kinds = {(part.row_shape, part.dtype) for part in parts}
     if len(kinds) > 1:
-        raise TypeError(f"torch.cat: the parts have rows of different shape or dtype: {sorted(map(str, kinds))}.")
+        raise TypeError(f"torch.cat: the inputs have rows of different shape or dtype: {sorted(map(str, kinds))}.")
     fetch = next((part._fetch for part in parts if part._fetch is not None), None)
     pieces = [piece for part in parts for piece in part.pieces]
     return RemoteRows(pieces, row_shape=first.row_shape, dtype=first.dtype, fetch=fetch)
 
 
 def dehydrated(batch: B, keep: Keep) -> B:
-    """The batch with its large tensors left here. One call of `keep` stores them all; one named twice is kept once."""
+    """The batch with its large tensors replaced by references. One call of `keep` stores them all, each only once."""
     large: dict[int, Tensor] = {}
 
     def note(value: Any) -> Any:
@@ -191,25 +190,25 @@ def dehydrated(batch: B, keep: Keep) -> B:
 
 
 def hydrated(batch: B, fetch: Fetch) -> B:
-    """The batch with every tensor here. One call of `fetch` brings them all; a tensor named twice comes once."""
-    wanted: dict[int, RemoteRows] = {}
+    """The batch with every reference fetched. One call of `fetch` gets them all, each only once."""
+    expected: dict[int, RemoteRows] = {}
 
     def note(value: Any) -> Any:
         if isinstance(value, RemoteRows):
-            wanted[id(value)] = value
+            expected[id(value)] = value
         return value
 
     _mapped(batch, note)
-    if not wanted:
+    if not expected:
         return batch
-    found = dict(zip(wanted, fetch(list(wanted.values())), strict=True))
-    return _mapped(batch, lambda value: found.get(id(value), value))
+    result = dict(zip(expected, fetch(list(expected.values())), strict=True))
+    return _mapped(batch, lambda value: result.get(id(value), value))
 
 
 def renames(before: Batch, after: Batch) -> dict[Any, Any] | None:
-    """What each tensor that was left behind is called in another batch of the same samples.
+    """Old handle -> new handle of each remote tensor, for a regenerated batch of the same samples.
 
-    None when the batches differ in anything that came along, bit for bit: then these are not the same samples.
+    None when any local value of the batches differs in a bit: then they are not the same samples.
     """
     old, new = _leaves(before), _leaves(after)
     names: dict[Any, Any] = {}
@@ -226,25 +225,25 @@ def renames(before: Batch, after: Batch) -> dict[Any, Any] | None:
 
 
 def renamed(value: Any, names: Mapping[Any, Any]) -> Any:
-    """A batch, or a tuple of tensors, with its rows by other names; those without one keep theirs."""
+    """A batch, or a tuple of tensors, with its remote handles replaced; handles not in `names` are kept."""
     if not names:
         return value
     return _mapped(value, lambda item: item.renamed(names) if isinstance(item, RemoteRows) else item)
 
 
 def _leaves(batch: Batch) -> list[Any]:
-    found: list[Any] = []
+    result: list[Any] = []
 
     def note(value: Any) -> Any:
-        found.append(value)
+        result.append(value)
         return value
 
     _mapped(batch, note)
-    return found
+    return result
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A batch with every tensor in it changed: in fields, mappings, tuples and nested batches."""
+    """A batch with `change` applied to every tensor: in fields, mappings, tuples and nested batches."""
     if isinstance(value, Batch):
         fields = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
         changed = {name: _mapped(item, change) for name, item in fields.items()}

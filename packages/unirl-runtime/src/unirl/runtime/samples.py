@@ -1,4 +1,4 @@
-"""The samples of the step that lie with rollout workers, and how those of a worker that is gone are made again."""
+"""The samples of a step held by rollout workers, and how to regenerate those of a dead worker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from unirl.core.errors import RunFailed
-from unirl.core.rollout import Rollout
+from unirl.core.types.rollout import Rollout
 
 from .actors import Actor, Call, WorkerDied
 from .cluster import Cluster, Restart
@@ -19,49 +19,49 @@ __all__ = ["Samples"]
 T = TypeVar("T")
 
 Named = Callable[[Any], Any]
-"""Gives the rows in a batch, or in a tuple of tensors, the names that they have now."""
+"""Updates the remote handles in a batch, or in a tuple of tensors, to their current values."""
 
 
 class Samples:
-    """Remembers what was asked of each rollout worker for the rollout at hand.
+    """Records the calls made to each rollout worker for the current rollout.
 
-    A sample is a function of the seed, its prompt and the weights that made it. As long as those weights train, a new
-    process makes the samples of one that died again; calls that need them are then repeated. Several threads may.
+    A sample is a function of the seed, its prompt and the weights. While the train ranks still have those weights, a
+    replacement process can regenerate the samples of a dead one; calls that need them are then repeated. Thread-safe.
     """
 
     def __init__(self, cluster: Cluster, weights: WeightSync | None, *, retries: int) -> None:
-        """weights: None where samples lie with the ranks that train, and a death ends the run.
+        """weights: None when the train ranks hold the samples; a dead rank then fails the run.
 
-        retries: of each call that needs samples.
+        retries: per call that needs samples.
         """
         self._cluster, self._weights, self._retries = cluster, weights, retries
         self._rollout = -1
         self._made: list[tuple[Call, Rollout]] = []
         self._names: dict[Any, Any] = {}
-        """What a tensor was called when it was made -> what it is called now."""
+        """Original handle of a tensor -> its current handle."""
         self._lock = threading.RLock()
 
     def begin(self, rollout: int) -> None:
-        """A rollout of this number is made from now on, in one or more pieces; no other is made again any more."""
+        """Start recording this rollout, made in one or more pieces; earlier ones can no longer be regenerated."""
         with self._lock:
             if rollout != self._rollout:
                 self._rollout, self._made = rollout, []
 
     def note(self, calls: Sequence[Call], answers: Sequence[Rollout]) -> None:
-        """These calls of `generate` gave these answers."""
+        """Record calls of `generate` and their answers."""
         with self._lock:
             self._made += zip(calls, answers, strict=True)
 
     @property
     def restart(self) -> Restart | None:
-        """What a new process needs that replaces a rollout worker; None where one that dies ends the run."""
+        """Restores the state of a replacement rollout worker; None when a dead worker fails the run."""
         return self._restored if self._weights is not None else None
 
     def needed(self, call: Callable[[Named], T]) -> T:
-        """What a call gives that needs samples; repeated when they had to be made again.
+        """The result of a call that needs samples; repeated if they had to be regenerated.
 
-        call: gets the function that names the rows of what it sends.
-        Raises WorkerDied when a worker is gone and its samples with it.
+        call: receives the function that updates the handles of its arguments.
+        Raises WorkerDied when a worker and its samples are lost.
         """
         left = self._retries
         while True:
@@ -82,17 +82,17 @@ class Samples:
         return list({call.actor.name: call.actor for call, _ in self._made}.values())
 
     def _restored(self, actor: Actor) -> None:
-        """Bring the weights of the rollout to a new process, and have it make its samples so far again."""
+        """Send the rollout's weights to a new process, and have it regenerate its samples."""
         assert self._weights is not None
         self._weights.refresh(actor)
         for call, before in self._made:
             if call.actor is actor:
                 (after,) = self._cluster.run([call], phase="generate")
                 for name, track in before.tracks.items():
-                    found = renames(track, after.tracks[name])
-                    if found is None:
+                    result = renames(track, after.tracks[name])
+                    if result is None:
                         raise RunFailed(
-                            f"launcher: {actor} made samples again that were gone, and they are not the same: its "
-                            "machine computes otherwise. Resume the run."
+                            f"launcher: {actor} regenerated lost samples, but they differ from the originals: its "
+                            "machine has different numerics. Resume the run."
                         )
-                    self._names |= found
+                    self._names |= result

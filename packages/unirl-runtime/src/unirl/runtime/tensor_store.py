@@ -1,4 +1,4 @@
-"""The transport that needs nothing else: each process keeps its tensors, and asks the others for theirs."""
+"""The default transport: each process keeps its tensors, and fetches rows from the others on request."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.core.config import PartConfig
 from unirl.core.errors import RunFailed
 from unirl.core.roles import RemoteRowsLike, TransportCounts, TransportPlace
+from unirl.core.specs.config import PartConfig
 
 __all__ = ["Blob", "TensorStore", "Wanted", "build"]
 
@@ -31,7 +31,7 @@ Wanted = Sequence[tuple[int, int, int]]
 
 
 def build(config: PartConfig, *, place: TransportPlace) -> TensorStore:
-    """A store whose numbers no other process of this name has given: one that died may have been replaced by this."""
+    """A store that reuses no tensor numbers of another process: this one may replace a dead process of that name."""
     first = secrets.randbits(48)
     return TensorStore(place.process, ask=place.ask, device=torch.device(place.device), first=first)
 
@@ -43,12 +43,12 @@ class TensorStore:
     """
 
     address: Any = None
-    """Nothing to join: the launcher brings questions to whom they are for."""
+    """No address: the launcher routes requests to their owner."""
 
     def __init__(
         self, owner: str, *, ask: Callable[[str, Wanted], list[Tensor]], device: torch.device, first: int = 1
     ) -> None:
-        """ask: gets pieces from the store of another worker, by its name.  device: where fetched rows are to be.
+        """ask: fetches pieces from another worker's store, by its name.  device: of fetched rows.
 
         first: number of the first tensor.
         """
@@ -67,7 +67,7 @@ class TensorStore:
             return TransportCounts(bytes_sent=self._sent, bytes_fetched=self._fetched, bytes_held=held)
 
     def keep(self, tensors: Sequence[Tensor]) -> list[Blob]:
-        """The tensors themselves, not copies: nobody writes to them until they are dropped."""
+        """Store the tensors without copying; they must not be modified until they are dropped."""
         with self._lock:
             blobs = [Blob(self.owner, self._next + index) for index in range(len(tensors))]
             self._next += len(tensors)
@@ -75,23 +75,23 @@ class TensorStore:
         return blobs
 
     def drop(self, names: Sequence[Blob] | None = None) -> None:
-        """Forget these tensors, or all: a rollout that was trained on is needed by nobody."""
+        """Drop these tensors, or all, once their rollout has been trained on."""
         with self._lock:
             for number in list(self._tensors) if names is None else [name.number for name in names]:
                 self._tensors.pop(number, None)
 
     def answer(self, question: Wanted) -> list[Tensor]:
-        """Rows that are kept here, on the CPU, for another worker; each with no more storage than its rows.
+        """Rows stored here, on the CPU, for another worker; each with storage for its own rows only.
 
         Raises RunFailed for a tensor that was dropped, IndexError for rows that it does not have.
         """
-        found = [_packed(tensor.cpu()) for tensor in self._rows(question)]
+        result = [_packed(tensor.cpu()) for tensor in self._rows(question)]
         with self._lock:
-            self._sent += sum(tensor.nbytes for tensor in found)
-        return found
+            self._sent += sum(tensor.nbytes for tensor in result)
+        return result
 
     def fetch(self, wanted: Sequence[RemoteRowsLike]) -> list[Tensor]:
-        """The tensors, on this worker's device. One question to each owner, whatever is wanted of it."""
+        """The tensors, on this worker's device. One request per owner."""
         questions: dict[str, list[tuple[int, int, int]]] = {}
         for rows in wanted:
             for piece in rows.pieces:
@@ -114,29 +114,29 @@ class TensorStore:
     def _from(self, owner: str, question: Wanted) -> list[Tensor]:
         if owner == self.owner:
             return [tensor.to(self._device) for tensor in self._rows(question)]
-        found = self._ask(owner, question)
+        result = self._ask(owner, question)
         with self._lock:
-            self._fetched += sum(tensor.nbytes for tensor in found)
-        return [tensor.to(self._device) for tensor in found]
+            self._fetched += sum(tensor.nbytes for tensor in result)
+        return [tensor.to(self._device) for tensor in result]
 
     def _rows(self, wanted: Wanted) -> list[Tensor]:
-        """Views, taken while nothing can be dropped; they stay valid when it is."""
+        """Views, taken under the lock; they stay valid after a drop."""
         with self._lock:
             tensors = [self._tensors.get(number) for number, _, _ in wanted]
-        found: list[Tensor] = []
+        result: list[Tensor] = []
         for tensor, (number, start, count) in zip(tensors, wanted, strict=True):
             if tensor is None:
                 raise RunFailed(f"transport: tensor {number} of {self.owner!r} was dropped; its rollout is over.")
             if not 0 <= start <= start + count <= tensor.shape[0]:
                 raise IndexError(
-                    f"transport: rows {start} to {start + count} of tensor {number} of {self.owner!r} were asked for; "
+                    f"transport: got rows {start} to {start + count} of tensor {number} of {self.owner!r}, but "
                     f"it has {tensor.shape[0]}."
                 )
-            found.append(tensor if count == tensor.shape[0] else tensor[start : start + count])
-        return found
+            result.append(tensor if count == tensor.shape[0] else tensor[start : start + count])
+        return result
 
 
 def _packed(tensor: Tensor) -> Tensor:
-    """The tensor in a storage of its own size: pickling a view would send all of the tensor that it looks at."""
+    """The tensor in its own storage: pickling a view would send the whole base tensor."""
     packed = tensor.contiguous()
     return packed if packed.untyped_storage().nbytes() == packed.nbytes else packed.clone()

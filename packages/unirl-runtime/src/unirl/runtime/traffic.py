@@ -1,4 +1,4 @@
-"""Counts what goes through the driver, and what goes to the engines."""
+"""Counts bytes through the driver and weight transfers to the engines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Traffic"]
 
 
 class Traffic:
-    """Bytes since they were last taken. Other threads may count at the same time."""
+    """Counts since the last `take`. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -27,22 +27,22 @@ class Traffic:
         return data
 
     def media(self, tensors: Sequence[Tensor]) -> None:
-        """Rows that the driver itself asked for: the images that trackers show."""
+        """Rows fetched to the driver: the images that trackers show."""
         self._add("driver/media_bytes", sum(tensor.nbytes for tensor in tensors))
 
     def made(self, samples: int) -> None:
-        """So many samples were generated."""
+        """Count generated samples."""
         with self._lock:
             self._samples += samples
 
     def synced(self, *, size_bytes: int, tensors: int, seconds: float) -> None:
-        """One transfer of weights to one engine. size_bytes: all that was sent, announcements included."""
+        """Count one weight transfer to one engine. size_bytes: everything sent, manifests included."""
         self._add("sync/bytes", size_bytes)
         self._add("sync/tensors", tensors)
         self._add("sync/seconds", seconds)
 
     def take(self) -> dict[str, float]:
-        """The counts since the last time, and what the driver carried per sample without the media it showed."""
+        """The counts since the last call, and the driver's bytes per sample, excluding displayed media."""
         with self._lock:
             counts, samples = self._counts, self._samples
             self._counts, self._samples = {}, 0

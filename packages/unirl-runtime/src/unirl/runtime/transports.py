@@ -1,12 +1,12 @@
-"""The transport of a plan, in whichever process of a run."""
+"""Builds the transport of a plan, in any process of a run."""
 
 from __future__ import annotations
 
-from unirl.core.catalog import Catalog
-from unirl.core.config import PartConfig
-from unirl.core.parts import attributed
-from unirl.core.plan import Plan
+from unirl.core.loop.parts import attributed
+from unirl.core.plugins.catalog import Catalog
 from unirl.core.roles import Transport, TransportPlace
+from unirl.core.specs.config import PartConfig
+from unirl.core.specs.plan import Plan
 
 from . import tensor_store
 
@@ -14,7 +14,7 @@ __all__ = ["make_transport"]
 
 
 def make_transport(plan: Plan, *, place: TransportPlace) -> Transport:
-    """The transport that the plan names, or else the store that asks the workers. Raises what its build raises."""
+    """The plan's transport, by default the store on the workers. Raises what its build raises."""
     if plan.transport is None:
         return tensor_store.build(PartConfig(), place=place)
     with attributed(f"transport {plan.transport.name!r} in {place.process!r}", phase="build"):

@@ -1,4 +1,4 @@
-"""Who has the devices, when training and rollouts share them."""
+"""Time-sharing of devices between training and rollouts."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ __all__ = ["Turns"]
 
 
 class Turns:
-    """Frees a device of those who had it before those whose turn it is take it back; nothing when they share none.
+    """Offloads one role before onloading the other on a shared device; does nothing when no device is shared.
 
-    A turn is changed by the first call that needs another one, so that those who have it keep it.
+    The switch happens on the first call that needs it, so consecutive calls of one role cost nothing.
     """
 
     def __init__(self, cluster: Cluster, *, train: Sequence[Actor], rollout: Sequence[Actor], is_shared: bool) -> None:
-        """At first it is the trainers' turn, and rollout workers sleep."""
+        """Training has the devices first; rollout workers start asleep."""
         self._cluster, self._train, self._rollout, self._is_shared = cluster, train, rollout, is_shared
         self._is_trains = True
         self._lock = threading.Lock()
 
     def rollout(self) -> None:
-        """The rollout workers' turn."""
+        """Give the devices to the rollout workers."""
         self._change(to_train=False)
 
     def train(self) -> None:
-        """The train ranks' turn."""
+        """Give the devices to the train ranks."""
         self._change(to_train=True)
 
     def _change(self, *, to_train: bool) -> None:

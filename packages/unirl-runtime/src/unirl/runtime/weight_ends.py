@@ -1,9 +1,8 @@
-"""The two ends of a transfer of weights, as a worker has them: it sends what it exported, or takes what it is sent."""
+"""Both ends of a weight transfer on a worker: send its exported weights, or receive an update."""
 
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 from unirl.core.errors import EchoMismatch
-from unirl.core.parts import Parts
+from unirl.core.loop.parts import Parts
 from unirl.core.roles import Policy, WeightReceipt, WeightUpdate
 
 from .weights.carriers import (
@@ -31,7 +30,7 @@ from .wire import packed, unpacked
 __all__ = ["Shipped", "Tell", "WeightEnds"]
 
 Tell = Callable[[Sequence[str], str, bytes], list[bytes]]
-"""Ask the workers of these names at once: a method, its packed arguments, and their packed answers in that order."""
+"""Call the named workers concurrently: a method and its packed arguments; returns packed answers in order."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,66 +38,56 @@ class Shipped:
     """One transfer of weights."""
 
     report: TransferReport
-    """What each receiver took."""
+    """The report of each receiver."""
     announced_bytes: int
-    """What all receivers were sent beside the tensors: names, shapes and checksums, and where the bytes are."""
+    """Bytes sent to all receivers besides the tensors: names, shapes, checksums and tickets."""
 
 
-class WeightEnds(ABC):
-    """Part of a `Worker`, which says who it is and what it has."""
+class WeightEnds:
+    """Sends and receives the weights of one worker; others call its methods as `weights.<name>`."""
 
-    _name: str
-    _tell: Tell
-    _device: torch.device
-
-    def __init__(self) -> None:
+    def __init__(self, name: str, *, parts: Parts, tell: Tell, device: torch.device, shares_module: bool) -> None:
+        """name: of the worker.  shares_module: its engine samples with the module that trains, and has no weights."""
+        self._name, self._parts, self._tell, self._device = name, parts, tell, device
+        self._shares_module = shares_module
         self._export: WeightUpdate | None = None
         self._receiver: Receiver | None = None
         self._collective = CollectiveCarrier()
-        self._meeting: Store | None = None
-
-    @property
-    @abstractmethod
-    def parts(self) -> Parts: ...
-
-    @property
-    @abstractmethod
-    def _samples_with_module(self) -> bool:
-        """Whether the engine samples with the module of this worker, and has no weights of its own."""
+        self._rendezvous: Store | None = None
 
     # The group of the carrier `collective`: the sender, its rank 0, and the receivers.
 
-    def open_weight_group(self, world: int, *, within_s: float) -> Address:
-        """Rank 0: be there for the others."""
+    def open_group(self, world: int, *, within_s: float) -> Address:
+        """Rank 0: open the TCPStore for the rendezvous."""
         self._collective.leave()
-        self._meeting, address = listen(world, timeout_s=within_s)
+        self._rendezvous, address = listen(world, timeout_s=within_s)
         return address
 
-    def join_weight_group(self, address: Address, *, rank: int, world: int, timeout_s: float, within_s: float) -> None:
-        """Collective. A group that this worker is in is left for the new one.
+    def join_group(self, address: Address, *, rank: int, world: int, timeout_s: float, within_s: float) -> None:
+        """Collective. Leaves the worker's current group, if any.
 
-        timeout_s: of a broadcast.  within_s: for the others to come.
+        timeout_s: of a broadcast.  within_s: for the rendezvous.
         """
         self._collective.leave()
-        store = reach(address, world, timeout_s=within_s) if rank else self._meeting
+        store = reach(address, world, timeout_s=within_s) if rank else self._rendezvous
         assert store is not None, "rank 0 did not open the group"
-        self._meeting = None
+        self._rendezvous = None
         self._collective.group = WeightGroup(store, rank=rank, world=world, device=self._device, timeout_s=timeout_s)
 
-    def leave_weight_group(self) -> None:
-        """May be called while a transfer is on its way, which ends with an error."""
+    def leave_group(self) -> None:
+        """May be called during a transfer, which then fails."""
         self._collective.leave()
 
     # Sending.
 
-    def export_weights(self, *, policy: Policy, kind: Literal["full", "lora", "merged"]) -> None:
-        """Export the weights, which all ranks do together; `ship_weights` sends them."""
-        self._export = self.parts.backend.weights(policy=policy, kind=kind)
+    def hold_export(self, *, policy: Policy, kind: Literal["full", "lora", "merged"]) -> None:
+        """Collective. Export the weights; `ship` sends them."""
+        self._export = self._parts.backend.export_weights(policy=policy, kind=kind)
 
-    def ship_weights(self, receivers: Sequence[str], *, carrier: tuple[str, str], bucket_bytes: int) -> Shipped:
-        """Send what was exported to other workers, by their names. Several take the same buckets at the same time.
+    def ship(self, receivers: Sequence[str], *, carrier: tuple[str, str], bucket_bytes: int) -> Shipped:
+        """Send the exported weights to the named workers. Several receive the same buckets concurrently.
 
-        Raises EchoMismatch when one of them holds something else afterwards, and what they raise.
+        Raises EchoMismatch when a receiver ends up with other weights, and any error a receiver raises.
         """
         assert self._export is not None, f"worker {self._name!r} has exported nothing"
         announced = 0
@@ -106,27 +95,27 @@ class WeightEnds(ABC):
         def to(method: str, *args: Any) -> list[Any]:
             nonlocal announced
             data = packed((args, {}))
-            # Of a ticket that is the weights themselves, only what is beside them.
+            # A ticket may be the weights themselves; count only the rest.
             announced += (len(data) - sum(arg.nbytes for arg in args if isinstance(arg, Tensor))) * len(receivers)
             try:
                 return [unpacked(answer) for answer in self._tell(receivers, method, data)]
             except BaseException:
-                # Who takes part in a broadcast waits for everybody else who does.
+                # Every participant of a broadcast waits for all others.
                 self._collective.leave()
                 raise
 
         def begin(manifest: Manifest) -> None:
-            to("begin_weights", manifest)
+            to("weights.begin", manifest)
 
         def take(number: int, ticket: Any) -> None:
-            to("take_weights", number, ticket)
+            to("weights.take", number, ticket)
 
         def finish() -> WeightReceipt:
-            receipts: list[WeightReceipt] = to("finish_weights")
+            receipts: list[WeightReceipt] = to("weights.finish")
             for name, receipt in zip(receivers, receipts, strict=True):
                 if receipt != receipts[0]:
                     raise EchoMismatch(
-                        f"weights: the same was sent to all; worker {receivers[0]!r} holds {receipts[0]}, worker "
+                        f"weights: all got the same update, but worker {receivers[0]!r} holds {receipts[0]} and worker "
                         f"{name!r} holds {receipt}."
                     )
             return receipts[0]
@@ -147,7 +136,7 @@ class WeightEnds(ABC):
     # Taking.
 
     def open_receiver(self, *, carrier: tuple[str, str]) -> None:
-        """Be ready for weights: for the engine, or for the module that it samples with."""
+        """Prepare to receive weights: for the engine, or for the module it samples with."""
 
         def apply(manifest: Manifest, tensors: dict[str, Tensor]) -> None:
             update = WeightUpdate(
@@ -158,21 +147,21 @@ class WeightEnds(ABC):
                 adapter_scale=manifest.adapter_scale,
                 checksum=manifest.checksum,
             )
-            if self._samples_with_module:
-                self.parts.backend.adopt(update)
-                self.parts.engine.version = manifest.version
+            if self._shares_module:
+                self._parts.backend.adopt(update)
+                self._parts.engine.version = manifest.version
             else:
-                self.parts.engine.load_weights(update)
+                self._parts.engine.load_weights(update)
 
         self._receiver = Receiver(self._carrier(*carrier), apply=apply)
 
-    def begin_weights(self, manifest: Manifest) -> None:
+    def begin(self, manifest: Manifest) -> None:
         self._open().begin(manifest)
 
-    def take_weights(self, number: int, ticket: Any) -> None:
+    def take(self, number: int, ticket: Any) -> None:
         self._open().take(number, ticket)
 
-    def finish_weights(self) -> WeightReceipt:
+    def finish(self) -> WeightReceipt:
         return self._open().finish()
 
     def _open(self) -> Receiver:
@@ -180,7 +169,7 @@ class WeightEnds(ABC):
         return self._receiver
 
     def _carrier(self, name: str, folder: str) -> Carrier:
-        """The carrier of a setting; both ends make theirs with this."""
+        """The configured carrier; both ends use this."""
         carriers: dict[str, Callable[[], Carrier]] = {
             "collective": lambda: self._collective,
             "cuda-ipc": CudaIpcCarrier,

@@ -1,4 +1,4 @@
-"""What goes between the driver and a worker, as bytes: pickled once, counted exactly."""
+"""Serialisation between driver and workers: pickled once, so that bytes are counted exactly."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["packed", "unpacked"]
 
 
 def packed(value: Any) -> bytes:
-    """A value with its tensors on the CPU, for a driver need not have the workers' devices."""
+    """Pickle a value with its tensors on the CPU: the driver may lack the workers' devices."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     return buffer.getvalue()
 
 
 def unpacked(data: bytes) -> Any:
-    """What `packed` was given. For bytes of this run's own processes only: it is a pickle."""
+    """Inverse of `packed`. Only for bytes from this run's own processes: it unpickles."""
     return pickle.loads(data)
 
 
 class _Pickler(pickle.Pickler):
-    """torch writes a file of 1 KB or more around the smallest tensor; here it is its bytes, dtype and shape."""
+    """Stores tensors as bytes, dtype and shape; torch's own format adds 1 KB or more per tensor."""
 
     def reducer_override(self, obj: Any, /) -> Any:
         if not isinstance(obj, Tensor) or obj.layout is not torch.strided:

@@ -1,7 +1,6 @@
-"""A worker: one process with some parts of a plan, driven from afar.
+"""A worker: a process that runs some parts of a plan, driven remotely.
 
-Everything large is made, kept and used here. What goes back to the driver are batches whose large tensors stayed
-behind, numbers and small tensors.
+Large tensors are created, kept and used here. The driver gets batches that reference them, scalars and small tensors.
 """
 
 from __future__ import annotations
@@ -14,56 +13,57 @@ from contextlib import ExitStack
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from unirl.core.capability import Cap, Support
-from unirl.core.catalog import Catalog
-from unirl.core.config import LatentSamplingConfig, TextSamplingConfig
-from unirl.core.data import MediaRef
 from unirl.core.errors import PlanRejected
-from unirl.core.parts import Parts
-from unirl.core.plan import Plan
-from unirl.core.request import Request
+from unirl.core.loop.batch_invariant import batch_invariant
+from unirl.core.loop.build import build_parts, build_rewards
+from unirl.core.loop.parts import Parts
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.files import file_version, import_plugin_file
 from unirl.core.roles import (
-    DiffusionModel,
     Policy,
     ScoreInput,
     Scores,
     StatefulAlgorithm,
-    TextModel,
     TrainReport,
-    TransportCounts,
     TransportPlace,
     WeightUpdate,
+    diffusion_model,
+    text_model,
 )
-from unirl.core.rollout import Rollout
-from unirl.core.run import build_parts, build_rewards
-from unirl.core.track import LatentSegment, TextSegment, Track
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.plan import Plan
+from unirl.core.types.data import MediaRef
+from unirl.core.types.request import Request
+from unirl.core.types.rollout import Rollout
+from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
+from unirl.core.types.track import LatentSegment, TextSegment, Track
 
 from .remote_rows import RemoteRows, dehydrated, hydrated
 from .transports import make_transport
 from .weight_ends import Tell, WeightEnds
 from .weights.group import Address, listen, reach
 
-__all__ = ["Worker", "WorkerFacts"]
+__all__ = ["Worker", "WorkerFacts", "load_files"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorkerFacts:
-    """Who a worker is, for messages."""
+    """Identity of a worker, for messages."""
 
     host: str
     pid: int
     device: str
     gpu: str = ""
-    """Which one it is, by the name that all processes of its machine know it by; empty on the CPU."""
+    """Machine-wide id of its GPU; empty on the CPU."""
 
 
-class Worker(WeightEnds):
-    """Not tied to Ray: whatever starts it gives it a way to reach the transports of the others."""
+class Worker:
+    """Independent of Ray: its launcher passes in the means to reach the other workers' transports."""
 
     def __init__(
         self,
@@ -78,25 +78,29 @@ class Worker(WeightEnds):
     ) -> None:
         """run, ask, address: see `unirl.core.roles.TransportPlace`.
 
-        machine: what to call this machine in messages.
+        machine: name of this machine in messages.
         """
-        super().__init__()
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         _check_versions(plan, machine)
         self._name = name
         self._tell = tell
         self._plan = plan
         self._parts: Parts | None = None
+        self._weights: WeightEnds | None = None
         self._rewards: Mapping[str, Any] = {}
         self._policy: ExitStack | None = None
         self._brought: Track | None = None
         self._kept: dict[int, list[Any]] = {}
-        """Number of a rollout -> names of its tensors that are kept here."""
+        """Rollout number -> handles of its tensors stored here."""
         self._said: list[Any] = []
-        """Names of what the reference policy said last."""
-        wanted = plan.run.device
-        is_cuda = torch.cuda.is_available() and wanted != "cpu"
+        """Handles of the latest reference-policy outputs."""
+        expected = plan.run.device
+        is_cuda = torch.cuda.is_available() and expected != "cpu"
         self._device = torch.device("cuda" if is_cuda else "cpu")
+        self._numerics = ExitStack()
+        if plan.run.batch_invariant:
+            # Lives as long as the process; nothing closes it.
+            self._numerics.enter_context(batch_invariant(on_cuda=is_cuda))
         if plan.run.threads:
             torch.set_num_threads(plan.run.threads)
         place = TransportPlace(run=run, process=name, device=self._device, ask=ask, address=address)
@@ -109,12 +113,12 @@ class Worker(WeightEnds):
     # The process group of the train ranks.
 
     def open_group(self, world: int, *, within_s: float) -> Address:
-        """Rank 0: listen for the others on a port that is free, and say where."""
+        """Rank 0: listen on a free port; returns its address."""
         self._group_store, address = listen(world, timeout_s=within_s)
         return address
 
     def join_group(self, address: Address, *, rank: int, world: int, timeout_s: float, within_s: float) -> None:
-        """timeout_s: of a collective call.  within_s: for the others to come."""
+        """timeout_s: of a collective call.  within_s: for the rendezvous."""
         if rank:
             self._group_store = reach(address, world, timeout_s=within_s)
         backend = "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl"
@@ -124,7 +128,7 @@ class Worker(WeightEnds):
     # Building.
 
     def build(self, role: Literal["train", "rollout", "reference", "reward"], *, with_engine: bool = True) -> None:
-        """Build this worker's parts: the rewards, or everything else; the engine where this worker generates."""
+        """Build this worker's parts: the rewards, or everything else, with the engine if this worker generates."""
         catalog = Catalog.of({})
         plan = dataclasses.replace(
             self._plan,
@@ -136,32 +140,45 @@ class Worker(WeightEnds):
             self._rewards = build_rewards(plan, catalog=catalog)
         else:
             self._parts = build_parts(plan, catalog=catalog, with_rewards=False, with_engine=with_engine)
+            self._weights = WeightEnds(
+                self._name,
+                parts=self._parts,
+                tell=self._tell,
+                device=self._device,
+                shares_module=self._samples_with_module,
+            )
 
     @property
     def parts(self) -> Parts:
         assert self._parts is not None, f"worker {self._name!r} was not built"
         return self._parts
 
+    @property
+    def weights(self) -> WeightEnds:
+        """Its end of weight transfers."""
+        assert self._weights is not None, f"worker {self._name!r} was not built"
+        return self._weights
+
     # Model.
 
     def schedule(self, sampling: LatentSamplingConfig) -> Tensor:
-        return cast("DiffusionModel", self.parts.model).schedule(sampling)
+        return diffusion_model(self.parts.model).schedule(sampling)
 
     def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
-        return cast("DiffusionModel", self.parts.model).latent_shape(sampling)
+        return diffusion_model(self.parts.model).latent_shape(sampling)
 
     def prompt_tokens(
         self, prompts: Sequence[str], sampling: TextSamplingConfig, media: Sequence[Sequence[MediaRef]] | None
     ) -> list[Tensor]:
-        return cast("TextModel", self.parts.model).prompt_tokens(prompts, sampling=sampling, media=media)
+        return text_model(self.parts.model).prompt_tokens(prompts, sampling=sampling, media=media)
 
     def stop_tokens(self) -> tuple[int, ...]:
-        return cast("TextModel", self.parts.model).stop_tokens
+        return text_model(self.parts.model).stop_tokens
 
     # Engine.
 
     def generate(self, request: Request) -> Rollout:
-        """Generate this worker's share. Its tensors stay here until no step needs them."""
+        """Generate this worker's share. The tensors stay here until no step needs them."""
         self._drop_before(request.rollout)
         rollout = self.parts.engine.generate(request)
 
@@ -174,12 +191,12 @@ class Worker(WeightEnds):
         return Rollout(tracks={name: dehydrated(track, keep) for name, track in even.items()})
 
     def _drop_before(self, rollout: int) -> None:
-        """Forget what no step needs: streamed, a rollout comes in pieces; ahead, the one before it still trains."""
+        """Drop tensors no step needs. A streamed rollout comes in pieces; when ahead, the previous one is in use."""
         run = self._plan.run
-        if run.rollout_ahead:
-            over = [number for number in self._kept if number < rollout - run.rollout_ahead]
+        if run.max_staleness:
+            over = [number for number in self._kept if number < rollout - run.max_staleness]
         else:
-            over = [number for number in self._kept if number != rollout or not run.stream_groups]
+            over = [number for number in self._kept if number != rollout or not run.reward_overlap_groups]
         if over:
             self.transport.drop([name for number in over for name in self._kept.pop(number)])
 
@@ -187,7 +204,7 @@ class Worker(WeightEnds):
         self.parts.engine.version = version
 
     def sleep(self) -> None:
-        """Free the device for those who train on it."""
+        """Free the device for training."""
         self.parts.engine.sleep()
         if self._samples_with_module:
             self.parts.backend.offload()
@@ -199,7 +216,7 @@ class Worker(WeightEnds):
 
     @property
     def _samples_with_module(self) -> bool:
-        """Whether the engine samples with the module of this worker, and has no weights of its own."""
+        """Whether the engine samples with this worker's module rather than its own weights."""
         return self._plan.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE
 
     # Backend.
@@ -211,25 +228,25 @@ class Worker(WeightEnds):
         self.parts.backend.onload()
 
     def bring(self, track: Track) -> None:
-        """Fetch this rank's rows of the next `train` from whoever made them. Nothing moves, so it may be repeated."""
+        """Fetch this rank's rows for the next `train`. Has no side effects elsewhere, so it may be repeated."""
         self._brought = hydrated(track, self.transport.fetch)
 
     def train(self, *, progress: float, state: Mapping[str, Any]) -> tuple[TrainReport, int]:
-        """Train on the rows that were brought; returns the report and the new version. Collective.
+        """Train on the fetched rows; returns the report and the new version. Collective.
 
-        state: of the driver's algorithm, which decides it for all ranks; empty where it keeps none.
+        state: of the driver's algorithm, authoritative for all ranks; empty if it is stateless.
         """
         here, self._brought = self._brought, None
-        assert here is not None, f"worker {self._name!r} was brought no rows"
+        assert here is not None, f"worker {self._name!r} has no fetched rows"
         algorithm = self.parts.algorithm
         if state:
-            assert isinstance(algorithm, StatefulAlgorithm), "the driver's algorithm keeps a state, this one does not"
+            assert isinstance(algorithm, StatefulAlgorithm), "the driver's algorithm is stateful, this one is not"
             algorithm.load_state(state)
         report = self.parts.backend.train(here, algorithm, progress=progress)
         return report, self.parts.backend.version
 
     def reference(self, track: Track) -> Track:
-        """The track with what the reference policy says of it, which stays here until the next one is asked for."""
+        """The track with the reference policy's outputs, which stay here until the next call."""
         if self._said:
             self.transport.drop(self._said)
             self._said = []
@@ -272,9 +289,9 @@ class Worker(WeightEnds):
 
     # Weights.
 
-    def weights(self, *, policy: Policy, kind: Literal["full", "lora", "merged"]) -> WeightUpdate | None:
-        """The weights, which all ranks gather together, from rank 0 alone."""
-        update = self.parts.backend.weights(policy=policy, kind=kind)
+    def export_weights(self, *, policy: Policy, kind: Literal["full", "lora", "merged"]) -> WeightUpdate | None:
+        """Collective. Rank 0 returns the gathered weights, other ranks None."""
+        update = self.parts.backend.export_weights(policy=policy, kind=kind)
         is_first = not dist.is_initialized() or dist.get_rank() == 0
         return update if is_first else None
 
@@ -284,7 +301,7 @@ class Worker(WeightEnds):
     # Rewards.
 
     def score(self, name: str, samples: ScoreInput) -> Scores:
-        """Score samples, whose media are fetched from whoever made them."""
+        """Score samples; fetches their media from the workers that generated them."""
         remote = [value for value in (samples.images, *(samples.videos or ())) if isinstance(value, RemoteRows)]
         here = dict(zip(map(id, remote), self.transport.fetch(remote), strict=True)) if remote else {}
         local = dataclasses.replace(
@@ -302,12 +319,10 @@ class Worker(WeightEnds):
     def answer(self, question: Any) -> Any:
         return self.transport.answer(question)
 
-    def data_counts(self) -> TransportCounts:
-        return self.transport.counts()
-
     def close(self) -> None:
         self.leave_policy()
-        self.leave_weight_group()
+        if self._weights is not None:
+            self._weights.leave_group()
         if self._parts is not None:
             self._parts.engine.close()
             self._parts.backend.close()
@@ -319,19 +334,22 @@ class Worker(WeightEnds):
 
 
 def _even(track: Track, request: Request) -> Track:
-    """The track with as many stored positions as any share of the request may have: rows that lie with workers are
-    joined as they are. Groups with SDE steps of their own store more or fewer of them."""
+    """The track padded to the most stored positions any share of the request may have, because remote rows are joined
+    as they are. Groups with their own SDE steps, and samples with their own trained steps, store more or fewer
+    positions."""
     segment = track.segment
-    if not isinstance(segment, LatentSegment) or not request.latent(track.name).sampling.sde.per_group:
+    if not isinstance(segment, LatentSegment):
         return track
-    # Around each of S steps lie two positions, and the end is kept as well.
-    most = min(2 * int(segment.sde_steps.shape[1]) + 1, segment.num_steps + 1)
+    sde = request.latent(track.name).sampling.sde
+    if not sde.per_group and sde.train_fraction == 1:
+        return track
+    # Each of R steps has two positions, and the final one is kept as well.
+    most = min(2 * int(segment.scored_steps.shape[1]) + 1, segment.num_steps + 1)
     return dataclasses.replace(track, segment=segment.with_slots(most))
 
 
 def _alone(plan: Plan) -> Plan:
-    """The plan of a process that holds whole weights of its own and trains none: the mesh of the train ranks is none of
-    its, nor is their critic."""
+    """The plan for a process with complete weights that does not train: without the train ranks' mesh and critic."""
     config: Any = plan.backend.config
     names = {item.name for item in dataclasses.fields(config)} & {"mesh", "critic"}
     own = {name: type(getattr(config, name))() for name in names}
@@ -340,15 +358,27 @@ def _alone(plan: Plan) -> Plan:
     )
 
 
-def _check_versions(plan: Plan, machine: str) -> None:
-    """Every machine must run the code that the plan was made with."""
-    wrong: list[str] = []
-    for dist_name, wanted in {choice.dist: choice.version for choice in plan.choices}.items():
+def load_files(files: Sequence[Path], *, machine: str) -> None:
+    """Import the single-file plugins of a plan. Raises PlanRejected for a missing file."""
+    for file in files:
         try:
-            found = version(dist_name)
-        except PackageNotFoundError:
-            found = "nothing"
-        if found != wanted:
-            wrong.append(f"{dist_name} {wanted} is wanted, {found} is installed")
+            import_plugin_file(file)
+        except FileNotFoundError as error:
+            raise PlanRejected(
+                f"launcher: machine {machine!r} has no plugin file {str(file)!r}; copy it there, or to a folder that "
+                "all machines share."
+            ) from error
+
+
+def _check_versions(plan: Plan, machine: str) -> None:
+    """Every machine must have the package versions the plan was made with."""
+    wrong: list[str] = []
+    for dist_name, expected in {choice.dist: choice.version for choice in plan.choices}.items():
+        try:
+            result = file_version(Path(dist_name)) if dist_name.endswith(".py") else version(dist_name)
+        except (PackageNotFoundError, FileNotFoundError):
+            result = "nothing"
+        if result != expected:
+            wrong.append(f"{dist_name}: got {result}, expected {expected}")
     if wrong:
-        raise PlanRejected(f"launcher: machine {machine} does not fit the driver: {'; '.join(wrong)}.")
+        raise PlanRejected(f"launcher: machine {machine} has other packages than the driver: {'; '.join(wrong)}.")

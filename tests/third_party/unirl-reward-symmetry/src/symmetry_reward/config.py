@@ -1,10 +1,11 @@
-"""What a recipe can set of this reward."""
+"""Settings of this reward."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unirl.core.config import RewardConfig
+from unirl.core.limits import one_of
+from unirl.core.specs.config import RewardConfig
 
 __all__ = ["AXES", "SymmetryConfig"]
 
@@ -13,5 +14,5 @@ AXES = ("left-right", "top-bottom", "both")
 
 @dataclass
 class SymmetryConfig(RewardConfig):
-    axis: str = "left-right"
+    axis: str = one_of(*AXES, default="left-right")
     """What is mirrored: `left-right`, `top-bottom`, or `both`, which is the mean of the two."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from unirl.core.capability import Cap, Support
-from unirl.core.hookspec import hookimpl
-from unirl.core.spec import RewardExample, RewardSpec
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.spec import RewardExample, RewardSpec
 
 __all__ = ["SPEC", "unirl_rewards"]
 

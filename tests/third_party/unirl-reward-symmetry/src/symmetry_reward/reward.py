@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.core.errors import RecipeError, RewardFailed
+from unirl.core.errors import RewardFailed
 from unirl.core.roles import ScoreInput, Scores
+from unirl.core.specs.check import check_config
 
-from .config import AXES, SymmetryConfig
+from .config import SymmetryConfig
 from .plugin import SPEC
 
 __all__ = ["Symmetry", "build", "mirror_symmetry"]
@@ -20,8 +21,7 @@ _DIMS = {"left-right": -1, "top-bottom": -2}
 
 def build(config: SymmetryConfig, *, device: Any) -> Symmetry:
     """device: has no weights to put there; it scores where the images are."""
-    if config.axis not in AXES:
-        raise RecipeError(f"reward.{SPEC.name}.axis: {config.axis!r} was asked for; it is one of {', '.join(AXES)}.")
+    check_config(config, key=f"reward.{SPEC.name}")
     return Symmetry(axis=config.axis)
 
 
@@ -43,7 +43,7 @@ class Symmetry:
         parts = {axis: mirror_symmetry(images, dim=dim) for axis, dim in _DIMS.items()}
         both = torch.stack(list(parts.values())).mean(dim=0)
         values = both if self._axis == "both" else parts[self._axis]
-        return Scores(values=values, parts={axis: found.detach() for axis, found in parts.items()})
+        return Scores(values=values, parts={axis: result.detach() for axis, result in parts.items()})
 
     def close(self) -> None:
         """Nothing is held."""

@@ -1,4 +1,4 @@
-"""Two reports side by side: what got worse, what got better, what came, what went, which numbers moved."""
+"""Compares two reports: regressions, improvements, new and removed outcomes, changed numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["FACTOR", "Change", "Diff", "Direction", "NumberChange", "compare", "print_diff"]
 
 FACTOR = 10.0
-"""A number is named when its size changed by more than this: rounding differs between machines, its order does not."""
+"""A number is reported if it changed by more than this factor: rounding differs between machines, its order does
+not."""
 
 Direction = Literal["worse", "better", "other"]
 """`other`: neither, such as a promise that was made or withdrawn."""
@@ -26,7 +27,7 @@ Direction = Literal["worse", "better", "other"]
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One claim about one subject that ended otherwise, is new, or is gone."""
+    """One claim about one subject whose outcome changed, is new, or was removed."""
 
     direction: Direction
     old: Outcome | None
@@ -38,9 +39,9 @@ class Change:
 
     @property
     def outcome(self) -> Outcome:
-        found = self.new or self.old
-        assert found is not None
-        return found
+        result = self.new or self.old
+        assert result is not None
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class NumberChange:
 @dataclass(frozen=True, kw_only=True)
 class Diff:
     notes: tuple[str, ...]
-    """What makes the two runs differ as a whole: tier, suite, environment."""
+    """Differences between the runs as a whole: tier, suite, environment."""
     changes: tuple[Change, ...]
     numbers: tuple[NumberChange, ...]
     factor: float
@@ -74,9 +75,9 @@ Key = tuple[str, str, str]
 
 
 def compare(old: Report, new: Report, *, selected: Selection | None = None, factor: float = FACTOR) -> Diff:
-    """What changed from one report to another, by claim, kind and subject.
+    """Changes from one report to another, by claim, kind and subject.
 
-    selected: what the new run was asked for, so that what it was not asked for does not count as gone.
+    selected: the selection of the new run, so that unselected claims do not count as removed.
     """
     before, after = _by_key(old), _by_key(new)
     covered = _Coverage(old, new, selected)
@@ -84,15 +85,15 @@ def compare(old: Report, new: Report, *, selected: Selection | None = None, fact
     numbers: list[NumberChange] = []
     num_not_covered = 0
     for key, was in before.items():
-        found = after.get(key)
-        if found is not None:
-            changes += _changed(was, found)
-            numbers += _moved(was, found, factor)
+        result = after.get(key)
+        if result is not None:
+            changes += _changed(was, result)
+            numbers += _moved(was, result, factor)
         elif covered(was):
             changes.append(_gone(was))
         else:
             num_not_covered += 1
-    changes += [_come(found) for key, found in after.items() if key not in before]
+    changes += [_come(result) for key, result in after.items() if key not in before]
     return Diff(
         notes=tuple(_notes(old, new)),
         changes=tuple(changes),
@@ -116,7 +117,7 @@ class _Coverage:
         self._tier = new.tier
         self._selected = selected
         self._has_parts = selected is not None and bool(
-            selected.plugins or selected.kinds or any(selected.names.values())
+            selected.plugins or selected.kinds or selected.without or any(selected.names.values())
         )
 
     def __call__(self, was: Outcome) -> bool:
@@ -196,18 +197,20 @@ def _notes(old: Report, new: Report) -> Iterable[str]:
         yield f"tier: {old.tier} before, {new.tier} now"
     if old.suite != new.suite:
         yield f"suite: {old.suite} before, {new.suite} now; claims may have changed under the same name"
-    was, found = old.environment, new.environment
+    was, result = old.environment, new.environment
     for title, first, second in (
-        ("Python", was.python, found.python),
-        ("platform", was.platform, found.platform),
-        ("CPUs", was.num_cpus, found.num_cpus),
-        ("GPU", ", ".join(was.devices) or "none", ", ".join(found.devices) or "none"),
+        ("Python", was.python, result.python),
+        ("platform", was.platform, result.platform),
+        ("CPUs", was.num_cpus, result.num_cpus),
+        ("CPU", was.cpu, result.cpu),
+        ("batch-invariant numerics", was.batch_invariant, result.batch_invariant),
+        ("GPU", ", ".join(was.devices) or "none", ", ".join(result.devices) or "none"),
     ):
         if first != second:
             yield f"{title}: {first} before, {second} now"
     for title, first, second in (
-        ("package", was.packages, found.packages),
-        ("engine", was.engines, found.engines),
+        ("package", was.packages, result.packages),
+        ("engine", was.engines, result.engines),
         ("dist", old.dists, new.dists),
     ):
         for name in sorted(first.keys() | second.keys()):
@@ -231,10 +234,10 @@ def print_diff(diff: Diff, *, stderr: bool = False) -> None:
         ("other", "neither worse nor better", ""),
     )
     for direction, title, style in titles:
-        found = diff.in_direction(direction)
-        if found:
-            out.print(Text(f"\n{title}: {len(found)}", style=style or "bold"))
-        for change in found:
+        result = diff.in_direction(direction)
+        if result:
+            out.print(Text(f"\n{title}: {len(result)}", style=style or "bold"))
+        for change in result:
             out.print(Text(f"  {_line(change)}"), soft_wrap=True)
     if diff.numbers:
         out.print(Text(f"\nnumbers that moved by more than {number(diff.factor)} times, or have another bound", "bold"))
@@ -257,8 +260,8 @@ def _line(change: Change) -> str:
     one = change.outcome
     was = f"{SYMBOLS[change.old.state]} {change.old.state}" if change.old else "new"
     now = f"{SYMBOLS[change.new.state]} {change.new.state}" if change.new else "gone"
-    said = "; ".join(text for text in (change.why, change.new.reason if change.new else "") if text)
-    return f"{was} -> {now}  {one.claim} on {one.kind} {one.subject}" + (f": {said}" if said else "")
+    reply = "; ".join(text for text in (change.why, change.new.reason if change.new else "") if text)
+    return f"{was} -> {now}  {one.claim} on {one.kind} {one.subject}" + (f": {reply}" if reply else "")
 
 
 def _pair(old: Number, new: Number) -> str:

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from ..results import Outcome, Report, SubjectInfo
 from ..verdicts import Number
-from .view import Reason, SubjectRow, Tally, View, nearest_number
+from .view import TRACKS, Tally, View, nearest_number
 from .words import (
     KIND_TITLES,
     MEANINGS,
@@ -56,7 +56,7 @@ def page_html(report: Report) -> str:
         prose=_prose,
         count_of=count_of,
         is_web=_is_web,
-        n_a_reasons=_n_a_reasons,
+        tracks=TRACKS,
         nearest_number=nearest_number,
     )
 
@@ -75,12 +75,12 @@ class _Anchors:
     def __call__(self, *names: str) -> str:
         if names not in self._known:
             plain = "-".join(re.sub(r"[^\w.+@-]+", "-", name) for name in names)
-            found, again = plain, 1
-            while found in self._used:
+            result, again = plain, 1
+            while result in self._used:
                 again += 1
-                found = f"{plain}-{again}"
-            self._used.add(found)
-            self._known[names] = found
+                result = f"{plain}-{again}"
+            self._used.add(result)
+            self._known[names] = result
         return self._known[names]
 
     def claim(self, name: str) -> str:
@@ -94,15 +94,6 @@ class _Anchors:
 
     def failure(self, outcome: Outcome) -> str:
         return self("failure", outcome.kind, outcome.subject, outcome.claim)
-
-
-def _n_a_reasons(row: SubjectRow) -> list[Reason]:
-    """What is n/a for a subject, by reason: parts that do not go together say the same of every claim."""
-    found: dict[str, list[Outcome]] = {}
-    for outcome in row.outcomes:
-        if outcome.state == "n/a":
-            found.setdefault(outcome.reason, []).append(outcome)
-    return [Reason(text=text, link="", outcomes=tuple(outcomes)) for text, outcomes in found.items()]
 
 
 def _prose(text: str) -> Markup:

@@ -1,4 +1,4 @@
-"""The report on a terminal: the matrix first, then every failure in full, then what is a gap or was not run."""
+"""The report on a terminal: the matrix, every failure in full, then gaps and claims not run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unirl.core.cli.output import console
 
 from ..results import Outcome, Report
 from ..verdicts import State
-from .view import Cell, CellTable, Reason, SubjectRow, View
+from .view import TRACKS, Cell, CellTable, Reason, SubjectRow, View
 from .words import ORDER, SYMBOLS, against_bound, count_of, duration, number, share_of_bound
 
 if TYPE_CHECKING:
@@ -23,29 +23,33 @@ __all__ = ["print_report"]
 
 STYLES: dict[State, str] = {"pass": "green", "fail": "bold red", "gap": "yellow", "not run": "magenta", "n/a": "dim"}
 MAX_REASONS = 6
-"""Of what is n/a, the most frequent reasons are shown; the page has all."""
+"""Of what is n/a, where nothing else is there to show, the most frequent reasons are named."""
 MAX_NUMBERS = 8
 """Of the claims that measure, those that are shown."""
 MAX_SUBJECTS = 12
 """Subjects that are named for one reason of not having run."""
 
 
-def print_report(report: Report) -> None:
-    """Show a report to a person, on a terminal or in a pipe."""
+def print_report(report: Report, *, left_out: str = "") -> None:
+    """Show a report to a person, on a terminal or in a pipe. left_out: a sentence on what was not covered."""
     view, out = View(report), console()
     for block in _blocks(view, width=out.width):
         out.print()
         _print(out, block)
+    if left_out:
+        out.print()
+        out.print(Text(left_out, style="dim"))
     out.print()
     out.print(_last_line(view))
 
 
 def _blocks(view: View, *, width: int) -> Iterator[RenderableType]:
-    plain = [row for row in view.rows if row.subject.kind != "cell"]
+    plain = [row for kind in view.kinds if kind != "cell" for row in view.of_kind(kind)]
     if plain:
         yield _subject_table(plain)
     for table in view.cells:
-        yield from _cell_tables(table, width=width)
+        if table.is_tried:
+            yield from _cell_tables(table, width=width)
     if view.nearest:
         yield _number_table(view)
     for outcome in view.with_state("fail"):
@@ -56,9 +60,11 @@ def _blocks(view: View, *, width: int) -> Iterator[RenderableType]:
     if view.with_state("not run"):
         yield _heading("not run", "Not run")
         yield _not_run(view.reasons("not run"))
-    if view.with_state("n/a"):
+    if not any(row.tally.tried for row in view.rows) and view.rows:
         yield _heading("n/a", "Not applicable")
         yield _not_applicable(view.reasons("n/a"))
+    elif view.not_applicable:
+        yield Text(f"n/a: {view.not_applicable}", style="dim")
     if view.untried:
         yield Text(f"No claim of this run is about these: {view.untried}.", style="dim")
 
@@ -90,7 +96,7 @@ def _cell_tables(table: CellTable, *, width: int) -> Iterator[Group]:
     head = max(len(row.model) for row in table.rows) + max(len(row.engine) for row in table.rows) + 4
     shown = [[_cell_text(cell, bound=table.bound) for cell in row.cells] for row in table.rows]
     widths = [max(len(name), *(len(row[i]) for row in shown)) for i, name in enumerate(table.algorithms)]
-    title = f"model x engine x algorithm on backend {table.backend}, {table.device}"
+    title = f"{TRACKS[table.track]}: model x engine x algorithm on backend {table.backend}, {table.device}"
     if table.gaps:
         title += ": state and log-prob gap" + ("" if table.bound is None else f", at most {number(table.bound)}")
     start = 0
@@ -186,7 +192,7 @@ def _not_applicable(reasons: tuple[Reason, ...]) -> Table:
     rest = reasons[MAX_REASONS:]
     if rest:
         count = sum(len(reason.outcomes) for reason in rest)
-        text = f"for {count_of(len(rest), 'further reason')}; --report DIR writes them all"
+        text = f"for {count_of(len(rest), 'further reason')}"
         table.add_row(Text(str(count), style="dim"), Text(text, style="dim"))
     return table
 

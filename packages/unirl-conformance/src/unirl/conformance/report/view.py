@@ -1,14 +1,13 @@
 """A report seen as tables: outcomes by subject, the matrix of cells, capabilities, numbers, reasons.
 
-Everything that is shown is worked out here once; the terminal, MATRIX.md and the page only set it out.
+All shown data is computed here once; the terminal, MATRIX.md and the page only format it.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,24 +17,26 @@ from ..verdicts import STATES, Number, State
 from .words import SEVERITY, count_of, share_of_bound
 
 __all__ = [
+    "TRACKS",
     "CapabilityTable",
     "Cell",
     "CellRow",
     "CellTable",
     "NumberRow",
+    "PairTable",
     "Reason",
     "SubjectRow",
     "Tally",
     "View",
-    "log_prob_gap",
+    "log_prob_mismatch",
     "nearest_number",
 ]
 
 LOG_PROB_GAP = "log-prob gap"
 """How the number begins that says how far rollout and replay are apart."""
 
-_NAMED = re.compile(r"'([^']*)'( \([^)]*\))?")
-"""A name in a reason: `'flow-grpo'`, or a plugin with its dist and version in brackets."""
+TRACKS: Mapping[str, str] = {"latent": "Diffusion models", "text": "Token models"}
+"""Kinds of tracks and what models of each are called."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,9 @@ class SubjectRow:
     tally: Tally
 
     @property
-    def only_reason(self) -> str:
-        """The sentence where every claim is n/a for the same reason: parts that do not go together."""
-        reasons = {outcome.reason for outcome in self.outcomes if outcome.state == "n/a"}
-        return reasons.pop() if self.tally["n/a"] == len(self.outcomes) and len(reasons) == 1 else ""
+    def is_tried(self) -> bool:
+        """Whether any of its claims ran."""
+        return self.tally["not run"] < self.tally.tried
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,15 +101,41 @@ class CellRow:
     cells: tuple[Cell | None, ...]
     """One for each algorithm of the table; None where there is none."""
 
+    @property
+    def bound(self) -> float | None:
+        """That of the log-prob gaps, where it is the same in all cells of the row."""
+        return _common_bound([cell.gap for cell in self.cells if cell and cell.gap])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairTable:
+    """Engines against models of one kind of track, on one device."""
+
+    device: str
+    models: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[SubjectRow | None, ...]], ...]
+    """Name of the engine, and for each model their pair; None where nothing applies to it."""
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether something ran: a table of what did not run says no more than its reason."""
+        return any(row is not None and row.is_tried for _, rows in self.rows for row in rows)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CellTable:
-    """Models and engines against algorithms, on one backend and device."""
+    """Models of one kind of track and engines against algorithms, on one backend and device. What is n/a throughout is
+    left out."""
 
+    track: str
     backend: str
     device: str
     algorithms: tuple[str, ...]
     rows: tuple[CellRow, ...]
+
+    @property
+    def is_tried(self) -> bool:
+        return any(cell is not None and cell.row.is_tried for row in self.rows for cell in row.cells)
 
     @property
     def gaps(self) -> list[Number]:
@@ -119,8 +145,7 @@ class CellTable:
     @property
     def bound(self) -> float | None:
         """That of the log-prob gaps, where it is the same in all cells."""
-        bounds = {gap.bound for gap in self.gaps}
-        return bounds.pop() if len(bounds) == 1 else None
+        return _common_bound(self.gaps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,11 +179,11 @@ class Reason:
     @property
     def subjects(self) -> dict[tuple[SubjectKind, str], int]:
         """Kind and id of each subject -> how many claims about it."""
-        found: dict[tuple[SubjectKind, str], int] = {}
+        result: dict[tuple[SubjectKind, str], int] = {}
         for outcome in self.outcomes:
             key = (outcome.kind, outcome.subject)
-            found[key] = found.get(key, 0) + 1
-        return found
+            result[key] = result.get(key, 0) + 1
+        return result
 
 
 class View:
@@ -178,17 +203,31 @@ class View:
     @cached_property
     def rows(self) -> tuple[SubjectRow, ...]:
         """Every subject that a claim was tried on, in the order of the report."""
-        found: dict[tuple[str, str], list[Outcome]] = {}
+        result: dict[tuple[str, str], list[Outcome]] = {}
         for outcome in self.report.outcomes:
-            found.setdefault((outcome.kind, outcome.subject), []).append(outcome)
+            result.setdefault((outcome.kind, outcome.subject), []).append(outcome)
         return tuple(
-            SubjectRow(subject=subject, outcomes=tuple(found[key]), tally=Tally.of(found[key]))
+            SubjectRow(subject=subject, outcomes=tuple(result[key]), tally=Tally.of(result[key]))
             for key, subject in self._subjects.items()
-            if key in found
+            if key in result
         )
 
-    def of_kind(self, kind: SubjectKind) -> tuple[SubjectRow, ...]:
-        return tuple(row for row in self.rows if row.subject.kind == kind)
+    def of_kind(self, kind: SubjectKind, *, track: str = "") -> tuple[SubjectRow, ...]:
+        """Subjects that a claim of this kind applies to; with `track`, those that are tried on it."""
+        return tuple(
+            row
+            for row in self.rows
+            if row.subject.kind == kind and row.tally.tried and (not track or track in row.subject.tracks)
+        )
+
+    @property
+    def not_applicable(self) -> str:
+        """`12 claims and all claims about 184 of kind cell`: what is n/a, counted; or nothing."""
+        apart = [row.subject.kind for row in self.rows if not row.tally.tried]
+        claims = sum(row.tally["n/a"] for row in self.rows if row.tally.tried)
+        reply = [count_of(claims, "claim")] if claims else []
+        reply += [f"all claims about {apart.count(kind)} of kind {kind}" for kind in self.kinds if kind in apart]
+        return " and ".join(reply)
 
     @property
     def kinds(self) -> tuple[SubjectKind, ...]:
@@ -224,22 +263,38 @@ class View:
         return tuple(outcome for outcome in self.report.outcomes if outcome.state == state)
 
     def reasons(self, state: State) -> tuple[Reason, ...]:
-        """Outcomes of a state by what they say, most frequent first; what is n/a also whichever part it names."""
-        found: dict[tuple[str, str], list[Outcome]] = {}
+        """Outcomes of a state by what they say, most frequent first."""
+        result: dict[tuple[str, str], list[Outcome]] = {}
         for outcome in self.with_state(state):
-            text = self._without_names(outcome.reason) if state == "n/a" else outcome.reason
-            found.setdefault((text, outcome.link), []).append(outcome)
-        reasons = [Reason(text=text, link=link, outcomes=tuple(some)) for (text, link), some in found.items()]
+            result.setdefault((outcome.reason, outcome.link), []).append(outcome)
+        reasons = [Reason(text=text, link=link, outcomes=tuple(some)) for (text, link), some in result.items()]
         return tuple(sorted(reasons, key=lambda reason: (-len(reason.outcomes), reason.text, reason.link)))
 
-    def _without_names(self, reason: str) -> str:
-        names = {name for subject in self.report.subjects for name in subject.parts.values()}
-        return _NAMED.sub(lambda found: "…" if found[2] or found[1] in names else found[0], reason)
+    @property
+    def pairs(self) -> tuple[tuple[str, PairTable], ...]:
+        """Engines against models: track and table, one for each kind of track and device."""
+        tables: list[tuple[str, PairTable]] = []
+        for track in TRACKS:
+            rows = self.of_kind("engine", track=track)
+            for device in sorted({row.subject.device for row in rows}):
+                result = {
+                    (row.subject.parts["engine"], row.subject.parts["model"]): row
+                    for row in rows
+                    if row.subject.device == device
+                }
+                models = tuple(sorted({model for _, model in result}))
+                engines = sorted({engine for engine, _ in result})
+                lines = tuple((engine, tuple(result.get((engine, model)) for model in models)) for engine in engines)
+                tables.append((track, PairTable(device=device, models=models, rows=lines)))
+        return tuple(tables)
 
     @cached_property
     def cells(self) -> tuple[CellTable, ...]:
-        """The matrix, one table for each backend and device."""
-        rows = self.of_kind("cell")
+        """The matrix, one table for each kind of track, backend and device."""
+        return tuple(table for track in TRACKS for table in self._cells(track))
+
+    def _cells(self, track: str) -> Iterable[CellTable]:
+        rows = self.of_kind("cell", track=track)
         tables: list[CellTable] = []
         for backend, device in dict.fromkeys((r.subject.parts["backend"], r.subject.device) for r in rows):
             chosen = [r for r in rows if (r.subject.parts["backend"], r.subject.device) == (backend, device)]
@@ -250,6 +305,7 @@ class View:
             pairs = sorted({(model, engine) for model, engine, _ in parts})
             tables.append(
                 CellTable(
+                    track=track,
                     backend=backend,
                     device=device,
                     algorithms=algorithms,
@@ -263,28 +319,34 @@ class View:
                     ),
                 )
             )
-        return tuple(sorted(tables, key=lambda table: (table.backend, table.device)))
+        return sorted(tables, key=lambda table: (table.backend, table.device))
 
-    def capabilities(self, kind: SubjectKind) -> CapabilityTable:
-        """How the claims ended that prove each capability of the subjects of a kind."""
-        caps = tuple(sorted({cap for claim in self.report.claims if claim.kind == kind for cap in claim.proves}))
+    def capabilities(self, kind: SubjectKind, *, track: str = "") -> CapabilityTable:
+        """How the claims ended that prove each capability of the subjects of a kind; without those that are n/a to all
+        of them."""
+        rows = self.of_kind(kind, track=track)
+        caps = tuple(
+            sorted(
+                {cap for row in rows for one in row.outcomes if one.state != "n/a" for cap in self.claim(one).proves}
+            )
+        )
         return CapabilityTable(
             capabilities=caps,
             rows=tuple(
                 (row, tuple(Tally.of(o for o in row.outcomes if cap in self.claim(o).proves) for cap in caps))
-                for row in self.of_kind(kind)
+                for row in rows
             ),
         )
 
     @cached_property
     def numbers(self) -> tuple[NumberRow, ...]:
         """What was measured, one row for each claim, in the order of the claims."""
-        found: dict[str, list[tuple[Number, Outcome]]] = {}
+        result: dict[str, list[tuple[Number, Outcome]]] = {}
         for outcome in self.report.outcomes:
             for one in outcome.numbers:
-                found.setdefault(outcome.claim, []).append((one, outcome))
+                result.setdefault(outcome.claim, []).append((one, outcome))
         rows: list[NumberRow] = []
-        for claim, some in found.items():
+        for claim, some in result.items():
             worst, where = max(some, key=lambda pair: _nearness(pair[0]))
             rows.append(NumberRow(claim=claim, worst=worst, where=where, num_numbers=len(some)))
         return tuple(rows)
@@ -314,10 +376,15 @@ def nearest_number(outcome: Outcome) -> Number | None:
     return max(outcome.numbers, key=_nearness, default=None)
 
 
-def log_prob_gap(outcomes: Sequence[Outcome]) -> Number | None:
+def log_prob_mismatch(outcomes: Sequence[Outcome]) -> Number | None:
     """The log-prob gap that comes nearest to its bound, or None when none was measured."""
-    found = [one for outcome in outcomes for one in outcome.numbers if one.name.startswith(LOG_PROB_GAP)]
-    return max(found, key=_nearness, default=None)
+    result = [one for outcome in outcomes for one in outcome.numbers if one.name.startswith(LOG_PROB_GAP)]
+    return max(result, key=_nearness, default=None)
+
+
+def _common_bound(gaps: Sequence[Number]) -> float | None:
+    bounds = {gap.bound for gap in gaps}
+    return bounds.pop() if len(bounds) == 1 else None
 
 
 def _nearness(one: Number) -> tuple[float, float]:
@@ -327,4 +394,4 @@ def _nearness(one: Number) -> tuple[float, float]:
 
 
 def _cell(row: SubjectRow | None) -> Cell | None:
-    return None if row is None else Cell(row=row, gap=log_prob_gap(row.outcomes))
+    return None if row is None else Cell(row=row, gap=log_prob_mismatch(row.outcomes))

@@ -39,7 +39,7 @@ def badge(tally: Tally) -> Mapping[str, object]:
 
     Green only where all that was tried ran and holds; a gap takes the bright out of it.
     """
-    said = [f"{tally[state]} {state}" for state in ("fail", "pass", "gap", "not run") if tally[state]]
+    reply = [f"{tally[state]} {state}" for state in ("fail", "pass", "gap", "not run") if tally[state]]
     if tally["fail"]:
         color = "red"
     elif not tally["pass"] and not tally["gap"]:
@@ -48,7 +48,7 @@ def badge(tally: Tally) -> Mapping[str, object]:
         color = "blue"
     else:
         color = "yellowgreen" if tally["gap"] else "brightgreen"
-    return {"schemaVersion": 1, "label": "conformance", "message": ", ".join(said) or "n/a", "color": color}
+    return {"schemaVersion": 1, "label": "conformance", "message": ", ".join(reply) or "n/a", "color": color}
 
 
 def _replace(path: Path, text: str) -> Path:

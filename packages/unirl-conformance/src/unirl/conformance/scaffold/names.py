@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 
-from unirl.core.catalog import Catalog
 from unirl.core.errors import RecipeError
-from unirl.core.plugin_loading import PART_NAME, canonical
-from unirl.core.registry import Registry, known_parts
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.plugins.loading import PART_NAME, canonical
+from unirl.core.plugins.registry import Registry, known_parts
 
 from .kinds import KINDS, ScaffoldKind
 
@@ -53,19 +53,17 @@ def check_names(names: Names, *, catalog: Catalog, registry: Registry | None = N
         near = re.sub(r"[^a-z0-9]+", "-", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()).strip("-")[:LONGEST]
         hint = f"; did you mean {near!r}?" if PART_NAME.fullmatch(near) and near[0].isalpha() else "."
         raise RecipeError(
-            f"NAME: {name!r} was asked for; it must be lower case letters and digits with dashes between them, begin "
-            f"with a letter and have at most {LONGEST} characters{hint}"
+            f"NAME: got {name!r}, expected lower case letters and digits with dashes between them, beginning "
+            f"with a letter, at most {LONGEST} characters{hint}"
         )
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", dist):
-        raise RecipeError(
-            f"--dist: {dist!r} was asked for; write it as package indexes do: {canonical(dist).strip('-')!r}."
-        )
+        raise RecipeError(f"--dist: got {dist!r}, expected its normalised form, {canonical(dist).strip('-')!r}.")
     registry = known_parts() if registry is None else registry
-    for found in catalog.parts():
-        if (found.spec.kind, found.spec.name) == (kind, name):
+    for result in catalog.parts():
+        if (result.spec.kind, result.spec.name) == (kind, name):
             raise RecipeError(
-                f"NAME: {kind} {name!r} is installed here, from {found.dist} {found.version}. Two dists with one name "
-                "cannot be used together; choose another."
+                f"NAME: {kind} {name!r} is installed here, from {result.dist} {result.version}. Two dists with one "
+                "name cannot be used together; choose another."
             )
     known = registry.part(kind, name)
     if known is not None:

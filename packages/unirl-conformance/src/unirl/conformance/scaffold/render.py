@@ -92,9 +92,9 @@ def _author(text: str) -> str:
     """The TOML of `authors`' one entry, or an empty string."""
     if not text.strip():
         return ""
-    found = re.fullmatch(r"\s*([^<>]*?)\s*(?:<([^<>@\s]+@[^<>@\s]+)>)?\s*", text)
-    if found is None or not any(found.groups()):
-        raise RecipeError(f"--author: {text!r} was asked for; write `Name` or `Name <name@example.org>`.")
+    result = re.fullmatch(r"\s*([^<>]*?)\s*(?:<([^<>@\s]+@[^<>@\s]+)>)?\s*", text)
+    if result is None or not any(result.groups()):
+        raise RecipeError(f"--author: got {text!r}, expected `Name` or `Name <name@example.org>`.")
     # A JSON string is a TOML string too.
-    pairs = zip(("name", "email"), found.groups(), strict=True)
+    pairs = zip(("name", "email"), result.groups(), strict=True)
     return "{ " + ", ".join(f"{key} = {json.dumps(value)}" for key, value in pairs if value) + " }"

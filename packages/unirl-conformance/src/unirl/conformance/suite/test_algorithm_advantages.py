@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Iterator
 
 import torch
-from unirl.conformance.benches.algorithm import AlgorithmBench
 from unirl.conformance.claims import claim
+from unirl.conformance.fixtures.algorithm import AlgorithmBench
 from unirl.conformance.verdicts import NotApplicable
-from unirl.core.config import AdvantageConfig
+from unirl.core.specs.config import AdvantageConfig
 
 GROUPS = "aaabbbbccdd"
 ONE = (0.25, 0.5, 1.0, 0.0, 0.75, 0.125, 0.375, 1.0, 0.5, 0.0, 0.625)
@@ -23,8 +23,8 @@ over a spread of a third."""
 
 @claim("algorithm", track="any")
 def test_advantages_do_not_depend_on_the_order_of_the_rows(bench: AlgorithmBench) -> None:
-    """A sample's advantage is its own, wherever it and its group stand in the batch; so are those of its tokens where
-    a critic makes them.
+    """A sample's advantage does not depend on where it and its group are in the batch; with a critic, neither do those
+    of its tokens.
 
     If it fails: advantages are taken over slices (`rewards.view(-1, group_size)`) instead of by group id.
     """
@@ -42,8 +42,8 @@ def test_advantages_do_not_depend_on_the_order_of_the_rows(bench: AlgorithmBench
 
 @claim("algorithm", track="any")
 def test_advantages_are_centred_in_their_group(bench: AlgorithmBench) -> None:
-    """With `advantage.center: group` a sample is compared with its group alone: advantages of a group add up to 0, and
-    a prompt on which everything scores higher gets none of it.
+    """With `advantage.center: group` a sample is compared only with its group: the advantages of a group sum to 0, and
+    raising all scores of a prompt changes none of them.
 
     If it fails: the mean is taken over the batch instead of the group, or something is added after it.
     """
@@ -51,22 +51,22 @@ def test_advantages_are_centred_in_their_group(bench: AlgorithmBench) -> None:
         raise NotApplicable(f"algorithm {bench.spec.name!r} compares samples with a critic, not with their group")
     raised = {group: number for number, group in enumerate("abcd", start=1)}
     for config in _configs(bench, scopes=("group", "global"), centers=("group",)):
-        found = bench.advantages({"one": ONE, "two": TWO}, GROUPS, advantage=config)
+        result = bench.advantages({"one": ONE, "two": TWO}, GROUPS, advantage=config)
         for group in raised:
-            total = float(found[_rows(group)].mean())
+            total = float(result[_rows(group)].mean())
             bench.record(f"{_name(config)}: mean of group {group}", total, bound=ROUNDING)
         if config.scope == "group":
             one = [value + raised[group] for value, group in zip(ONE, GROUPS, strict=True)]
             moved = bench.advantages({"one": one, "two": TWO}, GROUPS, advantage=config)
             bench.record(
-                f"{_name(config)}: change when groups score higher", float((moved - found).abs().max()), bound=ROUNDING
+                f"{_name(config)}: change when groups score higher", float((moved - result).abs().max()), bound=ROUNDING
             )
 
 
 @claim("algorithm", track="any")
 def test_a_higher_reward_gives_a_higher_advantage(bench: AlgorithmBench) -> None:
-    """Within a group the samples keep the order of their rewards, so that training moves towards the better ones. Where
-    a critic is compared with, the tokens of a text have higher advantages the higher its reward.
+    """Within a group, advantages are ordered like rewards, so that training favours the better samples. With a critic,
+    a higher reward gives the tokens of a completion higher advantages.
 
     If it fails: a sign is wrong in `advantages()`, or it reads something else than the rewards that have a weight.
     """
@@ -74,10 +74,10 @@ def test_a_higher_reward_gives_a_higher_advantage(bench: AlgorithmBench) -> None
         _check_each_alone(bench)
         return
     for config in _configs(bench, scopes=("group", "global"), centers=("group",)):
-        found = bench.advantages({"one": ONE}, GROUPS, advantage=config)
+        result = bench.advantages({"one": ONE}, GROUPS, advantage=config)
         for group in "abcd":
             rows = sorted(_rows(group), key=lambda row: ONE[row])
-            values = found[rows].tolist()
+            values = result[rows].tolist()
             assert all(low < high for low, high in itertools.pairwise(values)), (
                 f"{_name(config)}: rewards {[ONE[row] for row in rows]} of a group get the advantages {values}"
             )
@@ -85,11 +85,11 @@ def test_a_higher_reward_gives_a_higher_advantage(bench: AlgorithmBench) -> None
 
 @claim("algorithm", track="any")
 def test_advantages_are_finite_for_every_shape_of_group(bench: AlgorithmBench) -> None:
-    """Groups lose samples to filters and failures: a group of one, a group of equal rewards and rows of weight 0 still
-    give finite advantages, and a row of weight 0 moves no other, though its reward is NaN.
+    """Groups lose samples to filters and failures: a group of one, a group of equal rewards and rows of weight 0
+    still give finite advantages, and a row of weight 0 does not affect the others, even if its reward is NaN.
 
-    If it fails: look for a spread of one sample (Bessel's n - 1 is 0), a division by a spread of 0 without `eps`, or a
-    mean that counts rows of weight 0.
+    If it fails: look for a standard deviation of one sample (Bessel's n - 1 is 0), a division by a standard deviation
+    of 0 without `eps`, or a mean that counts rows of weight 0.
     """
     groups = "abbcccccbbc"
     weights = [1.0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0]
@@ -99,12 +99,12 @@ def test_advantages_are_finite_for_every_shape_of_group(bench: AlgorithmBench) -
         if config.normalize and (config.scope, config.center) == ("group", "global"):
             # Such a division of a group by its own spread about another mean has no meaning.
             continue
-        found = bench.advantages({"one": one, "two": one}, groups, advantage=config, weights=weights)
-        bad = [row for row in range(len(groups)) if not bool(torch.isfinite(found[row]))]
-        assert not bad, f"{_name(config)}: advantages are {found.tolist()} for groups {groups} of weights {weights}"
+        result = bench.advantages({"one": one, "two": one}, groups, advantage=config, weights=weights)
+        bad = [row for row in range(len(groups)) if not bool(torch.isfinite(result[row]))]
+        assert not bad, f"{_name(config)}: advantages are {result.tolist()} for groups {groups} of weights {weights}"
         kept = [one[row] for row in counted]
         alone = bench.advantages({"one": kept, "two": kept}, "".join(groups[row] for row in counted), advantage=config)
-        moved = float((found[counted] - alone).abs().max())
+        moved = float((result[counted] - alone).abs().max())
         bench.record(f"{_name(config)}: change by rows of weight 0", moved, bound=ROUNDING)
 
 

@@ -1,4 +1,4 @@
-"""What must not change a gradient: the split, the order of the rows, padding, and fields that nobody promised."""
+"""Invariances of the gradient: micro-batch split, row order, padding, and undeclared fields."""
 
 from __future__ import annotations
 
@@ -8,25 +8,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.conformance.benches.algorithm import ROUNDING, AlgorithmBench
-from unirl.conformance.benches.trial import AlreadyAnchored, Trial, apart
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.track_numbers import advantages_of, changed_per_token, with_advantages
-from unirl.core.roles import Metric, Policy, ReplayedLike
-from unirl.core.track import Status, TextSegment, Track
-from unirl.numerics.reduction import weight_totals
-from unirl.numerics.replay import Replayed
-from unirl.numerics.text_replay import ReplayedTokens
+from unirl.conformance.doubles.track_numbers import advantages_of, changed_per_token, with_advantages
+from unirl.conformance.fixtures.algorithm import ROUNDING, AlgorithmBench
+from unirl.conformance.fixtures.trial import AlreadyAnchored, Trial, apart
+from unirl.core.roles import Metric, Policy, Replayed, ReplayedTokens
+from unirl.core.types.track import Status, TextSegment, Track
+from unirl.numerics.loss.reduction import weight_totals
 
 PROGRESS = 0.5
 TOKENS = 70
-"""Of a micro-batch: two or three of the texts of a trial with their prompts."""
+"""Of a micro-batch: two or three of the completions of a trial with their prompts."""
 
 
 @claim("algorithm", track="any")
 def test_micro_batches_do_not_change_the_gradient(bench: AlgorithmBench) -> None:
-    """One forward of all samples or one of each: the gradient of an update is the same, whatever fits into memory. Of
-    texts micro-batches are counted in tokens as well, packed and padded.
+    """The micro-batch size does not change the gradient of an update: one forward for all samples or one per sample.
+    For completions also with micro-batches by tokens, packed and padded.
 
     If it fails: `loss()` takes a mean, a spread or a maximum over the rows that it is given. Return values per element
     with their weights instead, and leave every average to the stack.
@@ -37,19 +35,19 @@ def test_micro_batches_do_not_change_the_gradient(bench: AlgorithmBench) -> None
         trial.move()
         _, whole = trial.train(track, algorithm=fixed, progress=PROGRESS)
         for rows in (1, 2, 4):
-            _, found = trial.train(track, algorithm=fixed, micro_batch=rows, progress=PROGRESS)
-            bench.record(f"{_name(on)}, micro-batches of {rows}", apart(found, whole), bound=ROUNDING)
+            _, result = trial.train(track, algorithm=fixed, micro_batch_size=rows, progress=PROGRESS)
+            bench.record(f"{_name(on)}, micro-batches of {rows}", apart(result, whole), bound=ROUNDING)
         for packing in (True, False) if trial.is_text else ():
-            _, found = trial.train(
+            _, result = trial.train(
                 track, algorithm=fixed, micro_batch_tokens=TOKENS, packing=packing, progress=PROGRESS
             )
             how = "packed" if packing else "padded"
-            bench.record(f"{_name(on)}, micro-batches of {TOKENS} tokens, {how}", apart(found, whole), bound=ROUNDING)
+            bench.record(f"{_name(on)}, micro-batches of {TOKENS} tokens, {how}", apart(result, whole), bound=ROUNDING)
 
 
 @claim("algorithm", track="any")
 def test_the_order_of_the_rows_does_not_change_the_gradient(bench: AlgorithmBench) -> None:
-    """Samples may come in any order, groups interleaved: an engine that is parallel, or resumed, gives them as it can.
+    """Samples may come in any order, with groups interleaved, as parallel or resumed engines return them.
 
     If it fails: something depends on the place of a row in its batch: neighbours that are taken for a group, a counter,
     a random number that is drawn per row.
@@ -65,7 +63,7 @@ def test_the_order_of_the_rows_does_not_change_the_gradient(bench: AlgorithmBenc
 
 @claim("algorithm", track="any")
 def test_padding_changes_nothing(bench: AlgorithmBench) -> None:
-    """Rows of weight 0 fill batches up and count nowhere: not in the gradient, not in a weight, not in a metric.
+    """Rows of weight 0 are padding and count nowhere: not in the gradient, the weights or the metrics.
 
     The padding is NaN in every tensor, those of the replay included, so that anything that reads it shows.
 
@@ -78,14 +76,14 @@ def test_padding_changes_nothing(bench: AlgorithmBench) -> None:
         # An algorithm need not keep what the anchor made of padding.
         padded = _poisoned_padding(padded.select(range(trial.track.num_rows)))
         trial.move()
-        for name, weights in weight_totals(trial.weights(padded.to(trial.model.device))).items():
-            expected = weight_totals(trial.weights(plain.to(trial.model.device)))[name]
+        for name, weights in weight_totals(trial.loss_weights(padded.to(trial.model.device))).items():
+            expected = weight_totals(trial.loss_weights(plain.to(trial.model.device)))[name]
             assert float(weights) == float(expected), (
                 f"{_name(on)}: term {name!r} weighs {float(weights):g} with padding, {float(expected):g} without"
             )
         expected = trial.gradient(plain, progress=PROGRESS)
-        found = trial.gradient(padded, progress=PROGRESS, replay=_PaddedReplay(trial))
-        bench.record(f"{_name(on)}, gradient", apart(found, expected), bound=ROUNDING)
+        result = trial.gradient(padded, progress=PROGRESS, replay=_PaddedReplay(trial))
+        bench.record(f"{_name(on)}, gradient", apart(result, expected), bound=ROUNDING)
         _, losses = trial.loss(padded, progress=PROGRESS, replay=_PaddedReplay(trial))
         _, without = trial.loss(plain, progress=PROGRESS)
         for name, metric in losses.metrics.items():
@@ -98,9 +96,9 @@ def test_padding_changes_nothing(bench: AlgorithmBench) -> None:
 
 @claim("algorithm", track="any")
 def test_only_declared_needs_are_read(bench: AlgorithmBench) -> None:
-    """What the spec does not need may be absent: latents outside the stored window, means, media, rewards once there
-    are advantages, log-probs and policies that it does not name; of texts also the words, numbers of tokens that
-    nothing has filled in, and all numbers of tokens that are not trained on.
+    """Data that the spec does not need may be absent: latents outside the stored window, means, media, rewards once
+    advantages exist, log-probs and policies that it does not name; for completions also their text, per-token fields
+    not yet filled in, and all values of untrained tokens.
 
     These are NaN here, or raise, and the gradient is the same; otherwise `match()` accepts plans that cannot train.
 
@@ -116,15 +114,15 @@ def test_only_declared_needs_are_read(bench: AlgorithmBench) -> None:
         if trial.is_text:
             track = _without_masked_tokens(track)
         trial.move()
-        found, value = trial.gradient(track, progress=PROGRESS), trial.loss(track, progress=PROGRESS)[0]
-        bench.record(f"{_name(on)}, gradient", apart(found, expected), bound=ROUNDING)
+        result, value = trial.gradient(track, progress=PROGRESS), trial.loss(track, progress=PROGRESS)[0]
+        bench.record(f"{_name(on)}, gradient", apart(result, expected), bound=ROUNDING)
         bench.record(f"{_name(on)}, loss", float(value.detach() - loss.detach()), bound=ROUNDING)
 
 
 @claim("algorithm", track="any")
 def test_weights_announce_what_the_loss_weighs(bench: AlgorithmBench) -> None:
-    """`weights()` says, before any forward, what every term of `loss()` is divided by; so a gradient is right from the
-    first micro-batch on.
+    """`weights()` returns, before any forward, the denominator of every term of `loss()`, so gradients are right from
+    the first micro-batch on.
 
     Tried with samples of weight 0 and 1/2, of advantage 0, and with fewer SDE steps than others.
 
@@ -133,27 +131,27 @@ def test_weights_announce_what_the_loss_weighs(bench: AlgorithmBench) -> None:
     """
     for on in bench.variants():
         trial = bench.trial(on, is_ragged=True)
-        weights = trial.track.weights.clone()
+        weights = trial.track.sample_weights.clone()
         weights[0], weights[1] = 0.0, 0.5
         replay = _ClosingReplay(trial)
-        track = trial.anchored(dataclasses.replace(trial.track, weights=weights), replay=replay)
+        track = trial.anchored(dataclasses.replace(trial.track, sample_weights=weights), replay=replay)
         advantages = advantages_of(track).clone()
         advantages[[4, 5]] = 0.0
         track = with_advantages(track, advantages)
         replay.is_closed = True
-        said = trial.weights(track)
+        reply = trial.loss_weights(track)
         replay.is_closed = False
-        there = {name: tuple(value.shape[:1]) for name, value in said.items()}
+        there = {name: tuple(value.shape[:1]) for name, value in reply.items()}
         wrong = {name: rows for name, rows in there.items() if rows != (track.num_rows,)}
         assert not wrong, f"{_name(on)}: weights have one row for each of {track.num_rows} samples; found {wrong}"
-        announced = weight_totals(said)
+        announced = weight_totals(reply)
         losses = trial.losses(track, replay=replay, progress=PROGRESS)
-        found = weight_totals(losses.terms)  # type: ignore[arg-type]
-        assert announced.keys() == found.keys(), (
-            f"{_name(on)}: weights() names the terms {sorted(announced)}, loss() has {sorted(found)}"
+        result = weight_totals(losses.terms)  # type: ignore[arg-type]
+        assert announced.keys() == result.keys(), (
+            f"{_name(on)}: weights() names the terms {sorted(announced)}, loss() has {sorted(result)}"
         )
-        for name in found:
-            one, other = float(announced[name]), float(found[name])
+        for name in result:
+            one, other = float(announced[name]), float(result[name])
             assert math.isfinite(one) and one >= 0, f"{_name(on)}: weights() gives {one} for term {name!r}"
             # Both are fp64 sums of the same fp32 numbers.
             assert math.isclose(one, other, rel_tol=1e-9), (
@@ -168,7 +166,7 @@ class _ClosingReplay:
         self._replay = trial.replay()
         self.is_closed = False
 
-    def __call__(self, track: Track, *, policy: Policy = "live") -> ReplayedLike:
+    def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
         assert not self.is_closed, "weights() runs a forward; it must not, for the stack calls it before any"
         return self._replay(track, policy=policy)
 
@@ -182,15 +180,15 @@ class _PaddedReplay:
     def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
         real = [row for row, status in enumerate(track.status) if status is not Status.PADDING]
         assert real == list(range(len(real)))
-        found = self._replay(track.select(real), policy=policy)
+        result = self._replay(track.select(real), policy=policy)
         count = track.num_rows - len(real)
 
         def padded(value: Tensor) -> Tensor:
             fill = True if value.dtype == torch.bool else math.nan
             return torch.cat([value, value.new_full((count, *value.shape[1:]), fill)])
 
-        fields = {item.name: padded(getattr(found, item.name)) for item in dataclasses.fields(found)}
-        return type(found)(**fields)
+        fields = {item.name: padded(getattr(result, item.name)) for item in dataclasses.fields(result)}
+        return type(result)(**fields)
 
 
 def _poisoned_padding(track: Track) -> Track:

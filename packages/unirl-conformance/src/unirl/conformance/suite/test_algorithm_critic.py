@@ -1,4 +1,4 @@
-"""What an algorithm does with a critic."""
+"""Algorithms with a critic."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from unirl.conformance.benches.algorithm import AlgorithmBench
-from unirl.conformance.benches.trial import CRITIC, AlreadyAnchored, Trial
 from unirl.conformance.claims import claim
+from unirl.conformance.fixtures.algorithm import AlgorithmBench
+from unirl.conformance.fixtures.trial import CRITIC, AlreadyAnchored, Trial
 from unirl.conformance.verdicts import NotApplicable
-from unirl.core.track import Track
-from unirl.numerics.critic import with_values
-from unirl.numerics.text_replay import per_token
+from unirl.core.types.track import Track
+from unirl.numerics.tokens.replay import per_token
+from unirl.numerics.train.critic import with_values
 
 ROUNDING = 1e-5
 """Advantages and returns are fp32 numbers of order 1, of sums over all tokens in fp64."""
@@ -21,10 +21,10 @@ ROUNDING = 1e-5
 
 @claim("algorithm", track="text")
 def test_ranks_make_the_advantages_of_tokens_together(bench: AlgorithmBench) -> None:
-    """What a critic's values and the rewards make of a rollout does not depend on which rank holds which texts:
-    advantages and returns of tokens are those of one process that has all texts.
+    """Token advantages and returns from a critic do not depend on the partition of completions over ranks: they equal
+    those of one process with all completions.
 
-    Three ranks, of which one has rows alone that fill it up; with every key of `when` on.
+    Three ranks, one of them with padding only; with every key of `when` on.
 
     If it fails: take means and spreads from sums that went through `sum_over_ranks`, on every rank and equally often,
     and leave rows of weight 0 out of them.
@@ -35,18 +35,18 @@ def test_ranks_make_the_advantages_of_tokens_together(bench: AlgorithmBench) -> 
         rows = range(trial.track.num_rows)
         shares = [list(rows[::2]), list(rows[1::2])]
         parts = [*(trial.track.select(share) for share in shares), trial.track.select([0]).padded(2).select([1])]
-        found = _together(trial, parts)
-        for share, part in zip(shares, found, strict=False):
-            wanted = whole.select(share)
+        result = _together(trial, parts)
+        for share, part in zip(shares, result, strict=False):
+            expected = whole.select(share)
             for name in ("advantages", "returns"):
-                one, other = per_token(part.text, name), per_token(wanted.text, name)
+                one, other = per_token(part.text, name), per_token(expected.text, name)
                 largest = float((one - other).abs().max() / other.abs().max())
                 bench.record(f"{'+'.join(on) or 'plain'}, {name} of {len(share)} texts", largest, bound=ROUNDING)
 
 
 @claim("algorithm", track="text")
 def test_three_updates_lower_the_loss_of_the_critic(bench: AlgorithmBench) -> None:
-    """The critic's gradient is that of its loss: three small steps of descent lower it on the same texts, each of them.
+    """The critic's gradient is that of its loss: each of three small gradient steps lowers it on the same completions.
 
     If it fails: the values of the terms of `critic_loss()` and their gradient belong to different losses: a sign, a
     clip without its other side, or a detach in the wrong place.
@@ -80,12 +80,12 @@ def _together(trial: Trial, parts: Sequence[Track]) -> list[Track]:
     critic, judge = trial.critic, trial.judge
     assert critic is not None and judge is not None
     with torch.no_grad():
-        there = [trial.algorithm.anchor(part.to(trial.model.device), trial.replay()) for part in parts]
+        there = [trial.algorithm.with_old_log_probs(part.to(trial.model.device), trial.replay()) for part in parts]
     there = [with_values(part, critic) for part in there]
     sums: list[Tensor] = []
     while True:
         asked: list[list[Tensor]] = []
-        found: list[Track] = []
+        result: list[Track] = []
         for part in there:
             calls: list[Tensor] = []
 
@@ -93,10 +93,10 @@ def _together(trial: Trial, parts: Sequence[Track]) -> list[Track]:
                 calls.append(value)
                 return sums[len(calls) - 1] if len(calls) <= len(sums) else value
 
-            found.append(judge.after_anchor(part, joined)[0])
+            result.append(judge.after_anchor(part, joined)[0])
             asked.append(calls)
         counts = [len(calls) for calls in asked]
         assert len(set(counts)) == 1, f"sum_over_ranks is called {counts} times on three ranks; every other rank hangs"
         if counts[0] == len(sums):
-            return found
+            return result
         sums.append(torch.stack([calls[len(sums)] for calls in asked]).sum(dim=0))

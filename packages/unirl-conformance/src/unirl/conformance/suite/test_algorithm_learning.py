@@ -8,20 +8,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from unirl.conformance.benches.algorithm import AlgorithmBench
 from unirl.conformance.claims import claim
+from unirl.conformance.fixtures.algorithm import AlgorithmBench
 from unirl.conformance.verdicts import NotApplicable, NotRun
 from unirl.core.errors import PluginNotFound
-from unirl.core.events import Event, EventStream
-from unirl.core.loop import run_step
-from unirl.core.match import match
-from unirl.core.plan import Choice, Plan
-from unirl.core.prompts import read_prompts
-from unirl.core.recipe import compose
-from unirl.core.recipe_files import list_recipes, recipe_roots
-from unirl.core.run import build_parts
-from unirl.core.spec import AlgorithmSpec
-from unirl.core.tracking import Trackers
+from unirl.core.loop.build import build_parts
+from unirl.core.loop.loop import run_step
+from unirl.core.loop.prompts import read_prompts
+from unirl.core.match.match import match
+from unirl.core.observe.events import EventStream
+from unirl.core.observe.tracking import Trackers
+from unirl.core.recipe.compose import compose
+from unirl.core.recipe.files import list_recipes, recipe_roots
+from unirl.core.specs.plan import Choice, Plan
+from unirl.core.specs.spec import AlgorithmSpec
+from unirl.core.types.event import Event
 
 RECIPE = "quickstart"
 STEPS = 24
@@ -31,18 +32,18 @@ BUDGET = (
     "run.media_every=0",
     f"data.prompts_per_step={PROMPTS}",
     "data.samples_per_prompt=24",
-    "sampling.steps=5",
+    "sampling.num_inference_steps=5",
     # AdamW's first step is as long as its learning rate, whatever the gradient; four short ones go as far and stay on
     # the way.
     "backend.lr=5e-5",
-    f"run.steps={STEPS}",
+    f"run.max_steps={STEPS}",
 )
 
 
 @claim("algorithm")
 def test_training_raises_the_reward(bench: AlgorithmBench) -> None:
-    """It learns: on the quickstart's world of coloured shapes, with real parts, the reward of the last eight steps is
-    above that of the first eight by more than three standard errors.
+    """It learns: on the quickstart's coloured shapes, with real parts, the mean reward of the last eight steps exceeds
+    that of the first eight by more than three standard errors.
 
     The recipe `quickstart` with this algorithm in place of its own; four prompts, the same in every step, 96 samples,
     24 steps. Over four seeds Flow-GRPO rises by 7 to 10 standard errors.
@@ -75,7 +76,7 @@ def _plan(bench: AlgorithmBench) -> Plan:
     roots = recipe_roots(bench.folder)
     if RECIPE not in [recipe.name for recipe in list_recipes(roots)]:
         raise NotRun("the recipe 'quickstart' is not installed here; `pip install unirl-quickstart` brings it")
-    needs, found = bench.needs(), bench.subject.found("algorithm")
+    needs, result = bench.needs(), bench.subject.found("algorithm")
     overrides = [
         *BUDGET,
         f"run.device={bench.device}",
@@ -90,13 +91,13 @@ def _plan(bench: AlgorithmBench) -> Plan:
         plan = bench.workshop.shared(f"recipe {RECIPE} {overrides}", composed)
     except PluginNotFound as error:
         raise NotRun(f"the recipe 'quickstart' needs a part that is not installed here: {error}") from error
-    assert isinstance(found.spec, AlgorithmSpec)
+    assert isinstance(result.spec, AlgorithmSpec)
     choice = Choice(
         key="algorithm",
-        spec=found.spec,
-        config=bench.workshop.config(found),
-        dist=found.dist,
-        version=found.version,
+        spec=result.spec,
+        config=bench.workshop.config(result),
+        dist=result.dist,
+        version=result.version,
     )
     return dataclasses.replace(plan, algorithm=choice)
 
@@ -111,14 +112,14 @@ def _train(plan: Plan, bench: AlgorithmBench) -> tuple[Sequence[float], Sequence
     with _global_state():
         parts = build_parts(plan, catalog=bench.workshop.catalog)
         try:
-            for step in range(plan.run.steps):
+            for step in range(plan.run.max_steps):
                 run_step(parts, plan, chosen, step=step, events=events, trackers=Trackers({}, events))
         finally:
             events.close()
             for part in (parts.engine, *parts.rewards.values(), parts.backend):
                 part.close()
     metrics = [step.data["metrics"] for step in steps]
-    return [found["reward_mean"] for found in metrics], [found["reward_std"] ** 2 for found in metrics]
+    return [result["reward_mean"] for result in metrics], [result["reward_std"] ** 2 for result in metrics]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What an algorithm's loss is, and which way its gradient goes."""
+"""Value and gradient of an algorithm's loss."""
 
 from __future__ import annotations
 
@@ -7,27 +7,26 @@ import itertools
 from typing import Any
 
 import torch
-from unirl.conformance.benches.algorithm import AlgorithmBench
-from unirl.conformance.benches.trial import CLIP, AlreadyAnchored, SameAlgorithm, Trial, of_policy
 from unirl.conformance.claims import claim
-from unirl.conformance.verdicts import NotApplicable
-from unirl.conformance.workbench.loss_inputs import loss_inputs, replayed
-from unirl.conformance.workbench.track_numbers import (
+from unirl.conformance.doubles.loss_inputs import loss_inputs, replayed
+from unirl.conformance.doubles.track_numbers import (
     advantages_of,
     log_probs_of,
     with_advantages,
     with_log_probs,
 )
-from unirl.core.reference import LossInNumpy
-from unirl.core.roles import Algorithm, Losses, Policy, Replay, ReplayedLike
-from unirl.core.track import Track
-from unirl.numerics.reduction import weight_totals
+from unirl.conformance.fixtures.algorithm import AlgorithmBench
+from unirl.conformance.fixtures.trial import CLIP, AlreadyAnchored, SameAlgorithm, Trial, of_policy
+from unirl.conformance.reference import LossInNumpy
+from unirl.conformance.verdicts import NotApplicable
+from unirl.core.roles import Algorithm, Losses, Policy, Replay, Replayed, ReplayedTokens
+from unirl.core.types.track import Track
+from unirl.numerics.loss.reduction import weight_totals
 
 
 @claim("algorithm", track="any")
 def test_zero_advantages_give_no_gradient(bench: AlgorithmBench) -> None:
-    """Samples that are no better than their group teach nothing: with all advantages 0 the first update's gradient is
-    exactly 0. A critic may learn all the same.
+    """With all advantages 0, the policy gradient of the first update is exactly 0. A critic may still learn.
 
     Tried without the terms that the keys of `when` switch on, which may pull on their own.
 
@@ -46,11 +45,11 @@ def test_zero_advantages_give_no_gradient(bench: AlgorithmBench) -> None:
 
 @claim("algorithm", track="any")
 def test_the_first_ratio_is_exactly_one(bench: AlgorithmBench) -> None:
-    """Before the first update new and old policy are one, so their log-probs agree bit for bit, and a clip can bind
-    nowhere.
+    """Before the first update the new and old policy are the same, so their log-probs agree bit for bit and no ratio is
+    clipped.
 
-    The engine's log-probs are off by 1e-3, as those of another runtime may be; the default of `train.old_log_probs`
-    is to replay them. Tried with micro-batches, with the SDE steps replayed at once and one by one, and with texts
+    The engine's log-probs are off by 1e-3, as those of another runtime may be; the default of `train.old_log_probs` is
+    to replay them. Tried with micro-batches, with the SDE steps replayed at once and one by one, and with completions
     packed and padded.
 
     If it fails: `anchor()` has to put the replayed log-probs into the track's segment, and `loss()` has to compare
@@ -65,7 +64,7 @@ def test_the_first_ratio_is_exactly_one(bench: AlgorithmBench) -> None:
         noise = torch.randn(log_probs.shape, generator=torch.Generator().manual_seed(1))
         track = with_log_probs(trial.track, log_probs + 1e-3 * noise.to(log_probs.device))
         watched, replay = _Watched(trial.algorithm), trial.replay(stacked=at_once, packing=at_once)
-        report, _ = trial.train(track, algorithm=watched, replay=replay, micro_batch=4)
+        report, _ = trial.train(track, algorithm=watched, replay=replay, micro_batch_size=4)
         assert watched.gaps, "loss() replayed nothing with the live policy, though the spec needs log-probs"
         how = ("packed" if at_once else "padded") if trial.is_text else ("stacked" if at_once else "serial")
         bench.record(f"log-prob gap at the first update, {how}", max(watched.gaps), bound=0.0)
@@ -75,8 +74,8 @@ def test_the_first_ratio_is_exactly_one(bench: AlgorithmBench) -> None:
 
 @claim("algorithm", track="any")
 def test_a_step_favours_samples_with_advantage(bench: AlgorithmBench) -> None:
-    """A small step along the gradient makes samples with a positive advantage likelier, against those with a negative
-    one; of texts that are judged token by token, tokens.
+    """A small gradient step makes samples with positive advantages more likely relative to those with negative ones;
+    with per-token advantages, tokens.
 
     If it fails: there is a sign too many or too few in `loss()`, which is minimised, or the advantages meet the rows
     of other samples.
@@ -103,8 +102,7 @@ def test_a_step_favours_samples_with_advantage(bench: AlgorithmBench) -> None:
 
 @claim("algorithm")
 def test_three_updates_lower_the_loss(bench: AlgorithmBench) -> None:
-    """What the gradient promises comes true: three small steps of descent lower the loss on the same samples, each of
-    them.
+    """The gradient is that of the loss: each of three small gradient steps lowers it on the same samples.
 
     If it fails: the values that `loss()` returns and their gradient belong to different losses (a detach in the wrong
     place, a clip that binds at once), or the loss changes from call to call.
@@ -131,7 +129,7 @@ def test_three_updates_lower_the_loss(bench: AlgorithmBench) -> None:
 
 @claim("algorithm", track="any")
 def test_the_loss_agrees_with_its_numpy_reference(bench: AlgorithmBench) -> None:
-    """The loss is the formula of the paper: the same number comes from the spec's `reference`, which shares no code.
+    """The loss is the formula of the paper: it equals the spec's `reference`, an independent implementation.
 
     The weights have moved away from the anchor, so that clips bind on some samples and not on others; tried at
     several points of the run, and with every key of `when` on. With a critic it is the sum of both losses, and the
@@ -143,7 +141,7 @@ def test_the_loss_agrees_with_its_numpy_reference(bench: AlgorithmBench) -> None
     """
     assert bench.spec.reference, (
         f"algorithm {bench.spec.name!r} names no `reference` in its spec, so nothing shows that its loss is the "
-        "paper's. Write `reference(config, inputs) -> float` in NumPy, see unirl.core.reference.LossInNumpy."
+        "paper's. Write `reference(config, inputs) -> float` in NumPy, see unirl.conformance.reference.LossInNumpy."
     )
     expected_of: LossInNumpy = bench.workshop.resolved(bench.subject.found("algorithm"), bench.spec.reference)
     for on in bench.variants():
@@ -156,7 +154,7 @@ def test_the_loss_agrees_with_its_numpy_reference(bench: AlgorithmBench) -> None
             _check_that_clips_matter(track, new)
         for progress in (0.0, 0.7):
             with torch.no_grad():
-                found, losses = trial.loss(track, progress=progress)
+                result, losses = trial.loss(track, progress=progress)
             inputs: Any = loss_inputs(trial, track, new=new, old=old, progress=progress)
             expected = expected_of(trial.config, inputs)
             scale = sum(_size(term) for term in losses.terms)
@@ -165,7 +163,7 @@ def test_the_loss_agrees_with_its_numpy_reference(bench: AlgorithmBench) -> None
             # clipped keeps that absolute error.
             bench.record(
                 f"difference from the reference, {name}, progress {progress}",
-                (float(found) - expected) / scale,
+                (float(result) - expected) / scale,
                 bound=2e-6,
             )
 
@@ -180,7 +178,7 @@ class _Watched(SameAlgorithm):
     def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
         given = log_probs_of(track)
 
-        def noting(track: Track, *, policy: Policy = "live") -> ReplayedLike:
+        def noting(track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
             replayed = replay(track, policy=policy)
             if policy == "live":
                 assert given is not None, "after anchor() the track has no log-probs to compare with"
@@ -197,12 +195,12 @@ def _log_probs(trial: Trial) -> torch.Tensor:
 
 
 def _some_without_weight(track: Track) -> Track:
-    weights = track.weights.clone()
+    weights = track.sample_weights.clone()
     weights[[1, 6]] = 0
-    return dataclasses.replace(track, weights=weights)
+    return dataclasses.replace(track, sample_weights=weights)
 
 
-def _check_that_clips_matter(track: Track, new: ReplayedLike) -> None:
+def _check_that_clips_matter(track: Track, new: Replayed | ReplayedTokens) -> None:
     """That the trial can tell a clipped loss from another one; it says nothing of the algorithm."""
     old = log_probs_of(track)
     assert old is not None

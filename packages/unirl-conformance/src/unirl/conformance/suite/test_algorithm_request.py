@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from unirl.conformance.benches.algorithm import AlgorithmBench
 from unirl.conformance.claims import claim
-from unirl.core.batch import same
-from unirl.core.config import LatentSamplingConfig, SdeStepsConfig
-from unirl.core.request import LatentRequest
+from unirl.conformance.fixtures.algorithm import AlgorithmBench
 from unirl.core.roles import Algorithm, LatentAlgorithm
+from unirl.core.types.batch import same
+from unirl.core.types.request import LatentRequest
+from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
 
 GROUPS = tuple(f"r4/p{number}" for number in (0, 0, 0, 1, 1, 2, 2, 2))
 SAMPLES = tuple(f"{group}/{row}" for row, group in enumerate(GROUPS))
@@ -54,10 +54,10 @@ def test_a_request_is_a_pure_function_of_its_arguments(bench: AlgorithmBench) ->
 
 @claim("algorithm")
 def test_sde_steps_are_in_range_and_shared_by_a_group(bench: AlgorithmBench) -> None:
-    """Within a group samples differ by noise alone: they share their SDE steps, which rise and exist in the schedule.
+    """Within a group samples differ only by noise: they share their SDE steps, which rise and are in the schedule.
 
-    A group whose samples are stochastic at different steps compares samples of different policies; training on it dies
-    within some dozens of steps.
+    A group whose samples have different stochastic steps compares samples of different policies; training on it
+    collapses within some dozens of steps.
 
     If it fails: take the steps from the group's id, and look for an index past the last step (`len(sigmas)` counts one
     more sigma than there are steps).
@@ -87,24 +87,25 @@ def test_noise_ids_follow_same_initial_noise(bench: AlgorithmBench) -> None:
     algorithm = bench.algorithm()
     for is_same, expected in ((False, SAMPLES), (True, GROUPS)):
         for sampling in _samplings(bench, same_initial_noise=is_same):
-            found = _request(algorithm, sampling).noise_ids
-            assert found == expected, f"same_initial_noise {is_same}: noise ids are {found}, {expected} was expected"
+            result = _request(algorithm, sampling).noise_ids
+            assert result == expected, f"same_initial_noise {is_same}: noise ids are {result}, {expected} was expected"
 
 
 @claim("algorithm")
 def test_a_request_keeps_the_sampling_that_it_is_given(bench: AlgorithmBench) -> None:
-    """Sigmas and settings are the recipe's; an algorithm chooses noise and steps, and changes neither of these.
+    """Sigmas and settings are those of the recipe: an algorithm chooses noise and steps, but does not change the
+    former.
 
-    It also asks for the whole trajectory where its spec needs that, for engines store the window otherwise.
+    If its spec needs the full trajectory, it also requests it, since engines store the window by default.
 
     If it fails: hand `sampling` and `sigmas` on as they are. Settings that an algorithm cannot train with are for
-    `unirl_check_plan` to refuse, before the run.
+    `problems` of its config to refuse, before the run.
     """
     algorithm, needs = bench.algorithm(), bench.needs()
     for sampling in _samplings(bench):
         request = _request(algorithm, sampling)
-        assert same(request.sigmas, _sigmas()), f"{_of(sampling)}: given sigmas {_sigmas()}, asked for {request.sigmas}"
-        assert request.sampling == sampling, f"{_of(sampling)}: given {sampling}, asked for {request.sampling}"
+        assert same(request.sigmas, _sigmas()), f"{_of(sampling)}: got sigmas {request.sigmas}, expected {_sigmas()}"
+        assert request.sampling == sampling, f"{_of(sampling)}: got {request.sampling}, expected {sampling}"
         assert request.num_rows == len(SAMPLES), f"{_of(sampling)}: {request.num_rows} rows for {len(SAMPLES)} samples"
         assert needs.trajectory != "full" or request.trajectory == "full", (
             f"the spec needs the full trajectory, and the request asks for {request.trajectory!r}"
@@ -115,7 +116,7 @@ def _samplings(bench: AlgorithmBench, **settings: Any) -> Iterator[LatentSamplin
     needs = bench.needs()
     kinds = NOISY if needs.stochastic or needs.log_probs == "gaussian" else (SdeStepsConfig(mode="none"), *NOISY)
     for sde in kinds:
-        yield bench.sampling(needs, steps=STEPS, sde=sde, kernel="flow-sde", eta=0.7, **settings)
+        yield bench.sampling(needs, num_inference_steps=STEPS, sde=sde, kernel="flow-sde", eta=0.7, **settings)
 
 
 def _sigmas() -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What an algorithm makes of samples of older weights than those that train."""
+"""Training on samples of older weights."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.conformance.benches.algorithm import ROUNDING, AlgorithmBench
-from unirl.conformance.benches.trial import CLIP, apart, of_policy
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.track_numbers import advantages_of, with_advantages, with_log_probs
-from unirl.core.capability import Cap, Support
-from unirl.core.config import (
+from unirl.conformance.doubles.track_numbers import advantages_of, with_advantages, with_log_probs
+from unirl.conformance.fixtures.algorithm import ROUNDING, AlgorithmBench
+from unirl.conformance.fixtures.trial import CLIP, apart, of_policy
+from unirl.core.match.match import match
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.config import (
     AdvantageConfig,
     BackendConfig,
     DataConfig,
@@ -22,9 +23,8 @@ from unirl.core.config import (
     RunConfig,
     TrainConfig,
 )
-from unirl.core.match import match
-from unirl.core.plan import Choice, Plan
-from unirl.core.spec import BackendSpec, EngineSpec
+from unirl.core.specs.plan import Choice, Plan
+from unirl.core.specs.spec import BackendSpec, EngineSpec
 
 ENGINE = TrainConfig(old_log_probs="engine")
 REPLAY = TrainConfig(old_log_probs="replay")
@@ -34,22 +34,22 @@ OLDEST = 0.4 * CLIP
 
 @claim("algorithm", track="any")
 def test_samples_of_older_weights_count_as_declared(bench: AlgorithmBench) -> None:
-    """With `run.rollout_ahead` samples are older than the weights that train; `staleness` in the needs says what comes
-    of that. `ratio`: a sample counts by the ratio of the policy that trains to the one that sampled it, as importance
-    sampling asks: the gradient is that of fresh samples whose advantages are multiplied by this ratio. `any`: the
-    gradient does not depend on who sampled. `none` and `unstated`: `match()` refuses such runs.
+    """With `run.max_staleness` samples are from older weights than the trained ones; `staleness` in the needs declares
+    how the algorithm handles that. `ratio`: a sample counts by the ratio of the current policy to the one that sampled
+    it, as importance sampling asks: the gradient is that of fresh samples whose advantages are multiplied by this
+    ratio. `any`: the gradient does not depend on who sampled. `none` and `unstated`: `match()` rejects such runs.
 
     Tried with and without every key of `when`; the samples' ages differ, and clips bind nowhere.
 
     If it fails: with `train.old_log_probs=engine`, `anchor()` must leave the log-probs that came with the samples as
-    they are, for replayed ones are those of the weights that train, and `loss()` must take its ratio to them. Where
+    they are, for replayed ones are those of the trained weights, and `loss()` must take its ratio to them. Where
     settings make that impossible, state `staleness="none"` for their keys in `when`.
     """
     for on in bench.variants():
         name, staleness = "+".join(on) or "plain", bench.needs(on).staleness
         for train, ahead_is_possible in (
             (ENGINE, staleness in ("ratio", "any")),
-            # Replayed log-probs are those of the weights that train, whatever the age of the samples.
+            # Replayed log-probs are those of the trained weights, whatever the age of the samples.
             (REPLAY, staleness == "any"),
         ):
             refused = _refusals(bench, on, train)
@@ -83,17 +83,17 @@ def _check_that_age_is_corrected(bench: AlgorithmBench, on: Collection[str], nam
     # Without it a correction could not be told from none.
     told = apart(of_policy(trial.gradient(plain)), expected)
     assert told > 100 * ROUNDING, f"{name}: age changes the gradient by {told:.2g}; this is a defect of the kit"
-    found = of_policy(trial.gradient(old))
-    bench.record(f"{name}, difference from the importance-weighted gradient", apart(found, expected), bound=ROUNDING)
+    result = of_policy(trial.gradient(old))
+    bench.record(f"{name}, difference from the importance-weighted gradient", apart(result, expected), bound=ROUNDING)
 
 
 def _check_that_age_does_not_matter(bench: AlgorithmBench, on: Collection[str], name: str, train: TrainConfig) -> None:
     trial = bench.trial(on, is_ragged=True, train=train)
     trial.move()
     expected = trial.gradient(trial.anchored(with_log_probs(trial.track, trial.log_probs())))
-    found = trial.gradient(trial.anchored())
+    result = trial.gradient(trial.anchored())
     how = f"{name}, difference by the log-probs of the engine, old_log_probs {train.old_log_probs}"
-    bench.record(how, apart(found, expected), bound=ROUNDING)
+    bench.record(how, apart(result, expected), bound=ROUNDING)
 
 
 def _mixed(rows: int) -> Tensor:
@@ -102,9 +102,13 @@ def _mixed(rows: int) -> Tensor:
 
 
 def _refusals(bench: AlgorithmBench, on: Collection[str], train: TrainConfig) -> list[str]:
-    """Why a run with a rollout ahead is refused whose other parts can all do it."""
-    found, dist = bench.subject.found("algorithm"), "unirl-conformance"
-    parts: dict[str, Any] = {"summary": "of the kit", "build": "unirl:none", "config": "unirl.core.config:PartConfig"}
+    """Why a run with a rollout ahead is rejected whose other parts can all do it."""
+    result, dist = bench.subject.found("algorithm"), "unirl-conformance"
+    parts: dict[str, Any] = {
+        "summary": "of the kit",
+        "build": "unirl:none",
+        "config": "unirl.core.specs.config:PartConfig",
+    }
     own = {Cap.WEIGHTS_SHARED: Support.NO, Cap.WEIGHTS_FULL: Support.NATIVE}
 
     def choice(spec: Any, config: PartConfig) -> Any:
@@ -116,12 +120,12 @@ def _refusals(bench: AlgorithmBench, on: Collection[str], train: TrainConfig) ->
         engine=choice(EngineSpec(name="weights-of-its-own", capabilities=own, **parts), PartConfig()),
         backend=choice(BackendSpec(name="any", **parts), BackendConfig(trains="full")),
         algorithm=Choice(
-            key="algorithm", spec=bench.spec, config=bench.config(on), dist=found.dist, version=found.version
+            key="algorithm", spec=bench.spec, config=bench.config(on), dist=result.dist, version=result.version
         ),
         rewards={},
         trackers={},
         sampling={bench.track: bench.text_sampling() if bench.kind == "text" else bench.sampling(bench.needs(on))},
-        run=RunConfig(rollout_ahead=1),
+        run=RunConfig(max_staleness=1),
         data=DataConfig(),
         advantage=AdvantageConfig(),
         train=train,
@@ -130,5 +134,5 @@ def _refusals(bench: AlgorithmBench, on: Collection[str], train: TrainConfig) ->
         origins={},
         hash="",
     )
-    about = ("run.rollout_ahead", "train.old_log_probs")
-    return [str(reason) for reason in match(plan).reasons if reason.key in about and "rollout_ahead" in str(reason)]
+    about = ("run.max_staleness", "train.old_log_probs")
+    return [str(reason) for reason in match(plan).reasons if reason.key in about and "max_staleness" in str(reason)]

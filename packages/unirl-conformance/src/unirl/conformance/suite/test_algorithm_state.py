@@ -1,29 +1,29 @@
-"""What an algorithm carries from step to step, over a resume."""
+"""State that an algorithm carries from step to step, across a resume."""
 
 from __future__ import annotations
 
 import json
 from typing import cast
 
-from unirl.conformance.benches.algorithm import AlgorithmBench
-from unirl.conformance.benches.trial import AlreadyAnchored, Trial
 from unirl.conformance.claims import claim
+from unirl.conformance.fixtures.algorithm import AlgorithmBench
+from unirl.conformance.fixtures.trial import AlreadyAnchored, Trial
 from unirl.conformance.verdicts import NotApplicable
-from unirl.core.algorithm_state import algorithm_state
+from unirl.core.loop.algorithm_state import algorithm_state
 from unirl.core.roles import Algorithm, StatefulAlgorithm
-from unirl.core.track import Track
+from unirl.core.types.track import Track
 
 STEPS = 3
 
 
 @claim("algorithm", track="any")
 def test_a_resumed_algorithm_goes_on_as_it_was(bench: AlgorithmBench) -> None:
-    """An algorithm that goes from step to step with something besides the weights, as an adaptive coefficient, gives
-    all of it to a checkpoint: a new one that takes the state, as JSON, has the gradient of the old one bit for bit, and
+    """An algorithm with state besides the weights, such as an adaptive coefficient, puts all of it into a checkpoint: a
+    new one that takes the state, as JSON, has the gradient of the old one bit for bit, and
     so have the steps after it. Updates leave the state alone, so that copies on other ranks, which get it with each
     call of train, agree; and a copy that was at another step goes back to the one that it is given.
 
-    What a critic makes of rewards is made with this state too, so with one every step begins at the anchor pass.
+    What a critic makes of rewards is made with this state too, so with one every step begins at the old-log-prob pass.
 
     Tried with the settings that `stateful` of the spec names; without any, the algorithm must keep no state.
 
@@ -53,8 +53,8 @@ def test_a_resumed_algorithm_goes_on_as_it_was(bench: AlgorithmBench) -> None:
     _check_same_gradient(bench, trial, track, resumed, old, when="resumed")
     _step(trial, track, resumed)
     _step(trial, track, old)
-    after, wanted = algorithm_state(resumed), algorithm_state(old)
-    assert after == wanted, f"a step after the resume its state is {after}; without the resume it is {wanted}"
+    after, expected = algorithm_state(resumed), algorithm_state(old)
+    assert after == expected, f"a step after the resume its state is {after}; without the resume it is {expected}"
     _check_same_gradient(bench, trial, track, resumed, old, when="a step after it")
     _check_same_gradient(bench, trial, track, _with_state(old, start), fresh, when="back at the start")
 
@@ -62,11 +62,11 @@ def test_a_resumed_algorithm_goes_on_as_it_was(bench: AlgorithmBench) -> None:
 def _step(trial: Trial, track: Track, algorithm: Algorithm) -> None:
     """One step of a run, whose weights stay."""
     before = algorithm_state(algorithm)
-    report, _ = trial.train(track, algorithm=_from_there(trial, algorithm), micro_batch=4)
+    report, _ = trial.train(track, algorithm=_from_there(trial, algorithm), micro_batch_size=4)
     after = algorithm_state(algorithm)
     assert after == before, f"an update changed its state from {before} to {after}; end_step() alone may do that"
-    found = cast("StatefulAlgorithm", algorithm).end_step({**report.metrics, "samples": float(track.num_rows)})
-    wrong = {name: number for name, number in found.items() if number != number or abs(number) == float("inf")}
+    result = cast("StatefulAlgorithm", algorithm).end_step({**report.metrics, "samples": float(track.num_rows)})
+    wrong = {name: number for name, number in result.items() if number != number or abs(number) == float("inf")}
     assert not wrong, f"end_step() gave numbers for the log that are none: {wrong}"
 
 

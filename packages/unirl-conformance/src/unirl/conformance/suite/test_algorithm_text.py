@@ -1,4 +1,4 @@
-"""Does it learn from texts?"""
+"""Learning from completions."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from unirl.conformance.benches.algorithm import REWARD_WEIGHTS, AlgorithmBench, scored
-from unirl.conformance.benches.trial import AlreadyAnchored, of_policy
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.critic import PlainCritic
-from unirl.conformance.workbench.requests import PROMPTS, numbered
-from unirl.conformance.workbench.rollouts import sample_text
-from unirl.conformance.workbench.text_model import TextWorkbenchModel
-from unirl.conformance.workbench.track_numbers import advantages_of
-from unirl.conformance.workbench.updates import PlainUpdater
-from unirl.core.requests import build_request
+from unirl.conformance.doubles.critic import PlainCritic
+from unirl.conformance.doubles.requests import PROMPTS, numbered
+from unirl.conformance.doubles.rollouts import sample_text
+from unirl.conformance.doubles.text_model import TextWorkbenchModel
+from unirl.conformance.doubles.track_numbers import advantages_of
+from unirl.conformance.doubles.updates import PlainUpdater
+from unirl.conformance.fixtures.algorithm import REWARD_WEIGHTS, AlgorithmBench, scored
+from unirl.conformance.fixtures.trial import AlreadyAnchored, of_policy
+from unirl.core.loop.requests import build_request
 from unirl.core.roles import Policy
-from unirl.core.track import Track
-from unirl.numerics.stack import train_on
-from unirl.numerics.track_replay import TrackReplay
+from unirl.core.types.track import Track
+from unirl.numerics.train.stack import UpdateSettings, train_on
+from unirl.numerics.train.track_replay import TrackReplay
 
 STEPS, SAMPLES, TOKENS = 9, 16, 8
 LENGTH = 0.2
@@ -31,8 +31,8 @@ LETTERS = 128
 
 @claim("algorithm", track="text")
 def test_three_updates_raise_the_surrogate(bench: AlgorithmBench) -> None:
-    """Three small updates on the same texts, each along its gradient, make tokens of texts with a positive advantage
-    likelier against those with a negative one, each time; tokens weigh as the algorithm says.
+    """Each of three small gradient updates on the same completions makes tokens with positive advantages more likely
+    relative to those with negative ones, with the algorithm's token weights.
 
     Not the loss: one that stops the gradient of its ratio has a value that its gradient does not belong to.
 
@@ -51,14 +51,14 @@ def test_three_updates_raise_the_surrogate(bench: AlgorithmBench) -> None:
     _, gradient = trial.train(track, algorithm=fixed)
     norm_squared = sum(float(value.double().square().sum()) for value in of_policy(gradient).values())
     assert norm_squared > 0, "the gradient is 0 although texts differ in their advantages"
-    found = [surrogate()]
+    result = [surrogate()]
     for _ in range(3):
         # Each step is 0.003 long: far within the clip, and 1,000 times what fp32 rounds a mean of log-probs by.
         trial.train(track, algorithm=fixed, lr=3e-3 / norm_squared**0.5)
-        found.append(surrogate())
-    bench.record("gain of three updates in nats", found[-1] - found[0])
-    assert all(after > before for before, after in itertools.pairwise(found)), (
-        f"the surrogate over three updates is {', '.join(f'{value:.7g}' for value in found)}; each must raise it"
+        result.append(surrogate())
+    bench.record("gain of three updates in nats", result[-1] - result[0])
+    assert all(after > before for before, after in itertools.pairwise(result)), (
+        f"the surrogate over three updates is {', '.join(f'{value:.7g}' for value in result)}; each must raise it"
     )
 
 
@@ -67,8 +67,8 @@ def test_training_on_text_raises_the_reward(bench: AlgorithmBench) -> None:
     """It learns: a decoder of random weights that is rewarded for the share of tokens of one half of its vocabulary has
     more of them in the last three of nine rounds than in the first three, by more than three standard errors.
 
-    Whole rounds: texts are generated, scored, compared in their groups, replayed and trained on in micro-batches by
-    tokens, and the next ones come from the new weights. A critic starts at 0 and takes steps of the same length.
+    Whole rounds: completions are generated, scored, compared in their groups, replayed and trained on in micro-batches
+    by tokens, and the next ones come from the new weights. A critic starts at 0 and takes steps of the same length.
 
     If it fails while the other claims hold: look at what only a run has: `progress` (schedules that end in nothing),
     and state that is kept from step to step.
@@ -100,11 +100,9 @@ def test_training_on_text_raises_the_reward(bench: AlgorithmBench) -> None:
             track,
             algorithm,
             replay=replay,
-            updates=1,
-            micro_batch=0,
-            micro_batch_tokens=600,
+            updater=updater,
+            settings=UpdateSettings(micro_batch_tokens=600),
             progress=step / STEPS,
-            apply=updater,
             critic=critic,
         )
     third = STEPS // 3

@@ -1,4 +1,4 @@
-"""Taking over the weights of another backend: what a rollout worker beside the trainer does before it samples."""
+"""Importing the weights of another backend, as a dedicated rollout worker does before it samples."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import dataclasses
 from collections.abc import Mapping
 
 import torch
-from unirl.conformance.benches.backend import BackendBench, refuses
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.trainee import largest_gap
+from unirl.conformance.doubles.trainee import largest_gap
+from unirl.conformance.fixtures.backend import BackendBench, refuses
 from unirl.core.errors import EchoMismatch
 from unirl.core.roles import WeightUpdate
-from unirl.core.weights import checksum
+from unirl.core.types.weights import checksum
 
 
 @claim("backend")
 def test_adopted_weights_compute_what_the_trainer_computes(bench: BackendBench) -> None:
-    """A backend that never trained takes what another one exports, and then has its weights, its version and its very
-    velocities; the reference policy stays the initial model.
+    """A backend that never trained imports the weights of another one and then has the same weights, version and
+    velocities; its reference policy stays the initial model.
 
     If it fails: write into the tensors that the module runs with, set the version, and see that an adapter has the same
     scale on both sides.
@@ -27,7 +27,7 @@ def test_adopted_weights_compute_what_the_trainer_computes(bench: BackendBench) 
         with bench.backend(training, *caps) as trainer, bench.backend(training, *caps, seed=9) as other:
             for number in range(2):
                 trainer.train(bench.track(number))
-            other.backend.adopt(trainer.backend.weights(kind=training))
+            other.backend.adopt(trainer.backend.export_weights(kind=training))
             versions = (other.backend.version, trainer.backend.version)
             assert versions[0] == versions[1], f"{training}: version {versions[1]} was adopted as {versions[0]}"
             bench.record(f"{training}: gap of the weights", largest_gap(other.trained(), trainer.trained()), bound=0.0)
@@ -40,14 +40,14 @@ def test_adopted_weights_compute_what_the_trainer_computes(bench: BackendBench) 
 
 @claim("backend")
 def test_weights_that_do_not_fit_are_not_adopted(bench: BackendBench) -> None:
-    """Names that are unknown or missing, another shape and another dtype are refused, and change nothing.
+    """Names that are unknown or missing, another shape and another dtype are rejected, and change nothing.
 
-    If it fails: compare with `unirl.core.weights.weight_mismatch` before the first tensor is written.
+    If it fails: compare with `unirl.core.types.weights.weight_mismatch` before the first tensor is written.
     """
     for training in bench.trainings:
         with bench.backend(training) as trainer, bench.backend(training, seed=9) as other:
             trainer.train(bench.track())
-            for what, update in _misfits(trainer.backend.weights(kind=training)).items():
+            for what, update in _misfits(trainer.backend.export_weights(kind=training)).items():
                 before, version = other.trained(), other.backend.version
                 with refuses(EchoMismatch, f"{training}: an update with {what}"):
                     other.backend.adopt(update)

@@ -1,4 +1,4 @@
-"""How rows are dealt over micro-batches, updates and ranks changes nothing."""
+"""The partition of rows over micro-batches, updates and ranks does not change the update."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
-from unirl.conformance.benches.backend import GRADIENT, BackendBench
 from unirl.conformance.claims import claim
+from unirl.conformance.doubles.trainee import Training, largest_gap
+from unirl.conformance.doubles.two_ranks import Found, Job, train_here, train_on_two_ranks
+from unirl.conformance.fixtures.backend import GRADIENT, BackendBench
 from unirl.conformance.verdicts import NotApplicable
-from unirl.conformance.workbench.forks import Forks
-from unirl.conformance.workbench.trainee import Training, largest_gap
-from unirl.conformance.workbench.two_ranks import Found, Job, train_here, train_on_two_ranks
-from unirl.core.capability import Cap
-from unirl.core.config import TrainConfig
-from unirl.core.track import Track
+from unirl.core.specs.capability import Cap
+from unirl.core.specs.config import TrainConfig
+from unirl.core.types.track import Track
 
 BOUND = 2e-5
 """Relative to the largest change of a weight: fp32 sums in another order (1e-6), seen through two steps."""
@@ -26,7 +25,7 @@ WEIGHTS = (1.0, 1.0, 0.5, 1.0, 0.25, 1.0)
 
 def uneven(track: Track) -> Track:
     """The track with rows that count differently, so that an average of averages is not the average."""
-    return dataclasses.replace(track, weights=torch.tensor(WEIGHTS, device=track.weights.device))
+    return dataclasses.replace(track, sample_weights=torch.tensor(WEIGHTS, device=track.sample_weights.device))
 
 
 def updated_at_once(bench: BackendBench, training: Training, *, is_uneven: bool) -> tuple[dict[str, Tensor], float]:
@@ -40,10 +39,10 @@ def updated_at_once(bench: BackendBench, training: Training, *, is_uneven: bool)
 
 
 def updated(
-    bench: BackendBench, training: Training, *tracks: Track, micro_batch: int = 0
+    bench: BackendBench, training: Training, *tracks: Track, micro_batch_size: int = 0
 ) -> tuple[dict[str, Tensor], float]:
     """What trains after an update with each track, and the largest change of it."""
-    with bench.backend(training, train=TrainConfig(micro_batch=micro_batch), **GRADIENT) as trainee:
+    with bench.backend(training, train=TrainConfig(micro_batch_size=micro_batch_size), **GRADIENT) as trainee:
         before = trainee.trained()
         for track in tracks:
             trainee.train(track)
@@ -53,37 +52,37 @@ def updated(
 
 @claim("backend")
 def test_micro_batches_never_change_the_update(bench: BackendBench) -> None:
-    """The size of a micro-batch is a matter of memory alone: one row at a time, or four and then two, give the update
-    of all six at once.
+    """The micro-batch size affects only memory: one row at a time, or four and then two, give the same update as all
+    six at once.
 
     If it fails: divide each loss term by its weight over the whole update, known before the first backward, not by the
     rows of the micro-batch nor by the number of micro-batches.
     """
     tracks = [uneven(bench.track(number)) for number in range(2)]
     for training in bench.trainings:
-        wanted, change = updated_at_once(bench, training, is_uneven=True)
+        expected, change = updated_at_once(bench, training, is_uneven=True)
         for size in (1, 4):
-            found, _ = updated(bench, training, *tracks, micro_batch=size)
-            bench.record(f"{training}: micro-batches of {size}", largest_gap(found, wanted) / change, bound=BOUND)
+            result, _ = updated(bench, training, *tracks, micro_batch_size=size)
+            bench.record(f"{training}: micro-batches of {size}", largest_gap(result, expected) / change, bound=BOUND)
 
 
 @claim("backend")
 def test_the_order_of_rows_never_changes_the_update(bench: BackendBench) -> None:
-    """Rows may come in any order, groups torn apart: what belongs to a sample stays with it.
+    """Rows may come in any order, with groups split up: all fields of a sample stay together.
 
     If it fails: look for whatever is matched by position with something that was sorted or grouped: advantages,
     conditions, weights.
     """
     mixed = [uneven(bench.track(number)).select([4, 0, 5, 2, 1, 3]) for number in range(2)]
     for training in bench.trainings:
-        wanted, change = updated_at_once(bench, training, is_uneven=True)
-        found, _ = updated(bench, training, *mixed)
-        bench.record(f"{training}: rows in another order", largest_gap(found, wanted) / change, bound=BOUND)
+        expected, change = updated_at_once(bench, training, is_uneven=True)
+        result, _ = updated(bench, training, *mixed)
+        bench.record(f"{training}: rows in another order", largest_gap(result, expected) / change, bound=BOUND)
 
 
 @claim("backend")
 def test_rows_of_weight_0_change_nothing(bench: BackendBench) -> None:
-    """Padding and filtered samples count nowhere: the update is that of the other rows.
+    """Padding and filtered samples are ignored: the update is that of the other rows.
 
     If it fails: look for a mean over all rows where a sum over weights is meant, and for weights that are dropped on
     the way to the algorithm.
@@ -91,16 +90,16 @@ def test_rows_of_weight_0_change_nothing(bench: BackendBench) -> None:
     tracks = [bench.track(number) for number in range(2)]
     kept = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0])
     padded = [track.padded(9) for track in tracks]
-    filtered = [dataclasses.replace(track, weights=kept.to(track.weights.device)) for track in tracks]
+    filtered = [dataclasses.replace(track, sample_weights=kept.to(track.sample_weights.device)) for track in tracks]
     chosen = [track.select([0, 2, 3, 5]) for track in tracks]
     for training in bench.trainings:
         wholes = {
             "padded": (padded, updated_at_once(bench, training, is_uneven=False)),
             "filtered": (filtered, updated(bench, training, *chosen)),
         }
-        for what, (some, (wanted, change)) in wholes.items():
-            found, _ = updated(bench, training, *some, micro_batch=2)
-            bench.record(f"{training}: {what}", largest_gap(found, wanted) / change, bound=BOUND)
+        for what, (some, (expected, change)) in wholes.items():
+            result, _ = updated(bench, training, *some, micro_batch_size=2)
+            bench.record(f"{training}: {what}", largest_gap(result, expected) / change, bound=BOUND)
 
 
 @claim("backend")
@@ -112,15 +111,15 @@ def test_metrics_of_an_algorithm_add_up(bench: BackendBench) -> None:
     track = uneven(bench.track())
     assert track.advantages is not None
     advantages = [float(value) for value in track.advantages]
-    wanted = {
+    expected = {
         "advantage_mean": sum(w * a for w, a in zip(WEIGHTS, advantages, strict=True)) / sum(WEIGHTS),
         "advantage_max": max(advantages),
         "rows": 6.0,
     }
     for size in (0, 4):
-        with bench.backend(bench.trainings[0], train=TrainConfig(micro_batch=size)) as trainee:
+        with bench.backend(bench.trainings[0], train=TrainConfig(micro_batch_size=size)) as trainee:
             metrics = trainee.train(track).metrics
-        for name, value in wanted.items():
+        for name, value in expected.items():
             assert name in metrics, f"the algorithm's metric {name!r} is not among {sorted(metrics)}"
             # The totals of micro-batches are sums in fp32.
             assert metrics[name] == pytest.approx(value, rel=1e-6), (
@@ -130,8 +129,8 @@ def test_metrics_of_an_algorithm_add_up(bench: BackendBench) -> None:
 
 @claim("backend", proves=Cap.MANY_RANKS)
 def test_two_ranks_update_as_one(bench: BackendBench) -> None:
-    """Two processes with half of the rows each, with unequal parts, or with padding alone on one of them, make the
-    updates that one process with all rows makes, in every weight and average, on both ranks.
+    """Two ranks with half of the rows each, with unequal parts, or with only padding on one of them, make the same
+    update as one process with all rows, in every weight and average.
 
     If it fails: see whether gradients are averaged over ranks while the loss is divided by the weights of all ranks
     (multiply by the ranks, or sum); whether the denominators are summed over ranks; whether both ranks start from the
@@ -156,19 +155,18 @@ def test_two_ranks_update_as_one(bench: BackendBench) -> None:
             config=config,
             training=training,
             policies=bench.policies(training, config),
-            train=TrainConfig(micro_batch=2),
+            train=TrainConfig(micro_batch_size=2),
             tracks=(tuple(whole),),
         )
         one[training] = train_here(job, partial(bench.workshop.build, found))
         for what, pairs in parts.items():
             rows = tuple(tuple(pair[rank] for pair in pairs) for rank in range(2))
             jobs[f"{training}, {what}"] = dataclasses.replace(job, tracks=rows)
-    forks = bench.workshop.entered("forks", Forks)
-    for rank, results in enumerate(train_on_two_ranks(list(jobs.values()), bench.folder, forks=forks)):
+    for rank, results in enumerate(train_on_two_ranks(list(jobs.values()), bench.folder)):
         for (what, job), result in zip(jobs.items(), results, strict=True):
-            wanted = one[job.training]
-            gap = largest_gap(result.tensors, wanted.tensors)
-            bench.record(f"{what}, rank {rank}", gap / wanted.change, bound=BOUND)
-            assert result.version == wanted.version, f"{what}: {result.version} steps, not {wanted.version}"
-            mean, over_all = result.metrics["advantage_mean"], wanted.metrics["advantage_mean"]
+            expected = one[job.training]
+            gap = largest_gap(result.tensors, expected.tensors)
+            bench.record(f"{what}, rank {rank}", gap / expected.change, bound=BOUND)
+            assert result.version == expected.version, f"{what}: {result.version} steps, not {expected.version}"
+            mean, over_all = result.metrics["advantage_mean"], expected.metrics["advantage_mean"]
             assert mean == pytest.approx(over_all, rel=1e-6), f"{what}: rank {rank} reports {mean}, not {over_all}"

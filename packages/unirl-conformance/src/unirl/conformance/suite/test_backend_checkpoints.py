@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from unirl.conformance.benches.backend import BackendBench, refuses
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.trainee import Trainee, largest_gap
+from unirl.conformance.doubles.trainee import Trainee, largest_gap
+from unirl.conformance.fixtures.backend import BackendBench, refuses
 from unirl.core.errors import CheckpointError
 
 SETTINGS: Mapping[str, Any] = {"lr": 1e-2, "weight_decay": 0.1, "max_grad_norm": 0.02}
@@ -24,7 +24,8 @@ def train(bench: BackendBench, trainee: Trainee, *numbers: int) -> None:
 
 @claim("backend")
 def test_a_resumed_training_is_the_uninterrupted_one(bench: BackendBench) -> None:
-    """Two steps, a checkpoint, a new process and two steps give every bit of four steps: weights, averages, version.
+    """Two steps, a checkpoint, a new process and two more steps equal four steps, bit for bit: weights, averages,
+    version.
 
     If it fails: save the moments and step counts of the optimizer, the place in the learning rate's schedule, every
     average with its count of moves; and see that loading replaces what was there before.
@@ -35,17 +36,17 @@ def test_a_resumed_training_is_the_uninterrupted_one(bench: BackendBench) -> Non
             train(bench, straight, 0, 1)
             straight.backend.save(folder)
             train(bench, straight, 2, 3)
-            wanted = straight.everything()
+            expected = straight.everything()
         with bench.backend(training, *caps, seed=9, **SETTINGS) as resumed:
             # Whatever it did before, loading replaces it.
             train(bench, resumed, 5)
             resumed.backend.load(folder)
             assert resumed.backend.version == 2, f"version {resumed.backend.version} after loading one of 2 steps"
             train(bench, resumed, 2, 3)
-            found = resumed.everything()
+            result = resumed.everything()
             versions = (resumed.backend.version, straight.backend.version)
-        differ = [name for name in wanted if not torch.equal(found[name], wanted[name])]
-        assert not differ, f"{training}: {len(differ)} of {len(wanted)} tensors differ, such as {differ[0]!r}"
+        differ = [name for name in expected if not torch.equal(result[name], expected[name])]
+        assert not differ, f"{training}: {len(differ)} of {len(expected)} tensors differ, such as {differ[0]!r}"
         assert versions == (4, 4), f"{training}: after 2 + 2 and after 4 steps the versions are {versions}"
 
 
@@ -55,8 +56,7 @@ def cut(path: Path) -> None:
 
 @claim("backend")
 def test_a_damaged_checkpoint_is_refused_and_changes_nothing(bench: BackendBench) -> None:
-    """A checkpoint with a file cut short or gone is refused with a CheckpointError, and training goes on as if nobody
-    had tried to load it.
+    """A checkpoint with a truncated or missing file is rejected with a CheckpointError, without any effect on training.
 
     If it fails: check that every file and every byte is there before the first tensor is written to, and turn what
     readers raise (end of file, bad pickle, bad JSON) into a CheckpointError with its cause.
@@ -100,7 +100,7 @@ def test_a_damaged_checkpoint_is_refused_and_changes_nothing(bench: BackendBench
 
 @claim("backend")
 def test_a_foreign_checkpoint_is_refused_and_changes_nothing(bench: BackendBench) -> None:
-    """A checkpoint of another model, or of LoRA where all weights train, is refused with a CheckpointError.
+    """A checkpoint of another model, or of LoRA where all weights train, is rejected with a CheckpointError.
 
     If it fails: compare names, shapes and the way of training with what is there before anything is read; a load that
     is not strict leaves part of the weights at their start.

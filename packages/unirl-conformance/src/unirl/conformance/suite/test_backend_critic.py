@@ -1,4 +1,4 @@
-"""Critics: what they are, what trains them, that they go on, and that they stay with the backend."""
+"""Critics: initialisation, training, checkpoints, and separation from the policy."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from unirl.conformance.benches.backend import BackendBench, refuses
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.judged import Judged, critic_values
-from unirl.conformance.workbench.requests import make_text_request
-from unirl.conformance.workbench.rollouts import sample_text
-from unirl.conformance.workbench.text_model import TextWorkbenchModel
-from unirl.conformance.workbench.text_surrogate import TextSurrogate
-from unirl.conformance.workbench.trainee import Training
-from unirl.core.capability import Cap
-from unirl.core.config import TextSamplingConfig, TrainConfig
+from unirl.conformance.doubles.judged import Judged, critic_values
+from unirl.conformance.doubles.requests import make_text_request
+from unirl.conformance.doubles.rollouts import sample_text
+from unirl.conformance.doubles.text_model import TextWorkbenchModel
+from unirl.conformance.doubles.text_surrogate import TextSurrogate
+from unirl.conformance.doubles.trainee import Training
+from unirl.conformance.fixtures.backend import BackendBench, refuses
 from unirl.core.errors import CheckpointError, RecipeError
 from unirl.core.roles import CriticBackend
-from unirl.core.track import Track
+from unirl.core.specs.capability import Cap
+from unirl.core.specs.config import TrainConfig
+from unirl.core.types.sampling import TextSamplingConfig
+from unirl.core.types.track import Track
 
 RATE = 1e-3
 """Of the critic, as `enabled_by` sets it."""
@@ -33,8 +34,8 @@ than eps. A row that weighs otherwise, or a weight that does not train, is 1e-1 
 
 @claim("backend", track="text", proves=Cap.CRITIC)
 def test_a_critic_starts_at_zero_and_trains_by_torchs_adamw(bench: BackendBench) -> None:
-    """A critic is a copy of the model with one output that is 0 at first; two updates change what it expects as torch's
-    own AdamW changes such a copy, a text at a time, for a whole batch and for micro-batches by tokens.
+    """A critic is a copy of the model with a scalar output, initially 0. Two updates change its values as torch's AdamW
+    does on such a copy, one completion at a time, for a whole batch and for micro-batches by tokens.
 
     If it fails: the output starts at 0, all of the copy trains, dropout is off, its rate is its own, and its loss is
     divided by what `critic_weights` says over all micro-batches.
@@ -47,19 +48,19 @@ def test_a_critic_starts_at_zero_and_trains_by_torchs_adamw(bench: BackendBench)
             assert not bool(first.any()), f"before any update a value is {float(first.abs().max()):.3g}; it must be 0"
             for track in tracks:
                 backend.train(track.to(bench.device), Judged(), progress=0.0)
-            found = _values(backend, tracks[0])
-        gap = float((found - expected).abs().max()) / RATE
+            result = _values(backend, tracks[0])
+        gap = float((result - expected).abs().max()) / RATE
         bench.record(f"values off, in learning rates, {train.micro_batch_tokens or 'all'} tokens", gap, bound=BOUND)
 
 
 @claim("backend", track="text", proves=Cap.CRITIC)
 def test_a_critic_stays_with_the_backend(bench: BackendBench) -> None:
-    """What engines are sent has no weight of the critic, and is every bit what it would be if the critic learnt
-    nothing.
+    """Exported weights contain no weights of the critic, and are bit for bit the same as if the critic had not been
+    trained.
 
     The algorithm's advantages do not depend on the critic here, so neither may the policy.
 
-    If it fails: keep the critic out of the module that trains and of its optimizer: a shared trunk, a shared norm of
+    If it fails: keep the critic out of the trained module and of its optimizer: a shared trunk, a shared norm of
     gradients or a shared list of parameters lets it into the policy.
     """
     for training in bench.trainings:
@@ -72,9 +73,11 @@ def test_a_critic_stays_with_the_backend(bench: BackendBench) -> None:
                     assert rewards is not None
                     still = dataclasses.replace(track, rewards=rewards * 0)
                     backend.train((track if is_learning else still).to(bench.device), Judged(), progress=0.0)
-                sent.append({name: value.clone() for name, value in backend.weights(kind=training).tensors.items()})
+                sent.append(
+                    {name: value.clone() for name, value in backend.export_weights(kind=training).tensors.items()}
+                )
         with _backend(bench, training=training, has_critic=False) as plain:
-            names = set(plain.weights(kind=training).tensors)
+            names = set(plain.export_weights(kind=training).tensors)
         extra = sorted(set(sent[0]) ^ names)
         assert not extra, f"{training}: with a critic the weights for engines differ in names, such as {extra[0]!r}"
         differ = [name for name in sent[0] if not torch.equal(sent[0][name], sent[1][name])]
@@ -83,8 +86,8 @@ def test_a_critic_stays_with_the_backend(bench: BackendBench) -> None:
 
 @claim("backend", track="text", proves=Cap.CRITIC)
 def test_a_resumed_critic_is_the_uninterrupted_one(bench: BackendBench) -> None:
-    """Two updates, a checkpoint, a new process and two updates give every bit of what four make of the critic; and a
-    checkpoint without a critic is refused by a backend that keeps one.
+    """Two updates, a checkpoint, a new process and two more updates equal four updates of the critic, bit for bit; a
+    backend with a critic rejects a checkpoint without one.
 
     If it fails: save the critic's weights, and its optimizer's moments and step counts, beside those of the policy.
     """
@@ -93,7 +96,7 @@ def test_a_resumed_critic_is_the_uninterrupted_one(bench: BackendBench) -> None:
         _train(straight, 0, 1, device=bench.device)
         straight.save(folder)
         _train(straight, 2, 3, device=bench.device)
-        wanted = _values(straight, _track(0))
+        expected = _values(straight, _track(0))
     with _backend(bench, has_critic=False) as plain:
         plain.save(other)
     with _backend(bench) as resumed:
@@ -102,15 +105,15 @@ def test_a_resumed_critic_is_the_uninterrupted_one(bench: BackendBench) -> None:
         _train(resumed, 5, device=bench.device)
         resumed.load(folder)
         _train(resumed, 2, 3, device=bench.device)
-        found = _values(resumed, _track(0))
-    bench.record("largest difference of a value", float((found - wanted).abs().max()), bound=0.0)
+        result = _values(resumed, _track(0))
+    bench.record("largest difference of a value", float((result - expected).abs().max()), bound=0.0)
 
 
 @claim("backend", track="text", proves=Cap.CRITIC)
 def test_values_without_a_critic_are_refused(bench: BackendBench) -> None:
-    """A backend whose settings keep no critic gives no values, and trains no algorithm that needs them: both raise.
+    """A backend without a critic raises when asked for values, or to train an algorithm that needs them.
 
-    If it fails: raise a RecipeError in `with_values`, and hand `critic=None` to the train stack, which refuses.
+    If it fails: raise a RecipeError in `with_values`, and pass `critic=None` to the train stack, which raises.
     """
     with _backend(bench, has_critic=False) as backend:
         with refuses(RecipeError, "the values of a critic that is not kept"):
@@ -126,8 +129,8 @@ def _backend(
     caps = (Cap.CRITIC,) if has_critic else ()
     config = bench.config(training or bench.trainings[0], *caps, lr=1e-2, max_grad_norm=None, **ADAMW)
     model = TextWorkbenchModel(device=bench.device)
-    found = bench.subject.found("backend")
-    backend = bench.workshop.build(found, config, model=model, train=train or TrainConfig(), steps=100, seed=3)
+    result = bench.subject.found("backend")
+    backend = bench.workshop.build(result, config, model=model, train=train or TrainConfig(), steps=100, seed=3)
     try:
         yield cast(CriticBackend, backend)
     finally:
@@ -146,7 +149,7 @@ def _values(backend: CriticBackend, track: Track) -> Tensor:
 
 
 def _track(number: int) -> Track:
-    """Six texts in two groups, sampled with the initial weights, with advantages and rewards; numbers differ."""
+    """Six completions in two groups, sampled with the initial weights, with advantages and rewards; numbers differ."""
     model = TextWorkbenchModel()
     sampling = TextSamplingConfig(max_new_tokens=10, temperature=0.7, chat=False)
     track = sample_text(model, make_text_request(model, {"text": sampling}, rollout=number), "text")

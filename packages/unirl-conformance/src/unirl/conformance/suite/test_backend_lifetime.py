@@ -1,16 +1,16 @@
-"""Between the steps: giving memory back, and the end."""
+"""Releasing memory between updates, and shutdown."""
 
 from __future__ import annotations
 
 import torch.distributed as dist
-from unirl.conformance.benches.backend import BackendBench
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.trainee import largest_gap
+from unirl.conformance.doubles.trainee import largest_gap
+from unirl.conformance.fixtures.backend import BackendBench
 
 
 @claim("backend")
 def test_offload_and_onload_keep_every_number(bench: BackendBench) -> None:
-    """Giving device memory back between updates, as runs do while an engine samples, changes no bit of the training.
+    """Releasing device memory between updates, as runs do while an engine samples, does not change training by a bit.
 
     If it fails: move the moments and averages with the weights, keep their dtypes, and keep the optimizer's state keyed
     by the parameters that it has after the move.
@@ -32,7 +32,7 @@ def test_offload_and_onload_keep_every_number(bench: BackendBench) -> None:
 
 @claim("backend")
 def test_a_backend_may_be_closed_twice(bench: BackendBench) -> None:
-    """A run that ends in an error may close what is closed already; and a closed backend leaves no process group.
+    """Closing is idempotent, and a closed backend leaves no process group behind.
 
     If it fails: make `close` remember that it was called, and end only the process group that the backend made.
     """

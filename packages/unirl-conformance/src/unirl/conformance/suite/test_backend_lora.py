@@ -1,4 +1,4 @@
-"""LoRA: which layers, from where it starts, what it leaves alone, what merging means."""
+"""LoRA: adapted layers, initialisation, frozen base weights, merging."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import dataclasses
 
 import torch
 from torch import nn
-from unirl.conformance.benches.backend import GRADIENT, BackendBench, refuses
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.model import SPEC
-from unirl.conformance.workbench.plain_training import with_adapters
-from unirl.conformance.workbench.trainee import largest_gap
-from unirl.core.capability import Cap
+from unirl.conformance.doubles.model import SPEC
+from unirl.conformance.doubles.plain_training import with_adapters
+from unirl.conformance.doubles.trainee import largest_gap
+from unirl.conformance.fixtures.backend import GRADIENT, BackendBench, refuses
 from unirl.core.errors import RecipeError
+from unirl.core.specs.capability import Cap
 
 
 @claim("backend", proves=Cap.TRAIN_LORA)
 def test_lora_adapts_the_layers_that_the_targets_match(bench: BackendBench) -> None:
-    """The model's spec says which layers LoRA adapts; these are adapted and no others, each with A and B.
+    """LoRA adapts exactly the layers in the model's spec, each with A and B.
 
     If it fails: match targets against the ends of module names, whole components at a time (`up` is no match for
     `pick_up`), and take them from the spec of the model that was given, not from a list of the backend.
@@ -29,15 +29,15 @@ def test_lora_adapts_the_layers_that_the_targets_match(bench: BackendBench) -> N
             for name, part in model.net.named_modules()
             if isinstance(part, nn.Linear) and any(f".{name}".endswith(f".{target}") for target in targets)
         }
-        wanted = {f"{name}.lora_{part}.weight" for name in layers for part in "AB"}
+        expected = {f"{name}.lora_{part}.weight" for name in layers for part in "AB"}
         model.spec = dataclasses.replace(SPEC, lora_targets=targets)
         with bench.backend("lora", model=model) as trainee:
-            found = trainee.trained()
-        assert found.keys() == wanted, (
-            f"targets {targets} match {sorted(layers)}; exported are {sorted(found)[:8]}, ... ({len(found)} tensors)"
+            result = trainee.trained()
+        assert result.keys() == expected, (
+            f"targets {targets} match {sorted(layers)}; exported are {sorted(result)[:8]}, ... ({len(result)} tensors)"
         )
         for name, layer in layers.items():
-            a, b = found[f"{name}.lora_A.weight"], found[f"{name}.lora_B.weight"]
+            a, b = result[f"{name}.lora_A.weight"], result[f"{name}.lora_B.weight"]
             shapes = (a.shape[1], b.shape[0], a.shape[0] == b.shape[1])
             assert shapes == (layer.in_features, layer.out_features, True), (
                 f"{name}: A is {list(a.shape)} and B is {list(b.shape)} of a layer {list(layer.weight.shape)}"
@@ -46,7 +46,7 @@ def test_lora_adapts_the_layers_that_the_targets_match(bench: BackendBench) -> N
 
 @claim("backend", proves=Cap.TRAIN_LORA)
 def test_lora_targets_that_match_nothing_are_refused(bench: BackendBench) -> None:
-    """A target that matches no layer is a typing error in a recipe or a spec, and never silently left out.
+    """A target that matches no layer, usually a typo, is an error and never silently ignored.
 
     If it fails: check every target by itself when adapters are made, and raise a RecipeError that names it.
     """
@@ -61,19 +61,19 @@ def test_lora_targets_that_match_nothing_are_refused(bench: BackendBench) -> Non
 
 @claim("backend", proves=Cap.TRAIN_LORA)
 def test_lora_starts_at_the_base_model(bench: BackendBench) -> None:
-    """Before the first step the adapted model is the base model, bit for bit, in its weights and in what it computes.
+    """Before the first step the adapted model equals the base model, bit for bit, in weights and outputs.
 
     If it fails: one of A and B must start at 0 (B, by custom).
     """
     with bench.backend("lora") as trainee:
-        wanted, found = trainee.velocity(bench.model().velocity), trainee.velocity()
-        bench.record("gap of the velocity", float((found - wanted).abs().max()), bound=0.0)
+        expected, result = trainee.velocity(bench.model().velocity), trainee.velocity()
+        bench.record("gap of the velocity", float((result - expected).abs().max()), bound=0.0)
         bench.record("gap of the merged weights", largest_gap(trainee.whole(), trainee.plain), bound=0.0)
 
 
 @claim("backend", proves=Cap.TRAIN_LORA)
 def test_adapters_start_from_the_seed_alone(bench: BackendBench) -> None:
-    """The seed of the run decides how adapters start, whatever else the process drew before: ranks and restarts agree.
+    """The run's seed alone determines the initial adapters, so ranks and restarts agree.
 
     If it fails: draw A under a generator of the seed that `build` is given, and give torch's global one back as it was.
     """
@@ -95,7 +95,7 @@ def test_adapters_start_from_the_seed_alone(bench: BackendBench) -> None:
 
 @claim("backend", proves=Cap.TRAIN_LORA)
 def test_lora_leaves_the_base_weights_alone(bench: BackendBench) -> None:
-    """However long adapters train, no bit of the base model changes: biases, norms and other layers included.
+    """Training adapters never changes the base model, bit for bit, including biases, norms and other layers.
 
     If it fails: look for parameters that were not frozen (biases, by peft's `bias` setting), for a merge that was never
     undone, and for weight decay on what does not train.
@@ -123,15 +123,15 @@ def test_merged_weights_are_the_base_plus_scaled_b_a(bench: BackendBench) -> Non
     with bench.backend("lora", **GRADIENT) as trainee:
         for number in range(2):
             trainee.train(bench.track(number))
-        scale = trainee.backend.weights(kind="lora").adapter_scale
-        wanted = with_adapters(
+        scale = trainee.backend.export_weights(kind="lora").adapter_scale
+        expected = with_adapters(
             {name: value.double() for name, value in trainee.plain.items()},
             {name: value.double() for name, value in trainee.trained().items()},
             scale=scale,
         )
-        found = {name: value.double() for name, value in trainee.whole().items()}
-        change = largest_gap(wanted, {name: value.double() for name, value in trainee.plain.items()})
-    size = max(float(value.abs().max()) for value in wanted.values())
+        result = {name: value.double() for name, value in trainee.whole().items()}
+        change = largest_gap(expected, {name: value.double() for name, value in trainee.plain.items()})
+    size = max(float(value.abs().max()) for value in expected.values())
     # Products of fp32 numbers and their sum, each rounded to 6e-8 of its size.
-    bench.record("relative gap", largest_gap(found, wanted) / size, bound=1e-6)
+    bench.record("relative gap", largest_gap(result, expected) / size, bound=1e-6)
     assert change > 1e-3 * size, "two updates changed the weights too little to tell"

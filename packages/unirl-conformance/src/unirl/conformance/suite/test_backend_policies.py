@@ -1,19 +1,19 @@
-"""Policies besides the live one: what they are, and that the live weights come back."""
+"""Policies other than the live one, and restoring the live weights."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from unirl.conformance.benches.backend import GRADIENT, POLICIES, BackendBench, refuses
 from unirl.conformance.claims import claim
+from unirl.conformance.doubles.trainee import Training, largest_gap
+from unirl.conformance.fixtures.backend import GRADIENT, POLICIES, BackendBench, refuses
 from unirl.conformance.verdicts import NotApplicable
-from unirl.conformance.workbench.trainee import Training, largest_gap
-from unirl.core.capability import Cap
-from unirl.core.config import TrainConfig
 from unirl.core.errors import RecipeError
+from unirl.core.specs.capability import Cap
+from unirl.core.specs.config import TrainConfig
 
 DECAY = 0.75
-"""What `enabled_by` sets, see `unirl.core.spec.Spec.enabled_by`; not 0.5, where a decay that is taken for its
+"""What `enabled_by` sets, see `unirl.core.specs.spec.Spec.enabled_by`; not 0.5, where a decay that is taken for its
 complement would not show."""
 
 AVERAGE_BOUND = 1e-6
@@ -56,8 +56,8 @@ def test_the_reference_copy_is_the_initial_model(bench: BackendBench) -> None:
 
 @claim("backend")
 def test_the_live_weights_are_back_after_a_policy(bench: BackendBench) -> None:
-    """Whatever happens inside `policy(...)`, an error included, the live weights are back after it, bit for bit, and
-    training goes on as if nobody had looked.
+    """After `policy(...)`, even after an error inside it, the live weights are restored bit for bit, and training is
+    unaffected.
 
     If it fails: restore in a `finally`, and swap weights rather than compute them back.
     """
@@ -93,13 +93,13 @@ def test_the_average_follows_its_formula(bench: BackendBench) -> None:
     """
     for training in bench.trainings:
         with bench.backend(training, Cap.EMA, **GRADIENT) as trainee:
-            wanted = doubles(trainee.trained())
-            check_average(bench, f"{training}, at the start", trainee.trained("ema"), wanted)
+            expected = doubles(trainee.trained())
+            check_average(bench, f"{training}, at the start", trainee.trained("ema"), expected)
             for number in range(3):
                 trainee.train(bench.track(number))
-                wanted = moved(wanted, trainee.trained())
+                expected = moved(expected, trainee.trained())
             before = trainee.trained("ema")
-            check_average(bench, f"{training}, after three steps", before, wanted)
+            check_average(bench, f"{training}, after three steps", before, expected)
             trainee.backend.end_rollout()
             gap = largest_gap(trainee.trained("ema"), before)
             assert gap == 0, f"{training}: the average that follows steps moved at the end of a rollout"
@@ -114,16 +114,16 @@ def test_the_lagged_policy_follows_its_formula(bench: BackendBench) -> None:
     """
     for training in bench.trainings:
         with bench.backend(training, Cap.LAGGED_POLICY, train=TrainConfig(updates_per_step=2), **GRADIENT) as trainee:
-            wanted = doubles(trainee.trained())
-            check_average(bench, f"{training}, at the start", trainee.trained("lagged"), wanted)
+            expected = doubles(trainee.trained())
+            check_average(bench, f"{training}, at the start", trainee.trained("lagged"), expected)
             for number in range(3):
                 before = trainee.trained("lagged")
                 trainee.train(bench.track(number))
                 gap = largest_gap(trainee.trained("lagged"), before)
                 assert gap == 0, f"{training}: the lagged policy moved within a rollout"
-                wanted = moved(wanted, trainee.trained())
+                expected = moved(expected, trainee.trained())
                 trainee.backend.end_rollout()
-            check_average(bench, f"{training}, after three rollouts", trainee.trained("lagged"), wanted)
+            check_average(bench, f"{training}, after three rollouts", trainee.trained("lagged"), expected)
 
 
 def doubles(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -141,8 +141,8 @@ def check_average(bench: BackendBench, when: str, found: dict[str, Tensor], want
 
 @claim("backend")
 def test_a_policy_that_is_not_kept_is_refused(bench: BackendBench) -> None:
-    """Asking for a policy that the settings keep none of is an error that says so; another policy's weights would look
-    like a result.
+    """Requesting a policy that the settings do not keep is an error that names it, instead of returning another
+    policy's weights.
 
     If it fails: raise a RecipeError that names the setting, in `policy` and in `weights`.
     """
@@ -153,7 +153,7 @@ def test_a_policy_that_is_not_kept_is_refused(bench: BackendBench) -> None:
                 asked = f"{training}: policy {policy!r}, of which the settings keep none,"
                 with refuses(RecipeError, asked), trainee.backend.policy(policy):
                     pass
-                with refuses(RecipeError, f"{asked} asked for as weights,"):
+                with refuses(RecipeError, f"{asked} requested as weights,"):
                     trainee.trained(policy)
                 tried += 1
     if not tried:

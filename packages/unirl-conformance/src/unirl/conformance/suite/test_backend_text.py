@@ -1,4 +1,4 @@
-"""Training on texts."""
+"""Training on completions."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import dataclasses
 from functools import partial
 
 import torch
-from unirl.conformance.benches.backend import BackendBench
-from unirl.conformance.benches.trial import digest
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.requests import make_text_request
-from unirl.conformance.workbench.rollouts import sample_text
-from unirl.conformance.workbench.text_model import TextWorkbenchModel
-from unirl.conformance.workbench.text_surrogate import TextSurrogate, trained_plainly
-from unirl.conformance.workbench.trainee import largest_gap
-from unirl.core.config import TextSamplingConfig, TrainConfig
+from unirl.conformance.doubles.requests import make_text_request
+from unirl.conformance.doubles.rollouts import sample_text
+from unirl.conformance.doubles.text_model import TextWorkbenchModel
+from unirl.conformance.doubles.text_surrogate import TextSurrogate, trained_plainly
+from unirl.conformance.doubles.trainee import largest_gap
+from unirl.conformance.fixtures.backend import BackendBench
+from unirl.conformance.fixtures.trial import digest
 from unirl.core.roles import Backend
-from unirl.core.track import Track
+from unirl.core.specs.config import TrainConfig
+from unirl.core.types.sampling import TextSamplingConfig
+from unirl.core.types.track import Track
 
 ADAMW = {"lr": 1e-2, "betas": [0.8, 0.95], "eps": 1e-4, "weight_decay": 0.0, "max_grad_norm": None}
 BOUND = 2e-3
@@ -31,8 +32,9 @@ SPLITS = {
 
 @claim("backend", track="text")
 def test_training_on_text_is_torchs_adamw(bench: BackendBench) -> None:
-    """Two updates on texts change what trains as torch's own AdamW does on the plain module, a text at a time: at the
-    temperature of the rollout, and the same for a whole batch and for micro-batches by tokens, packed and padded.
+    """Two updates on completions change the trained weights as torch's AdamW does on the plain module, one completion
+    at a time: at the temperature of the rollout, and the same for a whole batch and for micro-batches by tokens, packed
+    and padded.
 
     If it fails while training on latents is right: look at the temperature, at whether `train.micro_batch_tokens` and
     `train.packing` reach the train stack, and at modules (embeddings, an output projection) that are left out.
@@ -42,15 +44,17 @@ def test_training_on_text_is_torchs_adamw(bench: BackendBench) -> None:
         for how, train in SPLITS.items():
             model = TextWorkbenchModel(device=bench.device)
             plain = {name: param.detach().clone() for name, param in model.net.named_parameters()}
-            found = bench.subject.found("backend")
+            result = bench.subject.found("backend")
             config = bench.config(training, **ADAMW)
-            backend: Backend = bench.workshop.build(found, config, model=model, train=train, steps=100, seed=3)
+            backend: Backend = bench.workshop.build(result, config, model=model, train=train, steps=100, seed=3)
             try:
-                before = backend.weights(kind=training)
+                before = backend.export_weights(kind=training)
                 start = {name: value.clone().cpu() for name, value in before.tensors.items()}
                 for track in tracks:
                     backend.train(track.to(bench.device), TextSurrogate(), progress=0.25)
-                after = {name: value.clone().cpu() for name, value in backend.weights(kind=training).tensors.items()}
+                after = {
+                    name: value.clone().cpu() for name, value in backend.export_weights(kind=training).tensors.items()
+                }
             finally:
                 backend.close()
             base = {name: value.cpu() for name, value in plain.items()} if training == "lora" else None
@@ -72,7 +76,7 @@ def test_training_on_text_is_torchs_adamw(bench: BackendBench) -> None:
 
 
 def _track(number: int) -> Track:
-    """Six texts in two groups, sampled with the initial weights, with advantages of all sizes; numbers differ."""
+    """Six completions in two groups, sampled with the initial weights, with advantages of all sizes; numbers differ."""
     model = TextWorkbenchModel()
     sampling = TextSamplingConfig(max_new_tokens=10, temperature=0.7, chat=False)
     track = sample_text(model, make_text_request(model, {"text": sampling}, rollout=number), "text")

@@ -1,4 +1,4 @@
-"""What one update does: AdamW on the weights that train, with an algorithm called as its role says."""
+"""What one update does: AdamW on the trained weights, with an algorithm called as its role says."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from unirl.conformance.benches.backend import GRADIENT, BackendBench
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.plain_training import PlainTraining
-from unirl.conformance.workbench.surrogate import Surrogate
-from unirl.conformance.workbench.trainee import Trainee, largest_gap
-from unirl.core.capability import Cap
-from unirl.core.config import TrainConfig
+from unirl.conformance.doubles.plain_training import PlainTraining
+from unirl.conformance.doubles.surrogate import Surrogate
+from unirl.conformance.doubles.trainee import Trainee, largest_gap
+from unirl.conformance.fixtures.backend import GRADIENT, BackendBench
+from unirl.core.specs.capability import Cap
+from unirl.core.specs.config import TrainConfig
 
 ADAMW: Mapping[str, Any] = {
     "lr": 1e-2,
@@ -35,7 +35,7 @@ GRADIENT_BOUND = 2e-5
 
 def plain_of(trainee: Trainee, **settings: Any) -> PlainTraining:
     """Training by torch alone from the weights that a trainee has now."""
-    scale = trainee.backend.weights(kind=trainee.training).adapter_scale
+    scale = trainee.backend.export_weights(kind=trainee.training).adapter_scale
     return PlainTraining(
         trainee.trained(), base=trainee.plain if trainee.training == "lora" else None, scale=scale, **settings
     )
@@ -54,10 +54,10 @@ def test_full_training_is_torchs_adamw(bench: BackendBench) -> None:
         for number in range(3):
             trainee.train(bench.track(number))
             plain.step(bench.track(number))
-        found = trainee.trained()
-        still = [name for name, value in trainee.plain.items() if torch.equal(found[name], value)]
-    assert not still, f"{len(still)} of {len(found)} weights did not change, such as {still[0]!r}"
-    bench.record("weights, in learning rates", largest_gap(found, plain.weights) / ADAMW["lr"], bound=ADAMW_BOUND)
+        result = trainee.trained()
+        still = [name for name, value in trainee.plain.items() if torch.equal(result[name], value)]
+    assert not still, f"{len(still)} of {len(result)} weights did not change, such as {still[0]!r}"
+    bench.record("weights, in learning rates", largest_gap(result, plain.weights) / ADAMW["lr"], bound=ADAMW_BOUND)
 
 
 @claim("backend", proves=Cap.TRAIN_LORA)
@@ -73,15 +73,15 @@ def test_lora_training_is_torchs_adamw_on_the_adapters(bench: BackendBench) -> N
         for number in range(3):
             trainee.train(bench.track(number))
             plain.step(bench.track(number))
-        found = trainee.trained()
-    still = [name for name, value in before.items() if torch.equal(found[name], value)]
-    assert not still, f"{len(still)} of {len(found)} adapter weights did not change, such as {still[0]!r}"
-    bench.record("adapters, in learning rates", largest_gap(found, plain.weights) / ADAMW["lr"], bound=ADAMW_BOUND)
+        result = trainee.trained()
+    still = [name for name, value in before.items() if torch.equal(result[name], value)]
+    assert not still, f"{len(still)} of {len(result)} adapter weights did not change, such as {still[0]!r}"
+    bench.record("adapters, in learning rates", largest_gap(result, plain.weights) / ADAMW["lr"], bound=ADAMW_BOUND)
 
 
 @claim("backend")
 def test_weight_decay_is_decoupled(bench: BackendBench) -> None:
-    """Each step takes lr x weight_decay of every weight that trains, beside Adam's own step and not through it.
+    """Each step subtracts lr x weight_decay of every trainable weight, decoupled from Adam's step.
 
     If it fails: look for `Adam(weight_decay=...)`, which adds the decay to the gradient, instead of `AdamW`; and for
     groups of parameters (biases, norms) that are left out of the decay.
@@ -113,8 +113,8 @@ def test_gradients_are_clipped_by_their_global_norm(bench: BackendBench) -> None
                 trainee.train(bench.track(number))
                 norm = plain.step(bench.track(number))
                 assert norm > 2 * settings["max_grad_norm"], f"the case is meant to clip; its norm is {norm}"
-            found = trainee.trained()
-        gap = largest_gap(found, plain.weights) / largest_gap(before, plain.weights)
+            result = trainee.trained()
+        gap = largest_gap(result, plain.weights) / largest_gap(before, plain.weights)
         bench.record(f"{training}: relative gap of the change", gap, bound=GRADIENT_BOUND)
 
 
@@ -143,14 +143,14 @@ def test_the_first_update_has_ratio_one(bench: BackendBench) -> None:
     """In the first update the ratio of new to old policy is exactly 1: dropout is off while training, even when the
     model was handed over in training mode, and anchor and loss run the same arithmetic.
 
-    If it fails: call `eval()` on the module that trains and never `train()`; look for whatever else makes two forwards
-    of one input differ, such as an anchor pass on other micro-batches than the loss.
+    If it fails: call `eval()` on the trained module and never `train()`; look for whatever else makes two forwards
+    of one input differ, such as an old-log-prob pass on other micro-batches than the loss.
     """
     for training in bench.trainings:
         model = bench.model()
         model.net.train()
         with bench.backend(
-            training, model=model, train=TrainConfig(updates_per_step=2, micro_batch=2), **GRADIENT
+            training, model=model, train=TrainConfig(updates_per_step=2, micro_batch_size=2), **GRADIENT
         ) as trainee:
             algorithm = Surrogate()
             trainee.train(bench.track(), algorithm)
@@ -161,8 +161,7 @@ def test_the_first_update_has_ratio_one(bench: BackendBench) -> None:
 
 @claim("backend")
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted(bench: BackendBench) -> None:
-    """An update with an infinite or undefined gradient is left out: weights, moments and averages are as if it had
-    never been tried, and the report counts it.
+    """An update with an infinite or NaN gradient is skipped and counted: weights, moments and averages are unchanged.
 
     If it fails: check the norm of all gradients before the optimizer is called, leave the step out where it is not
     finite, and return the number of such steps as `num_skipped`.
@@ -212,7 +211,7 @@ def test_the_version_counts_optimizer_steps(bench: BackendBench) -> None:
 
 @claim("backend")
 def test_the_anchor_comes_before_the_first_update(bench: BackendBench) -> None:
-    """What updates compare with is frozen before the first of them, once for each micro-batch, without gradient.
+    """Old log-probs are computed before the first update, once per micro-batch, without gradient.
 
     If it fails: run `algorithm.anchor` under `no_grad` on the micro-batches of all updates, keep what it returns, and
     hand just these micro-batches to `algorithm.loss`, with the progress of the run.
@@ -220,7 +219,7 @@ def test_the_anchor_comes_before_the_first_update(bench: BackendBench) -> None:
     track = bench.track()
     for training in bench.trainings:
         algorithm = Surrogate()
-        with bench.backend(training, train=TrainConfig(updates_per_step=2, micro_batch=2), **GRADIENT) as trainee:
+        with bench.backend(training, train=TrainConfig(updates_per_step=2, micro_batch_size=2), **GRADIENT) as trainee:
             trainee.train(track, algorithm)
         phases = [call.phase for call in algorithm.calls]
         anchors = [call for call in algorithm.calls if call.phase == "anchor"]
@@ -230,8 +229,8 @@ def test_the_anchor_comes_before_the_first_update(bench: BackendBench) -> None:
         assert sorted(anchored) == sorted(trained), f"anchored were {anchored}, trained on {trained}"
         rows = sorted(row for call in losses for row in call.sample_ids)
         assert rows == sorted(track.sample_ids), f"rows trained on were {rows}; each is due once"
-        assert max(len(call.sample_ids) for call in losses) <= 2, "a micro-batch has more rows than `micro_batch`"
-        assert not any(call.with_grad for call in anchors), "the anchor pass records gradients"
+        assert max(len(call.sample_ids) for call in losses) <= 2, "a micro-batch has more rows than `micro_batch_size`"
+        assert not any(call.with_grad for call in anchors), "the old-log-prob pass records gradients"
         assert all(call.with_grad for call in losses), "losses are computed without gradient"
         assert {call.progress for call in losses} == {0.25}, "losses are not told the progress that `train` was given"
         assert max(call.deviation for call in losses[2:]) > 0, (

@@ -1,19 +1,19 @@
-"""What `weights` hands out, and that it is what the model runs with."""
+"""Exported weights, and that they are those the model runs with."""
 
 from __future__ import annotations
 
 import torch
-from unirl.conformance.benches.backend import GRADIENT, BackendBench
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.plain_training import velocity_of, with_adapters
-from unirl.conformance.workbench.trainee import largest_gap
+from unirl.conformance.doubles.plain_training import velocity_of, with_adapters
+from unirl.conformance.doubles.trainee import largest_gap
+from unirl.conformance.fixtures.backend import GRADIENT, BackendBench
 from unirl.core.roles import Policy
-from unirl.core.weights import checksum
+from unirl.core.types.weights import checksum
 
 
 @claim("backend")
 def test_whole_weights_are_named_as_in_the_plain_module(bench: BackendBench) -> None:
-    """Whole weights, full or merged, have just the names and shapes of the module before the backend had it.
+    """Full and merged weights have exactly the names and shapes of the module before the backend wrapped it.
 
     If it fails: strip what wrapping and adapters put into names (`module.`, `_orig_mod.`, `.base_layer.`), leave
     adapter weights out of merged ones, and gather shards.
@@ -21,19 +21,19 @@ def test_whole_weights_are_named_as_in_the_plain_module(bench: BackendBench) -> 
     for training in bench.trainings:
         with bench.backend(training) as trainee:
             trainee.train(bench.track())
-            tensors = trainee.backend.weights(kind="full" if training == "full" else "merged").tensors
-        found = {name: tuple(value.shape) for name, value in tensors.items()}
-        wanted = {name: tuple(value.shape) for name, value in trainee.plain.items()}
-        strange = sorted(found.items() ^ wanted.items())
+            tensors = trainee.backend.export_weights(kind="full" if training == "full" else "merged").tensors
+        result = {name: tuple(value.shape) for name, value in tensors.items()}
+        expected = {name: tuple(value.shape) for name, value in trainee.plain.items()}
+        strange = sorted(result.items() ^ expected.items())
         assert not strange, f"{training}: names and shapes differ from the plain module, such as {strange[0]}"
 
 
 @claim("backend")
 def test_weights_carry_version_kind_and_checksum(bench: BackendBench) -> None:
-    """Whoever is sent weights can tell which policy they are, and that every bit of them arrived.
+    """Exported weights carry their version and a checksum, so a receiver can identify and verify them.
 
-    If it fails: give the number of optimizer steps as `version`, and `unirl.core.weights.checksum` of the very tensors
-    that are handed out.
+    If it fails: give the number of optimizer steps as `version`, and `unirl.core.types.weights.checksum` of the very
+    tensors that are handed out.
     """
     for training in bench.trainings:
         kinds = ("full",) if training == "full" else ("lora", "merged")
@@ -41,33 +41,36 @@ def test_weights_carry_version_kind_and_checksum(bench: BackendBench) -> None:
             sums = set[str]()
             for steps in range(2):
                 for kind in kinds:
-                    update = trainee.backend.weights(kind=kind)
+                    update = trainee.backend.export_weights(kind=kind)
                     assert (update.kind, update.version) == (kind, steps), (
                         f"{kind!r} weights after {steps} steps say that they are {update.kind!r}, version "
                         f"{update.version}"
                     )
-                    wanted = checksum(update.tensors)
-                    assert update.checksum == wanted, f"{kind!r}: the checksum is {update.checksum!r}, not {wanted!r}"
-                    sums.add(wanted)
+                    expected = checksum(update.tensors)
+                    assert update.checksum == expected, (
+                        f"{kind!r}: the checksum is {update.checksum!r}, not {expected!r}"
+                    )
+                    sums.add(expected)
                 trainee.train(bench.track())
         assert len(sums) >= 2, f"{training}: the checksum is the same after an update"
 
 
 @claim("backend")
 def test_weights_are_copies(bench: BackendBench) -> None:
-    """What was handed out stays as it was when training goes on, and changing it changes nothing that trains.
+    """Exported weights are a snapshot: further training does not change them, and changing them does not affect
+    training.
 
     If it fails: look for a `detach()` without `clone()`, or a `state_dict()` handed out as it is.
     """
     for training in bench.trainings:
         with bench.backend(training, **GRADIENT) as trainee:
             for kind in ("full",) if training == "full" else ("lora", "merged"):
-                update = trainee.backend.weights(kind=kind)
+                update = trainee.backend.export_weights(kind=kind)
                 kept = {name: tensor.clone() for name, tensor in update.tensors.items()}
                 trainee.train(bench.track())
                 assert largest_gap(dict(update.tensors), kept) == 0, f"an update changed {kind!r} weights of before"
                 trained, before = trainee.trained(), trainee.velocity()
-                for tensor in trainee.backend.weights(kind=kind).tensors.values():
+                for tensor in trainee.backend.export_weights(kind=kind).tensors.values():
                     tensor.zero_()
                 is_same = torch.equal(trainee.velocity(), before) and largest_gap(trainee.trained(), trained) == 0
                 assert is_same, f"setting exported {kind!r} weights to 0 changed what trains"
@@ -75,8 +78,8 @@ def test_weights_are_copies(bench: BackendBench) -> None:
 
 @claim("backend")
 def test_the_model_runs_with_the_weights_that_are_handed_out(bench: BackendBench) -> None:
-    """The model that was given computes, under each policy, what the plain module computes with that policy's weights:
-    rollouts that share the module, and engines that are sent weights, see the same policy.
+    """Under each policy the model's outputs equal those of the plain module with that policy's exported weights:
+    rollouts that share the module and engines that receive weights see the same policy.
 
     If it fails: look for training on a copy of the module, for weights that are kept twice (masters, gathered shards)
     with one of them stale, and for a policy that is switched in one place only.
@@ -86,23 +89,23 @@ def test_the_model_runs_with_the_weights_that_are_handed_out(bench: BackendBench
             for number in range(2):
                 trainee.train(bench.track(number))
                 trainee.backend.end_rollout()
-            scale = trainee.backend.weights(kind=training).adapter_scale
+            scale = trainee.backend.export_weights(kind=training).adapter_scale
             # The reference is the initial module and has claims of its own.
             policies: list[Policy] = ["live", *(policy for policy in trainee.policies if policy != "reference")]
             for policy in policies:
                 with trainee.backend.policy(policy):
-                    found = trainee.velocity()
+                    result = trainee.velocity()
                 trained = trainee.trained(policy)
                 weights = trained if training == "full" else with_adapters(trainee.plain, trained, scale=scale)
-                wanted = trainee.velocity(velocity_of(bench.model(), weights))
-                gap = float((found - wanted).abs().max() / wanted.abs().max())
+                expected = trainee.velocity(velocity_of(bench.model(), weights))
+                gap = float((result - expected).abs().max() / expected.abs().max())
                 # W x + s B (A x) against (W + s B A) x: fp32 rounding through four layers.
                 bench.record(f"{training}, {policy}: relative gap of the velocity", gap, bound=1e-5)
 
 
 @claim("backend")
 def test_what_trains_is_kept_in_fp32(bench: BackendBench) -> None:
-    """Whatever the dtype of the checkpoint, what trains is fp32: in bf16 a small step would be rounded away.
+    """Trainable parameters are fp32 whatever the checkpoint's dtype: in bf16 small steps would be rounded away.
 
     If it fails: cast what trains (all weights, or the adapters) to fp32 before the optimizer is made.
     """

@@ -1,20 +1,21 @@
-"""Ratio 1: training scores the samples of the engine as the engine did."""
+"""Ratio 1: training and engine compute the same log-probs."""
 
 from __future__ import annotations
 
-from unirl.conformance.benches.cell import CellBench
 from unirl.conformance.claims import claim
+from unirl.conformance.doubles.witness import Witness, witness
+from unirl.conformance.fixtures.cell import CellBench
 from unirl.conformance.verdicts import NotApplicable
-from unirl.conformance.workbench.witness import Witness, witness
-from unirl.core.capability import Cap, Support
-from unirl.core.config import TrainConfig
-from unirl.core.gap_bounds import TEXT_FP32
+from unirl.core.match.mismatch_bounds import TEXT_FP32
 from unirl.core.roles import Algorithm
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.config import TrainConfig
 
 SERIAL = TrainConfig(replay="serial")
 """Step by step over the whole rollout: the very shapes of the engine's own forwards, so that rounding is the same."""
 CACHED = 5e-5
-"""In nats: half of 1e-4. A cache adds up in another order than a forward over whole texts, 1e-6 to 1e-5 in fp32."""
+"""In nats: half of 1e-4. A cache adds up in another order than a forward over whole completions, 1e-6 to 1e-5 in
+fp32."""
 
 
 @claim("cell", needs={"engine": (Cap.WEIGHTS_SHARED,)}, track="any")
@@ -22,8 +23,8 @@ def test_first_update_in_process_has_ratio_1(bench: CellBench) -> None:
     """In process, the first update of a round compares the policy with itself: the log-probs of its forward are the old
     ones bit for bit, so every ratio is exactly 1 and nothing is clipped.
 
-    If it fails: something between the anchor pass and the loss changes the numbers: another batch, another precision
-    where gradients are on, dropout, or weights that moved.
+    If it fails: something between the old-log-prob pass and the loss changes the numbers: another batch, another
+    precision where gradients are on, dropout, or weights that moved.
     """
     witness = _rounds(bench, rounds=1)
     assert witness.log_ratios, "the loss never replayed the samples with the weights that train"
@@ -32,9 +33,9 @@ def test_first_update_in_process_has_ratio_1(bench: CellBench) -> None:
 
 @claim("cell", track="any")
 def test_log_probs_of_the_engine_are_those_of_training(bench: CellBench) -> None:
-    """The log-probs that the engine gives are those that the backend computes for the same samples, before and after
-    an update: 0 apart where they share the module, but for the rounding of a cache over tokens. Elsewhere within half
-    of what stops a run: of latents the algorithm's clip range, of texts 0.01 nats in fp32.
+    """The engine's log-probs equal the backend's for the same samples, before and after an update: exactly if they
+    share the module, up to the rounding of a KV cache. Otherwise within half of the limit that stops a run: the
+    algorithm's clip range for latents, 0.01 nats in fp32 for completions.
 
     If it fails in the first round: precision or arithmetic of the engine; compare the velocities of one step. If only
     in the second: weights do not arrive as they were trained; look at names, LoRA scale and what is merged.

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.conformance.benches.cell import LINEAR, CellBench, Training
 from unirl.conformance.claims import claim
+from unirl.conformance.fixtures.cell import LINEAR, CellBench, Training
 from unirl.conformance.verdicts import NotApplicable
-from unirl.core.batch import same
-from unirl.core.capability import Cap
-from unirl.core.checkpoints import Checkpoints
-from unirl.core.config import TrainConfig
-from unirl.core.parts import sync_weights
+from unirl.core.loop.checkpoints import Checkpoints
+from unirl.core.loop.parts import sync_weights
+from unirl.core.specs.capability import Cap
+from unirl.core.specs.config import TrainConfig
+from unirl.core.types.batch import same
 
 BATCHING_BOUND = 1e-4
 """Relative, in norm. fp32 sums in another order differ by about 1e-6, more where a gradient nearly cancels."""
@@ -47,8 +47,8 @@ def test_a_round_trains_all_weights(bench: CellBench) -> None:
 
 @claim("cell", track="any")
 def test_second_rollout_is_made_with_the_new_weights(bench: CellBench) -> None:
-    """After an update the engine samples from the weights that were trained, and says so: with the same prompts and
-    noise other latents come out, or other texts or log-probs, under the version of the backend.
+    """After an update the engine samples from the new weights and reports their version: the same prompts and noise
+    give other latents, completions or log-probs.
 
     If it fails: the engine holds a copy, a cache or a merged weight from before the update; look at `load_weights`, or,
     where it shares the module, at whoever replaced it.
@@ -72,8 +72,8 @@ def test_second_rollout_is_made_with_the_new_weights(bench: CellBench) -> None:
 
 @claim("cell", needs={"engine": (Cap.WEIGHTS_SHARED,)}, track="any")
 def test_micro_batches_of_a_round_give_the_same_update(bench: CellBench) -> None:
-    """An update made of micro-batches of unequal size is that of the whole batch, to fp32 rounding, with this model,
-    algorithm and backend: memory alone decides how many there are. Tried in process: it is no matter of the engine.
+    """With this model, algorithm and backend, an update in micro-batches of unequal size equals that of the whole
+    batch, up to fp32 rounding. Tried in process, since the engine does not matter.
 
     If it fails: a mean over a micro-batch somewhere: in the algorithm's terms, in how the backend adds up gradients, or
     in a model whose rows meet.
@@ -81,8 +81,8 @@ def test_micro_batches_of_a_round_give_the_same_update(bench: CellBench) -> None
     updates: list[dict[str, Tensor]] = []
     track = None
     # Of 6 samples in groups of 3: 4 and 2.
-    for micro_batch in (0, 4):
-        with bench.cell(train=TrainConfig(micro_batch=micro_batch), **LINEAR) as cell:
+    for micro_batch_size in (0, 4):
+        with bench.cell(train=TrainConfig(micro_batch_size=micro_batch_size), **LINEAR) as cell:
             before = cell.weights()
             track = track or cell.judged(cell.rollout(0))
             cell.parts.backend.train(track, cell.parts.algorithm, progress=0.0)
@@ -92,9 +92,9 @@ def test_micro_batches_of_a_round_give_the_same_update(bench: CellBench) -> None
 
 @claim("cell", track="any")
 def test_a_run_resumes_exactly(bench: CellBench) -> None:
-    """One step, a checkpoint, fresh parts that load it and another step end in the very weights of two steps at a
-    stretch, bit for bit on the CPU. An engine that is a program of its own makes batches of what has come, and their
-    size rounds: its samples, and the weights after them, are those of fp32 rounding.
+    """One step, a checkpoint, fresh parts that load it and another step give the weights of two uninterrupted steps,
+    bit for bit on the CPU. An external engine batches requests as they arrive, so its samples, and the weights after
+    them, agree up to fp32 rounding.
 
     If it fails: something that the second step depends on is not in the checkpoint: moments and counters of the
     optimizer, an average, or, in engine and model, a cache or a random state that lives from step to step.
@@ -120,9 +120,9 @@ def test_a_run_resumes_exactly(bench: CellBench) -> None:
 
 @claim("cell", needs={"engine": (Cap.WEIGHTS_SHARED,)}, track="any")
 def test_options_that_need_another_policy_change_what_is_learnt(bench: CellBench) -> None:
-    """Where a setting of the algorithm brings in a reference or lagged policy, such as a KL coefficient, training goes
-    another way with it than without, from the second round on: in the first the policies are still one. Tried in
-    process: it is no matter of the engine.
+    """Where a setting of the algorithm brings in a reference or lagged policy, such as a KL coefficient, training
+    differs with and without it from the second round on: in the first the policies are still the same. Tried in
+    process, since the engine does not matter.
 
     If it fails: the backend gives the live weights for the other policy, or the algorithm leaves the term out.
     """
@@ -131,8 +131,8 @@ def test_options_that_need_another_policy_change_what_is_learnt(bench: CellBench
         raise NotApplicable(f"no setting of algorithm {bench.algorithm.name!r} needs a policy besides the live one")
     plain = _after_two_rounds(bench, {})
     for option in options:
-        start, found = _after_two_rounds(bench, option)
-        gap = _gap(_less(found, start), _less(plain[1], plain[0]))
+        start, result = _after_two_rounds(bench, option)
+        gap = _gap(_less(result, start), _less(plain[1], plain[0]))
         bench.record(f"relative change by {next(iter(option))}", gap)
         assert gap > ROUNDING, f"{option} changes nothing: the update differs by {gap:.2g} of its size"
 
@@ -158,8 +158,8 @@ def _round(bench: CellBench, training: Training) -> None:
         wild = {key: value for key, value in metrics.items() if not math.isfinite(value)}
         assert not wild, f"numbers of the round are not finite: {wild}"
         assert metrics["updates"] >= 1, f"no update was made: {metrics['updates_skipped']:g} were skipped"
-        found = cell.parts.backend.version - version
-        assert found == metrics["updates"], f"{metrics['updates']:g} updates raised the version by {found}"
+        result = cell.parts.backend.version - version
+        assert result == metrics["updates"], f"{metrics['updates']:g} updates raised the version by {result}"
     assert after.keys() == before.keys(), "the names of the weights changed"
     broken = [name for name, value in after.items() if not bool(torch.isfinite(value).all())]
     assert not broken, f"weights are not finite, the first is {broken[0]}"

@@ -1,10 +1,12 @@
-"""Adapters that an engine receives."""
+"""LoRA adapters sent to an engine."""
 
 from __future__ import annotations
 
 import torch
-from unirl.conformance.benches.engine import EngineBench
-from unirl.conformance.benches.engine_weights import (
+from unirl.conformance.claims import claim
+from unirl.conformance.doubles.trained import full_update, lora_update, perturb, with_adapter
+from unirl.conformance.fixtures.engine import EngineBench
+from unirl.conformance.fixtures.engine_weights import (
     REFUSES,
     check_receipt,
     check_recovers,
@@ -13,17 +15,15 @@ from unirl.conformance.benches.engine_weights import (
     damaged_full,
     damaged_lora,
 )
-from unirl.conformance.claims import claim
-from unirl.conformance.workbench.trained import full_update, lora_update, perturb, with_adapter
-from unirl.core.capability import Cap
-from unirl.core.spec import Kind
+from unirl.core.specs.capability import Cap
+from unirl.core.specs.spec import Kind
 
 LORA: dict[Kind, tuple[Cap, ...]] = {"model": (Cap.LORA,)}
 
 
 @claim("engine", proves=Cap.WEIGHTS_LORA, needs=LORA, track="any")
 def test_the_receipt_of_an_adapter_is_of_what_the_engine_holds(bench: EngineBench) -> None:
-    """After a sync of an adapter the engine answers with its version, checksum, number of tensors and bytes.
+    """After an adapter sync the engine reports its version, checksum, number of tensors and bytes.
 
     If it fails: compute the checksum of the adapter's tensors on the engine's side, under the trainer's names.
     """
@@ -35,7 +35,7 @@ def test_the_receipt_of_an_adapter_is_of_what_the_engine_holds(bench: EngineBenc
 
 @claim("engine", proves=Cap.WEIGHTS_LORA, needs=LORA, track="any")
 def test_an_adapter_is_sampled_with_at_its_scale(bench: EngineBench) -> None:
-    """After a sync of an adapter the samples are those of a model with W + scale B A; the next adapter replaces it.
+    """After an adapter sync the samples are those of a model with W + scale B A; the next adapter replaces it.
 
     The scales are 2 and 0.5, so an engine that takes alpha / rank from elsewhere is caught.
 
@@ -75,8 +75,8 @@ def test_an_adapter_that_does_not_fit_is_refused(bench: EngineBench) -> None:
 
 @claim("engine", proves=Cap.WEIGHTS_LORA, needs=LORA, track="any")
 def test_a_refused_adapter_is_never_half_applied(bench: EngineBench) -> None:
-    """After an adapter was refused the engine samples as before, under its old version, or refuses to sample until a
-    whole sync has come; and that sync works.
+    """After an adapter was rejected the engine samples as before, under its old version, or refuses to sample until a
+    full sync, which then works.
 
     If it fails: check everything before applying anything, or mark the engine as unusable before the first layer.
     """
@@ -87,8 +87,8 @@ def test_a_refused_adapter_is_never_half_applied(bench: EngineBench) -> None:
 
 @claim("engine", proves=(Cap.WEIGHTS_FULL, Cap.WEIGHTS_LORA), needs=LORA, track="any")
 def test_adapters_go_on_the_newest_full_weights_and_with_the_next(bench: EngineBench) -> None:
-    """An adapter is added to the full weights that were sent last, not to those of the checkpoint, and nothing of it is
-    left once full weights come again.
+    """An adapter is applied to the full weights sent last, not to those of the checkpoint, and the next full weights
+    remove it completely.
 
     If it fails: an engine that merges adapters keeps a copy of the weights without them; renew it at every full sync.
     One that computes them apart has to drop them then, from its caches too.
@@ -110,8 +110,8 @@ def test_adapters_go_on_the_newest_full_weights_and_with_the_next(bench: EngineB
 
 @claim("engine", proves=(Cap.WEIGHTS_FULL, Cap.WEIGHTS_LORA), needs=LORA, track="any")
 def test_an_adapter_does_not_mend_refused_weights(bench: EngineBench) -> None:
-    """After full weights were refused an adapter is refused as well, or goes on the weights as they were before: what
-    was written of an update that did not come to its end is not made good by a few layers.
+    """After a rejected update of full weights an adapter is rejected as well, or applied to the previous weights: it
+    does not repair a partial update.
 
     If it fails: let full weights alone clear the mark of an update that broke off.
     """

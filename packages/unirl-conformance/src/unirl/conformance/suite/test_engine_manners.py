@@ -1,4 +1,4 @@
-"""How an engine behaves in the process of a run: what it leaves alone, what it refuses, how it ends."""
+"""Behaviour of an engine within a run: side effects, unsupported requests, shutdown."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 from torch import Tensor
-from unirl.conformance.benches.engine import ROUNDING, EngineBench
-from unirl.conformance.benches.latent_engine import LatentEngineBench
 from unirl.conformance.claims import claim
+from unirl.conformance.doubles.processes import Running
+from unirl.conformance.fixtures.engine import ROUNDING, EngineBench
+from unirl.conformance.fixtures.latent_engine import LatentEngineBench
 from unirl.conformance.verdicts import NotApplicable
-from unirl.conformance.workbench.processes import Running
-from unirl.core.capability import Cap
-from unirl.core.data import MediaRef
-from unirl.core.request import Request
 from unirl.core.roles import Model
-from unirl.core.rollout import verify_echo
+from unirl.core.specs.capability import Cap
+from unirl.core.types.data import MediaRef
+from unirl.core.types.request import Request
+from unirl.core.types.rollout import verify_echo
 
 
 @claim("engine", track="any")
@@ -59,7 +59,7 @@ def test_dropout_is_off_while_sampling(bench: EngineBench) -> None:
 
 @claim("engine", track="any")
 def test_an_unknown_track_is_refused(bench: EngineBench) -> None:
-    """A request for a track that the model does not have is refused by an error that names it, and the engine still
+    """A request for a track that the model does not have is rejected by an error that names it, and the engine still
     works afterwards.
 
     If it fails: compare the request's tracks with `model.spec.tracks` before anything is generated.
@@ -70,8 +70,8 @@ def test_an_unknown_track_is_refused(bench: EngineBench) -> None:
 
 @claim("engine", proves=Cap.LATENT_ROLLOUT)
 def test_a_kernel_that_is_not_in_its_spec_is_refused(bench: LatentEngineBench) -> None:
-    """A kernel that the spec does not name is refused by an error that names it, also when the engine would know how:
-    nothing has proven it.
+    """A kernel that the spec does not name is rejected by an error that names it, even if the engine could run
+    it: it has not been tested.
 
     If it fails: compare `sampling.kernel` with the spec's `kernels` before anything is generated.
     """
@@ -83,7 +83,7 @@ def test_a_kernel_that_is_not_in_its_spec_is_refused(bench: LatentEngineBench) -
 
 @claim("engine", track="any")
 def test_media_that_it_does_not_take_are_refused(bench: EngineBench) -> None:
-    """A prompt with an image is refused, by an error that names the prompt or the image, where the spec does not say
+    """A prompt with an image is rejected, by an error that names the prompt or the image, where the spec does not say
     that the engine takes media: generating from the text alone would be silent.
 
     If it fails: look at `request.media` before anything is generated.
@@ -97,8 +97,8 @@ def test_media_that_it_does_not_take_are_refused(bench: EngineBench) -> None:
 
 @claim("engine", proves=Cap.LATENT_ROLLOUT, needs={"model": (Cap.GUIDANCE,)})
 def test_guidance_that_it_does_not_state_is_refused(bench: LatentEngineBench) -> None:
-    """An engine whose spec does not state guidance refuses a request with guidance, or echoes that it used none: it
-    never generates without it in silence.
+    """An engine whose spec does not state guidance rejects a request with guidance, or echoes that it used none: it
+    never silently ignores it.
 
     If it fails: refuse a `guidance_scale` other than 1, or echo 1.
     """
@@ -113,8 +113,8 @@ def test_guidance_that_it_does_not_state_is_refused(bench: LatentEngineBench) ->
 
 @claim("engine", track="any", own_engine=True)
 def test_closing_leaves_nothing_running_and_may_be_done_twice(bench: EngineBench) -> None:
-    """After `close` no process and no thread of the engine is left, and closing again is no error: a run that fails
-    half-way ends, and its GPU memory is free.
+    """After `close` no process and no thread of the engine is left, and closing again is not an error: a run that
+    fails half-way ends and frees its GPU memory.
 
     If it fails: end worker processes and wait for them, join threads, shut down executors and servers; keep a flag so
     that the second call does nothing.
@@ -134,7 +134,7 @@ def test_closing_leaves_nothing_running_and_may_be_done_twice(bench: EngineBench
 
 
 def _refuses(bench: EngineBench, request: Request, *, naming: str) -> None:
-    """The request is refused, and the engine samples as before it."""
+    """The request is rejected, and the engine samples as before it."""
     model = bench.model()
     good = bench.plain_request(model)
     with bench.engine(model) as engine:

@@ -1,4 +1,4 @@
-"""Where the randomness of a rollout comes from: sigmas, initial noise, the noise and the choice of the SDE steps."""
+"""Sigmas, initial noise, step noise and SDE steps of a rollout."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
-from unirl.conformance.benches.engine import ROUNDING
-from unirl.conformance.benches.latent_engine import LatentEngineBench
 from unirl.conformance.claims import claim
+from unirl.conformance.fixtures.engine import ROUNDING
+from unirl.conformance.fixtures.latent_engine import LatentEngineBench
 from unirl.conformance.verdicts import NotApplicable
-from unirl.core.capability import Cap
 from unirl.core.errors import EchoMismatch, UniRLError
-from unirl.core.request import Request
-from unirl.core.rollout import Rollout, verify_echo
-from unirl.core.track import Track
+from unirl.core.specs.capability import Cap
+from unirl.core.types.request import Request
+from unirl.core.types.rollout import Rollout, verify_echo
+from unirl.core.types.track import Track
 
 ODD = (1.0, 0.7318273, 0.51234567, 0.2200001, 0.0)
 """Sigmas that no scheduler would make."""
@@ -28,14 +28,14 @@ def test_sigmas_are_echoed_bit_for_bit(bench: LatentEngineBench) -> None:
     If it fails: look for a cast on the way (bf16, a timestep of 0 to 1000 divided again), and echo what was sent.
     """
     _, rollout = _rollout_with_odd_sigmas(bench)
-    found = rollout.tracks[bench.track].latent.sigmas
-    assert found.dtype == torch.float32, f"sigmas are echoed as {found.dtype}, float32 was sent"
-    assert torch.equal(found.cpu(), torch.tensor(ODD)), f"the request says {ODD}, the engine echoes {found.tolist()}"
+    result = rollout.tracks[bench.track].latent.sigmas
+    assert result.dtype == torch.float32, f"sigmas are echoed as {result.dtype}, float32 was sent"
+    assert torch.equal(result.cpu(), torch.tensor(ODD)), f"the request says {ODD}, the engine echoes {result.tolist()}"
 
 
 @claim("engine", proves=Cap.SIGMAS)
 def test_sigmas_are_those_that_it_steps_with(bench: LatentEngineBench) -> None:
-    """The engine walks down the sigmas of the request, not a schedule of its own that it then calls by their name.
+    """The engine uses the sigmas of the request, instead of its own schedule reported under their name.
 
     Deterministic steps with sigmas that no scheduler would make must end where the formula of the steps ends.
 
@@ -72,33 +72,33 @@ def test_a_group_shares_its_initial_noise_where_asked(bench: LatentEngineBench) 
 
 @claim("engine", proves=Cap.INITIAL_NOISE)
 def test_the_echoed_noise_is_what_it_started_from(bench: LatentEngineBench) -> None:
-    """An engine that starts elsewhere than the request says is caught by its own echo: digests are taken from the
-    latents that were denoised, not copied from the request.
+    """An engine with other initial noise than requested is caught by its echo: digests are computed from the denoised
+    latents, not copied from the request.
 
     Here the request's digest is that of another noise, so an honest engine contradicts it.
 
     If it fails: fill `initial_noise` with `noise_digest` of the tensor that the first forward gets.
     """
     request = bench.request(bench.model())
-    wanted = request.latent(bench.track)
-    false = ("0123456789abcdef", *wanted.initial_noise[1:])
+    expected = request.latent(bench.track)
+    false = ("0123456789abcdef", *expected.initial_noise[1:])
     with bench.engine() as engine:
         request = dataclasses.replace(
             request,
-            tracks={bench.track: dataclasses.replace(wanted, initial_noise=false)},
+            tracks={bench.track: dataclasses.replace(expected, initial_noise=false)},
             policy_version=engine.version,
         )
         try:
             verify_echo(request, engine.generate(request))
         except (EchoMismatch, UniRLError):
             return
-    raise AssertionError("a digest of another noise was asked for, and the echo agrees with it")
+    raise AssertionError("the request has the digest of another noise, and the echo agrees with it")
 
 
 @claim("engine", proves=(Cap.STEP_NOISE, Cap.SDE_STEPS))
 def test_step_noise_is_the_recipes(bench: LatentEngineBench) -> None:
-    """The noise of each SDE step is what (seed, rollout, sample id, step) gives: a sample can be made again anywhere,
-    and samples that share their start still differ.
+    """The noise of each SDE step is a function of (seed, rollout, sample id, step): a sample can be reproduced
+    anywhere, and samples with the same initial noise still differ.
 
     The noise is taken out of the latents: (x_next - mean) / std, with mean and std from the kernel's formula.
 
@@ -120,7 +120,7 @@ def test_step_noise_is_the_recipes(bench: LatentEngineBench) -> None:
 
 @claim("engine", proves=Cap.SDE_STEPS)
 def test_it_is_stochastic_at_the_asked_steps_alone(bench: LatentEngineBench) -> None:
-    """Noise is added at the SDE steps of the request and nowhere else; the set comes back as it was asked for.
+    """Noise is added at the SDE steps of the request and nowhere else, and the echoed set is the requested one.
 
     The set has a gap, so an engine that takes it for a range from first to last is caught.
 
@@ -157,12 +157,12 @@ def check_steps(bench: LatentEngineBench, *, steps: Sequence[Sequence[int]], num
     if not bench.native(Cap.TRAJECTORY_WINDOW) and not bench.native(Cap.TRAJECTORY_FULL):
         raise NotApplicable(f"engine {bench.spec.name!r} returns no trajectory to see the steps in")
     model, chosen = bench.model(), torch.tensor(steps)
-    sampling = bench.with_kernel(bench.noisy_kernels[0]) | {"steps": num_steps}
+    sampling = bench.with_kernel(bench.noisy_kernels[0]) | {"num_inference_steps": num_steps}
     request = bench.with_sde_steps(bench.request(model, sampling=sampling, **bench.storing_most()), chosen)
     with bench.engine(model) as engine:
         track = bench.sample(engine, request)
-    found = track.latent.sde_steps.cpu()
-    assert torch.equal(found, chosen), f"SDE steps {chosen.tolist()} were asked for, {found.tolist()} are echoed"
+    result = track.latent.sde_steps.cpu()
+    assert torch.equal(result, chosen), f"SDE steps: got {result.tolist()} in the echo, expected {chosen.tolist()}"
     walk = bench.walk(request, track)
     assert bool(walk.stochastic.any()), "no stochastic step is stored"
     bench.record("off the ODE elsewhere", walk.error(walk.deterministic), bound=ROUNDING)

@@ -1,4 +1,4 @@
-"""What comes back of a request: its samples, their latents and media, the version, the echo of its settings."""
+"""The rollout of a latent request: samples, latents, media, version, and the echo of its settings."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import dataclasses
 from typing import Any
 
 import torch
-from unirl.conformance.benches.engine import ROUNDING, EngineBench
-from unirl.conformance.benches.latent_engine import LatentEngineBench
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.walk import distance
-from unirl.core.capability import Cap
+from unirl.conformance.doubles.walk import distance
+from unirl.conformance.fixtures.engine import ROUNDING, EngineBench
+from unirl.conformance.fixtures.latent_engine import LatentEngineBench
 from unirl.core.errors import EchoMismatch, UniRLError
-from unirl.core.rollout import verify_echo
-from unirl.core.track import KernelChoice, Status
+from unirl.core.specs.capability import Cap
+from unirl.core.types.rollout import verify_echo
+from unirl.core.types.track import Status
 
 MIXED = (0, 3, 1, 4, 2, 5)
 """Rows of a request so that its groups take turns."""
@@ -21,22 +21,21 @@ MIXED = (0, 3, 1, 4, 2, 5)
 
 @claim("engine", proves=Cap.LATENT_ROLLOUT)
 def test_every_sample_comes_back_with_its_lineage(bench: LatentEngineBench) -> None:
-    """Every sample that was asked for comes back once, in the order of the request, with its ids, group, prompt,
-    metadata and parent, completed and at weight 1, made from its own noise. Rewards and advantages are assigned by
-    them.
+    """Every requested sample comes back once, in the order of the request, with its ids, group, prompt, metadata and
+    parent, completed and at weight 1, generated from its own noise. Rewards and advantages are assigned by them.
 
     The request's groups take turns, so an engine that sorts by prompt and forgets to sort back is caught.
 
     If it fails: carry the fields of the request over row by row; `parent_ids` of a root track are the prompt ids, see
-    `unirl.numerics.latent_rollout.latent_track`.
+    `unirl.numerics.diffusion.rollout.latent_track`.
     """
     model = bench.model()
     request = bench.request(model).select(MIXED)
     with bench.engine(model) as engine:
         rollout = engine.generate(dataclasses.replace(request, policy_version=engine.version))
-    assert set(rollout.tracks) == {bench.track}, f"{bench.track!r} was asked for, {sorted(rollout.tracks)} came back"
+    assert set(rollout.tracks) == {bench.track}, f"got tracks {sorted(rollout.tracks)}, expected {bench.track!r}"
     track = rollout.tracks[bench.track]
-    wanted = {
+    expected = {
         "sample_ids": request.sample_ids,
         "group_ids": request.group_ids,
         "parent_track": None,
@@ -45,11 +44,13 @@ def test_every_sample_comes_back_with_its_lineage(bench: LatentEngineBench) -> N
         "metadata": tuple(dict(one) for one in request.metadata),
         "status": (Status.COMPLETED,) * request.num_rows,
     }
-    for name, value in wanted.items():
-        found = getattr(track, name)
-        found = tuple(dict(one) for one in found) if name == "metadata" else found
-        assert found == value, f"{name}: the request says {value}, the track has {found}"
-    assert track.weights.tolist() == [1.0] * request.num_rows, f"weights are {track.weights.tolist()}, 1 is wanted"
+    for name, value in expected.items():
+        result = getattr(track, name)
+        result = tuple(dict(one) for one in result) if name == "metadata" else result
+        assert result == value, f"{name}: the request says {value}, the track has {result}"
+    assert track.sample_weights.tolist() == [1.0] * request.num_rows, (
+        f"weights are {track.sample_weights.tolist()}, 1 is wanted"
+    )
     if bench.native(Cap.INITIAL_NOISE):
         bench.check_start(request, track)
 
@@ -57,7 +58,7 @@ def test_every_sample_comes_back_with_its_lineage(bench: LatentEngineBench) -> N
 @claim("engine", proves=Cap.LATENT_ROLLOUT)
 def test_latents_and_media_are_whole_and_of_the_asked_size(bench: LatentEngineBench) -> None:
     """The final latents are finite, fp32, without gradient and of the model's shape; the media are these latents
-    decoded, at the height, width and frames that were asked for, in [0, 1]; without `decode` there are none.
+    decoded, at the requested height, width and frames, in [0, 1]; without `decode` there are none.
 
     If it fails: return latents before any scaling for the VAE, in the model's layout (unpacked where the engine packs
     them), and the image that was decoded from the same row. Eight bits a channel are enough; another row is not.
@@ -68,19 +69,19 @@ def test_latents_and_media_are_whole_and_of_the_asked_size(bench: LatentEngineBe
     latents, shape = track.latent.latents, model.latent_shape(sampling)
     final = track.latent.final
     assert tuple(final.shape) == (request.num_rows, *shape), (
-        f"final latents are {list(final.shape)}, [{request.num_rows}, *{list(shape)}] was asked for"
+        f"final latents: got {list(final.shape)}, expected [{request.num_rows}, *{list(shape)}]"
     )
     assert latents.dtype is torch.float32, f"latents are {latents.dtype}; float32 is wanted"
     assert bool(torch.isfinite(latents).all()), "some latents are not finite"
     assert not latents.requires_grad, "the latents carry a gradient; sample under no_grad"
     if sampling.frames > 1:
-        assert track.videos is not None, "no videos came back, though `decode` was asked for"
+        assert track.videos is not None, "no videos came back, although `decode` is true"
         media, size = torch.stack(list(track.videos)), (sampling.frames, 3, sampling.height, sampling.width)
     else:
-        assert track.images is not None, "no images came back, though `decode` was asked for"
+        assert track.images is not None, "no images came back, although `decode` is true"
         media, size = track.images, (3, sampling.height, sampling.width)
     assert tuple(media.shape) == (request.num_rows, *size), (
-        f"media are {list(media.shape)}, {[request.num_rows, *size]} was asked for"
+        f"media: got {list(media.shape)}, expected {[request.num_rows, *size]}"
     )
     assert media.dtype is torch.float32, f"media are {media.dtype}; float32 is wanted"
     assert 0 <= float(media.min()) <= float(media.max()) <= 1, (
@@ -91,13 +92,13 @@ def test_latents_and_media_are_whole_and_of_the_asked_size(bench: LatentEngineBe
     # Two levels of eight bits: an engine may hand its images over as PNG. Images of other rows differ by far more.
     bench.record("media off", float((media.to(model.device) - decoded).abs().max()), bound=2.5 / 255)
     bare = bench.generate(sampling={"decode": False})[1].tracks[bench.track]
-    assert bare.images is None and bare.videos is None, "media came back, though `decode: false` was asked for"
+    assert bare.images is None and bare.videos is None, "media came back, although `decode` is false"
 
 
 @claim("engine", track="any")
 def test_a_stale_version_is_detected(bench: EngineBench) -> None:
-    """Every sample carries the version of the weights that the engine has, not the one that was asked for: so a run
-    in which a weight sync was lost stops, instead of training on samples of an old policy.
+    """Every sample carries the version of the engine's weights, not the requested one: after a lost weight sync a run
+    stops instead of training on samples of an old policy.
 
     If it fails: take `policy_version` of the samples from the engine's own `version`, which only `load_weights` (or,
     for shared weights, the run) moves; never from the request.
@@ -110,38 +111,37 @@ def test_a_stale_version_is_detected(bench: EngineBench) -> None:
             rollout = engine.generate(request)
         except UniRLError:
             return
-        found = rollout.tracks[bench.track].policy_version
-        assert found == (held,) * request.num_rows, f"the engine has version {held}, its samples say {found}"
+        result = rollout.tracks[bench.track].policy_version
+        assert result == (held,) * request.num_rows, f"the engine has version {held}, its samples say {result}"
         try:
             verify_echo(request, rollout)
         except EchoMismatch:
             return
-    raise AssertionError(f"version {held + 1} was asked for, the engine has {held}, and nothing was raised")
+    raise AssertionError(f"got a request for version {held + 1} with weights of version {held}, and nothing was raised")
 
 
 @claim("engine", proves=Cap.LATENT_ROLLOUT)
 def test_kernel_and_its_settings_are_echoed(bench: LatentEngineBench) -> None:
-    """Name, eta and options of the kernel come back on the segment as they were asked for, for every kernel of the
+    """Name, eta and options of the kernel come back on the segment as requested, for every kernel of the
     spec: training recomputes the steps from them.
 
-    If it fails: fill `KernelChoice` from what the engine really ran with; options sorted by name.
+    If it fails: fill `Sampler` from the objects that computed, as `unirl.numerics.diffusion.sampler.sampler_of` does;
+    options are all of the kernel's, sorted by name.
     """
     asked: list[tuple[str, dict[str, Any]]] = [(kernel, {}) for kernel in bench.kernels]
     asked += [("cps", {"constants": False})] if "cps" in bench.kernels else []
     for kernel, options in asked:
         sampling = bench.with_kernel(kernel, eta=0.37) | {"kernel_options": options}
         request, rollout = bench.generate(sampling=sampling)
-        wanted = KernelChoice(
-            name=kernel, eta=request.latent(bench.track).sampling.eta, options=tuple(sorted(options.items()))
-        )
-        found = rollout.tracks[bench.track].latent.kernel
-        assert found == wanted, f"kernel: {wanted} was asked for, {found} is echoed"
+        expected, result = request.latent(bench.track).sampler, rollout.tracks[bench.track].latent.sampler
+        assert dict(options).items() <= dict(expected.options).items()
+        assert result == expected, f"got {result} in the echo, expected {expected}"
 
 
 @claim("engine", proves=(Cap.INITIAL_NOISE, Cap.LATENT_ROLLOUT))
 def test_samples_do_not_depend_on_how_a_request_is_split(bench: LatentEngineBench) -> None:
-    """A request in one piece, in pieces of any size (groups cut in two as well) and in another order gives the same
-    samples but for rounding, and the pieces join to one track: so ranks, batch sizes and retries change nothing.
+    """A request in one piece, in pieces of any size (even splitting groups) and in another order gives the same samples
+    up to rounding, and the pieces can be concatenated: ranks, batch sizes and retries change nothing.
 
     If it fails: draw noise by sample id, never by the place in a batch, and let nothing look at the number of rows.
     """
@@ -159,8 +159,8 @@ def test_samples_do_not_depend_on_how_a_request_is_split(bench: LatentEngineBenc
 
 @claim("engine", proves=(Cap.INITIAL_NOISE, Cap.LATENT_ROLLOUT))
 def test_the_same_request_gives_the_same_samples_again(bench: LatentEngineBench) -> None:
-    """A request that is sent again, to the same engine after other work or to a new one, gives the same samples;
-    another rollout number or seed gives others. Resumed runs and retries rest on it.
+    """Repeating a request, on the same engine after other work or on a new one, gives the same samples; another rollout
+    number or seed gives others. Resumed runs and retries depend on it.
 
     If it fails: look for a generator that lives on between requests, or a cache whose key lacks something.
     """

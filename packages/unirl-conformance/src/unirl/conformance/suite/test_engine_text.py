@@ -1,4 +1,4 @@
-"""What comes back of a request for text: its samples, their tokens and words, and how each of them ended."""
+"""The rollout of a text request: samples, tokens, decoded text and finish reasons."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections import Counter
 from typing import Any
 
 import torch
-from unirl.conformance.benches.text_engine import TextEngineBench
 from unirl.conformance.claims import claim
-from unirl.core.capability import Cap
-from unirl.core.request import Request
+from unirl.conformance.fixtures.text_engine import TextEngineBench
 from unirl.core.roles import TextModel
-from unirl.core.rollout import verify_echo
-from unirl.core.track import Status, Track
+from unirl.core.specs.capability import Cap
+from unirl.core.types.request import Request
+from unirl.core.types.rollout import verify_echo
+from unirl.core.types.track import Status, Track
 
 MIXED = (0, 3, 1, 4, 2, 5)
 """Rows of a request so that its groups take turns."""
 LONG: dict[str, Any] = {"max_new_tokens": 12}
-"""Long enough that a text with a stop in it is seen to end at it."""
+"""Long enough that a completion with a stop in it is seen to end at it."""
 
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
 def test_every_text_comes_back_with_its_lineage(bench: TextEngineBench) -> None:
-    """Every text that was asked for comes back once, in the order of the request, with its ids, group, prompt, metadata
-    and parent, and at weight 1; its tokens go on from the prompt tokens of the request, bit for bit, at the temperature
-    of the request, and both are echoed. A greedy text is the likeliest one for the prompt of its row.
+    """Every requested completion comes back once, in the order of the request, with its ids, group, prompt, metadata
+    and parent, and at weight 1. It continues exactly the prompt tokens of the request, at its temperature, and both are
+    echoed. A greedy completion is the most likely one for the prompt of its row.
 
     The request's groups take turns, so an engine that sorts by prompt and forgets to sort back is caught.
 
-    If it fails: carry the fields of the request over row by row, see `unirl.numerics.text_rollout.text_track`; send
+    If it fails: carry the fields of the request over row by row, see `unirl.numerics.tokens.rollout.text_track`; send
     token ids to the engine, never text that it tokenizes again.
     """
     model = bench.model()
@@ -39,9 +39,9 @@ def test_every_text_comes_back_with_its_lineage(bench: TextEngineBench) -> None:
         rollout = engine.generate(request)
         greedy = bench.decided_request(model).select(MIXED)
         likeliest = bench.sample(engine, greedy)
-    assert set(rollout.tracks) == {bench.track}, f"{bench.track!r} was asked for, {sorted(rollout.tracks)} came back"
+    assert set(rollout.tracks) == {bench.track}, f"got tracks {sorted(rollout.tracks)}, expected {bench.track!r}"
     track = rollout.tracks[bench.track]
-    wanted = {
+    expected = {
         "sample_ids": request.sample_ids,
         "group_ids": request.group_ids,
         "parent_track": None,
@@ -49,41 +49,43 @@ def test_every_text_comes_back_with_its_lineage(bench: TextEngineBench) -> None:
         "prompts": request.prompts,
         "metadata": tuple(dict(one) for one in request.metadata),
     }
-    for name, value in wanted.items():
-        found = getattr(track, name)
-        found = tuple(dict(one) for one in found) if name == "metadata" else found
-        assert found == value, f"{name}: the request says {value}, the track has {found}"
-    assert track.weights.tolist() == [1.0] * request.num_rows, f"weights are {track.weights.tolist()}, 1 is wanted"
+    for name, value in expected.items():
+        result = getattr(track, name)
+        result = tuple(dict(one) for one in result) if name == "metadata" else result
+        assert result == value, f"{name}: the request says {value}, the track has {result}"
+    assert track.sample_weights.tolist() == [1.0] * request.num_rows, (
+        f"weights are {track.sample_weights.tolist()}, 1 is wanted"
+    )
     verify_echo(request, rollout)
     bench.check_made_by(model, greedy, likeliest, name="off the likeliest text")
 
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
 def test_texts_are_the_words_of_their_tokens(bench: TextEngineBench) -> None:
-    """Tokens are int64 of the model's own, and the text that rewards see is what they say, row by row, without special
-    tokens.
+    """Tokens are int64 token ids of the model, and the text passed to rewards is their decoded form, row by row,
+    without special tokens.
 
     If it fails: keep the token ids that the engine drew, and decode those with the model's `texts`.
     """
     _, track = bench.generate(sampling=LONG)
     for tokens in track.text.tokens:
         assert tokens.dtype == torch.int64 and tokens.ndim == 1, f"tokens are {tokens.dtype} {list(tokens.shape)}"
-    said = bench.model().texts([tokens.cpu() for tokens in track.text.tokens])
+    reply = bench.model().texts([tokens.cpu() for tokens in track.text.tokens])
     assert track.texts is not None, "no texts came back"
-    for sample, found, wanted in zip(track.sample_ids, track.texts, said, strict=True):
-        assert found == wanted, f"the tokens of {sample!r} say {wanted!r}; its text is {found!r}"
+    for sample, result, expected in zip(track.sample_ids, track.texts, reply, strict=True):
+        assert result == expected, f"the tokens of {sample!r} say {expected!r}; its text is {result!r}"
 
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
 def test_a_text_that_reaches_its_limit_is_truncated(bench: TextEngineBench) -> None:
-    """No text is longer than `max_new_tokens`; one that was stopped by it is `TRUNCATED` and just as long, one that
-    ended by itself is `COMPLETED`, also where its last token is the last that it may have.
+    """No completion is longer than `max_new_tokens`. One stopped by the limit is `TRUNCATED` and has exactly that
+    length; one that ended by itself is `COMPLETED`, even with its last possible token.
 
     If it fails: compare the last token with the request's stop tokens; look for a limit of the engine's own, as its
     context length.
     """
     for longest in (1, 5):
-        # A third of all tokens end a text, so that both ends are there.
+        # A third of all tokens end a completion, so that both ends are there.
         request, track = bench.generate(sampling={"max_new_tokens": longest, "stop_token_ids": _third(bench)})
         _check_ends(bench, request, track)
         states = Counter(track.status)
@@ -92,11 +94,11 @@ def test_a_text_that_reaches_its_limit_is_truncated(bench: TextEngineBench) -> N
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
 def test_stop_tokens_end_a_text(bench: TextEngineBench) -> None:
-    """A text ends with the first stop token of the request, the model's own and those of `stop_token_ids`, which is its
-    last token and is trained on; nothing follows it.
+    """A completion ends with the first stop token of the request, whether the model's or from `stop_token_ids`. It is
+    the last token, and is trained on.
 
-    If it fails: hand `stop_tokens` of the request to the engine, and keep the token that ended a text: engines drop it
-    unless they are told otherwise.
+    If it fails: hand `stop_tokens` of the request to the engine, and keep the token that ended a completion: engines
+    drop it unless they are told otherwise.
     """
     model = bench.model()
     request = bench.request(model, sampling={**LONG, "stop_token_ids": _third(bench)})
@@ -112,16 +114,16 @@ def test_stop_tokens_end_a_text(bench: TextEngineBench) -> None:
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
 def test_stop_strings_end_a_text_and_are_not_seen(bench: TextEngineBench) -> None:
-    """A text ends with the token that completes a stop string, and is `COMPLETED`. The tokens of the string stay, for
-    they were drawn and are trained on; the text that rewards see ends before it.
+    """A completion ends with the token that completes a stop string, and is `COMPLETED`. The tokens of the string are
+    kept, because they were sampled and are trained on; the text passed to rewards ends before it.
 
-    If it fails: look for the string in the text so far, not in the newest token alone, and cut the text, not the
-    tokens.
+    If it fails: look for the string in the completion so far, not in the newest token alone, and cut the completion,
+    not the tokens.
     """
     model = bench.model()
     _, free = bench.generate(sampling=LONG)
     assert free.texts is not None
-    # Letters that the model likes, so that many texts have one wherever the engine takes its chance from.
+    # Letters that the model likes, so that many completions have one wherever the engine takes its chance from.
     letters = Counter(letter for text in free.texts for letter in text if letter.isprintable() and letter != "\ufffd")
     stops = [letter for letter, _ in letters.most_common(8)]
     assert stops, f"six texts have not a single letter: {free.texts}"
@@ -148,10 +150,10 @@ def test_stop_strings_end_a_text_and_are_not_seen(bench: TextEngineBench) -> Non
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
 def test_texts_of_a_group_differ(bench: TextEngineBench) -> None:
-    """The samples of a prompt are drawn apart: a group of equal texts has nothing to compare.
+    """The samples of a prompt are drawn independently: a group of equal completions carries no gradient.
 
     If it fails: give every sample a seed of its own, `seeds` of the request; an engine that is given one seed for a
-    prompt with n samples may draw one text n times.
+    prompt with n samples may draw one completion n times.
     """
     _, track = bench.generate(sampling=LONG)
     for group, rows in track.groups().items():
@@ -161,9 +163,9 @@ def test_texts_of_a_group_differ(bench: TextEngineBench) -> None:
 
 @claim("engine", proves=(Cap.SEEDS, Cap.TEXT_ROLLOUT), track="text", own_engine=True)
 def test_the_same_seeds_give_the_same_texts(bench: TextEngineBench) -> None:
-    """An engine that draws from the request's recipe gives each sample the text of its seed: in one piece, in pieces of
-    any size (groups cut in two as well), in another order, sent again, and to a new engine; another rollout or seed
-    gives others. Resumed runs, retries and any number of ranks rest on it.
+    """An engine with seeded sampling gives each sample the completion of its seed: in one piece, in pieces of any size
+    (even splitting groups), in another order, repeated, or on a new engine; another rollout or seed gives others.
+    Resumed runs, retries and any number of ranks depend on it.
 
     If it fails: draw by `seeds` of the request, number k of a stream for token k, and let nothing look at the place of
     a row or at what was generated before.
@@ -199,12 +201,12 @@ def _vocabulary(model: TextModel) -> int:
 
 
 def _check_ends(bench: TextEngineBench, request: Request, track: Track) -> None:
-    """Every text ends at its first stop token, COMPLETED, or at the limit, TRUNCATED."""
+    """Every completion ends at its first stop token, COMPLETED, or at the limit, TRUNCATED."""
     wanted = request.text(bench.track)
     stops, longest = set(wanted.stop_tokens), wanted.sampling.max_new_tokens
     for sample, tokens, status in zip(track.sample_ids, track.text.tokens, track.status, strict=True):
         row = tokens.tolist()
-        assert 1 <= len(row) <= longest, f"{sample!r} has {len(row)} tokens, 1 to {longest} were asked for"
+        assert 1 <= len(row) <= longest, f"{sample!r}: got {len(row)} tokens, expected 1 to {longest}"
         early = [place for place, token in enumerate(row[:-1]) if token in stops]
         assert not early, f"{sample!r} goes on after a stop token at place {early[0]} of {len(row)}"
         is_stopped = row[-1] in stops

@@ -1,4 +1,4 @@
-"""From which distribution an engine draws its tokens, and what it says of their log-probs."""
+"""The sampling distribution of tokens, and their log-probs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.conformance.benches.text_engine import TextEngineBench
 from unirl.conformance.claims import claim
+from unirl.conformance.fixtures.text_engine import TextEngineBench
 from unirl.conformance.verdicts import NotApplicable
-from unirl.core.capability import Cap
-from unirl.core.request import Request
-from unirl.core.track import Track
-from unirl.numerics.text_replay import per_token, replay_text
+from unirl.core.specs.capability import Cap
+from unirl.core.types.request import Request
+from unirl.core.types.track import Track
+from unirl.numerics.tokens.replay import per_token, replay_text
 
 DRAWS = 160
 """Samples of a prompt from which a distribution is told."""
@@ -22,18 +22,18 @@ SIGMAS = 5.0
 
 @claim("engine", proves=(Cap.LOG_PROBS_TOKEN, Cap.TEXT_ROLLOUT), track="text")
 def test_log_probs_are_those_of_the_model_at_the_temperature(bench: TextEngineBench) -> None:
-    """The log-prob that comes with every token is the one that training computes for it: over all tokens, at the
-    temperature that was asked for, one for each, the last one included.
+    """The engine's log-prob of every token is the one that training computes for it: over the whole vocabulary, at the
+    requested temperature, for each token including the last.
 
     If it fails: most engines give log-probs at temperature 1, or after top_p and top_k; ask for those of the logits
     that were sampled, before anything is cut off.
     """
     for temperature in (1.0, 0.6):
         _, track = bench.generate(sampling={"temperature": temperature, "max_new_tokens": 12})
-        found = bench.log_probs(track)
-        shapes = [(value.dtype, len(value)) for value in found]
-        wanted = [(torch.float32, length) for length in track.text.lengths]
-        assert shapes == wanted, f"log-probs are {shapes}; {wanted} is wanted"
+        result = bench.log_probs(track)
+        shapes = [(value.dtype, len(value)) for value in result]
+        expected = [(torch.float32, length) for length in track.text.lengths]
+        assert shapes == expected, f"log-probs are {shapes}; {expected} is wanted"
         with torch.no_grad():
             replayed = replay_text(bench.model(), track.text, packing=False, with_entropy=False)
         gap = (replayed.log_probs.cpu() - per_token(track.text, "log_probs").cpu()).abs()[replayed.valid.cpu()]
@@ -61,8 +61,8 @@ def test_tokens_are_drawn_at_the_temperature(bench: TextEngineBench) -> None:
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
 def test_temperature_0_takes_the_likeliest_token(bench: TextEngineBench) -> None:
-    """At temperature 0 every token is the likeliest one after what stands before it, and its log-prob that of the plain
-    logits: evaluation means the same everywhere.
+    """At temperature 0 every token is the most likely one after what stands before it, and its log-prob that of the
+    plain logits: evaluation means the same everywhere.
 
     If it fails: look for a temperature that is raised to a smallest value, or for log-probs of the greedy choice, which
     are all 0.
@@ -76,8 +76,8 @@ def test_temperature_0_takes_the_likeliest_token(bench: TextEngineBench) -> None
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
 def test_top_k_and_top_p_leave_the_likeliest_tokens(bench: TextEngineBench) -> None:
-    """With `top_k` tokens come from the k likeliest, with `top_p` from the likeliest that reach this probability, and
-    from several of them.
+    """With `top_k` tokens come from the k most likely, with `top_p` from the most likely that reach this probability,
+    and from several of them.
 
     If it fails: hand both on to the engine; of a nucleus, the token that reaches `top_p` belongs to it.
     """
@@ -101,7 +101,7 @@ def test_top_k_and_top_p_leave_the_likeliest_tokens(bench: TextEngineBench) -> N
 @claim("engine", proves=(Cap.LOG_PROBS_TOKEN, Cap.TEXT_ROLLOUT), track="text")
 def test_log_probs_are_over_all_tokens_whatever_is_left_out(bench: TextEngineBench) -> None:
     """With `top_k` a log-prob still is that of the whole distribution: one over the tokens that are left would be
-    another policy's. An engine that has no other may give none then; training refuses `top_k` where it needs them.
+    another policy's. An engine that has no other may give none then; training rejects `top_k` where it needs them.
 
     If it fails: take log-probs from the logits before they are cut off, or leave them out.
     """
@@ -109,14 +109,14 @@ def test_log_probs_are_over_all_tokens_whatever_is_left_out(bench: TextEngineBen
     if track.text.log_probs is None:
         raise NotApplicable(f"engine {bench.spec.name!r} gives no log-probs with top_k")
     expected = _scores(bench, request, temperature=1.0).gather(1, _tokens(track)[:, None]).squeeze(1)
-    found = torch.cat(list(bench.log_probs(track))).cpu()
-    bench.record_gap("log-prob gap", (found - expected).abs())
+    result = torch.cat(list(bench.log_probs(track))).cpu()
+    bench.record_gap("log-prob gap", (result - expected).abs())
 
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
 def test_prompts_are_read_as_tokens(bench: TextEngineBench) -> None:
     """The engine goes on from the prompt tokens of the request, whatever the prompt's words are: with the tokens of
-    another prompt under the same words, the likeliest text is that of the tokens.
+    another prompt under the same words, the most likely completion is that of the tokens.
 
     If it fails: send token ids; a server that tokenizes the words again may put its own template around them.
     """
@@ -134,7 +134,7 @@ def test_prompts_are_read_as_tokens(bench: TextEngineBench) -> None:
 
 
 def _first_tokens(bench: TextEngineBench, **sampling: Any) -> tuple[Request, Track]:
-    """Texts of one token."""
+    """Completions of one token."""
     return bench.generate(sampling={"max_new_tokens": 1, **sampling}, samples_per_prompt=DRAWS)
 
 

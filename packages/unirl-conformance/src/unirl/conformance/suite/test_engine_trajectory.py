@@ -1,41 +1,43 @@
-"""What an engine says of the way: the stored latents, the steps between them, their log-probs, the conditions."""
+"""Trajectories: stored latents, the steps between them, their log-probs, and conditions."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 
 import torch
-from unirl.conformance.benches.engine import ROUNDING
-from unirl.conformance.benches.latent_engine import LatentEngineBench
 from unirl.conformance.claims import claim
+from unirl.conformance.doubles.walk import distance
+from unirl.conformance.fixtures.engine import ROUNDING
+from unirl.conformance.fixtures.latent_engine import LatentEngineBench
 from unirl.conformance.verdicts import NotApplicable
-from unirl.core.capability import Cap
 from unirl.core.errors import RecipeError
-from unirl.core.request import Request
-from unirl.core.rollout import Rollout
-from unirl.numerics.track_replay import TrackReplay
+from unirl.core.specs.capability import Cap
+from unirl.core.types.request import Request
+from unirl.core.types.rollout import Rollout
+from unirl.numerics.train.track_replay import TrackReplay
 
 GAP = 5e-5
-"""Bound of a log-prob gap: half of 1e-4, the narrowest clip range in common use, which the ratio must not reach by
+"""Bound of a log-prob mismatch: half of 1e-4, the narrowest clip range in common use, which the ratio must not reach by
 rounding. Log-probs are means over elements, so fp32 rounding leaves 1e-7 to 1e-6."""
 GUIDED = {"guidance_scale": 3.0, "negative_prompt": "blurry"}
 
 
 @claim("engine", proves=(Cap.TRAJECTORY_WINDOW, Cap.SDE_STEPS))
 def test_a_window_holds_the_latents_around_sde_steps_and_the_end(bench: LatentEngineBench) -> None:
-    """A window is {i, i + 1} of every SDE step i and the final latent, nothing else: what training needs, and what it
-    pays for in memory.
+    """A window is {i, i + 1} of every SDE step i and the final latent: exactly the latents that training needs.
 
     If it fails: store position i before step i and i + 1 after it, each once, rising; count positions like `sigmas`.
     """
     model = bench.model()
     steps = torch.tensor([[1, 4]] * 6)
-    sampling = bench.with_kernel(bench.noisy_kernels[0]) | {"steps": 7}
+    sampling = bench.with_kernel(bench.noisy_kernels[0]) | {"num_inference_steps": 7}
     request = bench.with_sde_steps(bench.request(model, sampling=sampling, trajectory="window"), steps)
     with bench.engine(model) as engine:
         track = bench.sample(engine, request)
-    found = track.latent.positions.tolist()
-    assert found == [[1, 2, 4, 5, 7]] * 6, f"SDE steps 1 and 4 of 7 need positions [1, 2, 4, 5, 7]; stored are {found}"
+    result = track.latent.positions.tolist()
+    assert result == [[1, 2, 4, 5, 7]] * 6, (
+        f"SDE steps 1 and 4 of 7 need positions [1, 2, 4, 5, 7]; stored are {result}"
+    )
     assert track.latent.latents.shape[:2] == (6, 5), f"latents are {list(track.latent.latents.shape)}"
     walk = bench.walk(request, track)
     assert bool(walk.stochastic.any()), "no stochastic step is stored"
@@ -52,8 +54,10 @@ def test_a_full_trajectory_holds_every_latent(bench: LatentEngineBench) -> None:
     quiet = bench.with_kernel(bench.quiet_kernel)
     _, rollout = bench.generate(sampling=quiet, trajectory="full")
     segment = rollout.tracks[bench.track].latent
-    wanted = [list(range(segment.num_steps + 1))] * segment.num_rows
-    assert segment.positions.tolist() == wanted, f"positions {wanted[0]} are wanted, {segment.positions.tolist()} found"
+    expected = [list(range(segment.num_steps + 1))] * segment.num_rows
+    assert segment.positions.tolist() == expected, (
+        f"positions {expected[0]} are wanted, {segment.positions.tolist()} found"
+    )
     assert segment.latents.shape[1] == segment.num_steps + 1, f"latents are {list(segment.latents.shape)}"
     assert bool(torch.isfinite(segment.latents).all()), "some latents are not finite"
 
@@ -61,7 +65,7 @@ def test_a_full_trajectory_holds_every_latent(bench: LatentEngineBench) -> None:
 @claim("engine", proves=Cap.LATENT_ROLLOUT)
 def test_every_kernel_of_the_spec_steps_by_its_formula(bench: LatentEngineBench) -> None:
     """Each latent follows from the one before by the formula of its kernel, for every kernel that the spec names, with
-    the velocity of the model that trains. Otherwise the ratio of the first update is not 1.
+    the velocity of the trained model. Otherwise the ratio of the first update is not 1.
 
     If it fails: the number says which kernel. Look at the velocity first (timestep scaling, conditions, dtype), then at
     mean and std; std is that of the transition, g sqrt(-dt), not the diffusion coefficient g.
@@ -85,8 +89,8 @@ def test_every_kernel_of_the_spec_steps_by_its_formula(bench: LatentEngineBench)
 
 @claim("engine", proves=Cap.LOG_PROBS_GAUSSIAN)
 def test_log_probs_are_those_of_the_replay(bench: LatentEngineBench) -> None:
-    """The engine's log-prob of each SDE step is what training finds for the same latents and weights: ratio 1. The
-    number is the largest gap, over all kernels with noise, against the replay and against the kernel's formula.
+    """The engine's log-prob of each SDE step equals training's for the same latents and weights: ratio 1. The number is
+    the maximum mismatch, over all kernels with noise, against the replay and against the kernel's formula.
 
     If it fails: log-probs are means over elements, not sums, in fp32, of the latent that was stored (after rounding),
     with the transition's std and the constants. A gap of 1e-5 to 1e-3 alone is mostly a dtype of the engine.
@@ -98,6 +102,34 @@ def test_log_probs_are_those_of_the_replay(bench: LatentEngineBench) -> None:
     if "cps" in bench.kernels:
         bare = bench.with_kernel("cps", sde_steps=(0, 1, 2)) | {"kernel_options": {"constants": False}}
         check_log_probs(bench, *bench.generate(sampling=bare), name="log-prob gap cps without constants")
+
+
+@claim("engine", proves=(Cap.LOG_PROBS_GAUSSIAN, Cap.SDE_STEPS, Cap.INITIAL_NOISE, Cap.STEP_NOISE))
+def test_only_the_asked_steps_are_scored(bench: LatentEngineBench) -> None:
+    """A request may ask for the log-probs of some SDE steps of each sample. Those of `train_steps` are scored and no
+    others, in the order of the request; the samples are those of a request that scores every SDE step.
+
+    If it fails: pass `train_steps` of the request on to whatever scores the steps, row by row, and echo what it scored.
+    An engine that scores every SDE step anyway trains the policy on steps that the recipe left out.
+    """
+    # Not the first two of each row: that is what an engine scores which takes the number of steps alone.
+    steps = torch.tensor([[0, 2], [1, 2], [0, 2]] * 2)
+    sampling = bench.with_kernel(bench.noisy_kernels[0], sde_steps=(0, 1, 2))
+    whole = bench.generate(sampling=sampling, **bench.storing_most())[1].tracks[bench.track].latent
+    model = bench.model()
+    request = bench.with_train_steps(bench.request(model, sampling=sampling, **bench.storing_most()), steps)
+    with bench.engine(model) as engine:
+        some = bench.sample(engine, request).latent
+    echoed = some.train_steps
+    assert echoed is not None, "the request says which steps are scored; the engine scored every SDE step"
+    assert echoed.tolist() == steps.tolist(), f"{steps.tolist()} were to be scored; {echoed.tolist()} are echoed"
+    assert whole.log_probs is not None and some.log_probs is not None, "no log-probs came back"
+    # SDE steps 0, 1 and 2 stand in columns 0, 1 and 2.
+    expected = whole.log_probs.cpu().gather(1, steps)
+    shape = list(some.log_probs.shape)
+    assert shape == [6, 2], f"log-probs are {shape}; expected [samples, steps] [6, 2]"
+    bench.record("log-prob gap to scoring every step", float((some.log_probs.cpu() - expected).abs().max()), bound=GAP)
+    bench.record("final latents off", distance(some.final, whole.final), bound=ROUNDING)
 
 
 @claim("engine", proves=(Cap.LOG_PROBS_GAUSSIAN, Cap.GUIDANCE), needs={"model": (Cap.GUIDANCE,)})
@@ -116,8 +148,8 @@ def test_guidance_and_its_mode_are_honoured(bench: LatentEngineBench) -> None:
     `norm-corrected` with the norm of v+.
 
     If it fails: look for a scale of the engine's own (diffusers pipelines have one), a conditional and an unconditional
-    half that are swapped, or a mode that is ignored; a mode other than `batched` that it cannot do must be refused with
-    its name.
+    half that are swapped, or a mode that is ignored; a mode other than `batched` that it cannot do must be rejected
+    with its name.
     """
     for mode in ("batched", "two-pass", "norm-corrected"):
         sampling = bench.with_kernel(bench.quiet_kernel) | GUIDED | {"guidance_mode": mode}
@@ -127,8 +159,8 @@ def test_guidance_and_its_mode_are_honoured(bench: LatentEngineBench) -> None:
             assert mode != "batched" and f"guidance_mode: {mode!r}" in str(refusal), f"{mode!r}: {refusal}"
             continue
         segment = rollout.tracks[bench.track].latent
-        echoed = (segment.guidance_scale, segment.guidance_mode)
-        assert echoed == (3.0, mode), f"guidance 3.0, {mode!r} was asked for; {echoed} is echoed"
+        echoed = (segment.sampler.guidance_scale, segment.sampler.guidance_mode)
+        assert echoed == (3.0, mode), f"guidance: got {echoed} in the echo, expected (3.0, {mode!r})"
         walk = bench.walk(request, rollout.tracks[bench.track])
         if not bool(walk.deterministic.any()):
             raise NotApplicable(f"engine {bench.spec.name!r} promises neither a known start nor a trajectory to see")
@@ -173,20 +205,20 @@ def test_conditions_are_those_that_it_generated_from(bench: LatentEngineBench) -
 def check_log_probs(bench: LatentEngineBench, request: Request, rollout: Rollout, *, name: str) -> None:
     """Against the replay, as training does it, and against the formula."""
     segment = rollout.tracks[bench.track].latent
-    found = segment.log_probs
-    assert found is not None, "no log-probs came back"
+    result = segment.log_probs
+    assert result is not None, "no log-probs came back"
     shape = (segment.num_rows, segment.sde_steps.shape[1])
-    assert tuple(found.shape) == shape, f"log-probs are {list(found.shape)}, [samples, SDE steps] {shape} are wanted"
-    assert found.dtype is torch.float32, f"log-probs are {found.dtype}; float32 is wanted"
+    assert tuple(result.shape) == shape, f"log-probs are {list(result.shape)}, [samples, SDE steps] {shape} are wanted"
+    assert result.dtype is torch.float32, f"log-probs are {result.dtype}; float32 is wanted"
     model = bench.model()
     track = rollout.tracks[bench.track].to(model.device)
     with torch.no_grad():
         replay = TrackReplay(model, stacked=True, policy_context=lambda _: nullcontext())
         again = replay(track).log_probs
-    bench.record(name, float((found.to(again.device) - again).abs().max()), bound=GAP)
+    bench.record(name, float((result.to(again.device) - again).abs().max()), bound=GAP)
     walk = bench.walk(request, rollout.tracks[bench.track])
     steps = segment.sde_steps.to(model.device)
     formula = walk.log_probs.gather(1, steps.clamp_min(0)) * (steps >= 0)
     seen = walk.seen.gather(1, steps.clamp_min(0))
     assert bool(seen.all()), "an SDE step is not stored"
-    bench.record(f"{name}, formula", float((found.to(model.device) - formula).abs().max()), bound=GAP)
+    bench.record(f"{name}, formula", float((result.to(model.device) - formula).abs().max()), bound=GAP)

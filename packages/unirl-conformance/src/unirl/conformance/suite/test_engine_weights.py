@@ -1,12 +1,14 @@
-"""Weights of an engine: shared with training, or received whole. Adapters stand in `test_engine_lora`."""
+"""Weights of an engine: shared with training, or received in full. For adapters see `test_engine_lora`."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 import torch
-from unirl.conformance.benches.engine import ROUNDING, EngineBench
-from unirl.conformance.benches.engine_weights import (
+from unirl.conformance.claims import claim
+from unirl.conformance.doubles.trained import full_update, perturb
+from unirl.conformance.fixtures.engine import ROUNDING, EngineBench
+from unirl.conformance.fixtures.engine_weights import (
     REFUSES,
     check_as_before,
     check_receipt,
@@ -15,15 +17,13 @@ from unirl.conformance.benches.engine_weights import (
     check_samples,
     damaged_full,
 )
-from unirl.conformance.claims import claim
-from unirl.conformance.workbench.trained import full_update, perturb
-from unirl.core.capability import Cap
 from unirl.core.errors import UniRLError
+from unirl.core.specs.capability import Cap
 
 
 @claim("engine", proves=Cap.WEIGHTS_SHARED, track="any")
 def test_shared_weights_are_sampled_as_they_train(bench: EngineBench) -> None:
-    """The engine samples from the very module that trains: a change of a weight is in the next sample.
+    """The engine samples from the trained module itself: a change of a weight shows in the next sample.
 
     If it fails: look for a copy, a compiled graph or a cast of the weights that was made when the engine was built.
     """
@@ -41,8 +41,8 @@ def test_shared_weights_are_sampled_as_they_train(bench: EngineBench) -> None:
 
 @claim("engine", proves=Cap.WEIGHTS_SHARED, track="any")
 def test_an_engine_that_shares_its_weights_refuses_others(bench: EngineBench) -> None:
-    """Weights that are sent to an engine which samples from the module that trains are refused: there is nothing to
-    load them into, and taking them in silence would hide that two parts disagree.
+    """An engine that samples from the trained module rejects weight updates: it has nothing to load them into, and
+    ignoring them would hide a misconfiguration.
 
     If it fails: raise a RecipeError in `load_weights`.
     """
@@ -66,8 +66,8 @@ def test_the_receipt_is_of_what_the_engine_holds(bench: EngineBench) -> None:
     """After a weight sync the engine answers with the version, the checksum, the number and the bytes of the weights
     that it then holds, all of the trainer's; its own version and that of its samples move along.
 
-    If it fails: compute the checksum with `unirl.core.weights.checksum` from the weights on the engine's side, under
-    the trainer's names and dtypes.
+    If it fails: compute the checksum with `unirl.core.types.weights.checksum` from the weights on the engine's side,
+    under the trainer's names and dtypes.
     """
     model, trainer = bench.fresh_model(), bench.fresh_model()
     perturb(trainer, seed=1)
@@ -77,8 +77,8 @@ def test_the_receipt_is_of_what_the_engine_holds(bench: EngineBench) -> None:
 
 @claim("engine", proves=Cap.WEIGHTS_FULL, track="any")
 def test_full_weights_are_sampled_from(bench: EngineBench) -> None:
-    """After a sync of full weights, and of merged ones, the samples are those of a model with these weights; the model
-    that trains is not touched.
+    """After a sync of full or merged weights, the samples are those of a model with these weights; the trained model is
+    unchanged.
 
     If it fails: a name that maps to nothing, fused projections (q, k, v) loaded in another order, a weight that is
     held twice, or a captured graph that still has the old ones.
@@ -116,8 +116,8 @@ def test_full_weights_that_do_not_fit_are_refused(bench: EngineBench) -> None:
 
 @claim("engine", proves=Cap.WEIGHTS_FULL, track="any")
 def test_refused_full_weights_are_never_half_applied(bench: EngineBench) -> None:
-    """After weights were refused the engine samples as before, under its old version, or refuses to sample until a
-    whole sync has come; and that sync works.
+    """After weights were rejected the engine samples as before, under its old version, or refuses to sample until a
+    full sync, which then works.
 
     If it fails: check everything before writing anything, or mark the engine as unusable before the first write.
     """
@@ -129,7 +129,7 @@ def test_refused_full_weights_are_never_half_applied(bench: EngineBench) -> None
 
 @claim("engine", proves=Cap.SLEEP, track="any")
 def test_sleep_and_wake_give_the_same_samples(bench: EngineBench) -> None:
-    """An engine that slept samples as before, from the weights that it had been given, under their version.
+    """After sleep and wake an engine samples as before, from the weights last sent, under their version.
 
     If it fails: sleeping dropped weights, or brought back those of the checkpoint; sync again in `wake`, or keep them.
     """
@@ -152,8 +152,8 @@ def test_sleep_and_wake_give_the_same_samples(bench: EngineBench) -> None:
 
 @claim("engine", proves=Cap.SLEEP, track="any")
 def test_generating_asleep_is_refused(bench: EngineBench) -> None:
-    """A request to a sleeping engine raises; it neither wakes by itself, which would take memory that training uses,
-    nor samples from what is left. After `wake` it works.
+    """A request to a sleeping engine raises: waking by itself would take memory that training uses. After `wake` it
+    works.
 
     If it fails: keep a flag and raise in `generate`.
     """
@@ -172,8 +172,8 @@ def test_generating_asleep_is_refused(bench: EngineBench) -> None:
 
 @claim("engine", proves=(Cap.SLEEP, Cap.WEIGHTS_FULL), track="any")
 def test_weights_that_come_asleep_are_refused_or_there_awake(bench: EngineBench) -> None:
-    """Weights that are sent to a sleeping engine are refused, and it wakes with those that it had, or they are what it
-    samples from when it is awake: they never vanish in memory that was given back. A sync after waking works.
+    """A weight update sent while asleep is rejected, or takes effect on wake-up; it is never lost. A sync after waking
+    works.
 
     If it fails: refuse updates while asleep, before the version moves; or wake first.
     """

@@ -1,14 +1,14 @@
-"""Launchers: the same run elsewhere."""
+"""Launchers: the same run in other processes."""
 
 from __future__ import annotations
 
 import math
 import time
 
-from unirl.conformance.benches.launcher import FAILURE, LauncherBench
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.processes import Running, patience
-from unirl.conformance.workbench.trainee import largest_gap
+from unirl.conformance.doubles.processes import Running, patience
+from unirl.conformance.doubles.trainee import largest_gap
+from unirl.conformance.fixtures.launcher import FAILURE, LauncherBench
 from unirl.core.errors import RewardFailed, UniRLError
 
 BOUND = 1e-6
@@ -24,13 +24,13 @@ def test_a_launched_run_gives_the_numbers_of_one_process(bench: LauncherBench) -
     """
     plan = bench.plan()
     with bench.in_process(plan) as cell:
-        wanted = [cell.run(step) for step in range(2)]
+        expected = [cell.run(step) for step in range(2)]
         weights = cell.weights()
     with bench.launched(plan) as cell:
-        found = [cell.run(step) for step in range(2)]
+        result = [cell.run(step) for step in range(2)]
         assert cell.parts.backend.version == 2, f"version {cell.parts.backend.version} after two updates"
         gap = largest_gap(cell.weights(), weights)
-    for step, (here, there) in enumerate(zip(wanted, found, strict=True)):
+    for step, (here, there) in enumerate(zip(expected, result, strict=True)):
         missing = sorted(here.keys() - there.keys())
         assert not missing, f"step {step}: the launched run does not report {missing[0]!r}"
         for name, value in here.items():
@@ -41,8 +41,8 @@ def test_a_launched_run_gives_the_numbers_of_one_process(bench: LauncherBench) -
 
 @claim("launcher")
 def test_checkpoints_move_between_launchers(bench: LauncherBench) -> None:
-    """A launched run goes on from a checkpoint of this process, and this process from one of the launched run; both end
-    where two steps at a stretch end.
+    """A launched run resumes from a checkpoint of this process, and this process from one of the launched run; both end
+    where two uninterrupted steps end.
 
     If it fails: pass `save` and `load` on to every rank of the backend, and refuse nothing because of where it ran.
     """
@@ -51,21 +51,21 @@ def test_checkpoints_move_between_launchers(bench: LauncherBench) -> None:
         cell.run(0)
         first = bench.save(cell, "first")
         cell.run(1)
-        wanted = cell.weights()
+        expected = cell.weights()
     with bench.launched(plan) as cell:
         cell.parts.backend.load(first)
         cell.run(1)
         second = bench.save(cell, "second")
-        bench.record("gap of the weights, launched", largest_gap(cell.weights(), wanted), bound=BOUND)
+        bench.record("gap of the weights, launched", largest_gap(cell.weights(), expected), bound=BOUND)
     with bench.in_process(plan) as cell:
         cell.parts.backend.load(second)
         assert cell.parts.backend.version == 2, f"a checkpoint of two steps is loaded as {cell.parts.backend.version}"
-        bench.record("gap of the weights, back in process", largest_gap(cell.weights(), wanted), bound=BOUND)
+        bench.record("gap of the weights, back in process", largest_gap(cell.weights(), expected), bound=BOUND)
 
 
 @claim("launcher")
 def test_an_error_of_a_part_keeps_its_kind_and_words(bench: LauncherBench) -> None:
-    """What a part raises for the user arrives as it was raised, wherever the part runs: its class and its sentence.
+    """An error raised for the user by a part arrives with its class and message, wherever the part runs.
 
     If it fails: send errors of UniRL across as they are, and add where they come from as a note.
     """
@@ -104,7 +104,7 @@ def test_a_launch_that_fails_leaves_nothing_behind(bench: LauncherBench) -> None
 
 @claim("launcher")
 def test_a_closed_launcher_leaves_nothing_behind(bench: LauncherBench) -> None:
-    """After `close` no process of the run is left, and closing again is no mistake.
+    """After `close` no process of the run is left, and closing again is not an error.
 
     If it fails: keep the handles of all that was started, end them in `close`, and forget them.
     """

@@ -1,13 +1,13 @@
-"""What a model makes of prompts."""
+"""Conditions that a model computes from prompts."""
 
 from __future__ import annotations
 
 import torch
-from unirl.conformance.benches.latent_model import NEGATIVE, LatentModelBench
-from unirl.conformance.benches.model import relative_gap
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.requests import PROMPTS
-from unirl.core.capability import Cap
+from unirl.conformance.doubles.requests import PROMPTS
+from unirl.conformance.fixtures.latent_model import NEGATIVE, LatentModelBench
+from unirl.conformance.fixtures.model import relative_gap
+from unirl.core.specs.capability import Cap
 
 ENCODE_BOUND = 1e-5
 """fp32 matrix products sum in another order at another batch size: about 1e-6 through an encoder of a few layers."""
@@ -15,7 +15,7 @@ ENCODE_BOUND = 1e-5
 
 @claim("model")
 def test_conditions_have_a_row_for_each_prompt(bench: LatentModelBench) -> None:
-    """Every condition has one row per prompt, in their order, without gradient, and holds no number that is not finite.
+    """Every condition has one row per prompt, in their order, without gradient, and is finite.
 
     If it fails: look at what `encode` returns for three prompts; run it in `torch.no_grad`.
     """
@@ -73,5 +73,5 @@ def test_negative_conditions_have_the_shapes_of_positive_ones(bench: LatentModel
     with bench.model() as model:
         positive = {name: (v.shape, v.dtype) for name, v in bench.encode(model, [max(PROMPTS, key=len)]).items()}
         for prompt in ("", NEGATIVE, "many words " * 200):
-            found = {name: (v.shape, v.dtype) for name, v in bench.encode(model, [prompt]).items()}
-            assert found == positive, f"{prompt[:20]!r} gives {found}; {max(PROMPTS, key=len)!r} gives {positive}"
+            result = {name: (v.shape, v.dtype) for name, v in bench.encode(model, [prompt]).items()}
+            assert result == positive, f"{prompt[:20]!r} gives {result}; {max(PROMPTS, key=len)!r} gives {positive}"

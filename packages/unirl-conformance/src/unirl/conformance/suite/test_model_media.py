@@ -1,4 +1,4 @@
-"""The schedule that a model asks for, the sizes that it takes, and the media that it makes."""
+"""Schedule, supported sizes and decoded media of a model."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.conformance.benches.latent_model import LatentModelBench
 from unirl.conformance.claims import claim
-from unirl.core.config import LatentSamplingConfig
+from unirl.conformance.fixtures.latent_model import LatentModelBench
 from unirl.core.errors import RecipeError
 from unirl.core.roles import DiffusionModel
+from unirl.core.types.sampling import LatentSamplingConfig
 
 
 @claim("model")
 def test_schedule_falls_to_0_in_as_many_steps_as_asked(bench: LatentModelBench) -> None:
     """The sigmas are fp32, one more than steps, fall strictly from at most 1 and end in 0, for any number of steps.
 
-    If it fails: append the final 0 in `schedule`, compute in fp64 and round once, and read `sampling.steps`.
+    If it fails: append the final 0 in `schedule`, compute in fp64 and round once, and read
+    `sampling.num_inference_steps`.
     """
     with bench.model() as model:
         for steps in (2, 5, 50):
-            sigmas = model.schedule(bench.sampling(steps=steps))
+            sigmas = model.schedule(bench.sampling(num_inference_steps=steps))
             assert sigmas.shape == (steps + 1,), f"steps={steps} gives sigmas of shape {list(sigmas.shape)}"
             assert sigmas.dtype == torch.float32, f"the sigmas are {sigmas.dtype}"
             falls = bool((sigmas[1:] < sigmas[:-1]).all())
@@ -33,7 +34,7 @@ def test_schedule_falls_to_0_in_as_many_steps_as_asked(bench: LatentModelBench) 
 
 @claim("model")
 def test_media_has_the_asked_size(bench: LatentModelBench) -> None:
-    """What is decoded has the height, width and frames that were asked for, oblong ones too, as fp32.
+    """Decoded media have the requested height, width and frames, also if not square, in fp32.
 
     If it fails: `latent_shape` and `decode` disagree: look for height and width swapped, and for the decoder's factor.
     """
@@ -54,7 +55,7 @@ def test_media_has_the_asked_size(bench: LatentModelBench) -> None:
 
 @claim("model")
 def test_media_lies_between_0_and_1(bench: LatentModelBench) -> None:
-    """Pixels lie in [0, 1], also those of latents far from anything that was trained: rewards and trackers count on it.
+    """Pixels lie in [0, 1], even for latents far from the training distribution: rewards and trackers rely on it.
 
     If it fails: clamp at the end of `decode`, after going from [-1, 1] to [0, 1].
     """
@@ -68,8 +69,8 @@ def test_media_lies_between_0_and_1(bench: LatentModelBench) -> None:
 
 @claim("model")
 def test_sizes_that_do_not_fit_are_refused(bench: LatentModelBench) -> None:
-    """A size that the model cannot make is refused with an error that names the key, before anything is sampled; it is
-    never rounded to another one. What is not refused comes out in exactly that size.
+    """An unsupported size is rejected with an error that names the key, before anything is sampled, and never rounded
+    to another. Supported sizes are generated exactly.
 
     If it fails: check height, width and frames in `latent_shape`, and raise `RecipeError("sampling.<key>: ...")`.
     """
@@ -87,7 +88,7 @@ def test_sizes_that_do_not_fit_are_refused(bench: LatentModelBench) -> None:
 
 @claim("model")
 def test_decoder_keeps_the_gradient(bench: LatentModelBench) -> None:
-    """A gradient of the media reaches the latents, so that a reward which is differentiable can teach the sampler.
+    """Gradients flow from the media to the latents, so that a differentiable reward can train the sampler.
 
     If it fails: take `no_grad`, `.detach()`, `.data` and uint8 images out of `decode`; freezing the decoder's weights
     is right, and keeps the gradient of its input.
@@ -102,7 +103,7 @@ def test_decoder_keeps_the_gradient(bench: LatentModelBench) -> None:
 
 
 def _media(model: DiffusionModel, sampling: LatentSamplingConfig, *, key: str = "") -> Tensor | None:
-    """Media of this size, or None where it is refused; with `key`, the message must begin with it."""
+    """Media of this size, or None where it is rejected; with `key`, the message must begin with it."""
     try:
         shape = model.latent_shape(sampling)
     except RecipeError as error:
@@ -115,5 +116,5 @@ def _media(model: DiffusionModel, sampling: LatentSamplingConfig, *, key: str = 
 
 def _check_size(media: Any, asked: LatentSamplingConfig) -> None:
     size: tuple[int, ...] = (3, asked.height, asked.width)
-    wanted = (1, *size) if asked.frames == 1 and media.ndim == 4 else (1, asked.frames, *size)
-    assert tuple(media.shape) == wanted, f"sampling asks for {list(wanted)}, decoded was {list(media.shape)}"
+    expected = (1, *size) if asked.frames == 1 and media.ndim == 4 else (1, asked.frames, *size)
+    assert tuple(media.shape) == expected, f"sampling asks for {list(expected)}, decoded was {list(media.shape)}"

@@ -1,4 +1,4 @@
-"""The checkpoint that everything else about a model is tried on, and the module of it that trains."""
+"""The miniature checkpoint of a model, with which all other claims are tested, and its trainable module."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from unirl.conformance.benches.model import ModelBench
 from unirl.conformance.claims import claim
+from unirl.conformance.doubles.requests import PROMPTS
+from unirl.conformance.fixtures.model import ModelBench
 from unirl.conformance.verdicts import NotApplicable
-from unirl.conformance.workbench.requests import PROMPTS
-from unirl.core.capability import Cap, Support
-from unirl.core.data import MediaRef
 from unirl.core.errors import RecipeError
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.types.data import MediaRef
 
 MAX_BYTES = 20_000_000
 """A hundred miniatures of this size still fit on a small machine, and each is read many times a run."""
@@ -65,17 +65,17 @@ def test_miniature_is_the_same_bytes_for_the_same_seed(bench: ModelBench) -> Non
 
 @claim("model", track="any")
 def test_model_is_what_its_spec_says_where_it_was_told(bench: ModelBench) -> None:
-    """The model loads from its folder onto the device that was asked for, and carries the very spec that was matched: a
-    backend reads LoRA targets and blocks from it.
+    """The model loads from its folder onto the requested device and carries exactly the matched spec, from which
+    backends read LoRA targets and blocks.
 
     If it fails: set `spec` to the plugin's SPEC, and move the trainable module and `device` to the device of `build`.
     """
     with bench.model() as model:
         assert model.spec == bench.spec, f"the model says it is {model.spec.name!r}; the catalog's spec differs from it"
-        wanted = torch.device(bench.device).type
-        assert torch.device(model.device).type == wanted, f"{bench.device} was asked for; `device` is {model.device}"
-        away = [name for name, param in model.trainable.named_parameters() if param.device.type != wanted]
-        assert not away, f"{bench.device} was asked for; {len(away)} weights are elsewhere, the first is {away[0]}"
+        expected = torch.device(bench.device).type
+        assert torch.device(model.device).type == expected, f"`device`: got {model.device}, expected {bench.device}"
+        away = [name for name, param in model.trainable.named_parameters() if param.device.type != expected]
+        assert not away, f"{len(away)} weights are not on {bench.device}, the first is {away[0]}"
 
 
 @claim("model", track="any")
@@ -133,17 +133,17 @@ def test_wrap_blocks_match_what_the_miniature_promises(bench: ModelBench) -> Non
     if not names:
         raise NotApplicable(f"model {bench.spec.name!r} names no `wrap_blocks`: it is sharded as a whole")
     with bench.model() as model:
-        found = [type(part).__name__ for part in model.trainable.modules()]
-    absent = [name for name in names if name not in found]
+        result = [type(part).__name__ for part in model.trainable.modules()]
+    absent = [name for name in names if name not in result]
     assert not absent, f"no module of class {', '.join(absent)} is in {bench.spec.trainable!r}"
-    count = sum(found.count(name) for name in names)
+    count = sum(result.count(name) for name in names)
     bench.record("blocks", count)
     assert count == bench.tiny.wrap_blocks, f"`tiny.wrap_blocks` says {bench.tiny.wrap_blocks}; there are {count}"
 
 
 @claim("model", track="any")
 def test_media_is_refused_where_it_is_not_promised(bench: ModelBench) -> None:
-    """A model that takes no images or videos as conditions says so when a prompt has one, instead of leaving it out.
+    """A model without image or video conditions rejects prompts that have them, instead of ignoring them.
 
     If it fails: raise RecipeError, key `data`, from what reads prompts (`encode`, `prompt_tokens`) when any has media.
     """

@@ -3,38 +3,45 @@
 from __future__ import annotations
 
 import torch
-from unirl.conformance.benches.latent_model import NEGATIVE, LatentModelBench
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.requests import PROMPTS
-from unirl.core.capability import Cap
-from unirl.core.reference import ReferenceRun
+from unirl.conformance.doubles.requests import PROMPTS
+from unirl.conformance.fixtures.latent_model import NEGATIVE, LatentModelBench
+from unirl.conformance.reference import ReferenceRun
 from unirl.core.roles import DiffusionModel
-from unirl.numerics.denoise import denoise
-from unirl.numerics.kernels import make_kernel
-from unirl.numerics.latent_rollout import guidance_of
+from unirl.core.specs.capability import Cap
+from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.core.types.track import Sampler
+from unirl.numerics.diffusion.denoise import denoise
+from unirl.numerics.diffusion.kernels import make_kernel
+from unirl.numerics.diffusion.sampler import guidance_of
 
 SIGMA_BOUND = 2.4e-7
 """Four times the spacing of fp32 numbers just below 1: pipelines shift in fp32, where a grid and exp(mu) are
 rounded."""
 LATENT_BOUND = 1e-5
 """Of the largest latent, or of 1. A few forwards of fp32 arithmetic, in another order where batches differ."""
+MEDIA_BOUND = 1e-5
+"""Of pixels in [0, 1]. A decoder adds up to some thousand fp32 numbers of rounding 6e-8 in each of its layers, in
+another order where batches differ: 1e-7 to 1e-6. One step of 8-bit colour is 4e-3."""
 STEPS = 4
 
 
 @claim("model", proves=Cap.LATENT_STAGE)
 def test_schedule_is_that_of_the_reference_pipeline(bench: LatentModelBench) -> None:
-    """The model asks for the very sigmas that its reference pipeline runs with, for few steps and for many.
+    """The model asks for exactly the sigmas that its reference pipeline runs with, for few steps and for many.
 
     If it fails: print both. A schedule that is shifted twice, or ends at the smallest training sigma, is diffusers'
     default when it is given no sigmas; a dynamic shift needs the number of latent tokens.
     """
     with bench.model() as model:
         for steps in (STEPS, 11):
-            sampling = bench.sampling(steps=steps)
-            wanted = bench.reference(sampling, PROMPTS[:1], bench.latents(model, 1)).sigmas
-            found = model.schedule(sampling)
-            assert found.shape == wanted.shape, f"{list(found.shape)} sigmas, the pipeline has {list(wanted.shape)}"
-            gap = (found.double().cpu() - wanted.double().cpu()).abs().max()
+            sampling = bench.sampling(num_inference_steps=steps)
+            expected = bench.reference(model, sampling, PROMPTS[:1]).sigmas
+            result = model.schedule(sampling)
+            assert result.shape == expected.shape, (
+                f"{list(result.shape)} sigmas, the pipeline has {list(expected.shape)}"
+            )
+            gap = (result.double().cpu() - expected.double().cpu()).abs().max()
             bench.record(f"gap of the sigmas, {steps} steps", float(gap), bound=SIGMA_BOUND)
 
 
@@ -60,38 +67,66 @@ def test_guided_latents_are_those_of_the_reference_pipeline(bench: LatentModelBe
     _compare(bench, scale=4.5)
 
 
-def _compare(bench: LatentModelBench, *, scale: float) -> None:
-    negative = NEGATIVE if scale != 1.0 else ""
-    settings = {"steps": STEPS, "guidance_scale": scale, "negative_prompt": negative, "kernel": "euler", "eta": 0.0}
-    sampling = bench.sampling(**settings)
+@claim("model", proves=Cap.LATENT_STAGE)
+def test_decoded_media_are_those_of_the_reference_pipeline(bench: LatentModelBench) -> None:
+    """From the reference pipeline's final latents the model decodes the pixels that the pipeline decodes.
+
+    If it fails: compare what the VAE is given first: scale and shift of its config, their order, and how packed latents
+    are unpacked into channels and places. Then what is made of its output: axes, colours and the step from [-1, 1] to
+    [0, 1].
+    """
     with bench.model() as model:
-        initial = bench.latents(model, len(PROMPTS))
-        wanted = bench.reference(sampling, PROMPTS, initial)
-        found = _final(bench, model, wanted, initial, scale=scale, mode=sampling.guidance_mode)
-    assert wanted.final.shape == found.shape, f"latents {list(found.shape)}, the pipeline's are {wanted.final.shape}"
-    largest = max(1.0, float(wanted.final.abs().max()))
-    gap = float((found.double().cpu() - wanted.final.double().cpu()).abs().max()) / largest
-    bench.record("gap of the final latents", gap, bound=LATENT_BOUND)
+        expected = bench.reference(model, _sampling(bench, scale=1.0))
+        media = model.decode(expected.final.to(bench.device, torch.float32))
+    assert media.shape == expected.media.shape, (
+        f"the media are {list(media.shape)}, the pipeline's {list(expected.media.shape)}"
+    )
+    contrast = float(expected.media.max() - expected.media.min())
+    assert contrast > 1000 * MEDIA_BOUND, (
+        f"the pipeline's pixels differ by no more than {contrast:g}, so nothing can be told of how the model decodes; "
+        "give the miniature's VAE larger weights"
+    )
+    bench.record("gap of the pixels", _largest_gap(media, expected.media), bound=MEDIA_BOUND)
+
+
+def _compare(bench: LatentModelBench, *, scale: float) -> None:
+    sampling = _sampling(bench, scale=scale)
+    with bench.model() as model:
+        expected = bench.reference(model, sampling)
+        result = _final(bench, model, expected, scale=scale, mode=sampling.guidance_mode)
+    assert expected.final.shape == result.shape, (
+        f"latents {list(result.shape)}, the pipeline's are {expected.final.shape}"
+    )
+    largest = max(1.0, float(expected.final.abs().max()))
+    bench.record("gap of the final latents", _largest_gap(result, expected.final) / largest, bound=LATENT_BOUND)
+
+
+def _sampling(bench: LatentModelBench, *, scale: float) -> LatentSamplingConfig:
+    negative = NEGATIVE if scale != 1.0 else ""
+    return bench.sampling(
+        num_inference_steps=STEPS, guidance_scale=scale, negative_prompt=negative, kernel="euler", eta=0.0
+    )
+
+
+def _largest_gap(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double().cpu() - expected.double().cpu()).abs().max())
 
 
 def _final(
-    bench: LatentModelBench,
-    model: DiffusionModel,
-    wanted: ReferenceRun,
-    initial: torch.Tensor,
-    *,
-    scale: float,
-    mode: str,
+    bench: LatentModelBench, model: DiffusionModel, expected: ReferenceRun, *, scale: float, mode: str
 ) -> torch.Tensor:
     """Final latents at the pipeline's own sigmas: whether they are the model's too is another claim."""
-    guidance = guidance_of(scale=scale, mode=mode, latent_rank=initial.ndim)
+    initial = bench.latents(model, len(PROMPTS))
+    guidance = guidance_of(
+        Sampler(kernel="euler", eta=0.0, guidance_scale=scale, guidance_mode=mode), latent_rank=initial.ndim
+    )
     return denoise(
         model.velocity,
         initial,
-        sigmas=wanted.sigmas,
+        sigmas=expected.sigmas,
         kernel=make_kernel("euler", eta=0.0),
         sde_steps=torch.zeros((len(initial), 0), dtype=torch.int64),
         conditions=bench.encode(model, PROMPTS),
         negatives=bench.encode(model, [NEGATIVE] * len(initial)) if guidance.is_on else None,
         guidance=guidance,
-    ).final
+    ).x

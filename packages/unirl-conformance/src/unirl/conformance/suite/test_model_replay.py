@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from unirl.conformance.benches.latent_model import LatentModelBench
-from unirl.conformance.benches.model import ModelBench
 from unirl.conformance.claims import claim
-from unirl.core.capability import Cap
+from unirl.conformance.fixtures.latent_model import LatentModelBench
+from unirl.conformance.fixtures.model import ModelBench
 from unirl.core.roles import Model
-from unirl.core.track import Track
+from unirl.core.specs.capability import Cap
+from unirl.core.types.track import Track
 
 STACKED_BOUND = 1e-5
 """A tenth of the smallest clip range that is in use, 1e-4 of Flow-GRPO; fp32 rounding of another batch is about

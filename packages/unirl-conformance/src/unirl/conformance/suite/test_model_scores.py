@@ -1,16 +1,17 @@
-"""Log-probs of a text: one function, whether tokens are scored or generated, padded, packed, alone or with a cache."""
+"""Log-probs of a completion: one function, whether tokens are scored or generated, padded, packed, alone or with a
+cache."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from unirl.conformance.benches.text_model import SCORE, TextModelBench
 from unirl.conformance.claims import claim
+from unirl.conformance.fixtures.text_model import SCORE, TextModelBench
 from unirl.conformance.verdicts import NotApplicable
-from unirl.core.capability import Cap
 from unirl.core.roles import TextModel
-from unirl.numerics.text_replay import per_token
-from unirl.numerics.token_batches import pack_batch, pad_batch
+from unirl.core.specs.capability import Cap
+from unirl.numerics.tokens.batches import pack_batch, pad_batch
+from unirl.numerics.tokens.replay import per_token
 
 TEMPERATURES = (0.6, 1.7)
 """Neither of them 1, at which a temperature that is left out does not show."""
@@ -19,7 +20,7 @@ TEMPERATURES = (0.6, 1.7)
 @claim("model", proves=Cap.TEXT_STAGE, track="text")
 def test_scores_are_the_log_softmax_of_the_plain_logits(bench: TextModelBench) -> None:
     """`score` gives log softmax(logits / temperature) at each token that followed, with the logits that `next_logits`
-    gives after the text before it, and the entropy of that distribution, both in fp32.
+    gives after the completion before it, and the entropy of that distribution, both in fp32.
 
     If it fails: take the logits at the place before each target, divide them by the temperature before the softmax, and
     compute both in fp32 whatever the weights are in.
@@ -33,20 +34,20 @@ def test_scores_are_the_log_softmax_of_the_plain_logits(bench: TextModelBench) -
         for temperature in TEMPERATURES:
             expected = torch.log_softmax(logits.double() / temperature, dim=1)
             batch = pad_batch(prompts, tokens, pad_token=model.pad_token)
-            found, entropy = model.score(batch, temperature=temperature, with_entropy=True)
-            assert entropy is not None, "the entropy was asked for, and none came"
-            for name, values in (("log-probs", found), ("entropies", entropy)):
+            result, entropy = model.score(batch, temperature=temperature, with_entropy=True)
+            assert entropy is not None, "`score` returned no entropy, although it was requested"
+            for name, values in (("log-probs", result), ("entropies", entropy)):
                 assert values.dtype == torch.float32 and values.shape == targets.shape, (
                     f"{name} are {values.dtype} {list(values.shape)}; float32 {list(targets.shape)} is promised"
                 )
-            _hold(bench, f"log-probs at {temperature:g}", found, expected.gather(1, targets[:, None]).squeeze(1))
+            _hold(bench, f"log-probs at {temperature:g}", result, expected.gather(1, targets[:, None]).squeeze(1))
             _hold(bench, f"entropy at {temperature:g}", entropy, -(expected.exp() * expected).sum(dim=1))
 
 
 @claim("model", track="text")
 def test_padded_packed_and_single_rows_score_alike(bench: TextModelBench) -> None:
-    """A text has the same log-probs padded beside others, alone, and, where the model says that it packs, in a row with
-    others without padding: rows never see each other, and padding is never seen.
+    """A completion has the same log-probs padded beside others, alone, and, where the model says that it packs, in a
+    row with others without padding: rows never see each other, and padding is never seen.
 
     If it fails: mask padding, count positions from 0 in every row, and keep the samples of a packed row apart by
     positions that start again, in each attention implementation.
@@ -66,8 +67,8 @@ def test_padded_packed_and_single_rows_score_alike(bench: TextModelBench) -> Non
 
 @claim("model", track="text")
 def test_cached_logits_are_those_of_the_whole_text(bench: TextModelBench) -> None:
-    """Token by token with its cache the model gives the logits that it gives for the whole text at once: also when
-    prompts of different lengths are padded on the left, when rows leave, and when one cache serves several rows.
+    """Token by token with its cache the model gives the logits that it gives for the whole completion at once: also
+    when prompts of different lengths are padded on the left, when rows leave, and when one cache serves several rows.
 
     If it fails: look at positions after padding on the left, at the mask over what is cached, and at whether
     `select_cache` picks rows, more than once if asked, from every layer's keys and values.
@@ -99,8 +100,8 @@ def test_cached_logits_are_those_of_the_whole_text(bench: TextModelBench) -> Non
 
 @claim("model", track="text")
 def test_own_text_replays_at_ratio_1(bench: TextModelBench) -> None:
-    """Texts that the model generated with its cache have the same log-probs when they are scored again with gradients
-    on, padded and packed: the ratio of a first update is 1 but for rounding.
+    """Completions that the model generated with its cache have the same log-probs when they are scored again with
+    gradients on, padded and packed: the ratio of a first update is 1 but for rounding.
 
     If it fails while the claims about scores and caches hold: look for dropout, random draws, or another attention
     kernel or precision where gradients are on.
@@ -126,16 +127,16 @@ def test_packing_does_not_change_the_gradient(bench: TextModelBench) -> None:
     if not model.packs:
         raise NotApplicable(f"model {bench.spec.name!r} takes no packed batches")
     prompts, tokens = bench.pieces(model)
-    found: list[list[Tensor]] = []
+    result: list[list[Tensor]] = []
     for batch in (pad_batch(prompts, tokens, pad_token=model.pad_token), pack_batch(prompts, tokens)):
         model.trainable.zero_grad()
         log_probs = model.score(batch, temperature=1.0)[0]
         (log_probs * torch.linspace(-1, 2, len(log_probs), device=log_probs.device)).sum().backward()
         grads = [param.grad for param in model.trainable.parameters()]
-        found.append([grad.detach().double().clone() for grad in grads if grad is not None])
-    size = sum(float(grad.square().sum()) for grad in found[0]) ** 0.5
+        result.append([grad.detach().double().clone() for grad in grads if grad is not None])
+    size = sum(float(grad.square().sum()) for grad in result[0]) ** 0.5
     assert size > 0, "the log-probs have no gradient at all"
-    apart = sum(float((one - other).square().sum()) for one, other in zip(*found, strict=True)) ** 0.5
+    apart = sum(float((one - other).square().sum()) for one, other in zip(*result, strict=True)) ** 0.5
     # Relative, in norm: fp32 sums in another order differ by about 1e-6, more where a gradient nearly cancels.
     bench.record("relative gap in norm", apart / size, bound=1e-4)
 

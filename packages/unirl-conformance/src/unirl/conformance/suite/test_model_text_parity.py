@@ -6,25 +6,26 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from unirl.conformance.benches.text_model import SCORE, TextModelBench
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.requests import PROMPTS, make_text_request
-from unirl.conformance.workbench.rollouts import sample_text
-from unirl.core.capability import Cap
+from unirl.conformance.doubles.requests import PROMPTS, make_text_request
+from unirl.conformance.doubles.rollouts import sample_text
+from unirl.conformance.fixtures.text_model import SCORE, TextModelBench
 from unirl.core.errors import UniRLError
-from unirl.numerics.token_batches import pad_batch
+from unirl.core.specs.capability import Cap
+from unirl.numerics.tokens.batches import pad_batch
 
 SYSTEM = "be brief"
 LENGTH = 12
-"""Tokens of a text: enough that an error of the cache adds up."""
+"""Tokens of a completion: enough that an error of the cache adds up."""
 
 
 @claim("model", proves=Cap.TEXT_STAGE, track="text")
 def test_prompt_tokens_are_those_of_the_reference(bench: TextModelBench) -> None:
-    """Prompts have the very tokens that the reference implementation gives them: plain, in the chat template, with a
+    """Prompts have exactly the tokens that the reference implementation gives them: plain, in the chat template, with a
     system prompt, and with the switch for thinking either way.
 
-    If it fails: let the checkpoint's own template make the whole text, with `add_generation_prompt`; add special tokens
+    If it fails: let the checkpoint's own template make the whole prompt, with `add_generation_prompt`; add special
+    tokens
     where there is no template alone; hand the switch on as the template calls it.
     """
     ways: list[dict[str, Any]] = [
@@ -38,11 +39,11 @@ def test_prompt_tokens_are_those_of_the_reference(bench: TextModelBench) -> None
     with bench.model() as model:
         for way in ways:
             try:
-                found = bench.prompts(model, **way)
-            except UniRLError:  # what it cannot do it refuses, of which another claim speaks
+                result = bench.prompts(model, **way)
+            except UniRLError:  # what it cannot do it rejects, of which another claim speaks
                 continue
-            wanted = bench.reference(bench.sampling(**way)).prompt_tokens
-            for prompt, mine, its in zip(PROMPTS, found, wanted, strict=True):
+            expected = bench.reference(bench.sampling(**way)).prompt_tokens
+            for prompt, mine, its in zip(PROMPTS, result, expected, strict=True):
                 assert mine.tolist() == its.tolist(), f"with {way}, {prompt!r} is {mine.tolist()}, not {its.tolist()}"
             tried += 1
     bench.record(f"of {len(ways)} ways of prompting, compared", tried)
@@ -55,14 +56,14 @@ def test_greedy_texts_are_those_of_the_reference(bench: TextModelBench) -> None:
     what the reference implementation writes for each prompt alone.
 
     If it fails: positions count the tokens of a prompt and not its padding; the mask hides the padding in every
-    further step as well; a text ends with the tokens that the checkpoint names.
+    further step as well; a completion ends with the tokens that the checkpoint names.
     """
     with bench.model() as model:
         sampling = bench.sampling(temperature=0.0, max_new_tokens=LENGTH)
         request = make_text_request(model, {bench.track: sampling}, prompts=PROMPTS, samples_per_prompt=1)
-        found = sample_text(model, request, bench.track).text.tokens
-        wanted = bench.reference(sampling).tokens
-    for prompt, mine, its in zip(PROMPTS, found, wanted, strict=True):
+        result = sample_text(model, request, bench.track).text.tokens
+        expected = bench.reference(sampling).tokens
+    for prompt, mine, its in zip(PROMPTS, result, expected, strict=True):
         assert mine.tolist() == its.tolist(), f"after {prompt!r} come {mine.tolist()}, not {its.tolist()}"
 
 
@@ -75,9 +76,9 @@ def test_log_probs_are_those_of_the_reference(bench: TextModelBench) -> None:
     of attention, at the dtype of the weights, and at settings of the checkpoint that are not taken over.
     """
     with bench.model() as model:
-        wanted = bench.reference(bench.sampling(max_new_tokens=LENGTH))
-        prompts, texts = list(wanted.prompt_tokens), list(wanted.tokens)
+        expected = bench.reference(bench.sampling(max_new_tokens=LENGTH))
+        prompts, texts = list(expected.prompt_tokens), list(expected.tokens)
         batch = pad_batch(prompts, texts, pad_token=model.pad_token)
-        found = model.score(batch, temperature=1.0)[0].cpu()
-    gap = (found - torch.cat([row.cpu() for row in wanted.log_probs]).to(found)).abs().max()
+        result = model.score(batch, temperature=1.0)[0].cpu()
+    gap = (result - torch.cat([row.cpu() for row in expected.log_probs]).to(result)).abs().max()
     bench.record("gap of log-probs", float(gap), bound=SCORE)

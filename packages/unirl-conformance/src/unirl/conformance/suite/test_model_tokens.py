@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from unirl.conformance.benches.text_model import TextModelBench
 from unirl.conformance.claims import claim
+from unirl.conformance.doubles.requests import PROMPTS
+from unirl.conformance.fixtures.text_model import TextModelBench
 from unirl.conformance.verdicts import NotApplicable
-from unirl.conformance.workbench.requests import PROMPTS
 from unirl.core.errors import UniRLError
 from unirl.core.roles import TextModel
 
@@ -46,8 +46,8 @@ def test_prompt_tokens_are_those_of_the_prompt_alone(bench: TextModelBench) -> N
 @claim("model", track="text")
 def test_settings_of_the_chat_change_what_they_say(bench: TextModelBench) -> None:
     """Without `chat` a prompt stands as it is. With it the template is put around it: the prompt is in it still, a
-    system prompt is said where one is given, and the switch `thinking` changes the tokens; or the setting is refused by
-    name. Nothing is ever left out without a word.
+    system prompt is said where one is given, and the switch `thinking` changes the tokens; or the setting is rejected
+    by name. Nothing is ever left out without a word.
 
     If it fails: hand `system_prompt` and `thinking` to the template, and refuse what it has no place for.
     """
@@ -63,8 +63,8 @@ def test_settings_of_the_chat_change_what_they_say(bench: TextModelBench) -> Non
 
 @claim("model", track="text")
 def test_texts_give_back_what_was_tokenized(bench: TextModelBench) -> None:
-    """Tokens become the very text that they were made of, spaces and letters of any script included, each row its own;
-    what ends a text, or fills rows up, is not in it, and no tokens are no text.
+    """Tokens become exactly the text that they were made of, spaces and letters of any script included, each row its
+    own; what ends a text, or fills rows up, is not in it, and no tokens are no text.
 
     If it fails: decode with `skip_special_tokens=True` and without cleaning up spaces; keep the rows in their order.
     """
@@ -72,8 +72,8 @@ def test_texts_give_back_what_was_tokenized(bench: TextModelBench) -> None:
         rows = _tokens(bench, model, TEXTS, chat=False)
         if rows is None:
             raise NotApplicable(f"model {bench.spec.name!r} takes no prompt without its chat template")
-        found = model.texts(rows)
-        assert list(found) == list(TEXTS), f"{list(TEXTS)} became {list(found)}"
+        result = model.texts(rows)
+        assert list(result) == list(TEXTS), f"{list(TEXTS)} became {list(result)}"
         special = torch.tensor([*model.stop_tokens, model.pad_token])
         marked = model.texts([torch.cat([row, special]) for row in rows])
         assert list(marked) == list(TEXTS), f"tokens that are no text are seen in {list(marked)}"
@@ -100,7 +100,7 @@ def test_stop_tokens_and_padding_are_tokens_of_the_model(bench: TextModelBench) 
 
 
 def _tokens(bench: TextModelBench, model: TextModel, prompts: Sequence[str], **settings: object) -> list[Tensor] | None:
-    """The tokens, or None where the model refuses the settings by name."""
+    """The tokens, or None where the model rejects the settings by name."""
     try:
         return bench.prompts(model, prompts, **settings)
     except UniRLError as error:
@@ -110,13 +110,13 @@ def _tokens(bench: TextModelBench, model: TextModel, prompts: Sequence[str], **s
 
 def _check_template(bench: TextModelBench, model: TextModel, chat: Sequence[Tensor]) -> None:
     for prompt, row in zip(PROMPTS, chat, strict=True):
-        said = model.texts([row])[0]
-        assert prompt in said, f"in the chat template {prompt!r} reads {said!r}"
+        reply = model.texts([row])[0]
+        assert prompt in reply, f"in the chat template {prompt!r} reads {reply!r}"
     system = _tokens(bench, model, PROMPTS, system_prompt=SYSTEM)
     if system is not None:
-        said = model.texts([system[0]])[0]
-        assert SYSTEM in said, f"the system prompt {SYSTEM!r} is not in {said!r}"
-        assert PROMPTS[0] in said, f"with a system prompt, {PROMPTS[0]!r} is not in {said!r}"
+        reply = model.texts([system[0]])[0]
+        assert SYSTEM in reply, f"the system prompt {SYSTEM!r} is not in {reply!r}"
+        assert PROMPTS[0] in reply, f"with a system prompt, {PROMPTS[0]!r} is not in {reply!r}"
     on, off = (_tokens(bench, model, PROMPTS, thinking=switch) for switch in (True, False))
     if on is not None and off is not None:
         same = all(torch.equal(one, other) for one, other in zip(on, off, strict=True))

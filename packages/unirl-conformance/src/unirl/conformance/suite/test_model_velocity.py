@@ -1,13 +1,13 @@
-"""The velocity: what it reads, what it gives, and that rows of a batch do not meet."""
+"""The velocity: its inputs and output, and independence of rows in a batch."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from unirl.conformance.benches.latent_model import LatentModelBench
-from unirl.conformance.benches.model import relative_gap
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.requests import PROMPTS
+from unirl.conformance.doubles.requests import PROMPTS
+from unirl.conformance.fixtures.latent_model import LatentModelBench
+from unirl.conformance.fixtures.model import relative_gap
 
 ROW_BOUND = 1e-5
 """fp32 matrix products sum in another order at another batch size: about 1e-6 through a few layers."""
@@ -24,10 +24,10 @@ def test_velocity_is_fp32_of_the_shape_of_x(bench: LatentModelBench) -> None:
     """
     with bench.model() as model:
         x, sigma, conditions = bench.inputs(model)
-        found = model.velocity(x, sigma, conditions)
-    assert found.shape == x.shape, f"x is {list(x.shape)}, the velocity {list(found.shape)}"
-    assert found.dtype == torch.float32, f"the velocity is {found.dtype}"
-    assert bool(torch.isfinite(found).all()), "the velocity holds numbers that are not finite"
+        result = model.velocity(x, sigma, conditions)
+    assert result.shape == x.shape, f"x is {list(x.shape)}, the velocity {list(result.shape)}"
+    assert result.dtype == torch.float32, f"the velocity is {result.dtype}"
+    assert bool(torch.isfinite(result).all()), "the velocity holds numbers that are not finite"
 
 
 @claim("model")

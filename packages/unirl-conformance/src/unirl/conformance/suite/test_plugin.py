@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from unirl.conformance.benches.plugin import HEAVY, PluginBench
 from unirl.conformance.claims import claim
-from unirl.core.plugin_loading import canonical
-from unirl.core.registry import known_parts
+from unirl.conformance.fixtures.plugin import HEAVY, PluginBench
+from unirl.core.plugins.loading import canonical
+from unirl.core.plugins.registry import known_parts
 
 
 @claim("plugin", tier="static")

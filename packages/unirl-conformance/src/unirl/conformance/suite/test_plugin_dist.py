@@ -9,13 +9,13 @@ import pytest
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
-from unirl.conformance.benches.plugin import PluginBench
 from unirl.conformance.claims import claim, claims_in
+from unirl.conformance.doubles.installed import InstalledFile
+from unirl.conformance.doubles.modules import find_module
+from unirl.conformance.fixtures.plugin import PluginBench
 from unirl.conformance.verdicts import NotRun
-from unirl.conformance.workbench.installed import InstalledFile
-from unirl.conformance.workbench.modules import find_module
-from unirl.core.doctor import NAMESPACES, unmet
-from unirl.core.plugin_loading import canonical
+from unirl.core.plugins.dists import NAMESPACES, unmet
+from unirl.core.plugins.loading import canonical
 
 README_LENGTH = 400
 """Characters of a README: what it is, how to install it and one use of it do not fit in fewer."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import re
 
-from unirl.conformance.benches.plugin import PluginBench
 from unirl.conformance.claims import UNPROVEN, claim, claim_kinds
 from unirl.conformance.documented import undocumented_fields
+from unirl.conformance.doubles.modules import find_module
+from unirl.conformance.fixtures.plugin import PluginBench
 from unirl.conformance.verdicts import NotApplicable
-from unirl.conformance.workbench.modules import find_module
-from unirl.core.capability import CAPABILITIES_OF, Support
 from unirl.core.names import did_you_mean
-from unirl.core.plugin_loading import PART_NAME
-from unirl.core.spec import AlgorithmSpec, ModelSpec, RewardSpec, Spec
+from unirl.core.plugins.loading import PART_NAME
+from unirl.core.specs.capability import CAPABILITIES_OF, Support
+from unirl.core.specs.spec import AlgorithmSpec, ModelSpec, RewardSpec, Spec
 
 SUMMARY_LENGTH = 120
 """Characters of a summary: a line of a terminal and of the reference."""
@@ -48,10 +48,10 @@ def test_names_are_lower_case_with_dashes(bench: PluginBench) -> None:
 def test_every_capability_of_its_kind_is_stated(bench: PluginBench) -> None:
     """Each part says of every capability of its kind whether it has it: native, replay or no; and of no other.
 
-    What is not stated is refused as unknown, which tells a user nothing about what the part can do.
+    What is not stated is rejected as unknown, which tells a user nothing about what the part can do.
 
     If it fails: add the missing lines to `capabilities` of the spec, with `Support.NO` where it is not there;
-    `unirl.core.capability.CAPABILITIES_OF` lists them by kind.
+    `unirl.core.specs.capability.CAPABILITIES_OF` lists them by kind.
     """
     wrong: list[str] = []
     for spec in bench.specs:
@@ -71,7 +71,7 @@ def test_a_model_brings_its_miniature_and_its_reference(bench: PluginBench) -> N
 
     If it fails: give the spec `tiny` (a `Miniature` that writes a checkpoint of random weights), `reference` (the name
     of the pipeline or class) and a function that runs it: `parity` for latents
-    (`unirl.core.reference.RunReference`), `text_parity` for text (`RunTextReference`).
+    (`unirl.conformance.reference.RunReference`), `text_parity` for text (`RunTextReference`).
     """
     wrong: list[str] = []
     for spec in bench.specs_of(ModelSpec):
@@ -197,16 +197,16 @@ def _called(spec: Spec) -> str:
 
 def _targets(spec: Spec) -> list[tuple[str, str]]:
     """The strings of a spec that name something to import, with their fields; empty ones left out."""
-    found = [("build", spec.build), ("config", spec.config)]
+    result = [("build", spec.build), ("config", spec.config)]
     if isinstance(spec, ModelSpec):
-        found += [
+        result += [
             ("parity", spec.parity),
             ("text_parity", spec.text_parity),
             ("tiny.write", spec.tiny.write if spec.tiny else ""),
         ]
     if isinstance(spec, AlgorithmSpec):
-        found.append(("reference", spec.reference))
-    return [(field, target) for field, target in found if target]
+        result.append(("reference", spec.reference))
+    return [(field, target) for field, target in result if target]
 
 
 def _is_sentence(text: str) -> bool:

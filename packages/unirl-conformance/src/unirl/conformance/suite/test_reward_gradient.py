@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from unirl.conformance.benches.reward import RewardBench, pixels_of, with_media
 from unirl.conformance.claims import claim
+from unirl.conformance.fixtures.reward import RewardBench, pixels_of, with_media
 from unirl.conformance.verdicts import NotApplicable
-from unirl.core.capability import Cap, Support
 from unirl.core.errors import UniRLError
 from unirl.core.roles import Reward, ScoreInput
+from unirl.core.specs.capability import Cap, Support
 
 DIRECTIONS = 4
 STEPS = {torch.float64: (1e-3, 2.5e-4, 6e-5, 1.5e-5), torch.float32: (5e-2, 1.2e-2, 3e-3, 8e-4)}
@@ -32,9 +32,9 @@ def test_the_gradient_is_that_of_the_score(bench: RewardBench) -> None:
     _needs_pixels(bench)
     with bench.reward() as reward:
         for samples in bench.batches():
-            found = _slopes(bench, reward, samples)
-            assert found is not None, "the scores do not depend on the pixels as far as autograd can see"
-            slopes, differences, dtype = found
+            result = _slopes(bench, reward, samples)
+            assert result is not None, "the scores do not depend on the pixels as far as autograd can see"
+            slopes, differences, dtype = result
             assert bool(slopes.any()), "the gradient is 0 everywhere"
             bench.record("gradient error", _error(slopes, differences), bound=BOUND[dtype])
 
@@ -54,12 +54,12 @@ def test_a_gradient_that_is_not_promised_is_not_wrong(bench: RewardBench) -> Non
         for samples in bench.batches():
             bench.score(reward, samples)
             try:
-                found = _slopes(bench, reward, samples)
+                result = _slopes(bench, reward, samples)
             except (RuntimeError, ValueError, TypeError, UniRLError):
-                # It scores these samples, and refuses them with a gradient: that is no wrong one.
+                # It scores these samples, and rejects them with a gradient: that is no wrong one.
                 continue
-            if found is not None:
-                slopes, differences, dtype = found
+            if result is not None:
+                slopes, differences, dtype = result
                 bench.record("gradient error", _error(slopes, differences), bound=BOUND[dtype])
 
 

@@ -6,8 +6,8 @@ import dataclasses
 import math
 
 import torch
-from unirl.conformance.benches.reward import RewardBench, pixels_of, with_media
 from unirl.conformance.claims import claim
+from unirl.conformance.fixtures.reward import RewardBench, pixels_of, with_media
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.roles import Reward, ScoreInput
 
@@ -53,7 +53,7 @@ def test_a_missing_metadata_key_raises_with_its_name(bench: RewardBench) -> None
     with bench.reward() as reward:
         for samples in bench.batches():
             for key in bench.spec.metadata:
-                lacking = [dict(found) for found in samples.metadata]
+                lacking = [dict(result) for result in samples.metadata]
                 del lacking[-1][key]
                 error = refusal(reward, dataclasses.replace(samples, metadata=tuple(lacking)))
                 assert error is not None, f"a sample without metadata {key!r} was scored like any other"
@@ -68,7 +68,7 @@ def test_the_metadata_that_the_spec_names_is_enough(bench: RewardBench) -> None:
     """
     with bench.reward() as reward:
         for samples in bench.batches():
-            stated = tuple({key: found[key] for key in bench.spec.metadata} for found in samples.metadata)
+            stated = tuple({key: result[key] for key in bench.spec.metadata} for result in samples.metadata)
             error = refusal(reward, dataclasses.replace(samples, metadata=stated))
             assert error is None, (
                 f"with metadata {sorted(bench.spec.metadata)} alone it raises {type(error).__name__}: {error}"

@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 
 import torch
-from unirl.conformance.benches.reward import RewardBench, pick, pictures, pixels_of, with_media
 from unirl.conformance.claims import claim
+from unirl.conformance.fixtures.reward import RewardBench, pick, pictures, pixels_of, with_media
 from unirl.conformance.verdicts import NotApplicable, NotRun
-from unirl.core.capability import Cap
 from unirl.core.roles import ScoreInput, Scores
+from unirl.core.specs.capability import Cap
 
 WEIGHTS = (0.25, -3.0)
 """Besides 1: smaller, larger and negative, as for a reward that is to be avoided."""
@@ -96,9 +96,9 @@ def test_scores_lie_in_the_stated_range(bench: RewardBench) -> None:
                 tried += [with_media(samples, pixels, media=bench.spec.media) for pixels in corners]
             for batch in tried:
                 values = bench.score(reward, batch).values
-                found = (float(values.min()), float(values.max()))
-                assert low - slack <= found[0] and found[1] <= high + slack, (
-                    f"scores from {found[0]:.6g} to {found[1]:.6g} came; the spec says {low:g} to {high:g}"
+                result = (float(values.min()), float(values.max()))
+                assert low - slack <= result[0] and result[1] <= high + slack, (
+                    f"scores from {result[0]:.6g} to {result[1]:.6g} came; the spec says {low:g} to {high:g}"
                 )
 
 
@@ -202,7 +202,7 @@ def test_a_reward_leaves_samples_as_they_are(bench: RewardBench) -> None:
 
 
 def _rows_of(samples: ScoreInput, group: str) -> list[int]:
-    return [row for row, found in enumerate(samples.group_ids) if found == group]
+    return [row for row, result in enumerate(samples.group_ids) if result == group]
 
 
 def _picked(scores: Scores, rows: list[int]) -> Scores:

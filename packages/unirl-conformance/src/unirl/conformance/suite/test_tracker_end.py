@@ -8,8 +8,8 @@ import threading
 from pathlib import Path
 from typing import Literal, get_args
 
-from unirl.conformance.benches.tracker import TrackerBench
 from unirl.conformance.claims import claim
+from unirl.conformance.fixtures.tracker import TrackerBench
 from unirl.conformance.verdicts import NotRun
 
 Status = Literal["done", "stopped", "failed"]
@@ -69,17 +69,17 @@ def _children() -> set[int]:
     """Process ids of this process's children; without those of multiprocessing's own bookkeeping."""
     multiprocessing.active_children()  # Waits for those that have ended.
     lists = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for found in lists for pid in found.read_text().split()}
+    return {int(pid) for result in lists for pid in result.read_text().split()}
 
 
 def _open_files(folder: Path) -> list[str]:
     """Files below a folder that this process has open."""
-    found: list[str] = []
+    result: list[str] = []
     for link in Path("/proc/self/fd").iterdir():
         try:
             target = link.readlink()
         except OSError:
             continue  # The one that lists this folder is closed by now.
         if target.is_relative_to(folder.resolve()):
-            found.append(str(target.relative_to(folder.resolve())))
-    return found
+            result.append(str(target.relative_to(folder.resolve())))
+    return result

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from unirl.conformance.benches.tracker import CONFIG, TrackerBench, files_left, numbers, pictures, writing
 from unirl.conformance.claims import claim
+from unirl.conformance.fixtures.tracker import CONFIG, TrackerBench, files_left, numbers, pictures, writing
 from unirl.conformance.verdicts import NotApplicable
-from unirl.core.events import Event
-from unirl.core.tracking import MAX_IMAGES, MAX_TEXTS, TakesTexts
+from unirl.core.observe.tracking import MAX_IMAGES, MAX_TEXTS, TakesTexts
+from unirl.core.types.event import Event
 
 SHORT, LONG, WIDTH = 2, 16, 60
 """Two runs of so many steps, each of which logs so many numbers: between them lie 840 numbers."""
@@ -50,7 +50,7 @@ def test_a_whole_run_is_taken(bench: TrackerBench) -> None:
     A tracker that raises is left out for the rest of the run.
 
     If it fails: let `event` pass over kinds that it does not show, and read no more of an event's data than it needs.
-    Captions are read with `unirl.core.caption.Caption.parse`.
+    Captions are read with `unirl.core.observe.caption.Caption.parse`.
     """
     with bench.life() as life:
         life.evaluate(0, {"score_mean": 0.25, "reward/brightness": 0.5})

@@ -6,10 +6,10 @@ import pickle
 
 import torch
 from torch import Tensor
-from unirl.conformance.benches.transport import TransportBench, tensors
 from unirl.conformance.claims import claim
-from unirl.conformance.workbench.processes import marked, patience
-from unirl.conformance.workbench.rows import Rows
+from unirl.conformance.doubles.processes import marked, patience
+from unirl.conformance.doubles.rows import Rows
+from unirl.conformance.fixtures.transport import TransportBench, tensors
 from unirl.core.errors import RunFailed
 
 MAX_NAME_BYTES = 1024
@@ -26,7 +26,7 @@ def same_bits(found: Tensor, wanted: Tensor) -> bool:
 @claim("transport")
 def test_rows_arrive_bit_for_bit(bench: TransportBench) -> None:
     """Rows that one worker kept arrive in another one, in the driver and in the worker itself: of every dtype, bit for
-    bit, whole tensors and pieces of several in the order that was asked for.
+    bit, whole tensors and pieces of several in the requested order.
 
     If it fails: look for a dtype that travels as another (bool, bf16), tensors that are not contiguous, and answers
     that are handed out in the order of the owner instead of the question.
@@ -44,10 +44,10 @@ def test_rows_arrive_bit_for_bit(bench: TransportBench) -> None:
             ),
         }
         for process in run.all:
-            found = process("fetch", [rows for rows, _ in cases.values()])
-            for (what, (_, wanted)), rows in zip(cases.items(), found, strict=True):
+            result = process("fetch", [rows for rows, _ in cases.values()])
+            for (what, (_, expected)), rows in zip(cases.items(), result, strict=True):
                 kind = f"{tensor.dtype} tensor {list(tensor.shape)}"
-                assert same_bits(rows, wanted), f"{what} of a {kind}: other bits arrived in {process.name!r}"
+                assert same_bits(rows, expected), f"{what} of a {kind}: other bits arrived in {process.name!r}"
 
 
 @claim("transport")
@@ -83,8 +83,8 @@ def test_rows_that_were_dropped_are_refused(bench: TransportBench) -> None:
         pass
     else:
         raise AssertionError("rows of a tensor that was dropped were given")
-    (found,) = run.taker("fetch", [Rows.of(second, (kept, 0, 6))])
-    assert same_bits(found, second), "a tensor that was kept was dropped with another one"
+    (result,) = run.taker("fetch", [Rows.of(second, (kept, 0, 6))])
+    assert same_bits(result, second), "a tensor that was kept was dropped with another one"
     run.maker("drop")
     try:
         run.taker("fetch", [Rows.of(second, (kept, 0, 6))])

@@ -1,4 +1,4 @@
-"""The command line. A command's module is imported when the command runs; plugins may add commands of their own."""
+"""The command line. A command's module is imported when the command runs; plugins may add further commands."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from ..errors import PluginBroken, PluginNotInstalled, UniRLError
 __all__ = ["main"]
 
 COMMANDS = {
-    "train": ("unirl.core.cli.train", "Train a recipe, or go on with a run."),
-    "compose": ("unirl.core.cli.compose", "Show what a recipe would run, or why it would not."),
+    "train": ("unirl.core.cli.train", "Train a recipe, or resume a run."),
+    "compose": ("unirl.core.cli.compose", "Show the plan of a recipe, or why it is refused."),
     "recipes": ("unirl.core.cli.recipes", "List the recipes that are installed or in ./recipes."),
     "plugins": ("unirl.core.cli.plugins", "List installed parts, and plugins that did not load."),
-    "data": ("unirl.core.cli.data", "Make prompt files from published sets."),
-    "doctor": ("unirl.core.cli.doctor", "Check this installation."),
 }
-"""Command -> the module that holds it as `command`, and its line in `--help`, so that `--help` imports none of them."""
+"""Command -> the module that defines it as `command`, and its line in `--help`, so `--help` imports none of them."""
 
 
 class Commands(click.Group):
-    """Built-in commands by name; any other name is looked for in the plugins that hook `unirl_commands`."""
+    """Built-in commands by name; any other name is looked up in plugins that implement `unirl_commands`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         self._add_plugin_commands()
@@ -44,7 +42,7 @@ class Commands(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             from ..names import did_you_mean
-            from ..registry import known_parts
+            from ..plugins.registry import known_parts
 
             known = known_parts()
             if known.part("command", args[0]) is not None:
@@ -60,13 +58,13 @@ class Commands(click.Group):
             formatter.write_dl(rows)
 
     def _absent(self, name: str) -> UniRLError:
-        """Why a command that the registry knows is not there: its plugin is not installed, or did not load."""
-        from ..catalog import Catalog
-        from ..registry import install_hint, known_parts
+        """Why a command of the registry is missing: its plugin is not installed, or did not load."""
+        from ..plugins.registry import install_hint, known_parts
+        from .discovery import discover
 
         part = known_parts().part("command", name)
         assert part is not None
-        for record in Catalog.discover().records:
+        for record in discover().records:
             if record.dist == part.dist and record.status != "loaded":
                 return PluginBroken(f"command {name!r}: plugin {record.label} is {record.status}: {record.error}")
         return PluginNotInstalled(f"command {name!r} is not installed. {install_hint('command', name)}")
@@ -74,12 +72,12 @@ class Commands(click.Group):
     def _add_plugin_commands(self) -> None:
         if self.commands:
             return
-        from ..catalog import Catalog
+        from .discovery import discover
 
-        Catalog.discover().add_commands(self)
+        discover().add_commands(self)
         for name in COMMANDS.keys() & self.commands.keys():
             del self.commands[name]
-            sys.stderr.write(f"note: a plugin adds a command {name!r}; the built-in one is kept.\n")
+            sys.stderr.write(f"note: ignored a plugin's command {name!r}; it is the name of a built-in one.\n")
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -91,12 +89,12 @@ def cli(debug: bool) -> None:
     \b
     unirl train quickstart                                  two minutes on a laptop's CPU
     unirl train sd3/flow-grpo algorithm.clip_range=1e-4     a recipe, overridden
-    unirl compose sd3/flow-grpo                             what would run, and why
+    unirl compose sd3/flow-grpo                             the plan, and where its values come from
     """
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 good, 1 a finding, 2 wrong use, 3 a plugin did not load."""
+    """Run the command line and exit: 0 success, 1 refused or failed, 2 wrong use, 3 a plugin is missing or broken."""
     args = list(sys.argv[1:] if argv is None else argv)
     sys.exit(_run(args))
 
@@ -119,7 +117,7 @@ def _run(args: list[str]) -> int:
         sys.stderr.write("stopped\n")
         return 130
     except BrokenPipeError:
-        # The reader of a pipe went away (`unirl compose ... | head`); Python would report it again at exit.
+        # The reader of a pipe has closed it (`unirl compose ... | head`); Python would report it again at exit.
         sys.stdout = None
         return 0
     return code if isinstance(code, int) else 0

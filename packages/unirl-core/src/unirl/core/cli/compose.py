@@ -1,4 +1,4 @@
-"""`unirl compose`: what a recipe would run, where each value came from, and whether its parts fit."""
+"""`unirl compose`: the plan of a recipe, where each value came from, and whether its parts are compatible."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .config_dump import dump_config, dump_options
+from .discovery import discover, plugins_dir_option
 
 if TYPE_CHECKING:
-    from ..match import Verdict
-    from ..plan import Origin, Plan
+    from ..loop.readiness import Readiness
+    from ..match.match import Verdict
+    from ..specs.plan import Origin, Plan
 
 __all__ = ["command", "plan_json", "show_plan"]
 
@@ -20,35 +22,42 @@ __all__ = ["command", "plan_json", "show_plan"]
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@click.option("--changed", is_flag=True, help="Show only values that are not defaults.")
+@plugins_dir_option
 @dump_options
 @click.pass_context
-def command(ctx: click.Context, recipe: str, overrides: tuple[str, ...], as_json: bool, **dump: Any) -> None:
-    """Show what RECIPE would run with these OVERRIDES: parts, values and their origins, and the verdict.
+def command(
+    ctx: click.Context, recipe: str, overrides: tuple[str, ...], as_json: bool, changed: bool, **dump: Any
+) -> None:
+    """Show the plan of RECIPE with these OVERRIDES: parts, values and their origins, and whether it is accepted.
 
-    RECIPE is a name that `unirl recipes` lists, or a path that ends in .yaml. OVERRIDES are Hydra's: `engine=sglang`
-    chooses a part, `algorithm.clip_range=1e-4` sets a value, `+reward@reward.jpeg=jpeg-size` adds a reward.
-    Exits with 1 when the plan is refused.
+    RECIPE is a name listed by `unirl recipes`, or a path that ends in .yaml. OVERRIDES use Hydra's syntax:
+    `engine=sglang` chooses a part, `algorithm.clip_range=1e-4` sets a value, `+reward@reward.jpeg=jpeg-size` adds a
+    reward. Also checks what can be checked without loading anything, such as data and engine environments.
+    Exits with 1 if the plan is refused.
     """
-    from ..catalog import Catalog
-    from ..match import match
-    from ..recipe import compose
+    from ..loop.readiness import look
+    from ..match.match import match
+    from ..recipe.compose import compose
     from .output import print_json
 
-    catalog = Catalog.discover()
+    catalog = discover()
     if dump_config(recipe, overrides, catalog=catalog, **dump):
         return
     plan = compose(recipe, overrides, catalog=catalog)
     verdict = match(plan, catalog=catalog)
+    readiness = look(plan, catalog=catalog)
     if as_json:
-        print_json(plan_json(plan, verdict))
+        here = {"problems": list(readiness.problems), "unseen": list(readiness.unseen)}
+        print_json({**plan_json(plan, verdict), "here": here})
     else:
-        show_plan(plan, verdict)
+        show_plan(plan, verdict, readiness, changed=changed)
     ctx.exit(0 if verdict.accepted else 1)
 
 
 def plan_json(plan: Plan, verdict: Verdict) -> dict[str, Any]:
     """The plan as plain data."""
-    from ..plan import leaves
+    from ..specs.plan import leaves
 
     return {
         "recipe": plan.recipe,
@@ -68,13 +77,13 @@ def plan_json(plan: Plan, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def show_plan(plan: Plan, verdict: Verdict) -> None:
-    """The plan for people: a table of values with their origins, those that nobody set dimmed."""
+def show_plan(plan: Plan, verdict: Verdict, readiness: Readiness, *, changed: bool = False) -> None:
+    """Print the plan as a table of values with their origins; defaults are dimmed or, with `changed`, omitted."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    from ..plan import leaves
+    from ..specs.plan import leaves
     from .output import console
 
     parts = {part.key: part for part in plan.choices}
@@ -84,6 +93,9 @@ def show_plan(plan: Plan, verdict: Verdict) -> None:
     section = ""
     for path, value in leaves(plan.resolved).items():
         key = next((part for part in parts if path.startswith(f"{part}.")), path.split(".")[0])
+        is_default = path != f"{key}.use" and plan.origins[path].source == "default"
+        if changed and is_default:
+            continue
         if key != section:
             section = key
             part = parts.get(key)
@@ -102,6 +114,9 @@ def show_plan(plan: Plan, verdict: Verdict) -> None:
         out.print(Text(f"note: {value}", style="yellow"), soft_wrap=True)
     if verdict.accepted:
         out.print(Text("accepted: these parts and settings work together", style="green"))
+        for problem in readiness.problems:
+            out.print(Text(f"not ready here: {problem}", style="yellow"), soft_wrap=True)
+        out.print(Text(f"not looked at: {', '.join(readiness.unseen)}", style="dim"), soft_wrap=True)
     else:
         out.print(Text(f"refused, for {len(verdict.reasons)} reason{'s' * (len(verdict.reasons) > 1)}:", style="red"))
         for reason in verdict.reasons:

@@ -1,4 +1,4 @@
-"""`--cfg job`, `--resolve`, `--package` and `--info defaults`, with the meaning that they have in Hydra."""
+"""`--cfg job`, `--resolve`, `--package` and `--info defaults`, with the same meaning as in Hydra."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from ..errors import RecipeError
 
 if TYPE_CHECKING:
-    from ..catalog import Catalog
+    from ..plugins.catalog import Catalog
 
 __all__ = ["dump_config", "dump_options"]
 
@@ -21,10 +21,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 def dump_options(command: F) -> F:
     """The options, for commands that compose."""
     for option in (
-        click.option("--info", type=click.Choice(["defaults"]), help="Print what the recipe is merged from, in order."),
-        click.option("--package", "-p", help="Print this section only, with --cfg."),
-        click.option("--resolve", is_flag=True, help="Resolve interpolations, with --cfg."),
-        click.option("--cfg", type=click.Choice(["job"]), help="Print the composed recipe as YAML, nothing else."),
+        click.option("--info", type=click.Choice(["defaults"]), help="Print the configs that are merged, in order."),
+        click.option("--package", "-p", help="With --cfg: print only this section."),
+        click.option("--resolve", is_flag=True, help="With --cfg: resolve interpolations."),
+        click.option("--cfg", type=click.Choice(["job"]), help="Print the composed recipe as YAML and exit."),
     ):
         command = option(command)
     return command
@@ -43,13 +43,13 @@ def dump_config(
     """Print what these options ask for; False when they ask for nothing."""
     if cfg is None and info is None:
         if resolve or package:
-            raise click.UsageError("--resolve and --package go with --cfg job.")
+            raise click.UsageError("--resolve and --package need --cfg job.")
         return False
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from ..recipe import compose_config
-    from ..recipe_errors import explain
+    from ..recipe.compose import compose_config
+    from ..recipe.errors import explain
 
     composed = compose_config(recipe, overrides, catalog=catalog)
     if info is not None:

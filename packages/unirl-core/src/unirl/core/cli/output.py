@@ -1,4 +1,4 @@
-"""What every command prints with: JSON for programs, rich text for people, errors on stderr."""
+"""Output of all commands: JSON for programs, rich text for people, errors on stderr."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["console", "print_error", "print_json", "print_table"]
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console that writes plain text where nobody looks: no colour and no cut lines in pipes and files."""
+    """A console that writes plain text to pipes and files: no colour, no truncated lines."""
     from rich.console import Console
 
     file = sys.stderr if stderr else sys.stdout
     if file.isatty():
         return Console(file=file, highlight=False)
-    # Rich takes 80 columns for what is no terminal and would cut long cells.
+    # Rich assumes 80 columns without a terminal and would truncate long cells.
     return Console(file=file, highlight=False, width=200, color_system=None)
 
 
@@ -36,7 +36,7 @@ def print_error(error: BaseException) -> None:
 
 
 def print_table(rows: Iterable[Mapping[str, Any]], *, columns: Sequence[str]) -> None:
-    """Rows as a borderless table, with the columns' names as its head."""
+    """Print rows as a borderless table with column headings."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""`unirl plugins`: the parts that are installed, and the plugins that did not load."""
+"""`unirl plugins`: the installed parts, and plugins that did not load."""
 
 from __future__ import annotations
 
@@ -6,28 +6,27 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from ..spec import KINDS, Kind
+from ..specs.spec import KINDS, Kind
+from .discovery import plugins_dir_option
 
 if TYPE_CHECKING:
-    from ..catalog import Catalog
+    from ..plugins.catalog import Catalog
 
 __all__ = ["command"]
 
 
 @click.command("plugins")
-@click.option("--kind", type=click.Choice(KINDS), help="Show the parts of this kind alone.")
-@click.option("--check", is_flag=True, help="Also import what each part names and check that it keeps what it says.")
+@click.option("--kind", type=click.Choice(KINDS), help="Only show parts of this kind.")
+@plugins_dir_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
-def command(ctx: click.Context, kind: str | None, check: bool, as_json: bool) -> None:
-    """List the parts that are installed, and the plugins that did not load with the reason. Exit codes: 0 good, 1 a
-    part is wrong (--check), 3 a plugin did not load."""
-    from ..catalog import Catalog
+def command(ctx: click.Context, kind: str | None, as_json: bool) -> None:
+    """List the installed parts, and plugins that did not load with the reason. Exit codes: 0 success, 1 two plugins
+    provide the same part, 3 a plugin did not load."""
+    from .discovery import discover
 
-    catalog = Catalog.discover()
-    chosen = cast(Kind | None, kind)
-    parts = _parts(catalog, chosen)
-    problems = _problems(catalog, chosen) if check else None
+    catalog = discover()
+    parts = _parts(catalog, cast(Kind | None, kind))
     records = [
         {
             "name": record.name,
@@ -43,38 +42,30 @@ def command(ctx: click.Context, kind: str | None, check: bool, as_json: bool) ->
     if as_json:
         from .output import print_json
 
-        document: dict[str, Any] = {"parts": parts, "plugins": records}
-        print_json(document if problems is None else {**document, "problems": problems})
+        print_json({"parts": parts, "plugins": records})
     else:
-        _show(parts, records, problems)
+        _show(parts, records)
     absent = any(record["status"] in ("broken", "refused") for record in records)
-    ctx.exit(3 if absent else 1 if problems else 0)
+    conflicts = any(record["conflicts"] for record in records)
+    ctx.exit(3 if absent else 1 if conflicts else 0)
 
 
 def _parts(catalog: Catalog, kind: Kind | None) -> list[dict[str, str]]:
     return [
         {
-            "kind": found.spec.kind,
-            "name": found.spec.name,
-            "summary": found.spec.summary,
-            "dist": found.dist,
-            "version": found.version,
+            "kind": result.spec.kind,
+            "name": result.spec.name,
+            "summary": result.spec.summary,
+            "dist": result.dist,
+            "version": result.version,
         }
-        for found in catalog.parts()
-        if kind in (None, found.spec.kind)
+        for result in catalog.parts()
+        if kind in (None, result.spec.kind)
     ]
 
 
-def _problems(catalog: Catalog, kind: Kind | None) -> list[dict[str, str]]:
-    return [
-        {"kind": found.spec.kind, "name": found.spec.name, "dist": found.dist, "problem": problem}
-        for found in catalog.parts()
-        if kind in (None, found.spec.kind)
-        for problem in catalog.validate(found.spec)
-    ]
-
-
-def _show(parts: list[dict[str, str]], records: list[dict[str, Any]], problems: list[dict[str, str]] | None) -> None:
+def _show(parts: list[dict[str, str]], records: list[dict[str, Any]]) -> None:
+    from ..plugins.catalog import LEAVE_OUT
     from .output import console, print_table
 
     out = console()
@@ -87,8 +78,6 @@ def _show(parts: list[dict[str, str]], records: list[dict[str, Any]], problems: 
             text = f"plugin {record['name']} ({record['dist']} {record['version']}) is {record['status']}: "
             out.print(f"\n{text}{record['error']}", soft_wrap=True, markup=False)
         for sentence in record["conflicts"]:
-            out.print(f"\nplugin {record['name']} ({record['dist']}): {sentence}", soft_wrap=True, markup=False)
-    for problem in problems or ():
-        out.print(f"\n{problem['kind']} {problem['name']}: {problem['problem']}", soft_wrap=True, markup=False)
-    if problems == []:
-        out.print(f"\n{len(parts)} parts checked: each keeps what its spec says.")
+            out.print(
+                f"\nplugin {record['name']} ({record['dist']}): {sentence}. {LEAVE_OUT}", soft_wrap=True, markup=False
+            )

@@ -1,4 +1,4 @@
-"""What a run shows while it trains: a live bar on a terminal, one plain line per step anywhere else."""
+"""Progress of a run: a live bar on a terminal, one plain line per step anywhere else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..events import Event
+from ..types.event import Event
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,15 +17,19 @@ __all__ = ["RunSummary", "event_line", "show_progress"]
 
 NUMBERS = (
     ("reward", "reward_mean", "{:.4f}"),
-    ("logp_gap", "logp_gap_max", "{:.1e}"),
-    ("mean gap", "logp_gap_mean", "{:.1e}"),
+    ("logp_mismatch", "logp_mismatch_max", "{:.1e}"),
+    ("mean logp_mismatch", "logp_mismatch_mean", "{:.1e}"),
     ("clipped", "clip_fraction", "{:.1%}"),
+    ("loss", "loss", "{:.3g}"),
+    ("kl", "kl", "{:.2e}"),
+    ("grad norm", "grad_norm", "{:.2e}"),
+    ("lr", "lr", "{:.1e}"),
 )
-"""What a step shows: label, metric (of any track), format."""
+"""Numbers shown for each step: label, metric (of any track), format."""
 
 
 class RunSummary:
-    """The last numbers of a run and where its time went, gathered from its events."""
+    """Last metrics and time per phase of a run, collected from its events."""
 
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
@@ -36,9 +40,9 @@ class RunSummary:
         self.seconds: dict[str, float] = {}
         """Phase -> seconds, over all steps."""
         self.work: dict[str, float] = {"generate": 0.0, "train": 0.0}
-        """Seconds of these phases, on whatever thread: what is made at the side of training has its own numbers."""
+        """Seconds of these phases on any thread: rollouts generated during training report their own times."""
         self.predicted_share: float | None = None
-        """Share of the forwards' cost that the plan's geometry gives to generation."""
+        """Predicted share of generation in the total cost of forward passes."""
 
     def __call__(self, event: Event) -> None:
         if event.kind in ("run_started", "run_resumed"):
@@ -56,7 +60,7 @@ class RunSummary:
             self.first_evaluated = self.first_evaluated or self.evaluated
 
     def lines(self) -> list[str]:
-        """What is said when a run ends."""
+        """Lines to print when a run ends."""
         lines: list[str] = []
         for key, value in self.evaluated.items():
             before = self.first_evaluated.get(key, value)
@@ -91,8 +95,10 @@ def show_progress() -> Generator[Callable[[Event], None]]:
 
 
 def event_line(event: Event, *, steps: int) -> str | None:
-    """One line for what is worth one; None for the rest."""
+    """One line for an event that is worth showing; None otherwise."""
     data = event.data
+    if event.kind == "loading":
+        return f"loading {data['text']}"
     if event.kind == "run_started":
         return f"{data['recipe']}  {steps} steps  plan {data['plan_hash']}"
     if event.kind == "run_resumed":
@@ -114,13 +120,30 @@ class _PlainProgress:
 
     def __init__(self) -> None:
         self._steps = 0
+        self._began = (0, 0.0)
+        """Step and time at which this process started."""
 
     def __call__(self, event: Event) -> None:
         self._steps = event.data.get("steps", self._steps)
+        if event.kind in ("run_started", "run_resumed"):
+            self._began = (event.step, event.time)
         line = event_line(event, steps=self._steps)
+        if line is not None and event.kind == "step" and event.step > self._began[0]:
+            line += self._left(event)
         if line is not None:
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
+
+    def _left(self, event: Event) -> str:
+        """Estimated time left, from the mean time per step so far, evaluations included."""
+        first, began = self._began
+        seconds = (event.time - began) / (event.step - first) * (self._steps - event.step)
+        minutes, hours = divmod(round(seconds), 60)[0], round(seconds) // 3600
+        if not seconds > 0:
+            return ""
+        return (
+            f"  {hours} h {minutes % 60:02} min left" if hours else f"  {minutes} min {round(seconds) % 60:02} s left"
+        )
 
 
 class _LiveProgress:
@@ -128,24 +151,26 @@ class _LiveProgress:
 
     def __init__(self) -> None:
         from rich.console import Group
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.text import Text
 
-        self._bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._task = self._bar.add_task("loading", total=None)
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"))
+        self._bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn())
+        self._task = self._bar.add_task("loading", total=None, count="")
         self._numbers = Text()
         self._steps = 0
         self.shown = Group(self._bar, self._numbers)
         self.above: Console | None = None
-        """Where lines go that stay."""
+        """Console for lines that scroll by above the bar."""
 
     def __call__(self, event: Event) -> None:
         if event.kind in ("run_started", "run_resumed"):
             self._steps = event.data["steps"]
-            # The time that is left is told from steps alone, so the clock starts with the first.
-            self._bar.reset(self._task, total=self._steps, completed=event.step, description="training")
+            # The time left is estimated from steps only, so the clock starts with the first one.
+            count = f"{event.step}/{self._steps}"
+            self._bar.reset(self._task, total=self._steps, completed=event.step, description="training", count=count)
         if event.kind == "step":
-            self._bar.update(self._task, completed=event.step)
+            self._bar.update(self._task, completed=event.step, count=f"{event.step}/{self._steps}")
             self._numbers.plain = _numbers(event.data)
             return
         line = event_line(event, steps=self._steps)
@@ -159,12 +184,16 @@ def _numbers(data: Mapping[str, Any]) -> str:
     shown: list[str] = []
     for label, metric, form in NUMBERS:
         for key, value in metrics.items():
-            if key == metric or key.endswith(f"/{metric}"):
+            # A reward may have a component of the same name.
+            if (key == metric or key.endswith(f"/{metric}")) and not key.startswith("reward/"):
                 track = key.removesuffix(metric)
                 shown.append(f"{track}{label} {form.format(value)}")
     phases: Mapping[str, float] = data["phases"]
+    total = sum(phases.values())
+    if "samples" in data and total > 0:
+        shown.append(f"{data['samples'] / total:.2f} samples/s")
     slow = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in _slowest_first(phases) if seconds >= 0.05)
-    shown.append(f"{sum(phases.values()):.1f} s" + (f" ({slow})" if slow else ""))
+    shown.append(f"{total:.1f} s" + (f" ({slow})" if slow else ""))
     if metrics.get("steps_skipped"):
         shown.append("skipped: every sample got one reward")
     return "  ".join(shown)

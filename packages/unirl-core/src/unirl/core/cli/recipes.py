@@ -10,8 +10,8 @@ __all__ = ["command"]
 @click.command("recipes")
 @click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
 def command(as_json: bool) -> None:
-    """List the recipes that are installed or in ./recipes, each with the command that runs it."""
-    from ..recipe_files import list_recipes
+    """List the recipes that are installed or in ./recipes; `unirl train NAME` runs one."""
+    from ..recipe.files import list_recipes
     from .output import console, print_json, print_table
 
     recipes = list_recipes()

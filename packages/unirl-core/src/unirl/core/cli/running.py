@@ -1,4 +1,4 @@
-"""One job of `unirl train`: matched, then run with its progress on the screen."""
+"""One job of `unirl train`: checked with `match`, then run with a progress display."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from ..errors import PlanRejected
 
 if TYPE_CHECKING:
-    from ..catalog import Catalog
-    from ..plan import Plan
-    from ..run import RunResult
+    from ..loop.run import RunResult
+    from ..plugins.catalog import Catalog
+    from ..specs.plan import Plan
     from .progress import RunSummary
 
 __all__ = ["refuse_unless_matched", "run_plan"]
@@ -20,7 +20,7 @@ __all__ = ["refuse_unless_matched", "run_plan"]
 
 def refuse_unless_matched(plan: Plan, *, catalog: Catalog) -> None:
     """Raise PlanRejected with every reason, before anything heavy is imported."""
-    from ..match import match
+    from ..match.match import match
 
     verdict = match(plan, catalog=catalog)
     if not verdict.accepted:
@@ -31,14 +31,14 @@ def refuse_unless_matched(plan: Plan, *, catalog: Catalog) -> None:
 def run_plan(
     plan: Plan, *, overrides: Sequence[str], resume: Path | None, catalog: Catalog
 ) -> tuple[RunResult, RunSummary]:
-    """Train a plan with its progress on the screen."""
+    """Train a plan with a progress display."""
     from .progress import RunSummary, show_progress
 
     # transformers announces at import that torchvision is absent, which nothing here uses. The user's setting wins.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     summary = RunSummary()
     with show_progress() as progress:
-        from ..run import train
+        from ..loop.run import train
 
         listeners = (progress, summary)
         result = train(plan, catalog=catalog, resume=resume, overrides=overrides, listeners=listeners)

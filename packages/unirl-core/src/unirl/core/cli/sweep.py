@@ -1,4 +1,4 @@
-"""`unirl train --multirun`: every combination of a sweep, one after the other, and a table of what came of each."""
+"""`unirl train --multirun`: every combination of a sweep, one after the other, and a table of the results."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import RecipeError, UniRLError
+from ..loop.run_folder import new_folder
 from .output import print_table
 from .running import refuse_unless_matched, run_plan
 
 if TYPE_CHECKING:
-    from ..catalog import Catalog
+    from ..plugins.catalog import Catalog
 
 __all__ = ["Job", "run_sweep"]
 
@@ -26,7 +27,7 @@ SWEEP_DIR = "hydra.sweep.dir"
 
 @dataclass(kw_only=True)
 class Job:
-    """One combination of a sweep and what came of it."""
+    """One combination of a sweep and its result."""
 
     number: int
     overrides: list[str]
@@ -41,10 +42,10 @@ class Job:
 def run_sweep(recipe: str, overrides: Sequence[str], *, catalog: Catalog) -> int:
     """Run a sweep; returns the exit code, 1 when a job was refused, failed or was stopped.
 
-    Each job has its folder `multirun/<time>/<number>`; `hydra.sweep.dir=` names another parent. What became of the jobs
-    is in `results.json` there, written anew after each job.
+    Each job has its own folder `multirun/<time>/<number>`; `hydra.sweep.dir=` sets another parent. `results.json` there
+    lists the result of each job, and is rewritten after every job.
     """
-    from ..recipe import split_sweep
+    from ..recipe.compose import split_sweep
 
     root, overrides = _sweep_folder(overrides)
     jobs = [
@@ -80,7 +81,7 @@ def run_sweep(recipe: str, overrides: Sequence[str], *, catalog: Catalog) -> int
 
 def _run(job: Job, recipe: str, *, catalog: Catalog) -> None:
     """Run one job; whatever it raises is recorded on it, so that the others still run."""
-    from ..recipe import compose
+    from ..recipe.compose import compose
 
     overrides = [*job.overrides, f"run.dir={json.dumps(job.folder)}"]
     try:
@@ -106,9 +107,9 @@ def _run(job: Job, recipe: str, *, catalog: Catalog) -> None:
 
 
 def _sweep_folder(overrides: Sequence[str]) -> tuple[Path, list[str]]:
-    """Where the jobs of a sweep go, and the overrides without the one that says so."""
+    """The parent folder of a sweep's jobs, and the overrides without the one that sets it."""
     if any(override.startswith("run.dir=") for override in overrides):
-        raise RecipeError(f"run.dir: each job of a sweep has a folder of its own; use `{SWEEP_DIR}=` for their parent.")
+        raise RecipeError(f"run.dir: each job of a sweep has its own folder; use `{SWEEP_DIR}=` to set their parent.")
     kept = [override for override in overrides if not override.startswith(f"{SWEEP_DIR}=")]
     named = [override.partition("=")[2] for override in overrides if override not in kept]
     if named:
@@ -116,10 +117,7 @@ def _sweep_folder(overrides: Sequence[str]) -> tuple[Path, list[str]]:
         if root.exists() and any(root.iterdir()):
             raise RecipeError(f"{SWEEP_DIR}: {root} is not empty; name another folder.")
         return root, kept
-    parent, name, number = Path("multirun"), f"{datetime.now():%Y%m%d-%H%M%S}", 1
-    while (root := parent / (name if number == 1 else f"{name}-{number}")).exists():
-        number += 1
-    return root, kept
+    return new_folder(Path("multirun"), f"{datetime.now():%Y%m%d-%H%M%S}"), kept
 
 
 def _varied(jobs: Sequence[Job]) -> set[str]:

@@ -6,19 +6,20 @@ into a rollout; a backend owns what trains; an algorithm returns loss terms and 
 
 from .critic import CriticAlgorithm, CriticBackend
 from .engine import Engine, WeightReceipt, WeightUpdate
-from .model import DiffusionModel, Model, TextModel, TokenBatchLike
+from .model import DiffusionModel, Model, TextModel, TokenBatch, diffusion_model, text_model
 from .reward import Reward, ScoreInput, Scores
-from .running import Launcher, RunInfo, Tracker
+from .tracker import RunInfo, Tracker
 from .training import (
     Algorithm,
     Backend,
     LatentAlgorithm,
     Losses,
-    LossTermLike,
+    LossTerm,
     Metric,
     Policy,
     Replay,
-    ReplayedLike,
+    Replayed,
+    ReplayedTokens,
     StatefulAlgorithm,
     TrainReport,
 )
@@ -32,8 +33,7 @@ __all__ = [
     "DiffusionModel",
     "Engine",
     "LatentAlgorithm",
-    "Launcher",
-    "LossTermLike",
+    "LossTerm",
     "Losses",
     "Metric",
     "Model",
@@ -41,14 +41,15 @@ __all__ = [
     "Policy",
     "RemoteRowsLike",
     "Replay",
-    "ReplayedLike",
+    "Replayed",
+    "ReplayedTokens",
     "Reward",
     "RunInfo",
     "ScoreInput",
     "Scores",
     "StatefulAlgorithm",
     "TextModel",
-    "TokenBatchLike",
+    "TokenBatch",
     "Tracker",
     "TrainReport",
     "Transport",
@@ -56,4 +57,6 @@ __all__ = [
     "TransportPlace",
     "WeightReceipt",
     "WeightUpdate",
+    "diffusion_model",
+    "text_model",
 ]

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from ..array import Array
+from ..types.array import Array
 from .training import Algorithm, Backend, Losses, Metric
 
 if TYPE_CHECKING:
-    from ..track import Track
+    from ..types.track import Track
 
 __all__ = ["CriticAlgorithm", "CriticBackend"]
 
@@ -22,7 +22,7 @@ __all__ = ["CriticAlgorithm", "CriticBackend"]
 class CriticAlgorithm(Algorithm, Protocol):
     """An algorithm whose advantages come from a critic. Its spec says `Needs(critic=True)`.
 
-    After the anchor pass, and before the first update, `segment.values` has what the critic expects; then
+    After the old-log-prob pass, and before the first update, `segment.values` has what the critic expects; then
     `after_anchor` is called, once. The terms of `loss` train the policy alone, those of `critic_loss` the critic alone,
     each with an optimizer of its own.
     """

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from ..array import Array
+from ..types.array import Array
 
 if TYPE_CHECKING:
-    from ..request import Request
-    from ..rollout import Rollout
+    from ..types.request import Request
+    from ..types.rollout import Rollout
 
 __all__ = ["Engine", "WeightReceipt", "WeightUpdate"]
 
@@ -30,7 +30,10 @@ class WeightUpdate:
     adapter_scale: float = 1.0
     """alpha / rank of the adapter: the factor of B A in the weights, for LoRA."""
     checksum: str = ""
-    """`unirl.core.weights.checksum` of the tensors."""
+    """`unirl.core.types.weights.checksum` of the tensors."""
+    digests: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
+    """`unirl.core.types.weights.tensor_digests` of the tensors, where whoever exported them has made them already: they
+    are then sent along instead of being made again. Empty where they have not been made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,13 @@ class Engine(Protocol):
     Runs under `no_grad` and restores the training mode of what it shares.
     """
 
-    version: int
+    @property
+    def version(self) -> int:
+        """Policy version of the weights that it samples with."""
+        ...
+
+    @version.setter
+    def version(self, value: int, /) -> None: ...
 
     def generate(self, request: Request) -> Rollout:
         """Generate every sample of the request, in its order."""

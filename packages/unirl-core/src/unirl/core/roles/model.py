@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from ..array import Array, Module
+from ..types.array import Array, Module
 
 if TYPE_CHECKING:
-    from ..config import LatentSamplingConfig, TextSamplingConfig
-    from ..data import MediaRef
-    from ..spec import ModelSpec
+    from ..specs.spec import ModelSpec
+    from ..types.data import MediaRef
+    from ..types.sampling import LatentSamplingConfig, TextSamplingConfig
 
-__all__ = ["DiffusionModel", "Model", "TextModel", "TokenBatchLike"]
+__all__ = ["DiffusionModel", "Model", "TextModel", "TokenBatch", "diffusion_model", "text_model"]
 
 
 class Model(Protocol):
@@ -60,33 +61,31 @@ class DiffusionModel(Model, Protocol):
         ...
 
 
-class TokenBatchLike(Protocol):
-    """Prompts with the tokens that follow them, for one forward. See `unirl.numerics.token_batches.TokenBatch`."""
+@dataclass(frozen=True, kw_only=True)
+class TokenBatch:
+    """Rows of prompt and generated tokens as a causal model reads them, padded or packed.
 
-    @property
-    def tokens(self) -> Array:
-        """[B, L] int64: a row for each sample, padded; or one row with all samples after each other, packed."""
-        ...
+    The targets are the generated tokens of all rows after each other, the same for both layouts.
+    """
 
-    @property
-    def positions(self) -> Array:
-        """[B, L] int64, from 0 at the first token of each sample."""
-        ...
-
-    @property
-    def attention_mask(self) -> Array | None:
-        """[B, L] bool, False at padding; None when packed: positions then say where a sample begins."""
-        ...
-
-    @property
-    def target_index(self) -> Array:
-        """[T] int64 into the flattened [B * L] positions: those whose next token was generated."""
-        ...
-
-    @property
-    def targets(self) -> Array:
-        """[T] int64, the generated tokens, sample after sample."""
-        ...
+    tokens: Array
+    """[B, S] int64. Padded: B = n rows. Packed: B = 1, and S the sum of their lengths."""
+    positions: Array
+    """[B, S] int64, from 0 at the first token of each row."""
+    attention_mask: Array | None
+    """[n, S] bool, False for padding; None when packed."""
+    cu_seqlens: Array | None
+    """[n + 1] int32, offsets of the packed rows, from 0; None when padded."""
+    max_length: int
+    """Tokens of the longest row, prompt included."""
+    target_index: Array
+    """[T] int64. Where in the flattened [B * S] the prediction of each target is made: one before its own place."""
+    targets: Array
+    """[T] int64. The generated tokens."""
+    rows: Array
+    """[T] int64. The row of each target, rising."""
+    lengths: tuple[int, ...]
+    """Generated tokens of each row; `to_rows` takes them."""
 
 
 class TextModel(Model, Protocol):
@@ -121,9 +120,7 @@ class TextModel(Model, Protocol):
         """Each sample's tokens [L] as text, without special tokens."""
         ...
 
-    def score(
-        self, batch: TokenBatchLike, *, temperature: float, with_entropy: bool = False
-    ) -> tuple[Array, Array | None]:
+    def score(self, batch: TokenBatch, *, temperature: float, with_entropy: bool = False) -> tuple[Array, Array | None]:
         """Log-prob [T] fp32 of each target under softmax(logits / temperature), and the entropy [T] of that.
 
         With gradient, unless in no_grad. Never holds [B, L, V].
@@ -135,7 +132,7 @@ class TextModel(Model, Protocol):
         """The part of `trainable` whose outputs are the hidden states, without the output projection."""
         ...
 
-    def hidden(self, batch: TokenBatchLike, *, trunk: Module | None = None) -> Array:
+    def hidden(self, batch: TokenBatch, *, trunk: Module | None = None) -> Array:
         """Last hidden state [T, D] at each target's position, what the output projection would be given there.
 
         trunk: to run in place of its own, a copy of it, such as that of a critic. With gradient, unless in no_grad.
@@ -153,3 +150,15 @@ class TextModel(Model, Protocol):
     def select_cache(self, cache: Any, rows: Array) -> Any:
         """The cache of these rows alone: the others have ended. rows: [B'] int64."""
         ...
+
+
+def diffusion_model(model: Model) -> DiffusionModel:
+    """The model of a latent track, as what its spec declares."""
+    assert "latent" in model.spec.tracks.values(), f"model {model.spec.name!r} has no latent track"
+    return cast("DiffusionModel", model)
+
+
+def text_model(model: Model) -> TextModel:
+    """The model of a text track, as what its spec declares."""
+    assert "text" in model.spec.tracks.values(), f"model {model.spec.name!r} has no text track"
+    return cast("TextModel", model)

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..array import Array
+from ..types.array import Array
 
 if TYPE_CHECKING:
-    from ..data import MediaRef
-    from ..track import Status
+    from ..types.data import MediaRef
+    from ..types.track import Status
 
 __all__ = ["Reward", "ScoreInput", "Scores"]
 

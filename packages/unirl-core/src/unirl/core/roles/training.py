@@ -8,24 +8,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from ..array import Array
+from ..types.array import Array
 
 if TYPE_CHECKING:
-    from ..config import LatentSamplingConfig
-    from ..request import LatentRequest
-    from ..track import Track
+    from ..types.request import LatentRequest
+    from ..types.sampling import LatentSamplingConfig
+    from ..types.track import Track
     from .engine import WeightUpdate
 
 __all__ = [
     "Algorithm",
     "Backend",
     "LatentAlgorithm",
-    "LossTermLike",
+    "LossTerm",
     "Losses",
     "Metric",
     "Policy",
     "Replay",
-    "ReplayedLike",
+    "Replayed",
+    "ReplayedTokens",
     "StatefulAlgorithm",
     "TrainReport",
 ]
@@ -34,41 +35,65 @@ Policy = Literal["live", "reference", "ema", "lagged"]
 """Which weights a forward uses: those that train, the initial ones, their average, or the lagged policy."""
 
 
-class ReplayedLike(Protocol):
-    """What a replay gives back, of either kind of track.
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """The transitions of n rows at S stored steps; losses take everything from here and recompute nothing."""
 
-    `unirl.numerics.replay.Replayed` of latent tracks has the transitions as well, and S is their SDE steps;
-    `unirl.numerics.text_replay.ReplayedTokens` of text tracks has the entropy, and S is the longest text of the rows.
-    """
+    log_probs: Array
+    """[n, S] fp32 of the stored next latents, with gradient; 0 where not valid."""
+    means: Array
+    """[n, S, ...] fp32, with gradient."""
+    std: Array
+    """[n, S, 1, ...] fp32 std of the transitions."""
+    g: Array
+    """[n, S, 1, ...] fp32 diffusion coefficients."""
+    next: Array
+    """[n, S, ...] fp32.  The stored latents after each step."""
+    valid: Array
+    """[n, S] bool.  False where a row has fewer steps than others; such entries weigh nothing."""
 
-    @property
-    def log_probs(self) -> Array:
-        """[n, S] fp32, 0 where not valid."""
-        ...
 
-    @property
-    def valid(self) -> Array:
-        """[n, S] bool: False is no step or no token."""
-        ...
+@dataclass(frozen=True, kw_only=True)
+class ReplayedTokens:
+    """The tokens of n rows, S the longest text of them; losses take everything from here and recompute nothing."""
+
+    log_probs: Array
+    """[n, S] fp32 at the temperature of the rollout, with gradient; 0 where not valid."""
+    entropy: Array | None
+    """[n, S] fp32 in nats, of the distribution that each token was drawn from, with gradient; 0 where not valid."""
+    valid: Array
+    """[n, S] bool. False past the end of a text, and for tokens that are not trained on."""
 
 
 class Replay(Protocol):
     """Recomputes a track's transitions with the weights of a policy; with gradient for `live`, unless in no_grad."""
 
-    def __call__(self, track: Track, *, policy: Policy = "live") -> ReplayedLike: ...
+    def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens: ...
 
 
-class LossTermLike(Protocol):
-    """One term of a loss: per-element values, their weights, a scale. See `unirl.numerics.reduction.LossTerm`."""
+@dataclass(frozen=True, kw_only=True)
+class LossTerm:
+    """One term of a loss on one micro-batch."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def values(self) -> Array: ...
-    @property
-    def weights(self) -> Array: ...
-    @property
-    def scale(self) -> float: ...
+    name: str
+    """Terms of equal name share a total."""
+    values: Array
+    """[n, ...] per element, with gradient."""
+    weights: Array
+    """[n, ...] >= 0, same shape.  An element of weight 0 contributes nothing, whatever its value."""
+    scale: float = 1.0
+    """Factor of the term in the loss."""
+    normalizer: Array | None = None
+    """>= 0, of any shape. What the term adds to its total; its weights if None. For means over something else than
+    elements, such as a sum over tokens and a mean over sequences."""
+
+    def __post_init__(self) -> None:
+        if self.values.shape != self.weights.shape:
+            raise ValueError(
+                f"loss term '{self.name}': values have shape {list(self.values.shape)}, weights "
+                f"{list(self.weights.shape)}. Expand the weights, so that it is plain what each element "
+                "weighs."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +109,7 @@ class Metric:
 class Losses:
     """What an algorithm returns for one micro-batch."""
 
-    terms: Sequence[LossTermLike]
+    terms: Sequence[LossTerm]
     metrics: Mapping[str, Metric] = field(default_factory=lambda: dict[str, Metric]())
 
 
@@ -98,14 +123,14 @@ class Algorithm(Protocol):
         """The track with its advantages, and numbers for the log. Reads `rewards` and `reward_parts`."""
         ...
 
-    def anchor(self, track: Track, replay: Replay) -> Track:
+    def with_old_log_probs(self, track: Track, replay: Replay) -> Track:
         """Freeze what the updates compare with (old log-probs, old means), before the first update.
 
         Called once per micro-batch, at the very geometry of the updates, without gradient.
         """
         ...
 
-    def weights(self, track: Track) -> Mapping[str, Array]:
+    def loss_weights(self, track: Track) -> Mapping[str, Array]:
         """Weights of each term for these rows, without any forward: name -> [n, ...].
 
         The stack sums them over all micro-batches and ranks before the first backward; a term is divided by its sum.
@@ -182,8 +207,10 @@ class Backend(Protocol):
     Dropout is off while it trains. A policy that is not kept is refused with a RecipeError.
     """
 
-    version: int
-    """Policy version: optimizer steps taken."""
+    @property
+    def version(self) -> int:
+        """Policy version: optimizer steps taken."""
+        ...
 
     def policy(self, which: Policy = "live") -> AbstractContextManager[None]:
         """Use these weights inside the block; restores the live ones after it, also on an error."""
@@ -197,7 +224,7 @@ class Backend(Protocol):
         """
         ...
 
-    def weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate: ...
+    def export_weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate: ...
     def adopt(self, update: WeightUpdate) -> None:
         """Take weights that another backend of the same recipe exported, and its version. `full` or `lora`.
 

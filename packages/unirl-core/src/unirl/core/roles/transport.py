@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..array import Array
+from ..types.array import Array
 
 __all__ = ["PieceLike", "RemoteRowsLike", "Transport", "TransportCounts", "TransportPlace"]
 

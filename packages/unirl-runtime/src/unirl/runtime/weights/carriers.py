@@ -1,4 +1,4 @@
-"""How the bytes of a bucket get from one process to another. The protocol above them is the same for all."""
+"""Transports for the bytes of a bucket between processes, all below the same transfer protocol."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ __all__ = [
 ]
 
 Ticket = Any
-"""What the receiver needs to find the bytes: small, and picklable for carriers between processes."""
+"""Handle by which the receiver gets the bytes: small, and picklable for carriers between processes."""
 
 
 class Carrier(Protocol):
-    """Moves one flat uint8 tensor. Both sides have one, made alike."""
+    """Moves one flat uint8 tensor. Sender and receiver each have one, configured alike."""
 
     def send(self, data: Tensor) -> Ticket: ...
     def receive(self, ticket: Ticket) -> Tensor:
@@ -41,7 +41,7 @@ class Carrier(Protocol):
         ...
 
     def release(self, ticket: Ticket) -> None:
-        """The receiver is done, or failed: give back what the ticket holds. On the sender's side."""
+        """Called on the sender once the receiver is done or has failed: free the ticket's resources."""
         ...
 
 
@@ -59,7 +59,7 @@ class InProcessCarrier:
 
 
 class ByValueCarrier:
-    """In the calls themselves, between any two processes that can call each other: the ticket is the bytes.
+    """By value in the calls, between any two processes that can call each other: the ticket is the bytes.
 
     Under Ray, large arguments of a call go through its object store.
     """
@@ -75,7 +75,7 @@ class ByValueCarrier:
 
 
 class SharedMemoryCarrier:
-    """Between processes of one machine, through its memory. One block per bucket, gone when the ticket is released."""
+    """Shared memory between processes of one machine. One block per bucket, freed when the ticket is released."""
 
     def __init__(self) -> None:
         self._blocks: dict[str, SharedMemory] = {}
@@ -105,13 +105,13 @@ class SharedMemoryCarrier:
 
 
 class CudaIpcCarrier:
-    """Between processes that share a GPU: the receiver maps the sender's memory; nothing is copied on the way."""
+    """CUDA IPC between processes on one GPU: the receiver maps the sender's memory, without an intermediate copy."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Tensor] = {}
 
     def send(self, data: Tensor) -> Ticket:
-        """Weights that were exported to the CPU go to this process's current device first."""
+        """Weights exported to the CPU are first moved to this process's current device."""
         data = data.cuda()
         _, arguments = reduce_tensor(data)
         # The sender's tensor must live until the receiver has taken its copy.
@@ -127,11 +127,11 @@ class CudaIpcCarrier:
 
 
 class CollectiveCarrier:
-    """By broadcast in a process group, to all receivers at once: they call `receive` while the sender waits."""
+    """Broadcast in a process group to all receivers at once: they call `receive` while the sender waits."""
 
     def __init__(self, group: WeightGroup | None = None) -> None:
         self.group = group
-        """Of this process and those at the other ends; another one when one of them was replaced."""
+        """Group of the sender and all receivers; re-formed when one of them is replaced."""
         self._pending: dict[int, tuple[Work, Tensor]] = {}
         self._count = 0
 
@@ -151,13 +151,13 @@ class CollectiveCarrier:
         return data
 
     def release(self, ticket: Ticket) -> None:
-        """In a group that was left nothing is on its way any more."""
+        """After leaving the group there is nothing to wait for."""
         work, _ = self._pending.pop(ticket[0])
         if not self._joined().is_left:
             self._joined().wait(work)
 
     def leave(self) -> None:
-        """Take no part any more; nothing when there is no group."""
+        """Leave the group, if any."""
         if self.group is not None:
             self.group.leave()
 
@@ -167,7 +167,7 @@ class CollectiveCarrier:
 
 
 class DiskCarrier:
-    """Through a folder that both sides see, one safetensors file per bucket, gone when the ticket is released."""
+    """Through a shared folder, one safetensors file per bucket, deleted when the ticket is released."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""A process group for weights alone, beside whatever other groups its processes are in."""
+"""A dedicated process group for weights, independent of any other groups of its processes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from unirl.core.errors import RunFailed
 __all__ = ["Address", "WeightGroup", "listen", "reach"]
 
 Address = tuple[str, int]
-"""Host and port where the ranks of a group find each other."""
+"""Host and port of a group's rendezvous."""
 
 LOOK_EVERY_S = 2e-4
-"""Between two looks at a broadcast. One of a bucket takes milliseconds, and a look costs microseconds."""
+"""Polling interval during a broadcast. A bucket takes milliseconds; a poll costs microseconds."""
 
 
 def listen(world: int, *, timeout_s: float) -> tuple[TCPStore, Address]:
-    """Rank 0: a port of this machine that is free, where the others come to."""
+    """Rank 0: open the rendezvous store on a free port of this machine."""
     host = socket.gethostbyname(socket.gethostname())
     within = timedelta(seconds=timeout_s)
     store = TCPStore(host, 0, world, is_master=True, wait_for_workers=False, timeout=within)
@@ -31,21 +31,21 @@ def listen(world: int, *, timeout_s: float) -> tuple[TCPStore, Address]:
 
 
 def reach(address: Address, world: int, *, timeout_s: float) -> TCPStore:
-    """The other ranks: the store of rank 0."""
+    """Other ranks: connect to rank 0's store."""
     return TCPStore(address[0], address[1], world, is_master=False, timeout=timedelta(seconds=timeout_s))
 
 
 class WeightGroup:
-    """Broadcasts from rank 0: by gloo where the ranks are on CPUs, by NCCL where each has a GPU of its own.
+    """Broadcasts from rank 0: gloo for ranks on CPUs, NCCL when each rank has its own GPU.
 
-    Not torch's default group, which the train ranks have among them, nor known to it: a group of the same processes may
-    be formed again, as often as one of them is replaced.
+    Independent of torch's default group, which the train ranks use, so that it can be re-formed whenever a process is
+    replaced.
     """
 
     def __init__(self, store: Store, *, rank: int, world: int, device: torch.device, timeout_s: float) -> None:
-        """Returns when every rank has come.  timeout_s: of a broadcast.
+        """Returns when every rank has joined.  timeout_s: of a broadcast.
 
-        Raises RunFailed when one does not come in the time of the store.
+        Raises RunFailed when one does not join within the store's timeout.
         """
         self.device, self.world = device, world
         self._timeout_s = timeout_s
@@ -55,8 +55,8 @@ class WeightGroup:
             self._group: Any = _backend(store, rank, world, device, timeout_s)
         except RuntimeError as error:
             raise RunFailed(
-                f"weights: rank {rank} does not find the other ones of a group of {world}: {error}. They are "
-                "elsewhere, or hang, or no free port of their machines is open to this one; or raise "
+                f"weights: rank {rank} could not reach the others of a group of {world}: {error}. They are dead or "
+                "hung, or a firewall blocks the ports between their machines and this one; or raise "
                 "launcher.start_timeout_s."
             ) from error
 
@@ -65,26 +65,26 @@ class WeightGroup:
         return self._left.is_set()
 
     def start(self, data: Tensor) -> Work:
-        """Begin a broadcast of rank 0's numbers into everybody's tensor. It must live until `wait` has returned."""
+        """Start broadcasting rank 0's data into every rank's tensor, which must live until `wait` returns."""
         group = self._group
         if group is None:
-            raise RunFailed(f"weights: a bucket was to go through a group of {self.world} that was left.")
+            raise RunFailed(f"weights: cannot send a bucket: this rank has left its group of {self.world}.")
         return group.broadcast(data, 0)
 
     def wait(self, work: Work) -> None:
-        """Until the broadcast is done.
+        """Wait for the broadcast to finish.
 
         Raises RunFailed when it takes longer than `timeout_s`, when a rank is gone, or when this one leaves.
         """
         end = time.monotonic() + self._timeout_s
-        # Not `Work.wait`: gloo has no way to end it from another thread, and NCCL's does not wait for the numbers.
+        # Not `Work.wait`: gloo's cannot be aborted from another thread, and NCCL's does not wait for the data.
         while not work.is_completed():
             if self.is_left:
-                raise RunFailed("weights: the group was left while a bucket was on its way.")
+                raise RunFailed("weights: this rank left the group while a bucket was in flight.")
             if time.monotonic() > end:
                 raise RunFailed(
-                    f"weights: a bucket did not come to all {self.world} ranks of the group within "
-                    f"{self._timeout_s:g} s. A rank hangs, or launcher.call_timeout_s is too short."
+                    f"weights: a bucket did not reach all {self.world} ranks of the group within "
+                    f"{self._timeout_s:g} s. A rank is hung, or launcher.call_timeout_s is too short."
                 )
             time.sleep(LOOK_EVERY_S)
         try:
@@ -93,11 +93,11 @@ class WeightGroup:
             raise RunFailed(f"weights: a rank of the group of {self.world} is gone: {error}") from error
 
     def leave(self) -> None:
-        """End what waits, in whichever thread, and take no further part. May be called twice, and from any thread."""
+        """Abort pending waits, in any thread, and leave the group. Idempotent and thread-safe."""
         if not self._left.is_set():
             self._left.set()
-            # gloo's destructor waits for a broadcast that is on its way, for up to its timeout: not in a thread that
-            # has work to do.
+            # gloo's destructor waits up to its timeout for a broadcast in flight, so it runs in a background
+            # thread.
             threading.Thread(target=self._end, name="weight-group-end", daemon=True).start()
 
     def _end(self) -> None:
@@ -107,7 +107,7 @@ class WeightGroup:
 
 
 def _backend(store: Store, rank: int, world: int, device: torch.device, timeout_s: float) -> Any:
-    """A c10d `Backend`, whose type says nothing of the calls that it has."""
+    """A c10d `Backend`, whose type stub lacks the methods used here."""
     if device.type == "cpu":
         from torch._C._distributed_c10d import ProcessGroupGloo
 
@@ -115,9 +115,9 @@ def _backend(store: Store, rank: int, world: int, device: torch.device, timeout_
     from torch._C._distributed_c10d import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()
-    # Past its own timeout NCCL's watchdog ends the process; `wait` is first, and says why.
+    # After its own timeout NCCL's watchdog kills the process; `wait` fails earlier, with the reason.
     options._timeout = timedelta(seconds=2 * timeout_s)
     group: Any = ProcessGroupNCCL(store, rank, world, options)
-    # Communicators are made by the first collective; one that cannot be made is an error of the start.
+    # The first collective creates the communicator; failing to create it should be a start-up error.
     group.broadcast(torch.zeros(1, dtype=torch.uint8, device=device), 0).wait()
     return group

@@ -1,4 +1,4 @@
-"""What is about to be sent: every tensor with its dtype, shape and checksum, and the buckets that they travel in."""
+"""Metadata of a transfer: dtype, shape and checksum of every tensor, and their assignment to buckets."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from unirl.core.errors import RecipeError
 from unirl.core.roles import WeightUpdate
-from unirl.core.weights import joined, tensor_digest
+from unirl.core.types.weights import joined, tensor_digests
 
 __all__ = ["BUCKET_BYTES", "Manifest", "TensorInfo", "plan_transfer"]
 
 BUCKET_BYTES = 256 * 2**20
-"""Bytes of a bucket: large enough that latency does not count, small enough to be held twice."""
+"""Bucket size in bytes: large enough to amortise latency, small enough to be held twice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +24,10 @@ class TensorInfo:
 
     name: str
     dtype: str
-    """As torch prints it, without `torch.`."""
+    """torch's name without the `torch.` prefix."""
     shape: tuple[int, ...]
     digest: str
-    """`unirl.core.weights.tensor_digest`, made where the tensor is sent from."""
+    """`unirl.core.types.weights.tensor_digest`, computed by the sender."""
 
     @property
     def size_bytes(self) -> int:
@@ -39,7 +39,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Sent before any bytes. A receiver that cannot take it says so before anything of it changes."""
+    """Sent before any data. An incompatible receiver rejects it before changing anything."""
 
     version: int
     kind: Literal["full", "lora", "merged"]
@@ -48,9 +48,9 @@ class Manifest:
     tensors: tuple[TensorInfo, ...]
     """By name."""
     buckets: tuple[tuple[str, ...], ...]
-    """Names of the tensors of each bucket, in the order in which their bytes follow each other."""
+    """Tensor names of each bucket, in byte order."""
     checksum: str
-    """Of all tensors, `unirl.core.weights.checksum`."""
+    """Of all tensors, `unirl.core.types.weights.checksum`."""
 
     @property
     def size_bytes(self) -> int:
@@ -60,32 +60,32 @@ class Manifest:
         return next(info for info in self.tensors if info.name == name)
 
 
-def plan_transfer(
-    update: WeightUpdate, *, bucket_bytes: int = BUCKET_BYTES, names: Mapping[str, str] | None = None
-) -> tuple[Manifest, dict[str, Tensor]]:
-    """The manifest of an update, and its tensors by the names that the receiver knows.
+def plan_transfer(update: WeightUpdate, *, bucket_bytes: int = BUCKET_BYTES) -> Manifest:
+    """The manifest of an update.
 
-    names: ours -> theirs, a bijection that covers every tensor.  bucket_bytes: a larger tensor has a bucket to itself.
-    Raises RecipeError for an update without tensors, a map that loses or joins names, or a bucket size below 1.
+    bucket_bytes: a larger tensor gets its own bucket.
+    Raises RecipeError for an update without tensors, or a bucket size below 1.
     """
     if bucket_bytes < 1:
-        raise RecipeError(f"weights.bucket_bytes: {bucket_bytes} was asked for; it must be 1 or more.")
+        raise RecipeError(f"weights.bucket_bytes: got {bucket_bytes}, expected 1 or more.")
     if not update.tensors:
         raise RecipeError(
-            f"weights: the {update.kind} update of version {update.version} has no tensors: nothing trains, or the "
-            "names that were to be sent matched nothing."
+            f"weights: the {update.kind} update of version {update.version} has no tensors: there are no trainable "
+            "parameters."
         )
-    tensors = _renamed(update.tensors, names) if names is not None else dict(update.tensors)
+    tensors = update.tensors
+    digests = update.digests or tensor_digests(tensors)
+    assert digests.keys() == tensors.keys(), "digests of an update are for other tensors"
     infos = tuple(
         TensorInfo(
             name=name,
             dtype=str(tensors[name].dtype).removeprefix("torch."),
             shape=tuple(tensors[name].shape),
-            digest=tensor_digest(name, tensors[name]),
+            digest=digests[name],
         )
         for name in sorted(tensors)
     )
-    manifest = Manifest(
+    return Manifest(
         version=update.version,
         kind=update.kind,
         adapter=update.adapter,
@@ -94,39 +94,38 @@ def plan_transfer(
         buckets=_buckets(infos, bucket_bytes),
         checksum=joined(info.digest for info in infos),
     )
-    return manifest, tensors
 
 
-def pack(manifest: Manifest, bucket: Sequence[str], tensors: Mapping[str, Tensor]) -> Tensor:
-    """The bytes of a bucket, one uint8 tensor where the tensors are."""
+def pack(bucket: Sequence[str], tensors: Mapping[str, Tensor]) -> Tensor:
+    """The bytes of a bucket, one uint8 tensor on the device of the tensors."""
     parts = [tensors[name].detach().contiguous().reshape(-1).view(torch.uint8) for name in bucket]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def unpack(manifest: Manifest, bucket: Sequence[str], data: Tensor) -> dict[str, Tensor]:
-    """The tensors of a bucket, as copies of their own. data: [bytes] uint8.
+    """The tensors of a bucket, as copies. data: [bytes] uint8.
 
-    Raises ValueError when there are more or fewer bytes than the manifest says.
+    Raises ValueError when the number of bytes differs from the manifest's.
     """
     infos = [manifest.info(name) for name in bucket]
     expected = sum(info.size_bytes for info in infos)
     if data.numel() != expected:
-        raise ValueError(f"a bucket of {expected} bytes was announced ({', '.join(bucket)}); {data.numel()} came")
-    found: dict[str, Tensor] = {}
+        raise ValueError(f"got {data.numel()} bytes, expected a bucket of {expected} ({', '.join(bucket)})")
+    result: dict[str, Tensor] = {}
     start = 0
     for info in infos:
-        # A copy: a view may lie on bytes that its dtype cannot be read from, and would keep the whole bucket alive.
+        # A copy: a view may be misaligned for its dtype, and would keep the whole bucket alive.
         piece = data[start : start + info.size_bytes].clone()
-        found[info.name] = piece.view(torch_dtype(info.dtype)).reshape(info.shape)
+        result[info.name] = piece.view(torch_dtype(info.dtype)).reshape(info.shape)
         start += info.size_bytes
-    return found
+    return result
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The dtype of a name. Raises ValueError for one that torch does not have."""
+    """The dtype with this name. Raises ValueError for an unknown one."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name!r} is no dtype of torch {torch.__version__}")
+        raise ValueError(f"{name!r} is not a dtype of torch {torch.__version__}")
     return dtype
 
 
@@ -140,20 +139,3 @@ def _buckets(infos: Sequence[TensorInfo], limit: int) -> tuple[tuple[str, ...], 
         buckets[-1].append(info.name)
         filled += info.size_bytes
     return tuple(tuple(bucket) for bucket in buckets)
-
-
-def _renamed(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
-    missing = sorted(tensors.keys() - names.keys())
-    if missing:
-        raise RecipeError(
-            f"weights: the engine's name map has no entry for {len(missing)} of {len(tensors)} tensors, such as "
-            f"{missing[0]!r}; they would stay as they were. Complete the map."
-        )
-    renamed: dict[str, Tensor] = {}
-    for ours in tensors:
-        theirs = names[ours]
-        if theirs in renamed:
-            twice = sorted(name for name in tensors if names[name] == theirs)
-            raise RecipeError(f"weights: the name map gives {theirs!r} to {twice}; one of them would be lost.")
-        renamed[theirs] = tensors[ours]
-    return renamed

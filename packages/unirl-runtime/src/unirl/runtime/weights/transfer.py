@@ -1,7 +1,7 @@
-"""One protocol for weights: a manifest first, then buckets, then a receipt with what is really held.
+"""The weight-transfer protocol: a manifest, then buckets, then a receipt of the weights actually held.
 
-Sender and receiver each compute the checksum of every tensor from the bytes on their own side. A receiver hands the
-tensors on only when all of them have come and agree, so an update is never applied by half.
+Sender and receiver each compute the checksum of every tensor from the bytes on their own side. A receiver applies the
+tensors only after all have arrived and match, so updates are atomic.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from unirl.core.errors import EchoMismatch
 from unirl.core.roles import WeightReceipt, WeightUpdate
-from unirl.core.weights import joined, tensor_digest, weight_mismatch
+from unirl.core.types.weights import joined, tensor_digest, weight_mismatch
 
 from .carriers import Carrier, Ticket
 from .manifest import BUCKET_BYTES, Manifest, pack, plan_transfer, unpack
@@ -23,20 +23,20 @@ __all__ = ["Receiver", "TransferReport", "send"]
 
 @dataclass(frozen=True, kw_only=True)
 class TransferReport:
-    """What one transfer cost."""
+    """The cost of one transfer."""
 
     receipt: WeightReceipt
     num_tensors: int
     size_bytes: int
-    """Of the tensors; what the carrier adds is not counted."""
+    """Of the tensors, without the carrier's overhead."""
     num_buckets: int
     seconds: float
     checksum_seconds: float
-    """Of `seconds`, on the sender's side."""
+    """Part of `seconds` spent on the sender's side."""
 
 
 class Receiver:
-    """The receiving half. Lives where the weights are to be."""
+    """The receiving end, in the process that holds the weights."""
 
     def __init__(
         self,
@@ -45,20 +45,18 @@ class Receiver:
         holds: Mapping[str, Tensor] | None = None,
         apply: Callable[[Manifest, dict[str, Tensor]], None],
     ) -> None:
-        """holds: what the update must match in names, shapes and dtypes; None takes any names (LoRA by adapter).
+        """holds: names, shapes and dtypes the update must match; None accepts any names (LoRA by adapter).
 
-        apply: takes a complete and verified update. What it raises leaves `is_usable` false.
+        apply: applies a complete and verified update.
         """
         self._carrier = carrier
         self._holds = None if holds is None else dict(holds)
         self._apply = apply
         self._manifest: Manifest | None = None
         self._found: dict[str, Tensor] = {}
-        self.is_usable = True
-        """False after an update that failed while it was applied, until a later one succeeds."""
 
     def begin(self, manifest: Manifest) -> None:
-        """Take the manifest, or refuse it before any bytes are sent. Raises EchoMismatch."""
+        """Accept the manifest, or reject it with EchoMismatch before any data is sent."""
         self._manifest, self._found = None, {}
         if self._holds is not None:
             mismatch = weight_mismatch({info.name: info for info in manifest.tensors}, self._holds)
@@ -67,35 +65,34 @@ class Receiver:
         self._manifest = manifest
 
     def take(self, number: int, ticket: Ticket) -> None:
-        """Take one bucket. Raises EchoMismatch for bytes that are not those that were announced."""
+        """Receive one bucket. Raises EchoMismatch for bytes that do not match the manifest."""
         manifest = self._expected()
         try:
             tensors = unpack(manifest, manifest.buckets[number], self._carrier.receive(ticket))
         except ValueError as error:
             raise EchoMismatch(f"weights: bucket {number} of version {manifest.version}: {error}.") from error
         for name, tensor in tensors.items():
-            found, sent = tensor_digest(name, tensor), manifest.info(name).digest
-            if found != sent:
+            result, sent = tensor_digest(name, tensor), manifest.info(name).digest
+            if result != sent:
                 raise EchoMismatch(
-                    f"weights: {name!r} of version {manifest.version} was sent with checksum {sent} and came with "
-                    f"{found}: its bytes changed on the way by {type(self._carrier).__name__}."
+                    f"weights: {name!r} of version {manifest.version} was sent with checksum {sent} but received with "
+                    f"{result}: its bytes were corrupted in transit by {type(self._carrier).__name__}."
                 )
         self._found |= tensors
 
     def finish(self) -> WeightReceipt:
-        """Apply the update and say what is held. Raises EchoMismatch when something of it is missing."""
+        """Apply the update and report the weights held. Raises EchoMismatch when tensors are missing."""
         manifest = self._expected()
         missing = sorted({info.name for info in manifest.tensors} - self._found.keys())
         if missing:
             raise EchoMismatch(
-                f"weights: {len(missing)} of {len(manifest.tensors)} tensors of version {manifest.version} never came, "
-                f"such as {missing[0]!r}; nothing was applied."
+                f"weights: {len(missing)} of {len(manifest.tensors)} tensors of version {manifest.version} are "
+                f"missing, such as {missing[0]!r}; nothing was applied."
             )
         tensors, self._manifest, self._found = self._found, None, {}
-        checksum = joined(tensor_digest(name, tensors[name]) for name in sorted(tensors))
-        self.is_usable = False
+        # From digests already verified against these tensors on arrival.
+        checksum = joined(info.digest for info in manifest.tensors)
         self._apply(manifest, tensors)
-        self.is_usable = True
         return WeightReceipt(
             version=manifest.version,
             checksum=checksum,
@@ -105,7 +102,7 @@ class Receiver:
 
     def _expected(self) -> Manifest:
         if self._manifest is None:
-            raise EchoMismatch("weights: a bucket came without a manifest, or after one that was refused.")
+            raise EchoMismatch("weights: got a bucket without a manifest, or after a rejected one.")
         return self._manifest
 
 
@@ -117,19 +114,18 @@ def send(
     take: Callable[[int, Ticket], None],
     finish: Callable[[], WeightReceipt],
     bucket_bytes: int = BUCKET_BYTES,
-    names: Mapping[str, str] | None = None,
 ) -> TransferReport:
     """Send an update and compare the receipt with what was sent.
 
-    begin, take, finish: those of the `Receiver`, directly or through a call to its process.
-    Raises EchoMismatch when the receiver holds something else, and lets through what it raises.
+    begin, take, finish: the `Receiver`'s methods, called directly or remotely.
+    Raises EchoMismatch when the receiver holds other weights; its own errors pass through.
     """
     began = time.perf_counter()
-    manifest, tensors = plan_transfer(update, bucket_bytes=bucket_bytes, names=names)
+    manifest = plan_transfer(update, bucket_bytes=bucket_bytes)
     planned = time.perf_counter()
     begin(manifest)
     for number, bucket in enumerate(manifest.buckets):
-        ticket = carrier.send(pack(manifest, bucket, tensors))
+        ticket = carrier.send(pack(bucket, update.tensors))
         try:
             take(number, ticket)
         finally:
@@ -137,8 +133,8 @@ def send(
     receipt = finish()
     if (receipt.version, receipt.checksum) != (manifest.version, manifest.checksum):
         raise EchoMismatch(
-            f"weights: version {manifest.version} with checksum {manifest.checksum} was sent; version "
-            f"{receipt.version} with checksum {receipt.checksum} is held."
+            f"weights: sent version {manifest.version} with checksum {manifest.checksum}, but the receiver holds "
+            f"version {receipt.version} with checksum {receipt.checksum}."
         )
     return TransferReport(
         receipt=receipt,

@@ -1,4 +1,4 @@
-"""The loss of DRPO and SPO once more, token by token from the paper's formula: what the algorithm is held against.
+"""Reference implementation of the DRPO and SPO loss, token by token from the paper's formula, for conformance tests.
 
 It shares no code with the algorithm. fp64 throughout; clarity before speed.
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 
 from unirl.algorithms.drpo.config import DrpoConfig
-from unirl.core.reference import TokenLossInputs, TokenMean, token_divergence
+from unirl.conformance.reference import TokenLossInputs, TokenMean, token_divergence
 
 __all__ = ["loss"]
 
 
 def loss(config: DrpoConfig, inputs: TokenLossInputs) -> float:
-    """arXiv 2606.09821, summed over each text and averaged as the aggregation says, plus `kl_coef` times the divergence
-    from the reference."""
+    """arXiv 2606.09821, summed over each completion and averaged by the aggregation, plus `kl_coef` times the KL to the
+    reference policy."""
     policy, kl = (TokenMean(config.aggregation, horizon=config.horizon) for _ in range(2))
     for row, weight in enumerate(inputs.weights):
         tokens = [token for token, counts in enumerate(inputs.valid[row]) if counts]

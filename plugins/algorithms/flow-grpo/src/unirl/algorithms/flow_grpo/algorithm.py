@@ -9,13 +9,15 @@ from typing import cast
 import torch
 from torch import Tensor
 from unirl.algorithms.flow_grpo.config import FlowGrpoConfig
-from unirl.core.config import AdvantageConfig, LatentSamplingConfig, TrainConfig
-from unirl.core.request import LatentRequest
-from unirl.core.roles import Losses, Replay
-from unirl.core.track import Track
-from unirl.numerics.adaptive_kl import AdaptiveKl
-from unirl.numerics.latent_request import plan_latents
-from unirl.numerics.losses import (
+from unirl.core.roles import Losses, LossTerm, Replay, Replayed
+from unirl.core.specs.check import check_config
+from unirl.core.specs.config import AdvantageConfig, TrainConfig
+from unirl.core.types.request import LatentRequest
+from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.core.types.track import Track
+from unirl.numerics.diffusion.request import plan_latents
+from unirl.numerics.loss.adaptive_kl import AdaptiveKl
+from unirl.numerics.loss.losses import (
     ClipSchedule,
     clip_schedule,
     clipped_surrogate,
@@ -24,10 +26,8 @@ from unirl.numerics.losses import (
     mean_shift_squared,
     ratio_norm,
 )
-from unirl.numerics.policy_metrics import mean_over, ratio_metrics
-from unirl.numerics.reduction import LossTerm
-from unirl.numerics.replay import Replayed
-from unirl.numerics.track_advantages import track_advantages
+from unirl.numerics.loss.policy_metrics import mean_over, ratio_metrics
+from unirl.numerics.train.track_advantages import track_advantages
 
 __all__ = ["FlowGrpo", "build"]
 
@@ -35,13 +35,15 @@ __all__ = ["FlowGrpo", "build"]
 def build(
     config: FlowGrpoConfig, *, advantage: AdvantageConfig, reward_weights: Mapping[str, float], train: TrainConfig
 ) -> FlowGrpo:
+    check_config(config, key="algorithm")
     return FlowGrpo(config, advantage=advantage, reward_weights=reward_weights, train=train)
 
 
 class FlowGrpo(AdaptiveKl):
     """Flow-GRPO, arXiv 2505.05470, equation 6, with the variants that differ from it by a setting.
 
-    DanceGRPO (2505.07818) is the kernel `dance-sde`; Flow-GRPO-Fast and MixGRPO (2507.21802) are windows of SDE steps;
+    DanceGRPO (2505.07818) is the kernel `dance-sde`, with noise at all steps but the last and a random share of them
+    trained on; Flow-GRPO-Fast and MixGRPO (2507.21802) are windows of SDE steps;
     GRPO-Guard (2510.22319) is `ratio_norm` with `step_weight: inverse-dt`.
     """
 
@@ -83,30 +85,32 @@ class FlowGrpo(AdaptiveKl):
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         return track_advantages(track, self._advantage, reward_weights=self._reward_weights)
 
-    def anchor(self, track: Track, replay: Replay) -> Track:
-        """Replace the engine's log-probs by replayed ones, which differ from those of the update by nothing."""
+    def with_old_log_probs(self, track: Track, replay: Replay) -> Track:
+        """Replace the engine's log-probs with recomputed ones, computed exactly as in the update."""
         if not self._replays_anchor:
             return track
         with torch.no_grad():
-            old = cast(Replayed, replay(track))
+            old = replay(track)
+            assert isinstance(old, Replayed)
         means = old.means if self._config.ratio_norm else None
         segment = dataclasses.replace(track.latent, log_probs=old.log_probs.detach(), means=means)
         return dataclasses.replace(track, segment=segment)
 
-    def weights(self, track: Track) -> Mapping[str, Tensor]:
+    def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
         segment = track.latent
-        rows = track.weights
+        rows = track.sample_weights
         if self._config.drop_zero_advantage:
             rows = rows * (_of(track.advantages) != 0)
-        policy = rows[:, None] * (segment.sde_steps >= 0)
+        policy = rows[:, None] * (segment.scored_steps >= 0)
         if not self._config.kl_coef:
             return {"policy": policy}
-        return {"policy": policy, "kl": track.weights[:, None] * (segment.sde_steps >= 0)}
+        return {"policy": policy, "kl": track.sample_weights[:, None] * (segment.scored_steps >= 0)}
 
     def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
         config, segment = self._config, track.latent
-        new = cast(Replayed, replay(track))
-        weights = self.weights(track)
+        new = replay(track)
+        assert isinstance(new, Replayed)
+        weights = self.loss_weights(track)
         log_ratio = new.log_probs - _of(segment.log_probs)
         if config.ratio_norm:
             shift = mean_shift_squared(new.means, _of(segment.means))
@@ -122,7 +126,8 @@ class FlowGrpo(AdaptiveKl):
         metrics = ratio_metrics(surrogate.ratio, surrogate.clipped, log_ratio.detach(), weights["policy"])
         if config.kl_coef:
             with torch.no_grad():
-                reference = cast(Replayed, replay(track, policy="reference"))
+                reference = replay(track, policy="reference")
+                assert isinstance(reference, Replayed)
             if config.kl_form == "gaussian":
                 kl = gaussian_kl(new.means, reference.means, new.std)
             else:
@@ -137,15 +142,15 @@ def _step_weights(kind: str, track: Track, replayed: Replayed) -> Tensor | float
     if kind == "uniform":
         return 1.0
     if kind == "noise":
-        # The mean is over a row's own steps: one over the micro-batch would make the loss depend on its split.
+        # The mean is over a row's own steps: a mean over the micro-batch would make the loss depend on the split.
         std = replayed.std.reshape(replayed.log_probs.shape)
         counted = replayed.valid.to(std.dtype)
         return std / ((std * counted).sum(dim=1, keepdim=True) / counted.sum(dim=1, keepdim=True).clamp(min=1))
-    sigmas, steps = track.latent.sigmas, track.latent.sde_steps.clamp(min=0)
+    sigmas, steps = track.latent.sigmas, track.latent.scored_steps.clamp(min=0)
     return 1.0 / (sigmas[steps] - sigmas[steps + 1])
 
 
 def _of(value: Tensor | None) -> Tensor:
-    """A field that the phases before this one have filled."""
+    """A field that earlier phases have filled."""
     assert value is not None
     return value

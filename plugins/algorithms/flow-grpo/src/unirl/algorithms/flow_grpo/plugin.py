@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from unirl.core.capability import Needs
-from unirl.core.hookspec import hookimpl
-from unirl.core.kl import kl_reasons
-from unirl.core.plan import Plan
-from unirl.core.spec import AlgorithmSpec
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.capability import Needs
+from unirl.core.specs.spec import AlgorithmSpec
 
 FLOW_GRPO = AlgorithmSpec(
     name="flow-grpo",
@@ -30,38 +28,3 @@ FLOW_GRPO = AlgorithmSpec(
 @hookimpl
 def unirl_algorithms() -> Iterable[AlgorithmSpec]:
     return [FLOW_GRPO]
-
-
-@hookimpl
-def unirl_check_plan(plan: Plan) -> Iterable[str]:
-    """The settings that only this algorithm has."""
-    if plan.algorithm.spec is not FLOW_GRPO:
-        return []
-    from unirl.algorithms.flow_grpo.config import FlowGrpoConfig
-    from unirl.core.config import LatentSamplingConfig
-
-    config = plan.algorithm.config
-    assert isinstance(config, FlowGrpoConfig)
-    reasons: list[str] = []
-    if not 0 < config.clip_range < 1:
-        reasons.append(f"algorithm.clip_range: {config.clip_range} was asked for; it must lie between 0 and 1.")
-    if config.clip_range_high is not None and config.clip_range_high <= 0:
-        reasons.append(f"algorithm.clip_range_high: {config.clip_range_high} was asked for; it must be above 0.")
-    reasons += kl_reasons(config, plan)
-    for key, value, known in (
-        ("clip_schedule", config.clip_schedule, ("constant", "linear", "cosine")),
-        ("step_weight", config.step_weight, ("uniform", "inverse-dt", "noise")),
-        ("kl_form", config.kl_form, ("gaussian", "flow-grpo-code")),
-    ):
-        if value not in known:
-            reasons.append(f"algorithm.{key}: {value!r} was asked for; it is one of {', '.join(known)}.")
-    for name, sampling in plan.sampling.items():
-        if not isinstance(sampling, LatentSamplingConfig):
-            continue
-        without_constants = sampling.kernel == "cps" and sampling.kernel_options.get("constants") is False
-        if without_constants and (config.ratio_norm or config.kl_coef):
-            reasons.append(
-                f"sampling.kernel_options.constants: track {name!r} drops the constants of the log-prob, "
-                "which ratio_norm and kl_coef divide by; set it to true or turn those off."
-            )
-    return reasons

@@ -1,4 +1,4 @@
-"""The loss of Flow-GRPO once more, element by element from the papers' formulas: what the algorithm is held against.
+"""Reference implementation of the Flow-GRPO loss, element by element from the papers' formulas, for conformance tests.
 
 It shares no code with the algorithm. fp64 throughout; clarity before speed.
 """
@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from unirl.algorithms.flow_grpo.config import FlowGrpoConfig
-from unirl.core.reference import LossInputs
+from unirl.conformance.reference import LossInputs
 
 __all__ = ["loss"]
 
@@ -36,7 +36,7 @@ def _policy(config: FlowGrpoConfig, inputs: LossInputs, row: int, column: int) -
     high = low
     if config.clip_range_high is not None:
         high = _scheduled(config.clip_schedule, config.clip_range_high, inputs.progress)
-    # The worse of the ratio and its clipped value: the upper bound holds gains back, the lower one relief from losses.
+    # The pessimistic bound: the upper clip limits gains, the lower clip limits the reduction of losses.
     if advantage >= 0:
         value = -advantage * min(ratio, 1 + high)
     else:
@@ -69,7 +69,7 @@ def _step_weight(kind: str, inputs: LossInputs, row: int, column: int) -> float:
 
 
 def _divergence(config: FlowGrpoConfig, inputs: LossInputs, row: int, column: int) -> float:
-    """KL divergence per element of two Gaussians of one std; the published code has g, which is s / sqrt(-dt)."""
+    """KL per element of two Gaussians with the same std; the published code has g, which is s / sqrt(-dt)."""
     if not config.kl_coef:
         return 0.0
     scale = float((inputs.std if config.kl_form == "gaussian" else inputs.g)[row, column])
@@ -92,7 +92,7 @@ class _Mean:
     weight: float = 0.0
 
     def add(self, value: float, weight: float) -> None:
-        # What weighs nothing may be no number.
+        # Values at weight 0 may be NaN.
         if weight:
             self.total += value * weight
             self.weight += weight

@@ -1,10 +1,17 @@
-"""Settings of GRPO over tokens. Its relatives have the same settings with other defaults."""
+"""Settings of GRPO over tokens. Its variants have the same settings with other defaults."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from unirl.core.token_policy import TokenPolicyConfig
+from unirl.core.limits import Reason, limit, one_of
+from unirl.core.types.sampling import TextSamplingConfig
+from unirl.numerics.tokens.policy_config import AGGREGATIONS, TokenPolicyConfig
+
+if TYPE_CHECKING:
+    from unirl.core.specs.plan import Plan
 
 __all__ = [
     "CispoConfig",
@@ -19,76 +26,166 @@ __all__ = [
 
 @dataclass
 class GrpoConfig(TokenPolicyConfig):
-    loss: str = "clip"
-    """`clip`, the clipped surrogate of PPO; `cispo`, which clips the weight of a token and keeps its gradient."""
-    ratio: str = "token"
-    """`token`: each token has its own ratio. `sequence`: all tokens of a text have one, the geometric mean (GSPO)."""
-    aggregation: str = "seq-mean-token-mean"
-    """What a token weighs: `token-mean`, all alike; `seq-mean-token-mean`, each text alike, whatever its length;
-    `seq-mean-token-sum`, the sum of each text; `seq-mean-token-sum-norm`, that divided by `horizon`."""
-    horizon: float | None = None
+    defined_with: ClassVar[Mapping[str, Any]] = {}
+    """Values of `advantage` settings that the algorithm's definition requires."""
+
+    clip_range: float = limit(0.2, above=0, most=1)
+    """Lower clip of the ratio, at 1 - clip_range; below 1 for loss `clip`. Also the upper one unless
+    `clip_range_high` is set."""
+    loss: str = one_of("clip", "cispo", default="clip")
+    """`clip`: PPO's clipped surrogate. `cispo`: clips a token's importance weight and keeps its gradient."""
+    ratio: str = one_of("token", "sequence", "completion", default="token")
+    """`token`: one ratio per token. `sequence`: one per completion, the geometric mean over its tokens (GSPO).
+    `completion`: one per completion, the product over its tokens (off-policy RLOO)."""
+    aggregation: str = one_of(*AGGREGATIONS, default="seq-mean-token-mean")
+    """How token losses are aggregated. `token-mean`: mean over all tokens; `seq-mean-token-mean`: mean over each
+    completion, so that its length does not matter; `seq-mean-token-sum`: sum over each completion;
+    `seq-mean-token-sum-norm`: that sum divided by `horizon`."""
+    horizon: float | None = limit(None, above=0)
     """Constant that `seq-mean-token-sum-norm` divides by; None is `max_length`."""
-    max_length: int = 0
-    """Longest text in tokens, for `horizon` and `overlong_buffer`: ${sampling.max_new_tokens}. 0 where neither needs
-    it."""
-    overlong_buffer: int = 0
-    """Tokens before `max_length` over which the reward of a text falls, linearly, by up to `overlong_penalty`; 0 is no
-    penalty (DAPO)."""
-    overlong_penalty: float = 1.0
-    """What a text of `max_length` loses of its reward."""
+    max_length: int = limit(0, least=0)
+    """Maximum completion length in tokens, for `horizon` and `overlong_buffer`; normally ${sampling.max_new_tokens}. 0
+    where neither needs it."""
+    overlong_buffer: int = limit(0, least=0)
+    """Soft overlong penalty (DAPO): over this many tokens before `max_length` the reward falls linearly, by up to
+    `overlong_penalty`. 0 turns it off."""
+    overlong_penalty: float = limit(1.0, least=0)
+    """Penalty on the reward of a completion of `max_length` tokens."""
     drop_zero_advantage: bool = False
-    """Leave texts without signal, as those of a group of equal rewards, out of the average, so that the others weigh
-    more."""
+    """Leave completions with zero advantage, such as those of a zero-variance group, out of the loss average, so that
+    the others weigh more."""
+
+    @property
+    def has_clipped_loss(self) -> bool:
+        return self.loss == "clip"
+
+    def problems(self, plan: Plan | None) -> Iterator[Reason]:
+        """Also settings of another loss or aggregation, lengths, and advantages that the definition rules out."""
+        yield from super().problems(plan)
+        yield from self._of_the_loss()
+        yield from self._lengths()
+        if plan is None:
+            return
+        name = plan.algorithm.name
+        for key, expected in self.defined_with.items():
+            result = getattr(plan.advantage, key)
+            if result != expected:
+                yield Reason(
+                    key=f"advantage.{key}",
+                    text=f"got {_yaml(result)}, expected {_yaml(expected)} by the definition of {name}. Set "
+                    f"advantage.{key}={_yaml(expected)}, or use algorithm=grpo, which takes any advantage.",
+                )
+        for track, sampling in plan.sampling.items():
+            if isinstance(sampling, TextSamplingConfig) and self.max_length not in (0, sampling.max_new_tokens):
+                yield Reason(
+                    key=".max_length",
+                    text=f"got {self.max_length}, but track {track!r} has completions of up to "
+                    f"{sampling.max_new_tokens} tokens. Set algorithm.max_length='${{sampling.max_new_tokens}}'.",
+                )
+
+    def _of_the_loss(self) -> Iterator[Reason]:
+        if self.loss == "clip":
+            if self.clip_range == 1:
+                yield Reason(key=".clip_range", text="got 1.0, expected less than 1; only loss 'cispo' takes 1.")
+            if self.ratio == "completion" and self.aggregation != "seq-mean-token-sum":
+                yield Reason(
+                    key=".ratio",
+                    text="got 'completion', one ratio per completion, with aggregation "
+                    f"{self.aggregation!r}; expected algorithm.aggregation=seq-mean-token-sum, as in algorithm=rloo.",
+                )
+            return
+        if self.dual_clip is not None:
+            yield Reason(
+                key=".dual_clip",
+                text="it bounds the clipped loss; loss 'cispo' has its own bound. Set it to null.",
+            )
+        if self.ratio != "token":
+            yield Reason(
+                key=".ratio",
+                text="loss 'cispo' weights each token by its own ratio; use 'token', or loss 'clip'.",
+            )
+
+    def _lengths(self) -> Iterator[Reason]:
+        has_constant = self.aggregation == "seq-mean-token-sum-norm"
+        if self.horizon is not None and not has_constant:
+            yield Reason(
+                key=".horizon",
+                text=f"got {self.horizon}, but algorithm.aggregation {self.aggregation!r} does not divide by a "
+                "constant. Set it to null, or use seq-mean-token-sum-norm.",
+            )
+        if self.overlong_buffer > self.max_length > 0:
+            yield Reason(
+                key=".overlong_buffer",
+                text=f"got {self.overlong_buffer}, expected at most algorithm.max_length, {self.max_length}.",
+            )
+        needs = ["algorithm.overlong_buffer"] if self.overlong_buffer else []
+        needs += [f"aggregation {self.aggregation!r} without a horizon"] if has_constant and not self.horizon else []
+        if needs and not self.max_length:
+            yield Reason(
+                key=".max_length",
+                text=f"got 0, but {' and '.join(needs)} needs it; set "
+                "algorithm.max_length='${sampling.max_new_tokens}'.",
+            )
 
 
 @dataclass
 class DrGrpoConfig(GrpoConfig):
+    defined_with: ClassVar[Mapping[str, Any]] = {"normalize": False}
+
     aggregation: str = "seq-mean-token-sum-norm"
-    """Texts are summed and divided by a constant, so that long ones count in full."""
+    """Token losses are summed and divided by a constant, which removes the length bias."""
 
 
 @dataclass
 class DapoConfig(GrpoConfig):
     clip_range_high: float | None = 0.28
-    """Upper clip, wider than the lower one: rare tokens may become likelier."""
+    """Upper clip range, wider than the lower one, so that rare tokens can become likelier (clip-higher)."""
     aggregation: str = "token-mean"
-    """All tokens weigh alike."""
+    """Mean over all tokens."""
     drop_zero_advantage: bool = True
-    """Groups of equal rewards count nowhere; `data.refill_rounds` draws others in their place."""
+    """Zero-variance groups are left out; `data.dynamic_sampling_rounds` replaces them with further prompts."""
 
 
 @dataclass
 class GspoConfig(GrpoConfig):
     ratio: str = "sequence"
-    """All tokens of a text have one ratio."""
+    """One ratio per completion."""
     clip_range: float = 3e-4
-    """Lower clip, of a mean over the tokens of a text and therefore small."""
+    """Lower clip range; small, because the ratio is a geometric mean over the tokens of a completion."""
     clip_range_high: float | None = 4e-4
-    """Upper clip."""
+    """Upper clip range."""
 
 
 @dataclass
 class RlooConfig(GrpoConfig):
+    defined_with: ClassVar[Mapping[str, Any]] = {"leave_one_out": True, "normalize": False, "center": "group"}
+
     aggregation: str = "seq-mean-token-sum"
-    """The sum over a text: the log-prob of the whole of it."""
+    """Sum over each completion, so that the loss is of the completion's log-prob."""
 
 
 @dataclass
 class ReinforcePpConfig(GrpoConfig):
+    defined_with: ClassVar[Mapping[str, Any]] = {"normalize": True, "scope": "global", "center": "global"}
+
     aggregation: str = "token-mean"
-    """All tokens weigh alike."""
+    """Mean over all tokens."""
     kl_estimator: str = "k2"
-    """Its gradient is that of the divergence."""
+    """Its gradient is that of the KL."""
 
 
 @dataclass
 class CispoConfig(GrpoConfig):
     loss: str = "cispo"
-    """The weight of a token is clipped, its gradient stays."""
+    """A token's importance weight is clipped; its gradient is kept."""
     clip_range: float = 1.0
-    """Lower clip of the weight, at 1 - clip_range: 1 is none, as in the paper."""
+    """Lower clip of the weight, at 1 - clip_range; 1 is no lower bound, as in the paper."""
     clip_range_high: float | None = 4.0
-    """Upper clip of the weight, at 1 + clip_range_high. The paper tunes it and gives no number; 5 as the largest weight
-    is what arXiv 2510.13786 found to work over a wide range."""
+    """Upper clip of the weight, at 1 + clip_range_high. The paper tunes it and gives no number; arXiv 2510.13786 found
+    that a largest weight of 5 works over a wide range."""
     aggregation: str = "token-mean"
-    """All tokens weigh alike."""
+    """Mean over all tokens."""
+
+
+def _yaml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
-from unirl.core.capability import Needs
-from unirl.core.hookspec import hookimpl
-from unirl.core.kl import kl_reasons
-from unirl.core.plan import Plan
-from unirl.core.spec import AlgorithmSpec
-from unirl.core.token_policy import clip_reasons, token_policy_reasons
-
-if TYPE_CHECKING:
-    from unirl.algorithms.grpo.config import GrpoConfig
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.capability import Needs
+from unirl.core.specs.spec import AlgorithmSpec
 
 
 def _spec(
@@ -83,107 +77,8 @@ SPECS = (
         paper="arXiv 2501.03262",
     ),
 )
-ADVANTAGE: Mapping[str, Mapping[str, Any]] = {
-    "dr-grpo": {"normalize": False},
-    "rloo": {"leave_one_out": True, "normalize": False, "center": "group"},
-    "reinforce-pp": {"normalize": True, "scope": "global", "center": "global"},
-}
-"""Settings of `advantage` without which an algorithm is not what its name says."""
 
 
 @hookimpl
 def unirl_algorithms() -> Iterable[AlgorithmSpec]:
     return SPECS
-
-
-@hookimpl
-def unirl_check_plan(plan: Plan) -> Iterable[str]:
-    """The settings that only these algorithms have, and those of `advantage` that their names stand for."""
-    if not any(plan.algorithm.spec is spec for spec in SPECS):
-        return []
-    from unirl.algorithms.grpo.config import GrpoConfig
-
-    config = plan.algorithm.config
-    assert isinstance(config, GrpoConfig)
-    return [
-        *_advantage(plan),
-        *_names(config),
-        *_ranges(config),
-        *kl_reasons(config, plan),
-        *token_policy_reasons(config, plan),
-        *_lengths(config, plan),
-    ]
-
-
-def _advantage(plan: Plan) -> Iterator[str]:
-    name = plan.algorithm.spec.name
-    for key, wanted in ADVANTAGE.get(name, {}).items():
-        found = getattr(plan.advantage, key)
-        if found != wanted:
-            yield (
-                f"advantage.{key}: {_yaml(found)} was asked for, and {name} is defined with {_yaml(wanted)}. Set "
-                f"advantage.{key}={_yaml(wanted)}, or use algorithm=grpo, which takes any advantage."
-            )
-
-
-def _names(config: GrpoConfig) -> Iterator[str]:
-    for key, value, known in (
-        ("loss", config.loss, ("clip", "cispo")),
-        ("ratio", config.ratio, ("token", "sequence")),
-        (
-            "aggregation",
-            config.aggregation,
-            ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"),
-        ),
-    ):
-        if value not in known:
-            yield f"algorithm.{key}: {value!r} was asked for; it is one of {', '.join(known)}."
-
-
-def _ranges(config: GrpoConfig) -> Iterator[str]:
-    if config.loss != "cispo":
-        yield from clip_reasons(config)
-        return
-    if not 0 < config.clip_range <= 1:
-        yield f"algorithm.clip_range: {config.clip_range} was asked for; it must be above 0 and at most 1."
-    if config.dual_clip is not None:
-        yield "algorithm.dual_clip: it bounds the clipped loss; loss 'cispo' has its own bound. Set it to null."
-    if config.ratio == "sequence":
-        yield "algorithm.ratio: loss 'cispo' weighs each token by its own ratio; use 'token', or loss 'clip'."
-
-
-def _lengths(config: GrpoConfig, plan: Plan) -> Iterator[str]:
-    from unirl.core.config import TextSamplingConfig
-
-    has_constant = config.aggregation == "seq-mean-token-sum-norm"
-    if config.horizon is not None and (not has_constant or config.horizon <= 0):
-        yield (
-            f"algorithm.horizon: {config.horizon} was asked for; it is above 0, and null unless algorithm.aggregation "
-            "is seq-mean-token-sum-norm."
-        )
-    if config.overlong_penalty < 0:
-        yield f"algorithm.overlong_penalty: {config.overlong_penalty} was asked for; it must be 0 or more."
-    if config.overlong_buffer < 0 or (config.overlong_buffer > config.max_length > 0):
-        yield (
-            f"algorithm.overlong_buffer: {config.overlong_buffer} was asked for; it must lie between 0 and "
-            f"algorithm.max_length, {config.max_length}."
-        )
-    needs = ["algorithm.overlong_buffer"] if config.overlong_buffer else []
-    needs += (
-        [f"aggregation {config.aggregation!r} without a horizon"] if has_constant and config.horizon is None else []
-    )
-    if needs and config.max_length <= 0:
-        yield (
-            f"algorithm.max_length: {' and '.join(needs)} needs it, found {config.max_length}; set "
-            "algorithm.max_length='${sampling.max_new_tokens}'."
-        )
-    for name, sampling in plan.sampling.items():
-        if isinstance(sampling, TextSamplingConfig) and config.max_length not in (0, sampling.max_new_tokens):
-            yield (
-                f"algorithm.max_length: {config.max_length} was asked for; track {name!r} has texts of up to "
-                f"{sampling.max_new_tokens} tokens. Set algorithm.max_length='${{sampling.max_new_tokens}}'."
-            )
-
-
-def _yaml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

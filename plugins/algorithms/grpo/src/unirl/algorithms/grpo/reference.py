@@ -1,5 +1,5 @@
-"""The loss of GRPO and its relatives once more, token by token from the papers' formulas: what the algorithm is held
-against.
+"""Reference implementation of the losses of GRPO and its relatives, token by token from the papers' formulas, for
+conformance tests.
 
 It shares no code with the algorithm. fp64 throughout; clarity before speed.
 """
@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 
 from unirl.algorithms.grpo.config import GrpoConfig
-from unirl.core.reference import TokenLossInputs, TokenMean, clipped_token, token_divergence, token_importance
+from unirl.conformance.reference import TokenLossInputs, TokenMean, clipped_token, token_divergence, token_importance
 
 __all__ = ["loss"]
 
 
 def loss(config: GrpoConfig, inputs: TokenLossInputs) -> float:
-    """The policy loss, plus `kl_coef` times the divergence, less `entropy_coef` times the entropy."""
+    """The policy loss, plus `kl_coef` times the KL, minus `entropy_coef` times the entropy."""
     horizon = config.horizon or config.max_length
     policy, kl, entropy = (TokenMean(config.aggregation, horizon=horizon) for _ in range(3))
     for row, weight in enumerate(inputs.weights):
@@ -40,8 +40,10 @@ def _policy(config: GrpoConfig, inputs: TokenLossInputs, row: int, token: int, t
         weight = min(max(math.exp(own), 1 - low), 1 + high)
         value = -weight * advantage * float(inputs.log_probs[row, token])
     else:
-        # GSPO, arXiv 2507.18071, equation 7: the geometric mean over the text.
-        whole = [float(inputs.log_probs[row, t] - inputs.old_log_probs[row, t]) for t in tokens]
-        ratio = math.exp(sum(whole) / len(whole) if config.ratio == "sequence" else own)
-        value = clipped_token(config, ratio, advantage)
+        whole = sum(float(inputs.log_probs[row, t] - inputs.old_log_probs[row, t]) for t in tokens)
+        # GSPO, arXiv 2507.18071, equation 7: the geometric mean over the completion.
+        log_ratio = {"token": own, "sequence": whole / len(tokens), "completion": whole}[config.ratio]
+        value = clipped_token(config, math.exp(log_ratio), advantage)
+        if config.ratio == "completion":  # one loss per completion, divided equally among its tokens
+            value /= len(tokens)
     return value * token_importance(config, inputs, row, token, tokens)

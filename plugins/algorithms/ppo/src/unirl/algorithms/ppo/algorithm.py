@@ -1,4 +1,4 @@
-"""PPO over the tokens of a text, with a critic."""
+"""PPO over the tokens of a completion, with a critic."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 from unirl.algorithms.ppo.config import PpoConfig
-from unirl.core.config import AdvantageConfig, TrainConfig
-from unirl.core.roles import Losses, Metric, Replay
-from unirl.core.track import Track
-from unirl.numerics.aggregation import AggregationMode
-from unirl.numerics.gae import gae, token_rewards
-from unirl.numerics.losses import Surrogate
-from unirl.numerics.policy_metrics import mean_over
-from unirl.numerics.reduction import LossTerm
-from unirl.numerics.reference import with_reference
-from unirl.numerics.text_replay import per_sample, per_token
-from unirl.numerics.token_kl import token_kl
-from unirl.numerics.token_policy import TokenWeights, anchor_tokens, text_numbers, token_weights
-from unirl.numerics.token_policy_loss import TokenPolicyLoss
-from unirl.numerics.value_loss import clipped_value_loss, explained_by_moments
-from unirl.numerics.whitening import token_moments, whiten
+from unirl.core.roles import Losses, LossTerm, Metric, Replay
+from unirl.core.specs.check import check_config
+from unirl.core.specs.config import AdvantageConfig, TrainConfig
+from unirl.core.types.track import Track
+from unirl.numerics.loss.aggregation import AggregationMode
+from unirl.numerics.loss.losses import Surrogate
+from unirl.numerics.loss.policy_metrics import mean_over
+from unirl.numerics.tokens.gae import gae, token_rewards
+from unirl.numerics.tokens.kl import token_kl
+from unirl.numerics.tokens.policy import TokenWeights, old_log_prob_tokens, text_numbers, token_weights
+from unirl.numerics.tokens.policy_loss import TokenPolicyLoss
+from unirl.numerics.tokens.replay import per_sample, per_token
+from unirl.numerics.tokens.value_loss import clipped_value_loss, explained_by_moments
+from unirl.numerics.tokens.whitening import token_moments, whiten
+from unirl.numerics.train.reference import with_reference
 
 __all__ = ["Ppo", "build"]
 
@@ -32,14 +32,15 @@ __all__ = ["Ppo", "build"]
 def build(
     config: PpoConfig, *, advantage: AdvantageConfig, reward_weights: Mapping[str, float], train: TrainConfig
 ) -> Ppo:
+    check_config(config, key="algorithm")
     return Ppo(config, train=train)
 
 
 class Ppo(TokenPolicyLoss):
     """PPO, arXiv 1707.06347, equations 7 and 9, with the advantages of arXiv 1506.02438. Fits `CriticAlgorithm`.
 
-    A text is a walk over its tokens: the reward is given at the last one, and a divergence from the initial policy may
-    be taken off each (arXiv 1909.08593, equation 2).
+    Each token is an action: the reward comes at the last one, and a KL penalty to the reference policy may be
+    subtracted at each (arXiv 1909.08593, equation 2).
     """
 
     def __init__(self, config: PpoConfig, *, train: TrainConfig) -> None:
@@ -49,46 +50,46 @@ class Ppo(TokenPolicyLoss):
         self._replays_anchor = train.old_log_probs == "replay"
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
-        """Nothing yet: those of tokens come when the critic has spoken, after the anchor pass."""
+        """Nothing yet: token advantages are computed after the old-log-prob pass, from the critic's values."""
         return track, text_numbers(track)
 
-    def anchor(self, track: Track, replay: Replay) -> Track:
-        """Old log-probs, replayed or the engine's; those of the initial policy where the reward needs them."""
+    def with_old_log_probs(self, track: Track, replay: Replay) -> Track:
+        """Old log-probs, recomputed or the engine's; also the reference policy's if the reward needs them."""
         keeps_engine = self._config.tis != "none"
-        track = anchor_tokens(track, replay, replays=self._replays_anchor, keeps_engine=keeps_engine)
+        track = old_log_prob_tokens(track, replay, replays=self._replays_anchor, keeps_engine=keeps_engine)
         return with_reference(track, replay) if self._has_kl_reward else track
 
     def after_anchor(
         self, track: Track, sum_over_ranks: Callable[[Tensor], Tensor]
     ) -> tuple[Track, Mapping[str, Metric]]:
-        """Advantages by GAE, whitened over all tokens that count on all ranks, and what the critic is to expect."""
+        """Advantages by GAE, whitened over all tokens with weight on all ranks, and the value targets (returns)."""
         config, segment, counted = self._config, track.text, self._token_weights(track).counted
         valid = counted > 0
         values = torch.where(valid, per_token(segment, "values"), 0.0)
         rewards, metrics = self._rewards(track, valid)
-        found = gae(rewards, values, valid, gamma=config.gamma, lam=config.gae_lambda)
-        # An advantage is what the critic was off by: the return less the value.
+        result = gae(rewards, values, valid, gamma=config.gamma, lam=config.gae_lambda)
+        # An advantage is the critic's error: the return less the value.
         moments = sum_over_ranks(
-            torch.stack([token_moments(x, valid).cpu() for x in (found.advantages, found.returns)])
+            torch.stack([token_moments(x, valid).cpu() for x in (result.advantages, result.returns)])
         )
         explained = explained_by_moments(errors=moments[0], returns=moments[1])
-        advantages = found.advantages
+        advantages = result.advantages
         if config.whiten_advantages:
             advantages = whiten(advantages, valid, moments=moments[0])
         metrics |= {
             "advantage_abs_mean": mean_over(advantages.abs(), counted),
-            "returns_mean": mean_over(found.returns, counted),
+            "returns_mean": mean_over(result.returns, counted),
             "values_mean": mean_over(values, counted),
             "explained_variance": Metric(total=explained or 0.0, weight=float(explained is not None)),
         }
         segment = dataclasses.replace(
             segment,
             advantages=per_sample(advantages, segment),
-            returns=per_sample(found.returns, segment),
+            returns=per_sample(result.returns, segment),
         )
         return dataclasses.replace(track, segment=segment), metrics
 
-    def weights(self, track: Track) -> Mapping[str, Tensor]:
+    def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
         weights = self._token_weights(track)
         return self.policy_weights(weights, weights)
 
@@ -107,7 +108,7 @@ class Ppo(TokenPolicyLoss):
     def kl_terms(
         self, track: Track, replay: Replay, *, log_probs: Tensor, old_log_probs: Tensor, weights: TokenWeights
     ) -> tuple[list[LossTerm], dict[str, Metric]]:
-        """None where the divergence is in the reward, which the anchor pass has measured already."""
+        """None if the KL penalty is in the reward, since the old-log-prob pass has measured it already."""
         if self._config.kl_in_reward:
             return [], {}
         return super().kl_terms(track, replay, log_probs=log_probs, old_log_probs=old_log_probs, weights=weights)
@@ -123,15 +124,15 @@ class Ppo(TokenPolicyLoss):
             for x in (values, per_token(track.text, "values"), per_token(track.text, "returns"))
         )
         clip = math.inf if config.clip_range_value is None else config.clip_range_value
-        found = clipped_value_loss(now, before, returns, clip=clip)
+        result = clipped_value_loss(now, before, returns, clip=clip)
         metrics = {
-            "value_loss": mean_over(found.loss, weights.counted),
-            "value_clip_fraction": mean_over(found.clipped.float(), weights.counted),
+            "value_loss": mean_over(result.loss, weights.counted),
+            "value_clip_fraction": mean_over(result.clipped.float(), weights.counted),
         }
-        return Losses(terms=[weights.term("value", found.loss, scale=config.value_coef)], metrics=metrics)
+        return Losses(terms=[weights.term("value", result.loss, scale=config.value_coef)], metrics=metrics)
 
     def _rewards(self, track: Track, valid: Tensor) -> tuple[Tensor, dict[str, Metric]]:
-        """[n, S], of each token; and the divergence that was taken off them, for the log."""
+        """[n, S], the reward of each token; and the KL that was subtracted, for the log."""
         total = track.rewards
         assert total is not None
         if not self._has_kl_reward:

@@ -2,35 +2,73 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from unirl.core.token_policy import TokenPolicyConfig
+from unirl.core.limits import Reason, limit, one_of
+from unirl.numerics.tokens.policy_config import AGGREGATIONS, TokenPolicyConfig
+
+if TYPE_CHECKING:
+    from unirl.core.specs.plan import Plan
 
 __all__ = ["PpoConfig"]
 
 
 @dataclass
 class PpoConfig(TokenPolicyConfig):
-    gamma: float = 1.0
-    """Discount from token to token, in [0, 1]; 1 is none, as the reward of a text comes at its end."""
-    gae_lambda: float = 0.95
-    """In [0, 1]. 1 compares the reward with the critic's value alone, without bias; 0 compares each value with the next
-    one, with the least spread."""
+    gamma: float = limit(1.0, least=0, most=1)
+    """Discount per token, in [0, 1]; 1 is no discount, usual since the reward comes at the last token."""
+    gae_lambda: float = limit(0.95, least=0, most=1)
+    """Lambda of GAE, in [0, 1]. 1: return minus value, unbiased. 0: one-step TD error, with the least variance."""
     whiten_advantages: bool = True
-    """Shift and scale the advantages to mean 0 and variance 1 over all tokens of the rollout."""
-    clip_range_value: float | None = 0.2
-    """The critic's new value counts within this distance of its old one, where that makes the loss larger; in units of
-    the reward. None clips nothing."""
-    value_coef: float = 0.5
-    """Factor of the critic's loss."""
-    aggregation: str = "token-mean"
-    """What a token weighs, for policy and critic: `token-mean`, all alike; `seq-mean-token-mean`, each text alike,
-    whatever its length; `seq-mean-token-sum`, the sum of each text; `seq-mean-token-sum-norm`, that divided by
-    `horizon`."""
-    horizon: float | None = None
+    """Normalise advantages to mean 0 and variance 1 over all tokens of the rollout."""
+    clip_range_value: float | None = limit(0.2, above=0)
+    """Clip range of the value loss: the new value is clipped to this distance from the old one where that makes the
+    loss larger; in units of the reward. None turns clipping off."""
+    value_coef: float = limit(0.5, above=0, hint="At 0 no critic learns.")
+    """Coefficient of the value loss."""
+    aggregation: str = one_of(*AGGREGATIONS, default="token-mean")
+    """How token losses of policy and critic are aggregated. `token-mean`: mean over all tokens; `seq-mean-token-mean`:
+    mean over each completion, so that its length does not matter; `seq-mean-token-sum`: sum over each completion;
+    `seq-mean-token-sum-norm`: that sum divided by `horizon`."""
+    horizon: float | None = limit(None, above=0)
     """Constant that `seq-mean-token-sum-norm` divides by, such as ${sampling.max_new_tokens}."""
     kl_in_reward: bool = True
-    """Where the divergence goes while `kl_coef` is above 0: into the reward of each token (True), or into the loss."""
+    """Where the KL penalty goes while `kl_coef` is above 0: into each token's reward (True), or into the loss."""
     kl_estimator: str = "k1"
-    """Of a token's divergence. In the reward `k1`, the plain difference of log-probs, which is unbiased; `k3`, never
-    negative; `k2`. In the loss `k3` or `k2`: the gradient of `k1` is 0 on average."""
+    """Estimator of each token's KL. In the reward: `k1`, the log-prob difference, unbiased; `k3`, never negative; or
+    `k2`. In the loss: `k3` or `k2`, since the gradient of `k1` is 0 on average."""
+
+    @property
+    def kl_is_loss(self) -> bool:
+        return not self.kl_in_reward
+
+    def problems(self, plan: Plan | None) -> Iterator[Reason]:
+        """Also a horizon without its aggregation, gradient settings of a KL in the reward, and group advantages."""
+        yield from super().problems(plan)
+        has_constant = self.aggregation == "seq-mean-token-sum-norm"
+        if (self.horizon is not None) != has_constant:
+            yield Reason(
+                key=".horizon",
+                text=f"got {self.horizon} with aggregation {self.aggregation!r}; expected a number above 0 with "
+                "seq-mean-token-sum-norm, such as '${sampling.max_new_tokens}', and null otherwise.",
+            )
+        for key in ("kl_straight_through", "kl_weighs_by_ratio"):
+            if self.kl_in_reward and getattr(self, key):
+                yield Reason(
+                    key=f".{key}",
+                    text="got true, but a KL penalty in the reward has no gradient; set it to false, or "
+                    "algorithm.kl_in_reward=false.",
+                )
+        if plan is None:
+            return
+        for item in dataclasses.fields(plan.advantage):
+            result = getattr(plan.advantage, item.name)
+            if item.name != "constant_reward" and result != item.default:
+                yield Reason(
+                    key=f"advantage.{item.name}",
+                    text=f"got {result}; the advantages of ppo come from its critic, see algorithm.gae_lambda "
+                    "and algorithm.whiten_advantages. Leave it out.",
+                )

@@ -1,4 +1,4 @@
-"""The loss of PPO once more, token by token from the papers' formulas: what the algorithm is held against.
+"""Reference implementation of the PPO loss, token by token from the papers' formulas, for conformance tests.
 
 It shares no code with the algorithm. fp64 throughout; clarity before speed.
 """
@@ -9,15 +9,15 @@ import dataclasses
 import math
 
 from unirl.algorithms.ppo.config import PpoConfig
-from unirl.core.reference import TokenLossInputs, TokenMean, clipped_token, token_divergence, token_importance
+from unirl.conformance.reference import TokenLossInputs, TokenMean, clipped_token, token_divergence, token_importance
 
 __all__ = ["generalized_advantages", "loss"]
 
 
 def loss(config: PpoConfig, inputs: TokenLossInputs) -> float:
-    """The policy loss and the critic's, plus the divergence and less the entropy, each with its factor.
+    """The policy and value loss, plus the KL and minus the entropy, each with its coefficient.
 
-    Advantages and returns are made of rewards and old values, unless they are given.
+    Advantages and returns are computed from rewards and old values unless they are given.
     """
     if inputs.advantages is None:
         inputs = _judged(config, inputs)
@@ -43,15 +43,15 @@ def loss(config: PpoConfig, inputs: TokenLossInputs) -> float:
 def generalized_advantages(
     rewards: list[float], values: list[float], *, gamma: float, lam: float
 ) -> tuple[list[float], list[float]]:
-    """Advantages and returns of the tokens of one text: the double sum of arXiv 1506.02438, equation 16."""
+    """Advantages and returns of the tokens of one completion: the double sum of arXiv 1506.02438, equation 16."""
     following = [*values[1:], 0.0]
     deltas = [r + gamma * after - v for r, after, v in zip(rewards, following, values, strict=True)]
-    found = [sum((gamma * lam) ** k * delta for k, delta in enumerate(deltas[t:])) for t in range(len(deltas))]
-    return found, [advantage + value for advantage, value in zip(found, values, strict=True)]
+    result = [sum((gamma * lam) ** k * delta for k, delta in enumerate(deltas[t:])) for t in range(len(deltas))]
+    return result, [advantage + value for advantage, value in zip(result, values, strict=True)]
 
 
 def _judged(config: PpoConfig, inputs: TokenLossInputs) -> TokenLossInputs:
-    """Text by text: the reward at the last token, less the divergence at each; then one mean and one spread of all."""
+    """Per completion, the reward at the last token minus the KL at each; then normalised over the batch."""
     advantages, returns = 0.0 * inputs.old_values, 0.0 * inputs.old_values
     then = dataclasses.replace(inputs, log_probs=inputs.old_log_probs)
     counted: list[tuple[int, int]] = []
@@ -64,13 +64,13 @@ def _judged(config: PpoConfig, inputs: TokenLossInputs) -> TokenLossInputs:
             divergence = [token_divergence(config, then, row, token) for token in tokens]
             rewards = [reward - config.kl_coef * kl for reward, kl in zip(rewards, divergence, strict=True)]
         values = [float(inputs.old_values[row, token]) for token in tokens]
-        found = generalized_advantages(rewards, values, gamma=config.gamma, lam=config.gae_lambda)
-        advantages[row, tokens], returns[row, tokens] = found
+        result = generalized_advantages(rewards, values, gamma=config.gamma, lam=config.gae_lambda)
+        advantages[row, tokens], returns[row, tokens] = result
         counted += [(row, token) for token in tokens]
     if config.whiten_advantages and counted:
         mean = sum(float(advantages[place]) for place in counted) / len(counted)
         squares = sum((float(advantages[place]) - mean) ** 2 for place in counted)
-        # Bessel's variance, with the 1e-8 that the field adds to it.
+        # Bessel's variance, with the usual 1e-8.
         spread = math.sqrt(squares / max(len(counted) - 1, 1) + 1e-8)
         for place in counted:
             advantages[place] = (float(advantages[place]) - mean) / spread
@@ -78,7 +78,7 @@ def _judged(config: PpoConfig, inputs: TokenLossInputs) -> TokenLossInputs:
 
 
 def _tokens(config: PpoConfig, inputs: TokenLossInputs, row: int) -> list[int]:
-    """Those of a text that count."""
+    """The valid tokens of a completion."""
     if inputs.weights[row] == 0 or (config.truncated == "mask" and inputs.is_truncated[row]):
         return []
     return [token for token, counts in enumerate(inputs.valid[row]) if counts]
@@ -91,9 +91,9 @@ def _policy(config: PpoConfig, inputs: TokenLossInputs, row: int, token: int, to
 
 
 def _value(config: PpoConfig, inputs: TokenLossInputs, row: int, token: int) -> float:
-    """Half the square of the error, or of that of the value clipped to the old one, whichever is larger."""
-    value, old, wanted = (float(x[row, token]) for x in (inputs.values, inputs.old_values, inputs.returns))
-    errors = [value - wanted]
+    """Half the squared error of the value, or of the value clipped around the old one, whichever is larger."""
+    value, old, expected = (float(x[row, token]) for x in (inputs.values, inputs.old_values, inputs.returns))
+    errors = [value - expected]
     if config.clip_range_value is not None:
-        errors.append(min(max(value, old - config.clip_range_value), old + config.clip_range_value) - wanted)
+        errors.append(min(max(value, old - config.clip_range_value), old + config.clip_range_value) - expected)
     return max(error * error for error in errors) / 2

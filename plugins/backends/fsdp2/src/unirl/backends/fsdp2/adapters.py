@@ -1,4 +1,4 @@
-"""LoRA adapters through peft: which layers, on or off, and what an engine is given of them."""
+"""LoRA adapters through peft: choosing layers, switching them on or off, exporting their weights."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ ADAPTER = "default"
 
 
 def add_lora(module: nn.Module, settings: LoraSettings, *, default_targets: Sequence[str], seed: int) -> int:
-    """Add adapters to the linear layers that the targets name, in place; only they train. Returns how many layers.
+    """Add adapters to the target linear layers, in place; only they are trained. Returns the number of layers.
 
-    The adapters are fp32 and their start depends on `seed` alone, so it is the same on every rank.
-    Raises RecipeError when a target names no linear layer.
+    The adapters are fp32 and initialised from `seed` alone, so they are the same on every rank.
+    Raises RecipeError when a target matches no linear layer.
     """
     names = _matched(module, list(settings.targets) or list(default_targets))
     module.requires_grad_(False)
@@ -58,11 +58,11 @@ def lora_weights(module: nn.Module) -> dict[str, Tensor]:
 
 def lora_parameters(module: nn.Module) -> dict[str, Tensor]:
     """The live adapter weights, by the names of `lora_weights`."""
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     for name, layer in _layers(module):
-        found[f"{name}.lora_A.weight"] = _weight(layer.lora_A[ADAPTER])
-        found[f"{name}.lora_B.weight"] = _weight(layer.lora_B[ADAPTER])
-    return found
+        result[f"{name}.lora_A.weight"] = _weight(layer.lora_A[ADAPTER])
+        result[f"{name}.lora_B.weight"] = _weight(layer.lora_B[ADAPTER])
+    return result
 
 
 def merged_weights(module: nn.Module, *, is_on: bool) -> dict[str, Tensor]:
@@ -71,7 +71,7 @@ def merged_weights(module: nn.Module, *, is_on: bool) -> dict[str, Tensor]:
     W + (B A) alpha / rank, computed in fp32 and rounded once to the dtype of W.
     """
     layers = dict(_layers(module))
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     for name, parameter in module.named_parameters():
         if ".lora_A." in name or ".lora_B." in name:
             continue
@@ -81,8 +81,8 @@ def merged_weights(module: nn.Module, *, is_on: bool) -> dict[str, Tensor]:
             layer = layers[layer_name]
             delta = full(_weight(layer.lora_B[ADAPTER])) @ full(_weight(layer.lora_A[ADAPTER]))
             whole = (whole.float() + delta * layer.scaling[ADAPTER]).to(whole.dtype)
-        found[name.replace(".base_layer.", ".")] = whole
-    return found
+        result[name.replace(".base_layer.", ".")] = whole
+    return result
 
 
 def _layers(module: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
@@ -99,7 +99,7 @@ def _weight(part: nn.Module) -> Tensor:
 def _matched(module: nn.Module, targets: Sequence[str]) -> list[str]:
     if not targets:
         raise RecipeError(
-            "backend.lora.targets: none are given and the model names none of its own; "
+            "backend.lora.targets: got none, and the model has no default targets; "
             "list endings of its linear layers, such as [to_q,to_k,to_v]."
         )
     linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]

@@ -1,4 +1,4 @@
-"""Copies of the weights that train: frozen ones and slow averages, swapped in place."""
+"""Copies of the trainable weights: frozen ones and moving averages, swapped in place."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Average(WeightCopy):
 
     @torch.no_grad()
     def move(self) -> None:
-        """One move towards the live weights: copy = d copy + (1 - d) live."""
+        """One update towards the live weights: copy = d copy + (1 - d) live."""
         decay = decay_at(self.config, self.num_moves)
         self.num_moves += 1
         for name, value in self.values.items():
@@ -59,7 +59,7 @@ class Average(WeightCopy):
 
 
 def decay_at(config: AverageConfig, moves: int) -> float:
-    """The decay d of a move, `moves` of them made before. The formulas are at `AverageConfig.kind`."""
+    """The decay d after `moves` earlier updates. The formulas are at `AverageConfig.kind`."""
     if config.kind == "constant":
         return config.decay
     if config.kind == "linear":

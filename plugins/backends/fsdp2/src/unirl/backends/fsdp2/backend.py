@@ -1,4 +1,4 @@
-"""The FSDP2 backend: owns what trains, from the first wrap to the last checkpoint."""
+"""The FSDP2 backend: owns the trainable weights, from wrapping to the last checkpoint."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from unirl.core.errors import EchoMismatch, RecipeError
 from unirl.core.roles import TrainReport, WeightUpdate
-from unirl.core.weights import checksum, weight_mismatch
-from unirl.numerics.critic import with_values
-from unirl.numerics.reference import with_reference
-from unirl.numerics.stack import StepReport, train_on
-from unirl.numerics.track_replay import TrackReplay
+from unirl.core.specs.check import check_config
+from unirl.core.types.weights import joined, tensor_digests, weight_mismatch
+from unirl.numerics.train.critic import with_values
+from unirl.numerics.train.reference import with_reference
+from unirl.numerics.train.stack import StepReport, UpdateSettings, train_on
+from unirl.numerics.train.track_replay import TrackReplay
 
 from . import checkpoint
 from .averages import Average, WeightCopy
-from .config import Fsdp2Config, problems
+from .config import Fsdp2Config
 from .critic import Critic, CriticNet
 from .optimizer import Optimizer
 from .ranks import Ranks
 from .sharding import fill, find_blocks, full, recompute, reshard, shard, split
 
 if TYPE_CHECKING:
-    from unirl.core.config import TrainConfig
     from unirl.core.roles import Algorithm, Model, Policy
-    from unirl.core.track import Track
+    from unirl.core.specs.config import TrainConfig
+    from unirl.core.types.track import Track
 
 __all__ = ["Fsdp2Backend", "build"]
 
@@ -38,14 +39,12 @@ CRITIC = "critic"
 
 
 def build(config: Fsdp2Config, *, model: Model, train: TrainConfig, steps: int, seed: int = 0) -> Fsdp2Backend:
-    """A backend over `model.trainable`, which is adapted, cast and wrapped in place.
+    """Build a backend for `model.trainable`, which is adapted, cast and wrapped in place.
 
     steps: rounds of the run, from which the learning rate's schedule knows its end.  seed: of the adapters' start.
-    Raises RecipeError for settings, targets or blocks that fit nothing.
+    Raises RecipeError for settings, targets or blocks that match nothing in the model.
     """
-    wrong = list(problems(config))
-    if wrong:
-        raise RecipeError(" ".join(wrong))
+    check_config(config, key="backend")
     return Fsdp2Backend(config, model=model, train=train, steps=steps, seed=seed)
 
 
@@ -101,19 +100,19 @@ class Fsdp2Backend:
 
     @property
     def num_trainable(self) -> int:
-        """Weights that train, over all ranks."""
+        """Number of trainable parameters, over all ranks."""
         return sum(param.numel() for param in self._params.values())
 
     @contextmanager
     def policy(self, which: Policy = "live") -> Iterator[None]:
-        """Use these weights inside the block; the live ones are back after it, bit for bit, also on an error.
+        """Use these weights inside the block; the live ones are restored after it, bit for bit, also after an error.
 
-        Raises RecipeError for a policy that this backend was not asked to keep.
+        Raises RecipeError for a policy that this backend does not keep.
         """
         if which == self._using:
             yield
             return
-        assert self._using == "live", f"policy {which!r} was asked for inside policy {self._using!r}"
+        assert self._using == "live", f"policy {which!r} requested inside policy {self._using!r}"
         switch = self._switch(which)
         reshard(self._module)
         switch(True)
@@ -131,15 +130,9 @@ class Fsdp2Backend:
             track,
             algorithm,
             replay=self._replay,
-            updates=self._train.updates_per_step,
-            micro_batch=self._train.micro_batch,
-            micro_batch_tokens=self._train.micro_batch_tokens,
-            packing=self._train.packing,
+            updater=self._updater,
+            settings=UpdateSettings.of(self._train, version=self.version),
             progress=progress,
-            apply=self._updater,
-            logp_gap_max=self._train.logp_gap_max,
-            logp_gap_mean=self._train.logp_gap_mean,
-            version=self.version,
             critic=self._critic,
         )
         facts = {"trainable_weights": float(self.num_trainable), "lora_layers": float(self.num_lora_layers)}
@@ -148,40 +141,42 @@ class Fsdp2Backend:
         )
 
     def with_reference(self, track: Track, *, policy: Policy = "reference") -> Track:
-        home = track.weights.device
-        micros = track.chunks(self._train.micro_batch)
-        found = [with_reference(micro.to(self._device), self._replay, policy=policy).to(home) for micro in micros]
-        return type(track).concat(found)
+        home = track.sample_weights.device
+        micros = track.chunks(self._train.micro_batch_size)
+        result = [with_reference(micro.to(self._device), self._replay, policy=policy).to(home) for micro in micros]
+        return type(track).concat(result)
 
     def with_values(self, track: Track) -> Track:
         """See `unirl.core.roles.CriticBackend`."""
         if self._critic is None:
             raise RecipeError(
-                "backend.critic.lr: the values of a critic were asked for, and none is kept; set it, such as 1e-5."
+                "backend.critic.lr: got null, but the algorithm needs the values of a critic; set it, such as 1e-5."
             )
-        home = track.weights.device
-        micros = track.chunks(self._train.micro_batch)
+        home = track.sample_weights.device
+        micros = track.chunks(self._train.micro_batch_size)
         return type(track).concat([with_values(micro.to(self._device), self._critic).to(home) for micro in micros])
 
-    def weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
+    def export_weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
         """Whole copies of a policy's weights: `full` when all train, `lora` or `merged` (folded in) when adapters do.
 
-        `merged` of full training is `full`. Raises RecipeError for a kind that this training has not.
+        With full training `merged` is `full`. Raises RecipeError for a kind that does not fit `backend.trains`.
         """
         trains = self._config.trains
         if (kind == "lora" and trains == "full") or (kind == "full" and trains == "lora"):
-            raise RecipeError(f"backend.trains: {kind!r} weights were asked for; {trains!r} trains. Ask for 'merged'.")
+            raise RecipeError(f"backend.trains: got {trains!r}, which has no {kind!r} weights; export 'merged'.")
         if kind == "lora" and policy == "reference":
-            raise RecipeError("backend: 'lora' weights of the reference were asked for; it is the base, without any.")
+            raise RecipeError("backend: the reference policy is the base model and has no 'lora' weights to export.")
         with torch.no_grad(), self.policy(policy):
             reshard(self._module)
             tensors = self._exported(kind, is_on=policy != "reference")
+        digests = tensor_digests(tensors)
         return WeightUpdate(
             version=self.version,
             tensors=tensors,
             kind=kind,
             adapter_scale=self._config.lora.alpha / self._config.lora.rank if kind == "lora" else 1.0,
-            checksum=checksum(tensors),
+            checksum=joined(digests.values()),
+            digests=digests,
         )
 
     def adopt(self, update: WeightUpdate) -> None:
@@ -197,7 +192,7 @@ class Fsdp2Backend:
         self._optimizer.num_steps = update.version
 
     def save(self, folder: Path) -> None:
-        """Write what trains, its moments, the copies and the counters; frozen weights are the model's own."""
+        """Write trainable weights, optimizer state, weight copies and counters; frozen weights are not saved."""
         assert self._using == "live", f"saving inside policy {self._using!r} would save its weights as the live ones"
         reshard(self._module)
         facts = {
@@ -214,20 +209,20 @@ class Fsdp2Backend:
             checkpoint.write(place, tensors=tensors, facts=numbers, is_writer=is_writer, single=single)
 
     def load(self, folder: Path) -> None:
-        """Go on from a checkpoint, on any number of ranks.
+        """Resume from a checkpoint, on any number of ranks.
 
-        Raises CheckpointError, before anything changes, when it is incomplete or of another set-up.
+        Raises CheckpointError, before anything changes, if it is incomplete or from another configuration.
         """
         reshard(self._module)
         single = not self._ranks.is_grouped
         moments = self._optimizer.moments(create=True)
-        wanted = self._weight_tensors()
-        own = checkpoint.Opened(folder, setup=self._setup(), wanted=wanted, moments=moments, single=single)
+        expected = self._weight_tensors()
+        own = checkpoint.Opened(folder, setup=self._setup(), wanted=expected, moments=moments, single=single)
         opened = [(self._optimizer, own)]
         if self._critic is not None:
             optimizer = self._critic.optimizer
-            wanted, moments = self._critic.tensors(), optimizer.moments(create=True)
-            there = checkpoint.Opened(folder / CRITIC, setup={}, wanted=wanted, moments=moments, single=single)
+            expected, moments = self._critic.tensors(), optimizer.moments(create=True)
+            there = checkpoint.Opened(folder / CRITIC, setup={}, wanted=expected, moments=moments, single=single)
             opened.append((optimizer, there))
         for optimizer, one in opened:
             optimizer.resume(one.facts, one.read())
@@ -238,7 +233,7 @@ class Fsdp2Backend:
         self._move("rollout")
 
     def offload(self) -> None:
-        """Move weights, moments and copies to the CPU's memory. Nothing to do where they are there already."""
+        """Move weights, optimizer state and weight copies to CPU memory, if they are not there already."""
         self._to(torch.device("cpu"))
 
     def onload(self) -> None:
@@ -248,7 +243,7 @@ class Fsdp2Backend:
         self._ranks.close()
 
     def _prepare(self, model: Model, seed: int) -> int:
-        """Choose what trains and make it fp32; returns the number of adapted layers."""
+        """Choose the trainable parameters and cast them to fp32; returns the number of adapted layers."""
         if self._config.trains == "full":
             for param in self._module.parameters():
                 param.data = param.data.float() if param.is_floating_point() else param.data
@@ -276,7 +271,7 @@ class Fsdp2Backend:
                 average.move()
 
     def _switch(self, which: Policy) -> Any:
-        """A function that goes to a policy (True) and back (False)."""
+        """A function that switches to a policy (True) and back (False)."""
         copy = self._copies.get(which)
         if copy is not None:
             return lambda on: copy.swap()
@@ -285,7 +280,7 @@ class Fsdp2Backend:
 
             return lambda on: switch_lora(self._module, on=not on)
         key = "reference_copy=true" if which == "reference" else f"{which}.kind, such as constant"
-        raise RecipeError(f"backend: policy {which!r} was asked for, and none is kept. Set backend.{key}.")
+        raise RecipeError(f"backend: policy {which!r} is needed, but not kept. Set backend.{key}.")
 
     def _exported(self, kind: str, *, is_on: bool) -> dict[str, Tensor]:
         if self._config.trains == "full":
@@ -298,7 +293,7 @@ class Fsdp2Backend:
         """The live tensors, by the names that `weights` exports them under."""
         trains = self._config.trains
         if kind != trains:
-            raise RecipeError(f"backend.trains: {kind!r} weights were to be adopted; {trains!r} trains here.")
+            raise RecipeError(f"backend.trains: got {trains!r}, which cannot load {kind!r} weights.")
         if kind == "full":
             return dict(self._module.named_parameters())
         from .adapters import lora_parameters
@@ -306,7 +301,7 @@ class Fsdp2Backend:
         return lora_parameters(self._module)
 
     def _setup(self) -> dict[str, Any]:
-        """Settings that tensors of the right shapes would not tell apart."""
+        """Settings that a check of tensor shapes would not tell apart."""
         lora = self._config.lora
         return {
             "trains": self._config.trains,
@@ -332,7 +327,7 @@ class Fsdp2Backend:
 
 
 class _Updater:
-    """What the train stack asks of this backend. Fits `unirl.numerics.stack.Updater`."""
+    """This backend as the train stack uses it. Implements `unirl.numerics.train.updater.Updater`."""
 
     # Reduce-scatter divides by the ranks.
     gradient_reduction: Literal["mean", "sum"] = "mean"

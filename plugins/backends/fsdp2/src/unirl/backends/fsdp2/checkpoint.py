@@ -1,4 +1,4 @@
-"""Checkpoints through torch DCP: what trains and what its training needs, readable by any number of ranks."""
+"""Checkpoints through torch DCP: trainable weights and training state, readable by any number of ranks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from unirl.core.errors import CheckpointError
+
+from .checkpoint_metadata import TensorReader, read_metadata
 
 __all__ = ["Opened", "read_facts", "read_keys", "read_tensors", "write"]
 
@@ -24,7 +25,7 @@ FORMAT = 1
 
 
 class Opened:
-    """A checkpoint that was looked at from end to end and fits; nothing has changed yet."""
+    """A checkpoint that was fully checked and fits; nothing has been loaded yet."""
 
     def __init__(
         self,
@@ -35,9 +36,9 @@ class Opened:
         moments: Mapping[str, Tensor],
         single: bool,
     ) -> None:
-        """setup: facts that must be equal.  wanted: to be filled.  moments: to be filled where they were saved.
+        """setup: facts that must be equal.  wanted: tensors to fill.  moments: tensors to fill if they were saved.
 
-        Raises CheckpointError when it is incomplete or of another set-up.
+        Raises CheckpointError if it is incomplete or from another configuration.
         """
         self.folder = folder
         self.facts = read_facts(folder)
@@ -48,14 +49,14 @@ class Opened:
                     f"{folder}: the checkpoint was made with {key} = {there!r}; this recipe has {here!r}. "
                     "Resume with the recipe that it was made with."
                 )
-        found = read_keys(folder)
-        check_keys(folder, found=found, wanted=wanted, optional=moments)
+        result = read_keys(folder)
+        check_keys(folder, found=result, wanted=wanted, optional=moments)
         self._wanted, self._single = wanted, single
-        self._moments = {name: tensor for name, tensor in moments.items() if name in found}
+        self._moments = {name: tensor for name, tensor in moments.items() if name in result}
 
     @torch.no_grad()
     def read(self) -> Mapping[str, Tensor]:
-        """Fill what is wanted, and return the moments that were saved. Collective."""
+        """Fill the wanted tensors, and return the moments that were saved. Collective."""
         read_tensors(self.folder, {**self._wanted, **self._moments}, single=self._single)
         return self._moments
 
@@ -65,7 +66,7 @@ def write(
 ) -> None:
     """Write tensors and facts. Collective; `is_writer` is true on one rank. DCP's metadata comes last and completes it.
 
-    Raises OSError when this rank's disk refuses, CheckpointError when another's does.
+    Raises OSError if this rank cannot write, CheckpointError if another rank cannot.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if is_writer:
@@ -84,41 +85,35 @@ def write(
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """What `write` was given beside the tensors. Raises CheckpointError when that cannot be read."""
+    """The facts that `write` saved with the tensors. Raises CheckpointError if they cannot be read."""
     path = folder / FACTS
     try:
         facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found = facts["format"]
+        result = facts["format"]
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{folder}: {FACTS} is missing, so this is no checkpoint of the fsdp2 backend."
+            f"{folder}: {FACTS} is missing, so this is not a checkpoint of the fsdp2 backend."
         ) from error
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}); take an older checkpoint.") from error
-    if found != FORMAT:
-        raise CheckpointError(f"{path}: format {found} was found; this version reads format {FORMAT}.")
+        raise CheckpointError(f"{path}: cannot be read ({error}); resume from an older checkpoint.") from error
+    if result != FORMAT:
+        raise CheckpointError(f"{path}: got format {result}, expected {FORMAT}. Resume with the version that wrote it.")
     return facts
 
 
 def read_keys(folder: Path) -> dict[str, tuple[tuple[int, ...], str]]:
     """Name -> (shape, dtype) of every tensor of a checkpoint, after checking that all of its bytes are there."""
-    reader = FileSystemReader(folder)
-    try:
-        metadata = reader.read_metadata()
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{folder}: .metadata is missing, so this checkpoint was never completed.") from error
-    except Exception as error:  # what a cut-off pickle raises is not listed anywhere
-        raise CheckpointError(f"{folder}/.metadata: cannot be read ({error!r}); take an older checkpoint.") from error
+    metadata = read_metadata(folder)
     ends: dict[str, int] = {}
     for place in (metadata.storage_data or {}).values():
         ends[place.relative_path] = max(ends.get(place.relative_path, 0), place.offset + place.length)
     for name, end in ends.items():
         path = folder / name
         if not path.is_file():
-            raise CheckpointError(f"{path}: is missing; take an older checkpoint.")
+            raise CheckpointError(f"{path}: is missing; resume from an older checkpoint.")
         size = path.stat().st_size
         if size < end:
-            raise CheckpointError(f"{path}: is truncated, {size} bytes of at least {end}; take an older checkpoint.")
+            raise CheckpointError(f"{path}: is truncated, {size} bytes of at least {end}; resume from an older one.")
     return {
         name: (tuple(item.size), str(item.properties.dtype))
         for name, item in metadata.state_dict_metadata.items()
@@ -131,7 +126,7 @@ def read_tensors(folder: Path, into: Mapping[str, Tensor], *, single: bool) -> N
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-            load(dict(into), checkpoint_id=folder, no_dist=single)
+            load(dict(into), storage_reader=TensorReader(folder), no_dist=single)
     except CheckpointException as error:
         causes = [failure[0] for failure in error.failures.values()]
         raise CheckpointError(f"{folder}: the checkpoint could not be read: {causes[0]!r}.") from error
@@ -144,9 +139,9 @@ def check_keys(
     wanted: Mapping[str, Tensor],
     optional: Mapping[str, Tensor],
 ) -> None:
-    """Raise CheckpointError that says what differs: names, shapes, dtypes.
+    """Raise a CheckpointError that lists the differences in names, shapes and dtypes.
 
-    optional: may be absent, such as the moments of weights that never had a gradient.
+    optional: tensors that may be absent, such as the moments of weights that never had a gradient.
     """
     known = {**optional, **wanted}
     told: list[str] = []
@@ -155,7 +150,7 @@ def check_keys(
     if missing:
         told.append(f"{len(missing)} tensors are missing from it, such as {missing[0]!r}")
     if unknown:
-        told.append(f"it has {len(unknown)} tensors that are not wanted, such as {unknown[0]!r}")
+        told.append(f"it has {len(unknown)} unexpected tensors, such as {unknown[0]!r}")
     for name in sorted(found.keys() & known.keys()):
         here = (tuple(known[name].shape), str(known[name].dtype))
         if found[name] != here:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from unirl.core.errors import RecipeError
-from unirl.numerics.text_replay import replay_values
-from unirl.numerics.token_batches import TokenBatch, pad_batch
+from unirl.core.roles import TokenBatch, text_model
+from unirl.numerics.tokens.batches import pad_batch
+from unirl.numerics.tokens.replay import replay_values
 
 from .optimizer import Optimizer
 from .sharding import find_blocks, recompute, reshard, shard, split
 
 if TYPE_CHECKING:
     from unirl.core.roles import Model, TextModel
-    from unirl.core.track import Track
-    from unirl.numerics.stack import StepReport
+    from unirl.core.types.track import Track
+    from unirl.numerics.train.stack import StepReport
 
     from .config import Fsdp2Config
     from .ranks import Ranks
@@ -29,9 +30,9 @@ __all__ = ["Critic", "CriticNet"]
 
 
 class CriticNet(nn.Module):
-    """A copy of a text model's trunk in fp32, and a linear output that starts at 0: every value is 0 at first.
+    """An fp32 copy of a text model's trunk with a linear value head that starts at 0, and so do the values.
 
-    Make it before anything adapts or wraps the trunk: it starts at the checkpoint's weights.
+    Create it before the trunk is adapted or wrapped: it starts from the checkpoint's weights.
     """
 
     def __init__(self, model: Model) -> None:
@@ -39,9 +40,9 @@ class CriticNet(nn.Module):
         super().__init__()
         if "text" not in model.spec.tracks.values():
             raise RecipeError(
-                f"backend.critic.lr: a critic reads tokens, and model {model.spec.name!r} has no text track; use null."
+                f"backend.critic.lr: a critic reads tokens, but model {model.spec.name!r} has no text track; use null."
             )
-        text = cast("TextModel", model)
+        text = text_model(model)
         original: nn.Module = text.trunk
         self.place = next(name for name, part in model.trainable.named_modules() if part is original)
         """Name of the trunk within the model's trainable module."""
@@ -60,7 +61,7 @@ class CriticNet(nn.Module):
         return self.head(states.float())
 
     def tensor_parallel(self, plan: Mapping[str, str]) -> dict[str, str]:
-        """The part of a model's plan that is about its trunk, by the names here."""
+        """The entries of a model's plan for its trunk, under the names used here."""
         prefix = f"{self.place}." if self.place else ""
         return {f"trunk.{name.removeprefix(prefix)}": how for name, how in plan.items() if name.startswith(prefix)}
 
@@ -71,7 +72,7 @@ class CriticNet(nn.Module):
 
 
 class Critic:
-    """Fits `unirl.numerics.critic.CriticUpdater`. What touches weights is collective."""
+    """Implements `unirl.numerics.train.updater.CriticUpdater`. Methods that touch weights are collective."""
 
     def __init__(
         self, net: CriticNet, config: Fsdp2Config, *, model: Model, ranks: Ranks, wraps: bool, packing: bool, steps: int
@@ -79,7 +80,7 @@ class Critic:
         """wraps: shard it, as the policy is.  steps: of its optimizer over the run, for the schedule of its rate."""
         assert config.critic.lr is not None
         self.net = net
-        self._model, self._packing = cast("TextModel", model), packing
+        self._model, self._packing = text_model(model), packing
         self._warmup_steps = config.critic.warmup_steps
         self._defers = config.defer_gradient_sync
         blocks = find_blocks(net, model.spec.wrap_blocks)
@@ -122,7 +123,7 @@ class Critic:
         return self.optimizer.step()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its weights, by the names that a checkpoint has."""
+        """Its weights, by their names in a checkpoint."""
         reshard(self.net)
         return {f"weights/{name}": param.detach() for name, param in self.optimizer.params.items()}
 

@@ -1,4 +1,4 @@
-"""The optimizer step: AdamW, its learning rate, clipping, and leaving out steps whose gradients are not finite."""
+"""The optimizer step: AdamW, its learning rate, gradient clipping, and skipping steps with non-finite gradients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 from unirl.core.errors import RunFailed
-from unirl.numerics.stack import StepReport
+from unirl.numerics.train.stack import StepReport
 
 from .config import Fsdp2Config
 from .sharding import full, local
@@ -65,15 +65,15 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self) -> StepReport:
-        """Clip and step, or leave the step out when a gradient is not finite. Collective.
+        """Clip and step, or skip the step when a gradient is not finite. Collective.
 
-        Raises RunFailed when no weight has a gradient at all: the loss does not depend on what trains.
+        Raises RunFailed when no weight has a gradient: the loss does not depend on the trainable weights.
         """
         grads = [param.grad for param in self.params.values() if param.grad is not None]
         if not grads:
             raise RunFailed(
-                f"backend: none of the {len(self.params)} weights that train got a gradient. The loss does not reach "
-                "them; does the model run its `trainable` module?"
+                f"backend: none of the {len(self.params)} weights to train got a gradient. The loss does not depend on "
+                "them; check that the model runs its `trainable` module."
             )
         shards = [local(grad) for grad in grads]
         if self._is_scaled:
@@ -108,7 +108,7 @@ class Optimizer:
                 state[key] = state[key].to(device)
 
     def moments(self, *, create: bool = False) -> dict[str, Tensor]:
-        """Adam's state by name, as checkpoints have it. `create` makes what is not there yet, to be filled."""
+        """Adam's state by name, as checkpoints have it. `create` allocates missing state, to be filled."""
         tensors: dict[str, Tensor] = {}
         for name, param in self.params.items():
             state = self.adam.state.get(param, {})
@@ -122,7 +122,7 @@ class Optimizer:
         return tensors
 
     def facts(self) -> dict[str, Any]:
-        """What it counts, for a checkpoint."""
+        """Its counters, for a checkpoint."""
         return {
             "version": self.num_steps,
             "num_skipped": self.num_skipped,
@@ -131,7 +131,7 @@ class Optimizer:
         }
 
     def resume(self, facts: Mapping[str, Any], moments: Mapping[str, Tensor]) -> None:
-        """Make these its state, and nothing else."""
+        """Replace its state with this one."""
         self.adam.state.clear()
         for name, param in self.params.items():
             prefix = f"adam/{name}/"

@@ -1,4 +1,4 @@
-"""The processes that train together, and how they are laid out."""
+"""The training processes and their device mesh."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _own_group_users = 0
 
 
 class Ranks:
-    """The default process group, or this process alone, as a mesh of replicas x shards x tensor slices.
+    """The default process group, or this process alone, as a mesh of replicas x shards x tensor-parallel ranks.
 
-    A group that exists is used; under torchrun one is made from its environment; otherwise, where FSDP needs one, a
-    group of this process alone, on a store in memory, so that there is no port to collide on.
+    An existing group is used. Under torchrun one is created from its environment. Otherwise, where FSDP needs one, a
+    single-process group is created on an in-memory store, which needs no port.
 
     Neighbouring ranks share a tensor slice first, then a copy: rank = (replica x shards + shard) x tensor + slice.
-    Ranks of one tensor group hold the same rows.
+    Ranks of one tensor-parallel group get the same samples.
     """
 
     def __init__(self, device: torch.device, *, needs_group: bool, layout: MeshConfig) -> None:
@@ -48,7 +48,7 @@ class Ranks:
         world = dist.get_world_size() if self.is_grouped else 1
         self.num_tensor = layout.tensor
         self.num_ranks = self._divided(world, layout.tensor, "tensor", "ranks")
-        """Ranks that hold different rows."""
+        """Data-parallel ranks: those with different samples."""
         num_shards = layout.shard or self.num_ranks
         num_replicas = self._divided(self.num_ranks, num_shards, "shard", f"ranks / mesh.tensor {layout.tensor}")
         self._sizes = (num_replicas, num_shards, layout.tensor)
@@ -59,7 +59,7 @@ class Ranks:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """All ranks; the dims `replicate`, `shard`, `tensor`, of which those are left out that nothing needs."""
+        """All ranks, with the dims `replicate`, `shard` and `tensor`; unused dims are left out."""
         if self._mesh is None:
             names = ("replicate", "shard", "tensor")
             kept = [i for i in range(3) if names[i] == "shard" or self._sizes[i] > 1 or self.num_tensor > 1]
@@ -69,7 +69,7 @@ class Ranks:
 
     @property
     def shard_mesh(self) -> DeviceMesh:
-        """What FSDP wraps over: one copy in shards, or copies of them (HSDP)."""
+        """The mesh that FSDP shards over: one sharded copy (FSDP), or several (HSDP)."""
         if self._sizes[0] > 1:
             return self.mesh["replicate", "shard"]
         return self.mesh["shard"] if self.num_tensor > 1 else self.mesh
@@ -79,7 +79,7 @@ class Ranks:
         return self.mesh["tensor"]
 
     def all_reduce(self, values: Tensor, how: Literal["sum", "max"]) -> Tensor:
-        """values: fp64 on the CPU. Returns the same shape, joined over the ranks that hold different rows."""
+        """values: fp64 on the CPU. Returns the same shape, reduced over the data-parallel ranks."""
         if self.num_ranks == 1:
             return values
         joined = values.to(self.device, copy=True)
@@ -87,7 +87,7 @@ class Ranks:
         return joined.cpu()
 
     def close(self) -> None:
-        """Leave the group; the last user of one that was made here ends it."""
+        """Leave the group; the last user of a group created here destroys it."""
         global _own_group_users
         if self._owns:
             self._owns = False
@@ -98,7 +98,7 @@ class Ranks:
     def _divided(self, ranks: int, by: int, key: str, of: str) -> int:
         if by < 1 or ranks % by:
             raise RecipeError(
-                f"backend.mesh.{key}: {by} was asked for; {ranks} ({of}) cannot be divided by it. Start a multiple of "
+                f"backend.mesh.{key}: got {by}, but {ranks} ({of}) is not divisible by it. Start a multiple of "
                 f"{by} processes, or choose a divisor of {ranks}."
             )
         return ranks // by

@@ -1,4 +1,4 @@
-"""Sharding: which modules are wrapped or split over the ranks, and whole tensors from shards."""
+"""Sharding: wrapping or splitting modules over the ranks, and gathering full tensors from shards."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float
 
 
 def find_blocks(module: nn.Module, class_names: Sequence[str]) -> list[nn.Module]:
-    """The modules of these classes, in order. Raises RecipeError when names were given and none matches."""
+    """The modules of these classes, in order. Raises RecipeError when names are given and none matches."""
     blocks = [part for part in module.modules() if type(part).__name__ in class_names]
     if class_names and not blocks:
-        found = sorted({type(part).__name__ for part in module.modules()})
-        near = difflib.get_close_matches(class_names[0], found, n=3, cutoff=0.3) or found[:3]
+        result = sorted({type(part).__name__ for part in module.modules()})
+        near = difflib.get_close_matches(class_names[0], result, n=3, cutoff=0.3) or result[:3]
         raise RecipeError(
-            f"model.spec.wrap_blocks: {', '.join(class_names)} was asked for; {type(module).__name__} has no such "
+            f"model.spec.wrap_blocks: got {', '.join(class_names)}, but {type(module).__name__} has no such "
             f"module. Nearest: {', '.join(near)}. Nothing would be sharded block by block; correct the model's spec."
         )
     return blocks
@@ -57,7 +57,7 @@ def split(module: nn.Module, plan: Mapping[str, str], *, ranks: Ranks) -> None:
         matched = [name for name, _ in module.named_modules() if _matches(name, pattern)]
         linear = [name for name in matched if isinstance(module.get_submodule(name), nn.Linear)]
         if not matched or len(linear) != len(matched):
-            what = "is adapted by LoRA or is no linear layer" if matched else "names no module"
+            what = "is adapted by LoRA or is not a linear layer" if matched else "matches no module"
             raise RecipeError(
                 f"backend.mesh.tensor: {pattern!r} of the model's tensor_parallel plan {what}"
                 f"{' (' + matched[0] + ')' if matched else ''}. Use mesh.tensor=1, or other LoRA targets."
@@ -73,7 +73,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def shard(module: nn.Module, blocks: Sequence[nn.Module], *, ranks: Ranks, precision: str) -> None:
-    """Wrap every block, then what is left in the root, over all ranks.
+    """Wrap every block, then the root with the rest, over all ranks.
 
     precision: `none`, `bf16` or `fp16`. Then the root casts as a pipeline in that dtype would: latents and embeddings,
     not timesteps (bf16 cannot tell 987 from 988) and not what a block is given by the root (rotary tables stay fp32).
@@ -95,7 +95,7 @@ def shard(module: nn.Module, blocks: Sequence[nn.Module], *, ranks: Ranks, preci
 
 
 def reshard(module: nn.Module) -> None:
-    """Make sure that the shards, not gathered copies of them, are what the module holds."""
+    """Make sure that the module holds its shards, not gathered copies of them."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()

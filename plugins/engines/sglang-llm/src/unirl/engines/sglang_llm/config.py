@@ -1,18 +1,16 @@
-"""What a recipe can set of the sglang-llm engine."""
+"""Config of the sglang-llm engine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unirl.core.hosted_text import HostedTextConfig
+from unirl.engine_host.text_config import ExternalTextConfig
 
 __all__ = ["SglangConfig"]
 
 
 @dataclass
-class SglangConfig(HostedTextConfig):
+class SglangConfig(ExternalTextConfig):
     attention: str = ""
-    """SGLang's name of the attention kernels, such as `fa3`, `flashinfer` or `triton`; empty is SGLang's choice, on a
-    CPU `torch_native`."""
-    port: int = 0
-    """TCP port of this machine on which SGLang's processes find each other; 0 takes a free one."""
+    """SGLang's attention backend, such as `fa3`, `flashinfer` or `triton`; empty leaves the choice to SGLang, or
+    `torch_native` on a CPU."""

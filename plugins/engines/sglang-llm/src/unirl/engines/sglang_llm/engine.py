@@ -1,15 +1,15 @@
-"""SGLang as the program of a `HostedTextEngine`."""
+"""SGLang as the program of an `ExternalTextEngine`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from unirl.core.roles import Model
-from unirl.numerics.received_text import received_track
-from unirl.runtime.engine_host.checkpoint_folder import transformers_folder
-from unirl.runtime.engine_host.program import dtype_of, program
-from unirl.runtime.engine_host.text_engine import HostedTextEngine
+from unirl.core.roles import TextModel
+from unirl.engine_host.checkpoint_folder import transformers_folder
+from unirl.engine_host.program import dtype_of, program
+from unirl.engine_host.text_engine import ExternalTextEngine
+from unirl.numerics.tokens.received import received_track
 
 from .config import SglangConfig
 from .environment import PRODUCT
@@ -18,11 +18,11 @@ from .settings import CPU_VARIABLES, VARIABLES, engine_arguments, linear_names, 
 __all__ = ["build"]
 
 
-def build(config: SglangConfig, *, model: Model, device: Any) -> HostedTextEngine:
-    """Start SGLang with the checkpoint that `model` was loaded from.
+def build(config: SglangConfig, *, model: TextModel, device: Any) -> ExternalTextEngine:
+    """Start SGLang with the checkpoint of `model`.
 
-    Raises RecipeError for a setting that cannot be, and RunFailed when the environment is missing or of another
-    version of SGLang, or when SGLang does not start.
+    Raises RecipeError for an invalid setting, RunFailed when the environment is missing or has an untested version
+    of SGLang, or when SGLang does not start.
     """
     device = torch.device(device)
     arguments = engine_arguments(
@@ -32,7 +32,7 @@ def build(config: SglangConfig, *, model: Model, device: Any) -> HostedTextEngin
         on_cpu=device.type == "cpu",
         lora_targets=linear_names(model),
     )
-    return HostedTextEngine(
+    return ExternalTextEngine(
         PRODUCT,
         config,
         model=model,

@@ -1,10 +1,10 @@
-"""The environment that SGLang runs in, and the versions of SGLang that this engine was tried with."""
+"""SGLang's environment, and the tested versions of SGLang."""
 
 from __future__ import annotations
 
 from packaging.specifiers import SpecifierSet
-from unirl.runtime.engine_host.environment import EngineEnvironment
-from unirl.runtime.engine_host.program import Product
+from unirl.engine_host.environment import EngineEnvironment
+from unirl.engine_host.program import Product
 
 __all__ = ["ENVIRONMENT", "PRODUCT"]
 
@@ -16,17 +16,17 @@ ENVIRONMENT = EngineEnvironment(
     python="3.11",
     serve="unirl.engines.sglang_llm.server:calls",
     modules=(
-        "unirl.core.array",
+        "unirl.core.types.array",
         "unirl.core.names",
-        "unirl.core.weights",
-        "unirl.numerics.token_draws",
-        "unirl.runtime.engine_host.received",
+        "unirl.core.types.weights",
+        "unirl.numerics.tokens.draws",
+        "unirl.engine_host.received",
         "unirl.engines.sglang_llm.server",
         "unirl.engines.sglang_llm.scheduler",
         "unirl.engines.sglang_llm.held",
     ),
     notes={
-        "cpu": "SGLang runs here on torch 2.13 and its own platform for CPUs, which its project does not test; it is "
+        "cpu": "SGLang runs here on torch 2.13 and its CPU platform, which the SGLang project does not test; it is "
         "meant for tests.",
     },
 )
@@ -34,7 +34,7 @@ ENVIRONMENT = EngineEnvironment(
 PRODUCT = Product(
     title="SGLang",
     environment=ENVIRONMENT,
-    # It reaches into SGLang's scheduler and sampler, which change from one version to the next.
+    # The engine patches SGLang's scheduler and sampler, which change between versions.
     tested=SpecifierSet(">=0.5.23,<0.5.24"),
     says_cut_log_probs=True,
 )

@@ -1,8 +1,8 @@
-"""What SGLang computes with, by the names in the checkpoint, and taking weights: SGLang calls these in its scheduler
-process, as loaders of its own (`custom_weight_loader`).
+"""SGLang's weights under their checkpoint names, and weight loading. SGLang calls these functions in its scheduler
+process as custom loaders (`custom_weight_loader`).
 
-SGLang fuses layers (q, k and v in one; gate and up in one) and pads the vocabulary. Here every weight is a view of what
-it computes with. A loader has no answer; each writes one as JSON to the file that it is told. Runs in the engine's
+SGLang fuses layers (q, k and v in one; gate and up in one) and pads the vocabulary. Here every weight is a view of
+SGLang's tensor. Loaders return nothing, so each writes its answer as JSON to a given file. Runs in the engine's
 environment.
 """
 
@@ -22,7 +22,8 @@ from sglang.srt.layers.linear import LinearBase, MergedColumnParallelLinear, QKV
 from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from sglang.srt.lora.layers import BaseLayerWithLoRA
 from torch import Tensor
-from unirl.runtime.engine_host.received import read_weights
+from unirl.engine_host.frames import UNCHANGED, Unchanged
+from unirl.engine_host.received import read_weights
 
 __all__ = ["check_adapter", "held_weights", "list_weights", "load_full"]
 
@@ -31,15 +32,15 @@ PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj
 
 
 def held_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Name in the checkpoint, and view of the weight that SGLang computes with, of all of them."""
+    """Checkpoint name and a view of every weight that SGLang computes with."""
     seen: set[int] = set()
     for path, module in model.named_modules():
         if isinstance(module, BaseLayerWithLoRA):
-            # It shows the weight of the layer inside it, which comes next.
+            # A wrapper exposes the weight of the layer inside it, which comes next.
             continue
         path = path.replace(".base_layer", "")
         for name, parameter in module.named_parameters(recurse=False):
-            # A tied weight goes by its first name, as in torch.
+            # A tied weight is listed under its first name, as in torch.
             if id(parameter) in seen:
                 continue
             seen.add(id(parameter))
@@ -51,7 +52,7 @@ def held_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def list_weights(model: Any, asked: Sequence[tuple[str, Tensor]]) -> None:
-    """Answers name, dtype and shape of every weight."""
+    """Reports name, dtype and shape of every weight."""
 
     def answer(_: Mapping[str, Any]) -> Any:
         held = held_weights(model)
@@ -61,8 +62,8 @@ def list_weights(model: Any, asked: Sequence[tuple[str, Tensor]]) -> None:
 
 
 def load_full(model: Any, asked: Sequence[tuple[str, Tensor]]) -> None:
-    """Takes all weights from files. Raises ValueError, before anything changes, for bytes that are not those of the
-    checksum; RuntimeError when something else is held afterwards."""
+    """Loads all weights from files. Raises Unchanged for a wrong checksum, RuntimeError when the weights held
+    afterwards differ."""
 
     def answer(told: Mapping[str, Any]) -> None:
         tensors = read_weights(told["paths"], told["checksum"])
@@ -70,40 +71,40 @@ def load_full(model: Any, asked: Sequence[tuple[str, Tensor]]) -> None:
         held = dict(held_weights(model))
         for name, sent in tensors.items():
             if not torch.equal(held[name], sent.to(held[name])):
-                raise RuntimeError(f"{name!r} was loaded, and something else is held.")
+                raise RuntimeError(f"{name!r} was loaded, but the weight held differs from the one sent.")
 
     _answered(asked, answer)
 
 
 def check_adapter(model: Any, asked: Sequence[tuple[str, Tensor]]) -> None:
-    """Compares the adapter that the last batch was computed with, and its scale, with the one in files. Raises
-    RuntimeError when it is another one."""
+    """Compares the adapter used in the last batch, and its scale, with the one in files. Raises RuntimeError when
+    they differ."""
 
     def answer(told: Mapping[str, Any]) -> None:
         tensors = read_weights(told["paths"], told["checksum"])
         sent = {name.rpartition(".lora_")[0] for name in tensors}
-        found: set[str] = set()
+        result: set[str] = set()
         for layer, down, up, scale in _held_adapter(model):
             if layer not in sent:
-                # A part of a fused layer without an adapter of its own computes with zeros.
+                # Within a fused layer, a part without an adapter has zeros.
                 if bool(up.any()):
-                    raise RuntimeError(f"{layer!r} has an adapter, and none was sent.")
+                    raise RuntimeError(f"{layer!r} has an adapter in SGLang, but not in the update.")
                 continue
-            found.add(layer)
-            wanted = (tensors[f"{layer}.lora_A.weight"], tensors[f"{layer}.lora_B.weight"])
-            rank = len(wanted[0])
-            same = all(torch.equal(one, other.to(one)) for one, other in zip((down, up), wanted, strict=True))
+            result.add(layer)
+            expected = (tensors[f"{layer}.lora_A.weight"], tensors[f"{layer}.lora_B.weight"])
+            rank = len(expected[0])
+            same = all(torch.equal(one, other.to(one)) for one, other in zip((down, up), expected, strict=True))
             # Kept in fp32.
             if not same or scale != float(torch.tensor(told["scale"], dtype=torch.float32)) or len(down) != rank:
-                raise RuntimeError(f"the adapter of {layer!r} was loaded, and something else is held.")
-        if missing := sorted(sent - found):
-            raise RuntimeError(f"{missing[0]!r} has an adapter, and SGLang put none on it.")
+                raise RuntimeError(f"the adapter of {layer!r} was loaded, but the weights held differ from it.")
+        if missing := sorted(sent - result):
+            raise RuntimeError(f"{missing[0]!r} has an adapter in the update, but SGLang did not apply it.")
 
     _answered(asked, answer)
 
 
 def _held_adapter(model: Any) -> Iterator[tuple[str, Tensor, Tensor, float]]:
-    """Layer, A [rank, in], B [out, rank] and scale that the last batch was computed with."""
+    """Layer, A [rank, in], B [out, rank] and scale used for the last batch."""
     for path, module in model.named_modules():
         if not isinstance(module, BaseLayerWithLoRA) or not module.set_lora:
             continue
@@ -118,7 +119,7 @@ def _held_adapter(model: Any) -> Iterator[tuple[str, Tensor, Tensor, float]]:
 
 
 def _pieces(path: str, module: Any, rows: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The parts of a fused layer, or the layer itself: name, and its share of the first dimension."""
+    """The parts of a fused layer, or the layer itself: name and slice of the first dim."""
     parent, _, last = path.rpartition(".")
     if isinstance(module, LinearBase) and last in PARTS:
         if isinstance(module, QKVParallelLinear):
@@ -133,11 +134,11 @@ def _pieces(path: str, module: Any, rows: Tensor) -> Iterator[tuple[str, Tensor]
 
 
 def _answered(asked: Sequence[tuple[str, Tensor]], answer: Callable[[Mapping[str, Any]], Any]) -> None:
-    """Call it with what was asked, which is the name of a tensor in JSON, and write what it returned or raised."""
+    """Call `answer` with the arguments, sent as JSON in a tensor's name, and write its result or error to the file."""
     told = json.loads(asked[0][0])
     try:
-        found = {"value": answer(told)}
-    except Exception as error:  # noqa: BLE001 - the server raises it; SGLang would end all its processes
+        result = {"value": answer(told)}
+    except Exception as error:  # noqa: BLE001 - the server re-raises it; SGLang would end all its processes
         traceback.print_exc()
-        found = {"raised": type(error).__name__, "text": str(error)}
-    Path(told["answer"]).write_text(json.dumps(found), encoding="utf-8")
+        result = {"raised": str(error), UNCHANGED: isinstance(error, Unchanged)}
+    Path(told["answer"]).write_text(json.dumps(result), encoding="utf-8")

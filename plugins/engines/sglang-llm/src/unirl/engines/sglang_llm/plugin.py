@@ -1,23 +1,16 @@
-"""SGLang as a rollout engine for text, in a process and an environment of its own."""
+"""SGLang as an external rollout engine for text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.spec import EngineSpec
 
-from unirl.core.capability import Cap, Support
-from unirl.core.hookspec import hookimpl
-from unirl.core.hosted_text import setting_reasons
-from unirl.core.spec import EngineSpec
-
-if TYPE_CHECKING:
-    from unirl.core.plan import Plan
-
-__all__ = ["SPEC", "unirl_check_plan", "unirl_engines"]
+__all__ = ["SPEC", "unirl_engines"]
 
 SPEC = EngineSpec(
     name="sglang-llm",
-    summary="SGLang for text, in a process and an environment of its own, with weights sent before each rollout",
+    summary="SGLang for text, in a separate process and environment, with weights synced before each rollout",
     build="unirl.engines.sglang_llm.engine:build",
     config="unirl.engines.sglang_llm.config:SglangConfig",
     environment="unirl.engines.sglang_llm.environment:ENVIRONMENT",
@@ -40,16 +33,16 @@ SPEC = EngineSpec(
         Cap.WEIGHTS_SHARED: Support.NO,
         Cap.WEIGHTS_FULL: Support.NATIVE,
         Cap.WEIGHTS_LORA: Support.NATIVE,
-        # On a CPU SGLang gives no memory back, and its memory saver on CUDA has not been tried with this engine.
+        # SGLang releases no memory on a CPU, and its memory saver on CUDA has not been tested with this engine.
         Cap.SLEEP: Support.NO,
     },
     refuses={
-        "qwen3-moe": "it holds the experts of a mixture in another form than they train in, so their weights could not "
-        "be sent"
+        "qwen3-moe": "it stores MoE experts in another layout than the trained model, so their weights could not be "
+        "synced"
     },
-    # As in `trial`, so that conformance needs one start.
+    # As in `trial`, so that conformance starts one engine only.
     enabled_by={Cap.WEIGHTS_LORA: {"lora_rank": 64}},
-    # Backends train adapters unless they are told otherwise.
+    # Backends train adapters by default.
     trial={"kv_cache_mb": 64, "max_num_seqs": 16, "lora_rank": 64},
 )
 
@@ -57,8 +50,3 @@ SPEC = EngineSpec(
 @hookimpl
 def unirl_engines() -> list[EngineSpec]:
     return [SPEC]
-
-
-@hookimpl
-def unirl_check_plan(plan: Plan) -> Iterable[str]:
-    return setting_reasons(plan) if plan.engine.spec is SPEC else []

@@ -1,9 +1,8 @@
-"""What is put into SGLang's scheduler process, by its own extension points: tokens drawn by the seed of their sample,
-and texts that end where the request says.
+"""Hooks in SGLang's scheduler process, through its extension points: per-sample seeded sampling, and the request's
+own stop tokens.
 
-`register_sampler_backend` takes the sampler; SGLang's hook registry takes the rest. Every hook is checked to be in
-place before the scheduler starts, for SGLang itself goes on without one that could not be applied. Runs in the engine's
-environment.
+`register_sampler_backend` installs the sampler, SGLang's hook registry the rest. Every hook is verified before the
+scheduler starts, because SGLang silently ignores hooks it cannot apply. Runs in the engine's environment.
 """
 
 # SGLang is in the engine's environment alone, where type checking does not look.
@@ -21,19 +20,22 @@ from sglang.srt.managers.scheduler import run_scheduler_process
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
-from unirl.numerics.token_draws import BLOCK, choose_tokens, draws
+from unirl.numerics.tokens.draws import BLOCK, choose_tokens, draws
 
-__all__ = ["SeededSampler", "run_scheduler"]
+__all__ = ["USED", "SeededSampler", "run_scheduler"]
 
+USED = "unirl_used"
+"""Key of a completion's meta-information: the prompt tokens and temperature used. SGLang represents temperature 0 as
+top_k = 1 at temperature 1."""
 SAMPLER = "pytorch"
-"""Name of the sampling backend whose place it takes: SGLang goes back to this one from some others."""
+"""Name of the sampling backend replaced: the one that SGLang falls back to from some others."""
 
 
 class SeededSampler(Sampler):
-    """Draws every token by `unirl.numerics.token_draws`, and says its log-prob under softmax(logits / temperature) of
-    all tokens, at temperature 0 under softmax(logits).
+    """Samples tokens with `unirl.numerics.tokens.draws`, and returns their log-probs under softmax(logits /
+    temperature) over the whole vocabulary; at temperature 0 under softmax(logits).
 
-    The uniform numbers of a row come with the batch, see `_with_draws`: nothing is fetched from the device to draw.
+    The uniform numbers of a row come with the batch, see `_with_draws`, so sampling needs no device synchronisation.
     """
 
     def forward(
@@ -47,9 +49,10 @@ class SeededSampler(Sampler):
         *,
         logprob_logits: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Tokens [B] int32; their log-probs go into `logits_output`. positions: [B] of the last tokens so far."""
+        """Sampled tokens [B] int32; their log-probs go into `logits_output`. positions: [B], of the last token of each
+        row."""
         if any(top_logprobs_nums) or any(ids is not None for ids in token_ids_logprobs) or logprob_logits is not None:
-            raise RuntimeError("log-probs of the tokens that are drawn are made, and of no others.")
+            raise RuntimeError("only log-probs of the sampled tokens are supported.")
         logits = self._preprocess_logits(logits_output.next_token_logits, sampling_info)
         if sampling_info.is_all_greedy:
             uniform = torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
@@ -57,11 +60,11 @@ class SeededSampler(Sampler):
         else:
             table = sampling_info.sampling_seed
             if table is None or table.dtype != torch.float64:
-                raise RuntimeError("a batch came without the draws of its samples.")
-            # The first column is the length of the prompt. What is drawn after a part of one, SGLang throws away.
+                raise RuntimeError("got a batch without the random draws of its samples.")
+            # The first column is the prompt length. SGLang discards the token sampled after a partial prefill.
             step = (positions.to(table) + 1 - table[:, 0]).clamp(min=0)
             uniform = table.gather(1, 1 + step.long()[:, None]).squeeze(1)
-            # All rows have the settings of one request; finding these two takes a look at the device.
+            # All rows share the settings of one request; reading these two synchronises with the device.
             cuts = sampling_info.need_top_p_sampling or sampling_info.need_top_k_sampling
             tokens, log_probs = choose_tokens(
                 logits.float() / sampling_info.temperatures,
@@ -76,36 +79,39 @@ class SeededSampler(Sampler):
 
 
 def run_scheduler(*arguments: Any, **named: Any) -> None:
-    """SGLang's scheduler, in the process that it is started in. Raises RuntimeError when a hook is not in place."""
+    """Run SGLang's scheduler in its process. Raises RuntimeError when a hook is not in place."""
     register_sampler_backend(SAMPLER, SeededSampler)
     batches = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch"
     HookRegistry.register(batches, _with_draws, HookType.AFTER)
     ends = "sglang.srt.managers.schedule_batch.Req._check_token_based_finish"
     HookRegistry.register(ends, _ends_by_token, HookType.REPLACE)
     load_plugins()
-    for found in (SamplingBatchInfo.from_schedule_batch, Req._check_token_based_finish):
-        if not hasattr(found, "__wrapped__"):
-            raise RuntimeError(f"SGLang did not apply the hook on {found.__qualname__}.")
+    for result in (SamplingBatchInfo.from_schedule_batch, Req._check_token_based_finish):
+        if not hasattr(result, "__wrapped__"):
+            raise RuntimeError(f"SGLang did not apply the hook on {result.__qualname__}.")
     run_scheduler_process(*arguments, **named)
 
 
 def _with_draws(info: Any, cls: Any, batch: Any, *_: Any, **__: Any) -> None:
-    """Put the draws of each sample where SGLang keeps their seeds: it moves the rows along when batches change.
+    """Store the uniform draws of each sample where SGLang keeps seeds, because it moves those rows when batches change.
 
-    A table [B, 1 + draws] in fp64: the length of the prompt, and a uniform number for each step.
+    A table [B, 1 + draws] in fp64: the prompt length, and a uniform number for each step.
     """
     rows: list[Any] = []
     for request in batch.reqs:
-        wanted = request.sampling_params
-        count = -(-max(1, wanted.max_new_tokens) // BLOCK)
-        seed = wanted.sampling_seed or 0
+        expected = request.sampling_params
+        count = -(-max(1, expected.max_new_tokens) // BLOCK)
+        seed = expected.sampling_seed or 0
         numbers = [draws(seed, block) for block in range(count)]
+        # Returned with the completion. SGLang keeps such lists per token; the one entry belongs to the first.
+        temperature = 0.0 if expected.top_k <= 1 else float(expected.temperature)
+        request.customized_info = {USED: [[[int(token) for token in request.origin_input_ids], temperature]]}
         rows.append(np.concatenate([[float(len(request.origin_input_ids))], *numbers]))
     info.sampling_seed = torch.from_numpy(np.stack(rows)).to(info.device)
 
 
 def _ends_by_token(request: Any, new_tokens: list[int]) -> bool:
-    """Whether one of these tokens is among those that the request names. SGLang would add the checkpoint's own."""
+    """Whether a new token is one of the request's stop tokens. SGLang would add those of the checkpoint."""
     for place, token in enumerate(new_tokens):
         if token in (request.sampling_params.stop_token_ids or ()):
             request.finished_reason = FINISH_MATCHED_TOKEN(matched=token)
@@ -115,8 +121,8 @@ def _ends_by_token(request: Any, new_tokens: list[int]) -> bool:
 
 
 def _only(values: torch.Tensor) -> Any:
-    """The value that all rows share."""
-    found = set(values.tolist())
-    if len(found) != 1:
-        raise RuntimeError(f"rows of one batch ask for different settings: {sorted(found)}.")
-    return found.pop()
+    """The value shared by all rows."""
+    result = set(values.tolist())
+    if len(result) != 1:
+        raise RuntimeError(f"rows of one batch have different settings: {sorted(result)}.")
+    return result.pop()

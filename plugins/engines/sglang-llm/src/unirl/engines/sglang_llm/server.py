@@ -1,4 +1,4 @@
-"""The program that runs in SGLang's environment: one `sglang.Engine`, and the calls that the engine makes to it."""
+"""The server in SGLang's environment: one `sglang.Engine`, and the calls it answers."""
 
 # SGLang is in the engine's environment alone, where type checking does not look.
 # pyright: reportMissingImports=false
@@ -6,82 +6,92 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Coroutine, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from unirl.runtime.engine_host.serving import Answer, Call, calls_of
+from unirl.engine_host.serving import Answer, Call, calls_of, rendezvous
 
 __all__ = ["calls"]
 
 ADAPTER = "default"
+INIT_METHOD_VARIABLE = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
+"""SGLang reads from it the `init_method` of torch's process group."""
 LOADERS = "unirl.engines.sglang_llm.held"
-"""Module of the functions that SGLang calls to take weights, and to say which it holds."""
+"""Module of the functions that SGLang calls to load weights and to report those held."""
 
 
 def calls() -> Mapping[str, Call]:
-    """What `unirl.runtime.engine_host.serving` answers."""
+    """What `unirl.engine_host.serving` answers."""
     return calls_of(_Server())
 
 
 class _Server:
-    """Each method that is a call takes JSON-able arguments and tensors, and returns both."""
+    """Each call takes JSON-able arguments and tensors, and returns both."""
 
     def __init__(self) -> None:
         self._engine: Any = None
         self._weights = ""
-        """Name that SGLang was given for the full weights that it holds, and gives back with every text."""
+        """Name given to the full weights; SGLang returns it with every completion."""
         self._has_adapter = False
         self._adapter_targets: frozenset[str] = frozenset()
 
     def version(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
-        """The version of SGLang, from what is installed: a wrong one may not even import."""
+        """The version of SGLang, from package metadata: an untested one may not even import."""
         return version("sglang"), {}
 
     def load(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
-        """Build the engine. asked: arguments of `sglang.Engine`. Returns what it can take, and its weights."""
+        """Build the engine. asked: arguments of `sglang.Engine`. Returns the context length and the weights."""
         from sglang.srt.entrypoints.engine import Engine
         from unirl.engines.sglang_llm.scheduler import run_scheduler
 
         class SeededEngine(Engine):
             run_scheduler_process_func = staticmethod(run_scheduler)
 
+        os.environ[INIT_METHOD_VARIABLE] = rendezvous()
         loaders = [f"{LOADERS}.{name}" for name in ("list_weights", "load_full", "check_adapter")]
         self._engine = SeededEngine(**asked, custom_weight_loader=loaders)
         self._adapter_targets = frozenset(asked.get("lora_target_modules", ()))
         weights = self._in_scheduler("list_weights", {}, name="checkpoint")
-        # SGLang's margin for a prompt with its text is taken off already.
+        # SGLang has already subtracted its margin for a prompt and its completion.
         longest = self._engine._scheduler_init_result.scheduler_infos[0]["max_req_input_len"]
         return {"max_model_len": longest, "weights": weights}, {}
 
     def generate(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
-        """Texts of prompts. tensors: `prompts` [all tokens], `prompt_lengths` [N]; see `generated` for the answer."""
-        from unirl.runtime.engine_host.received import generated
+        """Completions of prompts. tensors: `prompts` [all tokens], `prompt_lengths` [N]; see `generated` for the
+        answer."""
+        from unirl.engine_host.received import generated
+        from unirl.engines.sglang_llm.scheduler import USED
 
         lengths = tensors["prompt_lengths"].tolist()
         prompts = [row.tolist() for row in tensors["prompts"].split(lengths)]
         outputs = self._generate(prompts, [{**asked["sampling"], "sampling_seed": seed} for seed in asked["seeds"]])
+        used = [output["meta_info"][USED][0] for output in outputs]
         entries = [output["meta_info"]["output_token_logprobs"] for output in outputs]
         for output, row in zip(outputs, entries, strict=True):
             if [entry[1] for entry in row] != output["output_ids"]:
-                raise RuntimeError("SGLang's log-probs are of other tokens than its text.")
+                raise RuntimeError("SGLang's log-probs are for other tokens than its completion.")
         return generated(
             [output["output_ids"] for output in outputs],
             [[entry[0] for entry in row] for row in entries],
             [output["meta_info"]["finish_reason"]["type"] for output in outputs],
+            prompts=[prompt for prompt, _ in used],
+            temperatures=[temperature for _, temperature in used],
         )
 
     def load_weights(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
-        """Take weights from files. Returns nothing: afterwards just what was sent is held, or it raises; ValueError
-        when nothing was changed."""
+        """Load weights from files. Raises unless exactly the weights sent are held afterwards; Unchanged if nothing was
+        changed."""
         told = {"paths": asked["paths"], "checksum": asked["checksum"], "scale": asked["scale"]}
         if asked["kind"] == "lora":
             self._load_adapter(told)
         else:
             self._in_scheduler("load_full", told)
-            # Once they are there: SGLang takes a new name for its weights also from a call that changed nothing.
+            # Renamed only after loading: SGLang accepts a new name for its weights even from a call that changed
+            # nothing.
             self._in_scheduler("list_weights", {}, name=f"version {asked['version']}")
             self._unload_adapter()
         self._flush()
@@ -104,18 +114,19 @@ class _Server:
         )
         held = {output["meta_info"]["weight_version"] for output in outputs}
         if held != {self._weights}:
-            raise RuntimeError(f"texts were made with the weights {sorted(held)}; those of {self._weights!r} are held.")
+            raise RuntimeError(f"completions used weights {sorted(held)}, expected {self._weights!r}.")
         return outputs
 
     def _load_adapter(self, told: Mapping[str, Any]) -> None:
-        from unirl.runtime.engine_host.received import read_weights
+        from unirl.engine_host.frames import Unchanged
+        from unirl.engine_host.received import read_weights
 
         tensors = read_weights(told["paths"], told["checksum"])
         layers = sorted({name.rpartition(".lora_")[0] for name in tensors})
         targets = sorted({layer.rpartition(".")[2] for layer in layers})
         if unknown := sorted(set(targets) - self._adapter_targets):
             known = ", ".join(sorted(self._adapter_targets))
-            raise ValueError(f"an adapter was sent for {unknown[0]!r}; SGLang was started for those of {known}.")
+            raise Unchanged(f"got an adapter for {unknown[0]!r}; SGLang was started for {known}.")
         rank = len(next(iter(tensors.values())))
         settings = {
             "peft_type": "LORA",
@@ -130,35 +141,40 @@ class _Server:
         try:
             loaded = self._engine.load_lora_adapter_from_tensors(ADAPTER, named, settings)
         except ValueError as error:
-            raise RuntimeError(f"SGLang did not take the adapter: {error}") from error
+            raise RuntimeError(f"SGLang rejected the adapter: {error}") from error
         if not loaded.success:
-            raise RuntimeError(f"SGLang did not take the adapter: {loaded.error_message}")
+            raise RuntimeError(f"SGLang rejected the adapter: {loaded.error_message}")
         self._has_adapter = True
-        # SGLang copies an adapter to where it computes with it when a batch first needs it.
+        # SGLang copies an adapter to the buffers it computes with when a batch first needs it.
         self._generate([[0]], [{"temperature": 0.0, "max_new_tokens": 1}])
-        self._in_scheduler("check_adapter", told)
+        try:
+            self._in_scheduler("check_adapter", told)
+        except Unchanged as error:
+            # The check changed nothing, but the load before it did.
+            raise RuntimeError(f"the loaded adapter cannot be verified: {error}") from error
 
     def _unload_adapter(self) -> None:
         if self._has_adapter:
             unloaded = self._engine.unload_lora_adapter(ADAPTER)
             if not unloaded.success:
-                raise RuntimeError(f"SGLang did not give up the adapter: {unloaded.error_message}")
+                raise RuntimeError(f"SGLang did not unload the adapter: {unloaded.error_message}")
             self._has_adapter = False
 
     def _flush(self) -> None:
-        """Keys and values of the old weights."""
+        """Drop the keys and values of the old weights."""
         if not self._engine.flush_cache().success:
-            raise RuntimeError("SGLang did not empty its cache of prefixes, which are those of the old weights.")
+            raise RuntimeError("SGLang did not flush its prefix cache, which is from the old weights.")
 
     def _in_scheduler(self, function: str, told: Mapping[str, Any], *, name: str = "") -> Any:
-        """Call a function of `held` where the weights are, and return its answer.
+        """Call a function of `held` in the scheduler process, and return its answer.
 
-        name: of the weights that SGLang holds from then on; none changes nothing.
-        Raises ValueError when the function did, RuntimeError for everything else.
+        name: new name of SGLang's weights; empty keeps the old one.
+        Raises Unchanged when the function did, RuntimeError for everything else.
         """
         import torch
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
         from sglang.srt.utils import MultiprocessingSerializer
+        from unirl.engine_host.frames import UNCHANGED, Unchanged
 
         manager = self._engine.tokenizer_manager
         with tempfile.TemporaryDirectory() as folder:
@@ -175,19 +191,18 @@ class _Server:
                 _sure(self._run(manager.update_weights_from_tensor(update, None)))
             finally:
                 _sure(self._engine.end_weight_update())
-            found = json.loads(answer.read_text(encoding="utf-8"))
-        if "raised" in found:
-            kind = ValueError if found["raised"] == "ValueError" else RuntimeError
-            raise kind(found["text"])
+            result = json.loads(answer.read_text(encoding="utf-8"))
+        if "raised" in result:
+            raise (Unchanged if result[UNCHANGED] else RuntimeError)(result["raised"])
         self._weights = name or self._weights
-        return found["value"]
+        return result["value"]
 
     def _run(self, call: Coroutine[Any, Any, Any]) -> Any:
         return self._engine.loop.run_until_complete(call)
 
 
 def _sure(answer: Any) -> None:
-    """SGLang says (success, message), and raises nothing."""
+    """SGLang returns (success, message) and raises nothing."""
     succeeded, message = answer
     if not succeeded:
         raise RuntimeError(f"SGLang did not change its weights: {message}")

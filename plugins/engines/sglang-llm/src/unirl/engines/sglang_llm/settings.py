@@ -1,4 +1,4 @@
-"""The settings of a recipe and of a request in SGLang's words."""
+"""Maps settings of a recipe and of a request to SGLang's arguments."""
 
 from __future__ import annotations
 
@@ -8,34 +8,36 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from unirl.core.request import TextRequest
+from unirl.core.errors import RecipeError
 from unirl.core.roles import Model
-from unirl.runtime.engine_host.program import refuse_extra
-from unirl.runtime.engine_host.text_engine import CPU_CACHE_MB
+from unirl.core.types.request import TextRequest
+from unirl.engine_host.program import refuse_extra
+from unirl.engine_host.text_engine import CPU_CACHE_MB
 
 from .config import SglangConfig
 
 __all__ = ["CPU_VARIABLES", "VARIABLES", "cache_bytes", "engine_arguments", "linear_names", "sampling_arguments"]
 
 VARIABLES = {
-    # The margin below goes past what the checkpoint says; texts do not.
+    # The margin below exceeds the checkpoint's context length; completions do not.
     "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
     "SGLANG_DISABLE_OUTLINES_DISK_CACHE": "1",
 }
 CPU_VARIABLES = {"SGLANG_PLATFORM": "unirl-cpu"}
 """Names the platform of `unirl.engine_cpu`'s `sglang-platform`."""
 MARGIN = 6
-"""Tokens of its context length that SGLang keeps from a prompt with its text."""
+"""Tokens of the context length that SGLang reserves, beyond prompt and completion."""
 OF_OTHER_KEYS = ("tp_size", "pp_size", "dp_size", "ep_size", "nnodes", "quantization", "speculative_algorithm")
-"""Arguments of `sglang.Engine` that change how weights are held or how tokens are drawn."""
+"""Arguments of `sglang.Engine` that change the weight layout or how tokens are sampled."""
 
 
 def engine_arguments(
     config: SglangConfig, *, folder: Path, dtype: torch.dtype, on_cpu: bool, lora_targets: Sequence[str]
 ) -> dict[str, Any]:
-    """Arguments of `sglang.Engine`. Raises RecipeError for one in `engine.extra` that has a key or cannot be.
+    """Arguments of `sglang.Engine`. Raises RecipeError for one in `engine.extra` that has its own key or is
+    unsupported.
 
-    lora_targets: names of the layers that adapters may be on, such as `q_proj`.
+    lora_targets: names of the layers that may have adapters, such as `q_proj`.
     """
     checkpoint = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     longest = config.max_model_len or int(checkpoint["max_position_embeddings"])
@@ -49,28 +51,27 @@ def engine_arguments(
         "disable_radix_cache": not config.prefix_caching,
         "random_seed": config.seed,
         "log_level": config.log_level.lower(),
-        # Tokens are drawn by the seed of their sample, see `scheduler`.
+        # Tokens are sampled with per-sample seeds, see `scheduler`.
         "sampling_backend": "pytorch",
         "grammar_backend": "none",
-        # Settings in the checkpoint's generation_config.json are no part of the request.
+        # Settings in the checkpoint's generation_config.json are not part of the request.
         "sampling_defaults": "openai",
         "skip_server_warmup": True,
-        # Between rollouts it would keep a core busy that training needs.
+        # Otherwise it would keep a core busy between rollouts, which training needs.
         "sleep_on_idle": True,
         "enable_memory_saver": config.sleep_mode,
         "enable_weights_cpu_backup": config.sleep_mode,
+        "enable_deterministic_inference": config.batch_invariant,
     }
     if on_cpu:
         arguments["disable_overlap_schedule"] = True
     if config.attention or on_cpu:
         arguments["attention_backend"] = config.attention or "torch_native"
-    if config.port:
-        arguments["nccl_port"] = config.port
     if config.kv_cache_mb or on_cpu:
         size = (config.kv_cache_mb or CPU_CACHE_MB) * 2**20
         arguments["max_total_tokens"] = max(longest + MARGIN, size // cache_bytes(checkpoint, dtype))
     if on_cpu:
-        # SGLang refuses to start where a share of the machine's memory would not do, and takes no more than it needs.
+        # SGLang refuses to start if this fraction of memory is too small, and uses no more than it needs.
         arguments["mem_fraction_static"] = 0.1
     elif not config.kv_cache_mb:
         arguments["mem_fraction_static"] = config.gpu_memory
@@ -79,7 +80,7 @@ def engine_arguments(
             "enable_lora": True,
             "max_lora_rank": config.lora_rank,
             "lora_target_modules": list(lora_targets),
-            # One for the adapter, and one for the weights without it.
+            # One for the adapter, and one for the base weights.
             "max_loras_per_batch": 2,
             "lora_strict_loading": True,
         }
@@ -90,19 +91,19 @@ def engine_arguments(
 
 
 def linear_names(model: Model) -> list[str]:
-    """Last names of the linear layers inside the blocks of a model: those that adapters may be on."""
-    found: set[str] = set()
+    """Last names of the linear layers inside the blocks of a model, which may have adapters."""
+    result: set[str] = set()
     for path, module in model.trainable.named_modules():
-        # Where adapters are on, the layer lies one name deeper.
+        # PEFT nests an adapted layer one name deeper.
         path = path.removesuffix(".base_layer")
         is_inside = any(part.isdigit() for part in path.split("."))
         if isinstance(module, torch.nn.Linear) and is_inside and ".lora_" not in path:
-            found.add(path.rpartition(".")[2])
-    return sorted(found)
+            result.add(path.rpartition(".")[2])
+    return sorted(result)
 
 
 def cache_bytes(checkpoint: Mapping[str, Any], dtype: torch.dtype) -> int:
-    """Bytes of the keys and values of one token. checkpoint: config.json in the transformers layout."""
+    """Size of one token in the KV cache, in bytes. checkpoint: config.json in the transformers layout."""
     heads = int(checkpoint["num_attention_heads"])
     head_dim = int(checkpoint.get("head_dim") or checkpoint["hidden_size"] // heads)
     kv_heads = int(checkpoint.get("num_key_value_heads") or heads)
@@ -110,12 +111,17 @@ def cache_bytes(checkpoint: Mapping[str, Any], dtype: torch.dtype) -> int:
 
 
 def sampling_arguments(wanted: TextRequest) -> Mapping[str, Any]:
-    """Sampling parameters of SGLang that all samples share."""
+    """SGLang's sampling parameters, shared by all samples. Raises RecipeError for a top_k of 1, which is greedy."""
     sampling = wanted.sampling
+    if sampling.top_k == 1 and sampling.temperature:
+        raise RecipeError(
+            f"sampling.top_k: got 1 at temperature {sampling.temperature}, which SGLang treats as greedy decoding "
+            "with log-probs at temperature 1. Set sampling.temperature=0."
+        )
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        # SGLang's word for all tokens.
+        # SGLang's value for all tokens.
         "top_k": sampling.top_k or -1,
         "max_new_tokens": sampling.max_new_tokens,
         "stop_token_ids": list(wanted.stop_tokens),

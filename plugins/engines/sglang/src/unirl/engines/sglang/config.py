@@ -1,19 +1,20 @@
-"""What a recipe can set of the sglang engine."""
+"""Config of the sglang engine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unirl.core.hosted import HostedConfig
+from unirl.core.limits import limit
+from unirl.engine_host.config import ExternalConfig
 
 __all__ = ["SglangConfig"]
 
 
 @dataclass
-class SglangConfig(HostedConfig):
-    """What every engine in a process of its own has, and this; `extra` holds arguments of SGLang's `ServerArgs`."""
+class SglangConfig(ExternalConfig):
+    """Settings of all external engines plus these; `extra` holds arguments of SGLang's `ServerArgs`."""
 
-    max_num_seqs: int = 8
-    """Samples of one prompt at most that are denoised and decoded together."""
-    port: int = 0
-    """TCP port of this machine on which SGLang's processes find each other; 0 takes a free one."""
+    max_num_seqs: int = limit(8, least=1)
+    """Maximum number of samples of one prompt denoised and decoded together."""
+    port: int = limit(0, least=0, most=65_535)
+    """TCP port for the rendezvous of SGLang's processes; 0 picks a free one."""

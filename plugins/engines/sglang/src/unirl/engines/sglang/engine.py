@@ -1,17 +1,16 @@
-"""The engine: requests go to SGLang as they are, trajectories come back with the log-probs of the policy that
-sampled."""
+"""The engine: sends requests to SGLang unchanged, and receives trajectories with the sampling policy's log-probs."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
-from unirl.core.roles import DiffusionModel, Model
-from unirl.numerics.probe import probe_request
-from unirl.runtime.engine_host.checkpoint_folder import diffusers_folder
-from unirl.runtime.engine_host.hosted import Hosting
-from unirl.runtime.engine_host.latent_engine import HostedLatentEngine, fitting_bridge
-from unirl.runtime.engine_host.program import dtype_of, program
+from unirl.core.roles import DiffusionModel
+from unirl.engine_host.checkpoint_folder import diffusers_folder
+from unirl.engine_host.external import Hosting
+from unirl.engine_host.latent_engine import ExternalLatentEngine, fitting_bridge
+from unirl.engine_host.program import dtype_of, program
+from unirl.numerics.diffusion.probe import probe_request
 
 from .bridge import Bridge
 from .config import SglangConfig
@@ -25,15 +24,15 @@ MOST_RANK = 2**16
 """Adapters of any rank: SGLang merges them into the weights."""
 
 
-def build(config: SglangConfig, *, model: Model, device: Any) -> HostedLatentEngine:
-    """Start SGLang with the checkpoint that `model` was loaded from.
+def build(config: SglangConfig, *, model: DiffusionModel, device: Any) -> ExternalLatentEngine:
+    """Start SGLang with the checkpoint of `model`.
 
-    Raises RecipeError for a setting that cannot be or a model that is not what SGLang computes, and RunFailed when the
-    environment is missing or of another version, or when SGLang does not start or does not do as it is told.
+    Raises RecipeError for an invalid setting or a model SGLang computes differently, RunFailed when the environment is
+    missing or has an untested version, or when SGLang does not start or fails the probe request.
     """
     device = torch.device(device)
-    name, found = fitting_bridge(model, SPEC)
-    bridge: Bridge = found
+    name, result = fitting_bridge(model, SPEC)
+    bridge: Bridge = result
     dtype = dtype_of(config, model)
     folder = diffusers_folder(PRODUCT, config, model, architecture=bridge.architecture)
     hosting = Hosting.of(
@@ -59,5 +58,5 @@ def build(config: SglangConfig, *, model: Model, device: Any) -> HostedLatentEng
         lora_rank=MOST_RANK,
         overwrites=True,
     )
-    probe = probe_request(cast("DiffusionModel", model))
-    return HostedLatentEngine(hosting, model=model, kernels=SPEC.kernels, probe=probe)
+    probe = probe_request(model)
+    return ExternalLatentEngine(hosting, model=model, kernels=SPEC.kernels, probe=probe)

@@ -1,10 +1,10 @@
-"""The environment that SGLang runs in, and the versions of SGLang that this engine was tried with."""
+"""SGLang's environment, and the tested versions of SGLang."""
 
 from __future__ import annotations
 
 from packaging.specifiers import SpecifierSet
-from unirl.runtime.engine_host.environment import EngineEnvironment
-from unirl.runtime.engine_host.program import Product
+from unirl.engine_host.environment import EngineEnvironment
+from unirl.engine_host.program import Product
 
 __all__ = ["ENVIRONMENT", "PRODUCT"]
 
@@ -17,11 +17,15 @@ ENVIRONMENT = EngineEnvironment(
     python="3.11",
     serve="unirl.engines.sglang.server:calls",
     modules=(
-        *(f"unirl.core.{name}" for name in ("array", "batch", "config", "data", "errors", "names")),
-        *(f"unirl.core.{name}" for name in ("request", "rollout", "serial", "track", "weights")),
-        *(f"unirl.numerics.{name}" for name in ("denoise", "guidance", "kernels", "latent_rollout", "noise")),
-        "unirl.numerics.latent_rows",
-        "unirl.runtime.engine_host.received",
+        *(f"unirl.core.{name}" for name in ("errors", "limits", "names")),
+        *(f"unirl.core.types.{name}" for name in ("array", "batch", "data", "request", "rollout")),
+        *(f"unirl.core.types.{name}" for name in ("sampling", "serial", "track", "weights")),
+        "unirl.numerics.noise",
+        *(
+            f"unirl.numerics.diffusion.{name}"
+            for name in ("denoise", "guidance", "kernels", "rollout", "rows", "sampler")
+        ),
+        "unirl.engine_host.received",
         *(f"unirl.engines.sglang.{name}" for name in ("bridge", "control", "pipeline", "server", "stages", "weights")),
     ),
     additions={
@@ -29,7 +33,7 @@ ENVIRONMENT = EngineEnvironment(
         "cuda": (ROLLOUTS,),
     },
     notes={
-        "cpu": "SGLang runs here on torch 2.13 and its own platform for CPUs, which its project does not test; it is "
+        "cpu": "SGLang runs here on torch 2.13 and its CPU platform, which the SGLang project does not test; it is "
         "meant for tests.",
     },
 )
@@ -37,6 +41,6 @@ ENVIRONMENT = EngineEnvironment(
 PRODUCT = Product(
     title="SGLang",
     environment=ENVIRONMENT,
-    # It subclasses stages of SGLang's pipelines, which change from one version to the next.
+    # The engine subclasses stages of SGLang's pipelines, which change between versions.
     tested=SpecifierSet(">=0.5.23,<0.5.24"),
 )

@@ -1,5 +1,5 @@
-"""SGLang's pipeline of a model, with stages for rollouts and calls of our own: registered by SGLang's interface for
-pipelines from outside. Runs in SGLang's environment, in its worker."""
+"""SGLang's pipeline of a model, with rollout stages and additional calls, registered as an out-of-tree pipeline.
+Runs in SGLang's environment, in its worker."""
 
 # SGLang is in the engine's environment alone, where type checking does not look.
 # pyright: reportMissingImports=false
@@ -9,11 +9,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from unirl.engine_host.serving import rendezvous
+
 from sglang.multimodal_gen.registry import register_pipeline
 from sglang.multimodal_gen.runtime.pipelines_core.schedule_batch import OutputBatch
 from sglang.multimodal_gen.runtime.pipelines_core.stages.progressive_resolution.denoising import (
     ProgressiveDenoisingStageRouter,
 )
+from sglang.multimodal_gen.runtime.platforms.plugins import HookRegistry
+from sglang.srt.plugins.hook_registry import HookType
 
 from .control import ANSWER, CALL
 from .stages import STAGES
@@ -25,10 +29,11 @@ if TYPE_CHECKING:
 __all__ = ["RolloutPipeline", "register_rollouts"]
 
 UNSYNCED = -1
+INIT_GROUP = "sglang.multimodal_gen.runtime.distributed.parallel_state.init_distributed_environment"
 
 
 def register_rollouts(name: str) -> None:
-    """Put the pipeline with rollouts in the place of the stock one. name: `"module:attribute"` of the bridge."""
+    """Replace the stock pipeline with the rollout pipeline. name: `"module:attribute"` of the bridge."""
     bridge = _resolve(name)
     stock = _resolve(bridge.pipeline)
     pipeline = type(f"Rollout{stock.__name__}", (RolloutPipeline, stock), {"bridge": bridge})
@@ -36,25 +41,30 @@ def register_rollouts(name: str) -> None:
         pipeline,
         sampling_param_cls=_resolve(bridge.sampling_params),
         pipeline_config_cls=_resolve(bridge.pipeline_config),
-        # Else the settings are chosen by the name of the checkpoint's folder.
+        # Otherwise SGLang chooses the settings by the name of the checkpoint's folder.
         model_detectors=[lambda path: True],
         overwrite=True,
     )
+    HookRegistry.register(INIT_GROUP, _meet_at_a_file, HookType.BEFORE)
+
+
+def _meet_at_a_file(*arguments: Any, **settings: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return arguments, {**settings, "distributed_init_method": rendezvous()}
 
 
 class RolloutPipeline(HeldWeights):
-    """Goes before a pipeline of SGLang. Its own names begin with `unirl_`."""
+    """Mixed into a pipeline class of SGLang, so its names begin with `unirl_`."""
 
     bridge: Bridge
     unirl_version = UNSYNCED
-    """Policy version of the weights that it computes with."""
+    """Policy version of the weights in use."""
     unirl_torn = ""
-    """Why those are of no version, while it is so."""
+    """Why the weights match no version; empty if they do."""
 
     def add_stage(self, stage: Any, stage_name: str | None = None) -> Any:
-        """The stages of the stock pipeline, each as its counterpart for rollouts."""
+        """The stages of the stock pipeline, each replaced by its rollout counterpart."""
         if isinstance(stage, ProgressiveDenoisingStageRouter):
-            # Resolutions that grow are none of a request's.
+            # Progressive resolution is not part of a request.
             stage = stage.standard_stage
         if type(stage) in STAGES:
             stage.__class__ = STAGES[type(stage)]
@@ -62,13 +72,13 @@ class RolloutPipeline(HeldWeights):
         return super().add_stage(stage, stage_name)  # type: ignore[misc]
 
     def forward(self, batch: Any, server_args: Any) -> Any:
-        """A rollout, or a call: SGLang's requests carry one or the other."""
+        """Handle a request, which carries either a rollout or a call."""
         if (call := batch.extra.get(CALL)) is not None:
             name, arguments = call
             answer = getattr(self, f"unirl_{name}")(*arguments)
             return OutputBatch(usage={ANSWER: answer}, metrics=batch.metrics)
         if self.unirl_torn:
-            raise RuntimeError(f"nothing is generated with these weights: {self.unirl_torn}")
+            raise RuntimeError(f"cannot generate with these weights: {self.unirl_torn}")
         return super().forward(batch, server_args)  # type: ignore[misc]
 
 

@@ -1,25 +1,16 @@
-"""SGLang as a rollout engine for images, in a process and an environment of its own."""
+"""SGLang as an external rollout engine for images."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, cast
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.spec import EngineSpec
 
-from unirl.core.capability import Cap, Support
-from unirl.core.hookspec import hookimpl
-from unirl.core.hosted import too_small
-from unirl.core.spec import EngineSpec
-
-if TYPE_CHECKING:
-    from unirl.core.plan import Plan
-
-    from .config import SglangConfig
-
-__all__ = ["SPEC", "unirl_check_plan", "unirl_engines"]
+__all__ = ["SPEC", "unirl_engines"]
 
 SPEC = EngineSpec(
     name="sglang",
-    summary="SGLang for images, in a process and an environment of its own, with weights sent before each rollout",
+    summary="SGLang for images, in a separate process and environment, with weights synced before each rollout",
     build="unirl.engines.sglang.engine:build",
     config="unirl.engines.sglang.config:SglangConfig",
     environment="unirl.engines.sglang.environment:ENVIRONMENT",
@@ -55,14 +46,3 @@ SPEC = EngineSpec(
 @hookimpl
 def unirl_engines() -> list[EngineSpec]:
     return [SPEC]
-
-
-@hookimpl
-def unirl_check_plan(plan: Plan) -> Iterable[str]:
-    if plan.engine.spec is not SPEC:
-        return []
-    config = cast("SglangConfig", plan.engine.config)
-    reasons = list(too_small(config, max_num_seqs=1))
-    if not 0 <= config.port < 2**16:
-        reasons.append(f"engine.port: {config.port} was asked for; it must be from 0 to 65535.")
-    return reasons

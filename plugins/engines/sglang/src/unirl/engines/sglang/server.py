@@ -1,4 +1,4 @@
-"""The program that runs in SGLang's environment: one `DiffGenerator`, and the calls that the engine makes to it."""
+"""The server in SGLang's environment: one `DiffGenerator`, and the calls it answers."""
 
 # SGLang is in the engine's environment alone, where type checking does not look.
 # pyright: reportMissingImports=false
@@ -12,21 +12,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, cast
 
-from unirl.runtime.engine_host.serving import Answer, Call, calls_of
+from unirl.engine_host.serving import Answer, Call, calls_of
 
 __all__ = ["calls"]
 
 BUCKET_BYTES = 2**30
-"""Of the weights that go in one message, unless one tensor is larger."""
+"""Maximum size of the weights in one message, in bytes, unless one tensor is larger."""
 
 
 def calls() -> Mapping[str, Call]:
-    """What `unirl.runtime.engine_host.serving` answers."""
+    """What `unirl.engine_host.serving` answers."""
     return calls_of(_Server())
 
 
 class _Server:
-    """Each method that is a call takes JSON-able arguments and tensors, and returns both."""
+    """Each call takes JSON-able arguments and tensors, and returns both."""
 
     def __init__(self) -> None:
         self._generator: Any = None
@@ -34,66 +34,67 @@ class _Server:
         self._max_rows = 1
 
     def version(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
-        """The version of SGLang, from what is installed: a wrong one may not even import."""
+        """The version of SGLang, from package metadata: an untested one may not even import."""
         return version("sglang"), {}
 
     def load(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """Build the engine. asked: `arguments` of SGLang's `ServerArgs`, `bridge`, the bridge's `module`, and
-        `max_rows` of a batch. Returns the weights that it holds."""
+        `max_rows` of a batch. Returns the weights held."""
         from .control import BRIDGE_VARIABLE
 
         os.environ[BRIDGE_VARIABLE] = asked["bridge"]
         from sglang.multimodal_gen import DiffGenerator
 
         self._module, self._max_rows = asked["module"], asked["max_rows"]
-        # Of its own default ports two SGLangs that start at the same time take the same ones.
+        # With SGLang's default ports, two instances started at the same time collide.
         ports = dict(zip(("port", "scheduler_port", "master_port"), _free_ports(3), strict=True))
         self._generator = DiffGenerator.from_pretrained(**{**ports, **asked["arguments"]})
         held = self._call("inventory")
         return {"weights": [(name, dtype, shape) for _, dtype, parts in held for name, shape in parts.items()]}, {}
 
     def generate(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
-        """A rollout. tensors: `request`, the bytes of a `Request`. Returns those of the `Rollout`, and what was read of
-        each row."""
-        from unirl.core.request import Request
-        from unirl.core.serial import from_bytes
-        from unirl.numerics import latent_rows
+        """A rollout. tensors: `request`, the bytes of a `Request`. Returns those of the `Rollout`, and the inputs
+        used for each row."""
+        from unirl.core.types.request import Request
+        from unirl.core.types.serial import from_bytes
+        from unirl.numerics.diffusion import rows as latent_rows
 
-        request = cast(Request, from_bytes(tensors["request"].numpy().tobytes()))
+        request = from_bytes(tensors["request"].numpy().tobytes(), Request)
         made: dict[int, Mapping[str, Any]] = {}
         for rows in self._pieces(request.prompts):
-            found = self._made(request.select(rows))
-            made |= zip(rows, found, strict=True)
+            result = self._made(request.select(rows))
+            made |= zip(rows, result, strict=True)
         return latent_rows.joined(request, [made[row] for row in range(request.num_rows)])
 
     def _pieces(self, prompts: Sequence[str]) -> Iterator[list[int]]:
-        """Rows that go together: those of one prompt, for SGLang encodes it once for all of its outputs."""
+        """Batches of rows of one prompt, which SGLang encodes once for all of its outputs."""
         for prompt in dict.fromkeys(prompts):
             rows = [row for row, one in enumerate(prompts) if one == prompt]
             yield from (rows[at : at + self._max_rows] for at in range(0, len(rows), self._max_rows))
 
     def _made(self, piece: Any) -> list[dict[str, Any]]:
-        from unirl.core.serial import to_bytes
+        from unirl.core.types.serial import to_bytes
 
         from .stages import PIECE, ROWS
 
         request = self._request({PIECE: to_bytes(piece)})
         request.rollout, request.rollout_return_denoising_env = True, True
         request.num_outputs_per_prompt = piece.num_rows
-        found = self._forward(request)
-        rows = getattr(found.rollout_trajectory_data, ROWS, None)
+        result = self._forward(request)
+        rows = getattr(result.rollout_trajectory_data, ROWS, None)
         if rows is None or len(rows) != piece.num_rows:
-            raise RuntimeError(f"SGLang answered the request of sample {piece.sample_ids[0]!r} without its rollout.")
-        if found.output is not None:
-            for row, media in zip(rows, found.output, strict=True):
-                # A VAE of videos gives an image as one frame: [3, 1, H, W].
+            raise RuntimeError(f"SGLang returned no rollout for the request of sample {piece.sample_ids[0]!r}.")
+        if result.output is not None:
+            for row, media in zip(rows, result.output, strict=True):
+                # A video VAE decodes an image as one frame: [3, 1, H, W].
                 row["media"] = (media.squeeze(1) if media.ndim == 4 else media)[None].float().cpu()
         return rows
 
     def load_weights(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
-        """Take weights from files. Returns nothing: afterwards just what was sent is held, or it raises; ValueError
-        when nothing was changed."""
-        from unirl.runtime.engine_host.received import read_weights
+        """Load weights from files. Raises unless exactly the weights sent are held afterwards; Unchanged if nothing was
+        changed."""
+        from unirl.engine_host.frames import Unchanged
+        from unirl.engine_host.received import read_weights
 
         sent = read_weights(asked["paths"], asked["checksum"])
         held = self._call("inventory")
@@ -103,14 +104,14 @@ class _Server:
             self._call("end_lora", asked["paths"], asked["checksum"], asked["version"], asked["scale"])
             return None, {}
         if sent.keys() != {name for _, _, parts in held for name in parts}:
-            raise ValueError("weights of other names than those held were sent.")
+            raise Unchanged("the names of the weights sent are not those of the weights held.")
         self._call("begin", asked["version"])
         self._load_full({own: _joined([sent[name] for name in parts], dtype) for own, dtype, parts in held})
         self._call("end_full", asked["version"])
         return None, {}
 
     def _load_full(self, tensors: Mapping[str, Any]) -> None:
-        """tensors: by SGLang's own names, in the dtypes that it holds."""
+        """tensors: by SGLang's names, in SGLang's dtypes."""
         from sglang.multimodal_gen.runtime.entrypoints.post_training.io_struct import (
             UpdateWeightFromTensorCheckerReqInput,
             UpdateWeightFromTensorReqInput,
@@ -128,7 +129,7 @@ class _Server:
                     target_modules=[self._module],
                 )
             )
-        # SGLang takes names that it does not have for a success.
+        # SGLang reports success for unknown names.
         self._succeed(
             UpdateWeightFromTensorCheckerReqInput(
                 target_module=self._module, expected_named_tensors_sha256=build_named_tensor_sha256(tensors.items())
@@ -163,12 +164,12 @@ class _Server:
         return None, {}
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the pipeline, where the weights are, and return its answer."""
+        """Call a method of the pipeline in the worker, and return its answer."""
         from .control import ANSWER, CALL
 
         usage = self._forward(self._request({CALL: (method, arguments)})).usage
         if not usage or ANSWER not in usage:
-            raise RuntimeError(f"SGLang runs its own pipeline, which does not know {method!r}: its plugin failed.")
+            raise RuntimeError(f"SGLang runs its stock pipeline, which lacks {method!r}: the plugin did not load.")
         return usage[ANSWER]
 
     def _request(self, extra: Mapping[str, Any]) -> Any:
@@ -181,7 +182,7 @@ class _Server:
             server_args=server,
             prompt=" ",
             seed=0,
-            # No kernels that add up in another order than torch.
+            # No kernels with another summation order than torch.
             quality="exact",
             generator_device="cpu",
             save_output=False,
@@ -193,51 +194,51 @@ class _Server:
         return request
 
     def _succeed(self, message: Any) -> None:
-        """Send a message that SGLang answers by (success, message)."""
-        found = self._forward(message).output
-        if not found or not found["success"]:
-            raise RuntimeError(f"SGLang refused {type(message).__name__}: {found}")
+        """Send a message that SGLang answers with (success, message)."""
+        result = self._forward(message).output
+        if not result or not result["success"]:
+            raise RuntimeError(f"SGLang rejected {type(message).__name__}: {result}")
 
     def _forward(self, message: Any) -> Any:
-        """Send it to the worker. SGLang answers an error instead of raising it."""
+        """Send it to the worker. SGLang returns errors instead of raising them."""
         from sglang.multimodal_gen.runtime.scheduler_client import sync_scheduler_client
 
-        found = sync_scheduler_client.forward(message)
-        if found.error:
-            raise RuntimeError(str(found.error))
-        return found
+        result = sync_scheduler_client.forward(message)
+        if result.error:
+            raise RuntimeError(str(result.error))
+        return result
 
 
 def _free_ports(count: int) -> list[int]:
-    """TCP ports of this machine that nothing listens on, and that the system gives nobody else soon."""
+    """Free TCP ports of this machine, which the system does not hand out again soon."""
     with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in found:
+        result = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in result:
             one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in found]
+        return [one.getsockname()[1] for one in result]
 
 
 def _joined(parts: Sequence[Any], dtype: str) -> Any:
-    """One weight of SGLang's, of those that train, in the dtype that it holds."""
+    """One trainable weight in SGLang's layout and dtype."""
     import torch
 
     return (torch.cat(list(parts)) if len(parts) > 1 else parts[0]).to(getattr(torch, dtype))
 
 
 def _completed(pairs: Mapping[str, Any], weights: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, Any]:
-    """An adapter on some parts of a fused layer, with zeros for the others: SGLang takes one for all of them.
+    """An adapter on some parts of a fused layer, with zeros for the others: SGLang needs one for all of them.
 
-    weights: what trains of each of SGLang's, name -> shape.
+    weights: the trainable parts of each of SGLang's weights, name -> shape.
     """
-    found = dict(pairs)
+    result = dict(pairs)
     for parts in weights:
         shapes = {name.removesuffix(".weight"): shape for name, shape in parts.items() if name.endswith(".weight")}
         sent = [layer for layer in shapes if f"{layer}.lora_A.weight" in pairs]
         for layer in shapes.keys() - sent if sent else ():
             down = pairs[f"{sent[0]}.lora_A.weight"]
-            found[f"{layer}.lora_A.weight"] = down.new_zeros(down.shape)
-            found[f"{layer}.lora_B.weight"] = down.new_zeros(shapes[layer][0], len(down))
-    return found
+            result[f"{layer}.lora_A.weight"] = down.new_zeros(down.shape)
+            result[f"{layer}.lora_B.weight"] = down.new_zeros(shapes[layer][0], len(down))
+    return result
 
 
 def _serialized(payload: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The settings of a recipe in SGLang's words."""
+"""Maps settings of a recipe to SGLang's arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from unirl.runtime.engine_host.program import refuse_extra
+from unirl.engine_host.program import refuse_extra
 
 from .bridge import Bridge
 from .config import SglangConfig
@@ -15,7 +15,7 @@ from .config import SglangConfig
 __all__ = ["CPU_VARIABLES", "EAGER", "server_arguments"]
 
 EAGER = {"TORCH_COMPILE_DISABLE": "1"}
-"""SGLang compiles layers that have had an adapter whatever its settings say."""
+"""SGLang compiles layers that have had an adapter, whatever its settings."""
 CPU_VARIABLES = {"SGLANG_PLATFORM": "unirl-cpu", **EAGER}
 """Names the platform of `unirl.engine_cpu`'s `sglang-platform`."""
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -41,34 +41,35 @@ OF_THE_ENGINE = (
     "tp_size",
     "ulysses_degree",
 )
-"""Settings of `ServerArgs` that change what is computed, how requests are split or how weights are held, which this
-engine could not check."""
+"""Settings of `ServerArgs` that change the computation, the splitting of requests or the weight layout, which this
+engine could not verify."""
 
 
 def server_arguments(
     config: SglangConfig, *, folder: Path, dtype: torch.dtype, bridge: Bridge, on_cpu: bool
 ) -> Mapping[str, Any]:
-    """Settings of SGLang's `ServerArgs`. Raises RecipeError for one in `engine.extra` that has a key or cannot be."""
+    """Settings of SGLang's `ServerArgs`. Raises RecipeError for one in `engine.extra` that has its own key or is
+    unsupported."""
     precision = PRECISIONS[dtype]
     arguments: dict[str, Any] = {
         "model_path": str(folder),
-        # Else SGLang goes back to plain diffusers where it cannot load a model.
+        # Otherwise SGLang falls back to plain diffusers for models that it cannot load.
         "backend": "sglang",
         "num_gpus": 1,
         "dit_precision": precision,
         "vae_precision": precision,
         "text_encoder_precisions": [precision] * bridge.num_encoders,
         "warmup_mode": "off",
-        # Between rollouts it would keep a core busy that training needs.
+        # Otherwise it would keep a core busy between rollouts, which training needs.
         "sleep_on_idle": True,
-        # Weights that wait elsewhere could not be compared with those that came.
+        # Offloaded weights could not be compared with those sent.
         "dit_cpu_offload": False,
         "dit_layerwise_offload": False,
         "text_encoder_cpu_offload": False,
         "image_encoder_cpu_offload": False,
         "vae_cpu_offload": False,
         "use_fsdp_inference": False,
-        # Merged is computed as training computes it, in one product.
+        # Merged into one product, as in training.
         "lora_merge_mode": "merge",
         "enable_torch_compile": not (config.enforce_eager or on_cpu),
         "log_level": config.log_level.lower(),

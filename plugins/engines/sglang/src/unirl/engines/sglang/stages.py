@@ -1,8 +1,8 @@
-"""The stages of SGLang's pipelines with what a rollout needs: all that is computed with is read from the piece of the
-request that came along, and each step is taken by `unirl.numerics` inside of SGLang's own loop.
+"""SGLang's pipeline stages, adapted for rollouts: all inputs are read from the piece of the rollout's request that came
+along, and `unirl.numerics` computes each step inside SGLang's own loop.
 
-Runs in SGLang's environment. A stage here has no state that it is made with: a stage of SGLang's that was built becomes
-one by taking its class, and is given `pipeline_of`, which returns the pipeline.
+Runs in SGLang's environment. The classes here have no constructor state: an existing stage of SGLang is converted by
+assigning its `__class__`, and gets `pipeline_of`, which returns the pipeline.
 """
 
 # SGLang is in the engine's environment alone, where type checking does not look.
@@ -11,20 +11,21 @@ one by taking its class, and is given `pipeline_of`, which returns the pipeline.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.core.config import LatentSamplingConfig
-from unirl.core.request import Request
-from unirl.core.serial import from_bytes
-from unirl.core.track import Conditions
-from unirl.numerics.denoise import Walk
-from unirl.numerics.guidance import NO_GUIDANCE, Guidance, guided_velocity
-from unirl.numerics.latent_rollout import LatentRollout, guidance_of, latent_walk
-from unirl.numerics.latent_rows import rows_of
+from unirl.core.types.request import Request
+from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.core.types.serial import from_bytes
+from unirl.core.types.track import Conditions
+from unirl.numerics.diffusion.denoise import Walk
+from unirl.numerics.diffusion.guidance import NO_GUIDANCE, Guidance, guided_velocity
+from unirl.numerics.diffusion.rollout import latent_walk
+from unirl.numerics.diffusion.rows import rows_of
+from unirl.numerics.diffusion.sampler import guidance_of
 from unirl.numerics.noise import noise_digest
 
 from sglang.multimodal_gen.runtime.distributed import get_local_torch_device
@@ -45,21 +46,21 @@ from sglang.multimodal_gen.runtime.post_training.rollout_hooks import prepare_ro
 __all__ = ["PIECE", "ROWS", "STAGES"]
 
 PIECE = "unirl_request"
-"""Key of a request's extras: rows of the rollout's request that share a prompt, as bytes, then as themselves."""
+"""Key of a request's extras: rows of the rollout's request that share a prompt, first as bytes, then decoded."""
 WALK = "unirl_walk"
-"""Key of a request's extras: its latents on their way, and the digests of those that they started from."""
+"""Key of a request's extras: the sampler state, and the digests of the initial noise."""
 ROWS = "unirl_rows"
-"""Attribute of SGLang's trajectory data: what was made of each row."""
+"""Attribute of SGLang's trajectory data: the rollout of each row."""
 
 
 def _piece(batch: Any) -> Request:
-    """The rows that a request of SGLang is for. Raises ValueError when SGLang did not pass them on."""
-    found = batch.extra.get(PIECE)
-    if found is None:
+    """The rows of a request of SGLang. Raises ValueError when SGLang did not pass them on."""
+    result = batch.extra.get(PIECE)
+    if result is None:
         raise ValueError(f"SGLang passed a request on without its {PIECE!r}: it dropped extra.")
-    if isinstance(found, bytes):
-        found = batch.extra[PIECE] = cast("Request", from_bytes(found))
-    return found
+    if isinstance(result, bytes):
+        result = batch.extra[PIECE] = from_bytes(result, Request)
+    return result
 
 
 def _sampling(batch: Any) -> tuple[str, LatentSamplingConfig]:
@@ -70,7 +71,7 @@ def _sampling(batch: Any) -> tuple[str, LatentSamplingConfig]:
 
 
 class Reading(InputValidationStage):
-    """Puts what the piece says where SGLang's stages look for it."""
+    """Copies the settings of the piece to where SGLang's stages read them."""
 
     def forward(self, batch: Any, server_args: Any) -> Any:
         piece = _piece(batch)
@@ -85,7 +86,7 @@ class Reading(InputValidationStage):
 
 
 class Encoding(TextEncodingStage):
-    """Each encoder gets the number of tokens that the model has for it: SGLang gives all of them one."""
+    """Pads for each encoder to the model's number of tokens; SGLang uses one number for all."""
 
     unirl_lengths: Any = None
 
@@ -102,12 +103,12 @@ class Encoding(TextEncodingStage):
             )
             for at in encoder_index
         ]
-        # A tuple of lists, one entry for each encoder that has one.
-        return tuple([one for found in part for one in found] for part in zip(*each, strict=True))
+        # A tuple of lists, with an entry for each encoder that has one.
+        return tuple([one for result in part for one in result] for part in zip(*each, strict=True))
 
 
 class Schedule(TimestepPreparationStage):
-    """The sigmas of the piece, to the last bit."""
+    """The sigmas of the piece, bit for bit."""
 
     def forward(self, batch: Any, server_args: Any) -> Any:
         track, _ = _sampling(batch)
@@ -120,7 +121,7 @@ class Schedule(TimestepPreparationStage):
             timesteps = timesteps.to(next(pipeline.get_module(pipeline.bridge.module).parameters()).dtype)
         batch.scheduler.timesteps = timesteps
         batch.timesteps = batch.scheduler.timesteps
-        # With both there, SGLang makes neither.
+        # With both set, SGLang computes neither.
         return super().forward(batch, server_args)
 
 
@@ -139,13 +140,13 @@ class Latents(LatentPreparationStage):
 
 @dataclass
 class Guided(CFGPolicy):
-    """SGLang's branches, whose velocities are combined as in replays: by `unirl.numerics`, in fp32."""
+    """SGLang's guidance branches, combined by `unirl.numerics` in fp32, as in training."""
 
     guidance: Guidance = NO_GUIDANCE
 
     def combine(self, predictions: Any, *others: Any, **named: Any) -> Tensor:
         positive, *negative = predictions
-        # Of velocities that are there already.
+        # Called on velocities that are already computed.
         return guided_velocity(
             lambda x, sigma, conditions: conditions["velocity"],
             positive,
@@ -157,12 +158,15 @@ class Guided(CFGPolicy):
 
 
 class Denoising(DenoisingStage):
-    """SGLang's loop around the walk."""
+    """SGLang's denoising loop around UniRL's steps."""
 
     def _prepare_denoising_loop(self, batch: Any, server_args: Any) -> Any:
         context = super()._prepare_denoising_loop(batch, server_args)
-        mode = _sampling(batch)[1].guidance_mode
-        guidance = guidance_of(scale=batch.guidance_scale, mode=mode, latent_rank=batch.latents.ndim)
+        walk: Walk = batch.extra[WALK]
+        # SGLang's own scale, so that the rollout reports it if SGLang changed it.
+        walk.guidance = replace(walk.guidance, scale=float(batch.guidance_scale))
+        # SGLang packs the latents of some models, which moves the channel dim.
+        guidance = guidance_of(walk.sampler, latent_rank=batch.latents.ndim)
         context.cfg_policy = Guided(branches=context.cfg_policy.branches, guidance=guidance)
         prepare_rollout_if_enabled(
             batch=batch,
@@ -174,13 +178,14 @@ class Denoising(DenoisingStage):
 
     def _denoise(self, batch: Any, server_args: Any) -> Any:
         piece, (_, sampling), pipeline = _piece(batch), _sampling(batch), self.pipeline_of()
-        walk, bridge = cast(Walk, batch.extra[WALK]), pipeline.bridge
+        walk: Walk = batch.extra[WALK]
+        bridge = pipeline.bridge
         initial = noise_digest(bridge.unpacked(batch.latents, walk.x.shape[1:]))
         batch = super()._denoise(batch, server_args)
         del batch.extra[WALK]
         last = server_args.pipeline_config.post_denoising_loop(bridge.packed(walk.x), batch)
         if not torch.equal(batch.latents, last):
-            raise RuntimeError("SGLang decodes other latents than the last step gave.")
+            raise RuntimeError("SGLang decodes other latents than those of the last step.")
         data = batch.rollout_trajectory_data
         env = data.denoising_env
         conditions = {
@@ -190,22 +195,21 @@ class Denoising(DenoisingStage):
         }
         rows = rows_of(
             piece,
-            found=LatentRollout(trajectory=walk.trajectory(), initial_noise=initial),
+            segment=walk.segment(initial_noise=initial),
             conditions=conditions,
             media=None,
             prompts=(batch.prompt,) * piece.num_rows,
             negative_prompt=batch.negative_prompt if "negative" in conditions else None,
-            guidance_scale=batch.guidance_scale,
             version=pipeline.unirl_version,
         )
-        # Conditions are in the rows already.
+        # The rows already hold the conditions.
         data.denoising_env = None
         setattr(data, ROWS, rows)
         return batch
 
 
 class Decoding(DecodingStage):
-    """No media where none were asked for."""
+    """Decodes media only if the request asks for them."""
 
     def forward(self, batch: Any, server_args: Any) -> Any:
         if _sampling(batch)[1].decode:
@@ -214,7 +218,7 @@ class Decoding(DecodingStage):
 
 
 class WalkController(FlowRolloutController):
-    """Takes the steps of a walk in place of SGLang's: with our kernels, noise and bookkeeping."""
+    """Replaces SGLang's sampling steps with UniRL's kernels, noise and bookkeeping."""
 
     walk: Walk
     bridge: Any
@@ -237,7 +241,7 @@ class WalkController(FlowRolloutController):
                 f"step {walk.step}, from {float(asked[0])} to {float(asked[1])}, or its latents were changed."
             )
         walk.advance(self.bridge.unpacked(model_output, walk.x.shape[1:]))
-        # Its own table of log-probs has a column for every step, and the walk those of the stochastic ones.
+        # SGLang's own table of log-probs has a column for every step; ours only for the stochastic ones.
         nothing = torch.zeros(len(sample))
         self.append_local_rollout_log_probs(nothing, nothing + 1)
         return self.bridge.packed(walk.x)
@@ -267,10 +271,10 @@ def _unsharded(batch: Any, latents: Tensor) -> Tensor:
 
 
 def _conditions(found: Mapping[str, Tensor], piece: Request) -> Conditions:
-    """All rows share the prompt, and with it the embedding."""
+    """All rows share the prompt, and so the embedding."""
     values = {name: value[:1] for name, value in found.items()}
     return Conditions(values=values, index=torch.zeros(piece.num_rows, dtype=torch.int64))
 
 
 STAGES: Mapping[type, type] = {cls.__base__: cls for cls in (Reading, Encoding, Schedule, Latents, Denoising, Decoding)}
-"""Stage of SGLang -> what it becomes."""
+"""Stage of SGLang -> its rollout counterpart."""

@@ -1,9 +1,8 @@
-"""What SGLang computes with, by the names that it trains under, and what happens to it around a sync. Part of the
-pipeline, in SGLang's worker.
+"""SGLang's weights under their training names, and their state around a sync. Part of the pipeline, in SGLang's
+worker.
 
-SGLang merges an adapter into the weights of its layer and keeps a copy of those without. A layer that had one once lies
-one name deeper from then on. Of some layers that train it makes one, with their outputs one below the other, and stacks
-their adapters.
+SGLang merges an adapter into its layer's weights and keeps a copy of the base weights. Such a layer is nested one name
+deeper from then on. SGLang fuses some layers by concatenating their outputs, and stacks their adapters.
 """
 
 # SGLang is in the engine's environment alone, where type checking does not look.
@@ -16,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.runtime.engine_host.received import read_weights
+from unirl.engine_host.received import read_weights
 
 __all__ = ["HeldWeights"]
 
@@ -30,9 +29,9 @@ class HeldWeights:
     lora_layers: dict[str, Any]
 
     def unirl_inventory(self) -> list[tuple[str, str, dict[str, list[int]]]]:
-        """Of every weight SGLang's name, its dtype, and name -> shape of what trains of it, one below the other."""
+        """For every weight: SGLang's name, dtype, and name -> shape of its trained parts in concatenation order."""
         module = self._unirl_module()
-        found: list[tuple[str, str, dict[str, list[int]]]] = []
+        result: list[tuple[str, str, dict[str, list[int]]]] = []
         for own, held in module.named_parameters():
             if ".lora_" in own or own in self.bridge.constants:
                 continue
@@ -40,12 +39,12 @@ class HeldWeights:
             parts = self._unirl_parts(path.replace(".base_layer", ""))
             pieces = _pieces(held, module.get_submodule(path), len(parts))
             shapes = {f"{part}.{kind}".lstrip("."): list(one.shape) for part, one in zip(parts, pieces, strict=True)}
-            found.append((own, str(held.dtype).removeprefix("torch."), shapes))
-        return found
+            result.append((own, str(held.dtype).removeprefix("torch."), shapes))
+        return result
 
     def unirl_begin(self, version: int) -> None:
-        """Before a sync: from here on nothing is generated, and no layer has an adapter."""
-        self.unirl_torn = f"the sync of version {version} did not come to its end."
+        """Before a sync: disables generation and removes all adapters."""
+        self.unirl_torn = f"the sync of version {version} did not complete."
         for layer in self.lora_layers.values():
             if layer.merged:
                 layer.unmerge_lora_weights()
@@ -53,28 +52,27 @@ class HeldWeights:
             layer.disable_lora = True
 
     def unirl_end_full(self, version: int) -> None:
-        """After full weights, which were compared: adapters go on top of them."""
+        """After verified full weights, on top of which adapters apply."""
         for layer in self.lora_layers.values():
             layer.cpu_weight = layer.base_layer.weight.detach().to("cpu", copy=True)
         self.unirl_torn, self.unirl_version = "", version
 
     def unirl_end_lora(self, paths: Sequence[str], expected: str, version: int, scale: float) -> None:
-        """After an adapter: compare what is computed with to what is in the files. Raises RuntimeError when it is
-        something else."""
+        """After an adapter: verify SGLang's weights against the files. Raises RuntimeError when they differ."""
         tensors = read_weights(paths, expected)
         sent = {name.rpartition(".lora_")[0] for name in tensors}
         held = {path: layer for path, layer in self.lora_layers.items() if layer.merged or not layer.disable_lora}
         parts = {path: self._unirl_parts(path) for path in held}
         if missing := sorted(sent.difference(*parts.values())):
-            raise RuntimeError(f"{missing[0]!r} has an adapter, and SGLang put none on it.")
+            raise RuntimeError(f"{missing[0]!r} has an adapter in the update, but SGLang did not apply it.")
         if strange := sorted(path for path in held if sent.isdisjoint(parts[path])):
-            raise RuntimeError(f"{strange[0]!r} has an adapter, and none was sent.")
+            raise RuntimeError(f"{strange[0]!r} has an adapter in SGLang, but not in the update.")
         for path, layer in held.items():
             self._unirl_compare(parts[path], layer, tensors, scale)
         self.unirl_torn, self.unirl_version = "", version
 
     def _unirl_compare(self, parts: Sequence[str], layer: Any, tensors: Mapping[str, Tensor], scale: float) -> None:
-        """A layer of SGLang's, made of `parts`, with what was sent for them. Raises RuntimeError when it differs."""
+        """Compare a fused layer with the weights sent for its `parts`. Raises RuntimeError when they differ."""
         weights, bases = (
             _pieces(one.detach().to("cpu"), layer.base_layer, len(parts))
             for one in (layer.base_layer.weight, layer.cpu_weight)
@@ -82,19 +80,19 @@ class HeldWeights:
         downs, ups = (one.detach().to("cpu").reshape(-1, *one.shape[-2:]) for one in (layer.lora_A, layer.lora_B))
         are_whole = layer.merged and len(downs) == len(ups) == len(parts)
         for part, weight, base, own_down, own_up in zip(parts, weights, bases, downs, ups, strict=are_whole):
-            same, wanted = are_whole, base.double()
+            same, expected = are_whole, base.double()
             if f"{part}.lora_A.weight" in tensors:
                 down, up = tensors[f"{part}.lora_A.weight"], tensors[f"{part}.lora_B.weight"]
                 same = same and torch.equal(own_down, down.to(own_down.dtype))
                 same = same and torch.equal(own_up, up.to(own_up.dtype))
-                wanted = wanted + scale * (up.double() @ down.double())
+                expected = expected + scale * (up.double() @ down.double())
             # SGLang adds in fp32 and rounds once: its error is a few units in the last place of the largest weight.
-            bound = 8 * torch.finfo(weight.dtype).eps * float(wanted.abs().max())
-            if not same or float((weight.double() - wanted).abs().max()) > bound:
-                raise RuntimeError(f"the adapter of {part!r} was loaded, and something else is held.")
+            bound = 8 * torch.finfo(weight.dtype).eps * float(expected.abs().max())
+            if not same or float((weight.double() - expected).abs().max()) > bound:
+                raise RuntimeError(f"the adapter of {part!r} was loaded, but the weights held differ from it.")
 
     def _unirl_parts(self, path: str) -> list[str]:
-        """Layers that train, of which one of SGLang's was made."""
+        """The trained layers fused into a layer of SGLang."""
         last = path.rpartition(".")[2]
         return [path.removesuffix(last) + part for part in self.bridge.fused.get(last, (last,))]
 
@@ -103,5 +101,5 @@ class HeldWeights:
 
 
 def _pieces(held: Tensor, layer: Any, count: int) -> Sequence[Tensor]:
-    """A weight or bias of a layer, cut into those of the layers that it was made of."""
+    """A fused layer's weight or bias, split into those of its parts."""
     return held.split(list(layer.output_partition_sizes)) if count > 1 else (held,)

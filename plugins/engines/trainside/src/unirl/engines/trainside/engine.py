@@ -1,21 +1,22 @@
-"""The engine: encodes, denoises and decodes, or generates text, with the model object that training holds."""
+"""The in-process engine: encodes, denoises and decodes, or generates text, with the model being trained."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from unirl.core.errors import RecipeError
-from unirl.core.request import Request, TextRequest
-from unirl.core.roles import DiffusionModel, Model, TextModel, WeightReceipt, WeightUpdate
-from unirl.core.rollout import Rollout
-from unirl.core.track import Conditions, Track
-from unirl.numerics.latent_rollout import LatentRollout, latent_track, sample_latents
-from unirl.numerics.text_rollout import GeneratedText, generate_text, text_track, visible_texts
+from unirl.core.roles import Model, WeightReceipt, WeightUpdate, diffusion_model, text_model
+from unirl.core.specs.check import check_config
+from unirl.core.types.request import Request, TextRequest
+from unirl.core.types.rollout import Rollout
+from unirl.core.types.track import Conditions, LatentSegment, Track
+from unirl.numerics.diffusion.rollout import latent_track, sample_latents
+from unirl.numerics.tokens.rollout import GeneratedText, generate_text, text_track, visible_texts
 
 from .config import TrainsideConfig
 from .plugin import SPEC
@@ -26,84 +27,82 @@ __all__ = ["TrainsideEngine", "build"]
 
 def build(config: TrainsideConfig, *, model: Model, device: Any) -> TrainsideEngine:
     """The engine over `model`. Raises RecipeError for a setting out of range or a model on another device."""
-    for key, value in (("forward_batch", config.forward_batch), ("cached_prompts", config.cached_prompts)):
-        if value < 0:
-            raise RecipeError(f"engine.{key}: {value} was asked for; it must be 0 or more.")
+    check_config(config, key="engine")
     if torch.device(device) != torch.device(model.device):
         raise RecipeError(
-            f"engine: device {device!s} was asked for, the model is on {model.device!s}; trainside samples where "
-            "the model trains."
+            f"engine: got device {device!s}, but the model is on {model.device!s}; trainside samples on the "
+            "training device."
         )
     return TrainsideEngine(config, model=model)
 
 
 class TrainsideEngine:
-    """A `unirl.core.roles.Engine` without weights of its own.
+    """A `unirl.core.roles.Engine` that shares the trained module's weights.
 
-    `version` belongs to whoever owns the weights: set it to theirs before each request.
+    The owner of the weights sets `version` before each request.
     """
 
     def __init__(self, config: TrainsideConfig, *, model: Model) -> None:
         self.version = 0
         self._model = model
         self._forward_batch = config.forward_batch
-        self._prompts = PromptCache(cast("DiffusionModel", model), size=config.cached_prompts)
+        self._prompts = PromptCache(model, size=config.cached_prompts)
 
     def generate(self, request: Request) -> Rollout:
         """Every track of the request, without gradient and in evaluation mode, which is undone afterwards.
 
-        Raises RecipeError for tracks that the model does not have, kernels not in the spec and prompts with media.
+        Raises RecipeError for unknown tracks, kernels not in the spec and prompts with media.
         """
         self._check(request)
         with torch.no_grad(), _evaluating(self._model.trainable):
             return Rollout(
                 tracks={
-                    name: self._text(request, name) if isinstance(wanted, TextRequest) else self._latents(request, name)
-                    for name, wanted in request.tracks.items()
+                    name: self._text(request, name)
+                    if isinstance(expected, TextRequest)
+                    else self._latents(request, name)
+                    for name, expected in request.tracks.items()
                 }
             )
 
     def load_weights(self, update: WeightUpdate) -> WeightReceipt:
-        """Refused: the engine samples from the module that trains and holds no copy to load into."""
+        """Always raises: the engine samples from the trained module and has no copy to load into."""
         raise RecipeError(
-            f"engine: weights of version {update.version} were sent to 'trainside', which shares the weights that "
-            "train. Set its `version` instead, or choose an engine that takes weights."
+            f"engine: got weights of version {update.version}, but 'trainside' shares the trained module's weights. "
+            "Set its `version` instead, or choose an engine that loads weights."
         )
 
     def sleep(self) -> None:
-        """Nothing: the only memory it uses between rollouts is the model's, which training needs."""
+        """No-op: between rollouts the engine uses only the model's memory, which training needs."""
 
     def wake(self) -> None:
-        """Nothing, as `sleep` gave nothing back."""
+        """No-op, as `sleep` releases nothing."""
 
     def close(self) -> None:
         """Drop the cached embeddings. The model belongs to the caller and stays."""
-        self._prompts = PromptCache(cast("DiffusionModel", self._model), size=0)
+        self._prompts = PromptCache(self._model, size=0)
 
     def _check(self, request: Request) -> None:
         known = self._model.spec.tracks
-        for name, wanted in request.tracks.items():
-            kind = "text" if isinstance(wanted, TextRequest) else "latent"
+        for name, expected in request.tracks.items():
+            kind = "text" if isinstance(expected, TextRequest) else "latent"
             if known.get(name) != kind:
                 raise RecipeError(
-                    f"sampling: a {kind} track {name!r} was asked for; model {self._model.spec.name!r} has "
-                    f"{', '.join(f'{track} ({found})' for track, found in sorted(known.items()))}."
+                    f"sampling: got {kind} track {name!r}, but model {self._model.spec.name!r} has "
+                    f"{', '.join(f'{track} ({result})' for track, result in sorted(known.items()))}."
                 )
-            if isinstance(wanted, TextRequest):
+            if isinstance(expected, TextRequest):
                 continue
-            kernel = wanted.sampling.kernel
+            kernel = expected.sampling.kernel
             if kernel not in SPEC.kernels:
-                raise RecipeError(
-                    f"sampling.kernel: {kernel!r} was asked for; trainside runs {', '.join(SPEC.kernels)}."
-                )
+                raise RecipeError(f"sampling.kernel: got {kernel!r}; trainside supports {', '.join(SPEC.kernels)}.")
         for prompt_id, media in zip(request.prompt_ids, request.media, strict=True):
             if media:
                 raise RecipeError(
-                    f"data: prompt {prompt_id!r} has media ({media[0].uri}); trainside takes text prompts only."
+                    f"data: prompt {prompt_id!r} has media ({media[0].uri}); trainside accepts text prompts only."
                 )
 
     def _text(self, request: Request, name: str) -> Track:
-        model, sampling = cast("TextModel", self._model), request.text(name).sampling
+        model, sampling = text_model(self._model), request.text(name).sampling
         module: Any = self._model.trainable
         anyone = _on_any_rank if isinstance(module, FSDPModule) and dist.is_initialized() else bool
         pieces = [piece.text(name) for piece in request.chunks(self._forward_batch)]
@@ -112,13 +111,13 @@ class TrainsideEngine:
         return text_track(request, name, generated=generated, texts=texts, version=self.version)
 
     def _latents(self, request: Request, name: str) -> Track:
-        model = cast("DiffusionModel", self._model)
+        model = diffusion_model(self._model)
         sampling = request.latent(name).sampling
         conditions: dict[str, Conditions] = {"positive": self._prompts.conditions(request.prompts, sampling=sampling)}
         if sampling.guidance_scale != 1.0:
             negatives = [sampling.negative_prompt] * request.num_rows
             conditions["negative"] = self._prompts.conditions(negatives, sampling=sampling)
-        sampled: list[LatentRollout] = []
+        sampled: list[LatentSegment] = []
         media: list[torch.Tensor] = []
         start = 0
         for piece in request.chunks(self._forward_batch):
@@ -134,20 +133,20 @@ class TrainsideEngine:
             )
             sampled.append(part)
             if sampling.decode:
-                media.append(model.decode(part.trajectory.final))
+                media.append(model.decode(part.final))
         return latent_track(
             request,
             name,
-            sampled=LatentRollout.concat(sampled),
+            segment=LatentSegment.concat(sampled),
             conditions=conditions,
             media=torch.cat(media) if media else None,
-            version=self.version,
+            policy_version=(self.version,) * request.num_rows,
         )
 
 
 @contextmanager
 def _evaluating(module: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the block; each submodule's own mode is restored after it, also on an error."""
+    """Evaluation mode inside the block; restores each submodule's mode afterwards, also on an error."""
     training = [part for part in module.modules() if part.training]
     module.eval()
     try:
@@ -158,7 +157,7 @@ def _evaluating(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _on_any_rank(goes_on: bool) -> bool:
-    """Whether any rank goes on: a sharded model runs on all of them or on none."""
-    found = torch.tensor(int(goes_on), device="cuda" if dist.get_backend() == "nccl" else "cpu")
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return bool(found)
+    """Whether any rank still generates: a forward of a sharded model needs all ranks."""
+    result = torch.tensor(int(goes_on), device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    dist.all_reduce(result, dist.ReduceOp.MAX)
+    return bool(result)

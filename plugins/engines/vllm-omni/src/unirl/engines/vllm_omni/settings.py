@@ -1,4 +1,4 @@
-"""The settings of a recipe in vLLM-Omni's words."""
+"""Maps settings of a recipe to vLLM-Omni's arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from unirl.runtime.engine_host.program import refuse_extra
+from unirl.engine_host.program import refuse_extra
 
 from .config import VllmOmniConfig
 
@@ -23,13 +23,13 @@ OF_THE_ENGINE = (
     "step_execution",
     "worker_extension_cls",
 )
-"""Arguments of `AsyncOmni` that change what is computed or how weights are held, which this engine could not check."""
+"""Arguments of `AsyncOmni` that change the computation or the weight layout, which this engine could not verify."""
 
 
 def cpu_variables(config: VllmOmniConfig) -> Mapping[str, str]:
     """Environment variables on a CPU."""
     return {
-        # Cores are shared with training: vLLM would bind its threads to them.
+        # Cores are shared with training; by default vLLM pins its threads to them.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_CPU_CI_ENV": "1",
         "UNIRL_VLLM_OMNI_CPU_DEVICES": str(config.tensor_parallel),
@@ -42,7 +42,7 @@ def variables(config: VllmOmniConfig) -> Mapping[str, str]:
 
 
 def omni_arguments(config: VllmOmniConfig, *, folder: Path, dtype: torch.dtype, on_cpu: bool) -> dict[str, Any]:
-    """Arguments of `AsyncOmni`. Raises RecipeError for one in `engine.extra` that has a key or cannot be."""
+    """Arguments of `AsyncOmni`. Raises RecipeError for one in `engine.extra` that has its own key or is unsupported."""
     arguments: dict[str, Any] = {
         "model": str(folder),
         "dtype": str(dtype).removeprefix("torch."),

@@ -1,7 +1,7 @@
-"""What is added to vLLM-Omni's worker: taking weights, and saying which it holds. Runs in the engine's environment.
+"""Extension of vLLM-Omni's worker that loads weights and reports those held. Runs in the engine's environment.
 
-vLLM-Omni fuses layers (q, k and v in one) and splits them over tensor-parallel ranks. Here every weight goes by the
-name that it trains under, as a view of what vLLM-Omni computes with.
+vLLM-Omni fuses layers (q, k and v in one) and splits them over tensor-parallel ranks. Here every weight is a view of
+vLLM-Omni's tensor under its training name.
 """
 
 # vLLM-Omni is in the engine's environment alone, where type checking does not look.
@@ -9,33 +9,37 @@ name that it trains under, as a view of what vLLM-Omni computes with.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.runtime.engine_host.received import read_weights
+from unirl.engine_host.frames import UNCHANGED, Unchanged
+from unirl.engine_host.received import read_weights
+from unirl.engine_host.serving import rendezvous
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.model_executor.layers.linear import ColumnParallelLinear, LinearBase, RowParallelLinear
 
 from vllm_omni.diffusion.worker.diffusion_worker import CustomPipelineWorkerExtension
 from vllm_omni.lora.request import LoRARequest
+from vllm_omni.platforms import current_omni_platform
 
 __all__ = ["ADAPTER", "WorkerExtension", "held_weights"]
 
 ADAPTER = LoRARequest("unirl", 1, "/in-memory")
-"""vLLM-Omni's name of the one adapter; its path is never opened."""
+"""vLLM-Omni's name for the one adapter; its path is never opened."""
 
 
 def held_weights(module: Any, fused: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, Tensor, int | None]]:
-    """Name that it trains under, view of what is computed with, and the dim that is split over ranks, of every weight.
+    """For every weight: its training name, a view of the tensor in use, and the dim that is split over ranks.
 
     fused: `unirl.engines.vllm_omni.bridge.Bridge.fused`.
     """
     for path, layer in module.named_modules():
-        # Where adapters were once on, a wrapper stands in the layer's place.
+        # A layer that once had an adapter stays wrapped.
         path = path.replace(".base_layer", "")
         parent, _, last = path.rpartition(".")
         for name, parameter in layer.named_parameters(recurse=False):
@@ -49,7 +53,7 @@ def held_weights(module: Any, fused: Mapping[str, Sequence[str]]) -> Iterator[tu
 
 
 def renamed(name: str, fused: Mapping[str, Sequence[str]]) -> str:
-    """A weight's name with its layer as vLLM-Omni calls it, where vLLM-Omni did not make one of several."""
+    """A weight's name with the layer renamed as in vLLM-Omni, except for fused layers."""
     for last, parts in fused.items():
         if len(parts) == 1:
             name = name.replace(f".{parts[0]}.", f".{last}.")
@@ -57,13 +61,13 @@ def renamed(name: str, fused: Mapping[str, Sequence[str]]) -> str:
 
 
 def reached_twice(module: Any) -> set[str]:
-    """Names of the layers that have another one as well. Adapters are put on names, one by one."""
+    """Layers reachable under more than one name. Adapters are applied per name."""
     names = {id(layer): path.replace(".base_layer", "") for path, layer in module.named_modules()}
-    found: set[str] = set()
+    result: set[str] = set()
     for path, layer in module.named_modules(remove_duplicate=False):
         if isinstance(layer, LinearBase) and path.replace(".base_layer", "") != names[id(layer)]:
-            found.add(names[id(layer)])
-    return found
+            result.add(names[id(layer)])
+    return result
 
 
 def _layer(name: str) -> str:
@@ -72,7 +76,7 @@ def _layer(name: str) -> str:
 
 
 def _split_dim(layer: Any, parameter: Tensor) -> int | None:
-    """Dim of a parameter that ranks share, rank after rank."""
+    """Dim along which a parameter is sharded over ranks."""
     if isinstance(layer, ColumnParallelLinear) and layer.tp_size > 1:
         return 0
     if isinstance(layer, RowParallelLinear) and layer.tp_size > 1 and parameter.ndim == 2:
@@ -80,54 +84,85 @@ def _split_dim(layer: Any, parameter: Tensor) -> int | None:
     return None
 
 
+def _answers_refusals(load: Callable[..., None]) -> Callable[..., Mapping[str, str] | None]:
+    """A method that returns `UNCHANGED` instead of raising it: of a worker's exception, vLLM-Omni passes on only the
+    message."""
+
+    @functools.wraps(load)
+    def answered(self: Any, *arguments: Any) -> Mapping[str, str] | None:
+        try:
+            load(self, *arguments)
+        except Unchanged as refusal:
+            return {UNCHANGED: str(refusal)}
+        return None
+
+    return answered
+
+
 class WorkerExtension(CustomPipelineWorkerExtension):
-    """Mixed into vLLM-Omni's worker class, so its names begin with `unirl_`."""
+    """Mixed into vLLM-Omni's worker class, so its own names begin with `unirl_`."""
 
     model_runner: Any
     lora_manager: Any
+    local_rank: int
+    rank: int
+    od_config: Any
+
+    def init_device(self) -> None:
+        """Form torch's process group, which vLLM-Omni then uses instead of one that meets at a TCP store."""
+        current_omni_platform.set_device(current_omni_platform.get_torch_device(self.local_rank))
+        torch.distributed.init_process_group(
+            backend=current_omni_platform.dist_backend,
+            init_method=rendezvous(),
+            world_size=self.od_config.num_gpus,
+            rank=self.rank,
+        )
+        super().init_device()
 
     def unirl_inventory(self) -> list[tuple[str, str, list[int]]]:
-        """Name, dtype and whole shape of every weight that trains."""
-        found: list[tuple[str, str, list[int]]] = []
+        """Name, dtype and unsharded shape of every trained weight."""
+        result: list[tuple[str, str, list[int]]] = []
         for name, held, split in self._unirl_held():
             shape = list(held.shape)
             if split is not None:
                 shape[split] *= self._unirl_ranks()
-            found.append((name, str(held.dtype).removeprefix("torch."), shape))
-        return found
+            result.append((name, str(held.dtype).removeprefix("torch."), shape))
+        return result
 
+    @_answers_refusals
     def unirl_load_full(self, paths: Sequence[str], expected: str, version: int) -> None:
-        """Take all weights from these files. Raises ValueError, before anything changes, for bytes that are not those
-        of the checksum or names that are not held; RuntimeError when something else is held afterwards."""
+        """Load all weights from these files. Rejects a wrong checksum and unknown names; raises RuntimeError when the
+        weights held afterwards differ."""
         tensors = read_weights(paths, expected)
         if tensors.keys() != {name for name, _, _ in self._unirl_held()}:
-            raise ValueError("weights of other names than those held were sent.")
+            raise Unchanged("the names of the weights sent are not those of the weights held.")
         pipeline = self.model_runner.pipeline
-        pipeline.unirl_torn = f"the sync of version {version} did not come to its end."
+        pipeline.unirl_torn = f"the sync of version {version} did not complete."
         self._unirl_drop_adapter()
         with torch.inference_mode(False), torch.no_grad():
             for name, held, split in self._unirl_held():
                 held.copy_(self._unirl_share(tensors[name], split))
         for name, held, split in self._unirl_held():
             if not torch.equal(held.to("cpu"), self._unirl_share(tensors[name], split).to(held.dtype)):
-                raise RuntimeError(f"{name!r} was loaded, and something else is held.")
+                raise RuntimeError(f"{name!r} was loaded, but the weight held differs from it.")
         pipeline.unirl_torn, pipeline.unirl_version = "", version
 
+    @_answers_refusals
     def unirl_load_lora(self, paths: Sequence[str], expected: str, version: int, scale: float) -> None:
-        """Take the adapter from these files in place of the one before. Raises as `unirl_load_full`."""
+        """Load the adapter from these files, replacing the previous one. Raises as `unirl_load_full`."""
         tensors = read_weights(paths, expected)
         pipeline = self.model_runner.pipeline
         bridge, module = pipeline.bridge, getattr(pipeline, pipeline.bridge.module)
         layers = sorted({_layer(name) for name in tensors})
         if twice := sorted(reached_twice(module).intersection(layers)):
-            raise ValueError(
-                f"weights for an adapter of {twice[0]!r} were sent; vLLM-Omni has that layer under two names, and puts "
-                "an adapter on one of them. Leave the layer out of backend.lora.targets."
+            raise Unchanged(
+                f"got an adapter for {twice[0]!r}, which vLLM-Omni has under two names; it would apply the adapter to "
+                "only one of them. Remove the layer from backend.lora.targets."
             )
         # A copy: vLLM multiplies the scale into B in place.
         held_as = {renamed(name, bridge.fused): value.clone() for name, value in tensors.items()}
         rank = next(iter(tensors.values())).shape[0]
-        # vLLM-Omni takes names for regular expressions that follow a dot.
+        # vLLM-Omni treats names as regular expressions after a dot.
         targets = sorted({re.escape(_layer(name)) for name in held_as})
         helper = PEFTHelper(r=rank, lora_alpha=rank, target_modules=targets)
         lora = LoRAModel.from_lora_tensors(
@@ -139,7 +174,7 @@ class WorkerExtension(CustomPipelineWorkerExtension):
         )
         for weights in lora.loras.values():
             weights.scaling = scale
-        pipeline.unirl_torn = f"the sync of version {version} did not come to its end."
+        pipeline.unirl_torn = f"the sync of version {version} did not complete."
         self._unirl_drop_adapter()
         pipeline.unirl_adapter = (lora, helper)
         try:
@@ -155,10 +190,10 @@ class WorkerExtension(CustomPipelineWorkerExtension):
         dtype = self.lora_manager.dtype
         for layer in layers:
             if layer not in held:
-                raise RuntimeError(f"{layer!r} has an adapter, and vLLM-Omni put none on it.")
+                raise RuntimeError(f"{layer!r} has an adapter in the update, but vLLM-Omni did not apply it.")
             down, up = tensors[f"{layer}.lora_A.weight"].to(dtype), tensors[f"{layer}.lora_B.weight"].to(dtype) * scale
             found_down, found_up, split = held[layer]
-            # Ranks split what the layer splits: B's rows where it is the outputs, A's columns where it is the inputs.
+            # Sharded like the layer: B's rows if it splits its outputs, A's columns if it splits its inputs.
             wanted_down = self._unirl_share(down, 1 if split == 1 else None)
             wanted_up = self._unirl_share(up, 0 if split == 0 else None)
             rank = down.shape[0]
@@ -166,7 +201,7 @@ class WorkerExtension(CustomPipelineWorkerExtension):
                 found_up[:, :rank].to("cpu"), wanted_up
             )
             if not same:
-                raise RuntimeError(f"the adapter of {layer!r} was loaded, and something else is held.")
+                raise RuntimeError(f"the adapter of {layer!r} was loaded, but the weights held differ from it.")
 
     def _unirl_held_adapter(self) -> Iterator[tuple[str, tuple[Tensor, Tensor, int | None]]]:
         """Layer -> A [rank, in] and scaled B [out, rank] that vLLM-Omni computes with, and the layer's split dim."""
@@ -189,7 +224,7 @@ class WorkerExtension(CustomPipelineWorkerExtension):
         return held_weights(getattr(pipeline, pipeline.bridge.module), pipeline.bridge.fused)
 
     def _unirl_share(self, whole: Tensor, split: int | None) -> Tensor:
-        """This rank's part of a tensor."""
+        """This rank's shard of a tensor."""
         return whole if split is None else whole.chunk(self._unirl_ranks(), dim=split)[self._unirl_rank()]
 
     def _unirl_ranks(self) -> int:

@@ -1,15 +1,15 @@
-"""vLLM as the program of a `HostedTextEngine`."""
+"""vLLM as the program of an `ExternalTextEngine`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from unirl.core.roles import Model
-from unirl.numerics.received_text import received_track
-from unirl.runtime.engine_host.checkpoint_folder import transformers_folder
-from unirl.runtime.engine_host.program import dtype_of, program
-from unirl.runtime.engine_host.text_engine import HostedTextEngine
+from unirl.core.roles import TextModel
+from unirl.engine_host.checkpoint_folder import transformers_folder
+from unirl.engine_host.program import dtype_of, program
+from unirl.engine_host.text_engine import ExternalTextEngine
+from unirl.numerics.tokens.received import received_track
 
 from .config import VllmConfig
 from .environment import PRODUCT
@@ -18,11 +18,11 @@ from .settings import CPU_VARIABLES, llm_arguments, sampling_arguments, variable
 __all__ = ["build"]
 
 
-def build(config: VllmConfig, *, model: Model, device: Any) -> HostedTextEngine:
-    """Start vLLM with the checkpoint that `model` was loaded from.
+def build(config: VllmConfig, *, model: TextModel, device: Any) -> ExternalTextEngine:
+    """Start vLLM with the checkpoint of `model`.
 
-    Raises RecipeError for a setting that cannot be, and RunFailed when the environment is missing or of another
-    version of vLLM, or when vLLM does not start.
+    Raises RecipeError for an invalid setting, RunFailed when the environment is missing or has an untested version
+    of vLLM, or when vLLM does not start.
     """
     device = torch.device(device)
     arguments = llm_arguments(
@@ -31,7 +31,7 @@ def build(config: VllmConfig, *, model: Model, device: Any) -> HostedTextEngine:
         dtype=dtype_of(config, model),
         on_cpu=device.type == "cpu",
     )
-    return HostedTextEngine(
+    return ExternalTextEngine(
         PRODUCT,
         config,
         model=model,

@@ -1,10 +1,10 @@
-"""The environment that vLLM runs in, and the versions of vLLM that this engine was tried with."""
+"""vLLM's environment, and the tested versions of vLLM."""
 
 from __future__ import annotations
 
 from packaging.specifiers import SpecifierSet
-from unirl.runtime.engine_host.environment import EngineEnvironment
-from unirl.runtime.engine_host.program import Product
+from unirl.engine_host.environment import EngineEnvironment
+from unirl.engine_host.program import Product
 
 __all__ = ["ENVIRONMENT", "PRODUCT"]
 
@@ -15,10 +15,10 @@ ENVIRONMENT = EngineEnvironment(
     python="3.11",
     serve="unirl.engines.vllm.server:calls",
     modules=(
-        "unirl.core.array",
+        "unirl.core.types.array",
         "unirl.core.names",
-        "unirl.core.weights",
-        "unirl.runtime.engine_host.received",
+        "unirl.core.types.weights",
+        "unirl.engine_host.received",
         "unirl.engines.vllm.server",
         "unirl.engines.vllm.worker_extension",
     ),
@@ -30,8 +30,8 @@ ENVIRONMENT = EngineEnvironment(
 PRODUCT = Product(
     title="vLLM",
     environment=ENVIRONMENT,
-    # It reaches into vLLM's worker, which changes from one version to the next.
+    # The engine extends vLLM's worker, which changes between versions.
     tested=SpecifierSet(">=0.32,<0.33"),
-    # They are those of the tokens that top_p and top_k left.
+    # They are normalised over the tokens kept by top_p and top_k.
     says_cut_log_probs=False,
 )

@@ -1,4 +1,4 @@
-"""The settings of a recipe and of a request in vLLM's words."""
+"""Maps settings of a recipe and of a request to vLLM's arguments."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from typing import Any
 
 import torch
 from unirl.core.errors import RecipeError
-from unirl.core.request import TextRequest
-from unirl.runtime.engine_host.program import refuse_extra
-from unirl.runtime.engine_host.text_engine import CPU_CACHE_MB
+from unirl.core.types.request import TextRequest
+from unirl.engine_host.program import refuse_extra
+from unirl.engine_host.text_engine import CPU_CACHE_MB
 
 from .config import VllmConfig
 
 __all__ = ["CPU_VARIABLES", "llm_arguments", "sampling_arguments", "variables"]
 
 CPU_VARIABLES = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_CI_ENV": "1"}
-"""Cores are shared with training: vLLM would bind its threads to them."""
+"""Cores are shared with training; by default vLLM pins its threads to them."""
 OF_OTHER_KEYS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "quantization")
-"""Arguments of `vllm.LLM` that change how weights are held, which this engine could then neither load nor check."""
+"""Arguments of `vllm.LLM` that change the weight layout, so that weights could be neither loaded nor verified."""
 
 
 def variables(config: VllmConfig) -> Mapping[str, str]:
     """Environment variables of vLLM."""
-    return {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": config.log_level}
+    mode = {"VLLM_BATCH_INVARIANT": "1"} if config.batch_invariant else {}
+    return {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": config.log_level, **mode}
 
 
 def llm_arguments(config: VllmConfig, *, folder: Path, dtype: torch.dtype, on_cpu: bool) -> dict[str, Any]:
-    """Arguments of `vllm.LLM`. Raises RecipeError for one in `engine.extra` that has a key or cannot be."""
+    """Arguments of `vllm.LLM`. Raises RecipeError for one in `engine.extra` that has its own key or is unsupported."""
     arguments: dict[str, Any] = {
         "model": str(folder),
         "dtype": str(dtype).removeprefix("torch."),
@@ -36,15 +37,15 @@ def llm_arguments(config: VllmConfig, *, folder: Path, dtype: torch.dtype, on_cp
         "enforce_eager": config.enforce_eager or on_cpu,
         "enable_prefix_caching": config.prefix_caching,
         "seed": config.seed,
-        # Log-probs under the tempered distribution that tokens are drawn from.
+        # Log-probs under the tempered distribution that tokens are sampled from.
         "logprobs_mode": "processed_logprobs",
-        # Settings in the checkpoint's generation_config.json are no part of the request.
+        # Settings in the checkpoint's generation_config.json are not part of the request.
         "generation_config": "vllm",
         "disable_log_stats": True,
     }
     if on_cpu:
-        # A prompt that is computed in pieces draws at the end of each, and vLLM takes the draw back by the generator's
-        # offset, which torch has on CUDA alone.
+        # Chunked prefill samples after every chunk, and vLLM undoes the sampling by resetting the generator's offset,
+        # which torch supports only on CUDA.
         arguments["enable_chunked_prefill"] = False
     if config.max_model_len:
         arguments["max_model_len"] = config.max_model_len
@@ -61,20 +62,18 @@ def llm_arguments(config: VllmConfig, *, folder: Path, dtype: torch.dtype, on_cp
 
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values that vLLM takes for its `max_lora_rank`."""
+"""Values that vLLM accepts for `max_lora_rank`."""
 
 
 def _lora_rank(rank: int) -> int:
     fitting = [most for most in LORA_RANKS if most >= rank]
     if not fitting:
-        raise RecipeError(
-            f"engine.lora_rank: {rank} was asked for; vLLM takes adapters of rank {LORA_RANKS[-1]} at most."
-        )
+        raise RecipeError(f"engine.lora_rank: got {rank}, expected at most {LORA_RANKS[-1]}, vLLM's largest.")
     return fitting[0]
 
 
 def sampling_arguments(wanted: TextRequest) -> Mapping[str, Any]:
-    """Arguments of `vllm.SamplingParams` that all samples share."""
+    """Arguments of `vllm.SamplingParams`, shared by all samples."""
     sampling = wanted.sampling
     return {
         "temperature": sampling.temperature,
@@ -82,11 +81,11 @@ def sampling_arguments(wanted: TextRequest) -> Mapping[str, Any]:
         "top_k": sampling.top_k,
         "max_tokens": sampling.max_new_tokens,
         "stop_token_ids": list(wanted.stop_tokens),
-        # The request names every token that ends a text; the checkpoint's own would come on top.
+        # The request names all stop tokens; vLLM would add those of the checkpoint.
         "ignore_eos": True,
         "stop": list(sampling.stop),
         "skip_special_tokens": True,
         "detokenize": bool(sampling.stop),
-        # Of the token that was drawn, and of no others.
+        # Only of the sampled token.
         "logprobs": 0,
     }

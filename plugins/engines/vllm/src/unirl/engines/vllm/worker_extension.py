@@ -1,7 +1,7 @@
-"""What is added to vLLM's worker: taking weights, and saying which it holds. Runs in the engine's environment.
+"""Extension of vLLM's worker that loads weights and reports those held. Runs in the engine's environment.
 
-vLLM fuses layers (q, k and v in one; gate and up in one) and pads the vocabulary. Here every weight goes by the name
-that it has in the checkpoint, as a view of what vLLM computes with.
+vLLM fuses layers (q, k and v in one; gate and up in one) and pads the vocabulary. Here every weight is a view of
+vLLM's tensor under its checkpoint name.
 """
 
 # vLLM is in the engine's environment alone, where type checking does not look.
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.runtime.engine_host.received import read_weights
+from unirl.engine_host.received import read_weights
 
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
@@ -25,29 +25,29 @@ from vllm.platforms import current_platform
 __all__ = ["ADAPTER", "WorkerExtension", "held_weights"]
 
 ADAPTER = 1
-"""vLLM's number of the one adapter."""
+"""vLLM's id for the one adapter."""
 
 if current_platform.is_cpu():
 
     def _keep_weight(_: Any, layer: Any) -> None:
         layer.cpu_linear = torch.nn.functional.linear
 
-    # Else vLLM computes with copies of the weights, packed for oneDNN: those of linear layers take the place of the
-    # weight, which could no longer be read; that of a tied output layer would stay as it is when weights come.
+    # Otherwise vLLM computes with copies of the weights packed for oneDNN. Those of linear layers replace the weight,
+    # which could no longer be read; that of a tied output layer would keep its old values after a weight update.
     LinearBase._cpu_skip_gemm_dispatch = True
     UnquantizedEmbeddingMethod.process_weights_after_loading = _keep_weight
 
 
 def held_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Name in the checkpoint, and view of the weight that vLLM computes with, of all of them."""
+    """Checkpoint name and a view of every weight that vLLM computes with."""
     packed: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
     seen: set[int] = set()
     for path, module in model.named_modules():
-        # Where adapters are on, a wrapper stands in the layer's place.
+        # With LoRA enabled, a wrapper replaces the layer.
         path = path.replace(".base_layer", "")
         parent, _, last = path.rpartition(".")
         for name, parameter in module.named_parameters(recurse=False):
-            # A tied weight goes by its first name, as in torch.
+            # A tied weight is listed under its first name, as in torch.
             if id(parameter) in seen:
                 continue
             seen.add(id(parameter))
@@ -65,24 +65,45 @@ class WorkerExtension:
     """Mixed into vLLM's worker class, so its names begin with `unirl_`."""
 
     model_runner: Any
+    unirl_noted: dict[str, tuple[list[int], float]]
 
     def unirl_inventory(self) -> list[tuple[str, str, list[int]]]:
         """Name, dtype and shape of every weight."""
         held = held_weights(self.model_runner.get_model())
         return [(name, str(value.dtype).removeprefix("torch."), list(value.shape)) for name, value in held]
 
+    def unirl_watch(self) -> None:
+        """From now on, record the prompt and temperature with which the model runner computes each request."""
+        runner, noted = self.model_runner, dict[str, tuple[list[int], float]]()
+        execute = runner.execute_model
+
+        def watched(scheduled: Any, *others: Any, **named: Any) -> Any:
+            for new in scheduled.scheduled_new_reqs:
+                # vLLM appends eight random characters to a request's id.
+                name = new.req_id.rpartition("-")[0] or new.req_id
+                noted[name] = (list(new.prompt_token_ids), float(new.sampling_params.temperature))
+            return execute(scheduled, *others, **named)
+
+        runner.execute_model, self.unirl_noted = watched, noted
+
+    def unirl_used(self) -> dict[str, tuple[list[int], float]]:
+        """Request id -> prompt tokens and temperature, for requests since the last call."""
+        used = dict(self.unirl_noted)
+        self.unirl_noted.clear()
+        return used
+
     def unirl_load_full(self, paths: Sequence[str], expected: str) -> None:
-        """Take all weights from these files. Raises ValueError, before anything changes, for bytes that are not those
-        of the checksum; RuntimeError when something else is held afterwards."""
+        """Load all weights from these files. Raises Unchanged for a wrong checksum, RuntimeError when the weights held
+        afterwards differ."""
         tensors = read_weights(paths, expected)
         self.reload_weights(weights_iterator=iter(tensors.items()))  # type: ignore[attr-defined]
         held = dict(held_weights(self.model_runner.get_model()))
         for name, sent in tensors.items():
             if not torch.equal(held[name], sent.to(held[name])):
-                raise RuntimeError(f"{name!r} was loaded, and something else is held.")
+                raise RuntimeError(f"{name!r} was loaded, but the weight held differs from it.")
 
     def unirl_load_lora(self, paths: Sequence[str], expected: str, scale: float) -> None:
-        """Take the adapter from these files in place of the one before. Raises as `unirl_load_full`."""
+        """Load the adapter from these files, replacing the previous one. Raises as `unirl_load_full`."""
         tensors = read_weights(paths, expected)
         rank = next(iter(tensors.values())).shape[0]
         adapters = self.model_runner.lora_manager._adapter_manager
@@ -106,10 +127,10 @@ class WorkerExtension:
             down = tensors[f"{layer}.lora_A.weight"].to(dtype)
             up = tensors[f"{layer}.lora_B.weight"].to(dtype) * scale
             if layer not in held:
-                raise RuntimeError(f"{layer!r} has an adapter, and vLLM put none on it.")
+                raise RuntimeError(f"{layer!r} has an adapter in the update, but vLLM did not apply it.")
             found_down, found_up = (value.to("cpu") for value in held[layer])
             if not (torch.equal(found_down, down) and torch.equal(found_up, up)):
-                raise RuntimeError(f"the adapter of {layer!r} was loaded, and something else is held.")
+                raise RuntimeError(f"the adapter of {layer!r} was loaded, but the weights held differ from it.")
 
 
 def _held_adapter(adapters: Any, rank: int) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
@@ -119,7 +140,7 @@ def _held_adapter(adapters: Any, rank: int) -> Iterator[tuple[str, tuple[Tensor,
         if not hasattr(module, "lora_a_stacked") or not isinstance(module.base_layer, LinearBase):
             continue
         parent, _, last = path.rpartition(".")
-        # vLLM keeps full paths of the parts of a fused layer.
+        # vLLM stores the full paths of a fused layer's parts.
         parts = [name.rpartition(".")[2] for name in adapters.packed_modules.get(path, [last])]
         for part, down, up in zip(parts, module.lora_a_stacked, module.lora_b_stacked, strict=True):
             yield f"{parent}.{part}", (down[slot, 0, :rank], up[slot, 0, :, :rank])

@@ -13,12 +13,13 @@ from diffusers.utils import logging as diffusers_logging
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 from unirl.core.errors import RecipeError
-from unirl.core.model_files import (
+from unirl.numerics.diffusion.pipeline_config import pipeline_dtypes
+from unirl.numerics.model_files import (
+    check_filled,
     check_parts,
     check_vocabulary,
     find_checkpoint,
     loading_pipeline,
-    pipeline_dtypes,
     pipeline_index,
     read_json,
     scheduler_config,
@@ -38,7 +39,7 @@ def find(config: QwenImageConfig) -> Path:
     """The folder of the checkpoint, fetched where it is a hub id."""
 
     def fetch(name: str) -> str | PathLike[str]:
-        return QwenImagePipeline.download(name, revision=config.revision, variant=config.variant)
+        return QwenImagePipeline.download(name, revision=config.revision, variant=config.variant, use_safetensors=True)
 
     return find_checkpoint(config.path, layout="diffusers", example="Qwen/Qwen-Image", fetch=fetch)
 
@@ -54,8 +55,9 @@ def load_pipeline(folder: Path, config: QwenImageConfig) -> QwenImagePipeline:
         folder, title="Qwen-Image", logs=(diffusers_logging, transformers_logging), errors=(SafetensorError,)
     ):
         pipeline = QwenImagePipeline.from_pretrained(
-            folder, dtype=dtypes, variant=config.variant, local_files_only=True
+            folder, dtype=dtypes, variant=config.variant, local_files_only=True, use_safetensors=True
         )
+    check_filled(folder, pipeline.components)
     _check_prefix(pipeline, folder)
     return pipeline
 
@@ -67,10 +69,10 @@ def _check_prefix(pipeline: QwenImagePipeline, folder: Path) -> None:
     """
     tokenizer: Any = pipeline.tokenizer
     prefix = pipeline.prompt_template_encode.split("{}")[0]
-    found, dropped = len(tokenizer(prefix)["input_ids"]), pipeline.prompt_template_encode_start_idx
-    if found != dropped:
+    result, dropped = len(tokenizer(prefix)["input_ids"]), pipeline.prompt_template_encode_start_idx
+    if result != dropped:
         raise RecipeError(
-            f"model.path: the tokenizer in {str(folder)!r} makes {found} tokens of the text before the prompt, and "
+            f"model.path: the tokenizer in {str(folder)!r} makes {result} tokens of the text before the prompt, and "
             f"QwenImagePipeline drops {dropped}. Use the tokenizer of Qwen2.5-VL."
         )
 
@@ -81,9 +83,9 @@ def _check_layout(folder: Path) -> None:
     check_vocabulary(folder, _VOCABULARIES, part="tokenizer")
     scheduler_config(folder)
     settings = read_json(folder / "transformer" / "config.json")
-    wanted = [key for key in _FURTHER_INPUTS if settings.get(key)]
-    if wanted:
+    expected = [key for key in _FURTHER_INPUTS if settings.get(key)]
+    if expected:
         raise RecipeError(
-            f"model.path: {str(folder)!r} has a transformer with {wanted[0]} = true, an input that text to image does "
-            "not have. Use a checkpoint without it, such as 'Qwen/Qwen-Image'."
+            f"model.path: {str(folder)!r} has a transformer with {expected[0]} = true, an input that text to image "
+            "does not have. Use a checkpoint without it, such as 'Qwen/Qwen-Image'."
         )

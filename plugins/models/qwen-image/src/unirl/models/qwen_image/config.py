@@ -1,14 +1,14 @@
-"""What a recipe can set of the qwen-image model."""
+"""Settings of the qwen-image model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unirl.core.pipeline_config import PipelineConfig
+from unirl.numerics.diffusion.pipeline_config import PipelineConfig
 
 __all__ = ["QwenImageConfig"]
 
 
 @dataclass
 class QwenImageConfig(PipelineConfig):
-    """What every model in the diffusers layout has."""
+    """The settings shared by all models in the diffusers layout."""

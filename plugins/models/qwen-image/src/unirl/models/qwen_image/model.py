@@ -11,8 +11,8 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from unirl.core.config import LatentSamplingConfig
-from unirl.numerics.pipeline_model import PipelineModel
+from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.numerics.diffusion.pipeline_model import PipelineModel
 
 from .checkpoint import find, load_pipeline
 from .config import QwenImageConfig

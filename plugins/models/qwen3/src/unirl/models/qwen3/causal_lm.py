@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 from unirl.core.errors import RecipeError
-from unirl.numerics.token_log_probs import output_logits, token_log_probs
+from unirl.numerics.tokens.log_probs import output_logits, token_log_probs
 
 __all__ = ["Qwen3ForCausalLM", "Qwen3MoeForCausalLM"]
 
@@ -61,7 +61,7 @@ class _TokenScores:
         # An adapter wraps the layer and shows the weight below it: its own part would be left out without a word.
         if type(self.lm_head) is not torch.nn.Linear:
             raise RecipeError(
-                "backend.lora.targets: 'lm_head' was asked for; qwen3 computes log-probs from the output projection "
+                "backend.lora.targets: got 'lm_head', but qwen3 computes log-probs from the output projection "
                 "itself and takes no adapter on it. Leave it out."
             )
         return self.lm_head.weight

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 from transformers.utils.import_utils import is_flash_attn_2_available
 from unirl.core.errors import RecipeError
-from unirl.core.model_files import check_vocabulary, dtype_of, find_checkpoint, no_progress_bars, read_json
+from unirl.numerics.model_files import check_vocabulary, dtype_of, find_checkpoint, no_progress_bars, read_json
 
 from .causal_lm import Qwen3ForCausalLM, Qwen3MoeForCausalLM
 from .config import Qwen3Config
@@ -31,7 +31,7 @@ def attention_of(config: Qwen3Config, *, device: torch.device) -> str:
     has_flash = device.type == "cuda" and is_flash_attn_2_available()
     if asked == "flash_attention_2" and not has_flash:
         why = "flash-attn is not installed" if device.type == "cuda" else f"the model runs on {device.type}"
-        raise RecipeError(f"model.attention: 'flash_attention_2' was asked for, but {why}. Use 'sdpa' or 'auto'.")
+        raise RecipeError(f"model.attention: got 'flash_attention_2', but {why}. Use 'sdpa' or 'auto'.")
     if asked != "auto":
         return asked
     is_16_bit = (config.autocast or config.dtype) != "float32"
@@ -50,8 +50,8 @@ def find(config: Qwen3Config) -> Path:
 def load_causal_lm(folder: Path, config: Qwen3Config, *, cls: type[CausalLM], other: str, attention: str) -> CausalLM:
     """The language model of the checkpoint, on the CPU, in evaluation mode.
 
-    cls: the class that the checkpoint must be of.  other: the model to choose for the other one.
-    Raises RecipeError, key `model.path`, when the folder holds something else or not all of it.
+    cls: the expected class of the checkpoint.  other: the model plugin to suggest for the other Qwen3 class.
+    Raises RecipeError, key `model.path`, when the folder holds another model or an incomplete one.
     """
     _check_architecture(folder, cls=cls, other=other)
     try:
@@ -61,6 +61,7 @@ def load_causal_lm(folder: Path, config: Qwen3Config, *, cls: type[CausalLM], ot
                 dtype=dtype_of(config.dtype, key="model.dtype", model="qwen3"),
                 attn_implementation=attention,
                 local_files_only=True,
+                use_safetensors=True,
                 output_loading_info=True,
             )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -93,15 +94,15 @@ def _check_architecture(folder: Path, *, cls: type[CausalLM], other: str) -> Non
     file = folder / "config.json"
     if not file.is_file():
         raise RecipeError(
-            f"model.path: {str(folder)!r} has no config.json, so it is no checkpoint in the transformers layout. Give "
+            f"model.path: {str(folder)!r} has no config.json, so it is not in the transformers layout. Give "
             "the folder that holds config.json, the weights as .safetensors and the tokenizer."
         )
-    found = read_json(file).get("architectures") or []
-    if cls.__name__ in found:
+    result = read_json(file).get("architectures") or []
+    if cls.__name__ in result:
         return
-    is_other = found[:1] in (["Qwen3ForCausalLM"], ["Qwen3MoeForCausalLM"])
+    is_other = result[:1] in (["Qwen3ForCausalLM"], ["Qwen3MoeForCausalLM"])
     raise RecipeError(
-        f"model.path: {str(folder)!r} is a checkpoint of {', '.join(map(repr, found)) or 'nothing named'}; this model "
+        f"model.path: {str(folder)!r} is a checkpoint of {', '.join(map(repr, result)) or 'nothing named'}; this model "
         f"loads {cls.__name__!r}. Choose {f'model={other}' if is_other else 'the model plugin of that architecture'}, "
         "or another checkpoint."
     )

@@ -12,16 +12,17 @@ from typing import Any, cast
 import torch
 from jinja2 import TemplateError
 from torch import Tensor
-from unirl.core.config import TextSamplingConfig
-from unirl.core.data import MediaRef
 from unirl.core.errors import RecipeError
-from unirl.core.model_files import dtype_of
-from unirl.core.roles import TokenBatchLike
-from unirl.core.spec import ModelSpec
+from unirl.core.roles import TokenBatch
+from unirl.core.specs.check import check_config
+from unirl.core.specs.spec import ModelSpec
+from unirl.core.types.data import MediaRef
+from unirl.core.types.sampling import TextSamplingConfig
+from unirl.numerics.model_files import dtype_of
 
 from .causal_lm import Qwen3ForCausalLM, Qwen3MoeForCausalLM
 from .checkpoint import CausalLM, attention_of, find, load_causal_lm, load_tokenizer
-from .config import Qwen3Config, problems
+from .config import Qwen3Config
 from .plugin import MOE, SPEC
 
 __all__ = ["Qwen3Model", "build", "build_moe", "packed_offsets"]
@@ -37,14 +38,19 @@ def build_moe(config: Qwen3Config, *, device: Any) -> Qwen3Model:
     return Qwen3Model(config, device=torch.device(device), spec=MOE, cls=Qwen3MoeForCausalLM, other=SPEC.name)
 
 
+def _positions(loaded: Any) -> int:
+    """Most tokens of a text; 0 where the checkpoint scales its positions and so has no bound of its own."""
+    scaling: Any = loaded.config.rope_parameters or {}
+    return int(loaded.config.max_position_embeddings) if scaling.get("rope_type", "default") == "default" else 0
+
+
 class Qwen3Model:
     """A `unirl.core.roles.TextModel`."""
 
     def __init__(
         self, config: Qwen3Config, *, device: torch.device, spec: ModelSpec, cls: type[CausalLM], other: str
     ) -> None:
-        for problem in problems(config):
-            raise RecipeError(problem)
+        check_config(config, key="model")
         self.spec = spec
         self.device = device
         self.autocast = (
@@ -57,6 +63,7 @@ class Qwen3Model:
         self.tokenizer: Any = load_tokenizer(folder)
         self._chunk = config.logits_chunk or None
         self._stop_tokens = _stop_tokens(loaded, self.tokenizer)
+        self._positions = _positions(loaded)
 
     @property
     def trainable(self) -> torch.nn.Module:
@@ -64,8 +71,8 @@ class Qwen3Model:
 
     @property
     def trunk(self) -> torch.nn.Module:
-        found: Any = self.causal_lm
-        return found.model
+        result: Any = self.causal_lm
+        return result.model
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
@@ -74,14 +81,14 @@ class Qwen3Model:
 
     @property
     def pad_token(self) -> int:
-        """The tokenizer's padding token; else the first that ends a text."""
-        found: int | None = self.tokenizer.pad_token_id
-        return found if found is not None else next(iter(self._stop_tokens), 0)
+        """The tokenizer's padding token, else the first stop token."""
+        result: int | None = self.tokenizer.pad_token_id
+        return result if result is not None else next(iter(self._stop_tokens), 0)
 
     @property
     def packs(self) -> bool:
-        """With flash attention. sdpa and eager take packed rows as well, and give the same numbers, but at the price of
-        the square of all tokens in the row, where padded rows cost that of the longest sample each."""
+        """True with flash attention. sdpa and eager also take packed rows and give the same numbers, but their cost is
+        quadratic in all tokens of the row, while that of a padded row is quadratic in the longest sample."""
         return self.attention == "flash_attention_2"
 
     def prompt_tokens(
@@ -93,8 +100,8 @@ class Qwen3Model:
     ) -> list[Tensor]:
         """Tokens [P] int64 of each prompt on the CPU, in the checkpoint's chat template unless `sampling.chat` is off.
 
-        Raises RecipeError for media, for a template that is not there or lacks what was asked, and for a prompt
-        without a token.
+        Raises RecipeError for media, for a chat template that is missing or lacks a requested switch, and for a
+        prompt without tokens or with more than the checkpoint has positions.
         """
         if media is not None and any(media):
             raise RecipeError("data: qwen3 reads text alone, but a prompt has media; leave them out.")
@@ -108,18 +115,23 @@ class Qwen3Model:
         rows = [self.tokenizer(text, add_special_tokens=not sampling.chat)["input_ids"] for text in texts]
         for prompt, row in zip(prompts, rows, strict=True):
             if not row:
-                raise RecipeError(f"data: prompt {prompt!r} has no token to go on from; write something.")
+                raise RecipeError(f"data: prompt {prompt!r} has no tokens; write something.")
+            if self._positions and len(row) >= self._positions:
+                raise RecipeError(
+                    f"data: prompt {prompt[:40]!r}... has {len(row)} tokens; the checkpoint has {self._positions} "
+                    "positions (max_position_embeddings), for prompt and completion. Leave it out of the prompt file."
+                )
         return [torch.tensor(row, dtype=torch.int64) for row in rows]
 
     def texts(self, tokens: Sequence[Tensor]) -> list[str]:
-        """Each sample's text. Special tokens are left out; `<think>` is none in Qwen3's tokenizer, and stays."""
+        """Each sample's text, without special tokens; `<think>` is not special in Qwen3's tokenizer and is kept."""
         return [
             self.tokenizer.decode(row.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
             for row in tokens
         ]
 
     def score(
-        self, batch: TokenBatchLike, *, temperature: float, with_entropy: bool = False
+        self, batch: TokenBatch, *, temperature: float, with_entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Log-prob [T] fp32 of each target, and the entropy [T]; the same for padded and packed batches."""
         with self._precision():
@@ -135,7 +147,7 @@ class Qwen3Model:
                 chunk=self._chunk,
             )
 
-    def hidden(self, batch: TokenBatchLike, *, trunk: torch.nn.Module | None = None) -> Tensor:
+    def hidden(self, batch: TokenBatch, *, trunk: torch.nn.Module | None = None) -> Tensor:
         """Last hidden state [T, D] at each target's position; the same for padded and packed batches."""
         with self._precision():
             outputs = (self.trunk if trunk is None else trunk)(
@@ -162,12 +174,12 @@ class Qwen3Model:
             )
 
     def select_cache(self, cache: Any, rows: Tensor) -> Any:
-        """The cache of these rows alone. The one given becomes it: nobody wants the rows that ended."""
+        """The cache of these rows alone, selected in place: the rows that ended are not needed again."""
         cache.batch_select_indices(rows.to(self.device))
         return cache
 
     def _layout(self, positions: Tensor, attention_mask: Tensor | None) -> dict[str, Any]:
-        """What tells the attention which tokens belong together.
+        """Attention arguments that tell which tokens belong to one sample.
 
         Padded: the mask [B, L], of which transformers makes a causal one; none where all padding is on the right, for
         no token sees what comes after it, and sdpa has its fast kernels without a mask alone. Flash attention keeps the
@@ -190,22 +202,22 @@ class Qwen3Model:
         template: str | None = self.tokenizer.chat_template
         if template is None:
             raise RecipeError(
-                "sampling.chat: a chat template was asked for, and the checkpoint's tokenizer has none. Use "
+                "sampling.chat: got true, but the checkpoint's tokenizer has no chat template. Use "
                 "sampling.chat=false, or put chat_template.jinja in its folder."
             )
         if sampling.thinking is not None and "enable_thinking" not in template:
             raise RecipeError(
-                f"sampling.thinking: {sampling.thinking} was asked for; the checkpoint's chat template has no such "
+                f"sampling.thinking: got {sampling.thinking}, but the checkpoint's chat template has no such "
                 "switch (enable_thinking). Leave it unset."
             )
         switch = {} if sampling.thinking is None else {"enable_thinking": sampling.thinking}
         system = [{"role": "system", "content": sampling.system_prompt}] if sampling.system_prompt else []
         messages = [*system, {"role": "user", "content": prompt}]
         try:
-            found = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **switch)
+            result = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **switch)
         except TemplateError as error:
             raise RecipeError(f"sampling.chat: the checkpoint's chat template fails: {error}") from error
-        return cast(str, found)
+        return cast(str, result)
 
 
 def packed_offsets(positions: Tensor) -> dict[str, Any]:
@@ -221,7 +233,7 @@ def packed_offsets(positions: Tensor) -> dict[str, Any]:
 
 
 def _stop_tokens(causal_lm: Any, tokenizer: Any) -> tuple[int, ...]:
-    for found in (causal_lm.generation_config.eos_token_id, causal_lm.config.eos_token_id, tokenizer.eos_token_id):
-        if found is not None:
-            return tuple(found) if isinstance(found, (list, tuple)) else (int(found),)
+    for result in (causal_lm.generation_config.eos_token_id, causal_lm.config.eos_token_id, tokenizer.eos_token_id):
+        if result is not None:
+            return tuple(result) if isinstance(result, (list, tuple)) else (int(result),)
     return ()

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from unirl.core.config import TextSamplingConfig
-from unirl.core.reference import TextReferenceRun
+from unirl.conformance.reference import TextReferenceRun
+from unirl.core.types.sampling import TextSamplingConfig
 
 __all__ = ["run"]
 
@@ -18,10 +18,12 @@ __all__ = ["run"]
 @torch.no_grad()
 def run(folder: Path, *, prompts: Sequence[str], sampling: TextSamplingConfig) -> TextReferenceRun:
     """`apply_chat_template`, `generate` and a plain forward, in fp32 on the CPU, one prompt after the other: without
-    padding, so without anything that padding could spoil. Fits `unirl.core.reference.RunTextReference`.
+    padding, so without anything that padding could spoil. Fits `unirl.conformance.reference.RunTextReference`.
     """
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    causal_lm: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    causal_lm: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
+    )
     causal_lm.eval()
     ends = causal_lm.generation_config.eos_token_id
     stops = [*(ends if isinstance(ends, list) else [ends]), *sampling.stop_token_ids]
@@ -50,7 +52,7 @@ def _prompt(tokenizer: Any, prompt: str, sampling: TextSamplingConfig) -> Tensor
     system = [{"role": "system", "content": sampling.system_prompt}] if sampling.system_prompt else []
     switch = {} if sampling.thinking is None else {"enable_thinking": sampling.thinking}
     messages = [*system, {"role": "user", "content": prompt}]
-    found = tokenizer.apply_chat_template(
+    result = tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, tokenize=True, return_dict=False, **switch
     )
-    return torch.tensor(found)
+    return torch.tensor(result)

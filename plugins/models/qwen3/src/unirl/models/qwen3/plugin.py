@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.spec import Miniature, ModelSpec
 
-from unirl.core.capability import Cap, Support
-from unirl.core.hookspec import hookimpl
-from unirl.core.spec import Miniature, ModelSpec
-
-from .config import Qwen3Config, problems
-
-if TYPE_CHECKING:
-    from unirl.core.plan import Plan
-
-__all__ = ["MOE", "SPEC", "unirl_check_plan", "unirl_models"]
+__all__ = ["MOE", "SPEC", "unirl_models"]
 
 _CAPABILITIES = {
     Cap.LATENT_STAGE: Support.NO,
@@ -56,7 +48,7 @@ SPEC = ModelSpec(
 
 MOE = ModelSpec(
     name="qwen3-moe",
-    summary="Qwen3 language models with a mixture of experts, from any checkpoint in the transformers layout",
+    summary="Qwen3 mixture-of-experts language models, from any checkpoint in the transformers layout",
     build="unirl.models.qwen3.model:build_moe",
     config="unirl.models.qwen3.config:Qwen3Config",
     capabilities=_CAPABILITIES,
@@ -75,9 +67,3 @@ MOE = ModelSpec(
 @hookimpl
 def unirl_models() -> list[ModelSpec]:
     return [SPEC, MOE]
-
-
-@hookimpl
-def unirl_check_plan(plan: Plan) -> Iterable[str]:
-    config = plan.model.config
-    return problems(config) if isinstance(config, Qwen3Config) else ()

@@ -16,7 +16,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 from transformers.utils import logging as transformers_logging
-from unirl.core.model_files import no_progress_bars
+from unirl.numerics.model_files import no_progress_bars
 
 __all__ = ["CHAT_TEMPLATE", "write", "write_moe"]
 

@@ -11,12 +11,13 @@ from diffusers import StableDiffusion3Pipeline
 from diffusers.utils import logging as diffusers_logging
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
-from unirl.core.model_files import (
+from unirl.numerics.diffusion.pipeline_config import pipeline_dtypes
+from unirl.numerics.model_files import (
+    check_filled,
     check_parts,
     check_vocabulary,
     find_checkpoint,
     loading_pipeline,
-    pipeline_dtypes,
     pipeline_index,
     scheduler_config,
 )
@@ -47,9 +48,11 @@ def load_pipeline(folder: Path, config: Sd3Config) -> StableDiffusion3Pipeline:
     with loading_pipeline(
         folder, title="Stable Diffusion 3", logs=(diffusers_logging, transformers_logging), errors=(SafetensorError,)
     ):
-        return StableDiffusion3Pipeline.from_pretrained(
-            folder, dtype=dtypes, variant=config.variant, local_files_only=True, **absent
+        pipeline = StableDiffusion3Pipeline.from_pretrained(
+            folder, dtype=dtypes, variant=config.variant, local_files_only=True, use_safetensors=True, **absent
         )
+    check_filled(folder, pipeline.components)
+    return pipeline
 
 
 def find(config: Sd3Config) -> Path:
@@ -57,7 +60,9 @@ def find(config: Sd3Config) -> Path:
     absent = {} if config.use_t5 else dict.fromkeys(_T5)
 
     def fetch(name: str) -> str | PathLike[str]:
-        return StableDiffusion3Pipeline.download(name, revision=config.revision, variant=config.variant, **absent)
+        return StableDiffusion3Pipeline.download(
+            name, revision=config.revision, variant=config.variant, use_safetensors=True, **absent
+        )
 
     example = "stabilityai/stable-diffusion-3.5-medium"
     return find_checkpoint(config.path, layout="diffusers", example=example, fetch=fetch)

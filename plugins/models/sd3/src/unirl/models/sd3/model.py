@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from unirl.core.config import LatentSamplingConfig
-from unirl.numerics.pipeline_model import PipelineModel
+from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.numerics.diffusion.pipeline_model import PipelineModel
 
 from .checkpoint import find, load_pipeline
 from .config import Sd3Config
@@ -74,9 +74,9 @@ class Sd3Model(PipelineModel):
 
 
 def _refuse_rounded_timestep(_module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-    """A wrapper that casts the forward's inputs, as FSDP2 does by default, would move sigma without a word."""
+    """A wrapper that casts the forward's inputs, as FSDP2 does by default, would silently change sigma."""
     if args[0].dtype is not torch.float32:
         raise RuntimeError(
-            f"sd3: the timestep reached the transformer as {args[0].dtype}; it must stay float32. Something that "
-            "wraps the transformer casts its inputs; switch that off (FSDP2: cast_forward_inputs=False)."
+            f"sd3: the timestep reached the transformer as {args[0].dtype}; it must stay float32. A wrapper "
+            "around the transformer casts its inputs; switch that off (FSDP2: cast_forward_inputs=False)."
         )

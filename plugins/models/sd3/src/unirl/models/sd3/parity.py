@@ -12,29 +12,39 @@ import numpy as np
 import torch
 from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
-from unirl.core.config import LatentSamplingConfig
-from unirl.core.reference import ReferenceRun
+from unirl.conformance.reference import ReferenceRun
+from unirl.core.types.sampling import LatentSamplingConfig
 
 __all__ = ["run"]
 
 
 def run(folder: Path, *, prompts: Sequence[str], sampling: LatentSamplingConfig, initial: Tensor) -> ReferenceRun:
-    """`StableDiffusion3Pipeline` in fp32, from `initial`, where that lies. Fits `unirl.core.reference.RunReference`.
+    """`StableDiffusion3Pipeline` in fp32, from `initial`, where that lies. Fits
+    `unirl.conformance.reference.RunReference`.
 
     Its scheduler shifts whatever it is given; the plain grid makes that once, and not twice as by default.
     """
-    pipeline = StableDiffusion3Pipeline.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    pipeline = StableDiffusion3Pipeline.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
+    )
     pipeline.to(initial.device)
     pipeline.set_progress_bar_config(disable=True)
+    finals: list[Tensor] = []
+
+    def keep(_pipeline: object, _step: int, _timestep: object, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        finals[:] = [tensors["latents"]]
+        return tensors
+
     result: Any = pipeline(
         list(prompts),
         negative_prompt=[sampling.negative_prompt] * len(prompts),
         height=sampling.height,
         width=sampling.width,
-        sigmas=np.linspace(1.0, 1.0 / sampling.steps, sampling.steps).tolist(),
+        sigmas=np.linspace(1.0, 1.0 / sampling.num_inference_steps, sampling.num_inference_steps).tolist(),
         guidance_scale=sampling.guidance_scale,
         latents=initial,
         max_sequence_length=sampling.max_sequence_length,
-        output_type="latent",
+        output_type="pt",
+        callback_on_step_end=keep,
     )
-    return ReferenceRun(sigmas=pipeline.scheduler.sigmas, final=result.images)
+    return ReferenceRun(sigmas=pipeline.scheduler.sigmas, final=finals[0], media=result.images)

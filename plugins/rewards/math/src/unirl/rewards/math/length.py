@@ -1,4 +1,4 @@
-"""The soft penalty for texts that are too long."""
+"""The soft overlong penalty."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["overlong_penalty"]
 
 
 def overlong_penalty(length: int, *, max_tokens: int, buffer: int) -> float:
-    """What a text of `length` generated tokens loses, from -1 to 0.
+    """Penalty of a completion of `length` generated tokens, from -1 to 0.
 
     0 up to `max_tokens - buffer`, then linear down to -1 at `max_tokens`, and -1 beyond. 0 < buffer <= max_tokens.
 

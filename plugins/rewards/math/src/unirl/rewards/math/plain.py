@@ -1,4 +1,4 @@
-"""Ways to find and compare an answer that need nothing but the text: boxed, final number, choice, exact."""
+"""Answer extraction and comparison without a parser: boxed, final number, choice, exact."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .verdict import Verdict
 __all__ = ["PlainGrader", "boxed", "choice", "exact", "final_number", "gsm8k"]
 
 Grade = Callable[[str, str], Verdict]
-"""(the prompt's answer, what was generated) -> verdict."""
+"""(reference answer, completion) -> verdict."""
 
 
 class PlainGrader:
-    """Grades one by one, here and now."""
+    """Grades one by one, in this thread."""
 
     def __init__(self, grade: Grade) -> None:
         self._grade = grade
@@ -29,7 +29,7 @@ class PlainGrader:
 
 
 def exact(key: str, text: str) -> Verdict:
-    """The whole text is the answer, white space at both ends left out; an empty text has no answer."""
+    """The whole completion, stripped, is the answer; an empty completion has no answer."""
     if not key.strip():
         return Verdict("bad-key", "is empty")
     if not text.strip():
@@ -40,13 +40,13 @@ def exact(key: str, text: str) -> Verdict:
 def boxed(key: str, text: str) -> Verdict:
     r"""The last \boxed{...} of the text is the answer, both in normal form; the answer may be boxed itself."""
     inside_key = last_box(key)
-    wanted = normal_form(key if inside_key is None else inside_key)
-    if not wanted:
+    expected = normal_form(key if inside_key is None else inside_key)
+    if not expected:
         return Verdict("bad-key", "is empty in normal form")
-    found = last_box(text)
-    if found is None or not normal_form(found):
+    result = last_box(text)
+    if result is None or not normal_form(result):
         return Verdict("unparsed")
-    return Verdict.of(normal_form(found) == wanted)
+    return Verdict.of(normal_form(result) == expected)
 
 
 _WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
@@ -64,11 +64,11 @@ LONGEST = 100
 
 def gsm8k(key: str, text: str) -> Verdict:
     """The final number of the text equals that of the answer, as numbers: 1,200 = $1200.00, and 50% = 50."""
-    wanted = final_number(key)
-    if wanted is None:
+    expected = final_number(key)
+    if expected is None:
         return Verdict("bad-key", "has no number")
-    found = final_number(text)
-    return Verdict("unparsed") if found is None else Verdict.of(found == wanted)
+    result = final_number(text)
+    return Verdict("unparsed") if result is None else Verdict.of(result == expected)
 
 
 def final_number(text: str) -> Fraction | None:
@@ -78,14 +78,14 @@ def final_number(text: str) -> Fraction | None:
     A heading of Markdown, `#### 2. Add up`, is no answer.
     """
     text = plain_tex(text).replace("{,}", ",")
-    marked = [found for found in _MARKED.finditer(text) if _UNIT_ALONE.fullmatch(found["rest"])]
-    found = (marked or [None, *_NUMBER.finditer(text)])[-1]
-    if found is None:
+    marked = [result for result in _MARKED.finditer(text) if _UNIT_ALONE.fullmatch(result["rest"])]
+    result = (marked or [None, *_NUMBER.finditer(text)])[-1]
+    if result is None:
         return None
-    value, below = found["value"].replace(",", ""), found["below"] or "1"
+    value, below = result["value"].replace(",", ""), result["below"] or "1"
     if len(value) > LONGEST or len(below) > LONGEST or not int(below):
         return None
-    negative = "-" in ((found["sign"] or "") + (found["inner"] or ""))
+    negative = "-" in ((result["sign"] or "") + (result["inner"] or ""))
     return (-1 if negative else 1) * Fraction(value) / int(below)
 
 
@@ -122,11 +122,11 @@ def choice(letters: str) -> Grade:
         return next((letter for matches in tries if (letter := _last_known(matches, known))), None)
 
     def grade(key: str, text: str) -> Verdict:
-        wanted = key.strip().strip("()[].").upper()
-        if len(wanted) != 1 or wanted not in known:
+        expected = key.strip().strip("()[].").upper()
+        if len(expected) != 1 or expected not in known:
             return Verdict("bad-key", f"is not one of the letters {', '.join(known)}")
-        found = letter_of(text)
-        return Verdict("unparsed") if found is None else Verdict.of(found == wanted)
+        result = letter_of(text)
+        return Verdict("unparsed") if result is None else Verdict.of(result == expected)
 
     return grade
 

@@ -1,4 +1,4 @@
-"""The reward `math`: finds the answer of each text, compares it, and says what became of it."""
+"""The reward `math`: extracts the answer of each completion, compares it, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import math
 from typing import Any, cast
 
 import torch
-from unirl.core.errors import RecipeError, RewardFailed
+from unirl.core.errors import RewardFailed
 from unirl.core.roles import ScoreInput, Scores
-from unirl.core.track import Status
+from unirl.core.specs.check import check_config
+from unirl.core.types.track import Status
 
 from . import plain
-from .config import MathConfig, problems
+from .config import MathConfig
 from .length import overlong_penalty
 from .symbolic import SymbolicGrader
 from .thinking import Thinking, answer_part, is_well_formed
@@ -29,20 +30,18 @@ def build(config: MathConfig, *, device: Any) -> MathReward:
 
 class MathReward:
     def __init__(self, config: MathConfig) -> None:
-        wrong = problems(config)
-        if wrong:
-            raise RecipeError(f"{_NAME}.{wrong[0]}")
+        check_config(config, key=_NAME)
         self._config = config
         self._thinking: Thinking = cast(Thinking, config.thinking)
         self._grader = _grader(config)
 
     def score(self, samples: ScoreInput) -> Scores:
-        """1 for a right answer and 0 for a wrong one, changed by format and length as the config says.
+        """1 for a correct answer and 0 for a wrong one, adjusted for format and length by the config.
 
-        Parts, each [N]: `correct` 0 or 1; `unparsed` 1 where there is no answer; `failed` 1 where grading did not come
-        to an end; `format` 0 or 1; `overlong` the penalty for length, 0 unless truncated=soft.
-        Raises RewardFailed, with the sample, for a key that is missing or that the method cannot read, and for what the
-        config makes an error.
+        Parts, each [N]: `correct` 0 or 1; `unparsed` 1 where there is no answer; `failed` 1 where grading timed out or
+        crashed; `format` 0 or 1; `overlong` the length penalty, 0 unless truncated=soft.
+        Raises RewardFailed, naming the sample, for a reference answer that is missing or unreadable for the method, and
+        for outcomes that the config turns into errors.
         """
         config, texts = self._config, samples.texts
         if texts is None:
@@ -73,22 +72,22 @@ class MathReward:
         self._grader.close()
 
     def _refuse(self, samples: ScoreInput, row: int, verdict: Verdict) -> None:
-        """Raise for a key that cannot be read, and for what the config makes an error."""
+        """Raise for an unreadable reference answer, and for outcomes that the config turns into errors."""
         config, where = self._config, f"sample {samples.sample_ids[row]!r}"
         if verdict.outcome == "bad-key":
             raise RewardFailed(
                 f"{_NAME}: metadata 'answer' of {where} is {samples.metadata[row]['answer']!r}, which "
-                f"{verdict.reason} (method={config.method}). Mend the prompt file, or choose another method."
+                f"{verdict.reason} (method={config.method}). Fix the prompt file, or choose another method."
             )
         if verdict.outcome == "unparsed" and config.unparsed == "error":
             raise RewardFailed(
-                f"{_NAME}: there is no answer in {where}, whose text ends in {_end(samples, row)!r}. "
-                "`unparsed=wrong` scores such texts as wrong and counts them."
+                f"{_NAME}: there is no answer in {where}, whose completion ends in {_end(samples, row)!r}. "
+                "`unparsed=wrong` scores such completions as wrong and counts them."
             )
         if verdict.outcome == "failed" and config.on_failure == "error":
             raise RewardFailed(
-                f"{_NAME}: grading {where} {verdict.reason}; its text ends in {_end(samples, row)!r}. "
-                "`on_failure=wrong` scores such texts as wrong and counts them."
+                f"{_NAME}: grading {where} {verdict.reason}; the completion ends in {_end(samples, row)!r}. "
+                "`on_failure=wrong` scores such completions as wrong and counts them."
             )
 
     def _penalties(self, samples: ScoreInput) -> list[float]:
@@ -124,10 +123,10 @@ def _key(samples: ScoreInput, row: int) -> str:
         return value
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return str(value)
-    found = f"is {value!r}, neither text nor a number" if "answer" in metadata else "is missing"
+    result = f"is {value!r}, neither text nor a number" if "answer" in metadata else "is missing"
     raise RewardFailed(
         f"{_NAME}: metadata 'answer' of sample {samples.sample_ids[row]!r} (prompt {samples.prompts[row][:80]!r}) "
-        f"{found}; add it to the prompt file."
+        f"{result}; add it to the prompt file."
     )
 
 

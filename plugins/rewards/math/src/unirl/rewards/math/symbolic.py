@@ -1,4 +1,4 @@
-"""Symbolic equality by math-verify, in processes of its own; plain integers are compared here."""
+"""Symbolic equality by math-verify, in worker processes; plain integers are compared in this process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SymbolicGrader:
 
     def grade(self, pairs: list[tuple[str, str]]) -> list[Verdict]:
         jobs = [(_bare(key), *self._candidate(text)) for key, text in pairs]
-        # A group often has one answer many times.
+        # Answers often repeat within a group.
         verdicts = {job: _integers(job) for job in jobs}
         hard = [job for job, verdict in verdicts.items() if verdict is None]
         solved = self._solved(hard) if hard else {}

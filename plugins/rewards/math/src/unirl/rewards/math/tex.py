@@ -17,7 +17,7 @@ def last_box(text: str) -> str | None:
     Braces are matched; `\{` and `\}` are none. A box that is never closed does not count, nor does it hide others. One
     pass over the text, whatever stands in it.
     """
-    found: list[_Box] = []
+    result: list[_Box] = []
     still_open: list[tuple[bool, int, int]] = []
     for token in _BOX_TOKEN.finditer(text):
         if token["box"] is not None or token["brace"] == "{":
@@ -27,13 +27,13 @@ def last_box(text: str) -> str | None:
             if not is_box:
                 continue
             box = _Box(start, token.end(), (inside, token.start()))
-            while found and found[-1].start > start:
-                inner = found.pop()
+            while result and result[-1].start > start:
+                inner = result.pop()
                 # \boxed{\boxed{5}} is 5, while \boxed{\boxed{5} + 1} stays.
                 if not text[inside : inner.start].strip() and not text[inner.end : token.start()].strip():
                     box = _Box(start, token.end(), inner.content)
-            found.append(box)
-    return text[slice(*found[-1].content)].strip() if found else None
+            result.append(box)
+    return text[slice(*result[-1].content)].strip() if result else None
 
 
 class _Box(NamedTuple):

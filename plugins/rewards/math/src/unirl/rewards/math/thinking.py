@@ -1,4 +1,4 @@
-"""The thinking part of a text: where the answer may stand, and whether the text has the asked-for format."""
+"""The thinking part of a completion: where the answer may be, and whether the format is right."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 def answer_part(text: str, *, thinking: Thinking) -> str:
-    """The part of a text in which an answer counts; empty when all of it is thinking.
+    """The part of a completion that may hold the answer; empty when all of it is thinking.
 
-    thinking: `optional` and `opened` say what a text without </think> is; `ignored` takes the whole text.
+    thinking: `optional` and `opened` differ for a completion without </think>; `ignored` takes all of it.
     """
     if thinking == "ignored":
         return text

@@ -1,4 +1,4 @@
-"""What became of one answer."""
+"""Outcome of grading one answer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Outcome = Literal["right", "wrong", "unparsed", "failed", "bad-key"]
 @dataclass(frozen=True)
 class Verdict:
     outcome: Outcome
-    """`unparsed`: the text has no answer. `failed`: the grader did not come to an end. `bad-key`: the prompt's own
-    answer is none that the method can read."""
+    """`unparsed`: the completion has no answer. `failed`: the grader timed out or crashed. `bad-key`: the method
+    cannot read the prompt's reference answer."""
     reason: str = ""
     """Why, as the end of a sentence, for `failed` and `bad-key`."""
 
@@ -24,12 +24,12 @@ class Verdict:
 
 
 class Grader(Protocol):
-    """One way to find an answer and to compare it."""
+    """One way to extract and compare an answer."""
 
     def grade(self, pairs: list[tuple[str, str]]) -> list[Verdict]:
-        """pairs: (the prompt's answer, what was generated). One verdict each, in order. From any thread."""
+        """pairs: (reference answer, completion). Returns one verdict each, in order. Thread-safe."""
         ...
 
     def close(self) -> None:
-        """End what was started. May be called twice."""
+        """Stop all worker processes. May be called twice."""
         ...

@@ -59,14 +59,14 @@ def _reply(replies: Any, reply: dict[str, str]) -> None:
 def _grade(key: str, answer: str, *, is_bare: bool) -> tuple[str, str]:
     from math_verify import verify
 
-    wanted = _read(key)
-    if not any(not isinstance(found, str) for found in wanted):
-        return "bad-key", "is no expression that math-verify can read; `method=exact` or `boxed` compare words"
-    found = _read(answer) if is_bare else _search(answer)
+    expected = _read(key)
+    if not any(not isinstance(result, str) for result in expected):
+        return "bad-key", "is not an expression that math-verify can read; `method=exact` or `boxed` compare words"
+    result = _read(answer) if is_bare else _search(answer)
     # math-verify adds what it could not parse as a string; that is no answer.
-    if not any(not isinstance(item, str) for item in found):
+    if not any(not isinstance(item, str) for item in result):
         return "unparsed", ""
-    is_right = verify(wanted, found, timeout_seconds=None, raise_on_error=True)
+    is_right = verify(expected, result, timeout_seconds=None, raise_on_error=True)
     return ("right" if is_right else "wrong"), ""
 
 

@@ -1,4 +1,4 @@
-"""A few processes that grade, each ended for certain when an answer takes too long."""
+"""A pool of grading processes, each killed when an answer takes too long."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ START_S = 120.0
 
 
 class WorkerPool:
-    """Starts up to `workers` processes when the first job comes. Any thread may call it.
+    """Starts up to `workers` processes at the first job. Thread-safe.
 
     math-verify stops itself by SIGALRM, which works in the main thread of a process alone, and rewards run in threads;
     a fork of a process that has threads may hang. So each worker is a fresh interpreter that is talked to by pipes: it
@@ -50,7 +50,7 @@ class WorkerPool:
         return list(self._threads.map(self._grade, jobs))
 
     def close(self) -> None:
-        """End the processes. May be called twice; what is being graded then raises."""
+        """Stop the processes. May be called twice; grading calls in progress raise."""
         self._is_closed = True
         for worker in self._all:
             worker.stop()
@@ -68,7 +68,7 @@ class WorkerPool:
 
 
 class _Worker:
-    """One process, started when it is needed and again after it ended. One thread at a time grades; any may end it."""
+    """One process, started on demand and restarted after it ends. One thread at a time grades; any may stop it."""
 
     def __init__(self, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -81,7 +81,7 @@ class _Worker:
         key, answer, is_bare = job
         process = self._started()
         request = {"key": key, "answer": answer, "is_bare": is_bare, "timeout_s": self._timeout_s}
-        # CPU time is the limit. Much more wall time than that means a process that does not get on at all.
+        # CPU time is the limit. Much more wall time than that means a process that is stuck.
         patience_s = START_S + 10 * self._timeout_s
         reply = self._ask(process, request, patience_s=patience_s)
         if reply is not None:
@@ -97,7 +97,7 @@ class _Worker:
         return Verdict("failed", f"ended the process that graded it (exit code {code})")
 
     def stop(self) -> None:
-        """End the process, and start none any more."""
+        """Stop the process and start no other."""
         with self._lock:
             self._is_over = True
             if self._process is not None:
@@ -135,9 +135,9 @@ class _Worker:
         ready = self._read(process, patience_s=START_S)
         if ready is None or ready["error"]:
             code = self.clean_up()
-            found = ready["error"] if ready else f"it ended with exit code {code} before it could say why"
+            result = ready["error"] if ready else f"it ended with exit code {code} before it could say why"
             raise RewardFailed(
-                f"reward.math: a process for method=math-verify could not be started: {found}. "
+                f"reward.math: a process for method=math-verify could not be started: {result}. "
                 "Check that `python -c 'import math_verify'` works here."
             )
         return process
@@ -176,4 +176,4 @@ class _Worker:
 
 
 def closed() -> RewardFailed:
-    return RewardFailed("reward.math: was asked for scores after it was closed; build it again.")
+    return RewardFailed("reward.math: got a call of score() after close(); build the reward again.")

@@ -1,4 +1,4 @@
-"""Reward of brightness: the simplest reward that an image model can be seen to learn."""
+"""Brightness reward: the simplest reward on which an image model visibly learns."""
 
 from __future__ import annotations
 

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from unirl.core.config import RewardConfig
+from unirl.core.limits import Reason, limit, one_of
+from unirl.core.specs.config import RewardConfig
 
-__all__ = ["BrightnessConfig", "ExactMatchConfig", "JpegSizeConfig", "PixelTargetConfig", "ShapesConfig"]
+if TYPE_CHECKING:
+    from unirl.core.specs.plan import Plan
+
+__all__ = [
+    "BrightnessConfig",
+    "ExactMatchConfig",
+    "FunctionConfig",
+    "JpegSizeConfig",
+    "PixelTargetConfig",
+    "ShapesConfig",
+]
 
 
 @dataclass
@@ -16,10 +30,10 @@ class ShapesConfig(RewardConfig):
 
 @dataclass
 class JpegSizeConfig(RewardConfig):
-    quality: int = 95
-    """JPEG quality of Pillow, 1 to 95."""
-    prefer: str = "large"
-    """`large` rewards files that hardly compress, `small` those that compress well."""
+    quality: int = limit(95, least=1, most=95)
+    """JPEG quality as in Pillow, 1 to 95."""
+    prefer: str = one_of("large", "small", default="large")
+    """`large` rewards images that compress poorly, `small` those that compress well."""
 
 
 @dataclass
@@ -30,12 +44,55 @@ class BrightnessConfig(RewardConfig):
 @dataclass
 class ExactMatchConfig(RewardConfig):
     ignore_case: bool = True
-    """Compare case-folded. White space at the ends and its amount elsewhere never count."""
+    """Ignore case. Leading and trailing white space, and the amount of it elsewhere, are always ignored."""
 
 
 @dataclass
 class PixelTargetConfig(RewardConfig):
-    color: list[float] = field(default_factory=lambda: [1.0, 1.0, 1.0])
-    """Red, green and blue of the target, each in [0, 1]; used when `image` is empty."""
+    color: list[float] = limit([1.0, 1.0, 1.0], least=0, most=1, length=3)
+    """Target colour as red, green and blue, each in [0, 1]; used when `image` is empty."""
     image: str = ""
-    """Image file of the target; it must have the size of the samples."""
+    """Target image file; it must have the size of the samples."""
+
+    def read_files(self) -> Mapping[str, Path]:
+        return {".image": Path(self.image).expanduser()} if self.image else {}
+
+
+@dataclass
+class FunctionConfig(RewardConfig):
+    target: str = ""
+    """The function: `file.py:function`, with a path from the current folder, or `package.module:function`."""
+
+    def __post_init__(self) -> None:
+        # A worker may have another current folder.
+        file, colon, name = self.target.rpartition(":")
+        if colon and file.endswith(".py"):
+            self.target = f"{Path(file).expanduser().absolute()}:{name}"
+
+    def problems(self, plan: Plan | None) -> Iterator[Reason]:
+        """Also a missing function or one for another medium, as far as can be told without running it."""
+        from unirl.core.match.match import medium_of
+
+        from .function_target import Target, problems
+
+        yield from super().problems(plan)
+        try:
+            target = Target.of(self.target)
+        except ValueError as error:
+            yield Reason(key=".target", text=str(error))
+            return
+        if plan is not None:
+            yield from (Reason(key=".target", text=text) for text in problems(target, medium=medium_of(plan)))
+
+    def required_metadata(self) -> Sequence[str]:
+        """Parameters without a default that are not media or prompts, as far as can be told without running it."""
+        from .function_target import Target, required_columns
+
+        return required_columns(Target.of(self.target))
+
+    def read_files(self) -> Mapping[str, Path]:
+        """The file of the function. Modules that it imports are not included."""
+        from .function_target import Target
+
+        file = Target.of(self.target).file
+        return {".target": file} if file else {}

@@ -1,4 +1,4 @@
-"""Reward of a right answer: the whole text, normalised, is the answer, normalised."""
+"""Exact-match reward: the whole completion equals the answer, both normalised."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ExactMatchReward:
         self._ignore_case = config.ignore_case
 
     def score(self, samples: ScoreInput) -> Scores:
-        """1 where the text is the answer, 0 elsewhere; an empty text is wrong like any other."""
+        """1 where the completion equals the answer, else 0; an empty completion is wrong."""
         if samples.texts is None:
             raise RewardFailed(f"reward.{_NAME}: needs texts, but the track has none; use it with a text track.")
         answers = words_of(samples, "answer", reward=_NAME)

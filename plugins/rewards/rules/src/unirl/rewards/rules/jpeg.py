@@ -1,4 +1,4 @@
-"""Reward of file size: how much an image holds that JPEG cannot drop.
+"""File-size reward: how poorly an image compresses as JPEG.
 
 Source: compressibility and incompressibility of DDPO, arXiv 2305.13301, section 5.1.
 """
@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from PIL import Image
-from unirl.core.errors import RecipeError
 from unirl.core.roles import ScoreInput, Scores
+from unirl.core.specs.check import check_config
 
 from .config import JpegSizeConfig
 from .image_input import images_of
@@ -27,10 +27,7 @@ class JpegSizeReward:
     """Compresses each image in memory with Pillow's defaults at the given quality."""
 
     def __init__(self, config: JpegSizeConfig) -> None:
-        if not 1 <= config.quality <= 95:
-            raise RecipeError(f"reward.jpeg-size.quality: {config.quality} was asked for; it must be 1 to 95.")
-        if config.prefer not in ("large", "small"):
-            raise RecipeError(f"reward.jpeg-size.prefer: {config.prefer!r} was asked for; it is one of large, small.")
+        check_config(config, key="reward.jpeg-size")
         self._quality = config.quality
         self._sign = 1.0 if config.prefer == "large" else -1.0
 

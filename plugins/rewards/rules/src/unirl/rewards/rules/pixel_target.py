@@ -1,4 +1,4 @@
-"""Reward of closeness to a target colour or image, with a gradient: for algorithms that backpropagate rewards."""
+"""Differentiable reward for closeness to a target colour or image, for algorithms that backpropagate rewards."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 from unirl.core.errors import RecipeError, RewardFailed
 from unirl.core.roles import ScoreInput, Scores
+from unirl.core.specs.check import check_config
 
 from .config import PixelTargetConfig
 from .image_input import images_of
@@ -26,6 +27,7 @@ def build(config: PixelTargetConfig, *, device: Any) -> PixelTargetReward:
 
 class PixelTargetReward:
     def __init__(self, config: PixelTargetConfig, *, device: Any) -> None:
+        check_config(config, key=f"reward.{_NAME}")
         self._target = (_read(config.image) if config.image else _plain(config.color)).to(device)
 
     def score(self, samples: ScoreInput) -> Scores:
@@ -35,7 +37,7 @@ class PixelTargetReward:
         if target.shape[1:] not in ((1, 1), images.shape[2:]):
             raise RewardFailed(
                 f"reward.{_NAME}: the target image has {target.shape[1]} x {target.shape[2]} pixels, "
-                f"the samples have {images.shape[2]} x {images.shape[3]}; scale the one to the other."
+                f"the samples have {images.shape[2]} x {images.shape[3]}; resize the target image."
             )
         return Scores(values=-((images - target) ** 2).mean(dim=(1, 2, 3)))
 
@@ -44,10 +46,6 @@ class PixelTargetReward:
 
 
 def _plain(color: list[float]) -> Tensor:
-    if len(color) != 3 or not all(0 <= channel <= 1 for channel in color):
-        raise RecipeError(
-            f"reward.{_NAME}.color: {color} was asked for; it is three numbers in [0, 1]: red, green, blue."
-        )
     return torch.tensor(color).view(3, 1, 1)
 
 

@@ -1,12 +1,20 @@
-"""Rewards that are read off the sample by rule."""
+"""Rule-based rewards."""
 
 from __future__ import annotations
 
-from unirl.core.capability import Cap, Support
-from unirl.core.hookspec import hookimpl
-from unirl.core.spec import RewardExample, RewardSpec
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.spec import RewardExample, RewardSpec
 
-__all__ = ["BRIGHTNESS", "EXACT_MATCH", "JPEG_SIZE", "PIXEL_TARGET", "SHAPES", "unirl_rewards"]
+__all__ = [
+    "BRIGHTNESS",
+    "EXACT_MATCH",
+    "FUNCTION",
+    "JPEG_SIZE",
+    "PIXEL_TARGET",
+    "SHAPES",
+    "unirl_rewards",
+]
 
 _PLAIN = {
     Cap.REWARD_SAMPLE: Support.NATIVE,
@@ -16,7 +24,7 @@ _PLAIN = {
 
 SHAPES = RewardSpec(
     name="shapes",
-    summary="Colour, shape and place of the one shape in a 64 px image, against the prompt's metadata",
+    summary="Colour, shape and position of the single shape in a 64 px image, against the prompt's metadata",
     build="unirl.rewards.rules.shapes:build",
     config="unirl.rewards.rules.config:ShapesConfig",
     capabilities=_PLAIN,
@@ -28,12 +36,13 @@ SHAPES = RewardSpec(
     ),
     media="image",
     metadata=("color", "shape", "place"),
+    metadata_kinds={"color": ("text",), "shape": ("text",), "place": ("text",)},
     parts=("color", "shape", "place", "perfect"),
 )
 
 JPEG_SIZE = RewardSpec(
     name="jpeg-size",
-    summary="Size of the image as a JPEG file: reward detail, or reward smoothness",
+    summary="Size of the image as a JPEG file: rewards detail or smoothness",
     build="unirl.rewards.rules.jpeg:build",
     config="unirl.rewards.rules.config:JpegSizeConfig",
     capabilities=_PLAIN,
@@ -54,7 +63,7 @@ BRIGHTNESS = RewardSpec(
 
 EXACT_MATCH = RewardSpec(
     name="exact-match",
-    summary="Whether the text is the prompt's answer, after a stated normalisation",
+    summary="Whether the completion equals the prompt's answer, after normalisation",
     build="unirl.rewards.rules.exact_match:build",
     config="unirl.rewards.rules.config:ExactMatchConfig",
     capabilities=_PLAIN,
@@ -66,6 +75,7 @@ EXACT_MATCH = RewardSpec(
     ),
     media="text",
     metadata=("answer",),
+    metadata_kinds={"answer": ("text",)},
 )
 
 PIXEL_TARGET = RewardSpec(
@@ -79,7 +89,19 @@ PIXEL_TARGET = RewardSpec(
     media="image",
 )
 
+FUNCTION = RewardSpec(
+    name="function",
+    summary="Your own Python function, in a file or an installed module, with TRL's calling convention",
+    build="unirl.rewards.rules.function:build",
+    config="unirl.rewards.rules.config:FunctionConfig",
+    # A function sees a whole batch; that it scores samples one by one is for its author to keep.
+    capabilities=_PLAIN,
+    trial={"target": "unirl.rewards.rules.function:mean_red"},
+    scale="what the function returns, unbounded",
+    media="any",
+)
+
 
 @hookimpl
 def unirl_rewards() -> list[RewardSpec]:
-    return [SHAPES, JPEG_SIZE, BRIGHTNESS, EXACT_MATCH, PIXEL_TARGET]
+    return [SHAPES, JPEG_SIZE, BRIGHTNESS, EXACT_MATCH, PIXEL_TARGET, FUNCTION]

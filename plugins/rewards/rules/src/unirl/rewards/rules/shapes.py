@@ -35,8 +35,8 @@ class ShapesReward:
             "place": (seen.place, tuple(PLACES)),
         }
         parts = {
-            key: (found == torch.tensor(indices_of(samples, key, known, reward=_NAME)).to(found)).float()
-            for key, (found, known) in answers.items()
+            key: (result == torch.tensor(indices_of(samples, key, known, reward=_NAME)).to(result)).float()
+            for key, (result, known) in answers.items()
         }
         right = torch.stack(list(parts.values())).sum(dim=0)
         return Scores(values=right / 3, parts={**parts, "perfect": (right == 3).float()})

@@ -1,4 +1,4 @@
-"""`unirl report DIR`: make the report of a run folder again."""
+"""`unirl report DIR`: regenerate the report of a run folder."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ __all__ = ["report"]
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the paths as JSON.")
 def report(folder: Path, as_json: bool) -> None:
-    """Write the page and the pictures of a run again.
+    """Regenerate the report of a run folder: the page and its pictures.
 
-    From its events and saved samples alone: for a run that crashed, goes on, or came from another machine.
+    Uses only the saved events and samples, so it also works for a run that crashed, is still running, or was copied
+    from another machine.
     """
     from unirl.core.cli.output import print_json
 

@@ -10,6 +10,9 @@ from .media import MediaKind, Sample, SampleBatch
 
 __all__ = ["Change", "Pair", "Pairs", "held_out_changes", "pair_samples"]
 
+GOALS = ("score_mean", "share_at_threshold")
+"""Held-out numbers of which more is better."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
@@ -18,6 +21,11 @@ class Change:
     metric: str
     before: float
     after: float
+
+    @property
+    def is_goal(self) -> bool:
+        """Whether more is better: true of what is trained on; a component of a reward may be a penalty or a length."""
+        return self.metric.rpartition("/")[2] in GOALS and not self.metric.startswith("reward/")
 
 
 @dataclass(frozen=True, kw_only=True)

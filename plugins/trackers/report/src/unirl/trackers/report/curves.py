@@ -86,7 +86,7 @@ def _reward(axes: Axes, history: RunHistory, theme: Theme) -> bool:
         if spread:
             widths = np.array([spread.get(int(step), math.nan) for step in steps])
             axes.fill_between(
-                steps, values - widths, values + widths, color=color, alpha=0.15, lw=0, label="± spread of the samples"
+                steps, values - widths, values + widths, color=color, alpha=0.15, lw=0, label="± std of the samples"
             )
         _noisy_line(axes, steps, values, color=color, label=_label(name, "reward_mean", "mean of a step"))
     axes.set_ylabel("reward", color=theme.faint, fontsize=11)
@@ -94,12 +94,12 @@ def _reward(axes: Axes, history: RunHistory, theme: Theme) -> bool:
 
 
 def _held_out(axes: Axes, history: RunHistory, theme: Theme) -> bool:
-    found: dict[str, list[tuple[int, float]]] = {}
+    result: dict[str, list[tuple[int, float]]] = {}
     for evaluation in history.evaluations:
         for key, value in evaluation.metrics.items():
             if key.endswith(("score_mean", "share_at_threshold")):
-                found.setdefault(key, []).append((evaluation.step, value))
-    for index, (name, points) in enumerate(found.items()):
+                result.setdefault(key, []).append((evaluation.step, value))
+    for index, (name, points) in enumerate(result.items()):
         steps, values = _columns(points)
         color = theme.series[(2, 0, 3, 1)[index % 4]]
         label = name.replace("score_mean", "mean score").replace("share_at_threshold", "share at the threshold")
@@ -117,7 +117,7 @@ def _held_out(axes: Axes, history: RunHistory, theme: Theme) -> bool:
             )
     axes.margins(y=0.18)
     axes.set_ylabel("score, share", color=theme.faint, fontsize=11)
-    return bool(found)
+    return bool(result)
 
 
 def _components(axes: Axes, history: RunHistory, theme: Theme) -> bool:
@@ -146,7 +146,7 @@ def _clip_fraction(axes: Axes, history: RunHistory, theme: Theme) -> bool:
 def _log_prob_gap(axes: Axes, history: RunHistory, theme: Theme) -> bool:
     series = [
         (_label(name, metric, text), points)
-        for metric, text in (("logp_gap_max", "largest"), ("logp_gap_mean", "mean"))
+        for metric, text in (("logp_mismatch_max", "largest"), ("logp_mismatch_mean", "mean"))
         for name, points in history.series(metric).items()
     ]
     clip = history.resolved.get("algorithm", {}).get("clip_range")
@@ -169,7 +169,7 @@ def _log_prob_gap(axes: Axes, history: RunHistory, theme: Theme) -> bool:
         axes.text(
             0.5, 0.32, "exactly 0 at every step", transform=axes.transAxes, ha="center", color=theme.ink, fontsize=12
         )
-    axes.set_ylabel("|log-prob gap| (nats)", color=theme.faint, fontsize=11)
+    axes.set_ylabel("|log-prob mismatch| (nats)", color=theme.faint, fontsize=11)
     return True
 
 
@@ -209,7 +209,7 @@ PANELS: tuple[tuple[str, Panel], ...] = (
     ("Held-out prompts", _held_out),
     ("Reward components", _components),
     ("Clip fraction", _clip_fraction),
-    ("Log-prob gap of rollout and replay", _log_prob_gap),
+    ("Log-prob mismatch between engine and trainer", _log_prob_gap),
     ("Time of each phase", _phases),
 )
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from unirl.core.errors import UniRLError
-from unirl.core.events import Event, read_events
+from unirl.core.observe.events import read_events
+from unirl.core.types.event import Event
 
 from .media import MediaKind, SampleBatch, read_media
 
@@ -61,7 +62,7 @@ class Session:
 
 @dataclass(kw_only=True)
 class RunHistory:
-    """A run over all its sessions. What a resumed run computed again counts once."""
+    """A run over all its sessions. Steps that a resumed run repeated count once."""
 
     folder: Path
     name: str = ""
@@ -96,19 +97,19 @@ class RunHistory:
 
     def series(self, metric: str) -> dict[str, list[tuple[int, float]]]:
         """Points of a step metric of every track that has it: name -> (step, value). One track has no prefix."""
-        found: dict[str, list[tuple[int, float]]] = {}
+        result: dict[str, list[tuple[int, float]]] = {}
         for row in self.steps:
             for key, value in row.metrics.items():
                 if key == metric or key.endswith(f"/{metric}"):
-                    found.setdefault(key, []).append((row.step, value))
-        return found
+                    result.setdefault(key, []).append((row.step, value))
+        return result
 
 
 def read_history(folder: Path) -> RunHistory:
     """Read a run folder. Raises RunFolderError when it holds no run or a damaged file."""
     path = folder / EVENTS
     if not path.is_file():
-        raise RunFolderError(f"{folder}: it has no {EVENTS}; name the folder that a run printed.")
+        raise RunFolderError(f"{folder}: it has no {EVENTS}; give the run folder that the run printed.")
     try:
         history = _from_events(folder, read_events(path))
         history.media = read_media(folder)
@@ -119,7 +120,7 @@ def read_history(folder: Path) -> RunHistory:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{folder}: it cannot be read as a run: {type(error).__name__}: {error}") from error
     if not history.sessions:
-        raise RunFolderError(f"{path}: no run was started in it; there is nothing to report yet.")
+        raise RunFolderError(f"{path}: it records no start of a run; there is nothing to report yet.")
     return history
 
 

@@ -1,4 +1,4 @@
-"""Samples of a run: images and texts as files under `<run folder>/media`, with an index that says what each one is."""
+"""Samples of a run: images and completions as files under `<run folder>/media`, with an index that describes each."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from PIL import Image
-from unirl.core.array import Array
-from unirl.core.caption import Caption
-from unirl.core.events import EventStream, read_events
+from unirl.core.observe.caption import Caption
+from unirl.core.observe.events import EventStream, read_events
+from unirl.core.types.array import Array
 
 __all__ = ["MediaFolder", "MediaKind", "Sample", "SampleBatch", "read_media"]
 
@@ -30,7 +30,7 @@ class Sample:
     reward: float | None
     """None when the caption names none."""
     is_truncated: bool = False
-    """A length limit ended it."""
+    """It was cut off by the length limit."""
 
     @property
     def text(self) -> str:
@@ -64,13 +64,13 @@ class MediaFolder:
     def save_images(self, key: str, images: Array, captions: Sequence[str], *, step: int) -> None:
         """Save the first `max_images` as `media/step-000010/<key>-00.png`, then their line of the index.
 
-        images: [N, 3, H, W] in [0, 1].  captions: N, as `unirl.core.caption.Caption` writes them.
+        images: [N, 3, H, W] in [0, 1].  captions: N, as `unirl.core.observe.caption.Caption` writes them.
         Raises ValueError for other shapes or a number of captions that is not N.
         """
         if images.ndim != 4 or images.shape[1] != 3 or len(captions) != images.shape[0]:
             raise ValueError(
-                f"images {key!r}: shape {tuple(images.shape)} with {len(captions)} captions was given; "
-                "[N, 3, H, W] and one caption an image are needed."
+                f"images {key!r}: shape {tuple(images.shape)} with {len(captions)} captions; "
+                "expected [N, 3, H, W] and one caption per image."
             )
         shown = images[: self._max_images].detach().float().clamp(0, 1)
         pixels = (shown * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
@@ -83,12 +83,12 @@ class MediaFolder:
     def save_texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
         """Save the first `max_texts` whole, as `media/step-000010/<key>-00.txt`, then their line of the index.
 
-        texts: N.  captions: N, as `unirl.core.caption.Caption` writes them.
+        texts: N.  captions: N, as `unirl.core.observe.caption.Caption` writes them.
         Raises ValueError when their numbers differ.
         """
         if len(captions) != len(texts):
             raise ValueError(
-                f"texts {key!r}: {len(texts)} with {len(captions)} captions; one caption a text is needed."
+                f"texts {key!r}: {len(texts)} with {len(captions)} captions; expected one caption per text."
             )
         files: list[Path] = []
         for number, text in enumerate(texts[: self._max_texts]):

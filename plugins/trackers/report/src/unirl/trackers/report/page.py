@@ -254,8 +254,8 @@ def _spread(items: Sequence[T], limit: int) -> list[T]:
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return sum(found) / len(found) if found else None
+    result = list(values)
+    return sum(result) / len(result) if result else None
 
 
 def _is_reward(key: str) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unirl.core.hookspec import hookimpl
-from unirl.core.spec import TrackerSpec
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.spec import TrackerSpec
 
 if TYPE_CHECKING:
     import click
@@ -18,7 +18,7 @@ def unirl_trackers() -> list[TrackerSpec]:
     return [
         TrackerSpec(
             name="report",
-            summary="Curves, samples before and after, and one static page in the run folder.",
+            summary="Curves, samples before and after training, and one static page in the run folder.",
             build="unirl.trackers.report.tracker:build",
             config="unirl.trackers.report.config:ReportConfig",
         )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from unirl.core.array import Array
-from unirl.core.errors import RecipeError
-from unirl.core.events import Event
 from unirl.core.roles import RunInfo
+from unirl.core.specs.check import check_config
+from unirl.core.types.array import Array
+from unirl.core.types.event import Event
 
 from .config import ReportConfig
 from .media import MediaFolder
@@ -20,19 +19,13 @@ __all__ = ["ReportTracker", "build"]
 
 
 def build(config: ReportConfig) -> ReportTracker:
-    """The tracker of this config. Raises RecipeError for counts that cannot be."""
-    for field in dataclasses.fields(ReportConfig):
-        value = getattr(config, field.name)
-        if isinstance(value, int) and value < 1:
-            raise RecipeError(
-                f"tracker.report.{field.name}: {value} was asked for; it must be 1 or more. "
-                "run.media_every=0 sends no training samples at all."
-            )
+    """The tracker of this config. Raises RecipeError for invalid counts."""
+    check_config(config, key="tracker.report")
     return ReportTracker(config)
 
 
 class ReportTracker:
-    """Keeps nothing: the report is made from the events and samples in the run folder, as `unirl report` does."""
+    """Keeps no state: the report is made from the events and samples in the run folder, as `unirl report` does."""
 
     def __init__(self, config: ReportConfig) -> None:
         self._config = config

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unirl.core.config import PartConfig
+from unirl.core.limits import limit
+from unirl.core.specs.config import PartConfig
 
 __all__ = ["TensorboardConfig"]
 
 
 @dataclass
 class TensorboardConfig(PartConfig):
-    max_images: int = 16
-    """Images of one grid; further ones are left out."""
-    max_texts: int = 16
-    """Texts shown at once under one key, whole; further ones are left out."""
-    flush_s: int = 10
-    """Longest time that numbers stay in memory, in seconds."""
+    max_images: int = limit(16, least=1, hint="run.media_every=0 sends no training samples at all.")
+    """Maximum number of images in a grid."""
+    max_texts: int = limit(16, least=1, hint="run.media_every=0 sends no training samples at all.")
+    """Maximum number of completions logged per key and step, in full."""
+    flush_s: int = limit(10, least=1)
+    """Maximum time between flushes to disk, in seconds."""

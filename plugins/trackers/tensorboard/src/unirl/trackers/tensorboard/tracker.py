@@ -9,11 +9,11 @@ from typing import Literal
 
 import torch
 from torch.utils.tensorboard.writer import SummaryWriter
-from unirl.core.array import Array
-from unirl.core.caption import Caption
-from unirl.core.errors import RecipeError
-from unirl.core.events import Event
+from unirl.core.observe.caption import Caption
 from unirl.core.roles import RunInfo
+from unirl.core.specs.check import check_config
+from unirl.core.types.array import Array
+from unirl.core.types.event import Event
 
 from .config import TensorboardConfig
 
@@ -24,24 +24,13 @@ FLUSH_AT = ("evaluated", "checkpoint_saved")
 
 
 def build(config: TensorboardConfig) -> TensorboardTracker:
-    """The tracker of this config. Raises RecipeError for counts that cannot be."""
-    if config.max_images < 1:
-        raise RecipeError(
-            f"tracker.tensorboard.max_images: {config.max_images} was asked for; it must be 1 or more. "
-            "run.media_every=0 sends no training images at all."
-        )
-    if config.max_texts < 1:
-        raise RecipeError(
-            f"tracker.tensorboard.max_texts: {config.max_texts} was asked for; it must be 1 or more. "
-            "run.media_every=0 sends no training texts at all."
-        )
-    if config.flush_s < 1:
-        raise RecipeError(f"tracker.tensorboard.flush_s: {config.flush_s} was asked for; it must be 1 or more.")
+    """The tracker of this config. Raises RecipeError for invalid counts."""
+    check_config(config, key="tracker.tensorboard")
     return TensorboardTracker(config)
 
 
 class TensorboardTracker:
-    """Writes scalars by their key, images as grids with their captions beside, texts, recipe and findings as text."""
+    """Writes scalars by key, images as grids with captions, and completions, recipe and findings as text."""
 
     def __init__(self, config: TensorboardConfig) -> None:
         self._config = config
@@ -71,8 +60,8 @@ class TensorboardTracker:
         """One grid image `<key>`, rows first, and its captions in the same order as the text `<key>/captions`."""
         if images.ndim != 4 or images.shape[1] != 3 or len(captions) != images.shape[0]:
             raise ValueError(
-                f"images {key!r}: shape {tuple(images.shape)} with {len(captions)} captions was given; "
-                "[N, 3, H, W] and one caption an image are needed."
+                f"images {key!r}: shape {tuple(images.shape)} with {len(captions)} captions; "
+                "expected [N, 3, H, W] and one caption per image."
             )
         shown = min(self._config.max_images, int(images.shape[0]))
         if shown == 0:
@@ -85,7 +74,7 @@ class TensorboardTracker:
         """The first texts as one text `<key>/texts`: reward, prompt and text of each, in their order."""
         if len(captions) != len(texts):
             raise ValueError(
-                f"texts {key!r}: {len(texts)} with {len(captions)} captions were given; one caption a text is needed."
+                f"texts {key!r}: {len(texts)} with {len(captions)} captions; expected one caption per text."
             )
         shown = [
             _sample(number, text, Caption.parse(caption))

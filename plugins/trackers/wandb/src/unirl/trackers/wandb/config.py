@@ -4,30 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from unirl.core.config import PartConfig
+from unirl.core.limits import limit, one_of
+from unirl.core.specs.config import PartConfig
 
-__all__ = ["MODES", "WandbConfig"]
-
-MODES = ("online", "offline", "disabled")
+__all__ = ["WandbConfig"]
 
 
 @dataclass
 class WandbConfig(PartConfig):
-    mode: str = "online"
-    """`online` uploads while it runs, `offline` writes files to upload later, `disabled` does nothing."""
+    mode: str = one_of("online", "offline", "disabled", default="online")
+    """`online` uploads during the run, `offline` writes files to upload later, `disabled` does nothing."""
     project: str = "unirl"
-    """W&B project that the run is shown in; it is made when there is none."""
+    """W&B project of the run; created if it does not exist."""
     entity: str = ""
-    """User or team; empty takes the default of the account."""
+    """W&B user or team; empty takes the account's default."""
     tags: list[str] = field(default_factory=lambda: list[str]())
     """Tags of the run."""
     name: str = ""
-    """Shown name of the run; empty takes `run.name`."""
+    """Display name of the run; empty takes `run.name`."""
     run_id: str = ""
-    """Id of the W&B run; empty makes one. It is kept in the run folder, so a resumed run needs no id."""
-    max_images: int = 16
-    """Images sent at once under one key; further ones are left out."""
-    max_texts: int = 16
-    """Texts sent at once under one key, whole; further ones are left out."""
-    init_timeout_s: float = 90.0
-    """Longest wait for the server at the start of a run, in seconds."""
+    """W&B run id; empty generates one. It is stored in the run folder, so a resumed run does not need it."""
+    max_images: int = limit(16, least=1, hint="run.media_every=0 sends no training samples at all.")
+    """Maximum number of images sent per key and step."""
+    max_texts: int = limit(16, least=1, hint="run.media_every=0 sends no training samples at all.")
+    """Maximum number of completions sent per key and step, in full."""
+    init_timeout_s: float = limit(90.0, above=0)
+    """Maximum wait for the server at the start of a run, in seconds."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from unirl.core.hookspec import hookimpl
-from unirl.core.spec import TrackerSpec
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.spec import TrackerSpec
 
 __all__ = ["unirl_trackers"]
 

@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from unirl.core.array import Array
-from unirl.core.caption import Caption
 from unirl.core.errors import RecipeError, UniRLError
-from unirl.core.events import Event
+from unirl.core.observe.caption import Caption
 from unirl.core.roles import RunInfo
+from unirl.core.specs.check import check_config
+from unirl.core.types.array import Array
+from unirl.core.types.event import Event
 
 import wandb
 
-from .config import MODES, WandbConfig
+from .config import WandbConfig
 
 __all__ = ["STEP", "WandbFailed", "WandbTracker", "build"]
 
@@ -32,21 +33,10 @@ class WandbFailed(UniRLError):
 
 
 def build(config: WandbConfig) -> WandbTracker:
-    """The tracker of this config. Raises RecipeError when a setting cannot be."""
-    if config.mode not in MODES:
-        raise RecipeError(f"tracker.wandb.mode: {config.mode!r} was asked for; it is one of {', '.join(MODES)}.")
+    """The tracker of this config. Raises RecipeError for an invalid setting."""
+    check_config(config, key="tracker.wandb")
     if not config.project:
-        raise RecipeError("tracker.wandb.project: it is empty; name the project that the run belongs to.")
-    if config.max_images < 1:
-        raise RecipeError(
-            f"tracker.wandb.max_images: {config.max_images} was asked for; it must be 1 or more. "
-            "run.media_every=0 sends no training images at all."
-        )
-    if config.max_texts < 1:
-        raise RecipeError(
-            f"tracker.wandb.max_texts: {config.max_texts} was asked for; it must be 1 or more. "
-            "run.media_every=0 sends no training texts at all."
-        )
+        raise RecipeError("tracker.wandb.project: got an empty name; name the W&B project of the run.")
     return WandbTracker(config)
 
 
@@ -64,7 +54,7 @@ class WandbTracker:
         return self._open
 
     def start(self, run: RunInfo) -> None:
-        """Start the W&B run, or continue the one of this folder. Raises WandbFailed when W&B does not let us."""
+        """Start the W&B run, or continue the one of this folder. Raises WandbFailed if W&B refuses."""
         config = self._config
         online = config.mode == "online"
         kept = run.folder / "wandb" / "unirl-run.json"
@@ -84,7 +74,7 @@ class WandbTracker:
                 config={**run.config, "plan_hash": run.plan_hash},
                 # Offline files carry no resume; those of one id become one run when they are synced.
                 resume="allow" if online and run_id else None,
-                # Without it a prompt at a terminal may switch to offline without a word.
+                # Without it a prompt at a terminal may silently switch to offline.
                 force=online,
                 # Otherwise a second run of this process, as in a sweep, would silently be the first one.
                 reinit="create_new",
@@ -99,7 +89,7 @@ class WandbTracker:
                     'Check the network and "wandb login", or set tracker.wandb.mode=offline and upload later '
                     'with "wandb sync".'
                     if online
-                    else f"Check that {run.folder} can be written to and that wandb is installed whole."
+                    else f"Check that {run.folder} can be written to and that wandb is fully installed."
                 )
             ) from error
         self._run.define_metric(STEP, hidden=True)
@@ -112,18 +102,18 @@ class WandbTracker:
         if not resumed or not kept.exists():
             return asked
         try:
-            found = str(json.loads(kept.read_text(encoding="utf-8"))["id"])
+            result = str(json.loads(kept.read_text(encoding="utf-8"))["id"])
         except (ValueError, KeyError, TypeError) as error:
             raise WandbFailed(
                 f"{kept} does not hold a W&B run id ({error}). Delete it to go on as a new W&B run, "
                 'or write {"id": "<run id>"} into it.'
             ) from error
-        if asked not in (None, found):
+        if asked not in (None, result):
             raise WandbFailed(
-                f"tracker.wandb.run_id: {asked!r} was asked for; this run folder belongs to W&B run {found!r}. "
+                f"tracker.wandb.run_id: got {asked!r}, but this run folder belongs to W&B run {result!r}. "
                 "Leave run_id empty to continue that one."
             )
-        return found
+        return result
 
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
         if STEP in metrics:
@@ -134,8 +124,8 @@ class WandbTracker:
         """Send the first images under `key`, each with its caption."""
         if images.ndim != 4 or images.shape[1] != 3 or len(captions) != images.shape[0]:
             raise ValueError(
-                f"images {key!r}: shape {tuple(images.shape)} with {len(captions)} captions was given; "
-                "[N, 3, H, W] and one caption an image are needed."
+                f"images {key!r}: shape {tuple(images.shape)} with {len(captions)} captions; "
+                "expected [N, 3, H, W] and one caption per image."
             )
         shown = images[: self._config.max_images].detach().float().clamp(0, 1)
         pixels = (shown * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
@@ -143,10 +133,10 @@ class WandbTracker:
         self._run.log({STEP: step, key: pictures})
 
     def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
-        """Send the first texts as the table `<key>/texts`, one row a sample."""
+        """Send the first completions as the table `<key>/texts`, one row per sample."""
         if len(captions) != len(texts):
             raise ValueError(
-                f"texts {key!r}: {len(texts)} with {len(captions)} captions were given; one caption a text is needed."
+                f"texts {key!r}: {len(texts)} with {len(captions)} captions; expected one caption per text."
             )
         table = wandb.Table(columns=list(TEXT_COLUMNS))
         for text, caption in zip(texts[: self._config.max_texts], captions, strict=False):
@@ -160,6 +150,6 @@ class WandbTracker:
             self._run.summary["findings"] = list(self._findings)
 
     def finish(self, status: Literal["done", "stopped", "failed"]) -> None:
-        """End the W&B run. A stopped run is no failure: it can be resumed."""
+        """End the W&B run. A stopped run is not a failure: it can be resumed."""
         self._run.summary["status"] = status
         self._run.finish(exit_code=1 if status == "failed" else 0)

@@ -1,4 +1,4 @@
-"""A Mooncake master for one run: started beside the driver, gone with it whatever ends it."""
+"""A Mooncake master for one run: started on the driver's machine, and ended with the driver however it ends."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ exit $code
 
 
 def check_installed() -> str:
-    """Path of Mooncake's master program. Raises PlanRejected when Mooncake is not here, or does not load."""
+    """Path of Mooncake's master program. Raises PlanRejected when Mooncake is missing or does not load."""
     try:
         import mooncake.store  # noqa: F401  # pyright: ignore[reportMissingImports]  # an extra
     except ImportError as error:
         raise PlanRejected(
-            f"transport.storage: 'mooncake' was asked for; it cannot be imported: {error}. Install the build of this "
+            f"transport.storage: got 'mooncake', but it cannot be imported: {error}. Install the build for this "
             "machine, `pip install unirl-transport-transfer-queue[mooncake-cpu]` (or mooncake-cuda12, "
             "mooncake-cuda13), and the system's libibverbs1."
         ) from error
     beside = Path(sys.executable).parent / "mooncake_master"
-    found = str(beside) if beside.is_file() else shutil.which("mooncake_master")
-    if found is None:
-        raise PlanRejected("transport.storage: 'mooncake' was asked for; its program mooncake_master is not on PATH.")
-    return found
+    result = str(beside) if beside.is_file() else shutil.which("mooncake_master")
+    if result is None:
+        raise PlanRejected("transport.storage: got 'mooncake', but its program mooncake_master is not on PATH.")
+    return result
 
 
 class MooncakeMaster:
@@ -54,7 +54,7 @@ class MooncakeMaster:
         self._guard = subprocess.Popen(
             [
                 *("/bin/sh", "-c", _GUARD, "sh", program, f"--rpc_address={host}", f"--rpc_port={port}"),
-                # Nothing is evicted: rows that are wanted must be there, and drop() removes them.
+                # No eviction: stored rows must stay until drop() removes them.
                 *("--eviction_high_watermark_ratio=1.0", "--eviction_ratio=0.0"),
                 *(f"--metrics_port={metrics_port}", "--enable_metric_reporting=false"),
             ],

@@ -20,7 +20,7 @@ STOP_TIMEOUT_S = 15.0
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """What a client joins by."""
+    """Address that a client connects to."""
 
     controller: Any
     """`ZMQServerInfo` of the controller."""
@@ -31,10 +31,10 @@ class Address:
 
 
 class Service:
-    """Started and stopped by the driver, in the Ray cluster that it is in, or else in one of its own.
+    """Started and stopped by the driver, in the driver's Ray cluster, or in a new one if there is none.
 
-    `transfer_queue.init` is not used: it joins whatever controller it finds in the cluster, takes a whole CPU for each
-    process, and ends every Mooncake master on the machine. A run has its own here, and theirs take no CPU from Ray.
+    `transfer_queue.init` is not used: it joins any controller in the cluster, reserves a whole CPU per process, and
+    kills every Mooncake master on the machine. Here each run has its own, and they reserve no CPU from Ray.
     """
 
     def __init__(self, config: TransferQueueConfig) -> None:
@@ -50,7 +50,7 @@ class Service:
             raise
 
     def stop(self) -> None:
-        """No process is left. May be called twice."""
+        """Stop all processes. May be called twice."""
         import ray
 
         units, self._units = self._units, []

@@ -1,4 +1,4 @@
-"""Tensors by way of TransferQueue: put row by row by the worker that made them, got by the one that needs them."""
+"""Tensor transport over TransferQueue: rows are put by the worker that produced them and fetched by their consumer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.core.errors import PlanRejected, RunFailed
+from unirl.core.errors import RunFailed
 from unirl.core.roles import RemoteRowsLike, TransportCounts, TransportPlace
+from unirl.core.specs.check import check_config
 
-from .config import TransferQueueConfig, problems
+from .config import TransferQueueConfig
 from .service import Address, Service
 
 __all__ = ["Column", "TransferQueueTransport", "build"]
@@ -33,13 +34,11 @@ class Column:
 
 
 def build(config: TransferQueueConfig, *, place: TransportPlace) -> TransferQueueTransport:
-    """In the driver, starts what all use. Raises PlanRejected for settings that cannot be, RunFailed when it hangs."""
-    wrong = list(problems(config))
-    if wrong:
-        raise PlanRejected(" ".join(wrong))
+    """In the driver, starts what all use. Raises RecipeError for settings out of limits, RunFailed when it hangs."""
+    check_config(config, key="transport")
     # Read when TransferQueue is imported: its calls would set torch's threads to 8, and then to those of its import.
     os.environ.setdefault("TQ_NUM_THREADS", str(torch.get_num_threads()))
-    # Mooncake tells every step of its life.
+    # Mooncake logs very verbosely.
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
     os.environ.setdefault("GLOG_minloglevel", "2")
     service = None if place.address is not None else Service(config)
@@ -47,7 +46,7 @@ def build(config: TransferQueueConfig, *, place: TransportPlace) -> TransferQueu
 
 
 class TransferQueueTransport:
-    """One process's way to the queue of its run. Fits `unirl.core.roles.Transport`.
+    """One process's client of the run's queue. Implements `unirl.core.roles.Transport`.
 
     Every call of `keep` makes a partition for each number of rows.
     """
@@ -62,7 +61,7 @@ class TransferQueueTransport:
         self._kept: dict[str, dict[Column, int]] = {}
         """Partition -> column that was put there and not dropped -> its bytes."""
         self._life = secrets.token_hex(4)
-        """A worker that replaces one that died has its name, and must not have its partitions."""
+        """A worker that replaces a dead one has its name, but must not get its partitions."""
         self._count = 0
         self._lock = threading.Lock()
         self._sent = self._fetched = 0
@@ -112,10 +111,10 @@ class TransferQueueTransport:
         together: dict[tuple[str, tuple[int, ...]], list[Column]] = defaultdict(list)
         for column, rows in rows_of.items():
             together[column.partition, tuple(sorted(rows))].append(column)
-        found: dict[Column, dict[int, Tensor]] = {}
+        result: dict[Column, dict[int, Tensor]] = {}
         for (partition, rows), columns in together.items():
-            found |= self._get(partition, rows, columns)
-        return [self._assembled(remote, found) for remote in wanted]
+            result |= self._get(partition, rows, columns)
+        return [self._assembled(remote, result) for remote in wanted]
 
     def answer(self, question: Any) -> Any:
         raise RuntimeError("transport: processes ask the queue, not each other")
@@ -162,10 +161,10 @@ class TransferQueueTransport:
         except StorageKeyNotFoundError as error:
             raise self._gone(partition, rows) from error
         # Rows come as a nested tensor even where all have one shape; a list of tensors is the same for every storage.
-        found = {column: dict(zip(rows, data[column.field].unbind(0), strict=True)) for column in columns}
+        result = {column: dict(zip(rows, data[column.field].unbind(0), strict=True)) for column in columns}
         with self._lock:
-            self._fetched += sum(row.nbytes for column in found.values() for row in column.values())
-        return found
+            self._fetched += sum(row.nbytes for column in result.values() for row in column.values())
+        return result
 
     def _assembled(self, remote: RemoteRowsLike, found: dict[Column, dict[int, Tensor]]) -> Tensor:
         shape = tuple(remote.shape)

@@ -1,6 +1,6 @@
-"""A platform with which SGLang computes on a CPU in plain PyTorch, without `sgl_kernel`, for which there is no wheel.
+"""CPU platform for SGLang in plain PyTorch, without `sgl_kernel`, which has no wheel for it.
 
-SGLang finds it through its entry points `sglang.srt.platforms`; `SGLANG_PLATFORM=unirl-cpu` chooses it by name.
+SGLang finds it through its entry points `sglang.srt.platforms`; `SGLANG_PLATFORM=unirl-cpu` selects it.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from importlib.metadata import version
 __all__ = ["TESTED", "activate"]
 
 TESTED = "0.5.23"
-"""Version of SGLang that this was tried with; what it takes from a platform changes from one to the next."""
+"""Tested version of SGLang; its platform interface changes between versions."""
 
 
 def activate() -> str | None:
-    """Name of the platform's class; None where there is a GPU. Raises RuntimeError for another version of SGLang."""
+    """Name of the platform's class; None on a machine with a GPU. Raises RuntimeError for another version of SGLang."""
     import torch
 
     if torch.cuda.is_available():
         return None
-    found = version("sglang")
-    if found.partition("+")[0] != TESTED:
+    result = version("sglang")
+    if result.partition("+")[0] != TESTED:
         raise RuntimeError(
-            f"SGLang {found} is installed; this platform for CPUs was tried with {TESTED}. Install that."
+            f"got SGLang {result}, expected {TESTED}, with which this CPU platform was tested. Install that version."
         )
     return "unirl_sglang_cpu.platform:CpuPlatform"

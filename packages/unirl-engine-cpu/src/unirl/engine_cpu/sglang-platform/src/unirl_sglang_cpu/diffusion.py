@@ -1,7 +1,7 @@
-"""What SGLang's pipelines for images and videos need on a CPU: operations in PyTorch, and a sleep that asks for no GPU.
+"""CPU support for SGLang's image and video pipelines: operations in PyTorch, and a sleep that needs no GPU.
 
-SGLang finds it through its entry points `sglang.multimodal_gen.plugins`. Its hook registry imports what is replaced,
-and says so where it cannot.
+SGLang finds it through its entry points `sglang.multimodal_gen.plugins`. Its hook registry imports the replaced
+functions, and reports those that it cannot import.
 """
 
 # SGLang is in the engine's environment alone, where type checking does not look.
@@ -21,7 +21,7 @@ OCCUPATION = (
 
 
 def register() -> None:
-    """What SGLang calls once in each of its processes: nothing where there is a GPU."""
+    """Called by SGLang once in each of its processes. Does nothing on a machine with a GPU."""
     import torch
 
     if torch.cuda.is_available():
@@ -29,12 +29,12 @@ def register() -> None:
     from sglang.kernels.ops.diffusion.common.fallback_torch import fuse_scale_shift_kernel_native
     from sglang.multimodal_gen.runtime.platforms.plugins import HookRegistry, HookType
 
-    # SGLang's own platform for CPUs calls compiled operations; the layers have them in PyTorch as well.
+    # SGLang's own CPU platform calls compiled operations; the layers also have them in PyTorch.
     for layer in ("_NormScaleShift", "_ScaleResidualNormScaleShift"):
         HookRegistry.register(f"{NORMS}.{layer}.forward_cpu", _native, HookType.REPLACE)
     fused = "sglang.kernels.ops.diffusion.modulate.scale_shift_triton.fuse_scale_shift_kernel"
     HookRegistry.register(fused, fuse_scale_shift_kernel_native, HookType.REPLACE)
-    # Asleep, modules are moved to the CPU, where they are; CUDA is waited for all the same.
+    # Sleep moves modules to the CPU, where they already are, but still synchronises with CUDA.
     HookRegistry.register(f"{OCCUPATION}._move_modules", _moved, HookType.AROUND)
     HookRegistry.register(f"{OCCUPATION}._clear_torch_device_cache", _nothing, HookType.REPLACE)
 
@@ -49,4 +49,4 @@ def _moved(stock: Callable[..., None], controller: Any, names: Sequence[str], de
 
 
 def _nothing() -> None:
-    """torch keeps no cache of the host's memory."""
+    """torch does not cache host memory."""

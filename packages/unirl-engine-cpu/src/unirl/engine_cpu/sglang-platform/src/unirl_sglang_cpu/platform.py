@@ -1,4 +1,4 @@
-"""The platform: SGLang's own operations of a CPU device, with every capability of a GPU left out."""
+"""The platform: SGLang's CPU device operations, without any GPU capability."""
 
 # SGLang is in the engine's environment alone, where type checking does not look.
 # pyright: reportMissingImports=false
@@ -25,7 +25,7 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
         return "torch_native"
 
     def get_dispatch_key_name(self) -> str:
-        """Of the method that layers with several implementations use: `forward_native`, in PyTorch."""
+        """Suffix of the method used by layers with several implementations: `forward_native`, in PyTorch."""
         return "native"
 
     def get_torch_profiler_activity_str(self) -> str:
@@ -35,9 +35,9 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
         return torch.profiler.ProfilerActivity.CPU
 
     def empty_cache(self) -> None:
-        """Nothing: torch keeps no memory of a CPU. SGLang's own collects garbage here, at each sync of weights, which
-        walks all that its imports have made: seconds, for nothing that counting references had left."""
+        """No-op: torch does not cache host memory. SGLang's own runs the garbage collector at each weight sync, which
+        takes seconds and frees nothing that reference counting has not freed."""
 
     def init_backend(self) -> None:
-        """SGLang calls it once in each of its workers."""
+        """Called by SGLang once in each of its workers."""
         let_memory_be_unpinned()

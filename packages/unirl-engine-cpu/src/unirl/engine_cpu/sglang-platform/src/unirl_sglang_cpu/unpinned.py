@@ -1,8 +1,8 @@
-"""Memory that is asked for as pinned is plain memory where there is no accelerator to pin it for.
+"""Makes requests for pinned memory return plain memory on machines without an accelerator.
 
-SGLang's adapters (`sglang.srt.lora`) ask for pinned memory whatever the device, and offer no way to say otherwise:
-torch then fails for want of an accelerator. The functions of torch that they ask through are wrapped here, in SGLang's
-workers alone. Tried with SGLang 0.5.23 and torch 2.13; checks itself when it is put in place.
+SGLang's LoRA code (`sglang.srt.lora`) requests pinned memory on every device, without a setting to turn it off, and
+torch then fails without an accelerator. The torch functions it uses are wrapped here, only in SGLang's workers. Tested
+with SGLang 0.5.23 and torch 2.13; verified when installed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 __all__ = ["let_memory_be_unpinned"]
 
 FACTORIES = ("tensor", "empty", "zeros", "ones", "arange")
-"""Functions of torch that SGLang's adapters call with `pin_memory=True`."""
+"""Functions of torch that SGLang's LoRA code calls with `pin_memory=True`."""
 _MARK = "_is_unpinned"
 
 
 def let_memory_be_unpinned() -> None:
-    """Put the wrappers in place, once. Raises RuntimeError where memory is pinned, or cannot be had, all the same."""
+    """Install the wrappers, once. Raises RuntimeError if memory is still pinned or cannot be allocated."""
     for name in FACTORIES:
         made = getattr(torch, name)
         if not hasattr(made, _MARK):
@@ -29,7 +29,7 @@ def let_memory_be_unpinned() -> None:
     torch.Tensor.pin_memory = lambda self, *_, **__: self  # type: ignore[method-assign]
     made = torch.tensor([1, 2], dtype=torch.int32, device="cpu", pin_memory=True)
     if made.is_pinned() or made.pin_memory() is not made or made.tolist() != [1, 2]:
-        raise RuntimeError(f"torch {torch.__version__} does not take what this platform for CPUs puts in its place.")
+        raise RuntimeError(f"torch {torch.__version__} ignores the replacement for pinned memory of this CPU platform.")
 
 
 def _without_pinning(made: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -1,11 +1,11 @@
-"""Lets a torchvision wheel that is linked with CUDA be imported beside a torch without it.
+"""Lets a CUDA build of torchvision be imported with a CPU build of torch.
 
-The wheel's compiled half cannot be loaded there. torchvision takes that, and then ends in `operator torchvision::nms
-does not exist`, because it gives shapes to two operators that only the compiled half declares. Here they are declared
-when that half is found missing. All that is written in Python (transforms, models, datasets) works then; a call of a
-compiled operator is an error, as torchvision means it to be.
+The wheel's compiled extension cannot be loaded then. torchvision tolerates that, but fails with
+`operator torchvision::nms does not exist`, because it registers shapes for two operators that only the extension
+declares. This package declares them if the extension is missing. Everything written in Python (transforms, models,
+datasets) then works; calling a compiled operator is an error, as torchvision intends.
 
-Where the compiled half loads, nothing is changed. Seen with torchvision 0.28 and torch 2.13.
+If the extension loads, nothing changes. Tested with torchvision 0.28 and torch 2.13.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 __all__ = ["watch"]
 
 USER = "torchvision._meta_registrations"
-"""Module of torchvision that needs the declarations, imported after the attempt to load the compiled half."""
+"""Module of torchvision that needs the declarations, imported after the attempt to load the extension."""
 SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -33,7 +33,7 @@ def watch() -> None:
 
 
 class _Watcher(MetaPathFinder):
-    """Finds no module; it is told which one is about to be imported."""
+    """Finds no module; it only observes which one is about to be imported."""
 
     _library: Any = None
 
@@ -43,7 +43,7 @@ class _Watcher(MetaPathFinder):
 
             extension = sys.modules["torchvision.extension"]
             if not extension._has_ops():
-                # Kept: the declarations go with it.
+                # Kept alive: the declarations are removed with it.
                 self._library = torch.library.Library("torchvision", "FRAGMENT")
                 for schema in SCHEMAS:
                     self._library.define(schema)

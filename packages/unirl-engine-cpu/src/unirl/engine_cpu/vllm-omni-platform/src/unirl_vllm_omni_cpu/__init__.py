@@ -1,8 +1,7 @@
 """CPU platform for vLLM-Omni's diffusion pipelines: an entry point in its group `vllm_omni.platform_plugins`.
 
-vLLM itself computes on CPUs; vLLM-Omni has platforms for accelerators alone. Here its platform is vLLM's own for CPUs
-with what vLLM-Omni asks besides. Several ranks go over gloo: `UNIRL_VLLM_OMNI_CPU_DEVICES` says how many devices there
-are.
+vLLM runs on CPUs, but vLLM-Omni only has platforms for accelerators. This one adds the methods that vLLM-Omni needs to
+vLLM's CPU platform. Several ranks communicate over gloo: `UNIRL_VLLM_OMNI_CPU_DEVICES` sets the number of devices.
 """
 
 # vLLM is in the environments of engines alone, where type checking does not look.
@@ -14,8 +13,8 @@ __all__ = ["register"]
 
 
 def register() -> str | None:
-    """What vLLM-Omni calls: the platform's class on a machine without a GPU. Light, for vLLM-Omni imports itself
-    here."""
+    """Called by vLLM-Omni: the platform's class on a machine without a GPU. Light, because vLLM-Omni is still being
+    imported."""
     import torch
     from vllm.platforms import current_platform
 

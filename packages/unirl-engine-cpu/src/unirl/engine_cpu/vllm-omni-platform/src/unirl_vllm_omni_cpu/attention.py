@@ -1,4 +1,4 @@
-"""Attention: vLLM-Omni's over torch's `scaled_dot_product_attention`, which it lets accelerators reach alone."""
+"""vLLM-Omni's attention on torch's `scaled_dot_product_attention`, which it otherwise uses only on accelerators."""
 
 # vLLM is in the environments of engines alone, where type checking does not look.
 # pyright: reportMissingImports=false

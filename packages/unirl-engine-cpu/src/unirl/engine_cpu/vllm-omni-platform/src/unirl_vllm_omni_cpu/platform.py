@@ -1,4 +1,4 @@
-"""The platform: vLLM's for CPUs, and what vLLM-Omni asks besides."""
+"""The platform: vLLM's CPU platform, with the additional methods that vLLM-Omni needs."""
 
 # vLLM is in the environments of engines alone, where type checking does not look.
 # pyright: reportMissingImports=false
@@ -20,7 +20,7 @@ DEVICES_VARIABLE = "UNIRL_VLLM_OMNI_CPU_DEVICES"
 
 
 class CpuOmniPlatform(OmniPlatform, CpuPlatform):
-    """For vLLM the CPU; for vLLM-Omni, which has no name for it, a platform from outside."""
+    """The CPU for vLLM; an out-of-tree platform for vLLM-Omni, which has no name for it."""
 
     _omni_enum = OmniPlatformEnum.OOT
 
@@ -29,7 +29,9 @@ class CpuOmniPlatform(OmniPlatform, CpuPlatform):
         cls, selected_backend: str | None, head_size: int, allow_trtllm_default: bool = False
     ) -> str:
         if selected_backend and selected_backend.upper() not in ("TORCH_SDPA", "SDPA"):
-            raise ValueError(f"attention backend {selected_backend!r} was asked for; a CPU runs TORCH_SDPA alone.")
+            raise ValueError(
+                f"attention backend: got {selected_backend!r}, expected TORCH_SDPA, the only one on a CPU."
+            )
         return "unirl_vllm_omni_cpu.attention.CpuSdpaBackend"
 
     @classmethod
@@ -66,11 +68,11 @@ class CpuOmniPlatform(OmniPlatform, CpuPlatform):
 
     @classmethod
     def synchronize(cls) -> None:
-        """Nothing runs on the side."""
+        """No-op: nothing runs asynchronously."""
 
     @classmethod
     def empty_cache(cls) -> None:
-        """torch keeps no cache of the host's memory."""
+        """torch does not cache host memory."""
 
     @classmethod
     def get_free_memory(cls, device: torch.device | None = None) -> int:
@@ -85,7 +87,7 @@ class CpuOmniPlatform(OmniPlatform, CpuPlatform):
     def get_device_total_memory(cls, device_id: int = 0) -> int:
         return psutil.virtual_memory().total
 
-    # An allocator's statistics, asked for after every forward; torch has none of the host's memory.
+    # Allocator statistics, read after every forward; torch has none for host memory.
 
     @classmethod
     def reset_peak_memory_stats(cls, device: torch.device | None = None) -> None:

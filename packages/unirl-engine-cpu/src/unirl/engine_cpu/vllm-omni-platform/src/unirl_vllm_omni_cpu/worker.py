@@ -1,4 +1,4 @@
-"""The worker: vLLM-Omni's, with a sleep that needs no allocator of CUDA, and its output thread without a stream."""
+"""vLLM-Omni's worker, with a sleep without the CUDA allocator and an output thread without a CUDA stream."""
 
 # vLLM is in the environments of engines alone, where type checking does not look.
 # pyright: reportMissingImports=false
@@ -20,18 +20,18 @@ from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker, WorkerP
 __all__ = ["CpuDiffusionWorker"]
 
 SEEN = SpecifierSet(">=0.30,<0.33")
-"""Versions of vLLM-Omni whose output thread is known."""
+"""Versions of vLLM-Omni whose output thread may be replaced."""
 
 
 class CpuDiffusionWorker(DiffusionWorker):
-    """Asleep, its weights lie in a temporary file and their memory is given back."""
+    """Sleep moves the weights to a temporary file and releases their memory."""
 
     _asleep: Any = None
 
     def sleep(self, level: int = 1) -> int:
-        """Bytes given back. Level 1 alone: level 2 would throw the weights away, which nothing brings back."""
+        """Returns the number of bytes released. Only level 1: level 2 would discard the weights."""
         if level != 1:
-            raise ValueError(f"sleep of level {level} was asked for; on a CPU there is level 1 alone.")
+            raise ValueError(f"sleep: got level {level}, expected 1, the only one on a CPU.")
         if self._asleep is None:
             weights = list(self._weights())
             self._asleep = tempfile.TemporaryFile(prefix="vllm-omni-asleep-")  # noqa: SIM115 - open until it wakes
@@ -58,26 +58,28 @@ class CpuDiffusionWorker(DiffusionWorker):
 
 
 def _send_outputs(self: Any) -> None:
-    """What `WorkerProc` runs in a thread, without its stream of an accelerator: there is none."""
+    """The output thread of `WorkerProc`, without an accelerator stream."""
     while (item := self._async_output_queue.get()) is not None:
         output, number, _ = item
         try:
             pack_diffusion_output_shm(output)
-            found: dict[str, Any] = {"output": output}
-        except Exception as error:  # noqa: BLE001 - the engine raises it
-            found = {"error": f"{type(error).__name__}: {error}"}
-        self._enqueue_result(AsyncDiffusionOutput(kind=AsyncOutputKind.OUTPUT_READY, async_output_id=number, **found))
+            result: dict[str, Any] = {"output": output}
+        except Exception as error:  # noqa: BLE001 - the engine re-raises it
+            result = {"error": f"{type(error).__name__}: {error}"}
+        self._enqueue_result(AsyncDiffusionOutput(kind=AsyncOutputKind.OUTPUT_READY, async_output_id=number, **result))
         with self._async_output_done:
             self._async_output_pending = max(0, self._async_output_pending - 1)
             self._async_output_done.notify_all()
 
 
 def _replace_output_thread() -> None:
-    """The stock one asks for the type of the current accelerator before it takes anything, and the engine then waits
-    for ever. Used by workers in processes of their own alone. Raises RuntimeError for a version where it may differ."""
-    found = version("vllm-omni")
-    if not SEEN.contains(found, prereleases=True) or "_async_output_loop" not in vars(WorkerProc):
-        raise RuntimeError(f"vLLM-Omni {found} is installed; this platform knows the output thread of {SEEN}.")
+    """Replace the output thread, which needs an accelerator before it takes any output, so that the engine would hang.
+    Only used by workers in separate processes. Raises RuntimeError for an untested version."""
+    result = version("vllm-omni")
+    if not SEEN.contains(result, prereleases=True) or "_async_output_loop" not in vars(WorkerProc):
+        raise RuntimeError(
+            f"got vLLM-Omni {result}, expected {SEEN}, whose output thread this CPU platform can replace."
+        )
     if torch.accelerator.current_accelerator() is None:
         WorkerProc._async_output_loop = _send_outputs
 

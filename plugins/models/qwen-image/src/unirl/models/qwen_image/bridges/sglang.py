@@ -14,14 +14,14 @@ import torch.nn.functional as F
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from unirl.core.config import LatentSamplingConfig
+    from unirl.core.types.sampling import LatentSamplingConfig
 
 __all__ = ["BRIDGE", "QwenImageInSglang"]
 
 PREFIX = 34
 """Tokens of the template before the prompt, which are dropped once the encoder has read them."""
 LONGEST = 1024
-"""Tokens of a prompt, at most."""
+"""Maximum number of prompt tokens."""
 
 
 class QwenImageInSglang:
@@ -41,8 +41,7 @@ class QwenImageInSglang:
     def encoder_lengths(self, tokenizers: Sequence[Any], sampling: LatentSamplingConfig) -> tuple[int, ...]:
         if not 1 <= sampling.max_sequence_length <= LONGEST:
             raise ValueError(
-                f"sampling.max_sequence_length: {sampling.max_sequence_length} was asked for; qwen-image takes 1 to "
-                f"{LONGEST}."
+                f"sampling.max_sequence_length: got {sampling.max_sequence_length}; qwen-image takes 1 to {LONGEST}."
             )
         return (PREFIX + sampling.max_sequence_length,)
 

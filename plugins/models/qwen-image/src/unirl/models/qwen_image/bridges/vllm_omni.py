@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from unirl.core.config import LatentSamplingConfig
+    from unirl.core.types.sampling import LatentSamplingConfig
 
 __all__ = ["BRIDGE", "QwenImageInVllmOmni"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from unirl.core.config import LatentSamplingConfig
+    from unirl.core.types.sampling import LatentSamplingConfig
 
 __all__ = ["BRIDGE", "Sd3InSglang"]
 
@@ -30,7 +30,7 @@ class Sd3InSglang:
     def unfit(self, model: Any) -> str:
         if model.pipeline.text_encoder_3 is None:
             return (
-                "SGLang encodes prompts of Stable Diffusion 3 with T5, and the model was loaded without it. Use a "
+                "SGLang encodes prompts of Stable Diffusion 3 with T5, but the model was loaded without it. Use a "
                 "checkpoint that has it and model.use_t5=true, or engine=trainside."
             )
         return ""

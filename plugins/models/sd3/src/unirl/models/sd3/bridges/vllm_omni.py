@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from unirl.core.config import LatentSamplingConfig
+    from unirl.core.types.sampling import LatentSamplingConfig
 
 __all__ = ["BRIDGE", "Sd3InVllmOmni"]
 
@@ -28,7 +28,7 @@ class Sd3InVllmOmni:
     def unfit(self, model: Any) -> str:
         if model.pipeline.text_encoder_3 is None:
             return (
-                "vLLM-Omni encodes prompts of Stable Diffusion 3 with T5, and the model was loaded without it. Use a "
+                "vLLM-Omni encodes prompts of Stable Diffusion 3 with T5, but the model was loaded without it. Use a "
                 "checkpoint that has it and model.use_t5=true, or engine=trainside."
             )
         return ""

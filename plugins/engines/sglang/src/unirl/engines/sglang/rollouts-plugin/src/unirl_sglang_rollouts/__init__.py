@@ -1,4 +1,4 @@
-"""What SGLang calls in each of its processes: the pipeline for rollouts takes the place of the stock one."""
+"""Plugin that SGLang calls in each of its processes: replaces the stock pipeline with the rollout pipeline."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 __all__ = ["BRIDGE_VARIABLE", "register"]
 
 BRIDGE_VARIABLE = "UNIRL_SGLANG_BRIDGE"
-"""Environment variable that names the bridge, as `"module:attribute"`; without it, SGLang stays as it is."""
+"""Environment variable with the bridge, as `"module:attribute"`; without it SGLang is unchanged."""
 
 
 def register() -> None:
-    """Register the pipeline of the bridge. The source of it lies where UniRL's server was started from."""
+    """Register the bridge's pipeline. Its source is in the folder of UniRL's server."""
     if name := os.environ.get(BRIDGE_VARIABLE):
         from unirl.engines.sglang.pipeline import register_rollouts  # type: ignore[import-not-found]
 

@@ -1,0 +1,91 @@
+"""What a loss in NumPy is given: the numbers of a trial, recomputed from its track."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from unirl.conformance.reference import LossInputs, TokenLossInputs
+from unirl.core.roles import Policy, Replayed, ReplayedTokens
+from unirl.core.types.track import Status, Track
+from unirl.numerics.tokens.replay import per_token
+
+from ..fixtures.trial import Trial
+
+__all__ = ["loss_inputs", "replayed"]
+
+
+def replayed(trial: Trial, policy: Policy) -> Replayed | ReplayedTokens:
+    """The trial's track under a policy's weights as they are now."""
+    with torch.no_grad():
+        return trial.replay()(trial.track.to(trial.model.device), policy=policy)
+
+
+def loss_inputs(
+    trial: Trial, track: Track, *, new: Replayed | ReplayedTokens, old: Replayed | ReplayedTokens, progress: float
+) -> LossInputs | TokenLossInputs:
+    """track: anchored.  new, old: `replayed` with the weights that train, and those that the loss compares with."""
+    reference = replayed(trial, "reference")
+    if trial.is_text:
+        assert isinstance(new, ReplayedTokens) and isinstance(old, ReplayedTokens)
+        assert isinstance(reference, ReplayedTokens)
+        return _of_tokens(trial, track, new, old, reference, progress=progress)
+    assert isinstance(new, Replayed) and isinstance(old, Replayed) and isinstance(reference, Replayed)
+    return _of_steps(track, new, old, reference, progress=progress)
+
+
+def _of_steps(track: Track, new: Replayed, old: Replayed, reference: Replayed, *, progress: float) -> LossInputs:
+    per_step: Callable[[Tensor], Any] = lambda value: _numpy(value.reshape(new.log_probs.shape))  # noqa: E731
+    segment = track.latent
+    assert track.advantages is not None
+    return LossInputs(
+        log_probs=_numpy(new.log_probs),
+        old_log_probs=_numpy(old.log_probs if segment.log_probs is None else segment.log_probs),
+        means=_numpy(new.means),
+        old_means=_numpy(old.means),
+        reference_means=_numpy(reference.means),
+        std=per_step(new.std),
+        g=per_step(new.g),
+        sigmas=_numpy(segment.sigmas),
+        sde_steps=np.asarray(segment.sde_steps.cpu()),
+        advantages=_numpy(track.advantages),
+        weights=_numpy(track.sample_weights),
+        progress=progress,
+    )
+
+
+def _of_tokens(
+    trial: Trial, track: Track, new: ReplayedTokens, old: ReplayedTokens, reference: ReplayedTokens, *, progress: float
+) -> TokenLossInputs:
+    segment, critic = track.text, trial.critic
+    assert new.entropy is not None
+    judged: dict[str, Any] = {}
+    if critic is not None:
+        assert track.rewards is not None
+        with torch.no_grad():
+            now = critic.values(track.to(trial.model.device))
+        judged = {
+            "rewards": _numpy(track.rewards),
+            "values": _numpy(now),
+            "old_values": _numpy(per_token(segment, "values")),
+        }
+    return TokenLossInputs(
+        log_probs=_numpy(new.log_probs),
+        old_log_probs=_numpy(old.log_probs if segment.log_probs is None else per_token(segment, "log_probs")),
+        engine_log_probs=_numpy(per_token(trial.track.text, "log_probs")),
+        reference_log_probs=_numpy(reference.log_probs),
+        entropy=_numpy(new.entropy),
+        valid=np.asarray(new.valid.cpu()),
+        advantages=None if critic is not None else _numpy(track.advantages),
+        weights=_numpy(track.sample_weights),
+        is_truncated=np.asarray([status is Status.TRUNCATED for status in track.status]),
+        progress=progress,
+        **judged,
+    )
+
+
+def _numpy(value: Any) -> Any:
+    return np.asarray(value.detach().cpu().double())

@@ -1,0 +1,93 @@
+"""Requests for trials: prompts in groups, with the noise recipe, sigmas, SDE steps or seeds that a run would send."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from torch import Tensor
+from unirl.core.loop.requests import build_request
+from unirl.core.roles import Algorithm, DiffusionModel, TextModel
+from unirl.core.types.data import Prompt
+from unirl.core.types.request import Request
+from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
+from unirl.numerics.diffusion.request import plan_latents
+
+__all__ = ["PROMPTS", "make_request", "make_text_request", "numbered"]
+
+PROMPTS = ("a red ring on the left", "two blue squares", "a dog")
+"""Of different lengths."""
+
+
+def numbered(prompts: Sequence[str]) -> list[Prompt]:
+    """As a prompt file holds them: `p0`, `p1`, ... with their number as metadata."""
+    return [Prompt(prompt_id=f"p{n}", text=text, metadata={"number": n}) for n, text in enumerate(prompts)]
+
+
+def make_request(
+    model: DiffusionModel,
+    sampling: Mapping[str, LatentSamplingConfig],
+    *,
+    prompts: Sequence[str] = PROMPTS[:2],
+    samples_per_prompt: int = 3,
+    seed: int = 11,
+    rollout: int = 5,
+    policy_version: int = 0,
+    sigmas: Mapping[str, Tensor] | None = None,
+    trajectory: str = "window",
+) -> Request:
+    """A request for every track in `sampling`. Rows of a group stand together; groups are as many as prompts.
+
+    sigmas: track -> another schedule than the model's.
+    """
+    groups = [number for number in range(len(prompts)) for _ in range(samples_per_prompt)]
+    group_ids = tuple(f"r{rollout}/p{group}" for group in groups)
+    sample_ids = tuple(f"{group}/{row % samples_per_prompt}" for row, group in enumerate(group_ids))
+    tracks = {
+        name: plan_latents(
+            settings,
+            sigmas=model.schedule(settings) if sigmas is None else sigmas[name],
+            latent_shape=model.latent_shape(settings),
+            seed=seed,
+            rollout=rollout,
+            sample_ids=sample_ids,
+            group_ids=group_ids,
+        )
+        for name, settings in sampling.items()
+    }
+    return Request(
+        sample_ids=sample_ids,
+        group_ids=group_ids,
+        prompt_ids=tuple(f"p{group}" for group in groups),
+        prompts=tuple(prompts[group] for group in groups),
+        metadata=tuple({"number": group} for group in groups),
+        media=tuple(() for _ in groups),
+        tracks={name: dataclasses.replace(track, trajectory=trajectory) for name, track in tracks.items()},
+        seed=seed,
+        rollout=rollout,
+        policy_version=policy_version,
+    )
+
+
+def make_text_request(
+    model: TextModel,
+    sampling: Mapping[str, TextSamplingConfig],
+    *,
+    prompts: Sequence[str] = PROMPTS[:2],
+    samples_per_prompt: int = 3,
+    seed: int = 11,
+    rollout: int = 5,
+    policy_version: int = 0,
+) -> Request:
+    """The same for text tracks, as a run makes it; no algorithm has a say in those."""
+    return build_request(
+        numbered(prompts),
+        samples_per_prompt=samples_per_prompt,
+        sampling=sampling,
+        model=model,
+        algorithm=cast("Algorithm", None),
+        seed=seed,
+        rollout=rollout,
+        policy_version=policy_version,
+    )

@@ -1,0 +1,123 @@
+"""A small algorithm of the kit, so that a backend can be tried without any algorithm plugin."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from unirl.core.roles import Losses, LossTerm, Metric, Policy, Replay
+from unirl.core.types.request import LatentRequest
+from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.core.types.track import Track
+from unirl.numerics.diffusion.request import plan_latents
+
+__all__ = ["CLIP", "PULL", "Call", "Surrogate", "clipped", "squared_distance"]
+
+CLIP = 0.2
+"""Clip range of the ratio."""
+PULL = 3.0
+"""Scale of the pull to another policy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call that a backend made."""
+
+    phase: Literal["anchor", "loss"]
+    sample_ids: tuple[str, ...]
+    with_grad: bool
+    """Whether gradients were recorded."""
+    progress: float | None = None
+    """Of a `loss`."""
+    deviation: float = 0.0
+    """Of a `loss`: the largest |ratio - 1| of rows that weigh something."""
+
+
+class Surrogate:
+    """A `unirl.core.roles.Algorithm`: PPO's clipped loss of every SDE step, and, where asked, the squared distance of
+    the means to those of another policy. `calls` is what the backend did with it, in order.
+    """
+
+    def __init__(self, *, pull_to: Policy | None = None) -> None:
+        self._pull_to: Policy | None = pull_to
+        self.calls: list[Call] = []
+
+    def latent_request(
+        self,
+        sampling: LatentSamplingConfig,
+        *,
+        sigmas: Tensor,
+        latent_shape: tuple[int, ...],
+        seed: int,
+        rollout: int,
+        sample_ids: Sequence[str],
+        group_ids: Sequence[str],
+    ) -> LatentRequest:
+        return plan_latents(
+            sampling,
+            sigmas=sigmas,
+            latent_shape=latent_shape,
+            seed=seed,
+            rollout=rollout,
+            sample_ids=sample_ids,
+            group_ids=group_ids,
+        )
+
+    def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
+        """The rewards themselves."""
+        return dataclasses.replace(track, advantages=track.rewards), {}
+
+    def with_old_log_probs(self, track: Track, replay: Replay) -> Track:
+        self._note("anchor", track)
+        return dataclasses.replace(
+            track, segment=dataclasses.replace(track.latent, log_probs=replay(track).log_probs.detach())
+        )
+
+    def loss_weights(self, track: Track) -> dict[str, Tensor]:
+        steps = track.sample_weights[:, None] * (track.latent.sde_steps >= 0)
+        return {"policy": steps} if self._pull_to is None else {"policy": steps, "pull": steps}
+
+    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+        assert track.advantages is not None
+        new: Any = replay(track)
+        weights = self.loss_weights(track)
+        log_ratio = new.log_probs - track.latent.log_probs
+        terms = [LossTerm(name="policy", values=clipped(log_ratio, track.advantages), weights=weights["policy"])]
+        if self._pull_to is not None:
+            other: Any = replay(track, policy=self._pull_to)
+            pull = squared_distance(new.means, other.means)
+            terms.append(LossTerm(name="pull", values=pull, weights=weights["pull"], scale=PULL))
+        ratio = log_ratio.detach().exp()
+        is_counted = weights["policy"] > 0
+        deviation = float(torch.where(is_counted, (ratio - 1).abs(), 0.0).max())
+        self._note("loss", track, progress=progress, deviation=deviation)
+        rows = track.sample_weights > 0
+        values = torch.where(rows, track.advantages, 0.0)
+        return Losses(
+            terms=terms,
+            metrics={
+                "advantage_mean": Metric(
+                    total=float((values * track.sample_weights).sum()), weight=float(track.sample_weights.sum())
+                ),
+                "advantage_max": Metric(total=float(values.max()), reduce="max"),
+                "rows": Metric(total=float(rows.sum()), reduce="sum"),
+            },
+        )
+
+    def _note(self, phase: Literal["anchor", "loss"], track: Track, **facts: Any) -> None:
+        self.calls.append(Call(phase=phase, sample_ids=track.sample_ids, with_grad=torch.is_grad_enabled(), **facts))
+
+
+def clipped(log_ratio: Tensor, advantages: Tensor) -> Tensor:
+    """max(-A r, -A clip(r, 1 - c, 1 + c)).  log_ratio: [n, S].  advantages: [n]."""
+    ratio, weight = log_ratio.exp(), -advantages[:, None]
+    return torch.maximum(weight * ratio, weight * ratio.clamp(1 - CLIP, 1 + CLIP))
+
+
+def squared_distance(means: Tensor, others: Tensor) -> Tensor:
+    """[n, S, ...] -> [n, S], averaged over the elements."""
+    return (means - others).square().flatten(2).mean(dim=2)

@@ -1,0 +1,226 @@
+"""A decoder of some ten thousand weights in plain torch: what algorithms, backends and engines are tried on with text.
+
+It has what real ones have, at a size where a forward takes a millisecond: attention with a key-value cache, padded and
+packed batches, a chat template with a switch, blocks that are wrapped one by one, projections that LoRA adapts, dropout
+that has to be off. Log-probs come from a plain `log_softmax`, so that shared code can be held against them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from unirl.core.errors import RecipeError
+from unirl.core.roles import TokenBatch
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.config import PartConfig
+from unirl.core.specs.spec import Miniature, ModelSpec
+from unirl.core.types.data import MediaRef
+from unirl.core.types.sampling import TextSamplingConfig
+
+__all__ = ["SPEC", "VOCABULARY", "TextWorkbenchConfig", "TextWorkbenchModel", "build", "write"]
+
+WIDTH, HEADS = 16, 2
+END, PAD, SYSTEM, USER, ASSISTANT, NO_THOUGHT = range(256, 262)
+"""Tokens after the 256 bytes: what ends a text, what fills up, and those of the chat template."""
+VOCABULARY = 262
+WEIGHTS_FILE = "workbench-text.safetensors"
+
+Cache = tuple[tuple[Tensor, Tensor], ...]
+"""Keys and values [B, L, WIDTH] of each block."""
+
+
+@dataclass
+class TextWorkbenchConfig(PartConfig):
+    path: str = "???"
+    """Folder that `write` filled."""
+
+
+SPEC = ModelSpec(
+    name="workbench-text",
+    summary="A decoder of some ten thousand weights, for trying engines, algorithms and backends",
+    build=f"{__name__}:build",
+    config=f"{__name__}:TextWorkbenchConfig",
+    capabilities={
+        Cap.LATENT_STAGE: Support.NO,
+        Cap.TEXT_STAGE: Support.NATIVE,
+        Cap.LORA: Support.NATIVE,
+        Cap.GUIDANCE: Support.NO,
+        Cap.MEDIA_REFS: Support.NO,
+    },
+    tracks={"text": "text"},
+    trainable="net",
+    lora_targets=("mixed", "out", "up", "down"),
+    wrap_blocks=("TextBlock",),
+    tiny=Miniature(write=f"{__name__}:write", sampling={"max_new_tokens": 8}, lora_layers=8, wrap_blocks=2),
+    reference="the formulas of its docstrings",
+)
+
+
+class TextBlock(nn.Module):
+    """Attention over what is visible, then a mixture of each token's features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixed = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(
+        self, hidden: Tensor, visible: Tensor, past: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """hidden: [B, L, WIDTH].  visible: [B, L, past + L] bool.  Returns hidden, and the keys and values of all."""
+        query, key, value = self.mixed(hidden).chunk(3, dim=2)
+        if past is not None:
+            key, value = torch.cat([past[0], key], dim=1), torch.cat([past[1], value], dim=1)
+        heads = [part.unflatten(2, (HEADS, -1)).transpose(1, 2) for part in (query, key, value)]
+        likeness = heads[0] @ heads[1].transpose(2, 3) / math.sqrt(WIDTH / HEADS)
+        weights = likeness.masked_fill(~visible[:, None], -torch.inf).softmax(dim=3)
+        hidden = hidden + self.out((weights @ heads[2]).transpose(1, 2).flatten(2))
+        return hidden + self.down(torch.tanh(self.up(hidden))), (key, value)
+
+
+class TextNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList([TextBlock(), TextBlock()])
+        self.dropout = nn.Dropout(0.5)
+        self.leave = nn.Linear(WIDTH, VOCABULARY)
+        with torch.no_grad():
+            self.leave.weight.normal_(std=0.4)
+            # So that some texts end before their limit.
+            self.leave.bias[END] = 3.0
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        *,
+        index: Tensor | None,
+        cache: Cache | None,
+        is_hidden: bool = False,
+    ) -> tuple[Tensor, Cache]:
+        """Logits [T, VOCABULARY] at `index` into the flattened [B * L], or [B, VOCABULARY] at the last of each row.
+
+        tokens, positions: [B, L].  visible: [B, L, cached + L].  is_hidden: states [T, WIDTH] instead of logits.
+        """
+        hidden, kept = self.enter(tokens) + _waves(positions), list[tuple[Tensor, Tensor]]()
+        for number, block in enumerate(self.blocks):
+            hidden, past = block(hidden, visible, None if cache is None else cache[number])
+            kept.append(past)
+        chosen = hidden[:, -1] if index is None else hidden.flatten(0, 1)[index]
+        states = self.dropout(chosen)
+        return states if is_hidden else self.leave(states), tuple(kept)
+
+
+class TextWorkbenchModel:
+    """A `unirl.core.roles.TextModel`. Tokens are the bytes of UTF-8, and a few special ones."""
+
+    spec: ModelSpec = SPEC
+    stop_tokens: tuple[int, ...] = (END,)
+    pad_token: int = PAD
+    packs: bool = True
+
+    def __init__(self, *, seed: int = 0, device: Any = "cpu") -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            self.net = TextNet().eval()
+        self.device = torch.device(device)
+        self.net.to(self.device)
+
+    @property
+    def trainable(self) -> nn.Module:
+        return self.net
+
+    @property
+    def trunk(self) -> nn.Module:
+        """The whole net: its output projection is left out of the forward."""
+        return self.net
+
+    def prompt_tokens(
+        self,
+        prompts: Sequence[str],
+        *,
+        sampling: TextSamplingConfig,
+        media: Sequence[Sequence[MediaRef]] | None = None,
+    ) -> list[Tensor]:
+        """The bytes of each prompt; with `chat` between the roles, after the bytes of the system prompt."""
+        if media is not None and any(media):
+            raise RecipeError("data: workbench-text reads text alone, but a prompt has media; leave them out.")
+        if not sampling.chat and (sampling.system_prompt or sampling.thinking is not None):
+            raise RecipeError("sampling.chat: without a template there is no system prompt and no switch; unset them.")
+        rows = [self._chat(prompt, sampling) if sampling.chat else [*prompt.encode()] for prompt in prompts]
+        for prompt, row in zip(prompts, rows, strict=True):
+            if not row:
+                raise RecipeError(f"data: prompt {prompt!r} has no token to go on from; write something.")
+        return [torch.tensor(row, dtype=torch.int64) for row in rows]
+
+    def texts(self, tokens: Sequence[Tensor]) -> list[str]:
+        return [bytes(token for token in row.tolist() if token < END).decode(errors="replace") for row in tokens]
+
+    def score(
+        self, batch: TokenBatch, *, temperature: float, with_entropy: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        logits, _ = self.net(*self.layout(batch), index=batch.target_index.to(self.device), cache=None)
+        scores = torch.log_softmax(logits.float() / temperature, dim=1)
+        log_probs = scores.gather(1, batch.targets.to(self.device)[:, None]).squeeze(1)
+        return log_probs, -(scores.exp() * scores).sum(dim=1) if with_entropy else None
+
+    def hidden(self, batch: TokenBatch, *, trunk: nn.Module | None = None) -> Tensor:
+        net = self.net if trunk is None else trunk
+        return net(*self.layout(batch), index=batch.target_index.to(self.device), cache=None, is_hidden=True)[0].float()
+
+    def layout(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens and positions [B, L] of a batch, and what is visible from where [B, L, L]."""
+        tokens, positions = batch.tokens.to(self.device), batch.positions.to(self.device)
+        # Padded: samples are rows. Packed: one begins where positions begin again.
+        sample = (positions == 0).cumsum(dim=1)
+        visible = (sample[:, :, None] == sample[:, None]) & (positions[:, :, None] >= positions[:, None])
+        return tokens, positions, visible
+
+    @torch.no_grad()
+    def next_logits(
+        self, tokens: Tensor, *, positions: Tensor, attention_mask: Tensor, cache: Cache | None
+    ) -> tuple[Tensor, Cache]:
+        length, total = tokens.shape[1], attention_mask.shape[1]
+        place = torch.arange(total, device=self.device)
+        own = place[total - length :, None]
+        # Padding sees itself, for a softmax over nothing is no number.
+        visible = ((place <= own) & attention_mask.to(self.device)[:, None]) | (place == own)
+        logits, kept = self.net(tokens.to(self.device), positions.to(self.device), visible, index=None, cache=cache)
+        return logits.float(), kept
+
+    def select_cache(self, cache: Cache, rows: Tensor) -> Cache:
+        there = rows.to(self.device)
+        return tuple((key[there], value[there]) for key, value in cache)
+
+    def _chat(self, prompt: str, sampling: TextSamplingConfig) -> list[int]:
+        system = [SYSTEM, *sampling.system_prompt.encode()] if sampling.system_prompt else []
+        return [*system, USER, *prompt.encode(), ASSISTANT, *([NO_THOUGHT] if sampling.thinking is False else [])]
+
+
+def build(config: TextWorkbenchConfig, *, device: Any) -> TextWorkbenchModel:
+    model = TextWorkbenchModel(device=device)
+    model.net.load_state_dict(load_file(Path(config.path) / WEIGHTS_FILE))
+    return model
+
+
+def write(folder: Path, *, seed: int) -> None:
+    """Write random weights; same seed, same bytes."""
+    save_file(TextWorkbenchModel(seed=seed).net.state_dict(), Path(folder) / WEIGHTS_FILE)
+
+
+def _waves(positions: Tensor) -> Tensor:
+    """[B, L] -> [B, L, WIDTH] sines and cosines of wave lengths from 6 to 6,000 tokens."""
+    rates = 10.0 ** -torch.linspace(0, 3, WIDTH // 2, device=positions.device)
+    angles = positions[:, :, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=2)

@@ -1,0 +1,71 @@
+"""A backend with the model that it trains, as claims look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+from unirl.core.roles import Algorithm, Backend, Policy, TrainReport
+from unirl.core.types.track import Track
+
+from .model import WorkbenchModel
+from .surrogate import Surrogate
+
+__all__ = ["Trainee", "Training", "largest_gap"]
+
+Training = Literal["full", "lora"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainee:
+    """A backend and the model that it trains, looked at through the backend alone: it may wrap the module in place."""
+
+    backend: Backend
+    model: WorkbenchModel
+    training: Training
+    policies: tuple[Policy, ...]
+    """Policies besides the live one that it keeps."""
+    plain: Mapping[str, Tensor] = field(repr=False)
+    """The weights of the module before the backend had it, by name."""
+
+    def trained(self, policy: Policy = "live") -> dict[str, Tensor]:
+        """Copies of what trains: all weights by their plain names, or the adapters."""
+        tensors = self.backend.export_weights(policy=policy, kind=self.training).tensors
+        return {name: tensor.clone() for name, tensor in tensors.items()}
+
+    def whole(self, policy: Policy = "live") -> dict[str, Tensor]:
+        """Copies of all weights of the module by their plain names, adapters folded in."""
+        kind = "full" if self.training == "full" else "merged"
+        tensors = self.backend.export_weights(policy=policy, kind=kind).tensors
+        missing = [name for name in self.plain if name not in tensors]
+        assert not missing, f"{kind!r} weights lack {missing[0]!r}; they have {', '.join(sorted(tensors)[:3])}, ..."
+        return {name: tensors[name].clone() for name in self.plain}
+
+    def everything(self) -> dict[str, Tensor]:
+        """What trains and every policy that is kept, by policy and name; of the reference, all weights."""
+        result = {f"live {name}": value for name, value in self.trained().items()}
+        for policy in self.policies:
+            weights = self.whole(policy) if policy == "reference" else self.trained(policy)
+            result |= {f"{policy} {name}": value for name, value in weights.items()}
+        return result
+
+    def velocity(self, of: Callable[..., Tensor] | None = None) -> Tensor:
+        """What the model answers to a fixed question with the weights in use, or what another one answers to it."""
+        x = torch.linspace(-2, 2, 3 * 4 * 3 * 2).view(3, 4, 3, 2).to(self.model.device)
+        sigma = torch.tensor([0.9, 0.5, 0.2]).to(self.model.device)
+        text = torch.linspace(-1, 1, 3 * 6).view(3, 6).to(self.model.device)
+        with torch.no_grad():
+            return (of or self.model.velocity)(x, sigma, {"text": text})
+
+    def train(self, track: Track, algorithm: Algorithm | None = None) -> TrainReport:
+        """One call of the backend's `train`, with the kit's surrogate by default."""
+        return self.backend.train(track, algorithm or Surrogate(), progress=0.25)
+
+
+def largest_gap(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
+    """Largest difference over all tensors. Fails when their names differ."""
+    assert found.keys() == wanted.keys(), f"names differ: {sorted(found.keys() ^ wanted.keys())[:3]}"
+    return max(float((found[name] - value).detach().abs().max()) for name, value in wanted.items())

@@ -1,0 +1,215 @@
+"""References of parts: the original pipeline of a model, the formula of an algorithm.
+
+Conformance runs both sides and compares them. The reference side shares no code with the part's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from unirl.core.types.array import Array
+
+if TYPE_CHECKING:
+    from unirl.core.specs.config import PartConfig
+    from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
+    from unirl.numerics.loss.kl_config import TokenKlConfig
+    from unirl.numerics.tokens.policy_config import TokenPolicyConfig
+
+__all__ = [
+    "LossInNumpy",
+    "LossInputs",
+    "ReferenceRun",
+    "RunReference",
+    "RunTextReference",
+    "TextReferenceRun",
+    "TokenLossInputs",
+    "TokenMean",
+    "clipped_token",
+    "token_divergence",
+    "token_importance",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceRun:
+    """Results of the reference pipeline for some prompts, deterministic (Euler, no step noise)."""
+
+    sigmas: Array
+    """[T+1] of its scheduler, ending in 0."""
+    final: Array
+    """[N, ...] its final latents, in the layout of the model's `latent_shape`."""
+    media: Array
+    """[N, 3, H, W], or [N, F, 3, H, W] for videos, in [0, 1]: its decoded media. Not constant, since constant media say
+    nothing about decoding."""
+
+
+class RunReference(Protocol):
+    """Runs the pipeline named by a model's `reference` from a checkpoint folder, without any code of the model."""
+
+    def __call__(
+        self, folder: Path, *, prompts: Sequence[str], sampling: LatentSamplingConfig, initial: Array
+    ) -> ReferenceRun:
+        """initial: [N, ...] latents to start from.  sampling: steps, size and guidance are honoured."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextReferenceRun:
+    """Greedy completions of the reference implementation for some prompts."""
+
+    prompt_tokens: Sequence[Array]
+    """[P] int64 per prompt, including its chat template."""
+    tokens: Sequence[Array]
+    """[L] int64 per completion: the most likely tokens, up to and including the first stop token, or
+    `max_new_tokens`."""
+    log_probs: Sequence[Array]
+    """[L] log-probs of these tokens at temperature 1, from forwards over the whole sequence, without a cache."""
+
+
+class RunTextReference(Protocol):
+    """Runs the implementation named by a model's `reference` from a checkpoint folder, in fp32 and without any code of
+    the model."""
+
+    def __call__(self, folder: Path, *, prompts: Sequence[str], sampling: TextSamplingConfig) -> TextReferenceRun:
+        """sampling: the chat settings, `max_new_tokens` and `stop_token_ids` are honoured."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossInputs:
+    """Inputs of a loss over SDE steps: fp64 NumPy arrays of n samples with S steps each."""
+
+    log_probs: Any
+    """[n, S] under the trained weights."""
+    old_log_probs: Any
+    """[n, S] in the denominator of the ratio."""
+    means: Any
+    """[n, S, ...] of the transitions under the trained weights."""
+    old_means: Any
+    """[n, S, ...] of the transitions under the old policy."""
+    reference_means: Any
+    """[n, S, ...] of the transitions under the reference policy."""
+    std: Any
+    """[n, S] standard deviations of the transitions."""
+    g: Any
+    """[n, S] diffusion coefficients."""
+    sigmas: Any
+    """[T+1] noise levels."""
+    sde_steps: Any
+    """[n, S] int64 index of each step into `sigmas`; -1 is none."""
+    advantages: Any
+    """[n]."""
+    weights: Any
+    """[n] weights of the samples; 0 excludes one."""
+    progress: float
+    """0 to 1 over the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLossInputs:
+    """Inputs of a loss over tokens: fp64 NumPy arrays of n completions with up to S tokens each.
+
+    Conformance gives all of them. None is for tests of losses that do not read a field.
+    """
+
+    log_probs: Any
+    """[n, S] under the trained weights."""
+    old_log_probs: Any
+    """[n, S] in the denominator of the ratio."""
+    engine_log_probs: Any = None
+    """[n, S] from the engine."""
+    reference_log_probs: Any = None
+    """[n, S] under the reference policy."""
+    entropy: Any = None
+    """[n, S] in nats, entropy of each token's distribution under the trained weights."""
+    valid: Any
+    """[n, S] bool: trained tokens."""
+    advantages: Any = None
+    """[n]; or [n, S] if they differ by token. None with a critic: the reference computes advantages and returns
+    itself."""
+    rewards: Any = None
+    """[n]; set with a critic, like the next two."""
+    values: Any = None
+    """[n, S] current values of the critic, before each token."""
+    old_values: Any = None
+    """[n, S] its values when the advantages were computed."""
+    returns: Any = None
+    """[n, S] its value targets."""
+    weights: Any
+    """[n] weights of the completions; 0 excludes one."""
+    is_truncated: Any
+    """[n] bool: truncated by the length limit."""
+    progress: float = 0.0
+    """0 to 1 over the run."""
+
+
+class LossInNumpy(Protocol):
+    """An algorithm's loss over one update, every term with its scale, written from the paper's formula in NumPy.
+
+    inputs: those of its track kind.
+    """
+
+    def __call__(self, config: PartConfig, inputs: Any) -> float: ...
+
+
+def token_divergence(config: TokenKlConfig, inputs: TokenLossInputs, row: int, token: int) -> float:
+    """Schulman's estimators (2020) of the KL to the reference, for one token."""
+    difference = float(inputs.log_probs[row, token] - inputs.reference_log_probs[row, token])
+    estimate = {"k1": difference, "k2": difference**2 / 2, "k3": math.exp(-difference) - 1 + difference}
+    if not config.kl_weighs_by_ratio:
+        return estimate[config.kl_estimator]
+    # DeepSeek-V3.2, arXiv 2512.02556: the expectation is over samples of the old policy.
+    ratio = math.exp(float(inputs.log_probs[row, token] - inputs.old_log_probs[row, token]))
+    return ratio * estimate[config.kl_estimator]
+
+
+def clipped_token(config: TokenPolicyConfig, ratio: float, advantage: float) -> float:
+    """PPO, arXiv 1707.06347, equation 7: the pessimistic bound of the clipped ratio, to be minimised."""
+    low, high = config.clip_bounds
+    if advantage >= 0:
+        return -advantage * min(ratio, 1 + high)
+    factor = max(ratio, 1 - low)
+    # Dual clip, arXiv 1912.09729.
+    return -advantage * (factor if config.dual_clip is None else min(factor, config.dual_clip))
+
+
+def token_importance(
+    config: TokenPolicyConfig, inputs: TokenLossInputs, row: int, token: int, tokens: Sequence[int]
+) -> float:
+    """The bounded importance weight old policy / engine of a token or completion. tokens: its tokens."""
+    if config.tis == "none":
+        return 1.0
+    chosen = [token] if config.tis == "token" else tokens
+    gap = sum(float(inputs.old_log_probs[row, t] - inputs.engine_log_probs[row, t]) for t in chosen)
+    return min(math.exp(gap), config.tis_cap)
+
+
+class TokenMean:
+    """A mean over tokens and completions, by an algorithm's `aggregation`."""
+
+    def __init__(self, mode: str, *, horizon: float) -> None:
+        """horizon: the constant of `seq-mean-token-sum-norm`."""
+        self._mode, self._horizon = mode, horizon
+        self._sum = self._count = 0.0
+
+    def add(self, tokens: Sequence[float], weight: float) -> None:
+        """The tokens of one completion."""
+        if self._mode == "token-mean":
+            self._sum += weight * sum(tokens)
+            self._count += weight * len(tokens)
+            return
+        divisor = {
+            "seq-mean-token-mean": len(tokens),
+            "seq-mean-token-sum": 1,
+            "seq-mean-token-sum-norm": self._horizon,
+        }[self._mode]
+        self._sum += weight * sum(tokens) / divisor
+        self._count += weight
+
+    @property
+    def value(self) -> float:
+        return self._sum / self._count if self._count else 0.0

@@ -1,0 +1,202 @@
+"""Checks that a spec's claims are implemented. Resolves every string in it, so it imports the part's dependencies."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal, TypeAlias, cast, get_args, get_origin, get_type_hints
+
+from unirl.core.errors import PluginBroken
+from unirl.core.names import did_you_mean
+from unirl.core.specs.capability import Cap, Needs, Support
+from unirl.core.specs.config import CONFIG_BASES, PartConfig
+from unirl.core.specs.spec import AlgorithmSpec, LauncherSpec, ModelSpec, RewardSpec, Spec
+
+__all__ = ["check_spec"]
+
+Resolve: TypeAlias = Callable[[str], Any]
+"""Returns the object that `"module:attribute"` names, or raises PluginBroken: `Catalog.resolve`."""
+
+BUILD_KEYWORDS: dict[str, tuple[str, ...]] = {
+    "model": ("device",),
+    "engine": ("model", "device"),
+    "backend": ("model", "train", "steps", "seed"),
+    "algorithm": ("advantage", "reward_weights", "train"),
+    "reward": ("device",),
+    "tracker": (),
+    "launcher": (),
+    "transport": ("place",),
+}
+"""Keyword arguments of `build(config, ...)`, by kind of part."""
+
+
+def check_spec(spec: Spec, resolve: Resolve) -> list[str]:
+    """Problems of a spec, one sentence each; empty when every claim holds."""
+    return [
+        *_text(spec),
+        *_capabilities(spec),
+        *_build(spec, resolve),
+        *_config(spec, resolve),
+        *_by_kind(spec, resolve),
+    ]
+
+
+def _text(spec: Spec) -> Iterator[str]:
+    if not spec.summary.strip():
+        yield "summary: empty; say in one sentence what the part is."
+    for gap in spec.gaps:
+        if not gap.claim or not gap.reason:
+            yield f"gaps: {gap} needs a claim and a reason."
+
+
+def _capabilities(spec: Spec) -> Iterator[str]:
+    for cap, support in cast(Mapping[object, object], spec.capabilities).items():
+        if not isinstance(cap, Cap):
+            yield f"capabilities: {cap!r} is not a Cap{did_you_mean(str(cap), [str(c) for c in Cap])}."
+        elif not isinstance(support, Support):
+            yield f"capabilities.{cap}: got {support!r}, expected a Support: {', '.join(Support)}."
+
+
+def _build(spec: Spec, resolve: Resolve) -> Iterator[str]:
+    keywords = BUILD_KEYWORDS.get(spec.kind)
+    if keywords is None:
+        return
+    call = f"build(config{''.join(f', {name}=' for name in keywords)})"
+    yield from _function("build", spec.build, resolve, call, None, **dict.fromkeys(keywords))
+
+
+def _config(spec: Spec, resolve: Resolve) -> Iterator[str]:
+    try:
+        config = resolve(spec.config)
+    except PluginBroken as error:
+        yield f"config: {error}"
+        return
+    base = CONFIG_BASES.get(spec.kind, PartConfig)
+    if not (isinstance(config, type) and is_dataclass(config) and issubclass(config, base)):
+        yield f"config: {spec.config!r} is not a dataclass that inherits unirl.core.specs.config.{base.__name__}."
+        return
+    keys = [item.name for item in fields(config)]
+    for what, key in _keys(spec):
+        if key not in keys:
+            yield f"{what}: {spec.config!r} has no key {key!r}{did_you_mean(key, keys)}."
+    try:
+        config()
+    except Exception as error:  # noqa: BLE001 - this is the report
+        yield f"config: {spec.config!r} cannot be created from its defaults: {type(error).__name__}: {error}."
+
+
+def _keys(spec: Spec) -> Iterator[tuple[str, str]]:
+    """Keys of its config that a spec names."""
+    if isinstance(spec, AlgorithmSpec):
+        yield from (("when", key) for key in spec.when)
+        yield from (("stateful", key) for key in spec.stateful)
+        if spec.clip_key:
+            yield "clip_key", spec.clip_key
+    if isinstance(spec, ModelSpec) and spec.tiny is not None:
+        yield "path_key", spec.path_key
+    if isinstance(spec, LauncherSpec):
+        yield from (("separates", key) for key in spec.separates or ())
+        yield from (("holds_reference", key) for key in spec.holds_reference or ())
+    settings = {"trial": spec.trial, **{f"enabled_by[{cap}]": value for cap, value in spec.enabled_by.items()}}
+    for what, values in settings.items():
+        yield from ((what, key.partition(".")[0]) for key in values)
+
+
+def _by_kind(spec: Spec, resolve: Resolve) -> Iterator[str]:
+    if isinstance(spec, ModelSpec):
+        yield from _model(spec, resolve)
+    if isinstance(spec, AlgorithmSpec):
+        yield from _needs("needs", spec.needs)
+        for key, further in spec.when.items():
+            yield from _needs(f"when[{key!r}]", spec.needs.merged(further))
+        if spec.reference:
+            yield from _function("reference", spec.reference, resolve, "reference(config, inputs)", None, None)
+    if isinstance(spec, RewardSpec):
+        yield from _reward(spec)
+
+
+def _reward(spec: RewardSpec) -> Iterator[str]:
+    if not spec.scale.strip():
+        yield "scale: empty; say what the score means and its range."
+    if not spec.range[0] < spec.range[1]:
+        yield f"range: {spec.range} is empty; give the smallest and the largest score."
+    if not spec.examples:
+        yield "examples: none; give one that the reward can score."
+    for number, example in enumerate(spec.examples):
+        for key in spec.metadata:
+            if key not in example.metadata:
+                yield f"examples[{number}].metadata: {key!r} is missing, which `metadata` says every prompt has."
+
+
+def _model(spec: ModelSpec, resolve: Resolve) -> Iterator[str]:
+    kinds = set(spec.tracks.values())
+    for cap, kind in ((Cap.LATENT_STAGE, "latent"), (Cap.TEXT_STAGE, "text")):
+        if (kind in kinds) != (spec.support(cap) is Support.NATIVE):
+            has = f"has {kind} tracks" if kind in kinds else f"has no {kind} track"
+            yield f"tracks: the model {has}, and its capability {cap} is {spec.support(cap)}."
+    if spec.support(Cap.LORA) is Support.NATIVE and not spec.lora_targets:
+        yield f"lora_targets: empty, but the capability {Cap.LORA} is claimed."
+    if spec.tiny is not None:
+        yield from _function("tiny.write", spec.tiny.write, resolve, "write(folder, seed=)", None, seed=0)
+        for name in spec.tiny.idle_layers:
+            if not f".{name}".endswith(tuple(f".{target}" for target in spec.lora_targets)):
+                yield f"tiny.idle_layers: {name!r} is not a layer that `lora_targets` match."
+    for engine, target in spec.bridges.items():
+        try:
+            resolve(target)
+        except PluginBroken as error:
+            yield f"bridges[{engine!r}]: {error}"
+    if spec.parity:
+        call = "parity(folder, prompts=, sampling=, initial=)"
+        keywords = dict.fromkeys(("prompts", "sampling", "initial"))
+        yield from _function("parity", spec.parity, resolve, call, None, **keywords)
+    if spec.text_parity:
+        call = "text_parity(folder, prompts=, sampling=)"
+        keywords = dict.fromkeys(("prompts", "sampling"))
+        yield from _function("text_parity", spec.text_parity, resolve, call, None, **keywords)
+
+
+def _needs(where: str, needs: Needs) -> Iterator[str]:
+    hints = get_type_hints(Needs)
+    for item in fields(needs):
+        value, allowed = getattr(needs, item.name), hints[item.name]
+        options = get_args(allowed) if get_origin(allowed) is Literal else (True, False)
+        if value not in options:
+            yield f"{where}.{item.name}: {value!r} is not one of {', '.join(map(str, options))}."
+    if needs.log_probs != "none" and needs.trajectory == "none" and needs.track == "latent":
+        yield f"{where}: log-probs of a latent track need its trajectory; trajectory is none."
+    if (needs.log_probs, needs.track) in (("gaussian", "text"), ("token", "latent")):
+        yield f"{where}: got {needs.log_probs} log-probs for a {needs.track} track."
+    if needs.log_probs == "gaussian" and not needs.stochastic:
+        yield f"{where}: gaussian log-probs only exist for stochastic steps; stochastic is False."
+    if (needs.gradient == "through-sampler") != (needs.reward == "differentiable"):
+        yield f"{where}: gradient is {needs.gradient} and reward is {needs.reward}; each requires the other."
+
+
+def _function(
+    what: str, target: str, resolve: Resolve, call: str, *arguments: object, **keywords: object
+) -> Iterator[str]:
+    """Problems of a string that must name a function with this call."""
+    try:
+        function = resolve(target)
+    except PluginBroken as error:
+        yield f"{what}: {error}"
+        return
+    if not callable(function):
+        yield f"{what}: {target!r} is not a function but of type {type(function).__name__}."
+        return
+    yield from _misfit(what, target, function, call, *arguments, **keywords)
+
+
+def _misfit(
+    what: str, target: str, function: Callable[..., Any], call: str, *arguments: object, **keywords: object
+) -> Iterator[str]:
+    """A sentence if a function cannot be called in this way."""
+    try:
+        inspect.signature(function).bind(*arguments, **keywords)
+    except TypeError as error:
+        yield f"{what}: {target!r} is called as {call}, which its signature does not accept: {error}."
+    except ValueError:
+        # A builtin or extension function has no signature to inspect.
+        return

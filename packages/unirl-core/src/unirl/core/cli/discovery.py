@@ -1,0 +1,66 @@
+"""Plugins of a command: the installed ones and those of `--plugins-dir`, except those in UNIRL_DISABLE.
+
+Both are passed on as environment variables, so that child processes see the same plugins.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from ..plugins.catalog import Catalog
+
+__all__ = ["DISABLE", "PLUGINS_DIR", "discover", "plugins_dir_option"]
+
+PLUGINS_DIR = "UNIRL_PLUGINS_DIR"
+"""A folder of single-file plugins."""
+DISABLE = "UNIRL_DISABLE"
+"""Comma-separated names of plugins not to load."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def discover() -> Catalog:
+    """The plugins of this command. Raises RecipeError for a missing folder, PluginNotFound for an unknown name in
+    UNIRL_DISABLE."""
+    from ..plugins.catalog import Catalog
+
+    options: dict[str, Any] = {}
+    if folder := os.environ.get(PLUGINS_DIR):
+        from ..plugins.files import plugin_files
+
+        options["files"] = plugin_files(Path(folder))
+    if names := [name.strip() for name in os.environ.get(DISABLE, "").split(",") if name.strip()]:
+        options["disabled"] = names
+    return Catalog.discover(**options)
+
+
+def plugins_dir_option(command: F) -> F:
+    """`--plugins-dir`, for commands that discover plugins."""
+    return click.option(
+        "--plugins-dir",
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        expose_value=False,
+        callback=_set_folder,
+        help=f"Also load every .py file of this folder as a plugin. {PLUGINS_DIR} does the same for every command.",
+    )(command)
+
+
+def _set_folder(ctx: click.Context, param: click.Parameter, folder: Path | None) -> None:
+    if folder is None:
+        return
+    before = os.environ.get(PLUGINS_DIR)
+    os.environ[PLUGINS_DIR] = str(folder.absolute())
+
+    def restore() -> None:
+        if before is None:
+            os.environ.pop(PLUGINS_DIR, None)
+        else:
+            os.environ[PLUGINS_DIR] = before
+
+    ctx.call_on_close(restore)

@@ -1,1 +1,0 @@
-"""Published sets of questions with checkable answers, as prompt files."""

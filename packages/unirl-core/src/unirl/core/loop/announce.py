@@ -1,0 +1,85 @@
+"""The first events of a run: the parts being loaded, the plan, and the predicted cost of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..observe.events import EventStream
+from ..roles import diffusion_model
+from ..specs.plan import Plan
+from ..types.data import Prompt
+from ..types.event import Event
+from ..types.request import LatentRequest
+from .checkpoints import Checkpoint
+from .costs import latent_step_cost
+from .cpu import describe_cpu
+from .parts import Parts
+from .requests import build_request
+
+__all__ = ["announce", "loading", "predicted_costs"]
+
+
+def loading(plan: Plan, *, step: int) -> Event:
+    """The parts that take time to load, with the size of the checkpoint if it is a local folder."""
+    path = Path(str(getattr(plan.model.config, "path", ""))).expanduser()
+    size = ""
+    if path.is_dir():
+        total = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        size = f" ({total / 2**30:.1f} GiB)" if total >= 2**30 else f" ({total / 2**20:.1f} MiB)"
+    rewards = ", ".join(choice.name for choice in plan.rewards.values())
+    text = f"model {plan.model.name} from {path}{size}, engine {plan.engine.name}, rewards {rewards}"
+    return Event(kind="loading", step=step, data={"text": text})
+
+
+def predicted_costs(
+    plan: Plan, parts: Parts, prompts: Sequence[Prompt], checkpoint: Checkpoint | None
+) -> dict[str, Mapping[str, float]]:
+    """Track -> the cost of the first step. The model may refuse its request, such as one for images of a size that it
+    cannot generate."""
+    request = build_request(
+        prompts[: plan.data.prompts_per_step],
+        samples_per_prompt=plan.data.samples_per_prompt,
+        sampling=plan.sampling,
+        model=parts.model,
+        algorithm=parts.algorithm,
+        seed=plan.run.seed,
+        rollout=checkpoint.step if checkpoint else 0,
+        policy_version=parts.backend.version,
+    )
+    predicted: dict[str, Mapping[str, float]] = {}
+    for name, track in request.tracks.items():
+        if not isinstance(track, LatentRequest):
+            continue  # Completion lengths are not known in advance.
+        cost = latent_step_cost(
+            track,
+            latent_shape=diffusion_model(parts.model).latent_shape(track.sampling),
+            anchors=plan.train.old_log_probs == "replay",
+            trains=plan.algorithm.spec.needs.trajectory != "none",
+        )
+        predicted[name] = {**vars(cost), "generate_share": cost.generate_share}
+    return predicted
+
+
+def announce(
+    events: EventStream, plan: Plan, checkpoint: Checkpoint | None, *, predicted: Mapping[str, Mapping[str, float]]
+) -> None:
+    events.emit(
+        "run_resumed" if checkpoint else "run_started",
+        step=checkpoint.step if checkpoint else 0,
+        name=plan.run.name or plan.recipe,
+        recipe=plan.recipe,
+        plan_hash=plan.hash,
+        resolved=plan.resolved,
+        steps=plan.run.max_steps,
+        predicted=predicted,
+        batch_invariant=plan.run.batch_invariant,
+        cpu=str(describe_cpu(with_torch=True)),
+        versions={choice.dist: choice.version for choice in plan.choices},
+    )
+    for value in plan.left_out:
+        events.finding(str(value), step=checkpoint.step if checkpoint else 0)
+    if checkpoint and checkpoint.state["steps"] != plan.run.max_steps:
+        before = checkpoint.state["steps"]
+        text = f"run.max_steps was {before}, is {plan.run.max_steps}: schedules over progress continue from there."
+        events.finding(text, step=checkpoint.step)

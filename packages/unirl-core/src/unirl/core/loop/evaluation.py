@@ -1,0 +1,62 @@
+"""Evaluation: held-out prompts, their own sampling settings, the same noise every time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from ..observe.events import EventStream
+from ..observe.tracking import Trackers
+from ..types.data import Prompt
+from ..types.rollout import verify_echo
+from .parts import Parts, attributed, sampled_policy, sync_weights
+from .requests import build_request, evaluation_sampling
+from .scoring import score
+
+if TYPE_CHECKING:
+    from ..roles import Policy
+    from ..specs.plan import Plan
+
+__all__ = ["evaluate"]
+
+
+def evaluate(
+    parts: Parts, plan: Plan, prompts: Sequence[Prompt], *, step: int, events: EventStream, trackers: Trackers
+) -> dict[str, float]:
+    """Generate and score the held-out samples, and emit `evaluated` with their means.
+
+    The noise is keyed on `eval.seed` and the prompt, not on the step, so that two evaluations differ by the weights
+    alone. `share_at_threshold` is the share of samples whose reward is at least `eval.threshold`.
+    """
+    started = time.perf_counter()
+    sync_weights(parts, plan)
+    request = build_request(
+        prompts[: plan.eval.num_prompts or len(prompts)],
+        samples_per_prompt=plan.eval.samples_per_prompt,
+        sampling=evaluation_sampling(plan),
+        model=parts.model,
+        algorithm=parts.algorithm,
+        seed=plan.eval.seed,
+        rollout=0,
+        policy_version=parts.backend.version,
+    )
+    owner = f"engine {plan.engine.name!r}"
+    with attributed(owner, phase="evaluate"), sampled_policy(parts, plan, cast("Policy", plan.eval.policy)):
+        rollout = parts.engine.generate(request)
+    verify_echo(request, rollout)
+    metrics: dict[str, float] = {}
+    for name, unscored in rollout.tracks.items():
+        track = score(unscored, parts.rewards, parts.reward_weights)
+        assert track.rewards is not None
+        prefix = f"{name}/" if len(rollout.tracks) > 1 else ""
+        metrics[f"{prefix}score_mean"] = float(track.rewards.mean())
+        if plan.eval.threshold is not None:
+            # Scores are sums of floats: a sample that meets the threshold exactly must not miss it by rounding.
+            reached = track.rewards >= plan.eval.threshold - 1e-6
+            metrics[f"{prefix}share_at_threshold"] = float(reached.float().mean())
+        metrics |= {f"{prefix}reward/{part}": float(v.mean()) for part, v in track.reward_parts.items()}
+        trackers.samples("eval", track, step=step)
+    seconds = time.perf_counter() - started
+    events.emit("evaluated", step=step, metrics=metrics, samples=request.num_rows, phases={"evaluate": seconds})
+    return metrics

@@ -1,0 +1,259 @@
+"""The loop: rollout, reward, advantage, train, weight sync. Everything it calls is a role."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Literal
+
+from ..errors import RewardFailed, RunFailed
+from ..match.mismatch_bounds import mismatch_bounds
+from ..observe.events import EventStream
+from ..observe.tracking import Trackers
+from ..roles import StatefulAlgorithm
+from ..specs.plan import Plan
+from ..types.data import Prompt
+from ..types.track import Track
+from .ahead import RolloutsAhead
+from .algorithm_state import algorithm_state, end_algorithm_step
+from .evaluation import evaluate
+from .parts import Parts, attributed, sync_weights
+from .prompts import PromptOrder, StepPrompts
+from .scoring import constant_reward
+from .streaming import MadeRollout, Phases, RolloutMaker, step_request
+
+__all__ = ["Phases", "run_loop", "run_step"]
+
+
+def run_loop(
+    parts: Parts,
+    plan: Plan,
+    *,
+    prompts: Sequence[Prompt],
+    held_out: Sequence[Prompt],
+    start: int,
+    events: EventStream,
+    trackers: Trackers,
+    save: Callable[[int], None],
+    should_stop: Callable[[], bool],
+) -> tuple[int, Literal["done", "stopped"]]:
+    """Run steps `start` to `run.max_steps`; returns the steps completed and whether they were all of them.
+
+    A step is a pure function of its number and the weights, so a run that starts at a checkpoint goes on exactly. With
+    `run.max_staleness` = k, step s trains on samples of the weights before the k steps ahead of it, those of `start` at
+    the oldest: steps `start` to `start` + k - 1 may have newer ones than they would have had.
+    `save` is called at step boundaries only, and always before this returns.
+    """
+    order = PromptOrder(len(prompts), plan.data.prompts_per_step, seed=plan.run.seed, shuffle=plan.data.shuffle)
+    last, saved = plan.run.max_steps, start
+
+    def chosen(step: int) -> StepPrompts:
+        spare = order.spare(step) if plan.data.dynamic_sampling_rounds else ()
+        return StepPrompts(chosen=[prompts[row] for row in order.step(step)], spare=[prompts[row] for row in spare])
+
+    def stops_at(step: int) -> bool:
+        return should_stop() or 0 < plan.run.stop_at <= step
+
+    def chosen_from(step: int) -> list[StepPrompts]:
+        """Prompts of the steps that may be begun ahead, from this one on."""
+        end = min(step + plan.run.max_staleness, last, plan.run.stop_at or last)
+        return [] if should_stop() else [chosen(number) for number in range(step, end)]
+
+    with RolloutsAhead(parts, plan) if plan.run.max_staleness else nullcontext() as ahead:
+        if held_out and start == 0:
+            evaluate(parts, plan, held_out, step=0, events=events, trackers=trackers)
+        for step in range(start, last):
+            if stops_at(step):
+                if saved != step:
+                    save(step)
+                return step, "stopped"
+            version, done = parts.backend.version, step + 1
+            state = algorithm_state(parts.algorithm)
+            try:
+                prompts_now = chosen(step)
+                run_step(
+                    parts,
+                    plan,
+                    prompts_now.chosen,
+                    spare=prompts_now.spare,
+                    step=step,
+                    events=events,
+                    trackers=trackers,
+                    ahead=ahead,
+                    following=chosen_from(done),
+                )
+            except Exception:
+                if parts.backend.version == version and saved != step:
+                    if state and isinstance(parts.algorithm, StatefulAlgorithm):
+                        # A step that took no update may have come as far as the end of it.
+                        parts.algorithm.load_state(state)
+                    save(step)
+                raise
+            if held_out and (done == last or (plan.eval.every and done % plan.eval.every == 0)):
+                if ahead:
+                    ahead.settle()
+                evaluate(parts, plan, held_out, step=done, events=events, trackers=trackers)
+            if done == last or (plan.run.save_every and done % plan.run.save_every == 0):
+                save(done)
+                saved = done
+    return last, "done"
+
+
+def run_step(
+    parts: Parts,
+    plan: Plan,
+    prompts: Sequence[Prompt],
+    *,
+    step: int,
+    events: EventStream,
+    trackers: Trackers,
+    spare: Sequence[Prompt] = (),
+    ahead: RolloutsAhead | None = None,
+    following: Sequence[StepPrompts] = (),
+) -> None:
+    """One round: rollout, reward, advantage, train. Emits `step`.
+
+    spare: prompts that may be drawn in place of those whose samples all got one reward, see
+    `data.dynamic_sampling_rounds`. ahead: who makes the rollouts while others are trained on.  following: prompts of
+    the next steps, in their order, whose rollouts are begun, unless they were before, ahead of training on this one.
+    """
+    began, phases = time.perf_counter(), Phases()
+    waiting = ahead.num_waiting if ahead else 0
+    own = StepPrompts(chosen=prompts, spare=spare)
+    made = ahead.take(step, own, phases=phases) if ahead else _make(parts, plan, own, step=step, phases=phases)
+    if ahead:
+        ahead.begin_after(step, following, phases=phases)
+    metrics = {**_staleness(plan, made, version=parts.backend.version), **_drawn(made, step=step + 1, events=events)}
+    for name, track in made.rollout.tracks.items():
+        prefix = f"{name}/" if len(made.rollout.tracks) > 1 else ""
+        result = _learn(parts, plan, track, step=step, phases=phases, trackers=trackers)
+        metrics |= {prefix + key: value for key, value in result.items()}
+        if result.get("steps_skipped"):
+            text = (
+                f"reward: all {track.num_rows} samples of step {step} got {result['reward_mean']:g}, so there was "
+                "nothing to learn from and the step made no update. Look at the samples and the reward; "
+                "advantage.constant_reward=fail stops the run instead."
+            )
+            events.finding(text, step=step + 1, once="constant reward")
+    parts.backend.end_rollout()
+    with attributed(f"algorithm {plan.algorithm.name!r}", phase="end of the step"):
+        metrics |= end_algorithm_step(parts.algorithm, metrics, samples=made.request.num_rows)
+    _watch_mismatch(plan, metrics, step=step + 1, events=events)
+    if plan.run.reward_overlap_groups or plan.run.max_staleness:
+        metrics |= _overlap(made, train_s=phases.seconds.get("train", 0.0), step_s=time.perf_counter() - began)
+    if ahead:
+        metrics["rollouts_waiting"] = float(waiting)
+    if parts.noted is not None:
+        noted = parts.noted()
+        metrics |= noted.metrics
+        for text in noted.findings:
+            events.finding(text, step=step + 1)
+    events.emit("step", step=step + 1, metrics=metrics, phases=phases.seconds, samples=made.request.num_rows)
+
+
+def _make(parts: Parts, plan: Plan, prompts: StepPrompts, *, step: int, phases: Phases) -> MadeRollout:
+    """The rollout of a step, with the weights that train now."""
+    with phases("sync", owner=f"engine {plan.engine.name!r}"):
+        sync_weights(parts, plan)
+    with phases("request", owner=f"algorithm {plan.algorithm.name!r}"):
+        request = step_request(parts, plan, prompts.chosen, step=step)
+    return RolloutMaker(parts, plan, request, phases=phases, spare=prompts.spare).make()
+
+
+def _learn(
+    parts: Parts, plan: Plan, track: Track, *, step: int, phases: Phases, trackers: Trackers
+) -> dict[str, float]:
+    """Turn the scores of one track into advantages and train on it; returns the numbers of the step."""
+    assert track.rewards is not None
+    metrics = {
+        "reward_mean": float(track.rewards.mean()),
+        "reward_std": float(track.rewards.std(correction=0)),
+        "reward_min": float(track.rewards.min()),
+        "reward_max": float(track.rewards.max()),
+        **{f"reward/{part}": float(values.mean()) for part, values in track.reward_parts.items()},
+    }
+    if plan.run.media_every and step % plan.run.media_every == 0:
+        trackers.samples("train", track, step=step)
+    value = constant_reward(track)
+    if value is not None:
+        if plan.advantage.constant_reward == "fail":
+            raise RewardFailed(
+                f"reward: all {track.num_rows} samples of step {step} got {value:g}: there is nothing to learn from. "
+                "Look at the samples and the reward; advantage.constant_reward=skip leaves out such steps instead."
+            )
+        return {**metrics, "steps_skipped": 1.0}
+    with phases("advantages", owner=f"algorithm {plan.algorithm.name!r}"):
+        track, result = parts.algorithm.advantages(track)
+    with phases("train", owner=f"backend {plan.backend.name!r} with algorithm {plan.algorithm.name!r}"):
+        progress = step / max(1, plan.run.max_steps - 1)
+        report = parts.backend.train(track, parts.algorithm, progress=progress)
+    return {**metrics, **result, **report.metrics, "updates": report.num_updates, "updates_skipped": report.num_skipped}
+
+
+def _staleness(plan: Plan, made: MadeRollout, *, version: int) -> dict[str, float]:
+    """How many optimizer steps the weights that made the samples are behind `version`, which trains.
+
+    Raises RunFailed when that is more than `run.max_staleness` rounds of updates. The numbers are for runs ahead.
+    """
+    tracks = made.rollout.tracks.values()
+    bound = plan.run.max_staleness * plan.train.updates_per_step * len(tracks)
+    ages: list[int] = []
+    for track in tracks:
+        for row in (row for row in range(track.num_rows) if float(track.sample_weights[row])):
+            made_with = track.policy_version[row]
+            ages.append(version - made_with)
+            if not 0 <= ages[-1] <= bound:
+                raise RunFailed(
+                    f"run.max_staleness: sample {track.sample_ids[row]!r} was made with version {made_with} of the "
+                    f"weights, and version {version} trains; with run.max_staleness={plan.run.max_staleness} a sample "
+                    f"may be {bound} versions behind."
+                )
+    if not plan.run.max_staleness or not ages:
+        return {}
+    return {"staleness_mean": sum(ages) / len(ages), "staleness_max": float(max(ages))}
+
+
+def _drawn(made: MadeRollout, *, step: int, events: EventStream) -> dict[str, float]:
+    """How many groups it took to fill the step; says once that there were too few."""
+    if made.drawn is None:
+        return {}
+    if made.drawn.num_missing:
+        text = (
+            f"data.dynamic_sampling_rounds: the step trains on {made.drawn.num_missing} groups fewer than "
+            f"data.prompts_per_step; {made.drawn.num_without_spread} of the {made.drawn.num_groups} that were drawn "
+            "had one reward for all samples."
+        )
+        events.finding(text, step=step, once="refill")
+    return {
+        "groups_drawn": float(made.drawn.num_groups),
+        "groups_without_spread": float(made.drawn.num_without_spread),
+    }
+
+
+def _overlap(made: MadeRollout, *, train_s: float, step_s: float) -> dict[str, float]:
+    """What doing things at once gave. `overlap` is the step over its longest phase: 1 is ideal."""
+    longest = max(made.generate_s, made.score_s, train_s)
+    return {
+        "generate_s": made.generate_s,
+        "score_s": made.score_s,
+        "train_s": train_s,
+        "overlap": step_s / longest,
+        "generate_utilisation": made.generate_s / step_s,
+        "reward_latency_mean_s": sum(made.latencies_s) / len(made.latencies_s),
+        "reward_latency_max_s": max(made.latencies_s),
+        "reward_queue_max": float(made.queue_max),
+    }
+
+
+def _watch_mismatch(plan: Plan, metrics: Mapping[str, float], *, step: int, events: EventStream) -> None:
+    """Say once when the engine's log-probs are off by more than half of what is allowed; past it the stack stops."""
+    bounds = mismatch_bounds(plan)
+    for key, gap in metrics.items():
+        for ending, bound in (("logp_mismatch_max", bounds.largest), ("logp_mismatch_mean", bounds.mean)):
+            if key.endswith(ending) and bound is not None and gap > bound / 2:
+                text = (
+                    f"{key}: log-probs of engine {plan.engine.name!r} differ by {gap:.2e}; the run stops at "
+                    f"{bound:.2e} (train.{ending})."
+                )
+                events.finding(text, step=step, once=ending)

@@ -1,0 +1,164 @@
+"""The objects of a run, who makes them, and syncing the training weights to the engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from ..errors import EchoMismatch, RunFailed, UniRLError
+from ..roles import Algorithm, Backend, Engine, Model, Policy, Reward, WeightReceipt, WeightUpdate
+from ..specs.capability import Cap, Support
+
+if TYPE_CHECKING:
+    from ..plugins.catalog import Catalog
+    from ..specs.plan import Plan
+    from ..types.request import Request
+    from ..types.rollout import Rollout
+
+__all__ = ["Launcher", "NoEngine", "Noted", "Parts", "attributed", "kept_weights", "sampled_policy", "sync_weights"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noted:
+    """What a launcher measured and noticed since it was last asked."""
+
+    metrics: Mapping[str, float]
+    """For the step that ends now."""
+    findings: Sequence[str] = ()
+    """What a user should know, such as a worker that was replaced."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The objects of a run, one for each choice of its plan."""
+
+    model: Model
+    backend: Backend
+    engine: Engine
+    algorithm: Algorithm
+    rewards: Mapping[str, Reward]
+    reward_weights: Mapping[str, float]
+    sync: Callable[[], None] | None = None
+    """Brings the weights that train to an engine that lives elsewhere and sets its version; checks what it then holds.
+    None: the engine shares the weights, or takes them by `load_weights`, in this process."""
+    noted: Callable[[], Noted] | None = None
+    """What moving data and weights took; the loop asks once a step."""
+    generating: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a rollout is made on another thread: the engine's weights must stay as they are."""
+
+
+class Launcher(Protocol):
+    """Makes the parts of a plan where they are to run. Build: `build(config) -> Launcher`.
+
+    The parts that it gives fit the same roles as those of one process; the loop does not see the difference.
+    """
+
+    def launch(self, plan: Plan, *, catalog: Catalog) -> Parts:
+        """Start whatever is needed and build every part.
+
+        Raises PlanRejected, before anything starts, when it cannot fit. Called once. What was started before an error
+        is stopped again.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop everything that was started. No process is left, whatever happened before. May be called twice."""
+        ...
+
+
+@contextmanager
+def attributed(owner: str, *, phase: str) -> Generator[None]:
+    """What fails inside is `owner`'s: errors that do not say so themselves become a RunFailed that does."""
+    try:
+        yield
+    except UniRLError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise RunFailed(f"{owner} failed in phase {phase!r}: {type(error).__name__}: {error}") from error
+
+
+class NoEngine:
+    """In place of the engine, in a process that generates nothing."""
+
+    version = 0
+
+    def generate(self, request: Request) -> Rollout:
+        raise RuntimeError("rollouts are made by other processes")
+
+    def load_weights(self, update: WeightUpdate) -> WeightReceipt:
+        raise RuntimeError("rollouts are made by other processes")
+
+    def sleep(self) -> None:
+        """Nothing to free."""
+
+    def wake(self) -> None:
+        """Nothing was freed."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def sync_weights(parts: Parts, plan: Plan) -> None:
+    """Give the engine the weights that train, and check that it holds just those. Nothing to do when it shares them.
+
+    Never while a rollout is made on another thread.
+    """
+    assert not parts.generating.locked(), "weights updated while a rollout is in flight"
+    backend, engine = parts.backend, parts.engine
+    if parts.sync is not None:
+        if engine.version != backend.version:
+            parts.sync()
+    elif plan.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE:
+        engine.version = backend.version
+    elif engine.version != backend.version:
+        _load(parts, plan, _exported(parts, plan))
+
+
+@contextmanager
+def sampled_policy(parts: Parts, plan: Plan, policy: Policy) -> Generator[None]:
+    """Inside, the engine samples with the weights of this policy, and behind it with those that train.
+
+    The module that trains goes over to them, and with it every engine that shares it; one in this process with weights
+    of its own is sent them, and sent the live ones back. Raises RecipeError for a policy that the backend keeps not.
+    """
+    shares = plan.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE
+    if policy == "live" or shares or parts.sync is not None:
+        with parts.backend.policy(policy):
+            yield
+        return
+    _load(parts, plan, _exported(parts, plan, policy=policy))
+    yield
+    _load(parts, plan, _exported(parts, plan))
+
+
+def kept_weights(parts: Parts, plan: Plan) -> Callable[[], None] | None:
+    """A copy of the weights that train now, for an engine that is busy: what is returned gives them to it, once.
+
+    None where a launcher brings them, which it does at once only. Never for an engine that shares them.
+    """
+    if parts.sync is not None:
+        return None
+    assert plan.engine.spec.support(Cap.WEIGHTS_SHARED) is not Support.NATIVE
+    update = _exported(parts, plan)
+    return lambda: _load(parts, plan, update)
+
+
+def _exported(parts: Parts, plan: Plan, *, policy: Policy = "live") -> WeightUpdate:
+    # The reference is what adapters are added to, and has none.
+    lora = plan.engine.spec.support(Cap.WEIGHTS_LORA) is Support.NATIVE and policy != "reference"
+    trains = plan.backend.config.trains
+    return parts.backend.export_weights(
+        policy=policy, kind="full" if trains == "full" else ("lora" if lora else "merged")
+    )
+
+
+def _load(parts: Parts, plan: Plan, update: WeightUpdate) -> None:
+    receipt = parts.engine.load_weights(update)
+    if (receipt.version, receipt.checksum) != (update.version, update.checksum):
+        raise EchoMismatch(
+            f"weights: version {update.version} with checksum {update.checksum} was sent; engine {plan.engine.name!r} "
+            f"holds version {receipt.version} with checksum {receipt.checksum}."
+        )

@@ -1,0 +1,123 @@
+"""Turning prompts into requests: groups, ids, noise keys, SDE steps. Pure functions of the step number."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import struct
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from ..errors import DataError, PlanRejected, RecipeError
+from ..roles import diffusion_model, text_model
+from ..specs.eval_sampling import evaluation_base
+from ..types.data import Prompt
+from ..types.request import LatentRequest, Request, TextRequest
+from ..types.sampling import SamplingConfig, TextSamplingConfig
+
+if TYPE_CHECKING:
+    from ..roles import Algorithm, LatentAlgorithm, Model, TextModel
+    from ..specs.plan import Plan
+
+__all__ = ["build_request", "evaluation_sampling", "sample_seed"]
+
+
+def build_request(
+    prompts: Sequence[Prompt],
+    *,
+    samples_per_prompt: int,
+    sampling: Mapping[str, SamplingConfig],
+    model: Model,
+    algorithm: Algorithm,
+    seed: int,
+    rollout: int,
+    policy_version: int,
+) -> Request:
+    """A request for `samples_per_prompt` samples of each prompt, the samples of a prompt forming a group.
+
+    Ids are `r<rollout>/<prompt id>` for groups and `.../<number>` for samples, so they never repeat in a run.
+    Raises RecipeError for sampling settings that cannot be.
+    """
+    expanded = [(prompt, number) for prompt in prompts for number in range(samples_per_prompt)]
+    group_ids = tuple(f"r{rollout}/{prompt.prompt_id}" for prompt, _ in expanded)
+    sample_ids = tuple(f"{group}/{number}" for group, (_, number) in zip(group_ids, expanded, strict=True))
+
+    def planned(name: str, settings: SamplingConfig) -> LatentRequest | TextRequest:
+        if isinstance(settings, TextSamplingConfig):
+            seeds = [sample_seed(seed=seed, rollout=rollout, sample_id=sample) for sample in sample_ids]
+            return _text_request(expanded, settings, model=text_model(model), seeds=seeds)
+        latent = diffusion_model(model)
+        try:
+            return cast("LatentAlgorithm", algorithm).latent_request(
+                settings,
+                sigmas=latent.schedule(settings),
+                latent_shape=latent.latent_shape(settings),
+                seed=seed,
+                rollout=rollout,
+                sample_ids=sample_ids,
+                group_ids=group_ids,
+            )
+        except ValueError as error:
+            raise RecipeError(f"sampling of track {name!r}: {error}") from error
+
+    return Request(
+        sample_ids=sample_ids,
+        group_ids=group_ids,
+        prompt_ids=tuple(prompt.prompt_id for prompt, _ in expanded),
+        prompts=tuple(prompt.text for prompt, _ in expanded),
+        metadata=tuple(prompt.metadata for prompt, _ in expanded),
+        media=tuple(prompt.media for prompt, _ in expanded),
+        tracks={name: planned(name, settings) for name, settings in sampling.items()},
+        seed=seed,
+        rollout=rollout,
+        policy_version=policy_version,
+    )
+
+
+def sample_seed(*, seed: int, rollout: int, sample_id: str) -> int:
+    """The seed of a sample, 63 bits: a function of the run's seed, the rollout and the sample alone."""
+    digest = hashlib.blake2b(struct.pack("<qq", seed, rollout) + sample_id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _text_request(
+    expanded: Sequence[tuple[Prompt, int]], settings: TextSamplingConfig, *, model: TextModel, seeds: Sequence[int]
+) -> TextRequest:
+    distinct = {prompt.prompt_id: prompt for prompt, _ in expanded}
+    media = [prompt.media for prompt in distinct.values()]
+    texts = [prompt.text for prompt in distinct.values()]
+    result = model.prompt_tokens(texts, sampling=settings, media=media if any(media) else None)
+    tokens = dict(zip(distinct, result, strict=True))
+    for prompt_id, row in tokens.items():
+        length, longest = int(row.shape[0]), settings.max_prompt_tokens
+        if longest and length > longest:
+            raise DataError(
+                f"prompt {prompt_id!r} has {length} tokens; sampling.max_prompt_tokens is {longest}. Leave it out of "
+                "the prompt file, or raise the bound."
+            )
+    return TextRequest(
+        sampling=settings,
+        prompt_tokens=tuple(tokens[prompt.prompt_id] for prompt, _ in expanded),
+        stop_tokens=tuple(dict.fromkeys([*model.stop_tokens, *settings.stop_token_ids])),
+        seeds=tuple(seeds),
+    )
+
+
+def evaluation_sampling(plan: Plan) -> dict[str, SamplingConfig]:
+    """The sampling of evaluation: that of training with `eval.sampling` laid over it, and nothing to train on.
+
+    Latent tracks are sampled without noise, by `euler`, and text tracks greedily, unless `eval.sampling` says
+    otherwise. Raises PlanRejected for a key that sampling does not have.
+    """
+    return {name: _evaluated(settings, plan.eval.sampling) for name, settings in plan.sampling.items()}
+
+
+def _evaluated(settings: SamplingConfig, given: Mapping[str, Any]) -> SamplingConfig:
+    allowed = {item.name for item in dataclasses.fields(settings)}
+    unknown = sorted(set(given) - allowed)
+    if unknown:
+        raise PlanRejected(
+            f"eval.sampling.{unknown[0]}: sampling of a {settings.kind} track has no such key; it has "
+            f"{', '.join(sorted(allowed))}."
+        )
+    return dataclasses.replace(evaluation_base(settings), **given)

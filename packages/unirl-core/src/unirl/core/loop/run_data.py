@@ -1,0 +1,77 @@
+"""The files that a run reads: its prompts, checked against the plan before anything is built, and hashes of all."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import DataError
+from ..names import did_you_mean
+from ..types.data import Prompt
+from .prompts import kind_of, read_prompts
+
+if TYPE_CHECKING:
+    from ..specs.plan import Plan
+
+__all__ = ["RunData", "read_data"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """The prompts of a run, and hashes of the files it reads."""
+
+    prompts: Sequence[Prompt]
+    held_out: Sequence[Prompt]
+    hashes: Mapping[str, str]
+    """Config key of each prompt file, and of each file that a part reads -> SHA-256 of its content."""
+
+
+def read_data(plan: Plan) -> RunData:
+    """Read the prompt files of a plan and check their number and metadata; hash them and the files that parts read.
+
+    Raises DataError with the file or key.
+    """
+    files = {
+        key: Path(path).expanduser()
+        for key, path in (("data.train", plan.data.train), ("data.eval", plan.data.eval))
+        if path
+    }
+    read = {key: read_prompts(path, prompt_key=plan.data.prompt_key) for key, path in files.items()}
+    prompts = read["data.train"]
+    if len(prompts) < plan.data.prompts_per_step:
+        raise DataError(
+            f"data.prompts_per_step: got {plan.data.prompts_per_step}; {plan.data.train} has only {len(prompts)} "
+            "prompts."
+        )
+    for key, file in files.items():
+        for reward, choice in plan.rewards.items():
+            for row in read[key]:
+                required = (*choice.spec.metadata, *choice.config.required_metadata())
+                missing = [name for name in required if name not in row.metadata]
+                if missing:
+                    raise DataError(
+                        f"{file}: prompt {row.prompt_id!r} has no metadata {missing[0]!r}, which reward.{reward} "
+                        f"reads; it has {sorted(row.metadata) or 'none'}{did_you_mean(missing[0], row.metadata) or '.'}"
+                    )
+                for name, kinds in choice.spec.metadata_kinds.items():
+                    if name in row.metadata and (result := kind_of(row.metadata[name])) not in kinds:
+                        raise DataError(
+                            f"{file}: metadata {name!r} of prompt {row.prompt_id!r} is {result}; reward.{reward} "
+                            f"expects {' or '.join(kinds)}."
+                        )
+    for choice in plan.choices:
+        files |= {f"{choice.key}{key}": file for key, file in choice.config.read_files().items()}
+    return RunData(prompts=prompts, held_out=read.get("data.eval", ()), hashes=_hashes(files))
+
+
+def _hashes(files: Mapping[str, Path]) -> dict[str, str]:
+    result: dict[str, str] = {}
+    for key, file in files.items():
+        try:
+            result[key] = hashlib.sha256(file.read_bytes()).hexdigest()
+        except OSError as error:
+            raise DataError(f"{key}: {file} cannot be read: {error.strerror or error}.") from error
+    return result

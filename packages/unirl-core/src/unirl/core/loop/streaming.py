@@ -1,0 +1,302 @@
+"""Making a rollout: generate, verify the echo, and score, with rewards overlapping generation if the recipe says so."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from ..types.array import Array
+from ..types.batch import inverse, rows_by_group
+from ..types.request import Request
+from ..types.rollout import Rollout, verify_echo
+from ..types.track import Track
+from .parts import Parts, attributed
+from .refill import Drawn, Refill
+from .requests import build_request
+from .scoring import combined, score, score_by
+
+if TYPE_CHECKING:
+    from ..roles import Reward
+    from ..specs.plan import Plan
+    from ..types.data import Prompt
+
+__all__ = ["MAX_WAITING", "MadeRollout", "Phases", "RolloutMaker", "group_pieces", "step_request"]
+
+MAX_WAITING = 4
+"""Pieces that may be generated and not scored. More would hide longer swings of a reward's speed; they would also let
+generation go on for longer after a reward has begun to fail or hang."""
+
+
+class Phases:
+    """Seconds of each phase of a step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str, *, owner: str = "the loop") -> Generator[None]:
+        """Time a phase, and attribute what fails in it to `owner`."""
+        start = time.perf_counter()
+        try:
+            with attributed(owner, phase=name):
+                yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def step_request(parts: Parts, plan: Plan, prompts: Sequence[Prompt], *, step: int) -> Request:
+    """The request of a step to the engine, for the current weights."""
+    return build_request(
+        prompts,
+        samples_per_prompt=plan.data.samples_per_prompt,
+        sampling=plan.sampling,
+        model=parts.model,
+        algorithm=parts.algorithm,
+        seed=plan.run.seed,
+        rollout=step,
+        policy_version=parts.backend.version,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeRollout:
+    """A rollout with its rewards, and what making it took."""
+
+    request: Request
+    rollout: Rollout
+    generate_s: float
+    """Seconds in which the engine was generating."""
+    score_s: float
+    """Seconds in which the busiest reward was scoring."""
+    latencies_s: tuple[float, ...]
+    """Seconds from the end of each piece's generation to the last of its scores."""
+    queue_max: int
+    """Most pieces that were generated and not scored."""
+    drawn: Drawn | None = None
+    """How the groups were chosen, where `data.dynamic_sampling_rounds` draws further ones."""
+
+
+class RolloutMaker:
+    """Makes one rollout.
+
+    With `run.reward_overlap_groups`, each reward has a thread of its own: it scores one piece at a time, in their
+    order.
+    """
+
+    def __init__(
+        self, parts: Parts, plan: Plan, request: Request, *, phases: Phases, spare: Sequence[Prompt] = ()
+    ) -> None:
+        """phases: where the seconds of the thread that calls `make` go: `generate` and `score`, which is the wait.
+
+        spare: prompts that may replace those of zero-variance groups.
+        """
+        self._parts, self._plan, self._request, self._phases = parts, plan, request, phases
+        self._spare = spare
+        self._cancelled = threading.Event()
+        self._scorers: _Scorers | None = None
+
+    def make(self) -> MadeRollout:
+        """Generate and score every sample of the request, in its order.
+
+        The pieces and their order are a matter of the request alone, so the numbers do not depend on who is faster.
+        The first failure, of the engine or of a reward, ends it. Raises CancelledError after `cancel`.
+        """
+        made = self._made(self._request)
+        return self._refilled(made) if self._plan.data.dynamic_sampling_rounds else made
+
+    def cancel(self) -> None:
+        """End `make`, which runs on another thread, when the call that it is in returns."""
+        self._cancelled.set()
+        if self._scorers is not None:
+            self._scorers.wake()
+
+    def _made(self, request: Request) -> MadeRollout:
+        return self._streamed(request) if self._plan.run.reward_overlap_groups else self._whole(request)
+
+    def _refilled(self, first: MadeRollout) -> MadeRollout:
+        """The rollout with zero-variance groups replaced by further ones."""
+        ((name, track),) = first.rollout.tracks.items()
+        all_made = [first]
+
+        def draw(prompts: Sequence[Prompt]) -> Track:
+            request = step_request(self._parts, self._plan, prompts, step=self._request.rollout)
+            made = self._made(dataclasses.replace(request, policy_version=self._request.policy_version))
+            all_made.append(made)
+            return made.rollout.tracks[name]
+
+        data = self._plan.data
+        refill = Refill(wanted=data.prompts_per_step, rounds=data.dynamic_sampling_rounds, spare=self._spare)
+        drawn = refill.run(track, draw)
+        joined = Track.concat([made.rollout.tracks[name] for made in all_made]).select(drawn.rows)
+        return MadeRollout(
+            request=Request.concat([made.request for made in all_made]).select(drawn.rows),
+            rollout=Rollout(tracks={name: joined}),
+            generate_s=sum(made.generate_s for made in all_made),
+            score_s=sum(made.score_s for made in all_made),
+            latencies_s=tuple(seconds for made in all_made for seconds in made.latencies_s),
+            queue_max=max(made.queue_max for made in all_made),
+            drawn=drawn,
+        )
+
+    def _whole(self, request: Request) -> MadeRollout:
+        """All of the request, then all of the scores, on the thread that asks."""
+        rollout, generate_s = self._generated(request)
+        self._check_cancelled()
+        began = time.perf_counter()
+        with self._phases("score"):
+            parts = self._parts
+            scored = {name: score(track, parts.rewards, parts.reward_weights) for name, track in rollout.tracks.items()}
+        score_s = time.perf_counter() - began
+        return MadeRollout(
+            request=request,
+            rollout=Rollout(tracks=scored),
+            generate_s=generate_s,
+            score_s=score_s,
+            latencies_s=(score_s,),
+            queue_max=1,
+        )
+
+    def _streamed(self, request: Request) -> MadeRollout:
+        pieces = group_pieces(request.group_ids, self._plan.run.reward_overlap_groups)
+        rollouts: list[Rollout] = []
+        generate_s = 0.0
+        with _Scorers(self._parts.rewards, self._cancelled) as scorers:
+            self._scorers = scorers
+            for rows in pieces:
+                with self._phases("score"):
+                    scorers.wait(leaving=MAX_WAITING - 1)
+                self._check_cancelled()
+                rollout, seconds = self._generated(request.select(rows))
+                generate_s += seconds
+                rollouts.append(rollout)
+                scorers.submit(rollout.tracks)
+            with self._phases("score"):
+                scorers.wait(leaving=0)
+            self._check_cancelled()
+        return MadeRollout(
+            request=request,
+            rollout=self._joined(pieces, rollouts, scorers),
+            generate_s=generate_s,
+            score_s=max(scorers.busy_s.values()),
+            latencies_s=tuple(scorers.latencies_s),
+            queue_max=scorers.queue_max,
+        )
+
+    def _generated(self, request: Request) -> tuple[Rollout, float]:
+        began = time.perf_counter()
+        with self._phases("generate", owner=f"engine {self._plan.engine.name!r}"):
+            rollout = self._parts.engine.generate(request)
+            verify_echo(request, rollout)
+        return rollout, time.perf_counter() - began
+
+    def _check_cancelled(self) -> None:
+        if self._cancelled.is_set():
+            raise CancelledError
+
+    def _joined(self, pieces: Sequence[Sequence[int]], rollouts: Sequence[Rollout], scorers: _Scorers) -> Rollout:
+        order = [row for rows in pieces for row in rows]
+        back = inverse(order)
+        tracks: dict[str, Track] = {}
+        for name in rollouts[0].tracks:
+            track = Track.concat(
+                [
+                    combined(rollout.tracks[name], scorers.scores(number, name), self._parts.reward_weights)
+                    for number, rollout in enumerate(rollouts)
+                ]
+            )
+            tracks[name] = track if order == back else track.select(back)
+        return Rollout(tracks=tracks)
+
+
+def group_pieces(group_ids: Sequence[str], groups: int) -> list[list[int]]:
+    """Rows of each piece: `groups` whole groups, in order of their first rows; the last piece may have fewer."""
+    units = list(rows_by_group(group_ids).values())
+    return [[row for unit in units[start : start + groups] for row in unit] for start in range(0, len(units), groups)]
+
+
+class _Scorers:
+    """A queue of pieces for each reward, worked off by one thread."""
+
+    def __init__(self, rewards: Mapping[str, Reward], cancelled: threading.Event) -> None:
+        self._rewards, self._cancelled = rewards, cancelled
+        self._threads = {name: ThreadPoolExecutor(1, thread_name_prefix=f"reward-{name}") for name in rewards}
+        self._changed = threading.Condition()
+        self._failures: list[BaseException] = []
+        self._found: list[dict[str, dict[str, dict[str, Array]]]] = []
+        """For each piece: reward -> track -> its scores."""
+        self._waiting = 0
+        self.queue_max = 0
+        self.latencies_s: list[float] = []
+        self.busy_s = dict.fromkeys(rewards, 0.0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        first = self._failures[0] if self._failures else None
+        # What is scored on Ctrl-C may take long, and its result is wanted by nobody.
+        waits = error is None or isinstance(error, Exception)
+        for thread in self._threads.values():
+            thread.shutdown(wait=False, cancel_futures=True)
+        for thread in self._threads.values():
+            thread.shutdown(wait=waits)
+        if isinstance(error, Exception) and first is not None and first not in (error, error.__cause__):
+            raise first
+
+    def submit(self, tracks: Mapping[str, Track]) -> None:
+        """Let every reward score the tracks of the next piece."""
+        number, began = len(self._found), time.perf_counter()
+        self._found.append({})
+        with self._changed:
+            self._waiting += 1
+            self.queue_max = max(self.queue_max, self._waiting)
+        for name, thread in self._threads.items():
+            job = thread.submit(self._score, name, tracks, number, began)
+            job.add_done_callback(self._note)
+
+    def wait(self, *, leaving: int) -> None:
+        """Until no more than `leaving` pieces are to be scored, or the rollout is cancelled.
+
+        Raises the first failure as soon as there is one.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._failures or self._cancelled.is_set() or self._waiting <= leaving)
+            if self._failures:
+                raise self._failures[0]
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def scores(self, number: int, track: str) -> dict[str, dict[str, Array]]:
+        """What each reward said of a track of a piece, in the order of the rewards."""
+        return {name: self._found[number][name][track] for name in self._rewards}
+
+    def _score(self, name: str, tracks: Mapping[str, Track], number: int, submitted: float) -> None:
+        if self._failures or self._cancelled.is_set():
+            return
+        began = time.perf_counter()
+        result = {key: score_by(name, self._rewards[name], track) for key, track in tracks.items()}
+        with self._changed:
+            self.busy_s[name] += time.perf_counter() - began
+            self._found[number][name] = result
+            if len(self._found[number]) == len(self._rewards):
+                self._waiting -= 1
+                self.latencies_s.append(time.perf_counter() - submitted)
+                self._changed.notify_all()
+
+    def _note(self, job: Future[None]) -> None:
+        error = None if job.cancelled() else job.exception()
+        if error is not None:
+            with self._changed:
+                self._failures.append(error)
+                self._changed.notify_all()

@@ -1,0 +1,112 @@
+"""The event stream of a run: what happened, in order, as one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..disk import writing
+from ..types.event import Event
+
+__all__ = ["EventStream", "read_events"]
+
+
+class EventStream:
+    """Appends events to `events.jsonl` and hands each to the listeners, in order.
+
+    A line is written and flushed before any listener sees it; the file is only ever appended to. A last line that a
+    crash cut off is removed when the stream opens. Raises DiskFull for a line that does not fit.
+    """
+
+    def __init__(self, path: Path | None = None, *, step: int = 0) -> None:
+        """step: that the run starts after."""
+        self.last_step = step
+        """The highest step of an event."""
+        self._listeners: list[Callable[[Event], None]] = []
+        self._said: set[str] = set()
+        self._file = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with writing(path):
+                _mend_last_line(path)
+                # Unbuffered: what a full disk refused is not kept to be written later.
+                self._file = path.open("ab", buffering=0)
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        self._listeners.append(listener)
+
+    def emit(self, kind: str, *, step: int, **data: Any) -> Event:
+        if "time" in data:
+            raise ValueError(f"event {kind!r}: 'time' is the time of the event itself; call this value something else.")
+        event = Event(kind=kind, step=step, data=data)
+        if self._file is not None:
+            line = {"kind": event.kind, "step": event.step, "time": round(event.time, 3), **data}
+            self._append((json.dumps(line, separators=(",", ":")) + "\n").encode())
+        self.last_step = max(self.last_step, step)
+        for listener in self._listeners:
+            listener(event)
+        return event
+
+    def _append(self, line: bytes) -> None:
+        """Write a line, or none of it. After one that failed, later events go to the listeners alone."""
+        assert self._file is not None
+        end, path = os.fstat(self._file.fileno()).st_size, Path(self._file.name)
+        try:
+            with writing(path):
+                rest = memoryview(line)
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+        except BaseException:
+            os.ftruncate(self._file.fileno(), end)
+            self.close()
+            raise
+
+    def finding(self, text: str, *, step: int, once: str = "") -> None:
+        """Something that a user should know. Findings of one `once` key are said the first time only."""
+        if not once or once not in self._said:
+            self._said.add(once)
+            self.emit("finding", step=step, text=text)
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._file = None
+
+
+def read_events(path: Path) -> list[Event]:
+    """The events of a run. A last line that a crash cut off is left out; any other bad line raises ValueError."""
+    events: list[Event] = []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            item: dict[str, Any] = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise ValueError(f"{path}:{number}: not a JSON object: {error}") from error
+        try:
+            events.append(Event(kind=item.pop("kind"), step=item.pop("step"), time=item.pop("time"), data=item))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}:{number}: no event: it needs kind, step and time; found {line[:80]}") from error
+    return events
+
+
+def _mend_last_line(path: Path) -> None:
+    """Close a last line that lacks only its end; remove one that a crash cut off, which would read as damage later."""
+    content = path.read_bytes() if path.exists() else b""
+    start = content.rfind(b"\n") + 1
+    if start == len(content):
+        return
+    try:
+        json.loads(content[start:])
+    except ValueError:
+        os.truncate(path, start)
+    else:
+        with path.open("ab") as file:
+            file.write(b"\n")

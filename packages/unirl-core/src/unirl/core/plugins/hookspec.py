@@ -1,0 +1,97 @@
+"""The hooks of plugin API version 1. A plugin implements those it needs with `@hookimpl` in its `plugin.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    import click
+
+    from ..limits import Reason
+    from ..specs.plan import Plan
+    from ..specs.spec import (
+        AlgorithmSpec,
+        BackendSpec,
+        EngineSpec,
+        LauncherSpec,
+        ModelSpec,
+        RewardSpec,
+        TrackerSpec,
+        TransportSpec,
+    )
+    from ..types.event import Event
+
+__all__ = ["API_GROUP", "RECIPES_GROUP", "HookSpecs", "hookimpl", "hookspec"]
+
+API_GROUP = "unirl.v1"
+"""Entry-point group of plugins for this version of the hook API."""
+RECIPES_GROUP = "unirl.recipes"
+"""Entry-point group of packages with recipe files. Static data: they are not imported."""
+ASSETS_GROUP = "unirl.assets"
+"""Entry-point group of packages whose files recipes refer to as `${asset:NAME,PATH}`."""
+
+hookspec = pluggy.HookspecMarker("unirl")
+hookimpl = pluggy.HookimplMarker("unirl")
+
+
+class HookSpecs:
+    """Every hook and its return type."""
+
+    @hookspec
+    def unirl_models(self) -> Iterable[ModelSpec]:
+        """The models that this plugin provides."""
+        raise NotImplementedError
+
+    @hookspec
+    def unirl_engines(self) -> Iterable[EngineSpec]:
+        """The rollout engines that this plugin provides."""
+        raise NotImplementedError
+
+    @hookspec
+    def unirl_backends(self) -> Iterable[BackendSpec]:
+        """The training backends that this plugin provides."""
+        raise NotImplementedError
+
+    @hookspec
+    def unirl_algorithms(self) -> Iterable[AlgorithmSpec]:
+        """The algorithms that this plugin provides."""
+        raise NotImplementedError
+
+    @hookspec
+    def unirl_rewards(self) -> Iterable[RewardSpec]:
+        """The rewards that this plugin provides."""
+        raise NotImplementedError
+
+    @hookspec
+    def unirl_trackers(self) -> Iterable[TrackerSpec]:
+        """The trackers that this plugin provides."""
+        raise NotImplementedError
+
+    @hookspec
+    def unirl_launchers(self) -> Iterable[LauncherSpec]:
+        """The launchers that this plugin provides."""
+        raise NotImplementedError
+
+    @hookspec
+    def unirl_transports(self) -> Iterable[TransportSpec]:
+        """The transports that this plugin provides."""
+        raise NotImplementedError
+
+    @hookspec
+    def unirl_check_plan(self, plan: Plan) -> Iterable[Reason]:
+        """Reasons to refuse this plan that concern several parts; none to accept it.
+
+        A part's own settings are checked by the limits of its config fields and by `PartConfig.problems`.
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def unirl_event(self, event: Event) -> None:
+        """Observe one event of a run."""
+
+    @hookspec
+    def unirl_commands(self, cli: click.Group) -> None:
+        """Add commands to the command line."""

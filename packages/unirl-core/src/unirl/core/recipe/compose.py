@@ -1,0 +1,252 @@
+"""Composing recipes: Hydra merges files, the chosen parts' config dataclasses and the command line into a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from hydra import compose as hydra_compose
+from hydra import initialize
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigSource
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from ..errors import RecipeError
+from ..specs.config import PartConfig, RecipeConfig
+from ..specs.eval_sampling import typed_evaluation
+from ..specs.plan import Choice, LeftOut, Origin, Plan, leaves, plan_hash
+from ..specs.spec import Kind, ModelSpec, Spec
+from ..types.sampling import SamplingConfig
+from .assets import asset, by_name_only
+from .check import check_hydra_overrides, check_keys, check_missing, check_schema, check_slots, switched_off
+from .env_resolver import env
+from .errors import explain
+from .exchanged import exchanges
+from .files import RecipeFile, find_recipe, list_recipes, recipe_roots
+from .hydra_source import ROOT, config_class, exchanging, sources
+from .origins import Layer, Slot, layers_of, origin_below, origin_of, trace
+
+if TYPE_CHECKING:
+    from ..plugins.catalog import Catalog
+
+__all__ = ["Composed", "RecipeFile", "compose", "compose_config", "list_recipes", "plan_of", "split_sweep"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composed:
+    """A recipe as Hydra composed it: typed, overrides applied, interpolations not yet resolved."""
+
+    recipe: RecipeFile
+    name: str
+    """Name to compose the recipe again with: its own, or the path of the given file."""
+    overrides: tuple[str, ...]
+    config: DictConfig
+    layers: tuple[Layer, ...]
+    defaults: tuple[tuple[str, str, str], ...]
+    """Hydra's defaults list without Hydra's own entries: (config path, package, the file that names it)."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Values for parts that were replaced, whose replacement has no such key."""
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        """Package -> the part in it, for parts that the command line did not remove."""
+        result = {layer.slot.package: layer.slot for layer in self.layers if layer.slot is not None}
+        return {key: slot for key, slot in result.items() if OmegaConf.select(self.config, key) is not None}
+
+
+def compose(name: str, overrides: Sequence[str] = (), *, catalog: Catalog, directory: Path | None = None) -> Plan:
+    """The plan of a recipe.
+
+    name: as `unirl recipes` lists it, or a path that ends in .yaml.  overrides: in Hydra's grammar.
+    directory: where to look for `./recipes`; the current one when not given.
+    Raises RecipeError for wrong keys, types and values, PluginNotFound for parts that are not installed, PluginBroken
+    for those that do not load. Imports the config modules of the chosen parts and nothing heavier.
+    """
+    return plan_of(compose_config(name, overrides, catalog=catalog, directory=directory), catalog=catalog)
+
+
+def compose_config(
+    name: str, overrides: Sequence[str] = (), *, catalog: Catalog, directory: Path | None = None
+) -> Composed:
+    """A recipe as Hydra composes it, before values are resolved and mandatory ones checked. Raises as `compose`."""
+    check_hydra_overrides(overrides)
+    given_overrides, (overrides, emptied) = tuple(overrides), switched_off(overrides)
+    OmegaConf.register_new_resolver("asset", asset, replace=True)
+    OmegaConf.register_new_resolver("oc.env", env, replace=True)
+    roots = recipe_roots(directory)
+    recipe = find_recipe(name, roots)
+    given = name.endswith(".yaml")
+    if given:
+        roots = [recipe.root, *roots]
+    with sources(catalog, roots, recipe=recipe.name), _hydra():
+        try:
+            loader = GlobalHydra.instance().config_loader()
+            listed = loader.compute_defaults_list(ROOT, list(overrides), RunMode.RUN)
+            entries = tuple((d.config_path or "", d.package or "", d.parent or "") for d in listed.defaults)
+            entries = tuple(entry for entry in entries if entry[0] != ROOT and entry[0].split("/")[0] != "hydra")
+            check_schema(entries, recipe=recipe.name)
+            chosen_in = {
+                key: None if meta.external_override else meta.containing_config_path
+                for key, meta in listed.overrides.override_metadata.items()
+            }
+            with exchanging(
+                exchanges(listed.defaults, chosen_in=chosen_in, config_class=partial(config_class, catalog))
+            ) as left_out:
+                config = hydra_compose(ROOT, overrides=list(overrides), return_hydra_config=True)
+                searched = [_source(result) for result in config.hydra.runtime.config_sources]
+                with open_dict(config):
+                    del config["hydra"]
+                    for key in emptied:
+                        config[key] = {}
+                layers = layers_of(listed.defaults, sources=searched, overrides=_parsed(overrides), chosen_in=chosen_in)
+        except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as error:
+            raise explain(error, recipe=recipe.name, catalog=catalog) from error
+    if given and not config.run.name:
+        # Otherwise the name of a recipe given as a file would be its path.
+        config.run.name = recipe.name
+    return Composed(
+        recipe=recipe,
+        name=str(recipe.file) if given else recipe.name,
+        overrides=given_overrides,
+        config=config,
+        layers=tuple(layers),
+        defaults=entries,
+        left_out=tuple(left_out),
+    )
+
+
+def plan_of(composed: Composed, *, catalog: Catalog) -> Plan:
+    """The plan of a composed recipe: parts looked up, values resolved, every key checked. Raises as `compose`."""
+    config, slots = composed.config, composed.slots
+    check_slots(composed.layers, slots, recipe=composed.recipe.name)
+    try:
+        check_keys(config, slots)
+        check_missing(config)
+        resolved = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, enum_to_str=True))
+        with by_name_only():
+            portable = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, enum_to_str=True))
+        filled = OmegaConf.to_object(config)
+    except OmegaConfBaseException as error:
+        raise explain(error, recipe=composed.recipe.name, catalog=catalog) from error
+    assert isinstance(filled, RecipeConfig)
+
+    def choice(key: str, config: Any) -> Choice[Any, Any]:
+        slot = slots[key]
+        result = catalog.get(cast(Kind, slot.group), slot.name)
+        assert isinstance(config, PartConfig)
+        return Choice[Spec, PartConfig](
+            key=key, spec=result.spec, config=config, dist=result.dist, version=result.version
+        )
+
+    model = choice("model", filled.model)
+    parts = {
+        "model": model,
+        "engine": choice("engine", filled.engine),
+        "backend": choice("backend", filled.backend),
+        "algorithm": choice("algorithm", filled.algorithm),
+    }
+    rewards = {key: choice(f"reward.{key}", value) for key, value in filled.reward.items()}
+    trackers = {key: choice(f"tracker.{key}", value) for key, value in filled.tracker.items()}
+    launcher = choice("launcher", filled.launcher) if filled.launcher is not None else None
+    transport = choice("transport", filled.transport) if filled.transport is not None else None
+    sampling, result = _sampling(filled.sampling, model), trace(composed.layers)
+    try:
+        evaluated = typed_evaluation(filled.eval.sampling, sampling.values())
+    except OmegaConfBaseException as error:
+        origin = origin_below(str(error.full_key), result)
+        raise explain(error, recipe=composed.recipe.name, catalog=catalog, origin=origin) from error
+    if composed.name != composed.recipe.name:
+        result["run.name"] = _name_origin(result["run.name"], composed)
+    return Plan(
+        recipe=composed.name,
+        **parts,
+        rewards=rewards,
+        trackers=trackers,
+        launcher=launcher,
+        transport=transport,
+        sampling=sampling,
+        run=filled.run,
+        data=filled.data,
+        advantage=filled.advantage,
+        train=filled.train,
+        eval=replace(filled.eval, sampling=evaluated),
+        resolved=resolved,
+        origins={path: origin_of(path, result) for path in leaves(resolved)},
+        hash=plan_hash(portable),
+        left_out=composed.left_out,
+    )
+
+
+def split_sweep(name: str, overrides: Sequence[str], *, catalog: Catalog) -> list[list[str]]:
+    """The jobs of a sweep, each a list of overrides: the product of all `a=1,2`, `range`, `choice` and `glob`.
+
+    Raises RecipeError for overrides that cannot be parsed and for sweeps over intervals, which have no end.
+    """
+    roots = recipe_roots()
+    recipe = find_recipe(name, roots)
+    with sources(catalog, roots, recipe=recipe.name), _hydra():
+        from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+        try:
+            parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+            (jobs,) = BasicSweeper.split_arguments(parser.parse_overrides(list(overrides)), None)
+        except HydraException as error:
+            raise explain(error, recipe=recipe.name, catalog=catalog) from error
+    return jobs
+
+
+def _hydra() -> AbstractContextManager[None]:
+    return initialize(version_base="1.3", config_path=None, job_name="unirl")
+
+
+def _source(found: DictConfig) -> ConfigSource:
+    """A source of Hydra's search path, opened again: Hydra keeps those of `hydra.searchpath` to itself."""
+    from hydra._internal.sources_registry import SourcesRegistry
+
+    return SourcesRegistry.instance().resolve(found.schema)(found.provider, f"{found.schema}://{found.path}")
+
+
+def _sampling(filled: Any, model: Choice[ModelSpec, PartConfig]) -> Mapping[str, SamplingConfig]:
+    """Track name -> its settings. A single track takes the whole section, several tracks have one section each."""
+    tracks = list(model.spec.tracks)
+    if isinstance(filled, SamplingConfig):
+        if len(tracks) != 1:
+            keys = ", ".join(f"/sampling@sampling.{track}" for track in tracks)
+            raise RecipeError(
+                f"sampling: got one section, expected one for each track of model {model.name!r} "
+                f"({', '.join(tracks)}): {keys}."
+            )
+        result: Mapping[str, SamplingConfig] = {tracks[0]: filled}
+    else:
+        result = cast(Mapping[str, SamplingConfig], filled)
+    if set(result) != set(tracks):
+        raise RecipeError(
+            f"sampling: got sections for {', '.join(sorted(result))}, expected one for each track of model "
+            f"{model.name!r}: {', '.join(tracks)}. Name them `/sampling@sampling.<track>`."
+        )
+    for track, kind in model.spec.tracks.items():
+        if result[track].kind != kind:
+            raise RecipeError(
+                f"sampling: got settings of a {result[track].kind} track; track {track!r} of model {model.name!r} is a "
+                f"{kind} track. Choose `/sampling: {kind}`."
+            )
+    return {track: result[track] for track in tracks}
+
+
+def _name_origin(origin: Origin, composed: Composed) -> Origin:
+    return Origin(source="recipe", detail=composed.recipe.file.name) if origin.source == "default" else origin
+
+
+def _parsed(overrides: Sequence[str]) -> list[Override]:
+    """The overrides that concern the recipe, parsed."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return [override for override in parsed if not override.is_hydra_override()]

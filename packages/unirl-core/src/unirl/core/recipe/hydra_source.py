@@ -1,0 +1,260 @@
+"""Config sources for Hydra: part options from the catalog, recipes from their folders.
+
+Two config sources and one search-path plugin, registered with Hydra once. They are active only inside `sources(...)`;
+other users of Hydra in this process see no change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, is_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import yaml
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from ..errors import PluginBroken, RecipeError
+from ..specs.config import CONFIG_BASES, PartConfig, RecipeConfig
+from ..specs.plan import LeftOut
+from ..specs.spec import Kind
+from ..types.sampling import LatentSamplingConfig, SamplingConfig, TextSamplingConfig
+from .exchanged import Exchange, leave_out
+from .files import PART_GROUPS, RecipeRoot
+
+if TYPE_CHECKING:
+    from ..plugins.catalog import Catalog
+
+__all__ = ["ROOT", "SAMPLING", "SCHEMA", "PartsSource", "RecipesSource", "config_class", "exchanging", "sources"]
+
+SCHEMA = "unirl"
+"""The schema of a recipe, first in every defaults list: `- /unirl`."""
+ROOT = "_recipe_"
+"""The primary config that Hydra composes: it only names the recipe. Hydra takes the groups of `+group@package=option`
+relative to the primary config's folder, and a recipe may lie in one."""
+MAX_BYTES = 2**20
+"""Largest recipe file: hundreds of times what any recipe needs."""
+MAX_VALUES = 100_000
+"""Most values of a recipe file, with aliases expanded."""
+DEFAULT_LAUNCHER = "local"
+"""Used where it is installed. Without a launcher the parts are built in this process, with the same result."""
+SAMPLING: dict[str, type[SamplingConfig]] = {"latent": LatentSamplingConfig, "text": TextSamplingConfig}
+"""Options of the group `sampling`, which belongs to the core."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sources:
+    catalog: Catalog
+    roots: tuple[RecipeRoot, ...]
+    recipe: str
+    exchanged: tuple[Exchange, ...] = ()
+    left_out: list[LeftOut] = field(default_factory=lambda: list[LeftOut]())
+
+
+_active: ContextVar[_Sources | None] = ContextVar("_active", default=None)
+
+
+@contextmanager
+def sources(catalog: Catalog, roots: Sequence[RecipeRoot], *, recipe: str) -> Generator[None]:
+    """Inside, Hydra composes the config `ROOT` from this recipe, the parts of this catalog and the files of these
+    folders, first come first."""
+    plugins = Plugins.instance()
+    for plugin in (PartsSource, RecipesSource, UniRLSearchPath):
+        plugins.register(plugin)
+    token = _active.set(_Sources(catalog=catalog, roots=tuple(roots), recipe=recipe))
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+@contextmanager
+def exchanging(exchanged: Sequence[Exchange]) -> Generator[list[LeftOut]]:
+    """Within this context, recipe files are loaded without values that these parts have no key for. Yields a list that
+    collects them."""
+    active = _active.get()
+    assert active is not None, "exchanging() stands inside of sources()"
+    inner = replace(active, exchanged=tuple(exchanged), left_out=[])
+    token = _active.set(inner)
+    try:
+        yield inner.left_out
+    finally:
+        _active.reset(token)
+
+
+def config_class(catalog: Catalog, group: str, name: str) -> type[Any]:
+    """The config dataclass of an option. Imports the module that holds it, and no other part's.
+
+    Raises PluginNotFound for an unknown name, PluginBroken when the spec does not name a PartConfig.
+    """
+    if group == "sampling":
+        return SAMPLING[name]
+    result = catalog.get(cast(Kind, group), name)
+    target = catalog.resolve(result.spec.config)
+    base = CONFIG_BASES.get(group, PartConfig)
+    if not (isinstance(target, type) and is_dataclass(target) and issubclass(target, base)):
+        raise PluginBroken(
+            f"{group} {name!r} ({result.dist} {result.version}): its spec names the config {result.spec.config!r}, "
+            f"which is not a dataclass that inherits unirl.core.specs.config.{base.__name__}."
+        )
+    return target
+
+
+class UniRLSearchPath(SearchPathPlugin):
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        active = _active.get()
+        if active is not None:
+            search_path.append(provider="unirl", path="unirl://parts")
+            for root in active.roots:
+                search_path.append(provider=root.owner or "recipes", path=f"recipes://{root.folder}")
+
+
+class PartsSource(ConfigSource):
+    """Options of the part groups. Listing takes names alone; the chosen one's config class is imported."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "unirl"
+
+    def available(self) -> bool:
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path in ("", *PART_GROUPS)
+
+    def is_config(self, config_path: str) -> bool:
+        group, _, name = config_path.removesuffix(".yaml").rpartition("/")
+        return (not group and name in (SCHEMA, ROOT)) or (group in PART_GROUPS and name in self._options(group))
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        groups: list[str] = sorted(PART_GROUPS) if not config_path and results_filter is not ObjectType.CONFIG else []
+        if results_filter is ObjectType.GROUP:
+            return groups
+        return [*groups, *([SCHEMA] if not config_path else self._options(config_path))]
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        group, _, name = config_path.removesuffix(".yaml").rpartition("/")
+        if not self.is_config(config_path):
+            raise ConfigLoadError(f"Config not found: {config_path}")
+        if name == ROOT:
+            config = OmegaConf.create({"defaults": [f"/{self._sources.recipe}"]})
+        elif not group:
+            config = OmegaConf.structured(RecipeConfig)
+            # Listed so that `launcher=ray` and `transport=...` replace them as every other part is replaced.
+            launcher = [{"launcher": DEFAULT_LAUNCHER}] if DEFAULT_LAUNCHER in self._options("launcher") else []
+            with open_dict(config):
+                config.defaults = ["_self_", *launcher, {"transport": None}]
+        else:
+            config = OmegaConf.structured(config_class(self._sources.catalog, group, name))
+            if group != "sampling":
+                cast(DictConfig, config).use = name
+        header = {"package": None if group else "_global_"}
+        return ConfigResult(provider=self.provider, path=self.full_path(), config=config, header=header)
+
+    def _options(self, group: str) -> list[str]:
+        if group == "sampling":
+            return sorted(SAMPLING)
+        return sorted(self._sources.catalog.names(cast(Kind, group)))
+
+    @property
+    def _sources(self) -> _Sources:
+        active = _active.get()
+        assert active is not None, "unirl:// is on the search path only inside sources()"
+        return active
+
+
+class RecipesSource(ConfigSource):
+    """A folder of recipes. A recipe is a whole config wherever its file lies, so its package is `_global_`."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "recipes"
+
+    def available(self) -> bool:
+        return self.is_group("")
+
+    def is_group(self, config_path: str) -> bool:
+        return (Path(self.path) / config_path).is_dir()
+
+    def is_config(self, config_path: str) -> bool:
+        return self.file(config_path).is_file()
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        names: list[str] = []
+        for entry in (Path(self.path) / config_path).iterdir():
+            self._list_add_result(names, str(Path(config_path) / entry.name), entry.name, results_filter)
+        return sorted(set(names))
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        file = self.file(config_path)
+        text = _text(file)
+        header = self._get_header_dict(text)
+        if header["package"] is None and config_path.split("/")[0] not in PART_GROUPS:
+            header["package"] = "_global_"
+        try:
+            _check_size(file, text)
+            config = OmegaConf.create(text)
+        except yaml.MarkedYAMLError as error:
+            line = error.problem_mark.line + 1 if error.problem_mark else 1
+            raise RecipeError(f"{file}:{line}: not valid YAML: {error.problem}.") from error
+        except yaml.YAMLError as error:
+            raise RecipeError(f"{file}: not valid YAML: {' '.join(str(error).split())}.") from error
+        except RecursionError as error:
+            raise RecipeError(f"{file}: nested too deeply to be read.") from error
+        if not isinstance(config, DictConfig):
+            raise RecipeError(f"{file}: got a list, expected a mapping of sections.")
+        if isinstance(config.get("hydra"), DictConfig) and set(config.hydra) - {"searchpath"}:
+            unused = sorted(str(key) for key in config.hydra if key != "searchpath")
+            raise RecipeError(f"{file}: hydra.{unused[0]}: this Hydra setting has no effect here; remove it.")
+        active = _active.get()
+        if active is not None and header["package"] == "_global_":
+            path = config_path.removesuffix(".yaml")
+            result = leave_out(config, file=path, exchanged=active.exchanged)
+            # Hydra may read a file more than once.
+            active.left_out.extend(one for one in result if one not in active.left_out)
+        return ConfigResult(provider=self.provider, path=self.full_path(), config=config, header=header)
+
+    def file(self, config_path: str) -> Path:
+        """The file of a config path, whether it exists or not."""
+        return Path(self.path) / self._normalize_file_name(config_path)
+
+
+def _text(file: Path) -> str:
+    """The text of a recipe file. Raises RecipeError when it cannot be read, is not UTF-8 or is too large."""
+    try:
+        size = file.stat().st_size
+        if size > MAX_BYTES:
+            raise RecipeError(f"{file}: got {size} bytes, expected at most {MAX_BYTES} for a recipe.")
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{file}: not UTF-8 text (byte {error.start}); save the file as UTF-8.") from error
+    except OSError as error:
+        raise RecipeError(f"{file}: the recipe cannot be read: {error.strerror or error}.") from error
+
+
+def _check_size(file: Path, text: str) -> None:
+    """Refuse aliases that expand to an absurd number of values: a few lines can stand for billions."""
+    sizes: dict[int, int] = {}
+
+    def size(node: Any) -> int:
+        """Values in a node, with aliases expanded."""
+        if not isinstance(node, yaml.CollectionNode):
+            return 1
+        if id(node) not in sizes:
+            sizes[id(node)] = MAX_VALUES  # what holds itself has no end
+            entries = cast("list[Any]", node.value)
+            sizes[id(node)] = 1 + sum(
+                sum(size(part) for part in cast("tuple[Any, ...]", entry)) if isinstance(entry, tuple) else size(entry)
+                for entry in entries
+            )
+        return sizes[id(node)]
+
+    if size(cast(Any, yaml).compose(text, Loader=yaml.SafeLoader)) >= MAX_VALUES:
+        raise RecipeError(f"{file}: its aliases stand for {MAX_VALUES} values or more; write out what is meant.")

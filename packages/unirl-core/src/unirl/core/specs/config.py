@@ -1,0 +1,240 @@
+"""The schema of a recipe: base classes of part configs, and the sections that belong to no part.
+
+Plain dataclasses, used by Hydra as structured configs. Facts about a model are not here but on its spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..limits import LARGEST_INT, Reason, limit, one_of
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+__all__ = [
+    "CONFIG_BASES",
+    "AdvantageConfig",
+    "BackendConfig",
+    "DataConfig",
+    "EvalConfig",
+    "PartConfig",
+    "RecipeConfig",
+    "RewardConfig",
+    "RunConfig",
+    "TrainConfig",
+]
+
+
+@dataclass
+class PartConfig:
+    """Base class of every part's config. A plugin's config dataclass inherits it."""
+
+    use: str = ""
+    """Short name of the part. Set by choosing the part (`engine=trainside`), never by hand."""
+
+    def problems(self, plan: Plan | None) -> Iterable[Reason]:
+        """Invalid combinations of settings, each within its own limits, and conflicts with the rest of the plan.
+
+        plan: None when the part is built on its own; then only its own settings are checked.
+        A key that begins with a dot, such as `.lora.rank`, is relative to this config.
+        """
+        return ()
+
+    def read_files(self) -> Mapping[str, Path]:
+        """Files whose content changes what the part computes: relative key, such as `.image`, -> file.
+
+        A run records their hashes, and a resume is refused when one has changed. Weights are not among them.
+        """
+        return {}
+
+
+@dataclass
+class RewardConfig(PartConfig):
+    """Base class of every reward's config."""
+
+    weight: float = limit(1.0, least=-1e9, most=1e9)
+    """Weight of this reward in the combined reward."""
+
+    def required_metadata(self) -> Sequence[str]:
+        """Metadata keys that every prompt must have with these settings, besides those of the spec."""
+        return ()
+
+
+@dataclass
+class BackendConfig(PartConfig):
+    """Base class of every backend's config: the trainable parameters, and AdamW's settings."""
+
+    trains: str = one_of("lora", "full", default="lora")
+    """`lora` trains adapters, `full` trains all weights. Trainable parameters are kept in fp32 whatever the model's
+    dtype."""
+    lr: float = limit(1e-4, above=0)
+    """Learning rate."""
+    betas: list[float] = limit([0.9, 0.999], least=0, below=1, length=2)
+    """Decay rates of Adam's first and second moments."""
+    eps: float = limit(1e-8, above=0)
+    """Added to the square root of Adam's second moment."""
+    weight_decay: float = limit(0.0, least=0)
+    """Decoupled weight decay: each step shrinks every weight by lr x weight_decay."""
+    max_grad_norm: float | None = limit(1.0, above=0)
+    """Largest global gradient norm; None disables clipping."""
+
+
+CONFIG_BASES: Mapping[str, type[PartConfig]] = {"reward": RewardConfig, "backend": BackendConfig}
+"""Kind of part -> base class of its config; PartConfig for every other kind."""
+
+
+@dataclass
+class RunConfig:
+    name: str = ""
+    """Name of the run; empty takes the recipe's name."""
+    max_steps: int = limit(100, least=0, most=10**9)
+    """Training steps: one rollout and its updates each."""
+    stop_at: int = limit(0, least=0)
+    """Save and stop after this many steps, to be resumed later; 0 runs to the end."""
+    seed: int = limit(0, least=0, most=LARGEST_INT)
+    """Seed of the sampling noise, the data order and every other random choice."""
+    dir: str = ""
+    """Run folder; empty makes `runs/<name>-<time>`."""
+    save_every: int = limit(0, least=0)
+    """Steps between checkpoints; 0 saves at the end only. Ctrl-C also saves."""
+    keep: int = limit(2, least=0)
+    """Number of newest checkpoints to keep; 0 keeps all."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+    media_every: int = limit(10, least=0)
+    """Steps between logging training samples (images or completions) to the trackers; 0 logs none."""
+    threads: int = limit(0, least=0, most=1024)
+    """CPU threads for torch; 0 keeps torch's default."""
+    batch_invariant: bool = False
+    """Make each sample's result bitwise independent of the rest of its batch, at some cost in speed; refused where the
+    platform or the engine has no such mode. The first ratio is 1 without it too: the old log-probs are recomputed in
+    the micro-batches of the update."""
+    reward_overlap_groups: int = limit(0, least=0)
+    """Groups per chunk: each chunk is scored while the next one is generated. 0 generates the whole rollout first."""
+    max_staleness: int = limit(0, least=0)
+    """Most rollouts that may be generated ahead of the one in training, each with weights up to that many steps old;
+    0 generates every rollout with the newest weights, 1 is one-step off-policy."""
+
+
+@dataclass
+class DataConfig:
+    train: str = "???"
+    """Prompt file, `.txt`, `.jsonl` or `.json`."""
+    eval: str | None = ""
+    """Held-out prompt file; null or empty disables evaluation."""
+    prompts_per_step: int = limit(16, least=1, most=10**6)
+    """Distinct prompts per rollout."""
+    samples_per_prompt: int = limit(8, least=1, most=10**6)
+    """Samples per prompt: the group within which advantages are computed."""
+    dynamic_sampling_rounds: int = limit(0, least=0)
+    """Dynamic sampling (DAPO): how often a step may draw further prompts to replace zero-variance groups, which are
+    dropped. 0 keeps every group and draws no more."""
+    shuffle: bool = True
+    """Shuffle the prompts each epoch, from the run's seed."""
+    prompt_key: str = "prompt"
+    """Key that holds the prompts in a `.json` object."""
+
+
+@dataclass
+class AdvantageConfig:
+    scope: str = one_of("group", "global", default="group")
+    """Samples that the standard deviation is taken over: each `group`, or all of the rollout (`global`). For the mean
+    see `center`."""
+    center: str = one_of("group", "global", default="group")
+    """Samples that the mean is taken over: each `group`, or all of the rollout (`global`)."""
+    normalize: bool = True
+    """Divide by the standard deviation."""
+    ddof: int = one_of(0, 1, default=0)
+    """0 for the population standard deviation, 1 for Bessel's correction."""
+    eps: float = limit(1e-4, least=0)
+    """Added to the standard deviation."""
+    leave_one_out: bool = False
+    """Subtract the mean of the other samples of the group (RLOO)."""
+    clip: float | None = limit(5.0, above=0)
+    """Largest absolute advantage; None disables clipping."""
+    combine: str = one_of("sum-then-normalize", "normalize-then-sum", default="sum-then-normalize")
+    """How several rewards are combined: `sum-then-normalize` or `normalize-then-sum`."""
+    constant_reward: str = one_of("skip", "fail", default="skip")
+    """When all samples of a step get the same reward: `skip` the update and report it, or `fail`."""
+
+
+@dataclass
+class TrainConfig:
+    updates_per_step: int = limit(1, least=1)
+    """Optimizer steps per rollout: its samples are split into that many mini-batches."""
+    micro_batch_size: int = limit(0, least=0)
+    """Samples per forward and backward pass; 0 takes the whole mini-batch. Never changes the gradient."""
+    micro_batch_tokens: int = limit(0, least=0)
+    """Text: tokens per forward and backward pass, prompts included; replaces `micro_batch_size`. A longer sample gets a
+    micro-batch to itself. 0 counts samples instead."""
+    replay: str = one_of("stacked", "serial", default="stacked")
+    """`stacked` runs all SDE steps of a micro-batch in one forward pass, `serial` one step at a time."""
+    packing: bool = True
+    """Text: pack the samples of a micro-batch into one sequence without padding, where the model supports it. The
+    numbers are the same."""
+    old_log_probs: str = one_of("replay", "engine", default="replay")
+    """Source of the old log-probs: `replay` recomputes them with the training model, `engine` takes the engine's, where
+    the measured log-prob mismatch allows it."""
+    logp_mismatch_max: float | None = limit(None, least=0)
+    """Largest log-prob mismatch allowed, |engine - recomputed|. None: for latents the algorithm's clip range; for text
+    0.01 nats per token in fp32, or 1 where the model, the engine or the backend computes in 16 bits."""
+    logp_mismatch_mean: float | None = limit(None, least=0)
+    """Largest mean log-prob mismatch over a rollout. None: no bound for latents; for text 0.001 in fp32, or 0.05 in
+    16 bits."""
+
+
+@dataclass
+class EvalConfig:
+    every: int = limit(0, least=0)
+    """Steps between evaluations; 0 evaluates at the start and the end only. Without held-out data there are none."""
+    num_prompts: int = limit(0, least=0)
+    """Number of prompts to evaluate, in file order; 0 takes all."""
+    samples_per_prompt: int = limit(1, least=1, most=10**6)
+    """Samples per evaluated prompt."""
+    policy: str = one_of("live", "ema", "lagged", "reference", default="live")
+    """Weights to evaluate: `live`, `ema`, `lagged` or `reference`."""
+    seed: int = limit(20_000, least=0, most=LARGEST_INT)
+    """Seed of the evaluation noise, which is the same at every evaluation and separate from that of training."""
+    sampling: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Overrides of `sampling` for evaluation. Unless set here, latent tracks use `kernel: euler` and `eta: 0`, text
+    tracks `temperature: 0`."""
+    threshold: float | None = None
+    """Also report the fraction of samples whose reward is at least this value."""
+
+
+@dataclass
+class RecipeConfig:
+    """A whole recipe. A part's section has the fields of the chosen part's config dataclass."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    """The run itself: length, seed, folder, checkpoints."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Prompt files, and how many prompts a step takes."""
+    sampling: Any = None
+    """How the model's tracks are sampled."""
+    model: Any = None
+    """The model to train."""
+    engine: Any = None
+    """The engine that generates rollouts."""
+    backend: Any = None
+    """The training backend: optimizer, sharding, checkpoints."""
+    algorithm: Any = None
+    """The RL algorithm and its loss."""
+    launcher: Any = None
+    """Where the parts run; in this process by default."""
+    transport: Any = None
+    """How tensors move between workers; by default the launcher's own transport."""
+    reward: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Rewards by name; the policy is trained on their weighted sum."""
+    tracker: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Trackers by name; optional."""
+    advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    """How rewards become advantages."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+    """Mini-batches, micro-batches and old log-probs of the update."""
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    """Evaluation on held-out prompts."""

@@ -1,0 +1,247 @@
+"""Specs: what a plugin says of each part that it provides, before anything heavy is imported.
+
+A spec names its implementation and its config by string (`"package.module:attribute"`), so that listing, matching and
+composing import no torch. Specs are plain data; everything here can be printed, hashed and compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from .capability import Cap, Needs, Support
+
+__all__ = [
+    "KINDS",
+    "AlgorithmSpec",
+    "BackendSpec",
+    "EngineSpec",
+    "Gap",
+    "Kind",
+    "LauncherSpec",
+    "Miniature",
+    "ModelSpec",
+    "RewardExample",
+    "RewardSpec",
+    "Spec",
+    "TrackerSpec",
+    "TransportSpec",
+]
+
+Kind = Literal["model", "engine", "backend", "algorithm", "reward", "tracker", "launcher", "transport"]
+KINDS: tuple[Kind, ...] = (
+    "model",
+    "engine",
+    "backend",
+    "algorithm",
+    "reward",
+    "tracker",
+    "launcher",
+    "transport",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """A conformance claim that a part is known not to meet, with the reason and where it is followed up.
+
+    Strict: once the claim passes, conformance fails until the gap is taken out.
+    """
+
+    claim: str
+    """Name of the claim, as `unirl conformance --claims` lists it."""
+    reason: str
+    """Why the part does not meet it, in a sentence."""
+    link: str = ""
+    """Where it is followed up."""
+    only_with: tuple[str, ...] = ()
+    """Names of other parts: the gap holds where one of them is tried along; empty is everywhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """What every part says of itself."""
+
+    kind: ClassVar[Kind]
+
+    name: str
+    """Short name in recipes, lower case with dashes."""
+    summary: str
+    """One sentence for lists and docs."""
+    build: str
+    """`"module:function"` that makes the part from its config. See `unirl.core.roles` for each kind's signature."""
+    config: str
+    """`"module:Class"` of its config dataclass, a subclass of `unirl.core.specs.config.PartConfig`."""
+    capabilities: Mapping[Cap, Support] = field(default_factory=lambda: dict[Cap, Support]())
+    """How it provides each of `unirl.core.specs.capability.CAPABILITIES_OF` its kind."""
+    enabled_by: Mapping[Cap, Mapping[str, Any]] = field(default_factory=lambda: dict[Cap, Mapping[str, Any]]())
+    """Settings that switch a capability on, by dotted config key, where the defaults leave it off.
+
+    Those of `Cap.EMA` and `Cap.LAGGED_POLICY` give an average with a constant decay of 0.75, a = 0.75 a + 0.25 live,
+    that starts at the initial weights and moves after every optimizer step (EMA) or at the end of every rollout (lagged
+    policy): conformance computes it again. Those of `Cap.CRITIC` give one that trains with a rate of 0.001 from its
+    first step, and no bound on its gradient.
+    """
+    trial: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Settings for conformance, by dotted config key, where the defaults do not suit a miniature."""
+    gaps: tuple[Gap, ...] = ()
+    """Claims that it is known not to meet."""
+
+    def support(self, cap: Cap) -> Support:
+        """How this part provides `cap`; `UNKNOWN` when it does not say."""
+        return self.capabilities.get(cap, Support.UNKNOWN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Miniature:
+    """A checkpoint of random weights in the model's ordinary layout, small enough to run in a second on a CPU."""
+
+    write: str
+    """`"module:function"` that writes it: `write(folder, *, seed) -> None`; same seed, same bytes."""
+    sampling: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Sampling settings that it takes, by dotted key, such as `{"height": 64, "width": 64}`."""
+    lora_layers: int = 0
+    """Layers of it that the model's `lora_targets` match: one more or one less is a failure."""
+    idle_layers: tuple[str, ...] = ()
+    """Full names of those whose output the model drops, so that no gradient reaches them."""
+    wrap_blocks: int = 0
+    """Blocks of it that the model's `wrap_blocks` match."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec(Spec):
+    kind: ClassVar[Kind] = "model"
+
+    tracks: Mapping[str, Literal["latent", "text"]]
+    """Name of each track that the model generates, with its kind."""
+    trainable: str
+    """Attribute of the model that holds the trained module, such as `transformer`."""
+    lora_targets: tuple[str, ...] = ()
+    """Endings of the module names that LoRA adapts by default."""
+    wrap_blocks: tuple[str, ...] = ()
+    """Class names of the blocks that are sharded and checkpointed one by one."""
+    tensor_parallel: Mapping[str, Literal["colwise", "rowwise"]] = field(
+        default_factory=lambda: dict[str, Literal["colwise", "rowwise"]]()
+    )
+    """Linear layers that may be split over ranks, by name below `trainable`, `*` standing for one component: `colwise`
+    splits the outputs of the first of a pair, `rowwise` the inputs of the second."""
+    path_key: str = "path"
+    """Config key that takes the folder of a checkpoint."""
+    tiny: Miniature | None = None
+    """What conformance tries it on."""
+    bridges: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
+    """Name of an engine that needs one -> `"module:attribute"` of the bridge to it, see
+    `unirl.core.plugins.bridges`."""
+    reference: str = ""
+    """The pipeline that this model is verified against."""
+    parity: str = ""
+    """`"module:function"` that runs the reference pipeline, see `unirl.conformance.reference.RunReference`."""
+    text_parity: str = ""
+    """The same for text: `"module:function"`, see `unirl.conformance.reference.RunTextReference`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSpec(Spec):
+    kind: ClassVar[Kind] = "engine"
+
+    kernels: tuple[str, ...] = ()
+    """SDE kernels that it runs, by their names in `unirl.numerics.diffusion.kernels`."""
+    needs_bridge: bool = False
+    """Runs only models that bring a bridge for it, see `unirl.core.plugins.bridges`."""
+    refuses: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
+    """Names of models that it cannot run although it generates their kind of track -> why, as the end of "because"."""
+    environment: str = ""
+    """`"module:attribute"` of the Python environment that it runs in as a program of its own, an `EngineEnvironment` of
+    `unirl.engine_host.environment`; empty is this one."""
+    releases: tuple[str, ...] = ()
+    """Releases of the engine that this environment has locks for besides the newest: values of `engine.release`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendSpec(Spec):
+    kind: ClassVar[Kind] = "backend"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmSpec(Spec):
+    kind: ClassVar[Kind] = "algorithm"
+
+    needs: Needs
+    """What it asks of the rest of a plan, whatever its settings."""
+    when: Mapping[str, Needs] = field(default_factory=lambda: dict[str, Needs]())
+    """Further needs while a config key is set to something true, such as `{"kl_coef": Needs(reference="policy")}`."""
+    stateful: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Settings, by config key, with which it keeps a state from step to step that an update changes, see
+    `unirl.core.roles.StatefulAlgorithm`; empty where it never does. Conformance resumes it with them."""
+    clip_key: str = ""
+    """Config key of the clip range, which bounds the log-prob gap that a run over latents tolerates."""
+    paper: str = ""
+    """Where the loss comes from, such as `arXiv 2505.05470`; or a sentence that says why there is none."""
+    reference: str = ""
+    """`"module:function"` that gives the loss again in NumPy, see `unirl.conformance.reference.LossInNumpy`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardExample:
+    """A sample that a reward can score, for conformance; images and videos of this size are made of random pixels."""
+
+    prompt: str = ""
+    """The prompt that the sample is scored against."""
+    metadata: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """What the reward reads of the prompt: every key of the spec's `metadata`."""
+    text: str = ""
+    """The generated text, for rewards of text."""
+    height: int = 64
+    """Pixels."""
+    width: int = 64
+    """Pixels."""
+    frames: int = 8
+    """Of a video."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardSpec(Spec):
+    kind: ClassVar[Kind] = "reward"
+
+    scale: str
+    """What the number means and its range, the same wherever it is computed."""
+    range: tuple[float, float] = (-math.inf, math.inf)
+    """Smallest and largest score."""
+    examples: tuple[RewardExample, ...] = (RewardExample(),)
+    """Samples that it can score; each has the metadata that it reads."""
+    media: Literal["image", "video", "text", "audio", "any"]
+    """What it scores; `any` is whatever the model of the plan generates."""
+    metadata: tuple[str, ...] = ()
+    """Metadata keys that every prompt must have."""
+    metadata_kinds: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: dict[str, tuple[str, ...]]())
+    """Kinds of value that a metadata key may have: `text`, `a number`, `a boolean`, `a list`, `an object`, `null`. A
+    key that is not named may have any. Prompt files are checked before anything is built."""
+    parts: tuple[str, ...] = ()
+    """Names of the components it reports besides the score."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerSpec(Spec):
+    kind: ClassVar[Kind] = "tracker"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherSpec(Spec):
+    kind: ClassVar[Kind] = "launcher"
+
+    separates: Mapping[str, Any] | None = None
+    """Settings, by config key, under which rollouts come from workers with weights of their own, such as
+    `{"placement": "separate"}`. None says that it builds every part in this process."""
+    holds_reference: Mapping[str, Any] | None = None
+    """Settings, by config key, under which workers of their own answer for the reference policy, so that the backend
+    keeps none. None says that the backend always answers."""
+    look: str = ""
+    """`module:function` for `unirl doctor --cluster`: takes the address of a cluster and returns a
+    `unirl.runtime.doctor.ClusterDiagnosis` of its machines. Empty for a launcher that knows none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportSpec(Spec):
+    kind: ClassVar[Kind] = "transport"

@@ -1,0 +1,127 @@
+"""Requests: everything that decides what an engine generates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from ..errors import BatchError
+from .array import Array
+from .batch import Batch, rows, shared
+from .track import Sampler
+
+if TYPE_CHECKING:
+    from .data import MediaRef
+    from .sampling import LatentSamplingConfig, TextSamplingConfig
+
+__all__ = ["LatentRequest", "Request", "TextRequest"]
+
+T = TypeVar("T", bound=Batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentRequest(Batch):
+    """How one latent track is sampled."""
+
+    sampling: LatentSamplingConfig = shared()
+    """Its `kernel_options` name every option of the kernel, also those at their defaults."""
+    sigmas: Array = shared()
+    """[T+1] fp32, falling, ending in 0. The single source of truth: engines use these and echo them."""
+    sde_steps: Array = rows()
+    """[N, S] int64, rising, -1 is none; samples of one group share theirs."""
+    train_steps: Array | None = rows(default=None)
+    """[N, R] int64, rising, -1 is none: the SDE steps of each sample that are trained on; None trains on all."""
+    noise_ids: tuple[str, ...] = rows()
+    """Key of each sample's initial noise: its own id, or its group's if the group shares the noise."""
+    initial_noise: tuple[str, ...] = rows()
+    """Digest of the x_T that a sample must start from; "" where it is not checked (one row of a request is enough)."""
+    trajectory: Literal["window", "full"] = shared(default="window")
+    """Which latents come back: those around the trained SDE steps and the end, or those of every step."""
+
+    def __post_init__(self) -> None:
+        self._check_rows()
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.noise_ids)
+
+    @property
+    def scored_steps(self) -> Array:
+        """[N, R] int64, the steps that are scored and trained on: `train_steps`, or all SDE steps."""
+        return self.sde_steps if self.train_steps is None else self.train_steps
+
+    @property
+    def sampler(self) -> Sampler:
+        """Kernel and guidance that `sampling` asks for, as an echo has them."""
+        sampling = self.sampling
+        return Sampler(
+            kernel=sampling.kernel,
+            eta=float(sampling.eta),
+            options=tuple(sorted(sampling.kernel_options.items())),
+            guidance_scale=float(sampling.guidance_scale),
+            guidance_mode=sampling.guidance_mode,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRequest(Batch):
+    """How one text track is sampled."""
+
+    sampling: TextSamplingConfig = shared()
+    prompt_tokens: tuple[Array, ...] = rows()
+    """Per sample [P_n] int64: prompt token ids, chat template included. Engines take these instead of text."""
+    stop_tokens: tuple[int, ...] = shared()
+    """Stop token ids."""
+    seeds: tuple[int, ...] = rows()
+    """Seed of each sample, 63 bits: an engine that uses it returns the same completion whatever else it generates."""
+
+    def __post_init__(self) -> None:
+        self._check_rows()
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.prompt_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(Batch):
+    """Samples to generate. Noise is a pure function of (seed, rollout, id, step), so any split of it gives the same."""
+
+    sample_ids: tuple[str, ...] = rows()
+    group_ids: tuple[str, ...] = rows()
+    prompt_ids: tuple[str, ...] = rows()
+    prompts: tuple[str, ...] = rows()
+    metadata: tuple[Mapping[str, Any], ...] = rows()
+    media: tuple[tuple[MediaRef, ...], ...] = rows()
+    tracks: Mapping[str, LatentRequest | TextRequest] = rows()
+    """Track name -> how it is sampled."""
+    seed: int = shared()
+    rollout: int = shared()
+    """Number of this rollout in the run; part of the noise key."""
+    policy_version: int = shared()
+    """Policy version that must generate the samples."""
+
+    def __post_init__(self) -> None:
+        self._check_rows()
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.sample_ids)
+
+    def latent(self, track: str) -> LatentRequest:
+        """How a latent track is sampled. Raises BatchError for any other."""
+        return self._of(track, LatentRequest)
+
+    def text(self, track: str) -> TextRequest:
+        """How a text track is sampled. Raises BatchError for any other."""
+        return self._of(track, TextRequest)
+
+    def _of(self, track: str, kind: type[T]) -> T:
+        result = self.tracks.get(track)
+        if not isinstance(result, kind):
+            raise BatchError(
+                f"Request: track {track!r}: got {'nothing' if result is None else f'a {type(result).__name__}'}, "
+                f"expected a {kind.__name__} (tracks: {sorted(self.tracks)})."
+            )
+        return result

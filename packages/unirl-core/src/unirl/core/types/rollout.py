@@ -1,0 +1,120 @@
+"""Rollouts: what an engine gives back, and the check that it used what the request said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import BatchError, EchoMismatch
+from ..names import shortened
+from .batch import same
+from .request import LatentRequest, Request, TextRequest
+from .track import Status, Track
+
+__all__ = ["Rollout", "verify_echo"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """Tracks by name. Children name their parents; every parent id must exist, and no track descends from itself."""
+
+    tracks: Mapping[str, Track]
+
+    def __post_init__(self) -> None:
+        for name, track in self.tracks.items():
+            if track.name != name:
+                raise BatchError(f"Rollout: the track under {name!r} calls itself {track.name!r}; names must agree.")
+            if track.parent_track is None:
+                continue
+            parent = self.tracks.get(track.parent_track)
+            if parent is None:
+                raise BatchError(
+                    f"Rollout: track {name!r} names the parent track {track.parent_track!r}; "
+                    f"there are {sorted(self.tracks)}."
+                )
+            if track.parent_ids is None:
+                raise BatchError(f"Rollout: track {name!r} descends from {track.parent_track!r} and has no parent_ids.")
+            unknown = sorted(set(track.parent_ids) - set(parent.sample_ids))
+            if unknown:
+                raise BatchError(
+                    f"Rollout: track {name!r} has parent ids that track {track.parent_track!r} lacks: {unknown[:3]}."
+                )
+            self._check_descent(name)
+
+    def _check_descent(self, name: str) -> None:
+        line = [name]
+        while (parent := self.tracks[line[-1]].parent_track) is not None and parent in self.tracks:
+            if parent in line:
+                raise BatchError(f"Rollout: track {name!r} descends from itself: {' <- '.join([*line, parent])}.")
+            line.append(parent)
+
+    def replaced(self, name: str, track: Track) -> Rollout:
+        """The same rollout with another track of this name."""
+        return Rollout(tracks={**self.tracks, name: track})
+
+
+def verify_echo(request: Request, rollout: Rollout) -> None:
+    """Raise EchoMismatch when an engine did not use what the request said.
+
+    Ids, sigmas, noise, SDE steps, kernel and guidance of latent tracks are compared bit for bit: an engine that rounds
+    a sigma samples from another policy than the one that is trained. So are prompt tokens and temperature of text
+    tracks; a text must end where the request says. The comparison is worth as much as the echo: an engine reads these
+    values off the objects that computed, never off the request.
+    """
+    for name, expected in request.tracks.items():
+        track = rollout.tracks.get(name)
+        if track is None:
+            raise EchoMismatch(
+                f"rollout: got tracks {sorted(rollout.tracks)} from the engine, expected {name!r} as well."
+            )
+        _compare(f"{name}.sample_ids", request.sample_ids, track.sample_ids)
+        _compare(f"{name}.group_ids", request.group_ids, track.group_ids)
+        _compare(f"{name}.policy_version", (request.policy_version,) * request.num_rows, track.policy_version)
+        if isinstance(expected, TextRequest):
+            _compare_text(name, expected, track)
+        else:
+            _compare_latent(name, expected, track)
+
+
+def _compare_latent(name: str, wanted: LatentRequest, track: Track) -> None:
+    segment = track.latent
+    _compare(f"{name}.sigmas", wanted.sigmas, segment.sigmas)
+    _compare(f"{name}.sde_steps", wanted.sde_steps, segment.sde_steps)
+    _compare(f"{name}.train_steps", wanted.train_steps, segment.train_steps)
+    asked, used = ({**vars(one), "options": dict(one.options)} for one in (wanted.sampler, segment.sampler))
+    for what in asked:
+        _compare(f"{name}.sampler.{what}", asked[what], used[what])
+    echoed = segment.initial_noise or ("",) * len(wanted.initial_noise)
+    for row, digest in enumerate(wanted.initial_noise):
+        if digest:
+            _compare(f"{name}.initial_noise of {track.sample_ids[row]!r}", digest, echoed[row])
+
+
+def _compare_text(name: str, wanted: TextRequest, track: Track) -> None:
+    segment, longest = track.text, wanted.sampling.max_new_tokens
+    _compare(f"{name}.temperature", wanted.sampling.temperature, segment.temperature)
+    _compare(f"{name}.prompt_tokens", wanted.prompt_tokens, segment.prompt_tokens)
+    for sample, status, length in zip(track.sample_ids, track.status, segment.lengths, strict=True):
+        if length > longest:
+            raise EchoMismatch(f"{name}.tokens of {sample!r}: got {length}, expected at most {longest}.")
+        if status is Status.TRUNCATED and length < longest:
+            raise EchoMismatch(
+                f"{name}.status of {sample!r}: it is TRUNCATED with {length} of {longest} tokens. The engine has a "
+                "shorter limit of its own, such as its context length; raise that one or lower max_new_tokens."
+            )
+
+
+def _compare(what: str, asked: Any, used: Any) -> None:
+    if same(asked, used):
+        return
+    if all(isinstance(value, tuple) for value in (asked, used)):
+        if len(asked) == len(used):
+            row = next(i for i, (one, other) in enumerate(zip(asked, used, strict=True)) if not same(one, other))
+            return _compare(f"{what}[{row}]", asked[row], used[row])
+        asked, used = f"{len(asked)} rows", f"{len(used)} rows"
+    one, other = (shortened(" ".join(repr(value).split()), 300) for value in (asked, used))
+    raise EchoMismatch(
+        f"{what}: the request says {one}, the engine used {other}. "
+        "Rollout and training would differ; fix the engine or lower its capability in its spec."
+    )

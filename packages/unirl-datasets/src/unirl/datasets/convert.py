@@ -1,0 +1,185 @@
+"""Converting a data set: read it, drop unusable rows, write a prompt file, and count each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unirl.core.errors import DataError
+
+from .example import Dropped, Example, PromptSet, SourceRow
+from .source import read_source
+
+__all__ = ["INSTRUCTION", "Conversion", "convert"]
+
+INSTRUCTION = r"Reason step by step, and put the final answer in \boxed{}."
+REPEATED = "the same question as an earlier row"
+DISPUTED = "a question with different answers; all its rows"
+UNENCODABLE = "text that is not valid Unicode"
+_ENDINGS = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"GIF8": ".gif", b"RIFF": ".webp"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """Result of a conversion: rows_read = written + the sum of dropped."""
+
+    rows_read: int
+    written: int
+    dropped: dict[str, int]
+    """Reason -> rows."""
+    file: Path
+    media: Path | None
+    """Folder of the images, beside the file."""
+
+
+def convert(
+    prompts: PromptSet,
+    sources: Sequence[Path],
+    out: Path,
+    *,
+    instruction: str = INSTRUCTION,
+    overwrite: bool = False,
+) -> Conversion:
+    """Write the questions of a set as a prompt file for `data.train` or `data.eval`.
+
+    Each question is written once, with `instruction` below it and its answer in the metadata `answer`; its prompt_id is
+    `<file name>:<row>` of the source. Questions are the same when their text and images are; one with different answers
+    is dropped. Images go to the folder `<name of out>.media`. File and folder are written completely or not at all.
+
+    Raises DataError when a source cannot be read, when `out` exists (unless `overwrite`), when two sources have the
+    same name, and when nothing is left to write.
+    """
+    media = out.with_suffix(".media")
+    _check(sources, out, media, overwrite=overwrite)
+    dropped: Counter[str] = Counter()
+    kept: dict[bytes, _Kept] = {}
+    rows_read = 0
+    for source in sources:
+        for row in read_source(source, prompts=prompts):
+            rows_read += 1
+            result = prompts.read(row)
+            if isinstance(result, Example) and not _is_encodable(result):
+                result = Dropped(UNENCODABLE)
+            if isinstance(result, Dropped):
+                dropped[result.reason] += 1
+                continue
+            kept.setdefault(_content(result), _Kept(row, result)).count(result.answer)
+    for content in [content for content, one in kept.items() if one.is_disputed]:
+        dropped[DISPUTED] += kept.pop(content).rows
+    dropped[REPEATED] += sum(one.rows - 1 for one in kept.values())
+    if not kept:
+        reasons = "; ".join(f"{count} dropped: {reason}" for reason, count in (+dropped).items())
+        raise DataError(f"{out}: nothing to write. {rows_read} rows were read{'; ' if reasons else ''}{reasons}.")
+    with _whole(out, media) as (file, folder):
+        rows = (_prompt(one, folder, media.name, instruction) for one in kept.values())
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        file.write_text(text, encoding="utf-8", newline="\n")
+    has_media = any(one.example.images for one in kept.values())
+    return Conversion(
+        rows_read=rows_read,
+        written=len(kept),
+        dropped=dict(+dropped),
+        file=out,
+        media=media if has_media else None,
+    )
+
+
+class _Kept:
+    """A question, and the rows that have it."""
+
+    def __init__(self, row: SourceRow, example: Example) -> None:
+        self.name = row.name
+        self.example = example
+        self.rows = 0
+        self.is_disputed = False
+
+    def count(self, answer: str) -> None:
+        self.rows += 1
+        self.is_disputed = self.is_disputed or answer != self.example.answer
+
+
+def _check(sources: Sequence[Path], out: Path, media: Path, *, overwrite: bool) -> None:
+    if out.suffix != ".jsonl":
+        raise DataError(f"{out}: the prompt file is JSONL; use a name that ends in .jsonl.")
+    names = Counter(source.name for source in sources)
+    twice = [name for name, count in names.items() if count > 1]
+    if twice:
+        raise DataError(f"{twice[0]}: {names[twice[0]]} sources have this name, so their prompt ids would clash.")
+    if out.resolve() in {source.resolve() for source in sources}:
+        raise DataError(f"{out}: is also a source; write to another file.")
+    there = [path for path in (out, media) if path.exists()]
+    if there and not overwrite:
+        raise DataError(f"{there[0]}: already exists; choose another name, or pass --overwrite.")
+    if not out.parent.is_dir():
+        raise DataError(f"{out}: there is no folder {out.parent}.")
+
+
+@contextmanager
+def _whole(out: Path, media: Path) -> Generator[tuple[Path, Path]]:
+    """A file and a folder to write to, which take the places of `out` and `media` when all is written."""
+    file, folder = (path.with_name(f".{path.name}.{os.getpid()}") for path in (out, media))
+    try:
+        yield file, folder
+        if media.exists():
+            shutil.rmtree(media)
+        if folder.exists():
+            folder.replace(media)
+        file.replace(out)
+    finally:
+        file.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _prompt(one: _Kept, folder: Path, media: str, instruction: str) -> dict[str, Any]:
+    example = one.example
+    row: dict[str, Any] = {
+        "prompt_id": one.name,
+        "prompt": f"{example.question}\n\n{instruction}" if instruction else example.question,
+        "metadata": {"answer": example.answer, **example.metadata},
+    }
+    if example.images:
+        folder.mkdir(exist_ok=True)
+        row["media"] = [
+            {"modality": "image", "role": "condition", "uri": f"{media}/{_written(folder, one.name, number, data)}"}
+            for number, data in enumerate(example.images)
+        ]
+    return row
+
+
+def _written(folder: Path, row: str, number: int, data: bytes) -> str:
+    """The name of the file that an image of a row is written to."""
+    name = f"{row.replace(':', '-')}-{number}{_ending(data, row)}"
+    (folder / name).write_bytes(data)
+    return name
+
+
+def _ending(data: bytes, name: str) -> str:
+    for start, ending in _ENDINGS.items():
+        if data.startswith(start):
+            return ending
+    raise DataError(f"{name}: an image begins with {data[:4]!r}, which is neither PNG, JPEG, GIF nor WebP.")
+
+
+def _content(example: Example) -> bytes:
+    """What makes a question the same as another: its words and its images."""
+    digest = hashlib.sha256(" ".join(example.question.split()).encode())
+    for image in example.images:
+        digest.update(hashlib.sha256(image).digest())
+    return digest.digest()
+
+
+def _is_encodable(example: Example) -> bool:
+    """JSON can hold halves of surrogate pairs, which a UTF-8 file cannot."""
+    try:
+        json.dumps([example.question, example.answer, dict(example.metadata)], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,82 @@
+"""Types of a converter: source rows, examples, dropped rows, and the description of a set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from unirl.core.errors import DataError
+
+__all__ = ["Dropped", "Example", "PromptSet", "SourceRow", "as_list", "as_object"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceRow:
+    """One row of a source file."""
+
+    name: str
+    """`<file name>:<row>`, rows counted from 0."""
+    folder: Path
+    """Where relative paths in the row start."""
+    values: Mapping[str, Any]
+
+    def text(self, column: str) -> str:
+        """The text of a column, without white space at its ends; empty for null. Raises DataError for another type."""
+        value = self.values[column]
+        if value is None:
+            return ""
+        if not isinstance(value, str):
+            raise self.wrong(column, "text", value)
+        return value.strip()
+
+    def wrong(self, column: str, wanted: str, found: object) -> DataError:
+        shown = repr(found)
+        return DataError(
+            f"{self.folder / self.name}: column {column!r} must be {wanted}; got "
+            f"{shown if len(shown) <= 80 else shown[:77] + '...'}."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A question with its answer."""
+
+    question: str
+    answer: str
+    metadata: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Further values kept from the row."""
+    images: tuple[bytes, ...] = ()
+    """Image files that belong to the question."""
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A row that gives no prompt."""
+
+    reason: str
+    """A few words, the same for all rows of this kind: they are counted by it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptSet:
+    """A published set, and how its rows are read."""
+
+    name: str
+    summary: str
+    columns: tuple[tuple[str, ...], ...]
+    """Columns that a source must have; each entry lists alternatives, of which one is enough."""
+    also: tuple[str, ...] = ()
+    """Optional columns."""
+    read: Callable[[SourceRow], Example | Dropped]
+
+
+def as_object(value: object) -> dict[str, Any] | None:
+    """A nested value as what it must be, or None."""
+    return cast(dict[str, Any], value) if isinstance(value, dict) else None
+
+
+def as_list(value: object) -> list[Any] | None:
+    """A nested value as what it must be, or None."""
+    return cast(list[Any], value) if isinstance(value, list) else None

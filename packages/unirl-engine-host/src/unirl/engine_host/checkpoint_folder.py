@@ -1,0 +1,49 @@
+"""The checkpoint folder an engine loads: transformers layout for text, diffusers layout for latents."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from unirl.core.errors import RecipeError
+from unirl.core.roles import Model
+from unirl.engine_host.config import ExternalConfig
+
+from .program import Product
+
+__all__ = ["diffusers_folder", "transformers_folder"]
+
+
+def transformers_folder(product: Product, config: ExternalConfig, model: Model) -> Path:
+    """The folder the engine loads: `engine.path`, by default that of the trained model. Raises RecipeError if there is
+    none."""
+    # transformers records on a module where its weights came from.
+    result = config.path or str(getattr(model.trainable, "name_or_path", ""))
+    folder = Path(result).expanduser()
+    if result and (folder / "config.json").is_file():
+        return folder.resolve()
+    raise RecipeError(
+        f"engine.path: {product.title} loads a checkpoint from a folder in the transformers layout, got {result!r}. "
+        "Give engine.path."
+    )
+
+
+def diffusers_folder(product: Product, config: ExternalConfig, model: Model, *, architecture: str) -> Path:
+    """The folder the engine loads: `engine.path`, by default that of the trained model. Raises RecipeError unless its
+    `model_index.json` names the pipeline `architecture`."""
+    # diffusers records on a module which subfolder its weights came from.
+    noted = str(getattr(getattr(model.trainable, "config", None), "_name_or_path", "") or "")
+    folder = Path(config.path).expanduser() if config.path else Path(noted).parent
+    index = folder / "model_index.json"
+    if not ((config.path or noted) and index.is_file()):
+        raise RecipeError(
+            f"engine.path: {product.title} loads a checkpoint from a folder in the diffusers layout; {str(folder)!r} "
+            "has no model_index.json. Set engine.path."
+        )
+    result = json.loads(index.read_text(encoding="utf-8")).get("_class_name")
+    if result != architecture:
+        raise RecipeError(
+            f"engine.path: {str(folder)!r} is a checkpoint of {result!r}; model {model.spec.name!r} is "
+            f"{architecture!r} in {product.title}. Set engine.path to a checkpoint of the trained model."
+        )
+    return folder.resolve()

@@ -1,0 +1,69 @@
+"""Config shared by all external engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from unirl.core.limits import Reason, limit, one_of
+from unirl.core.specs.config import PartConfig
+from unirl.numerics.model_files import DTYPES
+
+if TYPE_CHECKING:
+    from unirl.core.specs.plan import Plan
+
+__all__ = ["ExternalConfig"]
+
+
+@dataclass
+class ExternalConfig(PartConfig):
+    """Settings common to all external engines, under the same names whatever the engine calls them."""
+
+    path: str = ""
+    """Checkpoint folder; empty uses the one the trained model was loaded from."""
+    dtype: str = one_of("auto", *DTYPES, default="auto")
+    """Dtype of the engine's weights and computation; `auto` uses that of the trained module. If set explicitly and
+    narrower than the weights sent, these are rounded to it."""
+    enforce_eager: bool = False
+    """Run without CUDA graphs and compilation: faster start, slower generation. Always on for CPUs."""
+    sleep_mode: bool = False
+    """Release the memory of the weights while training runs on the same device."""
+    log_level: str = one_of("DEBUG", "INFO", "WARNING", "ERROR", default="WARNING")
+    """Level of the engine's log: `DEBUG`, `INFO`, `WARNING` or `ERROR`."""
+    log_file: str = "{run}/logs/{part}-{pid}.log"
+    """File to append the engine's output to. `{run}` is the run's folder, `{part}` the engine's name, `{pid}` the host
+    process. If empty, or with `{run}` outside a run, the output is kept only while the engine runs, for error
+    messages."""
+    release: str = ""
+    """Release of the engine, one of those with lock files; empty is the newest. `unirl engine-env --release` creates
+    its environment."""
+    env_dir: str = ""
+    """Folder of environments, as in `unirl engine-env --dir`; empty uses the default."""
+    transfer_dir: str = ""
+    """Folder for weight transfers; empty uses shared memory, or the temporary folder if they do not fit."""
+    start_timeout_s: float = limit(900.0, above=0)
+    """Timeout for importing the engine and loading the checkpoint."""
+    generate_timeout_s: float = limit(3600.0, above=0)
+    """Timeout for one rollout."""
+    sync_timeout_s: float = limit(600.0, above=0)
+    """Timeout for one weight update."""
+    extra: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Further engine arguments, by the engine's own names; arguments covered by other keys are rejected."""
+
+    has_batch_invariant_mode: ClassVar[bool] = False
+    """Whether the engine has a batch-invariant mode, and a setting `batch_invariant` for it."""
+
+    def problems(self, plan: Plan | None) -> Iterator[Reason]:
+        """An unsupported mode, and a release without a lock file; without a plan the environment reports the latter."""
+        if plan is not None and plan.run.batch_invariant and not self.has_batch_invariant_mode:
+            yield Reason(
+                key="run.batch_invariant",
+                text=f"got true; engine {plan.engine.name!r} is an external engine without a batch-invariant "
+                "mode. Use an in-process engine, such as trainside, or unset it.",
+            )
+        if plan is None or self.release in ("", *plan.engine.spec.releases):
+            return
+        releases = plan.engine.spec.releases
+        has = f"{', '.join(releases)}, or empty for the newest" if releases else "empty, for its only release"
+        yield Reason(key=".release", text=f"got {self.release!r}; engine {plan.engine.spec.name!r} accepts {has}.")

@@ -1,0 +1,175 @@
+"""External engine for latents: sends the request unchanged, receives a rollout, and checks the settings the engine
+reports having used against the request."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
+from unirl.core.plugins.bridges import bridge_name, import_bridge
+from unirl.core.roles import DiffusionModel, Model
+from unirl.core.specs.spec import EngineSpec
+from unirl.core.types.request import Request, TextRequest
+from unirl.core.types.rollout import Rollout, verify_echo
+from unirl.core.types.serial import from_bytes, to_bytes
+from unirl.core.types.track import Track
+
+from .external import ExternalEngine, Hosting
+
+__all__ = ["ExternalLatentEngine", "fitting_bridge"]
+
+CONDITION_GAP_FP32 = 1e-3
+"""Relative to a condition's norm. Encoders of a few dozen layers with another fp32 summation order differ by 1e-6 to
+1e-5."""
+CONDITION_GAP_16_BITS = 5e-2
+"""bf16 rounds to a relative 2^-9, which a dozen layers accumulate; different prompts differ by 0.1 or more."""
+
+
+class ExternalLatentEngine(ExternalEngine):
+    """A `unirl.core.roles.Engine`.
+
+    Besides the calls of `ExternalEngine` its program answers `generate`: takes the bytes of a `Request` of one track as
+    the tensor `request`, and returns those of the `Rollout` as `rollout`, with the inputs of each row as the worker
+    used them: `sample_id`, `prompt`, `negative_prompt` (None without guidance) and `version` of the weights.
+    """
+
+    def __init__(self, hosting: Hosting, *, model: DiffusionModel, kernels: Sequence[str], probe: Request) -> None:
+        """Start the engine and have it generate `probe`, whose settings all differ from their defaults, to detect an
+        engine that ignores one. Raises as `ExternalEngine`, and RunFailed for such an engine."""
+        self._kernels = kernels
+        self._encoder = model
+        self._probe = probe
+        self.batches: tuple[int, ...] = ()
+        """Batch size in which each row of the last rollout was generated."""
+        super().__init__(hosting, model=model)
+
+    def generate(self, request: Request) -> Rollout:
+        """Every track of the request, on the model's device.
+
+        Rows are independent up to the rounding of a forward at another batch size.
+        Raises RecipeError for unknown tracks, kernels not in the spec and prompts with media; EchoMismatch when the
+        engine used other settings than requested; RunFailed when it died, timed out, or does not hold the requested
+        weights.
+        """
+        with self._lock:
+            self._check(request)
+            self._refuse_idle()
+            if request.policy_version != self.version:
+                raise RunFailed(
+                    f"{self._name}: got a request for weights version {request.policy_version}, but it holds version "
+                    f"{self.version}. Send it the weights first."
+                )
+            tracks = {name: _placed(self._track(request, name), self._model.device) for name in request.tracks}
+            return Rollout(tracks=tracks)
+
+    def _started(self, found: Mapping[str, Any]) -> None:
+        try:
+            (name,) = self._probe.tracks
+            track = self._track(dataclasses.replace(self._probe, policy_version=self.version), name)
+            self._compare_conditions(name, track)
+        except EchoMismatch as error:
+            raise RunFailed(
+                f"{self._name} did not follow the probe request at start-up, so its rollouts cannot be trusted: {error}"
+            ) from error
+
+    def _track(self, request: Request, name: str) -> Track:
+        asked = dataclasses.replace(request, tracks={name: request.tracks[name]})
+        data = torch.frombuffer(bytearray(to_bytes(asked)), dtype=torch.uint8)
+        used, result = self._generate({}, {"request": data})
+        rollout = from_bytes(result["rollout"].numpy().tobytes(), Rollout)
+        self._compare(asked, name, used)
+        self.batches = tuple(used["batches"])
+        track = rollout.tracks[name]
+        verify_echo(asked, Rollout(tracks={name: track}))
+        return track
+
+    def _compare(self, request: Request, name: str, used: Mapping[str, Any]) -> None:
+        """Checks the inputs of each row, which `verify_echo` does not see."""
+        sampling = request.latent(name).sampling
+        negative = sampling.negative_prompt if sampling.guidance_scale != 1.0 else None
+        expected = {
+            "sample_id": list(request.sample_ids),
+            "prompt": list(request.prompts),
+            "negative_prompt": [negative] * request.num_rows,
+            "version": [self.version] * request.num_rows,
+        }
+        for what, values in expected.items():
+            for row, (asked, result) in enumerate(zip(values, used[what], strict=True)):
+                if asked != result:
+                    raise EchoMismatch(
+                        f"{name}.{what} of row {row}: the request says {asked!r}, {self._name} used {result!r}. Its "
+                        "rows are out of order, or it dropped a field."
+                    )
+
+    def _compare_conditions(self, name: str, track: Track) -> None:
+        """Compares the probe's conditions with the model's own. Training reuses the returned conditions, so ratios and
+        log-prob mismatch look perfect even if they were encoded wrongly."""
+        sampling = self._probe.latent(name).sampling
+        negatives = (sampling.negative_prompt,) * self._probe.num_rows
+        for kind, prompts in (("positive", self._probe.prompts), ("negative", negatives)):
+            expected, result = self._encoder.encode(prompts, sampling=sampling), track.conditions[kind].expanded()
+            for part in sorted(expected.keys() | result.keys()):
+                gap = _condition_gap(expected.get(part), result.get(part))
+                if gap:
+                    raise EchoMismatch(
+                        f"{name}.conditions[{kind!r}][{part!r}]: {self._name} encodes {prompts[0]!r} differently "
+                        f"from the model: {gap}. Check its tokenizer, the padded prompt length and the order of "
+                        "the encoders."
+                    )
+
+    def _check(self, request: Request) -> None:
+        known = self._model.spec.tracks
+        for name, expected in request.tracks.items():
+            if isinstance(expected, TextRequest) or known.get(name) != "latent":
+                raise RecipeError(
+                    f"sampling: got track {name!r}, but {self._name} generates latents, and model "
+                    f"{self._model.spec.name!r} has {', '.join(f'{track} ({kind})' for track, kind in known.items())}."
+                )
+            if expected.sampling.kernel not in self._kernels:
+                raise RecipeError(
+                    f"sampling.kernel: got {expected.sampling.kernel!r}; {self._name} supports "
+                    f"{', '.join(self._kernels)}."
+                )
+        for prompt_id, media in zip(request.prompt_ids, request.media, strict=True):
+            if media:
+                raise RecipeError(
+                    f"data: prompt {prompt_id!r} has media ({media[0].uri}); {self._name} accepts text prompts only."
+                )
+
+
+def fitting_bridge(model: Model, engine: EngineSpec) -> tuple[str, Any]:
+    """The bridge between the two, with its `"module:attribute"`. Raises RecipeError when its `unfit` reports that the
+    engine computes something else than the model as configured."""
+    bridge = import_bridge(model.spec, engine)
+    if why := bridge.unfit(model):
+        raise RecipeError(f"engine: {why}")
+    return bridge_name(model.spec, engine), bridge
+
+
+def _condition_gap(wanted: torch.Tensor | None, found: torch.Tensor | None) -> str:
+    """How a condition differs beyond rounding; empty when it does not."""
+    if wanted is None or found is None:
+        return f"{'the model' if wanted is None else 'the engine'} has none"
+    if wanted.shape != found.shape:
+        return f"got shape {list(found.shape)}, expected {list(wanted.shape)}"
+    is_fp32 = wanted.dtype == found.dtype == torch.float32
+    one, other = wanted.double().cpu(), found.double().cpu()
+    gap = float((other - one).norm() / one.norm().clamp_min(1e-12))
+    bound = CONDITION_GAP_FP32 if is_fp32 else CONDITION_GAP_16_BITS
+    return "" if gap <= bound else f"they differ by {gap:.2g} of the norm, but rounding accounts for {bound:g} at most"
+
+
+def _placed(track: Track, device: Any) -> Track:
+    """Moves tensors used in computation to the device; those compared with a request stay with the request."""
+    segment = track.latent
+    log_probs = None if segment.log_probs is None else segment.log_probs.to(device)
+    return dataclasses.replace(
+        track,
+        segment=dataclasses.replace(segment, latents=segment.latents.to(device), log_probs=log_probs),
+        conditions={kind: one.to(device) for kind, one in track.conditions.items()},
+        images=None if track.images is None else track.images.to(device),
+        videos=None if track.videos is None else tuple(video.to(device) for video in track.videos),
+    )

@@ -1,0 +1,54 @@
+"""Server side shared by all text engines: reads weights from files, and sends completions to the host.
+
+Copied along with the server's source; imports only torch and safetensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from unirl.core.types.weights import checksum
+from unirl.engine_host.frames import Unchanged
+
+__all__ = ["generated", "read_weights"]
+
+
+def read_weights(paths: Sequence[str], expected: str) -> dict[str, Tensor]:
+    """The tensors in these files. Raises Unchanged when their checksum is not the expected one."""
+    tensors: dict[str, Tensor] = {}
+    for path in paths:
+        tensors |= load_file(path)
+    result = checksum(tensors)
+    if result != expected:
+        raise Unchanged(f"weights: got checksum {result}, expected {expected}.")
+    return tensors
+
+
+def generated(
+    tokens: Sequence[Sequence[int]],
+    log_probs: Sequence[Sequence[float]],
+    finish_reasons: Sequence[str | None],
+    *,
+    prompts: Sequence[Sequence[int]],
+    temperatures: Sequence[float],
+) -> tuple[Any, Mapping[str, Any]]:
+    """The answer to `generate`: `finish_reasons` and `temperatures` per completion; concatenated tensors `tokens` and
+    `log_probs` with their `lengths` [N], and concatenated `prompts` with `prompt_lengths` [N].
+
+    prompts, temperatures: as used by the engine's worker, not as sent to it.
+    """
+    for row, values in zip(tokens, log_probs, strict=True):
+        if len(row) != len(values):
+            raise RuntimeError(f"a completion of {len(row)} tokens has {len(values)} log-probs.")
+    result = {
+        "prompts": torch.tensor([token for row in prompts for token in row], dtype=torch.int64),
+        "prompt_lengths": torch.tensor([len(row) for row in prompts], dtype=torch.int64),
+        "tokens": torch.tensor([token for row in tokens for token in row], dtype=torch.int64),
+        "log_probs": torch.tensor([value for row in log_probs for value in row], dtype=torch.float32),
+        "lengths": torch.tensor([len(row) for row in tokens], dtype=torch.int64),
+    }
+    return {"finish_reasons": list(finish_reasons), "temperatures": list(temperatures)}, result

@@ -1,0 +1,141 @@
+"""External engine for text: sends prompts as tokens, and receives completions with the sampling policy's log-probs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from unirl.core.errors import RecipeError, RunFailed
+from unirl.core.roles import TextModel
+from unirl.core.types.request import Request, TextRequest
+from unirl.core.types.rollout import Rollout
+from unirl.core.types.track import Track
+from unirl.engine_host.text_config import ExternalTextConfig
+
+from .external import ExternalEngine, Hosting
+from .process import Program
+from .program import Product
+
+__all__ = ["CPU_CACHE_MB", "ExternalTextEngine", "ToTrack"]
+
+CPU_CACHE_MB = 1024
+"""Size of the KV cache on a CPU when `engine.kv_cache_mb` is 0."""
+
+
+class ToTrack(Protocol):
+    """`unirl.numerics.tokens.received.received_track`, which this package does not import."""
+
+    def __call__(
+        self,
+        request: Request,
+        name: str,
+        *,
+        model: TextModel,
+        prompt_tokens: Sequence[Tensor],
+        temperature: float,
+        tokens: Sequence[Tensor],
+        log_probs: Sequence[Tensor] | None,
+        truncated: Sequence[bool],
+        version: int,
+    ) -> Track: ...
+
+
+class ExternalTextEngine(ExternalEngine):
+    """A `unirl.core.roles.Engine` that generates text.
+
+    Besides the calls of `ExternalEngine`, its program answers `load` with the context length as `max_model_len`, and
+    `generate` with the result of `received.generated`.
+    """
+
+    def __init__(
+        self,
+        product: Product,
+        config: ExternalTextConfig,
+        *,
+        model: TextModel,
+        program: Program,
+        arguments: Mapping[str, Any],
+        sampling: Callable[[TextRequest], Mapping[str, Any]],
+        track: ToTrack,
+    ) -> None:
+        """Start the engine. arguments: of `load`.  sampling: a request's settings as arguments of `generate`.
+
+        Raises RecipeError for a model whose weight names the engine does not use, RunFailed if it does not start or has
+        an untested version.
+        """
+        self._product, self._text_model = product, model
+        self._sampling = sampling
+        self._track = track
+        self._max_model_len = 0
+        hosting = Hosting.of(product, config, program=program, arguments=arguments, lora_rank=config.lora_rank)
+        super().__init__(hosting, model=model)
+
+    def generate(self, request: Request) -> Rollout:
+        """Every text track of the request.
+
+        A completion depends only on its prompt and seed, up to the rounding of logits at another batch size.
+        Raises RecipeError for unknown tracks, for prompts with media, and for completions that may exceed the engine's
+        context length; RunFailed when it died, timed out, or has no usable weights.
+        """
+        with self._lock:
+            self._check(request)
+            self._refuse_idle()
+            return Rollout(tracks={name: self._text(request, name) for name in request.tracks})
+
+    def _started(self, found: Mapping[str, Any]) -> None:
+        self._max_model_len = int(found["max_model_len"])
+
+    def _check(self, request: Request) -> None:
+        known = self._model.spec.tracks
+        for name, expected in request.tracks.items():
+            if not isinstance(expected, TextRequest) or known.get(name) != "text":
+                raise RecipeError(
+                    f"sampling: got track {name!r}, but {self._name} generates text, and model "
+                    f"{self._model.spec.name!r} has {', '.join(f'{track} ({kind})' for track, kind in known.items())}."
+                )
+            longest = (
+                max((len(prompt) for prompt in expected.prompt_tokens), default=0) + expected.sampling.max_new_tokens
+            )
+            if longest > self._max_model_len:
+                raise RecipeError(
+                    f"sampling.max_new_tokens: prompt plus completion may reach {longest} tokens; "
+                    f"{self._product.title} takes {self._max_model_len} (engine.max_model_len). Lower one or raise the "
+                    "other."
+                )
+        for prompt_id, media in zip(request.prompt_ids, request.media, strict=True):
+            if media:
+                raise RecipeError(
+                    f"data: prompt {prompt_id!r} has media ({media[0].uri}); {self._name} accepts text only."
+                )
+
+    def _text(self, request: Request, name: str) -> Track:
+        expected = request.text(name)
+        asked = {"sampling": self._sampling(expected), "seeds": list(expected.seeds)}
+        prompts = [prompt.to("cpu", torch.int64) for prompt in expected.prompt_tokens]
+        tensors = {"prompts": torch.cat(prompts), "prompt_lengths": torch.tensor([len(row) for row in prompts])}
+        answer, result = self._generate(asked, tensors)
+        lengths = result["lengths"].tolist()
+        reasons: list[str] = answer["finish_reasons"]
+        temperatures = sorted(set(answer["temperatures"]))
+        if len(lengths) != request.num_rows or not {"stop", "length"}.issuperset(reasons):
+            raise RunFailed(
+                f"{self._name}: got {len(lengths)} completions with finish reasons {sorted(set(reasons))}, expected "
+                f"{request.num_rows} with `stop` or `length`."
+            )
+        if len(temperatures) > 1:
+            raise RunFailed(f"{self._name}: one request was sampled at several temperatures: {temperatures}.")
+        is_cut = expected.sampling.top_p < 1 or bool(expected.sampling.top_k)
+        says = self._product.says_cut_log_probs or not is_cut
+        return self._track(
+            request,
+            name,
+            model=self._text_model,
+            prompt_tokens=result["prompts"].split(result["prompt_lengths"].tolist()),
+            temperature=temperatures[0],
+            tokens=result["tokens"].split(lengths),
+            log_probs=result["log_probs"].split(lengths) if says else None,
+            truncated=[reason == "length" for reason in reasons],
+            version=self.version,
+        )

@@ -1,0 +1,124 @@
+"""Weight updates for an engine: compatibility checks, and the files that carry them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from unirl.core.errors import RunFailed
+from unirl.core.names import did_you_mean
+from unirl.core.roles import WeightUpdate
+from unirl.core.types.weights import weight_mismatch
+
+__all__ = ["Held", "adapter_mismatch", "files_of", "full_mismatch", "inventory"]
+
+FILE_BYTES = 2**30
+"""Maximum file size in bytes, unless one tensor is larger."""
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A weight of an engine."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def inventory(found: Sequence[Sequence[Any]]) -> dict[str, Held]:
+    """The weights reported by the server, by name."""
+    return {name: Held(dtype=dtype, shape=tuple(shape)) for name, dtype, shape in found}
+
+
+def full_mismatch(update: WeightUpdate, held: Mapping[str, Held], *, rounds: bool) -> str:
+    """Why full weights are incompatible; empty when they fit. rounds: fp32 weights are rounded to the engine's
+    dtype."""
+    sent = {name: _described(tensor) for name, tensor in update.tensors.items()}
+    if rounds:
+        sent = {
+            name: Held(dtype=held[name].dtype, shape=one.shape) if one.dtype == "float32" and name in held else one
+            for name, one in sent.items()
+        }
+    return weight_mismatch(sent, held)
+
+
+def adapter_mismatch(update: WeightUpdate, held: Mapping[str, Held], *, most_rank: int) -> str:
+    """Why an adapter is incompatible; empty when it fits. Its tensors are fp32, or of their layer's dtype."""
+    layers = sorted({name.rpartition(".lora_")[0] for name in update.tensors})
+    linear = sorted(name.removesuffix(".weight") for name, one in held.items() if len(one.shape) == 2)
+    if not layers:
+        return "the update has no tensors."
+    for layer in layers:
+        pair = [update.tensors.get(f"{layer}.lora_{side}.weight") for side in "AB"]
+        if layer not in linear:
+            return f"the engine has no layer {layer!r}{did_you_mean(layer, linear) or '.'}"
+        down, up = pair
+        if down is None or up is None:
+            return f"{layer!r} has only half of its adapter; both lora_A and lora_B are needed."
+        base = held[f"{layer}.weight"]
+        rank, (rows, columns) = down.shape[0], base.shape
+        if (tuple(down.shape), tuple(up.shape)) != ((rank, columns), (rows, rank)):
+            return (
+                f"the adapter of {layer!r} has shapes {list(down.shape)} and {list(up.shape)}; a layer of "
+                f"{list(base.shape)} needs [rank, {columns}] and [{rows}, rank]."
+            )
+        if rank > most_rank:
+            return f"the adapter of {layer!r} has rank {rank}, but engine.lora_rank is {most_rank}; set it to {rank}."
+        if rank != next(iter(update.tensors.values())).shape[0]:
+            return f"the adapter of {layer!r} has rank {rank}, others differ; all must have the same rank."
+        for tensor in (down, up):
+            if _described(tensor).dtype not in ("float32", base.dtype):
+                return f"the adapter of {layer!r} is {_described(tensor).dtype}, expected float32 or {base.dtype}."
+    if len(update.tensors) != 2 * len(layers):
+        return f"got {len(update.tensors)} tensors for {len(layers)} layers, expected one lora_A and lora_B per layer."
+    return ""
+
+
+@contextmanager
+def files_of(update: WeightUpdate, *, folder: str) -> Iterator[list[str]]:
+    """The update as safetensors files, deleted when the block ends. Raises RunFailed if there is no space.
+
+    folder: for the files; empty uses shared memory, or the temporary folder if they do not fit.
+    """
+    size = sum(tensor.numel() * tensor.element_size() for tensor in update.tensors.values())
+    places = [Path(folder)] if folder else [SHARED_MEMORY, Path(tempfile.gettempdir())]
+    fitting = [place for place in places if place.is_dir() and shutil.disk_usage(place).free > 1.05 * size]
+    if not fitting:
+        raise RunFailed(
+            f"engine.transfer_dir: no space for {size / 2**20:.0f} MiB of weights in {' or '.join(map(str, places))}. "
+            "Set a folder with enough space."
+        )
+    with tempfile.TemporaryDirectory(prefix="unirl-weights-", dir=fitting[0]) as name:
+        paths: list[str] = []
+        for number, piece in enumerate(_pieces(update.tensors)):
+            paths.append(str(Path(name) / f"{number}.safetensors"))
+            save_file(piece, paths[-1])
+        yield paths
+
+
+def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """In their original order, so that the engine gets the tensors of a layer together."""
+    piece: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in tensors.items():
+        own = tensor.numel() * tensor.element_size()
+        if piece and size + own > FILE_BYTES:
+            yield piece
+            piece, size = {}, 0
+        # safetensors rejects tensors that share memory.
+        piece[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        size += own
+    if piece:
+        yield piece
+
+
+def _described(tensor: Tensor) -> Held:
+    return Held(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))

@@ -1,0 +1,178 @@
+"""What engines for text share before they start, and what they refuse of an update. None of this needs an engine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from packaging.specifiers import SpecifierSet
+from unirl.core.errors import RecipeError, RunFailed
+from unirl.core.roles import Model, WeightUpdate
+from unirl.engine_host.checkpoint_folder import diffusers_folder, transformers_folder
+from unirl.engine_host.config import ExternalConfig
+from unirl.engine_host.environment import EngineEnvironment
+from unirl.engine_host.frames import Unchanged
+from unirl.engine_host.process import Program
+from unirl.engine_host.program import Product, dtype_of, log_path, program, refuse_extra
+from unirl.engine_host.received import generated, read_weights
+from unirl.engine_host.text_config import ExternalTextConfig
+from unirl.engine_host.transfer import adapter_mismatch, files_of, full_mismatch, inventory
+
+PRODUCT = Product(
+    title="Acme",
+    environment=EngineEnvironment(
+        name="acme", package="unirl.runtime", locks={"cpu": "py.typed", "cuda": "py.typed"}, python="3.11", serve="a:b"
+    ),
+    tested=SpecifierSet(">=2,<3"),
+    says_cut_log_probs=True,
+)
+
+
+def test_a_version_that_was_not_tried_is_refused_with_the_range() -> None:
+    PRODUCT.check_version("2.9rc1")
+    with pytest.raises(
+        RunFailed, match=r"has Acme 3\.0; this engine was tested with <3,>=2.*engine-env acme --recreate"
+    ):
+        PRODUCT.check_version("3.0")
+
+
+def test_the_checkpoint_is_that_of_the_model_unless_another_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    module = torch.nn.Linear(1, 1, dtype=torch.bfloat16)
+    model = cast("Model", SimpleNamespace(trainable=module))
+    with pytest.raises(RecipeError, match=r"engine\.path"):
+        transformers_folder(PRODUCT, ExternalTextConfig(), model)
+    module.name_or_path = str(tmp_path)
+    assert transformers_folder(PRODUCT, ExternalTextConfig(), model) == tmp_path.resolve()
+    with pytest.raises(RecipeError, match=r"engine\.path"):
+        transformers_folder(PRODUCT, ExternalTextConfig(path=str(tmp_path / "none")), model)
+
+
+def test_a_checkpoint_in_the_diffusers_layout_is_that_of_the_models_pipeline(tmp_path: Path) -> None:
+    module: Any = torch.nn.Linear(1, 1)
+    model = cast("Model", SimpleNamespace(trainable=module, spec=SimpleNamespace(name="little")))
+    index = tmp_path / "model_index.json"
+    with pytest.raises(RecipeError, match=r"engine\.path: Acme loads .* Set engine\.path"):
+        diffusers_folder(PRODUCT, ExternalConfig(), model, architecture="LittlePipeline")
+    module.config = SimpleNamespace(_name_or_path=str(tmp_path / "transformer"))
+    with pytest.raises(RecipeError, match=r"engine\.path: .* has no model_index\.json"):
+        diffusers_folder(PRODUCT, ExternalConfig(), model, architecture="LittlePipeline")
+    index.write_text('{"_class_name": "LittlePipeline"}', encoding="utf-8")
+    assert diffusers_folder(PRODUCT, ExternalConfig(), model, architecture="LittlePipeline") == tmp_path.resolve()
+    index.write_text('{"_class_name": "OtherPipeline"}', encoding="utf-8")
+    with pytest.raises(
+        RecipeError, match="a checkpoint of 'OtherPipeline'; model 'little' is 'LittlePipeline' in Acme"
+    ):
+        diffusers_folder(PRODUCT, ExternalConfig(path=str(tmp_path)), model, architecture="LittlePipeline")
+
+
+def test_the_dtype_is_that_of_the_model_unless_another_is_named() -> None:
+    model = cast("Model", SimpleNamespace(trainable=torch.nn.Linear(1, 1, dtype=torch.bfloat16)))
+    assert dtype_of(ExternalTextConfig(), model) is torch.bfloat16
+    assert dtype_of(ExternalTextConfig(dtype="float32"), model) is torch.float32
+    with pytest.raises(RecipeError, match=r"engine\.dtype: 'fp8'"):
+        dtype_of(ExternalTextConfig(dtype="fp8"), model)
+
+
+def test_devices_become_what_the_process_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EngineEnvironment, "interpreter", lambda self, accel, within=None: Path("/python"))
+
+    def made(device: str, **settings: Any) -> Program:
+        config = ExternalTextConfig(**settings)
+        return program(PRODUCT, config, torch.device(device), variables={"A": "1"}, cpu_variables={"B": "2"})
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert made("cuda:1").variables["CUDA_VISIBLE_DEVICES"] == "6"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert made("cuda:1").variables["CUDA_VISIBLE_DEVICES"] == "1"
+    assert {"A", "B"} <= made("cpu").variables.keys()
+    assert "B" not in made("cuda:1").variables
+    with pytest.raises(RecipeError, match="Acme releases memory only on CUDA"):
+        made("cpu", sleep_mode=True)
+    config, device = ExternalTextConfig(sleep_mode=True), torch.device("cpu")
+    apart = program(PRODUCT, config, device, variables={}, cpu_variables={}, modules=("unirl.x",), sleeps_on_cpu=True)
+    assert apart.modules == (*PRODUCT.environment.modules, "unirl.x")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7")
+    two = program(PRODUCT, ExternalTextConfig(), torch.device("cuda:1"), variables={}, cpu_variables={}, num_devices=2)
+    assert two.variables["CUDA_VISIBLE_DEVICES"] == "6,7"
+    with pytest.raises(RecipeError, match=r"engine\.log_level: got 'LOUD'"):
+        made("cpu", log_level="LOUD")
+
+
+def test_the_log_goes_to_the_run_where_there_is_one() -> None:
+    assert log_path(ExternalTextConfig(), PRODUCT) is None
+    assert log_path(ExternalTextConfig(log_file=""), PRODUCT) is None
+    placed = ExternalTextConfig(log_file="/runs/a/logs/{part}-{pid}.log")
+    assert log_path(placed, PRODUCT) == Path(f"/runs/a/logs/acme-{os.getpid()}.log")
+
+
+def test_further_arguments_have_no_key_of_their_own() -> None:
+    refuse_extra(ExternalTextConfig(extra={"swap": 1}), {"model": "m"}, ["tp"])
+    for key in ("model", "tp"):
+        with pytest.raises(RecipeError, match=rf"engine\.extra\.{key}: not allowed"):
+            refuse_extra(ExternalTextConfig(extra={key: 1}), {"model": "m"}, ["tp"])
+
+
+def test_weights_pass_through_files_and_other_bits_are_refused(tmp_path: Path) -> None:
+    from unirl.core.types.weights import checksum
+
+    tensors = {"a": torch.arange(6.0).reshape(2, 3).T, "b": torch.ones(2, dtype=torch.bfloat16)}
+    update = WeightUpdate(version=1, tensors=tensors, kind="full", checksum=checksum(tensors))
+    with files_of(update, folder=str(tmp_path)) as paths:
+        result = read_weights(paths, update.checksum)
+        assert all(torch.equal(result[name], value) for name, value in tensors.items())
+        with pytest.raises(Unchanged, match=f"got checksum {update.checksum}, expected {'0' * 32}"):
+            read_weights(paths, "0" * 32)
+    assert not list(tmp_path.iterdir())
+    with (
+        pytest.raises(RunFailed, match=r"engine\.transfer_dir"),
+        files_of(update, folder=str(tmp_path / "none")),
+    ):
+        pass
+
+
+def test_a_text_whose_log_probs_are_of_other_tokens_is_refused() -> None:
+    read: dict[str, Any] = {"prompts": [[7], [8, 9]], "temperatures": [0.5, 0.5]}
+    answer, result = generated([[1, 2], [3]], [[-1.0, -2.0], [-3.0]], ["stop", "length"], **read)
+    assert answer == {"finish_reasons": ["stop", "length"], "temperatures": [0.5, 0.5]}
+    assert [result[name].tolist() for name in ("prompts", "prompt_lengths")] == [[7, 8, 9], [1, 2]]
+    assert [result[name].tolist() for name in ("tokens", "log_probs", "lengths")] == [[1, 2, 3], [-1, -2, -3], [2, 1]]
+    with pytest.raises(RuntimeError, match="2 tokens has 1 log-probs"):
+        generated([[1, 2]], [[-1.0]], ["stop"], **read)
+
+
+def test_weights_are_rounded_only_where_a_narrower_dtype_was_named() -> None:
+    held = inventory([["a.weight", "bfloat16", [2, 3]]])
+
+    def update(tensor: torch.Tensor) -> WeightUpdate:
+        return WeightUpdate(version=1, tensors={"a.weight": tensor}, kind="full")
+
+    sent = update(torch.zeros(2, 3))
+    assert full_mismatch(sent, held, rounds=True) == ""
+    assert "float32[2, 3]; bfloat16[2, 3] is held" in full_mismatch(sent, held, rounds=False)
+    assert "float16[2, 3]" in full_mismatch(update(torch.zeros(2, 3, dtype=torch.float16)), held, rounds=True)
+    assert "bfloat16[1, 2, 3]" in full_mismatch(update(torch.zeros(1, 2, 3)), held, rounds=True)
+
+
+def test_an_adapter_must_fit_its_layers() -> None:
+    held = inventory([["a.weight", "bfloat16", [5, 3]], ["norm.weight", "bfloat16", [3]]])
+
+    def wrong(tensors: dict[str, torch.Tensor]) -> str:
+        return adapter_mismatch(WeightUpdate(version=1, tensors=tensors, kind="lora"), held, most_rank=2)
+
+    down, up = torch.zeros(2, 3), torch.zeros(5, 2)
+    good = {"a.lora_A.weight": down, "a.lora_B.weight": up}
+    assert wrong(good) == ""
+    assert "but engine.lora_rank is 2; set it to 4" in wrong(
+        {"a.lora_A.weight": torch.zeros(4, 3), "a.lora_B.weight": torch.zeros(5, 4)}
+    )
+    assert "needs [rank, 3] and [5, rank]" in wrong({**good, "a.lora_B.weight": up.T})
+    assert "float32 or bfloat16" in wrong({**good, "a.lora_A.weight": down.half()})
+    assert "only half" in wrong({"a.lora_A.weight": down})
+    assert "no layer 'norm'" in wrong({"norm.lora_A.weight": down, "norm.lora_B.weight": up})
+    assert "got 3 tensors for 1 layers" in wrong({**good, "a.lora_magnitude_vector.weight": down})
+    assert wrong({}) == "the update has no tensors."

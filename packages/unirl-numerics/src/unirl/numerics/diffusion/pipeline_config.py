@@ -1,0 +1,55 @@
+"""Settings shared by all models that are loaded from a checkpoint in the diffusers layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from unirl.core.limits import limit, one_of
+from unirl.core.specs.config import PartConfig
+
+from ..model_files import DTYPES, dtype_of
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["PipelineConfig", "pipeline_dtypes"]
+
+
+@dataclass
+class PipelineConfig(PartConfig):
+    """A model plugin subclasses it to add its own settings."""
+
+    path: str = "???"
+    """Folder in the diffusers layout, or a hub id such as the one in the README of the model's package."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id; None is its main branch."""
+    variant: str | None = None
+    """Variant of the weight files, such as `fp16`; None takes the default files."""
+    dtype: str = one_of(*DTYPES, default="float32")
+    """Dtype of the transformer's weights and of its inputs: `float32`, `bfloat16` or `float16`."""
+    autocast: str | None = one_of(*DTYPES, default=None)
+    """Run the transformer under autocast to this dtype, keeping float32 master weights; None turns autocast off."""
+    text_dtype: str = one_of(*DTYPES, default="float32")
+    """Dtype of the text encoders, and therefore of the prompt embeddings."""
+    vae_dtype: str = one_of(*DTYPES, default="float32")
+    """Dtype of the VAE. Half precision can show as banding in the images."""
+    decode_batch: int = limit(8, least=0)
+    """Images per VAE call; 0 decodes all at once."""
+
+
+def pipeline_dtypes(config: PipelineConfig, *, model: str, encoders: Sequence[str]) -> dict[str, torch.dtype]:
+    """Dtype of each component, as diffusers' `from_pretrained` takes them; fp32 for components without a setting.
+
+    encoders: names of the text encoders.  Raises RecipeError for an invalid dtype.
+    """
+    import torch
+
+    text = dtype_of(config.text_dtype, key="model.text_dtype", model=model)
+    return {
+        "transformer": dtype_of(config.dtype, key="model.dtype", model=model),
+        "vae": dtype_of(config.vae_dtype, key="model.vae_dtype", model=model),
+        **dict.fromkeys(encoders, text),
+        "default": torch.float32,
+    }

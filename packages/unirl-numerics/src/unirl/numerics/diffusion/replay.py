@@ -1,0 +1,126 @@
+"""Recompute the stochastic transitions of a stored trajectory under the current weights, with gradient."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+from unirl.core.roles import Replayed
+from unirl.numerics.diffusion.denoise import check_sde_steps, check_sigmas
+from unirl.numerics.diffusion.guidance import NO_GUIDANCE, Conditions, Guidance, Velocity, guided_velocity
+from unirl.numerics.diffusion.kernels import Kernel, Transition
+
+
+def replay(
+    velocity: Velocity,
+    *,
+    latents: Tensor,
+    positions: Tensor,
+    sigmas: Tensor,
+    sde_steps: Tensor,
+    kernel: Kernel,
+    conditions: Conditions,
+    negatives: Conditions | None = None,
+    guidance: Guidance = NO_GUIDANCE,
+    stacked: bool = True,
+    means: Tensor | None = None,
+) -> Replayed:
+    """Recompute the log-probs of the stored steps.
+
+    latents [n, K, ...], positions [n, K], sigmas [T + 1], sde_steps [n, S]: of a `LatentSegment`, any subset of
+    its rows; where it has `train_steps`, these.  conditions, negatives: [n, ...] per tensor.
+    stacked: one forward of n * S rows, or one forward of n rows per column.  The results agree to fp32
+    rounding; with False and the rollout's batch they repeat the rollout's arithmetic exactly.
+
+    means: [n, S, ...] of the steps, if known: the velocity is then not called.
+
+    Calls the velocity (1 if stacked else S) * guidance.num_forwards times, also for padding: ranks that replay
+    together must call it equally often.
+
+    Raises ValueError when a step's latents are not stored, naming the row and the step.
+    """
+    check_sigmas(sigmas)
+    check_sde_steps(sde_steps.cpu().numpy(), num_rows=latents.shape[0], num_steps=sigmas.shape[0] - 1)
+    if not sde_steps.shape[1]:
+        raise ValueError("replay: there are no steps to replay. Pass sde_steps with at least one column.")
+    steps = sde_steps.cpu()
+    valid = steps >= 0
+    slots, next_slots = _slots(positions.cpu(), steps, valid)
+    # Padding replays some stored pair, so that its numbers are finite; `valid` drops them.
+    rows = torch.arange(latents.shape[0])[:, None]
+    device = latents.device
+    x = latents[rows, slots].detach().float()
+    x_next = latents[rows, next_slots].detach().float()
+    sigmas = sigmas.to(device=device, dtype=torch.float32)
+    at = steps.clamp_min(0).to(device)
+    sigma, sigma_next = sigmas[at], sigmas[at + 1]
+
+    def transition_of(columns: list[int]) -> tuple[Transition, Tensor]:
+        """len(columns) blocks of n rows, concatenated."""
+        count = len(columns)
+        block = x[:, columns].transpose(0, 1).flatten(0, 1)
+        block_sigma = sigma[:, columns].T.flatten()
+        if means is None:
+            v = guided_velocity(
+                velocity,
+                block,
+                block_sigma,
+                conditions=_tiled(conditions, count),
+                negatives=None if negatives is None else _tiled(negatives, count),
+                guidance=guidance,
+            )
+        else:
+            v = torch.zeros_like(block)
+        step = kernel.transition(
+            block,
+            velocity=v,
+            sigma=block_sigma,
+            sigma_next=sigma_next[:, columns].T.flatten(),
+            sigma_max=sigmas[1],
+        )
+        if means is not None:
+            step = dataclasses.replace(step, mean=means[:, columns].transpose(0, 1).flatten(0, 1))
+        return step, kernel.log_prob(x_next[:, columns].transpose(0, 1).flatten(0, 1), step)
+
+    all_columns = list(range(steps.shape[1]))
+    parts = [transition_of(group) for group in ([all_columns] if stacked else [[c] for c in all_columns])]
+
+    def in_rows(blocks: list[Tensor]) -> Tensor:
+        joined = torch.cat(blocks)
+        return joined.view(len(all_columns), -1, *joined.shape[1:]).transpose(0, 1)
+
+    log_probs = in_rows([log_prob for _, log_prob in parts])
+    return Replayed(
+        log_probs=torch.where(valid.to(device), log_probs, torch.zeros_like(log_probs)),
+        means=in_rows([step.mean for step, _ in parts]),
+        std=in_rows([step.std for step, _ in parts]),
+        g=in_rows([step.g for step, _ in parts]),
+        next=x_next,
+        valid=valid.to(device),
+    )
+
+
+def _slots(positions: Tensor, steps: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns of `latents` [n, S] that hold each step's start and its end; 0 where not valid."""
+    if positions.shape[1] == 0:
+        raise ValueError("replay: the trajectory stores no latents. Roll out with store 'window' or 'full'.")
+    starts = positions[:, None, :] == steps[:, :, None]
+    ends = positions[:, None, :] == steps[:, :, None] + 1
+    missing = valid & ~(starts.any(dim=2) & ends.any(dim=2))
+    if bool(missing.any()):
+        row, column = (int(index) for index in missing.nonzero()[0])
+        step = int(steps[row, column])
+        stored = [int(position) for position in positions[row]]
+        raise ValueError(
+            f"replay: row {row} has no stored latents for step {step}: expected positions {step} and {step + 1}, "
+            f"stored are {stored}. Roll out with store 'window' or 'full'."
+        )
+    start_slots = torch.where(valid, starts.int().argmax(dim=2), 0)
+    return start_slots, torch.where(valid, ends.int().argmax(dim=2), 0)
+
+
+def _tiled(conditions: Conditions, count: int) -> dict[str, Tensor]:
+    if count == 1:
+        return dict(conditions)
+    return {key: torch.cat([value] * count) for key, value in conditions.items()}

@@ -1,0 +1,115 @@
+"""In-process denoising of a latent track, shared by every in-process engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from unirl.core.types.request import Request
+from unirl.core.types.track import Conditions, LatentSegment, Status, Track
+from unirl.numerics.diffusion.denoise import Walk, finish
+from unirl.numerics.diffusion.guidance import Velocity
+from unirl.numerics.diffusion.sampler import guidance_of, kernel_of
+from unirl.numerics.noise import INITIAL, noise, noise_digest
+
+__all__ = ["latent_track", "latent_walk", "sample_latents"]
+
+
+def sample_latents(
+    velocity: Velocity,
+    request: Request,
+    track: str,
+    *,
+    latent_shape: Sequence[int],
+    conditions: Mapping[str, Conditions],
+    device: torch.device | str | None = None,
+) -> LatentSegment:
+    """Denoise every row of `request` on `track`, with the request's noise.
+
+    latent_shape: of one sample.  conditions: `positive`, and `negative` if the guidance scale is not 1.
+    Rows are independent: any split of the request gives the same result, up to the rounding of a forward at another
+    batch size.
+
+    Runs under the caller's grad mode.  Raises ValueError when kernel, SDE steps and schedule do not fit together.
+    """
+    walk = latent_walk(request, track, latent_shape=latent_shape, device=device)
+    # Of the tensor that is actually denoised.
+    digests = noise_digest(walk.x)
+    negative = conditions.get("negative") if walk.guidance.is_on else None
+    finish(
+        walk,
+        velocity,
+        conditions=conditions["positive"].expanded(),
+        negatives=None if negative is None else negative.expanded(),
+    )
+    return walk.segment(initial_noise=digests)
+
+
+def latent_walk(
+    request: Request, track: str, *, latent_shape: Sequence[int], device: torch.device | str | None = None
+) -> Walk:
+    """Every row of `request` on `track` at its x_T, with kernel, guidance, steps and noise of the request.
+
+    For an engine with its own loop, which computes the velocities.
+
+    latent_shape: of one sample.  Raises ValueError when kernel, SDE steps and schedule do not fit together.
+    """
+    expected = request.latent(track)
+    sampler, shape = expected.sampler, tuple(latent_shape)
+
+    def step_noise(step: int, rows: Tensor) -> Tensor:
+        ids = [request.sample_ids[int(row)] for row in rows]
+        return noise(seed=request.seed, rollout=request.rollout, ids=ids, step=step, shape=shape, device=device)
+
+    initial = noise(
+        seed=request.seed,
+        rollout=request.rollout,
+        ids=expected.noise_ids,
+        step=INITIAL,
+        shape=shape,
+        device=device,
+    )
+    return Walk(
+        initial,
+        sigmas=expected.sigmas,
+        kernel=kernel_of(sampler),
+        guidance=guidance_of(sampler, latent_rank=initial.ndim),
+        sde_steps=expected.sde_steps,
+        step_noise=step_noise,
+        store=expected.trajectory,
+        train_steps=expected.train_steps,
+    )
+
+
+def latent_track(
+    request: Request,
+    track: str,
+    *,
+    segment: LatentSegment,
+    conditions: Mapping[str, Conditions],
+    media: Tensor | None,
+    policy_version: Sequence[int],
+) -> Track:
+    """The track of a whole request. The request supplies the identity of its rows: ids, group,
+    prompt, metadata. The settings used are only in the segment.
+
+    media: [N, 3, H, W] images or [N, F, 3, H, W] videos in [0, 1], or None when they were not decoded.
+    policy_version: [N], of the weights that generated each row.
+    """
+    is_video = media is not None and media.ndim == 5
+    return Track(
+        name=track,
+        sample_ids=request.sample_ids,
+        group_ids=request.group_ids,
+        parent_ids=request.prompt_ids,
+        prompts=request.prompts,
+        metadata=request.metadata,
+        conditions=conditions,
+        segment=segment,
+        images=None if is_video else media,
+        videos=tuple(media.unbind()) if media is not None and is_video else None,
+        sample_weights=torch.ones(request.num_rows),
+        status=(Status.COMPLETED,) * request.num_rows,
+        policy_version=tuple(policy_version),
+    )

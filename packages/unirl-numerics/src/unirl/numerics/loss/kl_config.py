@@ -1,0 +1,86 @@
+"""Settings of the KL penalty to the reference policy, shared by every algorithm that has one, with their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from unirl.core.limits import Reason, limit, one_of
+from unirl.core.specs.config import PartConfig
+
+if TYPE_CHECKING:
+    from unirl.core.specs.plan import Plan
+
+__all__ = ["KlConfig", "TokenKlConfig"]
+
+
+@dataclass
+class KlConfig(PartConfig):
+    """Coefficient of the KL penalty. An algorithm's config inherits from it."""
+
+    kl_coef: float = limit(0.0, least=0)
+    """Coefficient of the KL penalty to the reference policy (the initial weights); at 0 that policy is not run."""
+    kl_target: float | None = limit(None, above=0)
+    """Target KL for an adaptive coefficient, in the unit of the metric `kl`, a mean over tokens or SDE steps. The
+    coefficient starts at `kl_coef`, rises after steps above the target and falls after steps below it. None keeps it
+    fixed."""
+    kl_horizon: float = limit(10_000.0, above=0)
+    """Time scale of an adaptive coefficient, in samples: a step of n samples changes it by at most a fraction
+    0.2 n / kl_horizon."""
+
+    def problems(self, plan: Plan | None) -> Iterable[Reason]:
+        """A target that the coefficient cannot reach."""
+        if self.kl_target is None:
+            return
+        if self.kl_coef == 0:
+            yield Reason(
+                key=".kl_target",
+                text=f"got {self.kl_target}, but a coefficient of 0 stays 0. Set algorithm.kl_coef to its start value, "
+                "such as 0.01.",
+            )
+        if plan is None:
+            return
+        samples = plan.data.prompts_per_step * plan.data.samples_per_prompt
+        if self.kl_horizon < samples:
+            yield Reason(
+                key=".kl_horizon",
+                text=f"got {self.kl_horizon:g}, expected at least the {samples} samples of one step; otherwise the "
+                "coefficient oscillates. Use a multiple, such as ten times as many.",
+            )
+        if len(plan.sampling) > 1:
+            yield Reason(
+                key=".kl_target",
+                text=f"one coefficient cannot control the KL of {len(plan.sampling)} tracks, "
+                f"{', '.join(sorted(plan.sampling))}; set it to null.",
+            )
+
+
+@dataclass
+class TokenKlConfig(KlConfig):
+    """Adds the estimator of each token's KL."""
+
+    kl_estimator: str = one_of("k1", "k2", "k3", default="k3")
+    """Estimator of each token's KL. `k3`: never negative. `k2`: its gradient is that of the KL. `k1`: the log-prob
+    difference; its gradient is 0 on average, so it needs one of the next two settings."""
+    kl_straight_through: bool = False
+    """Use the estimator's value with the gradient of `k2`."""
+    kl_weighs_by_ratio: bool = False
+    """Weight a token's KL by its importance ratio, with gradient, so that value and gradient are unbiased on samples of
+    the old policy (DeepSeek-V3.2, arXiv 2512.02556; on by default in TRL)."""
+
+    @property
+    def kl_is_loss(self) -> bool:
+        """The KL penalty is a term of the loss, so the gradient of its estimator matters."""
+        return True
+
+    def problems(self, plan: Plan | None) -> Iterable[Reason]:
+        """Also an estimator whose expected gradient is 0."""
+        yield from super().problems(plan)
+        has_gradient = self.kl_estimator != "k1" or self.kl_straight_through or self.kl_weighs_by_ratio
+        if self.kl_is_loss and self.kl_coef and not has_gradient:
+            yield Reason(
+                key=".kl_estimator",
+                text="the gradient of 'k1' is 0 on average, so it has no effect as a loss. Use k2 or k3, or set "
+                "algorithm.kl_straight_through=true or algorithm.kl_weighs_by_ratio=true.",
+            )

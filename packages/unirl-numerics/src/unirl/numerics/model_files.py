@@ -1,0 +1,199 @@
+"""Finding and checking the files of a checkpoint, with one clear error for each way they can be wrong.
+
+Every error is for the key `model.path`, except those of dtypes. The libraries that fetch and load belong to the model's
+plugin, which passes in the functions needed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from unirl.core.errors import RecipeError
+
+if TYPE_CHECKING:
+    import torch
+
+
+__all__ = [
+    "DTYPES",
+    "ProgressLog",
+    "check_filled",
+    "check_parts",
+    "check_vocabulary",
+    "dtype_of",
+    "find_checkpoint",
+    "loading_pipeline",
+    "no_progress_bars",
+    "pipeline_index",
+    "read_json",
+    "scheduler_config",
+]
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+DTYPES = ("float32", "bfloat16", "float16")
+"""Names of dtypes that a recipe may give."""
+
+
+class ProgressLog(Protocol):
+    """The logging module of diffusers or of transformers, `<library>.utils.logging`."""
+
+    def is_progress_bar_enabled(self) -> bool: ...
+    def disable_progress_bar(self) -> None: ...
+    def enable_progress_bar(self) -> None: ...
+
+
+def find_checkpoint(path: str, *, layout: str, example: str, fetch: Callable[[str], str | PathLike[str]]) -> Path:
+    """The folder of a checkpoint; a hub id is fetched, or taken from the local cache when there is no network.
+
+    layout: `diffusers` or `transformers`.  example: an id, for messages.  fetch: returns the folder of an id; raises
+    OSError or ValueError, as the hub's client does, when it cannot.
+    Everything is to be read from the folder, so that a hub id and a local path cannot differ.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    what = f"model.path: there is no folder {path!r}"
+    if not _HUB_ID.fullmatch(path):
+        raise RecipeError(
+            f"{what}, and it is not a hub id either. Give a folder in the {layout} layout, or an id such as "
+            f"{example!r}."
+        )
+    try:
+        return Path(fetch(path))
+    except (OSError, ValueError) as error:
+        raise RecipeError(
+            f"{what}, and it cannot be fetched from the hub: {error} Check the name, log in if the model is gated, or "
+            f"give a folder in the {layout} layout."
+        ) from error
+
+
+def pipeline_index(folder: Path, *, pipeline: str, model: str, hint: str = "") -> dict[str, Any]:
+    """The `model_index.json` of a checkpoint in the diffusers layout, which must be one of the class `pipeline`.
+
+    hint: what to do about a folder without one, as a clause.
+    """
+    where = f"model.path: {str(folder)!r}"
+    if not (folder / "model_index.json").is_file():
+        raise RecipeError(
+            f"{where} has no model_index.json, so it is not in the diffusers layout. Give the folder that holds "
+            f"transformer/, vae/, scheduler/, the tokenizers and the text encoders{f'; {hint}' if hint else ''}."
+        )
+    index = read_json(folder / "model_index.json")
+    result = index.get("_class_name")
+    if result != pipeline:
+        raise RecipeError(
+            f"{where} is a checkpoint of {result!r}; {model} loads {pipeline!r}. Choose the model plugin of that "
+            "pipeline, or another checkpoint."
+        )
+    return index
+
+
+def check_parts(folder: Path, names: Sequence[str], *, instead: str = "") -> None:
+    """Raise RecipeError unless a checkpoint in the diffusers layout has a folder for each of these components.
+
+    instead: what to do rather than fetch them, as a clause that begins with "or".
+    """
+    missing = [f"{name}/" for name in names if not (folder / name).is_dir()]
+    if missing:
+        raise RecipeError(
+            f"model.path: {str(folder)!r} lacks {', '.join(missing)}, which its model_index.json names. Fetch the "
+            f"whole checkpoint{f' {instead}' if instead else ''}."
+        )
+
+
+@contextmanager
+def loading_pipeline(
+    folder: Path, *, title: str, logs: Sequence[ProgressLog], errors: tuple[type[Exception], ...]
+) -> Generator[None]:
+    """Context for diffusers' `from_pretrained`: no progress bars, and RecipeError for a component that does not load.
+
+    title: of the model, as its authors write it.  errors: exceptions that a library raises for a damaged file, besides
+    OSError and ValueError.
+    """
+    try:
+        with no_progress_bars(*logs):
+            yield
+    except (OSError, ValueError, *errors) as error:
+        raise RecipeError(
+            f"model.path: {str(folder)!r} looks like a {title} checkpoint, but a component does not load: {error} "
+            "Fetch the checkpoint again, or check model.variant."
+        ) from error
+
+
+def check_filled(folder: Path, components: Mapping[str, object]) -> None:
+    """Raise RecipeError for a weight of a loaded pipeline that its checkpoint has no values for.
+
+    components: those of the pipeline by name. diffusers leaves such weights on the meta device, without values.
+    """
+    import torch
+
+    for name, part in components.items():
+        if isinstance(part, torch.nn.Module):
+            empty = [key for key, weight in part.state_dict().items() if weight.is_meta]
+            if empty:
+                more = f" and {len(empty) - 1} more" if empty[1:] else ""
+                raise RecipeError(
+                    f"model.path: the weights in {str(folder / name)!r} lack {empty[0]!r}{more}. Fetch the whole "
+                    "checkpoint."
+                )
+
+
+def check_vocabulary(folder: Path, names: Sequence[str], *, part: str = "") -> None:
+    """Raise RecipeError for a tokenizer without any file of `names`, of which one is enough.
+
+    part: subfolder of the checkpoint that holds the tokenizer, if any.
+
+    transformers loads an empty tokenizer from such a folder, and every prompt would look the same.
+    """
+    if not any((folder / part / name).is_file() for name in names):
+        where = f" in {part}/" if part else ""
+        raise RecipeError(
+            f"model.path: {str(folder)!r} has no vocabulary{where} ({' or '.join(names)}). Fetch the whole checkpoint."
+        )
+
+
+def scheduler_config(folder: Path) -> dict[str, Any]:
+    """The `scheduler_config.json` of a checkpoint in the diffusers layout."""
+    return read_json(folder / "scheduler" / "scheduler_config.json")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises RecipeError when the file is absent, or anything else."""
+    try:
+        result: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"model.path: {str(path)!r} cannot be read as JSON: {error}") from error
+    if not isinstance(result, dict):
+        raise RecipeError(f"model.path: {str(path)!r} is a {type(result).__name__}, expected a JSON object.")
+    return result  # pyright: ignore[reportUnknownVariableType]  # keys of a JSON object are texts
+
+
+def dtype_of(name: str, *, key: str, model: str) -> torch.dtype:
+    """The torch dtype of that name. Raises RecipeError, with `key`, for any other name.
+
+    model: its name, for messages.
+    """
+    if name not in DTYPES:
+        raise RecipeError(f"{key}: {name!r} is not a dtype that {model} takes; use one of {', '.join(DTYPES)}.")
+    import torch
+
+    return getattr(torch, name)
+
+
+@contextmanager
+def no_progress_bars(*logs: ProgressLog) -> Generator[None]:
+    """A progress bar per component would garble the run's display; each library's setting is restored afterwards."""
+    shown = [log for log in logs if log.is_progress_bar_enabled()]
+    for log in shown:
+        log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for log in shown:
+            log.enable_progress_bar()

@@ -1,0 +1,149 @@
+"""Batches prompts and completions of any length for a language model, padded or packed, and splits them by tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from unirl.core.loop.balance import check_costs
+from unirl.core.roles import TokenBatch
+
+__all__ = ["from_rows", "micro_batches_by_tokens", "pack_batch", "pad_batch", "to_rows"]
+
+
+def pad_batch(prompts: Sequence[Tensor], tokens: Sequence[Tensor], *, pad_token: int) -> TokenBatch:
+    """[n, S]: in each row the prompt, the tokens, and padding on the right.
+
+    prompts: n of [P_i] int64, P_i >= 1.  tokens: n of [L_i] int64; L_i = 0 is a row without targets.
+    With padding on the right, causal attention never sees it, so the mask does not change the result, and S is the
+    largest P_i + L_i, which may be less than the largest P plus the largest L. Positions keep counting over the
+    padding, whose outputs are unused.
+
+    Raises ValueError naming the row whose prompt is empty or whose tokens are not 1-D int64.
+    """
+    sequences = _sequences(prompts, tokens)
+    sizes = [len(sequence) for sequence in sequences]
+    longest = max(sizes)
+    padded = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=pad_token)
+    places = torch.arange(longest, device=padded.device).expand(len(sequences), longest)
+    lengths, rows, index = _target_places(prompts, tokens, starts=[row * longest for row in range(len(sequences))])
+    return TokenBatch(
+        tokens=padded,
+        positions=places.contiguous(),
+        attention_mask=places < torch.tensor(sizes, device=padded.device)[:, None],
+        cu_seqlens=None,
+        max_length=longest,
+        target_index=index,
+        targets=torch.cat(list(tokens)),
+        rows=rows,
+        lengths=lengths,
+    )
+
+
+def pack_batch(prompts: Sequence[Tensor], tokens: Sequence[Tensor]) -> TokenBatch:
+    """[1, sum of P_i + L_i]: all rows concatenated without padding, for attention that takes `cu_seqlens`.
+
+    Arguments and errors as in `pad_batch`. Positions start again at 0 with each row.
+    """
+    sequences = _sequences(prompts, tokens)
+    sizes = torch.tensor([len(sequence) for sequence in sequences])
+    ends = sizes.cumsum(0)
+    device = sequences[0].device
+    positions = torch.cat([torch.arange(len(sequence), device=device) for sequence in sequences])
+    lengths, rows, index = _target_places(prompts, tokens, starts=[int(start) for start in ends - sizes])
+    return TokenBatch(
+        tokens=torch.cat(sequences)[None],
+        positions=positions[None],
+        attention_mask=None,
+        cu_seqlens=torch.cat([ends.new_zeros(1), ends]).to(device=device, dtype=torch.int32),
+        max_length=int(sizes.max()),
+        target_index=index,
+        targets=torch.cat(list(tokens)),
+        rows=rows,
+        lengths=lengths,
+    )
+
+
+def to_rows(flat: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """One number per target -> [n, L] with L the largest length, 0 where a row has ended; and which are real.
+
+    flat: [T], T the sum of lengths, in the order of `TokenBatch.targets`.  lengths: n of them.
+    Returns (padded [n, L], valid [n, L] bool). Differentiable; `from_rows` is the inverse.
+
+    Raises ValueError when the lengths do not add up to T.
+    """
+    if flat.ndim != 1 or len(flat) != sum(lengths):
+        raise ValueError(f"to_rows: got shape {list(flat.shape)}, expected [{sum(lengths)}], the sum of the lengths.")
+    places = torch.arange(max(lengths, default=0), device=flat.device)
+    valid = places < torch.tensor(lengths, device=flat.device, dtype=torch.int64)[:, None]
+    return flat.new_zeros(valid.shape).masked_scatter(valid, flat), valid
+
+
+def from_rows(padded: Tensor, valid: Tensor) -> Tensor:
+    """[n, L] -> [T]: the real entries, row by row. Differentiable."""
+    if padded.shape != valid.shape:
+        raise ValueError(f"from_rows: padded is {list(padded.shape)}, valid {list(valid.shape)}; they must be equal.")
+    return padded[valid]
+
+
+def micro_batches_by_tokens(lengths: Sequence[int], budget: int, *, padded: bool = False) -> list[list[int]]:
+    """Row indices of each micro-batch, with at most `budget` tokens each, except for a single longer row.
+
+    lengths: tokens of each row, prompt included, as the model reads them.
+    padded: count a micro-batch as rows times its longest row, as `pad_batch` makes it; else as the sum, `pack_batch`.
+    First-fit decreasing (for sums at most 11/9 of the fewest possible, plus 6/9: Dosa, 2007). Every row is in exactly
+    one. Rows are in order within a micro-batch, micro-batches in the order of their first row. Deterministic.
+
+    Raises ValueError for a budget below 1 or a negative length.
+    """
+    if budget < 1:
+        raise ValueError(f"micro_batches_by_tokens: got a budget of {budget} tokens, expected 1 or more.")
+    check_costs("micro_batches_by_tokens: length", lengths)
+    batches: list[list[int]] = []
+    used: list[int] = []
+    # Longest first, so the first row of a batch is its longest.
+    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
+        for number, batch in enumerate(batches):
+            after = (len(batch) + 1) * lengths[batch[0]] if padded else used[number] + lengths[row]
+            if after <= budget:
+                batch.append(row)
+                used[number] = after
+                break
+        else:
+            batches.append([row])
+            used.append(lengths[row])
+    return sorted(sorted(batch) for batch in batches)
+
+
+def _sequences(prompts: Sequence[Tensor], tokens: Sequence[Tensor]) -> list[Tensor]:
+    if len(prompts) != len(tokens) or not prompts:
+        raise ValueError(
+            f"token batch: {len(prompts)} prompts and {len(tokens)} rows of tokens; one each, and one row or more, "
+            "are needed."
+        )
+    for name, values in (("prompt", prompts), ("tokens", tokens)):
+        for row, value in enumerate(values):
+            if value.ndim != 1 or value.dtype != torch.int64:
+                raise ValueError(
+                    f"token batch: the {name} of row {row}: got {value.dtype} {list(value.shape)}, expected 1-D int64."
+                )
+    for row, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise ValueError(
+                f"token batch: the prompt of row {row} is empty, so nothing predicts its first token. Give it a start "
+                "token."
+            )
+    return [torch.cat([prompt, generated]) for prompt, generated in zip(prompts, tokens, strict=True)]
+
+
+def _target_places(
+    prompts: Sequence[Tensor], tokens: Sequence[Tensor], *, starts: Sequence[int]
+) -> tuple[tuple[int, ...], Tensor, Tensor]:
+    """Lengths, row of each target, and the position that predicts it; starts: of each row in the flattened tokens."""
+    lengths = tuple(len(generated) for generated in tokens)
+    first = torch.tensor([start + len(prompt) - 1 for start, prompt in zip(starts, prompts, strict=True)])
+    rows = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    within = torch.cat([torch.arange(length) for length in lengths])
+    device = tokens[0].device
+    return lengths, rows.to(device), (first[rows] + within).to(device)

@@ -1,0 +1,90 @@
+"""Replay of a text track: the log-probs of its tokens under the current weights, with gradient."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from unirl.core.errors import BatchError
+from unirl.core.roles import ReplayedTokens, TokenBatch
+
+from .batches import pack_batch, pad_batch, to_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from unirl.core.roles import TextModel
+    from unirl.core.types.track import TextSegment
+
+__all__ = ["per_sample", "per_token", "replay_text", "replay_values", "token_mask"]
+
+
+def replay_text(model: TextModel, segment: TextSegment, *, packing: bool, with_entropy: bool = True) -> ReplayedTokens:
+    """Recompute the log-probs of a segment's tokens.
+
+    packing: concatenate rows without padding, if the model supports it; results agree to fp32 rounding.
+    Raises BatchError for a segment that was sampled greedily.
+    """
+    if segment.temperature <= 0:
+        raise BatchError(
+            f"Track: its text was sampled at temperature {segment.temperature}, greedily, so its tokens have no "
+            "log-probs to train on. Sample with a temperature above 0."
+        )
+    batch = _batch(model, segment, packing=packing)
+    flat, entropy = model.score(batch, temperature=segment.temperature, with_entropy=with_entropy)
+    log_probs, _ = to_rows(flat, segment.lengths)
+    valid = token_mask(segment)
+    zero = torch.zeros_like(log_probs)
+    return ReplayedTokens(
+        log_probs=torch.where(valid, log_probs, zero),
+        entropy=None if entropy is None else torch.where(valid, to_rows(entropy, segment.lengths)[0], zero),
+        valid=valid,
+    )
+
+
+def replay_values(
+    critic: Callable[[TokenBatch], Tensor], model: TextModel, segment: TextSegment, *, packing: bool
+) -> Tensor:
+    """[n, S] fp32: the critic's value before each token of a segment; 0 where not valid.
+
+    critic: returns [T] for the targets of a batch, differentiable outside no_grad.  model: decides their layout.
+    """
+    flat = critic(_batch(model, segment, packing=packing)).float()
+    values, _ = to_rows(flat, segment.lengths)
+    return torch.where(token_mask(segment), values, torch.zeros_like(values))
+
+
+def _batch(model: TextModel, segment: TextSegment, *, packing: bool) -> TokenBatch:
+    prompts, tokens = segment.prompt_tokens, segment.tokens
+    if packing and model.packs:
+        return pack_batch(prompts, tokens)
+    return pad_batch(prompts, tokens, pad_token=model.pad_token)
+
+
+def token_mask(segment: TextSegment) -> Tensor:
+    """[n, S] bool: trained tokens, with S the longest completion."""
+    ones = [torch.ones_like(tokens, dtype=torch.bool) for tokens in segment.tokens]
+    return _padded(segment.mask or ones)
+
+
+def per_token(segment: TextSegment, name: str) -> Tensor:
+    """A per-token field of the segment as [n, S]; 0 past the end of a completion.
+
+    Raises BatchError if no earlier phase has filled it in.
+    """
+    values: tuple[Tensor, ...] | None = getattr(segment, name)
+    if values is None:
+        raise BatchError(f"TextSegment.{name}: it is needed, but no earlier phase has filled it in.")
+    return _padded(values)
+
+
+def per_sample(values: Tensor, segment: TextSegment) -> tuple[Tensor, ...]:
+    """The inverse of `per_token`: [n, S] -> per sample [L_n], without the padding."""
+    return tuple(row[:length].clone() for row, length in zip(values, segment.lengths, strict=True))
+
+
+def _padded(values: Sequence[Tensor]) -> Tensor:
+    if not values:
+        raise BatchError("TextSegment: it has no rows.")
+    return torch.nn.utils.rnn.pad_sequence(list(values), batch_first=True)

@@ -1,0 +1,216 @@
+"""In-process generation of a text track with a key-value cache, shared by every in-process engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from unirl.core.types.request import Request
+from unirl.core.types.track import Status, TextSegment, Track
+
+from .draws import BLOCK, TokenSampler, draws
+
+if TYPE_CHECKING:
+    from unirl.core.roles import TextModel
+    from unirl.core.types.request import TextRequest
+    from unirl.core.types.sampling import TextSamplingConfig
+
+__all__ = ["GeneratedText", "generate_text", "text_track", "visible_texts"]
+
+_TAIL = 32
+"""Number of last tokens decoded to look for a stop string, however long the completion."""
+_SHRINK = 0.25
+"""Fraction of finished rows that triggers their removal from the KV cache, which copies it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedText:
+    """Completions of some rows of a request, and the settings they were sampled with."""
+
+    prompt_tokens: tuple[Tensor, ...]
+    """Per row [P_n] int64 on the CPU, as passed to the model."""
+    temperature: float
+    """Sampling temperature; 0 is greedy decoding."""
+    tokens: tuple[Tensor, ...]
+    """Per row [L_n] int64 on the CPU, including the stop token."""
+    log_probs: tuple[Tensor, ...]
+    """Per row [L_n] fp32 on the CPU, under softmax(logits / temperature) over all tokens; at temperature 0 under
+    softmax(logits)."""
+    truncated: tuple[bool, ...]
+    """Cut off by the length limit."""
+
+    @classmethod
+    def concat(cls, parts: Sequence[GeneratedText]) -> GeneratedText:
+        (temperature,) = {part.temperature for part in parts}
+        return cls(
+            prompt_tokens=tuple(row for part in parts for row in part.prompt_tokens),
+            temperature=temperature,
+            tokens=tuple(row for part in parts for row in part.tokens),
+            log_probs=tuple(row for part in parts for row in part.log_probs),
+            truncated=tuple(row for part in parts for row in part.truncated),
+        )
+
+
+@torch.no_grad()
+def generate_text(
+    model: TextModel,
+    wanted: TextRequest,
+    *,
+    anyone: Callable[[bool], bool] = bool,
+) -> GeneratedText:
+    """Generate from every prompt of `wanted` until a stop token, a stop string or the length limit.
+
+    Each distinct prompt is prefilled once, whatever its number of samples. The draws of a row depend on its seed, so
+    they are the same in any split of the request; logits differ only by the rounding of a forward at another batch
+    size.
+    anyone: takes whether rows are unfinished here, returns whether the model must run again. Ranks of a sharded model
+    step until all have finished; by default only this process counts.
+    """
+    sampling = wanted.sampling
+    rows = _Rows(wanted)
+    sampler = TokenSampler(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
+    prompts, mask, index = _distinct(model, wanted.prompt_tokens)
+    logits, cache, positions = _prefill(model, prompts, mask)
+    read = [row[is_token].cpu() for row, is_token in zip(prompts, mask, strict=True)]
+    logits, cache = logits[index], model.select_cache(cache, index)
+    positions, mask = positions[index], mask[index]
+    alive = torch.arange(wanted.num_rows)
+    for step in range(sampling.max_new_tokens):
+        uniform = rows.uniform(alive, step)
+        tokens, log_probs = sampler.choose(logits, uniform)
+        goes_on = rows.add(alive, tokens.cpu(), log_probs.float().cpu(), model)
+        is_last = step + 1 == sampling.max_new_tokens
+        if not anyone(bool(goes_on.any()) and not is_last):
+            break
+        if (~goes_on).float().mean() >= _SHRINK and bool(goes_on.any()):
+            kept = goes_on.nonzero().squeeze(1)
+            there = kept.to(tokens.device)
+            alive, tokens, positions, mask = alive[kept], tokens[there], positions[there], mask[there]
+            cache = model.select_cache(cache, there)
+        positions = positions + 1
+        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+        logits, cache = model.next_logits(
+            tokens[:, None], positions=positions[:, None], attention_mask=mask, cache=cache
+        )
+    return rows.found(prompt_tokens=[read[int(at)] for at in index], temperature=sampler.temperature)
+
+
+def text_track(request: Request, name: str, *, generated: GeneratedText, texts: Sequence[str], version: int) -> Track:
+    """The track of a whole request. The request supplies the identity of its rows: ids, group, prompt, metadata. The
+    settings used are in `generated`.
+
+    texts: the input of rewards, see `visible_texts`.  version: of the policy that generated the samples.
+    """
+    return Track(
+        name=name,
+        sample_ids=request.sample_ids,
+        group_ids=request.group_ids,
+        parent_ids=request.prompt_ids,
+        prompts=request.prompts,
+        metadata=request.metadata,
+        segment=TextSegment(
+            prompt_tokens=generated.prompt_tokens,
+            tokens=generated.tokens,
+            log_probs=generated.log_probs,
+            temperature=generated.temperature,
+        ),
+        texts=tuple(texts),
+        sample_weights=torch.ones(request.num_rows),
+        status=tuple(Status.TRUNCATED if cut else Status.COMPLETED for cut in generated.truncated),
+        policy_version=(version,) * request.num_rows,
+    )
+
+
+def visible_texts(model: TextModel, tokens: Sequence[Tensor], sampling: TextSamplingConfig) -> list[str]:
+    """The completions without special tokens and without the final stop string."""
+    return [_cut(text, sampling.stop) for text in model.texts(tokens)]
+
+
+def _cut(text: str, stops: Sequence[str]) -> str:
+    ends = [text.find(stop) for stop in stops if stop in text]
+    return text[: min(ends)] if ends else text
+
+
+def _distinct(model: TextModel, prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Each distinct prompt once, padded on the left: tokens [U, P], mask [U, P]; and each row's prompt index [N]."""
+    keys = [tuple(cast("Any", prompt).tolist()) for prompt in prompts]
+    distinct = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    longest = max(len(key) for key in distinct)
+    tokens = torch.full((len(distinct), longest), model.pad_token, dtype=torch.int64)
+    mask = torch.zeros((len(distinct), longest), dtype=torch.bool)
+    for key, row in distinct.items():
+        tokens[row, longest - len(key) :] = torch.tensor(key)
+        mask[row, longest - len(key) :] = True
+    index = torch.tensor([distinct[key] for key in keys], device=model.device)
+    return tokens.to(model.device), mask.to(model.device), index
+
+
+def _prefill(model: TextModel, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Any, Tensor]:
+    """Logits [U, V] after prompts padded on the left, KV cache, last positions [U]."""
+    positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+    logits, cache = model.next_logits(tokens, positions=positions, attention_mask=mask, cache=None)
+    return logits, cache, positions[:, -1]
+
+
+class _Rows:
+    """Growing completions, by row of the request. Unfinished rows all have the same length, the number of steps."""
+
+    def __init__(self, wanted: TextRequest) -> None:
+        self._stop_tokens = torch.tensor(wanted.stop_tokens, dtype=torch.int64)
+        self._stops = wanted.sampling.stop
+        self._num_steps = 0
+        self._tokens = torch.zeros((wanted.num_rows, BLOCK), dtype=torch.int64)
+        self._log_probs = torch.zeros((wanted.num_rows, BLOCK))
+        self._lengths = torch.zeros(wanted.num_rows, dtype=torch.int64)
+        self._ended = torch.zeros(wanted.num_rows, dtype=torch.bool)
+        self._seeds = wanted.seeds
+        self._drawn = np.empty((wanted.num_rows, 0))
+
+    def uniform(self, rows: Tensor, step: int) -> Tensor:
+        """[B] fp64: number `step` of the stream of each row's seed."""
+        if step >= self._drawn.shape[1]:
+            more = np.stack([draws(seed, step // BLOCK) for seed in self._seeds])
+            self._drawn = np.concatenate([self._drawn, more], axis=1)
+        return torch.from_numpy(self._drawn[rows.numpy(), step])  # pyright: ignore[reportUnknownMemberType]
+
+    def add(self, rows: Tensor, tokens: Tensor, log_probs: Tensor, model: TextModel) -> Tensor:
+        """[B] bool: rows unfinished after these tokens. Finished rows take no more tokens."""
+        place = self._num_steps
+        if place == self._tokens.shape[1]:
+            self._tokens = torch.cat([self._tokens, torch.zeros_like(self._tokens)], dim=1)
+            self._log_probs = torch.cat([self._log_probs, torch.zeros_like(self._log_probs)], dim=1)
+        taking = ~self._ended[rows]
+        going, taken = rows[taking], tokens[taking]
+        self._tokens[going, place] = taken
+        self._log_probs[going, place] = log_probs[taking]
+        self._lengths[going] += 1
+        self._num_steps += 1
+        self._ended[going] = torch.isin(taken, self._stop_tokens) | self._have_stop(going, model)
+        return ~self._ended[rows]
+
+    def found(self, *, prompt_tokens: Sequence[Tensor], temperature: float) -> GeneratedText:
+        lengths = [int(length) for length in self._lengths]
+        return GeneratedText(
+            prompt_tokens=tuple(prompt_tokens),
+            temperature=temperature,
+            tokens=_split(self._tokens, lengths),
+            log_probs=_split(self._log_probs, lengths),
+            truncated=tuple(not bool(ended) for ended in self._ended),
+        )
+
+    def _have_stop(self, rows: Tensor, model: TextModel) -> Tensor:
+        """[B] bool: rows whose completion contains a stop string."""
+        if not self._stops:
+            return torch.zeros(len(rows), dtype=torch.bool)
+        tails = self._tokens[rows, max(0, self._num_steps - _TAIL) : self._num_steps]
+        texts = model.texts(list(tails))
+        return torch.tensor([any(stop in text for stop in self._stops) for text in texts], dtype=torch.bool)
+
+
+def _split(values: Tensor, lengths: Sequence[int]) -> tuple[Tensor, ...]:
+    """[N, S] -> per row [L_n], each with separate memory."""
+    return tuple(row[:length].clone() for row, length in zip(values, lengths, strict=True))

@@ -1,0 +1,102 @@
+"""The critic in the train stack: values after the old-log-prob pass, and the critic's updates."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from unirl.core.errors import BatchError, RunFailed
+from unirl.core.roles import Algorithm, CriticAlgorithm
+from unirl.core.types.track import Track
+
+from ..tokens.replay import per_sample, per_token, token_mask
+
+if TYPE_CHECKING:
+    from ..loss.tally import Reducer, Tally
+    from .updater import CriticUpdater, Updater
+
+__all__ = ["critic_pair", "estimated", "with_values"]
+
+
+def critic_pair(algorithm: Algorithm, critic: CriticUpdater | None) -> tuple[CriticAlgorithm, CriticUpdater] | None:
+    """The algorithm and its critic, if it trains one.
+
+    Raises BatchError if there is one without the other.
+    """
+    result = algorithm if isinstance(algorithm, CriticAlgorithm) else None
+    if result is not None and critic is None:
+        raise BatchError(
+            f"algorithm: {type(algorithm).__name__} trains a critic, and the backend keeps none; configure one "
+            "(fsdp2: backend.critic.lr)."
+        )
+    if result is None and critic is not None:
+        raise BatchError(
+            f"backend: it keeps a critic, and {type(algorithm).__name__} trains none; leave the critic out (fsdp2: "
+            "backend.critic.lr=null)."
+        )
+    return None if result is None or critic is None else (result, critic)
+
+
+def with_values(track: Track, critic: CriticUpdater) -> Track:
+    """The track with the critic's value before each token, as `segment.values`. No gradient."""
+    with torch.no_grad():
+        result = critic.values(track)
+    return dataclasses.replace(track, segment=dataclasses.replace(track.text, values=per_sample(result, track.text)))
+
+
+def estimated(
+    batches: Sequence[Sequence[Track]],
+    algorithm: CriticAlgorithm,
+    critic: CriticUpdater,
+    *,
+    updater: Updater,
+    tally: Tally,
+) -> list[list[Track]]:
+    """The micro-batches of every update with the critic's values, after `after_anchor` of the algorithm.
+
+    Values are computed on the same micro-batches as the updates; `after_anchor` sees all of them at once. Its metrics
+    go to `tally`.
+
+    Raises RunFailed, on every rank, when a value with weight is not finite: whitening would spread one NaN to all
+    advantages.
+    """
+    flat: list[Track] = []
+    for micro in (micro for micros in batches for micro in micros):
+        flat.append(with_values(micro.to(updater.device), critic).to(micro.sample_weights.device))
+    if not flat:  # no rank has a row that counts
+        return [list(micros) for micros in batches]
+    _check_values(flat, updater)
+    joined, metrics = algorithm.after_anchor(Track.concat(flat), updater.all_reduce_sum)
+    tally.add(metrics)
+    back: list[list[Track]] = []
+    start = 0
+    for micros in batches:
+        back.append([])
+        for micro in micros:
+            back[-1].append(joined.select(range(start, start + micro.num_rows)))
+            start += micro.num_rows
+    return back
+
+
+def _check_values(micros: Sequence[Track], ranks: Reducer) -> None:
+    bad = next((result for result in map(_bad_value, micros) if result), "")
+    if not float(ranks.all_reduce_max(torch.tensor([float(bool(bad))], dtype=torch.float64))[0]):
+        return
+    raise RunFailed(
+        f"critic: {bad or 'a value on another rank is not finite'}; expected finite ones. Lower the critic's learning "
+        "rate (backend.critic.lr for fsdp2), or compute it in fp32."
+    )
+
+
+def _bad_value(track: Track) -> str:
+    """The first value that counts and is not finite, in words; "" where all are finite."""
+    values = per_token(track.text, "values")
+    counts = token_mask(track.text) & (track.sample_weights > 0)[:, None]
+    bad = (counts & ~values.isfinite()).nonzero()
+    if not len(bad):
+        return ""
+    row, token = (int(place) for place in bad[0])
+    where = f"before token {token} of sample {track.sample_ids[row]!r} of track {track.name!r}"
+    return f"its value is {float(values[row, token])} {where}"

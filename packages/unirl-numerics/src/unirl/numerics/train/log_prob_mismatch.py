@@ -1,0 +1,90 @@
+"""Log-prob mismatch between the engine and the model being trained: the measure of the promise "ratio 1"."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from unirl.core.errors import RunFailed
+from unirl.core.roles import Metric
+from unirl.core.types.track import LatentSegment, TextSegment, Track
+
+from ..tokens.replay import per_token
+
+if TYPE_CHECKING:
+    from unirl.core.match.mismatch_bounds import MismatchBounds
+    from unirl.core.roles import Policy, Replay, Replayed, ReplayedTokens
+
+    from ..loss.tally import Reducer
+
+__all__ = ["MismatchMeter"]
+
+
+class MismatchMeter:
+    """A replay that also measures the mismatch between the engine's log-probs and the recomputed ones."""
+
+    def __init__(self, replay: Replay, *, version: int | None = None) -> None:
+        """version: of the weights being trained; samples of older weights also differ by training and are skipped.
+        None measures all samples."""
+        self._replay = replay
+        self._version = version
+        self.was_called = False
+        """Whether the live weights were replayed: a replay of another policy measures nothing."""
+        self._largest = 0.0
+        self._total = 0.0
+        self._count = 0
+
+    def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
+        replayed = self._replay(track, policy=policy)
+        if policy != "live":
+            return replayed
+        self.was_called = True
+        engine = _engine_log_probs(track)
+        if engine is not None:
+            rows = track.sample_weights > 0
+            if self._version is not None:
+                rows = rows & rows.new_tensor([made == self._version for made in track.policy_version])
+            counts = replayed.valid & rows[:, None]
+            gap = (engine - replayed.log_probs.detach()).abs().double()[counts]
+            # A NaN mismatch counts as infinite, which every bound rejects.
+            gap = torch.nan_to_num(gap, nan=math.inf, posinf=math.inf)
+            if gap.numel():
+                self._largest = max(self._largest, float(gap.max()))
+                self._total += float(gap.sum())
+                self._count += gap.numel()
+        return replayed
+
+    def metrics(self) -> dict[str, Metric]:
+        """Mismatch over everything replayed so far. A weight of 0 means that there was nothing to measure."""
+        return {
+            "logp_mismatch_max": Metric(total=self._largest, weight=float(self._count), reduce="max"),
+            "logp_mismatch_mean": Metric(total=self._total, weight=float(self._count)),
+        }
+
+    def check(self, bounds: MismatchBounds, ranks: Reducer) -> None:
+        """Raise RunFailed on every rank when the largest or the mean mismatch over all ranks is beyond its bound."""
+        if bounds.largest is not None:
+            largest = float(ranks.all_reduce_max(torch.tensor([self._largest], dtype=torch.float64))[0])
+            if largest > bounds.largest:
+                raise _too_far("train.logp_mismatch_max", f"by up to {largest:.3g}", bounds.largest)
+        if bounds.mean is not None:
+            summed = ranks.all_reduce_sum(torch.tensor([self._total, self._count], dtype=torch.float64))
+            total, count = float(summed[0]), float(summed[1])
+            if count and total / count > bounds.mean:
+                raise _too_far("train.logp_mismatch_mean", f"by {total / count:.3g} on average", bounds.mean)
+
+
+def _too_far(key: str, how: str, bound: float) -> RunFailed:
+    return RunFailed(
+        f"{key}: the engine's log-probs are off {how} from those of the trained model; {bound:.3g} is allowed. Its "
+        "weights or its arithmetic differ: check the weight sync and the engine's dtype, or raise the bound."
+    )
+
+
+def _engine_log_probs(track: Track) -> torch.Tensor | None:
+    """[n, S] as replay gives them, or None where the engine gave none."""
+    segment = track.segment
+    if isinstance(segment, TextSegment):
+        return None if segment.log_probs is None else per_token(segment, "log_probs")
+    return segment.log_probs if isinstance(segment, LatentSegment) else None

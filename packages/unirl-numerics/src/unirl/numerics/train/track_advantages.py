@@ -1,0 +1,54 @@
+"""The advantages of a track, by the recipe's `advantage` settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import cast
+
+from torch import Tensor
+from unirl.core.specs.config import AdvantageConfig
+from unirl.core.types.track import Track
+
+from ..loss.advantages import Mode, Scope, combine_rewards
+
+__all__ = ["track_advantages"]
+
+
+def track_advantages(
+    track: Track,
+    config: AdvantageConfig,
+    *,
+    reward_weights: Mapping[str, float],
+    shaping: Mapping[str, Tensor] | None = None,
+) -> tuple[Track, dict[str, float]]:
+    """The track with its advantages [N], and numbers for the log.
+
+    reward_weights: factor of each of the track's `reward_parts` that counts.
+    shaping: name -> [N], terms that the algorithm adds to the reward, such as an overlong penalty; each counts as
+    one more reward of factor 1 and appears neither in the track's `rewards` nor in its `reward_parts`.
+
+    Raises ValueError as `combine_rewards` does.
+    """
+    added = dict(shaping or {})
+    result = combine_rewards(
+        {**{name: track.reward_parts[name] for name in reward_weights}, **added},
+        weights={**reward_weights, **dict.fromkeys(added, 1.0)},
+        group_ids=track.group_ids,
+        mode=cast(Mode, config.combine),
+        scope=cast(Scope, config.scope),
+        center=cast(Scope, config.center),
+        ddof=1 if config.ddof else 0,
+        eps=config.eps,
+        normalize=config.normalize,
+        leave_one_out=config.leave_one_out,
+        clip=config.clip,
+        row_weights=track.sample_weights,
+    )
+    numbers = {
+        "advantage_abs_mean": float(result.values.abs().mean()),
+        "groups": float(result.num_groups),
+        "zero_spread_groups": float(result.num_zero_spread_groups),
+        "singleton_groups": float(result.num_singleton_groups),
+    }
+    return dataclasses.replace(track, advantages=result.values), numbers

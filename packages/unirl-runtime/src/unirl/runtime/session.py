@@ -1,0 +1,47 @@
+"""The workers of a run by role, and the versions of the weights that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .actors import Actor
+from .cluster import Cluster
+from .turns import Turns
+
+__all__ = ["NOTHING", "Session", "WeightVersions"]
+
+NOTHING = -1
+"""Version of an engine whose weights match no trained version."""
+
+
+@dataclass(kw_only=True)
+class WeightVersions:
+    """Versions of the weights, as the driver knows them."""
+
+    trained: int
+    """Of the train ranks: optimizer steps taken."""
+    sampled: int
+    """Of the workers that generate."""
+
+    @property
+    def agree(self) -> bool:
+        """Whether rollouts use the current weights, and so can be regenerated."""
+        return self.trained == self.sampled
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """The built workers of a run. The driver's proxies share it."""
+
+    cluster: Cluster
+    train: Sequence[Actor]
+    rollout: Sequence[Actor]
+    """Empty when the train ranks generate."""
+    reference: Sequence[Actor]
+    """Empty when the reference policy runs on the train ranks."""
+    reward: Sequence[Actor]
+    copies: int
+    """Neighbouring train ranks that split the layers (tensor parallelism), and so work on the same rows."""
+    turns: Turns
+    versions: WeightVersions

@@ -1,0 +1,150 @@
+"""Latents of a Stable Diffusion 3 miniature from an engine, compared with those of the trained module."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from unirl.conformance.doubles.requests import make_request
+from unirl.conformance.doubles.trained import lora_update
+from unirl.core.roles import DiffusionModel, WeightUpdate
+from unirl.core.types.request import Request
+from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
+from unirl.core.types.track import LatentSegment, Track
+from unirl.engine_host.latent_engine import ExternalLatentEngine
+from unirl.engines.trainside.config import TrainsideConfig
+from unirl.engines.trainside.engine import build as build_trainside
+from unirl.models.sd3 import tiny
+from unirl.models.sd3.config import Sd3Config
+from unirl.models.sd3.model import Sd3Model, build
+from unirl.numerics.train.track_replay import TrackReplay
+
+__all__ = [
+    "ROUNDING",
+    "Ask",
+    "Fault",
+    "adapter",
+    "ask",
+    "asking",
+    "assert_same",
+    "fault",
+    "folder",
+    "gap",
+    "model",
+    "trainside",
+]
+
+Ask = Callable[..., Request]
+Fault = Callable[[str], None]
+PROMPTS = ("a red ring", "a blue square on the left", "")
+ROUNDING = 1e-5
+"""Bound of a difference in log-probs, in nats, and in latents of unit scale: two libraries sum an fp32 forward in
+different orders, with errors of a few times 1e-7; log-probs, means over 1024 elements, stay below 2e-6 over five steps.
+Weights of another version are off by 5e-3 and more."""
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("sd3") / "tiny"
+    tiny.write(made, seed=0)
+    return made
+
+
+@pytest.fixture
+def model(folder: Path) -> Sd3Model:
+    """The trained module with the weights of the checkpoint, to be modified by tests."""
+    return build(Sd3Config(path=str(folder)), device="cpu")
+
+
+@pytest.fixture(scope="session")
+def ask(folder: Path) -> Ask:
+    """See `asking`."""
+    model = build(Sd3Config(path=str(folder)), device="cpu")
+    return asking(model, prompts=PROMPTS, height=64, width=64, max_sequence_length=16)
+
+
+def asking(model: DiffusionModel, *, prompts: Sequence[str], **usual: Any) -> Ask:
+    """Makes requests of two samples for each prompt; the version is the engine's.
+
+    usual: sampling settings, in addition to five steps of which two are stochastic.
+    """
+
+    def make(
+        engine: ExternalLatentEngine, *, per_group: bool = False, trajectory: str = "window", **settings: Any
+    ) -> Request:
+        sde = SdeStepsConfig(mode="random", count=2, per_group=per_group)
+        return make_request(
+            model,
+            {"image": LatentSamplingConfig(**{"num_inference_steps": 5, "sde": sde, **usual, **settings})},
+            prompts=prompts,
+            samples_per_prompt=2,
+            policy_version=engine.version,
+            trajectory=trajectory,
+        )
+
+    return make
+
+
+@pytest.fixture
+def fault(engine: ExternalLatentEngine) -> Iterator[Fault]:
+    """Switches on a fault of the server, see `faults`; all are off at the end."""
+    process: Any = engine._process
+
+    def switch(name: str) -> None:
+        process.call("fault", {"name": name}, timeout_s=30)
+
+    yield switch
+    if process.is_running:
+        switch("")
+
+
+def adapter(model: DiffusionModel, *, targets: tuple[str, ...], version: int) -> tuple[WeightUpdate, dict[str, Tensor]]:
+    """An adapter of scale 1.3 for these layers, and what it adds to the weight of each; see `lora_update`."""
+    spec = dataclasses.replace(model.spec, lora_targets=targets)
+    return lora_update(model, spec, version=version, seed=version, scale=1.3)
+
+
+def gap(track: Track, model: DiffusionModel) -> float:
+    """Largest difference to the trainer's log-probs of the same transitions."""
+    replay = TrackReplay(model, stacked=True, policy_context=lambda _: contextlib.nullcontext())
+    with torch.no_grad():
+        result: Any = replay(track)
+    assert track.latent.log_probs is not None
+    return float((result.log_probs - track.latent.log_probs).abs().max())
+
+
+def trainside(model: DiffusionModel, request: Request) -> Track:
+    """The rollout of the trained module on the only track."""
+    engine = build_trainside(TrainsideConfig(), model=model, device="cpu")
+    engine.version = request.policy_version
+    (track,) = engine.generate(request).tracks.values()
+    return track
+
+
+def assert_same(found: Track, expected: Track) -> None:
+    """Same policy and noise. Pixels are in [0, 1]; a VAE of unit gain keeps the scale of latents."""
+    one, other = found.latent, expected.latent
+    assert isinstance(one, LatentSegment)
+    assert found.sample_ids == expected.sample_ids
+    assert torch.equal(one.sde_steps, other.sde_steps)
+    for row, (own, wanted) in enumerate(zip(one.positions.tolist(), other.positions.tolist(), strict=True)):
+        kept = [position for position in wanted if position >= 0]
+        assert [position for position in own if position >= 0] == kept
+        difference = (one.latents[row, : len(kept)] - other.latents[row, : len(kept)]).abs().max()
+        assert float(difference) < ROUNDING * max(1.0, float(other.latents[row].abs().max()))
+    if expected.images is None:
+        assert found.images is None
+    else:
+        assert found.images is not None
+        assert float((found.images - expected.images).abs().max()) < ROUNDING
+    for kind, wanted in expected.conditions.items():
+        own = found.conditions[kind].expanded()
+        for name, value in wanted.expanded().items():
+            torch.testing.assert_close(own[name], value, rtol=ROUNDING, atol=ROUNDING)
+    assert found.conditions.keys() == expected.conditions.keys()

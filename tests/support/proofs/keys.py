@@ -1,0 +1,133 @@
+"""Keys: one hash of everything that can change how a group of tests ends.
+
+A key covers
+
+- every file that the group reaches (`.sources` says how it is found): Python without comments and docstrings, all else
+  byte for byte, by its path, so that a file that moves changes it too;
+- the versions of all packages of `uv.lock` that are not of the workspace, and `bootstrap.py`, which installs them. The
+  locks of engines are files of their dists;
+- pytest's settings in the root `pyproject.toml`;
+- the minor version of Python, the machine's architecture and the widest instruction set that numeric libraries use on
+  it, for another one rounds otherwise; and the environment variables by which they are told what to use.
+
+Not covered are the C library and other packages of the system, and load: a test that depends on these is no proof
+either way. The tenth of the proven groups that runs nevertheless is there to find what nobody thought of.
+
+Prose is not covered, so a test of docstrings is never keyed: `pytest.mark.keyed` is only for tests of behaviour.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import re
+import sys
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+from .sources import Workspace
+
+__all__ = [
+    "KEYED",
+    "MUTANTS",
+    "group_of",
+    "instruction_set",
+    "key",
+    "keyed_groups",
+    "reached_by",
+    "reached_by_subject",
+    "surroundings",
+]
+
+MUTANTS = "packages/unirl-conformance/tests/test_mutants.py"
+"""Its tests share one report of each kind of part, and nothing between the kinds."""
+KEYED = "pytest.mark.keyed"
+VARIABLES = re.compile(r"(OMP|MKL|ATEN|ONEDNN|OPENBLAS)_\w+|CUDA_VISIBLE_DEVICES")
+
+
+def group_of(nodeid: str) -> str:
+    """What one worker has to run together: the file of a test, of mutants those of their kind."""
+    file, _, name = nodeid.partition("::")
+    kind = name.partition("[")[2].rstrip("]").partition("-")[0]
+    return f"{file}[{kind}]" if file == MUTANTS and kind else file
+
+
+def keyed_groups(workspace: Workspace) -> list[str]:
+    """Of the test modules that say they may be proven; of the mutants each kind."""
+    result: list[str] = []
+    for folder in ("tests", "packages", "plugins"):
+        for path in sorted((workspace.root / folder).rglob("test_*.py")):
+            if KEYED in path.read_text(encoding="utf-8") and "src" not in path.relative_to(workspace.root).parts:
+                file = path.relative_to(workspace.root).as_posix()
+                result += [f"{file}[{kind}]" for kind in _kinds(workspace)] if file == MUTANTS else [file]
+    return [group for group in result if not group.startswith("tests/support/")]
+
+
+def reached_by(group: str, workspace: Workspace) -> set[Path]:
+    """The files that decide how a group of tests ends."""
+    file, _, kind = group.rstrip("]").partition("[")
+    if not kind:
+        return workspace.reached([workspace.root / file])
+    others = tuple(other for other in _kinds(workspace) if other != kind)
+    return workspace.reached([workspace.root / file], follows=lambda path: not _is_of(path, others))
+
+
+def reached_by_subject(kind: str, modules: Iterable[str], workspace: Workspace) -> set[Path]:
+    """The files that decide how all claims about a subject of conformance end.
+
+    modules: the `plugin.py` of each of its parts, by dotted name. Claims about it are in `suite/test_<kind>*.py`.
+    """
+    suite = workspace.modules["unirl.conformance.suite"].parent
+    others = tuple(other for other in _kinds(workspace) if other != kind)
+    run = [workspace.modules[f"unirl.conformance.{name}"] for name in ("command", "run", "pytest_plugin")]
+    roots = [*run, *suite.glob(f"test_{kind}*.py"), *(workspace.modules[name] for name in modules)]
+    return workspace.reached(roots, follows=lambda path: not _is_of(path, others))
+
+
+def key(files: Iterable[Path], workspace: Workspace) -> str:
+    """32 hex digits over these files and what surrounds them."""
+    whole = hashlib.sha256(surroundings(workspace.root).encode())
+    for path in sorted(files):
+        whole.update(f"{path.relative_to(workspace.root).as_posix()} {workspace.digest(path)}\n".encode())
+    return whole.hexdigest()[:32]
+
+
+@functools.cache
+def surroundings(root: Path) -> str:
+    """What a result depends on besides the sources of the workspace."""
+    lock = tomllib.loads((root / "uv.lock").read_text(encoding="utf-8"))["package"]
+    outside = sorted(f"{p['name']} {p['version']}" for p in lock if not {"editable", "virtual"} & p["source"].keys())
+    settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]
+    told = sorted(f"{name}={value}" for name, value in os.environ.items() if VARIABLES.fullmatch(name))
+    bootstrap = hashlib.sha256((root / "bootstrap.py").read_bytes()).hexdigest()
+    return "\n".join([*outside, repr(settings), bootstrap, *told, instruction_set(), ""])
+
+
+def instruction_set() -> str:
+    """Python, architecture and the widest vectors: `3.11 x86_64 avx512f amx_tile`, with `cuda` where there is a GPU."""
+    flags: set[str] = set()
+    if (cpu := Path("/proc/cpuinfo")).is_file():
+        flags = set(re.findall(r"^(?:flags|Features)\s*:(.*)$", cpu.read_text(), re.MULTILINE)[:1][0].split())
+    wide = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_tile", "sve") if name in flags]
+    gpu = ["cuda"] if Path("/dev/nvidiactl").exists() else []
+    return " ".join(["{}.{}".format(*sys.version_info[:2]), platform.machine(), *wide, *gpu])
+
+
+def _kinds(workspace: Workspace) -> list[str]:
+    """Of subjects: each has a module of mutants."""
+    folder = (workspace.root / MUTANTS).parent / "conformance_mutants"
+    suite = workspace.modules["unirl.conformance.suite"].parent
+    names = {path.stem for path in folder.glob("*.py")}
+    return sorted(name for name in names if any(suite.glob(f"test_{name}*.py")) and "_" not in name)
+
+
+def _is_of(path: Path, kinds: tuple[str, ...]) -> bool:
+    """Whether a file holds claims about other kinds of subjects, mutants of them or what they are tried with: pytest
+    collects them, and runs none."""
+    name = path.stem.removeprefix("test_")
+    return path.parent.name in ("suite", "conformance_mutants", "fixtures") and (
+        name in kinds or name.startswith(tuple(f"{kind}_" for kind in kinds)) or name in {f"latent_{k}" for k in kinds}
+    )

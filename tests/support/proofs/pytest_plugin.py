@@ -1,0 +1,280 @@
+"""Groups of tests: the longest first, those that are proven already not again.
+
+    pytest --proven        # leave out what a committed record proves, but for a tenth of it
+    pytest --prove         # run everything, and write down which groups passed, with which key
+
+A group that is left out is counted as *proven*, never as passed, with the commit that it was proven at.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from . import keys, record
+from .record import Proof
+from .sources import Workspace
+
+DURATIONS = Path("tests") / "durations.json"
+"""Group -> seconds; `--prove` writes it. Which group starts first depends on it, and nothing else."""
+SHORTEST_S = 5.0
+"""Groups that take less are neither written down nor left out."""
+REASON = "proven at "
+PROVEN = pytest.StashKey[dict[str, str]]()
+"""Group -> the commit that it was proven at, of those that do not run."""
+ACCOUNT = pytest.StashKey["Account"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("proofs", "what is proven already")
+    group.addoption("--proven", action="store_true", help="leave out the groups that tests/proven.json proves")
+    group.addoption("--prove", action="store_true", help="write the keyed groups that pass to tests/proven.json")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    root, option = config.rootpath, config.option
+    if hasattr(config, "workerinput"):
+        config.stash[PROVEN] = config.workerinput["proven"]
+        if option.prove:
+            config.stash[ACCOUNT] = Account(root)
+        return
+    config.stash[PROVEN] = {}
+    if option.prove:
+        narrower = ("keyword", "markexpr", "deselect", "lf", "proven")
+        chosen = [name for name in narrower if getattr(option, name, None)]
+        if chosen or any("::" in str(word) for word in config.args):
+            raise pytest.UsageError("--prove: a proof is of whole files; leave out -k, -m, --lf, --deselect and `::`.")
+        if changed := record.uncommitted(root):
+            raise pytest.UsageError(f"--prove: a proof names the commit that it was made at; commit {changed} first.")
+        config.stash[ACCOUNT] = Account(root)
+    if option.proven:
+        config.stash[PROVEN] = _proven(root)
+
+
+def _proven(root: Path) -> dict[str, str]:
+    workspace, commit, machine = Workspace(root), record.commit_of(root), keys.instruction_set()
+    known = record.read(root)
+    result: dict[str, str] = {}
+    for group in keys.keyed_groups(workspace):
+        proof = known.get((group, machine))
+        if proof is None or record.runs_anyway(proof, commit):
+            continue
+        if proof.key == keys.key(keys.reached_by(group, workspace), workspace):
+            result[group] = proof.commit
+    return result
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["proven"] = node.config.stash[PROVEN]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    proven = config.stash[PROVEN]
+    for item in items:
+        commit = proven.get(keys.group_of(item.nodeid))
+        if commit is not None:
+            item.add_marker(pytest.mark.skip(reason=f"{REASON}{commit[:12]}"), append=False)
+    if hasattr(config, "workerinput"):
+        place = config.rootpath / DURATIONS
+        seconds: dict[str, float] = json.loads(place.read_text(encoding="utf-8")) if place.is_file() else {}
+        groups = [keys.group_of(item.nodeid) for item in items]
+        # After the long ones those with many tests, as xdist has it.
+        counts = {name: groups.count(name) for name in set(groups)}
+
+        def place_of(item: pytest.Item) -> tuple[float, int]:
+            group = keys.group_of(item.nodeid)
+            return (0.0 if group in proven else -seconds.get(group, 0.0), -counts[group])
+
+        items.sort(key=place_of)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """`--dist loadfile` in the order that the workers collect, and the mutants by their kind."""
+    option: Any = config.option
+    if option.dist != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class LongestFirst(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return keys.group_of(nodeid)
+
+    option.loadscopereorder = False
+    return LongestFirst(config, log)
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    return ("proven", "", "PROVEN") if _is_proven(report) else None
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    proven = config.stash[PROVEN]
+    reports = terminalreporter.stats.get("proven", [])
+    if not reports:
+        return
+    known, machine = record.read(config.rootpath), keys.instruction_set()
+    counts: dict[str, int] = defaultdict(int)
+    for report in reports:
+        counts[keys.group_of(report.nodeid)] += 1
+    terminalreporter.section("proven already, not run")
+    for group, number in sorted(counts.items()):
+        seconds = known[group, machine].seconds
+        terminalreporter.line(f"{REASON}{proven[group][:12]}: {group} ({number} tests, {seconds:.0f} s when they ran)")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Any:
+    if ACCOUNT in item.config.stash:
+        item.config.stash[ACCOUNT].now = keys.group_of(item.nodeid)
+    return (yield)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    account = session.config.stash.get(ACCOUNT, None)
+    if account is not None and not session.config.option.numprocesses:
+        account.expect([item.nodeid for item in session.items])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    if ACCOUNT in node.config.stash:
+        node.config.stash[ACCOUNT].expect(ids)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    # A worker's reports reach its controller, which counts them.
+    if COUNTING:
+        COUNTING[0].count(report)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    if ACCOUNT in node.config.stash:
+        for group, files in node.workeroutput.get("opened", {}).items():
+            node.config.stash[ACCOUNT].opened[group].update(map(Path, files))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    config: Any = session.config
+    account = config.stash.get(ACCOUNT, None)
+    if account is None:
+        return
+    if hasattr(config, "workerinput"):
+        config.workeroutput["opened"] = {group: sorted(map(str, paths)) for group, paths in account.opened.items()}
+        return
+    reply = account.close()
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:
+        for line in reply:
+            reporter.line(line)
+
+
+COUNTING: list[Account] = []
+"""That of the process that counts."""
+
+
+class Account:
+    """What is known of each group at the end of a run that proves."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.now = ""
+        self.opened: dict[str, set[Path]] = defaultdict(set)
+        """Files below the root that Python opened while tests of a group ran."""
+        self._expected: dict[str, set[str]] = defaultdict(set)
+        self._passed: dict[str, set[str]] = defaultdict(set)
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._spoilt: dict[str, str] = {}
+        sys.addaudithook(self._note)
+        COUNTING.append(self)
+
+    def _note(self, event: str, words: tuple[Any, ...]) -> None:
+        if event == "open" and self.now and isinstance(words[0], str) and words[0].startswith(str(self.root)):
+            self.opened[self.now].add(Path(words[0]))
+
+    def expect(self, nodeids: list[str]) -> None:
+        for nodeid in nodeids:
+            self._expected[keys.group_of(nodeid)].add(nodeid)
+
+    def count(self, report: pytest.TestReport) -> None:
+        group = keys.group_of(report.nodeid)
+        self._seconds[group] += report.duration
+        if report.failed or (report.skipped and not _needs_a_gpu(report)):
+            self._spoilt.setdefault(group, f"{report.nodeid} ended as {report.outcome}")
+        elif report.when == "call" or report.skipped:
+            self._passed[group].add(report.nodeid)
+
+    def close(self) -> list[str]:
+        """Write the record and the durations; a line for each keyed group that is not proven."""
+        workspace, machine = Workspace(self.root), keys.instruction_set()
+        proofs, reply = dict(record.read(self.root)), list[str]()
+        commit, light = record.commit_of(self.root), _light(workspace)
+        for group in keys.keyed_groups(workspace):
+            if group not in self._expected:
+                continue
+            files = keys.reached_by(group, workspace)
+            missed = sorted(_sources(self.opened[group], workspace) - files - light)
+            if group in self._spoilt or self._passed[group] != self._expected[group]:
+                proofs.pop((group, machine), None)
+                reply.append(f"not proven: {group}: {self._spoilt.get(group, 'not all of its tests ended')}")
+            elif missed:
+                proofs.pop((group, machine), None)
+                names = ", ".join(str(path.relative_to(self.root)) for path in missed[:5])
+                reply.append(f"not proven: {group}: its key lacks {len(missed)} files that it opened: {names}")
+            elif self._seconds[group] >= SHORTEST_S:
+                proofs[group, machine] = Proof(
+                    key=keys.key(files, workspace),
+                    commit=commit,
+                    machine=machine,
+                    cpu=record.cpu(),
+                    num_tests=len(self._passed[group]),
+                    seconds=round(self._seconds[group], 1),
+                )
+        record.write(self.root, proofs)
+        self._write_durations()
+        return reply
+
+    def _write_durations(self) -> None:
+        place = self.root / DURATIONS
+        known: dict[str, float] = json.loads(place.read_text(encoding="utf-8")) if place.is_file() else {}
+        known |= {group: round(seconds) for group, seconds in self._seconds.items()}
+        long = sorted((pair for pair in known.items() if pair[1] >= SHORTEST_S), key=lambda pair: (-pair[1], pair[0]))
+        place.write_text(json.dumps(dict(long), indent=1) + "\n", encoding="utf-8")
+
+
+def _sources(opened: set[Path], workspace: Workspace) -> set[Path]:
+    """Files of the workspace among those that were opened; of byte code its source."""
+    tests = workspace.root / "tests"
+    result: set[Path] = set()
+    for path in opened:
+        if path.parent.name == "__pycache__":
+            path = path.parent.parent / f"{path.name.partition('.')[0]}.py"
+        if path.is_file() and (workspace.dist_of(path) or path.is_relative_to(tests) or "tests" in path.parts):
+            result.add(path)
+    return {
+        p for p in result if not {".git", ".venv", ".pytest_cache", "proofs"} & set(p.parts) and p.suffix != ".json"
+    }
+
+
+def _light(workspace: Workspace) -> set[Path]:
+    """What finding the plugins that are installed imports."""
+    modules = [module for dist in workspace.dists for module in workspace.of_plugin(dist)]
+    return workspace.reached(modules, follows=lambda path: False)
+
+
+def _is_proven(report: Any) -> bool:
+    reason = report.longrepr[2] if report.skipped and isinstance(report.longrepr, tuple) else ""
+    return reason.removeprefix("Skipped: ").startswith(REASON)
+
+
+def _needs_a_gpu(report: pytest.TestReport) -> bool:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+    return reason.endswith("not run: needs a CUDA device")

@@ -1,0 +1,80 @@
+"""The record: which group was proven with which key, where and when. It is written by runs that passed, and
+committed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+__all__ = ["PLACE", "Proof", "commit_of", "cpu", "read", "runs_anyway", "uncommitted", "write"]
+
+PLACE = Path("tests") / "proven.json"
+ONE_IN = 10
+"""One of so many proven groups runs all the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """That a group passed as a whole."""
+
+    key: str
+    commit: str
+    """The commit that was checked out."""
+    machine: str
+    """As `keys.instruction_set` names it; a group has one proof for each."""
+    cpu: str
+    num_tests: int
+    seconds: float
+    """Of all its tests, as one worker ran them."""
+
+
+def read(root: Path) -> dict[tuple[str, str], Proof]:
+    """By group and machine; none where there is no record yet."""
+    if not (root / PLACE).is_file():
+        return {}
+    data: dict[str, list[dict[str, object]]] = json.loads((root / PLACE).read_text(encoding="utf-8"))
+    proofs = [(group, Proof(**proof)) for group, result in data.items() for proof in result]  # type: ignore[arg-type]
+    return {(group, proof.machine): proof for group, proof in proofs}
+
+
+def write(root: Path, proofs: Mapping[tuple[str, str], Proof]) -> None:
+    """Replace the record; one line for each proof, so that two branches meet in few."""
+    groups: dict[str, list[Proof]] = {}
+    for (group, _), proof in sorted(proofs.items()):
+        groups.setdefault(group, []).append(proof)
+    lines = [
+        f"{json.dumps(group)}: [\n  " + ",\n  ".join(json.dumps(asdict(proof)) for proof in result) + "\n ]"
+        for group, result in groups.items()
+    ]
+    (root / PLACE).write_text("{\n " + ",\n ".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def commit_of(root: Path) -> str:
+    """Of the checkout; empty where it is none of git's."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def uncommitted(root: Path) -> list[str]:
+    """Files that differ from the commit, but for what `--prove` writes itself."""
+    done = subprocess.run(["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, check=True)
+    changed = [line[3:] for line in done.stdout.splitlines()]
+    return [path for path in changed if path not in (PLACE.as_posix(), "tests/durations.json")]
+
+
+def runs_anyway(proof: Proof, commit: str) -> bool:
+    """Whether a proven group is of the tenth that runs: another tenth with every commit."""
+    return int(hashlib.sha256(f"{proof.key} {commit}".encode()).hexdigest(), 16) % ONE_IN == 0
+
+
+def cpu() -> str:
+    """The model of the processor."""
+    info = Path("/proc/cpuinfo")
+    result = re.search(r"^model name\s*:\s*(.*)$", info.read_text(), re.MULTILINE) if info.is_file() else None
+    return result[1] if result else platform.processor() or platform.machine()

@@ -1,0 +1,393 @@
+"""What a test depends on, read from the sources of the workspace: files reached from it, and what is in them.
+
+An edge leads from a Python file to
+
+- every module that it imports, at the top or in a function, with the packages that hold it; what stands under
+  TYPE_CHECKING does not run;
+- every module that one of its strings names, such as `"unirl.models.sd3.model:build"`, with `*` for what an f-string
+  fills in; a string that names a package of test modules names those;
+- every file or folder that one of its strings names, from its own folder or from the root, when it is a test's;
+- the command line, where a string of a test is the name of a script;
+- the parts that it names. A part is built because somebody imports it or names it: so a string that equals the name of
+  a part, in packages, and each word of a string, in tests and recipes, leads to the plugin with that part, and to all
+  that the plugin names. The same goes for recipes. Tests that discover what is
+  installed and go through it (`.parts()`, `.specs()`, `.records`) lead to all plugins.
+
+With a module of a dist go the dist's `pyproject.toml` and every file that it ships which is not Python: locks of
+engines, recipes, templates, checkpoints. With a test goes each `conftest.py` above it, and what else lies in its folder
+and is not Python.
+
+Not followed is `Catalog.discover()`: it reads the light `plugin.py` of every dist that is installed, and one that is
+broken does not hide the others (tests of the catalog show it), so parts that nobody names decide nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from unirl.conformance.source_hash import source_digest
+
+__all__ = ["Dist", "Workspace"]
+
+MODULE = re.compile(r"[A-Za-z_*][\w*]*(\.[A-Za-z_*][\w*]*)*(:[\w.*]+)?")
+WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(?:/[A-Za-z0-9_-]+)*")
+NAME_PACKAGES = {"unirl.conformance.environment", "unirl.conformance.fixtures.plugin", "unirl.runtime.doctor"}
+"""Modules whose strings name packages of an index, which may be called as parts are."""
+WRITTEN = {"proven.json", "durations.json"}
+"""What the gate writes itself."""
+WHOLE_CATALOG = {"parts", "specs", "records"}
+"""Attributes of a catalog that give all that is in it."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Dist:
+    """A dist of the workspace."""
+
+    name: str
+    folder: Path
+    entry_points: tuple[str, ...]
+    """Modules that the group `unirl.v1` names."""
+    scripts: dict[str, str]
+    """Command -> its module."""
+
+    @property
+    def source(self) -> Path:
+        return self.folder / "src"
+
+    @cached_property
+    def data(self) -> tuple[Path, ...]:
+        """What decides what it does and is not Python."""
+        shipped = (path for path in self.source.rglob("*") if path.is_file() and _is_data(path))
+        return (self.folder / "pyproject.toml", *sorted(shipped))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reads:
+    """What stands in a Python file."""
+
+    digest: str
+    imports: frozenset[str] = frozenset()
+    """Absolute names; of `from a import b` both `a` and `a.b`."""
+    strings: frozenset[str] = frozenset()
+    """`*` stands for what an f-string fills in."""
+    attributes: frozenset[str] = frozenset()
+
+
+@dataclass
+class Workspace:
+    """A checkout, as it is on disk now."""
+
+    root: Path
+    _reads: dict[Path, _Reads] = field(default_factory=dict, repr=False)
+    _digests: dict[Path, str] = field(default_factory=dict, repr=False)
+    _edges: dict[Path, tuple[set[Path], set[Path]]] = field(default_factory=dict, repr=False)
+    _beside: dict[Path, dict[str, Path]] = field(default_factory=dict, repr=False)
+    _dist_of: dict[Path, Dist | None] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def dists(self) -> tuple[Dist, ...]:
+        files = [*self.root.glob("packages/*/pyproject.toml"), *self.root.glob("plugins/*/*/pyproject.toml")]
+        return tuple(_dist(path) for path in sorted(files))
+
+    @cached_property
+    def modules(self) -> dict[str, Path]:
+        """Of all dists: dotted name -> file; a package without `__init__.py` is not among them."""
+        return {
+            _dotted(path.relative_to(dist.source)): path
+            for dist in self.dists
+            for path in dist.source.rglob("*.py")
+            if _is_source(path)
+        }
+
+    @cached_property
+    def parts(self) -> dict[str, set[Dist]]:
+        """Name of a part or of a recipe -> the dists that have one of this name. Parts are those of the
+        registry, which a test compares with what is installed."""
+        result: dict[str, set[Dist]] = {}
+        by_name = {dist.name: dist for dist in self.dists}
+        registry = tomllib.loads((self.root / "registry" / "plugins.toml").read_text(encoding="utf-8"))
+        for kind, known in registry.items():
+            for name, part in known.items():
+                if part["dist"] in by_name and kind != "command":
+                    result.setdefault(name, set()).add(by_name[part["dist"]])
+        for path, name in self.recipes.items():
+            dist = self.dist_of(path)
+            assert dist is not None, f"{path} lies outside of all dists"
+            result.setdefault(name, set()).add(dist)
+        return result
+
+    @cached_property
+    def recipes(self) -> dict[Path, str]:
+        """File of a recipe -> its name."""
+        result: dict[Path, str] = {}
+        for dist in self.dists:
+            for path in dist.data:
+                if path.suffix == ".yaml" and "recipes" in path.parts:
+                    last = len(path.parts) - 1 - path.parts[::-1].index("recipes")
+                    result[path] = "/".join(path.with_suffix("").parts[last + 1 :])
+        return result
+
+    def dist_of(self, path: Path) -> Dist | None:
+        """The dist that ships a file."""
+        if path not in self._dist_of:
+            self._dist_of[path] = next((dist for dist in self.dists if path.is_relative_to(dist.source)), None)
+        return self._dist_of[path]
+
+    def reached(self, roots: Iterable[Path], *, follows: Callable[[Path], bool] = lambda path: True) -> set[Path]:
+        """All files that decide what these do, themselves among them.
+
+        follows: whether a file that only a string names, or a pattern, is meant.
+        """
+        result: set[Path] = set()
+        waiting = [path for root in roots for path in (root, *self._around(root))]
+        done: set[Path] = set()
+        is_whole = False
+        while waiting:
+            path = waiting.pop()
+            # The gate decides which tests run, not how they end.
+            if path in done or path.is_relative_to(self.root / "tests" / "support" / "proofs"):
+                continue
+            done.add(path)
+            result.add(path)
+            dist = self.dist_of(path)
+            if dist is not None:
+                result.update(dist.data)
+            if path.suffix == ".py":
+                imported, named = self._edges_of(path)
+                waiting += [*imported, *(target for target in named if follows(target))]
+            elif path in self.recipes:
+                waiting += self._with_parts(WORD.findall(path.read_text(encoding="utf-8")))
+            if not waiting and not is_whole and self._goes_through_a_catalog(result):
+                is_whole = True
+                waiting += [module for dist in self.dists for module in self.of_plugin(dist)]
+        return result
+
+    def _edges_of(self, path: Path) -> tuple[set[Path], set[Path]]:
+        if path not in self._edges:
+            self._edges[path] = set(self._imported(path)), set(self._named(path))
+        return self._edges[path]
+
+    def _goes_through_a_catalog(self, files: Iterable[Path]) -> bool:
+        """Whether tests look at all that is installed."""
+        tests = [self._read(path) for path in files if path.suffix == ".py" and self._is_test(path)]
+        used = {attribute for reads in tests for attribute in reads.attributes}
+        return "discover" in used and bool(used & WHOLE_CATALOG)
+
+    def digest(self, path: Path) -> str:
+        """Of the code of a Python file, of the bytes of another one."""
+        if path.suffix == ".py":
+            return self._read(path).digest
+        if path not in self._digests:
+            self._digests[path] = hashlib.sha256(path.read_bytes()).hexdigest()
+        return self._digests[path]
+
+    def of_plugin(self, dist: Dist) -> Iterator[Path]:
+        """The modules that its entry points name."""
+        yield from (self.modules[name] for name in dist.entry_points)
+
+    def _around(self, path: Path) -> Iterator[Path]:
+        """Of a test: each conftest above it, and the data beside it."""
+        if not self._is_test(path):
+            return
+        for folder in path.parents:
+            if not folder.is_relative_to(self.root):
+                break
+            if (folder / "conftest.py").is_file():
+                yield folder / "conftest.py"
+        yield from (p for p in path.parent.iterdir() if p.is_file() and _is_data(p) and p.name not in WRITTEN)
+
+    def _is_test(self, path: Path) -> bool:
+        if not path.is_relative_to(self.root):
+            return False
+        return "tests" in path.relative_to(self.root).parts or path.name == "conftest.py"
+
+    def _read(self, path: Path) -> _Reads:
+        if path not in self._reads:
+            source = path.read_text(encoding="utf-8")
+            tree = ast.parse(source)
+            imports, strings, attributes = set[str](), set[str](), set[str]()
+            _collect(tree, imports, strings, attributes, package=self._package(path), name=self._name(path))
+            self._reads[path] = _Reads(
+                digest=source_digest(source),
+                imports=frozenset(imports),
+                strings=frozenset(strings),
+                attributes=frozenset(attributes),
+            )
+        return self._reads[path]
+
+    def _name(self, path: Path) -> str:
+        """Dotted name of the module in a file, as those beside it import it."""
+        dist = self.dist_of(path)
+        if dist is not None:
+            return _dotted(path.relative_to(dist.source))
+        base = path.parent
+        while (base / "__init__.py").is_file():
+            base = base.parent
+        return _dotted(path.relative_to(base))
+
+    def _package(self, path: Path) -> list[str]:
+        parts = self._name(path).split(".")
+        return parts if path.name == "__init__.py" else parts[:-1]
+
+    def _imported(self, path: Path) -> Iterator[Path]:
+        for name in self._read(path).imports:
+            yield from self._resolved(name, path)
+
+    def _resolved(self, name: str, path: Path) -> Iterator[Path]:
+        """Files of a module and of the packages that hold it; of a name in a module, those of the module."""
+        parts = name.split(".")
+        for length in range(1, len(parts) + 1):
+            module = self._module(".".join(parts[:length]), path)
+            if module is not None:
+                yield module
+
+    def _module(self, name: str, path: Path) -> Path | None:
+        if name in self.modules or not self._is_test(path):
+            return self.modules.get(name)
+        # A test finds what lies beside it or beside its package, and what all tests share.
+        for folder in (self._folder(path), path.parent, self.root / "tests" / "support"):
+            base = folder.joinpath(*name.split("."))
+            for file in (base.with_suffix(".py"), base / "__init__.py"):
+                if file.is_file():
+                    return file
+        return None
+
+    def _folder(self, path: Path) -> Path:
+        """The folder `tests` that a test is in, or what lies in the place of one."""
+        return next((folder for folder in path.parents if folder.name == "tests"), path.parent)
+
+    def _named(self, path: Path) -> Iterator[Path]:
+        """What the strings of a Python file lead to."""
+        reads, is_test = self._read(path), self._is_test(path)
+        has_defaults = path.is_relative_to(self.root / "packages")
+        for text in reads.strings:
+            if MODULE.fullmatch(text) and (is_test or "." in text):
+                yield from self._modules_named(text.partition(":")[0], path)
+            if is_test:
+                yield from self._with_parts(WORD.findall(text))
+                yield from self._files_named(text, path)
+                for dist in self.dists:
+                    if text in dist.scripts:
+                        yield from self._resolved(dist.scripts[text], path)
+            elif has_defaults and self._name(path) not in NAME_PACKAGES:
+                yield from self._with_parts([text])
+
+    def _modules_named(self, text: str, path: Path) -> Iterator[Path]:
+        if "*" not in text:
+            yield from self._resolved(text, path)
+            if self._is_test(path):
+                yield from self._resolved(f"{text}.__main__", path)
+            module = self._module(text, path)
+            if module is not None and module.name == "__init__.py":
+                yield from module.parent.glob("test_*.py")
+        elif "." in text and not text.startswith("*") and not text.startswith("unirl.*"):
+            # A pattern without a fixed beginning says nothing.
+            pattern = re.compile(re.escape(text).replace(r"\*", r"\w*"))
+            yield from (module for name, module in self._importable(path).items() if pattern.fullmatch(name))
+
+    def _importable(self, path: Path) -> dict[str, Path]:
+        """All modules that a file can import by name."""
+        if not self._is_test(path):
+            return self.modules
+        folder = self._folder(path)
+        if folder not in self._beside:
+            files = (other for other in folder.rglob("*.py") if _is_source(other))
+            self._beside[folder] = {**{self._name(other): other for other in files}, **self.modules}
+        return self._beside[folder]
+
+    def _with_parts(self, words: Iterable[str]) -> Iterator[Path]:
+        for word in words:
+            for dist in self.parts.get(word, ()):
+                yield from self.of_plugin(dist)
+            yield from (path for path, name in self.recipes.items() if name == word)
+
+    def _files_named(self, text: str, path: Path) -> Iterator[Path]:
+        """Files, by their names or, where they are below the root, by their paths; and folders beside a test."""
+        if not text or len(text) > 200 or not re.fullmatch(r"[\w./*-]+", text) or text.startswith(("/", ".")):
+            return
+        if "*" in text:
+            pattern = re.compile(re.escape(text).replace(r"\*", r"[^/]*"))
+            if "." in text and text.strip("*./"):
+                yield from (file for file in path.parent.iterdir() if file.is_file() and pattern.fullmatch(file.name))
+            return
+        for file in (path.parent / text, self._folder(path) / text, self.root / text):
+            if file.is_file():
+                yield file
+        folder = path.parent / text
+        if folder.is_dir():
+            yield from (file for file in folder.rglob("*") if file.is_file() and _is_source(file))
+
+
+def _collect(
+    node: ast.AST, imports: set[str], strings: set[str], attributes: set[str], *, package: list[str], name: str
+) -> None:
+    """What runs and may lead to another file."""
+    match node:
+        case ast.If(test=test) if "TYPE_CHECKING" in ast.unparse(test):
+            children: Iterable[ast.AST] = node.orelse
+        case ast.Expr(value=ast.Constant(value=str())):
+            return
+        case ast.Import(names=names):
+            imports.update(alias.name for alias in names)
+            return
+        case ast.ImportFrom(module=module, names=names, level=level):
+            base = [*package[: len(package) - level + 1], *([module] if module else [])] if level else [module or ""]
+            imports.add(".".join(base))
+            imports.update(".".join([*base, alias.name]) for alias in names)
+            return
+        case ast.JoinedStr(values=values):
+            strings.add("".join(_piece(value, package=package, name=name) for value in values))
+            children = values
+        case ast.Constant(value=str(text)):
+            strings.add(text)
+            return
+        case ast.Attribute(attr=attr):
+            attributes.add(attr)
+            children = ast.iter_child_nodes(node)
+        case _:
+            children = ast.iter_child_nodes(node)
+    for child in children:
+        _collect(child, imports, strings, attributes, package=package, name=name)
+
+
+def _piece(value: ast.expr, *, package: list[str], name: str) -> str:
+    match value:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.FormattedValue(value=ast.Name(id="__package__")):
+            return ".".join(package)
+        case ast.FormattedValue(value=ast.Name(id="__name__")):
+            return name
+        case _:
+            return "*"
+
+
+def _dist(path: Path) -> Dist:
+    project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+    return Dist(
+        name=project["name"],
+        folder=path.parent,
+        entry_points=tuple(project.get("entry-points", {}).get("unirl.v1", {}).values()),
+        scripts={name: target.partition(":")[0] for name, target in project.get("scripts", {}).items()},
+    )
+
+
+def _dotted(path: Path) -> str:
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _is_data(path: Path) -> bool:
+    return path.suffix != ".py" and _is_source(path)
+
+
+def _is_source(path: Path) -> bool:
+    """Whether it is no product of a run or an installation."""
+    return not any(part == "__pycache__" or part.endswith(".egg-info") for part in path.parts)
