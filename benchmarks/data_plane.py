@@ -92,6 +92,7 @@ def main() -> None:
     options = parser.parse_args()
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
     ray.init(
+        address="local",
         num_cpus=2,
         include_dashboard=False,
         log_to_driver=False,

@@ -52,6 +52,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     ray.init(
+        address="local",
         num_cpus=8,
         include_dashboard=False,
         log_to_driver=False,

@@ -71,6 +71,7 @@ def ray_cluster(python: str, *, num_cpus: int = 8, disk: float = 0.95) -> Iterat
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ray.init(
+            address="local",
             num_cpus=num_cpus,
             include_dashboard=False,
             log_to_driver=False,

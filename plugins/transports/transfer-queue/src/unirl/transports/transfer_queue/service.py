@@ -81,8 +81,10 @@ class Service:
 
         if not ray.is_initialized():
             self._owns_cluster = True
-            # Nothing counts as a CPU here, and rows do not go through Ray's objects.
+            # Nothing counts as a CPU here, and rows do not go through Ray's objects. Without "local", Ray would join
+            # any cluster that it finds on the machine or in the environment.
             ray.init(
+                address="local",
                 num_cpus=1,
                 include_dashboard=False,
                 log_to_driver=False,
