@@ -33,32 +33,43 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(scope="module")
+def workspace(copied: Path) -> Workspace:
+    return Workspace(copied)
+
+
 @pytest.fixture
-def edit(copied: Path) -> Callable[..., bool]:
+def edit(workspace: Workspace) -> Callable[..., bool]:
     """`edit(path, old, new, group)`: whether this change of a file, which is taken back, changes the group's key."""
 
+    def forget(file: Path) -> None:
+        workspace.forget(file)
+        keys.surroundings.cache_clear()
+
     def changes(path: str, old: str, new: str, group: str) -> bool:
-        file = copied / path
-        before, text = key_of(group, copied), file.read_bytes()
+        file = workspace.root / path
+        before, text = key_of(group, workspace), file.read_bytes()
         assert old.encode() in text, f"{path} does not hold {old!r}"
-        file.write_bytes(text.replace(old.encode(), new.encode(), 1))
         try:
-            keys.surroundings.cache_clear()
-            return key_of(group, copied) != before
+            file.write_bytes(text.replace(old.encode(), new.encode(), 1))
+            forget(file)
+            return key_of(group, workspace) != before
         finally:
             file.write_bytes(text)
-            keys.surroundings.cache_clear()
+            forget(file)
 
     return changes
 
 
-def key_of(group: str, root: Path) -> str:
-    workspace = Workspace(root)
+def key_of(group: str, workspace: Workspace) -> str:
     return keys.key(keys.reached_by(group, workspace), workspace)
 
 
+HERE = Workspace(ROOT)
+
+
 def names(group: str) -> set[str]:
-    return {path.relative_to(ROOT).as_posix() for path in keys.reached_by(group, Workspace(ROOT))}
+    return {path.relative_to(ROOT).as_posix() for path in keys.reached_by(group, HERE)}
 
 
 FUTURE = "from __future__ import annotations\n"

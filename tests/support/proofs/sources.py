@@ -169,6 +169,11 @@ class Workspace:
                 waiting += [module for dist in self.dists for module in self.of_plugin(dist)]
         return result
 
+    def forget(self, path: Path) -> None:
+        """Read a file again, which was written to."""
+        for known in (self._reads, self._digests, self._edges):
+            known.pop(path, None)
+
     def _edges_of(self, path: Path) -> tuple[set[Path], set[Path]]:
         if path not in self._edges:
             self._edges[path] = set(self._imported(path)), set(self._named(path))
