@@ -90,6 +90,7 @@ FUTURE = "from __future__ import annotations\n"
         (LAUNCHERS, "plugins/algorithms/ppo/src/unirl/algorithms/ppo/algorithm.py"),
         (LAUNCHERS, "packages/unirl-runtime/tests/warm_workers.py"),
         (LAUNCHERS, "packages/unirl-runtime/src/unirl/runtime/ray_worker.py"),
+        (LAUNCHERS, "packages/unirl-core/src/unirl/core/loop/loop.py"),
         # Collected by pytest from the name of their package; named by a pattern.
         (ENGINES, "packages/unirl-conformance/src/unirl/conformance/suite/test_engine_noise.py"),
         (ENGINES, "packages/unirl-conformance/tests/conformance_mutants/engine_apart_broken.py"),
@@ -122,13 +123,9 @@ def test_recipes_locks_and_settings_change_a_key_byte_for_byte(
 @pytest.mark.parametrize(
     ("group", "path"),
     [
-        pytest.param(
-            VLLM,
-            "packages/unirl-core/src/unirl/core/cli/train.py",
-            marks=pytest.mark.xfail(
-                reason="too broad: a model's parity module reaches it through unirl.conformance.reference", strict=True
-            ),
-        ),
+        # How a run is driven is tried by groups that are about runs.
+        (VLLM, "packages/unirl-core/src/unirl/core/cli/train.py"),
+        (ENGINES, "packages/unirl-core/src/unirl/core/loop/loop.py"),
         (VLLM, "plugins/engines/sglang/src/unirl/engines/sglang/engine.py"),
         (ENGINES, "packages/unirl-conformance/tests/conformance_mutants/reward.py"),
         (ENGINES, "plugins/rewards/math/src/unirl/rewards/math/plain.py"),

@@ -59,7 +59,8 @@ def keyed(subject: Subject) -> bool:
 def key_of(subject: Subject, workspace: Workspace) -> str:
     dists = {dist.name: dist for dist in workspace.dists}
     modules = [module for result in subject.parts for module in dists[result.dist].entry_points]
-    return keys.key(keys.reached_by_subject(subject.kind, modules, workspace), workspace)
+    files = keys.reached_by_subject(subject.kind, modules, workspace, is_hosted=bool(subject.programs))
+    return keys.key(files, workspace)
 
 
 def known(found: dict[str, Subject], workspace: Workspace) -> dict[str, Proof]:

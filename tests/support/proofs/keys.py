@@ -10,6 +10,10 @@ A key covers
 - the minor version of Python, the machine's architecture and the widest instruction set that numeric libraries use on
   it, for another one rounds otherwise; and the environment variables by which they are told what to use.
 
+A group that is about one part leaves out the folders of core that compose a recipe and drive a run (`DRIVER`): parts
+are reached through their roles, and whether the driver calls them rightly is tested, at every change of it, by the
+groups that are about runs, and with parts in this process by all tests that are not keyed.
+
 Not covered are the C library and other packages of the system, and load: a test that depends on these is no proof
 either way. The tenth of the proven groups that runs nevertheless is there to find what nobody thought of.
 
@@ -31,10 +35,13 @@ from pathlib import Path
 from .sources import Workspace
 
 __all__ = [
+    "DRIVER",
     "KEYED",
     "MUTANTS",
+    "drives",
     "group_of",
     "instruction_set",
+    "is_about_runs",
     "key",
     "keyed_groups",
     "reached_by",
@@ -45,6 +52,9 @@ __all__ = [
 MUTANTS = "packages/unirl-conformance/tests/test_mutants.py"
 """Its tests share one report of each kind of part, and nothing between the kinds."""
 KEYED = "pytest.mark.keyed"
+DRIVER = ("cli", "loop", "match", "observe", "recipe")
+ABOUT_RUNS = ("tests/", "packages/unirl-runtime/", "plugins/transports/")
+KINDS_ABOUT_RUNS = ("cell", "launcher", "tracker", "transport")
 VARIABLES = re.compile(r"(OMP|MKL|ATEN|ONEDNN|OPENBLAS)_\w+|CUDA_VISIBLE_DEVICES")
 
 
@@ -69,22 +79,34 @@ def keyed_groups(workspace: Workspace) -> list[str]:
 def reached_by(group: str, workspace: Workspace) -> set[Path]:
     """The files that decide how a group of tests ends."""
     file, _, kind = group.rstrip("]").partition("[")
-    if not kind:
-        return workspace.reached([workspace.root / file])
-    others = tuple(other for other in _kinds(workspace) if other != kind)
-    return workspace.reached([workspace.root / file], follows=lambda path: not _is_of(path, others))
+    others = tuple(other for other in _kinds(workspace) if other != kind) if kind else ()
+    files = workspace.reached([workspace.root / file], follows=lambda path: not _is_of(path, others))
+    return files if is_about_runs(group) else {path for path in files if not drives(path)}
 
 
-def reached_by_subject(kind: str, modules: Iterable[str], workspace: Workspace) -> set[Path]:
+def is_about_runs(group: str) -> bool:
+    """Whether the driver of a run decides, too, how a group ends."""
+    file, _, kind = group.rstrip("]").partition("[")
+    return kind in KINDS_ABOUT_RUNS or (not kind and file.startswith(ABOUT_RUNS))
+
+
+def drives(path: Path) -> bool:
+    """Whether a file is of `DRIVER`."""
+    return path.parent.name in DRIVER and path.parent.parent.name == "core"
+
+
+def reached_by_subject(kind: str, modules: Iterable[str], workspace: Workspace, *, is_hosted: bool) -> set[Path]:
     """The files that decide how all claims about a subject of conformance end.
 
     modules: the `plugin.py` of each of its parts, by dotted name. Claims about it are in `suite/test_<kind>*.py`.
+    is_hosted: one of its parts runs in a Python environment of its own; the driver is then tried with the others.
     """
     suite = workspace.modules["unirl.conformance.suite"].parent
     others = tuple(other for other in _kinds(workspace) if other != kind)
     run = [workspace.modules[f"unirl.conformance.{name}"] for name in ("command", "run", "pytest_plugin")]
     roots = [*run, *suite.glob(f"test_{kind}*.py"), *(workspace.modules[name] for name in modules)]
-    return workspace.reached(roots, follows=lambda path: not _is_of(path, others))
+    files = workspace.reached(roots, follows=lambda path: not _is_of(path, others))
+    return files if kind in KINDS_ABOUT_RUNS and not is_hosted else {path for path in files if not drives(path)}
 
 
 def key(files: Iterable[Path], workspace: Workspace) -> str:

@@ -221,7 +221,8 @@ class Account:
             if group not in self._expected:
                 continue
             files = keys.reached_by(group, workspace)
-            missed = sorted(_sources(self.opened[group], workspace) - files - light)
+            opened = _sources(self.opened[group], workspace) - files - light
+            missed = sorted(path for path in opened if keys.is_about_runs(group) or not keys.drives(path))
             if group in self._spoilt or self._passed[group] != self._expected[group]:
                 proofs.pop((group, machine), None)
                 reply.append(f"not proven: {group}: {self._spoilt.get(group, 'not all of its tests ended')}")
