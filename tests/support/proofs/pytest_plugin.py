@@ -216,12 +216,14 @@ class Account:
         """Write the record and the durations; a line for each keyed group that is not proven."""
         workspace, machine = Workspace(self.root), keys.instruction_set()
         proofs, reply = dict(record.read(self.root)), list[str]()
-        commit, light = record.commit_of(self.root), _light(workspace)
+        commit, light, collected = record.commit_of(self.root), _light(workspace), _collected(workspace)
         for group in keys.keyed_groups(workspace):
             if group not in self._expected:
                 continue
             files = keys.reached_by(group, workspace)
             opened = _sources(self.opened[group], workspace) - files - light
+            if group.startswith(keys.MUTANTS):
+                opened -= collected
             missed = sorted(path for path in opened if keys.is_about_runs(group) or not keys.drives(path))
             if group in self._spoilt or self._passed[group] != self._expected[group]:
                 proofs.pop((group, machine), None)
@@ -268,7 +270,16 @@ def _sources(opened: set[Path], workspace: Workspace) -> set[Path]:
 def _light(workspace: Workspace) -> set[Path]:
     """What finding the plugins that are installed imports."""
     modules = [module for dist in workspace.dists for module in workspace.of_plugin(dist)]
-    return workspace.reached(modules, follows=lambda path: False)
+    packages = {module.parent / "__init__.py" for module in modules}
+    return workspace.reached(modules, follows=lambda path: False) | packages
+
+
+def _collected(workspace: Workspace) -> set[Path]:
+    """What the claims and mutants of all kinds import: pytest collects them, and runs those of one kind."""
+    suite = workspace.modules["unirl.conformance.suite"].parent
+    mutants = (workspace.root / keys.MUTANTS).parent / "conformance_mutants"
+    roots = [path for folder in (suite, mutants) for path in folder.glob("*.py")]
+    return workspace.reached(roots)
 
 
 def _is_proven(report: Any) -> bool:
