@@ -17,6 +17,7 @@ from unirl.conformance.source_hash import source_digest
 
 ROOT = Path(__file__).parents[1]
 VLLM = "plugins/engines/vllm/tests/test_vllm_engine.py"
+OMNI = "plugins/engines/vllm-omni/tests/test_vllm_omni_engine.py"
 LAUNCHERS = "packages/unirl-runtime/tests/test_launchers.py"
 ENGINES = f"{keys.MUTANTS}[engine]"
 
@@ -84,6 +85,8 @@ FUTURE = "from __future__ import annotations\n"
         (VLLM, "tests/support/external_engines/texts.py"),
         # Named: the server runs in a process of its own, and the model is built from its spec.
         (VLLM, "plugins/engines/vllm/src/unirl/engines/vllm/server.py"),
+        # In a folder of a package, which is installed in the environment of an engine.
+        (OMNI, "packages/unirl-engine-cpu/src/unirl/engine_cpu/vllm-omni-platform/src/unirl_vllm_omni_cpu/__init__.py"),
         # Named by a recipe that the test names, and by a script that it starts.
         (LAUNCHERS, "plugins/models/sd3/src/unirl/models/sd3/model.py"),
         (LAUNCHERS, "plugins/rewards/rules/src/unirl/rewards/rules/brightness.py"),

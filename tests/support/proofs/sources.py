@@ -36,7 +36,7 @@ from unirl.conformance.source_hash import source_digest
 
 __all__ = ["Dist", "Workspace"]
 
-MODULE = re.compile(r"[A-Za-z_*][\w*]*(\.[A-Za-z_*][\w*]*)*(:[\w.*]+)?")
+MODULE = re.compile(r"[A-Za-z_*][\w*]*(\.[A-Za-z_*][\w*]*)*(:[\w.*-]+)?")
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(?:/[A-Za-z0-9_-]+)*")
 NAME_PACKAGES = {"unirl.conformance.environment", "unirl.conformance.fixtures.plugin", "unirl.runtime.doctor"}
 """Modules whose strings name packages of an index, which may be called as parts are."""
@@ -275,6 +275,7 @@ class Workspace:
         for text in reads.strings:
             if MODULE.fullmatch(text) and (is_test or "." in text):
                 yield from self._modules_named(text.partition(":")[0], path)
+                yield from self._tree_named(text)
             if is_test:
                 yield from self._with_parts(WORD.findall(text))
                 yield from self._files_named(text, path)
@@ -296,6 +297,13 @@ class Workspace:
             # A pattern without a fixed beginning says nothing.
             pattern = re.compile(re.escape(text).replace(r"\*", r"\w*"))
             yield from (module for name, module in self._importable(path).items() if pattern.fullmatch(name))
+
+    def _tree_named(self, text: str) -> Iterator[Path]:
+        """The sources in a folder that a package ships: `package:folder`, as engines name additions to environments."""
+        module, _, folder = text.partition(":")
+        package = self.modules.get(module)
+        if folder and package is not None and (package.parent / folder).is_dir():
+            yield from (path for path in (package.parent / folder).rglob("*.py") if _is_source(path))
 
     def _importable(self, path: Path) -> dict[str, Path]:
         """All modules that a file can import by name."""
