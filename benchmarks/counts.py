@@ -9,7 +9,7 @@ from pathlib import Path
 from unirl.core.loop.build import build_parts
 from unirl.core.loop.costs import latent_step_cost
 from unirl.core.loop.prompts import read_prompts
-from unirl.core.loop.requests import build_request
+from unirl.core.loop.requests import step_requests
 from unirl.core.loop.scoring import score
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
@@ -46,23 +46,13 @@ def count(catalog: Catalog, overrides: list[str]) -> tuple[str, str, str]:
 
     parts.model.velocity = counted  # type: ignore[method-assign]  # the boundary that every forward crosses
     prompts = read_prompts(Path(plan.data.train))[: plan.data.prompts_per_step]
-    request = build_request(
-        prompts,
-        samples_per_prompt=plan.data.samples_per_prompt,
-        sampling=plan.sampling,
-        model=parts.model,
-        algorithm=parts.algorithm,
-        seed=plan.run.seed,
-        rollout=0,
-        policy_version=0,
-    )
-    (name, expected), *_ = request.tracks.items()
+    (request,) = step_requests(parts, plan, prompts, step=0).values()
     predicted = latent_step_cost(
-        expected,
-        latent_shape=parts.model.latent_shape(expected.sampling),
+        request.latent,
+        latent_shape=parts.model.latent_shape(request.latent.sampling),
         anchors=plan.train.old_log_probs == "replay",
     )
-    track = parts.engine.generate(request).tracks[name]
+    track = parts.engine.generate(request)
     segment = track.latent
     stored = int((segment.positions >= 0).sum()) * segment.latents[0, 0].numel() * segment.latents.element_size()
     phase = "train"

@@ -50,20 +50,22 @@ def main() -> None:
 
 
 def gap_of(dtype: str, size: int, samples: int, catalog: Catalog) -> tuple[Track, Tensor]:
-    """A rollout, and [n, S] |log-prob of the rollout - of fp32| at each of its steps."""
+    """A track, and [n, S] |log-prob of the rollout - of fp32| at each of its steps."""
     plan, parts = built(dtype, size, catalog)
     _, exact = built(None, size, catalog)
+    ((name, sampling),) = plan.sampling.items()
     request = build_request(
         read_prompts(Path(plan.data.train))[: samples // PER_PROMPT],
+        track=name,
+        sampling=sampling,
         samples_per_prompt=PER_PROMPT,
-        sampling=plan.sampling,
         model=parts.model,
         algorithm=parts.algorithm,
         seed=plan.run.seed,
         rollout=0,
         policy_version=parts.backend.version,
     )
-    track = parts.engine.generate(request).tracks["image"]
+    track = parts.engine.generate(request)
     replay = TrackReplay(exact.model, stacked=False, policy_context=lambda policy: nullcontext())
     with torch.no_grad():
         result = replay(track)

@@ -54,9 +54,9 @@ def main() -> None:
     generate = parts.engine.generate
 
     def kept(request: Any) -> Any:
-        rollout = generate(request)
-        segments.append(rollout.tracks["text"].text)
-        return rollout
+        track = generate(request)
+        segments.append(track.text)
+        return track
 
     parts.engine.generate = kept
     pairs = ("engine, replay", "engine, fp64", "replay, fp64", "weights rounded")

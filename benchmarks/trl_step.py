@@ -37,7 +37,7 @@ from unirl.core.loop.build import build_parts
 from unirl.core.loop.loop import run_step
 from unirl.core.loop.parts import Parts
 from unirl.core.loop.prompts import PromptOrder, read_prompts
-from unirl.core.loop.streaming import step_request
+from unirl.core.loop.requests import step_requests
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
 from unirl.core.plugins.catalog import Catalog
@@ -127,9 +127,9 @@ class Ours:
         return self.parts.model
 
     def _counted(self, request: Any) -> Any:
-        rollout = self._generate(request)
-        self.num_tokens += sum(rollout.tracks["text"].text.lengths)
-        return rollout
+        track = self._generate(request)
+        self.num_tokens += sum(track.text.lengths)
+        return track
 
     def chosen(self, number: int) -> list[Any]:
         return [self.prompts[row] for row in self._order.step(number)]
@@ -323,7 +323,7 @@ def prove_equal(case: Case, ours: Ours, theirs: Theirs) -> None:
 
 
 def greedy_tokens_agree(case: Case, ours: Ours, theirs: Theirs) -> None:
-    request = step_request(ours.parts, ours.plan, ours.chosen(0), step=0).text("text")
+    request = step_requests(ours.parts, ours.plan, ours.chosen(0), step=0)["text"].text
     rows = list(range(0, request.num_rows, case.samples))
     expected = dataclasses.replace(
         request.select(rows), sampling=dataclasses.replace(request.sampling, temperature=0.0)

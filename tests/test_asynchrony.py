@@ -14,9 +14,9 @@ from unirl.core.errors import PlanRejected
 from unirl.core.loop.build import build_parts
 from unirl.core.loop.parts import Parts, sync_weights
 from unirl.core.loop.prompts import PromptOrder, read_prompts
+from unirl.core.loop.requests import step_requests
 from unirl.core.loop.run import train
 from unirl.core.loop.scoring import score
-from unirl.core.loop.streaming import step_request
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.roles import DiffusionModel, WeightReceipt, WeightUpdate
@@ -151,7 +151,8 @@ def one_after_the_other(plan: Plan, parts: Parts) -> list[float]:
     def generated(step: int) -> Any:
         sync_weights(parts, plan)
         chosen = [prompts[row] for row in order.step(step)]
-        return parts.engine.generate(step_request(parts, plan, chosen, step=step)).tracks["image"]
+        (request,) = step_requests(parts, plan, chosen, step=step).values()
+        return parts.engine.generate(request)
 
     result: list[float] = []
     rollouts: list[Any] = []

@@ -78,7 +78,7 @@ class Row:
         self.engine_found, self.model_found = result["engine"], result["model"]
         self.model: Any = workshop.model(self.model_found)
         sampling = workshop.text_sampling(self.model_found, temperature=0.0)
-        self.request = make_text_request(self.model, {"text": sampling})
+        self.request = make_text_request(self.model, sampling, track="text")
 
     def engine(self, *, own: bool = False) -> Any:
         return self.workshop.engine(
@@ -92,7 +92,7 @@ class Row:
         )
 
     def texts(self, engine: Any) -> list[list[int]]:
-        return [row.tolist() for row in engine.generate(self.request).tracks["text"].text.tokens]
+        return [row.tolist() for row in engine.generate(self.request).text.tokens]
 
 
 @pytest.fixture

@@ -37,13 +37,13 @@ TEXT = TextSamplingConfig(temperature=0.6, max_new_tokens=3)
 def latents() -> tuple[Any, Request]:
     model = latent_model.WorkbenchModel()
     (track,) = (name for name, kind in model.spec.tracks.items() if kind == "latent")
-    return model, make_request(model, {track: LATENT})
+    return model, make_request(model, LATENT, track=track)
 
 
 def texts() -> tuple[Any, Request]:
     model = text_model.TextWorkbenchModel()
     (track,) = (name for name, kind in model.spec.tracks.items() if kind == "text")
-    return model, make_text_request(model, {track: TEXT})
+    return model, make_text_request(model, TEXT, track=track)
 
 
 @pytest.mark.parametrize("made", [latents, texts], ids=["latent", "text"])
@@ -71,6 +71,6 @@ def test_an_engine_that_computes_something_else_is_caught_by_its_echo(
     kind: type[TrainsideEngine], made: Any, says: str
 ) -> None:
     model, request = made()
-    rollout = kind(TrainsideConfig(), model=model).generate(request)
+    track = kind(TrainsideConfig(), model=model).generate(request)
     with pytest.raises(EchoMismatch, match=says):
-        verify_echo(request, rollout)
+        verify_echo(request, track)

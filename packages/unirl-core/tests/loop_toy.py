@@ -31,7 +31,6 @@ from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelS
 from unirl.core.types.data import Prompt
 from unirl.core.types.event import Event
 from unirl.core.types.request import LatentRequest, Request
-from unirl.core.types.rollout import Rollout
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import LatentSegment, Sampler, Status, Track
 from unirl.core.types.weights import checksum
@@ -117,20 +116,20 @@ class ToyEngine:
     overlaps: int = 0
     """Times that weights came during generation."""
 
-    def generate(self, request: Request) -> Rollout:
+    def generate(self, request: Request) -> Track:
         self.requests.append(request)
         self.is_generating = True
         try:
             self.during(len(self.requests) - 1)
-            return Rollout(tracks={"image": self._track(request)})
+            return self._track(request)
         finally:
             self.is_generating = False
 
     def _track(self, request: Request) -> Track:
-        rows, expected = request.num_rows, request.tracks["image"]
+        rows, expected = request.num_rows, request.latent
         light = torch.tensor([sum(map(ord, sample)) / 1000 + self.weight for sample in request.sample_ids])
         return Track(
-            name="image",
+            name=request.track,
             sample_ids=request.sample_ids,
             group_ids=request.group_ids,
             prompts=request.prompts,

@@ -13,7 +13,7 @@ from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.config import BackendConfig, EvalConfig
 from unirl.core.specs.plan import Plan
 from unirl.core.types.request import Request
-from unirl.core.types.rollout import Rollout
+from unirl.core.types.track import Track
 from unirl.core.types.weights import checksum
 
 AVERAGE = -100.0
@@ -33,8 +33,8 @@ class NotingEngine(ToyEngine):
 
     noted: list[tuple[bool, float]]
 
-    def generate(self, request: Request) -> Rollout:
-        is_evaluation = request.tracks["image"].sampling.kernel == "euler"
+    def generate(self, request: Request) -> Track:
+        is_evaluation = request.latent.sampling.kernel == "euler"
         self.noted = [*getattr(self, "noted", []), (is_evaluation, self.weight)]
         return super().generate(request)
 

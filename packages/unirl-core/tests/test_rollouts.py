@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from unirl.core.errors import BatchError, EchoMismatch
-from unirl.core.types.request import LatentRequest, Request
+from unirl.core.loop.parts import generate
+from unirl.core.types.request import LatentRequest, Request, TextRequest
 from unirl.core.types.rollout import Rollout, verify_echo
-from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.core.types.track import LatentSegment, Sampler, Status, Track
 
 SIGMAS = torch.tensor([1.0, 0.5, 0.0])
@@ -19,21 +20,20 @@ SIGMAS = torch.tensor([1.0, 0.5, 0.0])
 def make_request(rows: int = 3) -> Request:
     sampling = LatentSamplingConfig(num_inference_steps=2, kernel="cps", eta=0.5, kernel_options={"constants": False})
     return Request(
+        track="image",
         sample_ids=tuple(f"s{row}" for row in range(rows)),
         group_ids=("g",) * rows,
         prompt_ids=("p",) * rows,
         prompts=("a ring",) * rows,
         metadata=({},) * rows,
         media=((),) * rows,
-        tracks={
-            "image": LatentRequest(
-                sampling=sampling,
-                sigmas=SIGMAS,
-                sde_steps=torch.zeros(rows, 1, dtype=torch.int64),
-                noise_ids=tuple(f"s{row}" for row in range(rows)),
-                initial_noise=("abc",) + ("",) * (rows - 1),
-            )
-        },
+        params=LatentRequest(
+            sampling=sampling,
+            sigmas=SIGMAS,
+            sde_steps=torch.zeros(rows, 1, dtype=torch.int64),
+            noise_ids=tuple(f"s{row}" for row in range(rows)),
+            initial_noise=("abc",) + ("",) * (rows - 1),
+        ),
         seed=1,
         rollout=2,
         policy_version=5,
@@ -46,9 +46,9 @@ def sampler(**changed: Any) -> Sampler:
 
 def faithful(request: Request) -> Track:
     """What an engine gives back that did as it was asked."""
-    rows, asked = request.num_rows, request.tracks["image"]
+    rows, asked = request.num_rows, request.latent
     return make_track(
-        "image",
+        request.track,
         sample_ids=request.sample_ids,
         group_ids=request.group_ids,
         policy_version=(request.policy_version,) * rows,
@@ -78,7 +78,7 @@ def make_track(name: str, *, sample_ids: tuple[str, ...] = ("s0",), **changed: A
 
 def test_a_faithful_engine_passes() -> None:
     request = make_request()
-    verify_echo(request, Rollout(tracks={"image": faithful(request)}))
+    verify_echo(request, faithful(request))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_an_engine_that_sampled_otherwise_is_caught(change: dict[str, Any], says
     track = faithful(request)
     wrong = dataclasses.replace(track, segment=dataclasses.replace(track.latent, **change))
     with pytest.raises(EchoMismatch, match=says):
-        verify_echo(request, Rollout(tracks={"image": wrong}))
+        verify_echo(request, wrong)
 
 
 @pytest.mark.parametrize(
@@ -117,24 +117,51 @@ def test_an_engine_that_sampled_otherwise_is_caught(change: dict[str, Any], says
 def test_an_engine_that_mixes_samples_up_is_caught(change: dict[str, Any], says: str) -> None:
     request = make_request()
     with pytest.raises(EchoMismatch, match=says):
-        verify_echo(request, Rollout(tracks={"image": dataclasses.replace(faithful(request), **change)}))
+        verify_echo(request, dataclasses.replace(faithful(request), **change))
 
 
 def test_a_sample_that_went_missing_is_caught() -> None:
     request = make_request()
     with pytest.raises(EchoMismatch, match="the request says '3 rows', the engine used '2 rows'"):
-        verify_echo(request, Rollout(tracks={"image": faithful(request).select([0, 1])}))
+        verify_echo(request, faithful(request).select([0, 1]))
 
 
-def test_a_track_that_went_missing_is_caught() -> None:
-    with pytest.raises(EchoMismatch, match=r"got tracks \['video'\] from the engine, expected 'image'"):
-        verify_echo(make_request(), Rollout(tracks={"video": make_track("video")}))
+def test_another_track_than_the_one_of_the_request_is_caught() -> None:
+    with pytest.raises(EchoMismatch, match=r"image\.name: the request says 'image', the engine used 'video'"):
+        verify_echo(make_request(), make_track("video"))
+
+
+class Painter:
+    """Does as it is asked, but for samples of `forgotten` tracks."""
+
+    def __init__(self, *forgotten: str) -> None:
+        self.forgotten = forgotten
+
+    def generate(self, request: Request) -> Track:
+        track = faithful(request)
+        return track.select([0]) if request.track in self.forgotten else track
+
+
+def test_a_rollout_has_the_track_of_each_request() -> None:
+    requests = {name: dataclasses.replace(make_request(), track=name) for name in ("draft", "final")}
+    engine: Any = Painter()
+    rollout = generate(engine, requests)
+    assert {name: track.name for name, track in rollout.tracks.items()} == {"draft": "draft", "final": "final"}
+    assert rollout.num_samples == 3
+
+
+def test_the_echo_of_every_request_is_compared() -> None:
+    requests = {name: dataclasses.replace(make_request(), track=name) for name in ("draft", "final")}
+    engine: Any = Painter("final")
+    with pytest.raises(EchoMismatch, match=r"final\.sample_ids: the request says '3 rows', the engine used '1 rows'"):
+        generate(engine, requests)
 
 
 def test_children_know_their_parents() -> None:
     text = make_track("text", sample_ids=("t0", "t1"))
     image = make_track("image", sample_ids=("a", "b", "c"), parent_track="text", parent_ids=("t0", "t0", "t1"))
-    rollout = Rollout(tracks={"text": text, "image": image})
+    rollout = Rollout(tracks={"image": image, "text": text})
+    assert rollout.num_samples == 2, "those of the root"
     assert rollout.replaced("image", image.select([2])).tracks["image"].parent_ids == ("t1",)
 
 
@@ -162,16 +189,37 @@ def test_a_lineage_that_cannot_be_is_refused(tracks: dict[str, Track], says: str
         Rollout(tracks=tracks)
 
 
-def test_a_request_splits_with_its_tracks() -> None:
+def test_a_request_splits_with_its_parameters() -> None:
     request = make_request(4)
     pieces = request.chunks(3)
-    assert [piece.tracks["image"].noise_ids for piece in pieces] == [("s0", "s1", "s2"), ("s3",)]
-    assert Request.concat(pieces).tracks["image"].initial_noise == ("abc", "", "", "")
+    assert [piece.latent.noise_ids for piece in pieces] == [("s0", "s1", "s2"), ("s3",)]
+    assert Request.concat(pieces).latent.initial_noise == ("abc", "", "", "")
 
 
-def test_a_request_whose_track_has_other_rows_is_refused() -> None:
+def test_requests_of_two_tracks_are_not_joined() -> None:
+    other = dataclasses.replace(make_request(), track="video")
+    with pytest.raises(BatchError, match=r"Request.track: piece 0 has 'image', piece 1 has 'video'"):
+        Request.concat([make_request(), other])
+
+
+def test_parameters_of_the_other_kind_are_refused() -> None:
+    request = make_request()
+    with pytest.raises(
+        BatchError, match=r"Request.params of track 'image': got a LatentRequest, expected a TextRequest"
+    ):
+        _ = request.text
+    texts = TextRequest(
+        sampling=TextSamplingConfig(), prompt_tokens=(torch.ones(1),) * 3, stop_tokens=(), seeds=(0, 1, 2)
+    )
+    written = dataclasses.replace(request, track="text", params=texts)
+    assert written.text is texts
+    with pytest.raises(BatchError, match=r"track 'text': got a TextRequest, expected a LatentRequest"):
+        _ = written.latent
+
+
+def test_a_request_whose_parameters_have_other_rows_is_refused() -> None:
     request = make_request(3)
-    with pytest.raises(BatchError, match=r"Request.tracks\['image'\]: 2 entries for 3 samples"):
-        dataclasses.replace(request, tracks={"image": request.tracks["image"].select([0, 1])})
+    with pytest.raises(BatchError, match=r"Request.params: 2 entries for 3 samples"):
+        dataclasses.replace(request, params=request.latent.select([0, 1]))
     with pytest.raises(BatchError, match=r"LatentRequest.sde_steps: 1 entries for 3 samples"):
-        dataclasses.replace(request.tracks["image"], sde_steps=torch.zeros(1, 1))
+        dataclasses.replace(request.latent, sde_steps=torch.zeros(1, 1))

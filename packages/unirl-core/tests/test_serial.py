@@ -16,7 +16,6 @@ from unirl.core.types import serial
 from unirl.core.types.batch import same
 from unirl.core.types.data import MediaRef
 from unirl.core.types.request import LatentRequest, Request
-from unirl.core.types.rollout import Rollout
 from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
 from unirl.core.types.serial import from_bytes, to_bytes
 from unirl.core.types.track import Conditions, LatentSegment, Sampler, Status, TextSegment, Track
@@ -25,28 +24,27 @@ from unirl.core.types.track import Conditions, LatentSegment, Sampler, Status, T
 def make_request() -> Request:
     sampling = LatentSamplingConfig(sde=SdeStepsConfig(mode="fixed", steps=[1, 3]), kernel_options={"constants": False})
     return Request(
+        track="image",
         sample_ids=("a", "b"),
         group_ids=("g", "g"),
         prompt_ids=("p", "p"),
         prompts=("ein Ring, groß", "\u2028\x00"),
         metadata=({"n": 1, "x": None, "big": 2**80}, {"list": [1, (2.5, True)], "inf": -math.inf}),
         media=((MediaRef(modality="image", role="condition", uri="/a.png"),), ()),
-        tracks={
-            "image": LatentRequest(
-                sampling=sampling,
-                sigmas=torch.tensor([1.0, 1 / 3, 0.0]),
-                sde_steps=torch.tensor([[0], [-1]]),
-                noise_ids=("a", "b"),
-                initial_noise=("", ""),
-            )
-        },
+        params=LatentRequest(
+            sampling=sampling,
+            sigmas=torch.tensor([1.0, 1 / 3, 0.0]),
+            sde_steps=torch.tensor([[0], [-1]]),
+            noise_ids=("a", "b"),
+            initial_noise=("", ""),
+        ),
         seed=2**63,
         rollout=0,
         policy_version=3,
     )
 
 
-def make_rollout() -> Rollout:
+def make_tracks() -> dict[str, Track]:
     segment = LatentSegment(
         latents=torch.randn(2, 2, 4, 2, 2, generator=torch.Generator().manual_seed(0)),
         positions=torch.tensor([[0, 1], [0, 1]]),
@@ -88,10 +86,10 @@ def make_rollout() -> Rollout:
         reward_parts={"shapes": torch.tensor([float("nan"), -0.0])},
         **common,
     )
-    return Rollout(tracks={"text": text, "image": image})
+    return {"text": text, "image": image}
 
 
-@pytest.mark.parametrize("value", [make_request(), make_rollout(), *make_rollout().tracks.values()])
+@pytest.mark.parametrize("value", [make_request(), *make_tracks().values()])
 def test_what_comes_back_is_the_same_bit_for_bit(value: Any) -> None:
     again = from_bytes(to_bytes(value), type(value))
     assert same(again, value)
@@ -100,10 +98,10 @@ def test_what_comes_back_is_the_same_bit_for_bit(value: Any) -> None:
 def test_types_come_back_as_they_were() -> None:
     again = from_bytes(to_bytes(make_request()), Request)
     assert again.metadata[1] == {"list": [1, (2.5, True)], "inf": -math.inf}
-    assert isinstance(again.tracks["image"].sampling.sde, SdeStepsConfig)
-    rollout = from_bytes(to_bytes(make_rollout()), Rollout)
-    assert rollout.tracks["image"].status == (Status.COMPLETED, Status.PADDING)
-    assert isinstance(rollout.tracks["image"].status[1], Status)
+    assert isinstance(again.latent.sampling.sde, SdeStepsConfig)
+    track = from_bytes(to_bytes(make_tracks()["image"]), Track)
+    assert track.status == (Status.COMPLETED, Status.PADDING)
+    assert isinstance(track.status[1], Status)
 
 
 DTYPES = [
@@ -139,7 +137,7 @@ def test_a_piece_of_a_batch_ships_its_own_rows_alone() -> None:
     )
     # 8 bytes a token; the rest is the header.
     assert len(to_bytes(segment.chunks(1)[0])) < 8 * 1000 + 1000
-    latents = make_rollout().tracks["image"].select([0])
+    latents = make_tracks()["image"].select([0])
     wide = dataclasses.replace(latents.latent, latents=torch.zeros(100, 2, 1000)[:1])
     assert len(to_bytes(wide)) < 4 * 2 * 1000 + 2000
 
@@ -154,7 +152,7 @@ def test_a_piece_of_a_batch_ships_its_own_rows_alone() -> None:
     ],
 )
 def test_other_types_are_refused_by_name(bad: object, says: str) -> None:
-    track = make_rollout().tracks["text"]
+    track = make_tracks()["text"]
     with pytest.raises(BatchError, match=says):
         to_bytes(dataclasses.replace(track, metadata=({"bad": bad}, {})))
 
@@ -164,7 +162,7 @@ def test_a_class_that_only_has_the_name_of_a_track_type_is_refused() -> None:
     class MediaRef:
         uri: str
 
-    track = make_rollout().tracks["text"]
+    track = make_tracks()["text"]
     with pytest.raises(BatchError, match="MediaRef was given"):
         to_bytes(dataclasses.replace(track, metadata=({"bad": MediaRef(uri="x")}, {})))
 
@@ -186,8 +184,8 @@ def test_bytes_of_something_else_are_refused() -> None:
 
 
 def test_bytes_of_another_type_are_refused() -> None:
-    with pytest.raises(BatchError, match="got the bytes of a Rollout, expected a Request"):
-        from_bytes(to_bytes(make_rollout()), Request)
+    with pytest.raises(BatchError, match="got the bytes of a Track, expected a Request"):
+        from_bytes(to_bytes(make_tracks()["text"]), Request)
 
 
 def test_another_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +201,7 @@ def test_types_and_fields_of_a_later_release_are_refused(monkeypatch: pytest.Mon
     class Later(Sampler):
         beta: float = 0.0
 
-    segment = dataclasses.replace(make_rollout().tracks["image"].latent, sampler=Later(kernel="cps", eta=0.7))
+    segment = dataclasses.replace(make_tracks()["image"].latent, sampler=Later(kernel="cps", eta=0.7))
     monkeypatch.setitem(serial.DATACLASSES, "Later", Later)
     unknown_type = to_bytes(segment)
     monkeypatch.undo()

@@ -13,8 +13,9 @@ import torch
 from loop_toy import LIMIT_S, Light, ToyEngine, at, met, parts, passed, plan, prompts, threads
 from unirl.core.errors import EchoMismatch, RewardFailed, RunFailed
 from unirl.core.loop.parts import Parts
+from unirl.core.loop.requests import step_requests
 from unirl.core.loop.scoring import score
-from unirl.core.loop.streaming import MAX_WAITING, MadeRollout, Phases, RolloutMaker, group_pieces, step_request
+from unirl.core.loop.streaming import MAX_WAITING, MadeRollout, Phases, RolloutMaker, group_pieces
 from unirl.core.types.batch import same
 
 
@@ -29,9 +30,9 @@ def maker(
     """Of a request for 2 samples of each group, or of these rows of it."""
     made_of.engine.version, made_of.engine.weight = 0, 0.25  # type: ignore[attr-defined]
     toy = plan(groups=groups, run={"reward_overlap_groups": pieces_of})
-    request = step_request(made_of, toy, prompts(groups), step=0)
-    request = request if rows is None else request.select(rows)
-    return RolloutMaker(made_of, toy, request, phases=phases or Phases())
+    requests = step_requests(made_of, toy, prompts(groups), step=0)
+    chosen = {name: request if rows is None else request.select(rows) for name, request in requests.items()}
+    return RolloutMaker(made_of, toy, chosen, phases=phases or Phases())
 
 
 def assert_same_rollout(left: MadeRollout, right: MadeRollout) -> None:
@@ -58,7 +59,8 @@ def test_a_streamed_rollout_is_the_rollout_bit_for_bit(pieces_of: int) -> None:
 def test_rows_of_a_group_may_stand_anywhere_and_come_back_in_the_order_of_the_request() -> None:
     rows, engine = [0, 2, 4, 6, 7, 5, 3, 1], ToyEngine()
     made = maker(parts(engine=engine), rows=rows).make()
-    assert made.rollout.tracks["image"].sample_ids == made.request.sample_ids
+    ids = [f"r0/p{group}/{number}" for group in range(4) for number in range(2)]
+    assert made.rollout.tracks["image"].sample_ids == tuple(ids[row] for row in rows)
     assert [request.group_ids for request in engine.requests] == [(f"r0/p{n}",) * 2 for n in range(4)]
     assert_same_rollout(maker(parts(), rows=rows, pieces_of=0).make(), made)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from unirl.core.errors import EchoMismatch
 from unirl.core.types.request import LatentRequest, Request
-from unirl.core.types.rollout import Rollout, verify_echo
+from unirl.core.types.rollout import verify_echo
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import Conditions, LatentSegment, Sampler
 from unirl.numerics.diffusion.kernels import FlowSde
@@ -47,13 +47,14 @@ def a_request(num_rows: int, *, steps: Sequence[Sequence[int]] | None = None, **
         initial_noise=("",) * num_rows,
     )
     return Request(
+        track="image",
         sample_ids=ids,
         group_ids=ids,
         prompt_ids=ids,
         prompts=ids,
         metadata=({},) * num_rows,
         media=((),) * num_rows,
-        tracks={"image": latent},
+        params=latent,
         seed=1,
         rollout=0,
         policy_version=4,
@@ -71,7 +72,7 @@ def conditions_of(num_rows: int, *points: float) -> dict[str, Conditions]:
 
 def sample(request: Request, *points: float) -> LatentSegment:
     conditions = conditions_of(request.num_rows, *points)
-    return sample_latents(velocity, request, "image", latent_shape=SHAPE, conditions=conditions)
+    return sample_latents(velocity, request, latent_shape=SHAPE, conditions=conditions)
 
 
 def test_the_ode_of_a_single_point_ends_there() -> None:
@@ -121,8 +122,8 @@ def test_joined_pieces_are_the_whole_also_where_they_store_different_positions()
 def test_only_trained_steps_are_scored_and_stored_and_nothing_else_changes() -> None:
     trained = torch.tensor([[0], [1], [2], [0]])
     full = a_request(4, steps=[[0, 1, 2]] * 4)
-    latent = dataclasses.replace(full.latent("image"), train_steps=trained)
-    request = dataclasses.replace(full, tracks={"image": latent})
+    latent = dataclasses.replace(full.latent, train_steps=trained)
+    request = dataclasses.replace(full, params=latent)
     whole, some = sample(full, 1.0), sample(request, 1.0)
     # The noise of every stochastic step is there, also of those that are not trained on.
     assert torch.equal(some.final, whole.final) and torch.equal(some.sde_steps, whole.sde_steps)
@@ -135,22 +136,20 @@ def test_only_trained_steps_are_scored_and_stored_and_nothing_else_changes() -> 
     # Split, joined and replayed, they are the same.
     joined = LatentSegment.concat([sample(piece, 1.0) for piece in request.split([1, 3])])
     assert torch.equal(joined.latents, some.latents)
-    track = latent_track(
-        request, "image", segment=joined, conditions=conditions_of(4, 1.0), media=None, policy_version=(4,) * 4
-    )
-    verify_echo(request, Rollout(tracks={"image": track}))
+    track = latent_track(request, segment=joined, conditions=conditions_of(4, 1.0), media=None, policy_version=(4,) * 4)
+    verify_echo(request, track)
     replay = TrackReplay(Point(), stacked=True, policy_context=lambda _: nullcontext())
     assert torch.equal(replay(track).log_probs, some.log_probs)  # elementwise arithmetic
     for wrong in (None, trained.flip(0)):
         changed = dataclasses.replace(track, segment=dataclasses.replace(track.latent, train_steps=wrong))
         with pytest.raises(EchoMismatch, match=r"image\.train_steps"):
-            verify_echo(request, Rollout(tracks={"image": changed}))
+            verify_echo(request, changed)
 
 
 @pytest.mark.parametrize("trained", [[[3], [0]], [[1, 0], [0, 1]], [[0]]])
 def test_trained_steps_that_are_not_stochastic_are_refused(trained: list[list[int]]) -> None:
     request = a_request(2, steps=[[0, 1]] * 2)
-    latent = request.latent("image")
+    latent = request.latent
     object.__setattr__(latent, "train_steps", torch.tensor(trained))
     with pytest.raises(ValueError, match="train_steps: "):
         sample(request, 1.0)
@@ -160,8 +159,8 @@ def test_a_track_echoes_its_request() -> None:
     request = a_request(2, steps=[[0]] * 2, kernel="cps", eta=0.5, kernel_options={"constants": False})
     segment = sample(request, 1.0)
     conditions = conditions_of(2, 1.0)
-    track = latent_track(request, "image", segment=segment, conditions=conditions, media=None, policy_version=(4, 4))
-    verify_echo(request, Rollout(tracks={"image": track}))
+    track = latent_track(request, segment=segment, conditions=conditions, media=None, policy_version=(4, 4))
+    verify_echo(request, track)
     assert track.latent.sampler == Sampler(kernel="cps", eta=0.5, options=(("constants", False),))
     assert track.images is None
     assert track.videos is None
@@ -171,8 +170,8 @@ def test_media_of_rank_five_are_videos() -> None:
     request = a_request(2)
     segment, conditions = sample(request, 1.0), conditions_of(2, 1.0)
     images, videos = torch.zeros(2, 3, 8, 8), torch.zeros(2, 5, 3, 8, 8)
-    one = latent_track(request, "image", segment=segment, conditions=conditions, media=images, policy_version=(4, 4))
-    two = latent_track(request, "image", segment=segment, conditions=conditions, media=videos, policy_version=(4, 4))
+    one = latent_track(request, segment=segment, conditions=conditions, media=images, policy_version=(4, 4))
+    two = latent_track(request, segment=segment, conditions=conditions, media=videos, policy_version=(4, 4))
     assert one.images is images
     assert one.videos is None
     assert two.images is None

@@ -46,8 +46,7 @@ class ChangedRequests:
 
         def piece(*data: Any) -> Any:
             result = real(*data)
-            ((name, expected),) = result.tracks.items()
-            return dataclasses.replace(result, tracks={name: change(expected)})
+            return dataclasses.replace(result, params=change(result.params))
 
         with patch.object(module, self._function, piece):
             yield

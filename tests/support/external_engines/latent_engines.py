@@ -53,7 +53,7 @@ def test_samples_and_log_probs_are_those_that_the_trainer_would_have_made(
     """From the same noise: the same latents and images, and a ratio of 1 in the first update."""
     engine.load_weights(full_update(model, version=1))
     request = ask(engine, **sampling)
-    result = engine.generate(request).tracks["image"]
+    result = engine.generate(request)
     assert gap(result, model) < ROUNDING
     assert_same(result, trainside(model, request))
 
@@ -62,15 +62,15 @@ def test_what_was_asked_for_comes_back(engine: ExternalLatentEngine, model: Diff
     """Including SDE steps per group, and the latents of every step."""
     engine.load_weights(full_update(model, version=1))
     request = ask(engine, per_group=True, trajectory="full", same_initial_noise=True)
-    rollout = engine.generate(request)
-    verify_echo(request, rollout)
-    segment = rollout.tracks["image"].latent
+    track = engine.generate(request)
+    verify_echo(request, track)
+    segment = track.latent
     assert segment.positions.tolist() == [[0, 1, 2, 3, 4, 5]] * 6
     assert segment.initial_noise is not None
     assert segment.initial_noise[::2] == segment.initial_noise[1::2]
-    assert gap(rollout.tracks["image"], model) < ROUNDING
+    assert gap(track, model) < ROUNDING
     evaluation = ask(engine, kernel="euler", eta=0.0, sde=SdeStepsConfig(mode="none"), decode=False)
-    track = engine.generate(evaluation).tracks["image"]
+    track = engine.generate(evaluation)
     assert track.images is None
     assert_same(track, trainside(model, evaluation))
 
@@ -80,11 +80,11 @@ def test_after_a_full_sync_it_samples_from_what_was_sent(
 ) -> None:
     engine.load_weights(full_update(model, version=1))
     perturb(model, seed=1)
-    stale = engine.generate(ask(engine)).tracks["image"]
+    stale = engine.generate(ask(engine))
     assert gap(stale, model) > 1e-3, "the check does not see weights of an older version"
     update = full_update(model, version=7)
     receipt = engine.load_weights(update)
-    track = engine.generate(ask(engine)).tracks["image"]
+    track = engine.generate(ask(engine))
     assert (receipt.version, receipt.checksum, engine.version) == (7, update.checksum, 7)
     assert receipt.size_bytes == 4 * sum(value.numel() for value in update.tensors.values())
     assert track.policy_version == (7,) * 6
@@ -101,22 +101,22 @@ def test_an_adapter_is_sampled_from_and_gone_with_the_next_full_sync(
         update, added = adapter(model, targets=targets, version=version)
         receipt = engine.load_weights(update)
         assert receipt.num_tensors == len(update.tensors)
-        result = engine.generate(ask(engine)).tracks["image"]
+        result = engine.generate(ask(engine))
         assert result.policy_version == (version,) * 6
         assert gap(result, model) > 1e-3, "the check does not see an adapter"
         assert gap(result, with_adapter(copy.deepcopy(model), added)) < ROUNDING
     perturb(model, seed=2)
     engine.load_weights(full_update(model, version=4))
-    assert gap(engine.generate(ask(engine)).tracks["image"], model) < ROUNDING
+    assert gap(engine.generate(ask(engine)), model) < ROUNDING
     _, added = adapter(model, targets=model.spec.lora_targets, version=5)
     engine.load_weights(full_update(with_adapter(model, added), version=5, kind="merged"))
-    assert gap(engine.generate(ask(engine)).tracks["image"], model) < ROUNDING
+    assert gap(engine.generate(ask(engine)), model) < ROUNDING
 
 
 def test_updates_that_do_not_fit_are_refused_and_change_nothing(
     engine: ExternalLatentEngine, model: DiffusionModel, ask: Ask
 ) -> None:
-    check_unfit_updates(engine, model, lambda: engine.generate(ask(engine)).tracks["image"].latent.latents.tolist())
+    check_unfit_updates(engine, model, lambda: engine.generate(ask(engine)).latent.latents.tolist())
 
 
 def test_weights_that_it_says_it_took_and_did_not_are_caught(
@@ -137,7 +137,7 @@ def test_requests_that_it_cannot_honour_are_refused(
     with pytest.raises(RecipeError, match="got 'ddim-eta'"):
         engine.generate(ask(engine, kernel="ddim-eta"))
     with pytest.raises(RecipeError, match="no-such"):
-        engine.generate(dataclasses.replace(request, tracks={"no-such": request.tracks["image"]}))
+        engine.generate(dataclasses.replace(request, track="no-such"))
     with pytest.raises(RunFailed, match="got a request for weights version 2, but it holds version 1"):
         engine.generate(dataclasses.replace(request, policy_version=2))
 
@@ -147,7 +147,7 @@ def test_asleep_it_refuses_and_awake_it_is_as_before_until_new_weights_come(
 ) -> None:
     engine.load_weights(full_update(model, version=1))
     request = ask(engine)
-    before = engine.generate(request).tracks["image"]
+    before = engine.generate(request)
     engine.sleep()
     engine.sleep()
     with pytest.raises(RunFailed, match="asleep and cannot generate"):
@@ -157,24 +157,24 @@ def test_asleep_it_refuses_and_awake_it_is_as_before_until_new_weights_come(
         engine.load_weights(full_update(model, version=2))
     engine.wake()
     engine.wake()
-    after = engine.generate(request).tracks["image"]
+    after = engine.generate(request)
     assert torch.equal(after.latent.latents, before.latent.latents)
     with pytest.raises(RunFailed, match="Send it the weights first"):
         engine.generate(dataclasses.replace(request, policy_version=2))
     engine.load_weights(full_update(model, version=2))
-    assert gap(engine.generate(ask(engine)).tracks["image"], model) < ROUNDING
+    assert gap(engine.generate(ask(engine)), model) < ROUNDING
 
 
 def check_rows(engine: ExternalLatentEngine, ask: Ask, *, batches: Sequence[int]) -> None:
     """A row does not depend on its batch. batches: sizes of the batches that rows are generated in."""
     request = ask(engine)
-    whole = engine.generate(request).tracks["image"]
+    whole = engine.generate(request)
     assert sorted(set(engine.batches)) == sorted(set(batches)), engine.batches
     for row in (4, 1):
-        alone = engine.generate(request.select([row])).tracks["image"]
+        alone = engine.generate(request.select([row]))
         assert engine.batches == (1,)
         assert_same(alone, whole.select([row]))
-    backwards = engine.generate(request.select([5, 3, 0])).tracks["image"]
+    backwards = engine.generate(request.select([5, 3, 0]))
     assert_same(backwards, whole.select([5, 3, 0]))
 
 
@@ -222,14 +222,14 @@ def check_half_applied(
     with pytest.raises(RunFailed, match="cannot generate with these weights"):
         engine.generate(request)
     engine.load_weights(full_update(model, version=3))
-    assert gap(engine.generate(ask(engine)).tracks["image"], model) < ROUNDING
+    assert gap(engine.generate(ask(engine)), model) < ROUNDING
 
 
 def check_deaths(engine: ExternalLatentEngine, model: DiffusionModel, ask: Ask) -> None:
     """Killed during a rollout, during a sync and while asleep, the engine reports it, and the next full sync starts a
     new process, which continues bit for bit. Ends with the engine closed."""
     engine.load_weights(full_update(model, version=1))
-    expected = engine.generate(ask(engine)).tracks["image"]
+    expected = engine.generate(ask(engine))
     process: Any = engine._process
     kill_soon(process.pid)
     with pytest.raises(RunFailed, match=r"died in 'generate' \(killed by SIGKILL\)"):
@@ -247,7 +247,7 @@ def check_deaths(engine: ExternalLatentEngine, model: DiffusionModel, ask: Ask) 
         engine.generate(ask(engine))
 
     engine.load_weights(full_update(model, version=1))
-    again = engine.generate(ask(engine)).tracks["image"]
+    again = engine.generate(ask(engine))
     assert again.images is not None and expected.images is not None
     assert torch.equal(again.latent.latents, expected.latent.latents)
     assert torch.equal(again.images, expected.images)

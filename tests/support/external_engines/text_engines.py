@@ -41,9 +41,9 @@ def test_log_probs_are_those_of_the_weights_at_the_sampling_temperature(
     engine.load_weights(full_update(model, version=1))
     for temperature in (1.0, 0.7):
         request = ask(engine, temperature=temperature)
-        rollout = engine.generate(request)
-        verify_echo(request, rollout)
-        assert gap(rollout.tracks["text"], model) < ROUNDING
+        track = engine.generate(request)
+        verify_echo(request, track)
+        assert gap(track, model) < ROUNDING
 
 
 def test_greedy_texts_are_those_of_the_trainer(engine: ExternalTextEngine, model: TextModel, ask: Ask) -> None:
@@ -56,9 +56,9 @@ def test_a_text_depends_on_its_seed_and_not_on_what_else_is_generated(
 ) -> None:
     engine.load_weights(full_update(model, version=1))
     request = ask(engine)
-    whole = engine.generate(request).tracks["text"].text.tokens
-    alone = engine.generate(request.select([4, 1])).tracks["text"].text.tokens
-    others = engine.generate(ask(engine, seed=1)).tracks["text"].text.tokens
+    whole = engine.generate(request).text.tokens
+    alone = engine.generate(request.select([4, 1])).text.tokens
+    others = engine.generate(ask(engine, seed=1)).text.tokens
     assert [row.tolist() for row in alone] == [whole[4].tolist(), whole[1].tolist()]
     # 16 tokens of a nearly flat distribution over 261: two samples of one prompt never agree.
     assert all(one.tolist() != other.tolist() for one, other in zip(whole, others, strict=True))
@@ -71,12 +71,12 @@ def test_prompts_that_do_not_fit_in_one_step_do_not_change_what_is_drawn(
     """300 tokens each with 512 per step: a chunked prompt must not sample twice."""
     engine.load_weights(full_update(model, version=1))
     request = ask(engine, chat=False)
-    long = tuple(torch.cat([row.repeat(300), row])[-300:] for row in request.text("text").prompt_tokens)
-    text = dataclasses.replace(request.text("text"), prompt_tokens=long)
-    request = dataclasses.replace(request, tracks={"text": text})
-    whole = engine.generate(request).tracks["text"].text.tokens
+    long = tuple(torch.cat([row.repeat(300), row])[-300:] for row in request.text.prompt_tokens)
+    text = dataclasses.replace(request.text, prompt_tokens=long)
+    request = dataclasses.replace(request, params=text)
+    whole = engine.generate(request).text.tokens
     for row in range(request.num_rows):
-        (alone,) = engine.generate(request.select([row])).tracks["text"].text.tokens
+        (alone,) = engine.generate(request.select([row])).text.tokens
         assert alone.tolist() == whole[row].tolist()
 
 
@@ -84,20 +84,20 @@ def test_a_text_ends_at_a_stop_token_a_stop_string_or_the_limit(
     engine: ExternalTextEngine, model: TextModel, ask: Ask
 ) -> None:
     engine.load_weights(full_update(model, version=1))
-    free = engine.generate(ask(engine, temperature=0.0, stop_tokens=())).tracks["text"]
+    free = engine.generate(ask(engine, temperature=0.0, stop_tokens=()))
     assert free.status == (Status.TRUNCATED,) * 6
     assert free.text.lengths == (16,) * 6
 
     token = int(free.text.tokens[0][5])
-    stopped = engine.generate(ask(engine, temperature=0.0, stop_tokens=(token,))).tracks["text"]
+    stopped = engine.generate(ask(engine, temperature=0.0, stop_tokens=(token,)))
     first = free.text.tokens[0].tolist().index(token)
     assert stopped.text.tokens[0].tolist() == free.text.tokens[0].tolist()[: first + 1]
     assert stopped.status[0] is Status.COMPLETED
 
     # A token is a byte here, so letters and tokens have the same positions. Completions are the same up to it.
-    drawn = engine.generate(ask(engine, stop_tokens=())).tracks["text"].text.tokens
+    drawn = engine.generate(ask(engine, stop_tokens=())).text.tokens
     letter, rows = most_common_letter(model, drawn)
-    result = engine.generate(ask(engine, stop_tokens=(), stop=[letter])).tracks["text"]
+    result = engine.generate(ask(engine, stop_tokens=(), stop=[letter]))
     assert any(row is not None for row in rows) and result.texts is not None
     for row, place in enumerate(rows):
         assert result.text.tokens[row].tolist() == drawn[row].tolist()[: 16 if place is None else place + 1]
@@ -113,12 +113,12 @@ def test_after_a_full_sync_it_samples_from_what_was_sent(
     request = ask(engine)
     engine.generate(request)
     perturb(model, seed=1)
-    stale = engine.generate(request).tracks["text"]
+    stale = engine.generate(request)
     assert gap(stale, model) > 1e-1, "the check does not see weights of an older version"
 
     update = full_update(model, version=7)
     receipt = engine.load_weights(update)
-    track = engine.generate(dataclasses.replace(request, policy_version=7)).tracks["text"]
+    track = engine.generate(dataclasses.replace(request, policy_version=7))
     assert (receipt.version, receipt.checksum, engine.version) == (7, update.checksum, 7)
     assert receipt.size_bytes == 4 * sum(value.numel() for value in update.tensors.values())
     assert track.policy_version == (7,) * 6
@@ -135,11 +135,11 @@ def test_an_adapter_is_sampled_from_and_gone_with_the_next_full_sync(
         update, added = lora_update(model, model.spec, version=version, seed=version, scale=1.3)
         engine.load_weights(update)
         folded = with_adapter(copy.deepcopy(model), added)
-        assert gap(engine.generate(ask(engine)).tracks["text"], folded) < ROUNDING
+        assert gap(engine.generate(ask(engine)), folded) < ROUNDING
         assert_greedy(engine, folded, ask)
     perturb(model, seed=2)
     engine.load_weights(full_update(model, version=4))
-    assert gap(engine.generate(ask(engine)).tracks["text"], model) < ROUNDING
+    assert gap(engine.generate(ask(engine)), model) < ROUNDING
 
 
 def test_updates_that_do_not_fit_are_refused_and_change_nothing(
@@ -148,7 +148,7 @@ def test_updates_that_do_not_fit_are_refused_and_change_nothing(
     request = ask(engine)
 
     def sampled() -> list[list[int]]:
-        return [row.tolist() for row in engine.generate(request).tracks["text"].text.tokens]
+        return [row.tolist() for row in engine.generate(request).text.tokens]
 
     check_unfit_updates(engine, model, sampled)
 
@@ -158,7 +158,7 @@ def test_requests_that_it_cannot_honour_are_refused(engine: ExternalTextEngine, 
     with pytest.raises(RecipeError, match=r"takes 512 \(engine.max_model_len\)"):
         engine.generate(ask(engine, max_new_tokens=512))
     with pytest.raises(RecipeError, match="no-such"):
-        engine.generate(dataclasses.replace(request, tracks={"no-such": request.tracks["text"]}))
+        engine.generate(dataclasses.replace(request, track="no-such"))
     engine.sleep()
     with pytest.raises(RunFailed, match="asleep"):
         engine.generate(request)
@@ -181,7 +181,7 @@ def check_deaths(engine: ExternalTextEngine, model: TextModel, ask: Ask) -> None
 
     perturb(model, seed=3)
     engine.load_weights(full_update(model, version=3))
-    assert gap(engine.generate(ask(engine)).tracks["text"], model) < ROUNDING
+    assert gap(engine.generate(ask(engine)), model) < ROUNDING
 
     mark = mark_of(process)
     kill_soon(process.pid)

@@ -53,7 +53,8 @@ def ask(folder: Path) -> Ask:
     ) -> Request:
         request = make_text_request(
             model,
-            {"text": TextSamplingConfig(**{"max_new_tokens": 16, **settings})},
+            TextSamplingConfig(**{"max_new_tokens": 16, **settings}),
+            track="text",
             prompts=PROMPTS,
             samples_per_prompt=2,
             seed=seed,
@@ -61,8 +62,8 @@ def ask(folder: Path) -> Ask:
         )
         if stop_tokens is None:
             return request
-        text = dataclasses.replace(request.text("text"), stop_tokens=stop_tokens)
-        return dataclasses.replace(request, tracks={"text": text})
+        text = dataclasses.replace(request.text, stop_tokens=stop_tokens)
+        return dataclasses.replace(request, params=text)
 
     return make
 
@@ -77,7 +78,7 @@ def gap(track: Track, model: TextModel) -> float:
 def assert_greedy(engine: ExternalTextEngine, model: TextModel, ask: Ask) -> None:
     """Token for token; ties do not occur with random weights."""
     request = ask(engine, temperature=0.0)
-    here, there = engine.generate(request).tracks["text"].text, generate_text(model, request.text("text"))
+    here, there = engine.generate(request).text, generate_text(model, request.text)
     assert [row.tolist() for row in here.tokens] == [row.tolist() for row in there.tokens]
     assert here.log_probs is not None
     for own, other in zip(here.log_probs, there.log_probs, strict=True):

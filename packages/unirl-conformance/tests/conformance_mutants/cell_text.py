@@ -53,8 +53,8 @@ class KeepsItsWeights(CopyingEngine):
 class Rescored(TrainsideEngine):
     """Gives other log-probs than those of the policy that sampled."""
 
-    def _text(self, request: Any, name: str) -> Track:
-        track = super()._text(request, name)
+    def _text(self, request: Any) -> Track:
+        track = super()._text(request)
         return dataclasses.replace(track, segment=dataclasses.replace(track.text, log_probs=self.scored(track)))
 
     def scored(self, track: Track) -> tuple[Tensor, ...]:

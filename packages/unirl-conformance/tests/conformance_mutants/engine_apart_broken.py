@@ -15,7 +15,6 @@ from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.roles import WeightUpdate
 from unirl.core.specs.spec import EngineSpec
 from unirl.core.types.request import Request
-from unirl.core.types.rollout import Rollout
 from unirl.core.types.track import Track
 
 from conformance_mutants import (
@@ -43,10 +42,9 @@ SPLIT, CONDITIONS = "samples-do-not-depend-on-how-a-request-is-split", "conditio
 class SortsItsSamples(CopyingEngine):
     """Makes samples prompt after prompt, and gives them the ids of the request in its own order."""
 
-    def generate(self, request: Request) -> Rollout:
+    def generate(self, request: Request) -> Track:
         by_prompt = sorted(range(request.num_rows), key=lambda row: request.prompt_ids[row])
-        tracks = super().generate(request.select(by_prompt)).tracks
-        return Rollout(tracks={name: self.named(request, track) for name, track in tracks.items()})
+        return self.named(request, super().generate(request.select(by_prompt)))
 
     def named(self, request: Request, track: Track) -> Track:
         return dataclasses.replace(
@@ -68,7 +66,7 @@ class SortsItsTexts(SortsItsSamples):
     """The prompt tokens that it echoes are those of the request as well."""
 
     def named(self, request: Request, track: Track) -> Track:
-        segment = dataclasses.replace(track.text, prompt_tokens=request.text(track.name).prompt_tokens)
+        segment = dataclasses.replace(track.text, prompt_tokens=request.text.prompt_tokens)
         return super().named(request, dataclasses.replace(track, segment=segment))
 
 

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 from unirl.core.types.request import LatentRequest, Request
-from unirl.core.types.rollout import Rollout
 from unirl.core.types.track import LatentSegment, Track
 from unirl.engines.trainside.engine import TrainsideEngine
 
@@ -17,18 +16,12 @@ class Changes(TrainsideEngine):
     """Generates another request than it was given, and changes what it returns, echoing what was asked: its echo is a
     lie, unless `echo` says otherwise."""
 
-    def generate(self, request: Request) -> Rollout:
+    def generate(self, request: Request) -> Track:
         self.check_request(request)
         asked = request
         request = self.request(request)
-        tracks = {name: self.wanted(request, latent) for name, latent in request.tracks.items()}
-        rollout = super().generate(dataclasses.replace(request, tracks=tracks))
-        return Rollout(
-            tracks={
-                name: self.track(asked, dataclasses.replace(track, segment=self.echo(asked, track)))
-                for name, track in rollout.tracks.items()
-            }
-        )
+        track = super().generate(dataclasses.replace(request, params=self.wanted(request, request.latent)))
+        return self.track(asked, dataclasses.replace(track, segment=self.echo(asked, track)))
 
     def check_request(self, request: Request) -> None:
         self._check(request)
@@ -44,7 +37,7 @@ class Changes(TrainsideEngine):
 
     def echo(self, request: Request, track: Track) -> LatentSegment:
         """The segment with the settings of a request, whatever it was made with."""
-        asked = request.latent(track.name)
+        asked = request.latent
         return dataclasses.replace(track.latent, sigmas=asked.sigmas, sampler=asked.sampler)
 
 

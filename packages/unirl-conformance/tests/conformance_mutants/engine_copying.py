@@ -13,7 +13,7 @@ from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.roles import DiffusionModel, WeightReceipt, WeightUpdate
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.types.request import Request
-from unirl.core.types.rollout import Rollout
+from unirl.core.types.track import Track
 from unirl.core.types.weights import checksum
 from unirl.engines.trainside.config import TrainsideConfig
 from unirl.engines.trainside.engine import TrainsideEngine
@@ -46,7 +46,7 @@ class CopyingEngine(TrainsideEngine):
         self._base = {name: weight.detach().clone() for name, weight in self._module.named_parameters()}
         self._asleep: dict[str, Tensor] | None = None
 
-    def generate(self, request: Request) -> Rollout:
+    def generate(self, request: Request) -> Track:
         if self._asleep is not None:
             raise RunFailed("engine: samples were asked of 'copying' while it sleeps; call wake() first.")
         return super().generate(request)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from unirl.core.roles import WeightReceipt, WeightUpdate
 from unirl.core.types.request import LatentRequest, Request
-from unirl.core.types.rollout import Rollout
+from unirl.core.types.track import Track
 from unirl.engines.trainside.engine import TrainsideEngine
 
 from conformance_mutants.engine_changes import Changes, segment_with
@@ -20,28 +20,25 @@ from conformance_mutants.mutant import mutant, mutants_in
 
 @mutant(claim="sampling-leaves-torch-and-the-model-as-they-were", breaks="leaves the model in evaluation mode")
 class StaysInEvaluation(TrainsideEngine):
-    def generate(self, request: Request) -> Rollout:
-        rollout = super().generate(request)
+    def generate(self, request: Request) -> Track:
+        track = super().generate(request)
         self._model.trainable.eval()
-        return rollout
+        return track
 
 
 @mutant(claim="dropout-is-off-while-sampling", breaks="samples in training mode")
 class DropsOut(TrainsideEngine):
-    def generate(self, request: Request) -> Rollout:
+    def generate(self, request: Request) -> Track:
         self._check(request)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            return Rollout(tracks={name: self._latents(request, name) for name in request.tracks})
+            return self._latents(request)
 
 
 @mutant(claim="an-unknown-track-is-refused", breaks="generates images for any track")
 class TakesAnyTrack(Changes):
-    def generate(self, request: Request) -> Rollout:
-        if "image" in request.tracks:
-            return super().generate(request)
-        known = dataclasses.replace(request, tracks={"image": next(iter(request.tracks.values()))})
-        track = super().generate(known).tracks["image"]
-        return Rollout(tracks={name: dataclasses.replace(track, name=name) for name in request.tracks})
+    def generate(self, request: Request) -> Track:
+        track = super().generate(dataclasses.replace(request, track="image"))
+        return dataclasses.replace(track, name=request.track)
 
 
 @mutant(claim="a-kernel-that-is-not-in-its-spec-is-refused", breaks="runs flow-sde for kernels that it does not know")
@@ -67,19 +64,18 @@ class IgnoresMedia(Changes):
 
 @mutant(claim="guidance-that-it-does-not-state-is-refused", breaks="echoes guidance that it did not use")
 class IgnoresGuidance(PlainEngine):
-    def generate(self, request: Request) -> Rollout:
-        latent = request.tracks[next(iter(request.tracks))]
-        scale = latent.sampling.guidance_scale
-        if scale == 1.0 or "image" not in request.tracks:
+    def generate(self, request: Request) -> Track:
+        latent = request.latent
+        if latent.sampling.guidance_scale == 1.0:
             return super().generate(request)
         bare = dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, guidance_scale=1.0))
-        track = super().generate(dataclasses.replace(request, tracks={"image": bare})).tracks["image"]
-        return Rollout(tracks={"image": segment_with(track, sampler=latent.sampler)})
+        track = super().generate(dataclasses.replace(request, params=bare))
+        return segment_with(track, sampler=latent.sampler)
 
 
 @mutant(claim="closing-leaves-nothing-running-and-may-be-done-twice", breaks="a thread outlives close")
 class LeavesAThread(TrainsideEngine):
-    def generate(self, request: Request) -> Rollout:
+    def generate(self, request: Request) -> Track:
         # It ends by itself, but long after the claim has looked.
         threading.Thread(target=threading.Event().wait, args=(20,), daemon=True).start()
         return super().generate(request)
@@ -101,7 +97,7 @@ class CopiesTheWeights(TrainsideEngine):
         super().__init__(config, model=copy.deepcopy(model))
         self._original = model.trainable
 
-    def generate(self, request: Request) -> Rollout:
+    def generate(self, request: Request) -> Track:
         self._model.trainable.train(self._original.training)
         return super().generate(request)
 

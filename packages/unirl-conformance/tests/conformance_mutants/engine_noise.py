@@ -6,7 +6,6 @@ import dataclasses
 
 import torch
 from unirl.core.types.request import LatentRequest, Request
-from unirl.core.types.rollout import Rollout
 from unirl.core.types.track import Track
 from unirl.engines.trainside.engine import TrainsideEngine
 
@@ -49,7 +48,7 @@ class StartsSamplesApart(Changes):
 @mutant(claim="the-echoed-noise-is-what-it-started-from", breaks="copies the request's digests")
 class CopiesDigests(Changes):
     def track(self, request: Request, track: Track) -> Track:
-        asked, result = request.tracks[track.name].initial_noise, track.latent.initial_noise
+        asked, result = request.latent.initial_noise, track.latent.initial_noise
         assert result is not None
         return segment_with(track, initial_noise=tuple(a or f for a, f in zip(asked, result, strict=True)))
 
@@ -59,15 +58,15 @@ class SharesStepNoise(Changes):
     """Where a group shares its start."""
 
     def request(self, request: Request) -> Request:
-        return dataclasses.replace(request, sample_ids=request.tracks["image"].noise_ids)
+        return dataclasses.replace(request, sample_ids=request.latent.noise_ids)
 
-    def generate(self, request: Request) -> Rollout:
+    def generate(self, request: Request) -> Track:
         self.check_request(request)
-        if len(set(request.tracks[next(iter(request.tracks))].noise_ids)) == request.num_rows:
+        if len(set(request.latent.noise_ids)) == request.num_rows:
             return TrainsideEngine.generate(self, request)
         # One track cannot hold an id twice, so row by row.
         rows = [super(SharesStepNoise, self).generate(request.select([row])) for row in range(request.num_rows)]
-        return Rollout(tracks={"image": Track.concat([one.tracks["image"] for one in rows])})
+        return Track.concat(rows)
 
     def track(self, request: Request, track: Track) -> Track:
         return dataclasses.replace(track, sample_ids=request.sample_ids)
@@ -85,7 +84,7 @@ class FillsGaps(Changes):
         return dataclasses.replace(latent, sde_steps=filled, trajectory="full")
 
     def track(self, request: Request, track: Track) -> Track:
-        asked, segment = request.tracks["image"], track.latent
+        asked, segment = request.latent, track.latent
         steps, places = asked.sde_steps, set(range(segment.num_steps + 1))
         if torch.equal(steps, segment.sde_steps):
             return track
@@ -107,7 +106,7 @@ class GivesAllTheFirstSteps(Changes):
         return dataclasses.replace(latent, sde_steps=latent.sde_steps[:1].expand_as(latent.sde_steps).clone())
 
     def track(self, request: Request, track: Track) -> Track:
-        return segment_with(track, sde_steps=request.tracks["image"].sde_steps)
+        return segment_with(track, sde_steps=request.latent.sde_steps)
 
 
 BROKEN = mutants_in(__name__)

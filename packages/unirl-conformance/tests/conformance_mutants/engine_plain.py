@@ -9,7 +9,7 @@ from unirl.core.errors import RecipeError
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.spec import EngineSpec
 from unirl.core.types.request import Request
-from unirl.core.types.rollout import Rollout
+from unirl.core.types.track import Track
 from unirl.engines.trainside.engine import TrainsideEngine
 from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
 
@@ -41,25 +41,20 @@ class PlainEngine(TrainsideEngine):
 
     kernels: tuple[str, ...] = TRAINSIDE.kernels
 
-    def generate(self, request: Request) -> Rollout:
-        for expected in request.tracks.values():
-            if expected.sampling.guidance_scale != 1.0:
-                raise RecipeError("sampling.guidance_scale: guidance was asked for; this engine has none.")
-            if expected.sampling.kernel not in self.kernels:
-                raise RecipeError(
-                    f"sampling.kernel: {expected.sampling.kernel!r} was asked for; it has {self.kernels}."
-                )
+    def generate(self, request: Request) -> Track:
+        sampling = request.latent.sampling
+        if sampling.guidance_scale != 1.0:
+            raise RecipeError("sampling.guidance_scale: guidance was asked for; this engine has none.")
+        if sampling.kernel not in self.kernels:
+            raise RecipeError(f"sampling.kernel: {sampling.kernel!r} was asked for; it has {self.kernels}.")
         own = dataclasses.replace(request, sample_ids=tuple(f"own/{name}" for name in request.sample_ids))
-        tracks = {
-            name: dataclasses.replace(
-                track,
-                sample_ids=request.sample_ids,
-                conditions={},
-                segment=dataclasses.replace(track.latent, log_probs=None),
-            )
-            for name, track in super().generate(own).tracks.items()
-        }
-        return Rollout(tracks=tracks)
+        track = super().generate(own)
+        return dataclasses.replace(
+            track,
+            sample_ids=request.sample_ids,
+            conditions={},
+            segment=dataclasses.replace(track.latent, log_probs=None),
+        )
 
 
 def build(config: Any, *, model: Any, device: Any) -> PlainEngine:

@@ -18,6 +18,12 @@ class ForgetsParents(Changes):
         return dataclasses.replace(track, parent_ids=track.group_ids)
 
 
+@mutant(claim="every-sample-comes-back-with-its-lineage", breaks="gives the track a name of its own")
+class NamesItsTrackItself(Changes):
+    def track(self, request: Request, track: Track) -> Track:
+        return dataclasses.replace(track, name="images")
+
+
 @mutant(claim="every-sample-comes-back-with-its-lineage", breaks="calls whole samples truncated")
 class MarksTruncated(Changes):
     def track(self, request: Request, track: Track) -> Track:
@@ -73,10 +79,10 @@ class NumbersSamplesItself(Changes):
         for group in request.group_ids:
             ids.append(f"{group}/{seen.get(group, 0)}")
             seen[group] = seen.get(group, 0) + 1
-        shares = len(set(request.tracks["image"].noise_ids)) < request.num_rows
-        latent = request.tracks["image"]
+        latent = request.latent
+        shares = len(set(latent.noise_ids)) < request.num_rows
         latent = latent if shares else dataclasses.replace(latent, noise_ids=tuple(ids))
-        return dataclasses.replace(request, sample_ids=tuple(ids), tracks={"image": latent})
+        return dataclasses.replace(request, sample_ids=tuple(ids), params=latent)
 
     def track(self, request: Request, track: Track) -> Track:
         return dataclasses.replace(track, sample_ids=request.sample_ids)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.types.request import Request, TextRequest
-from unirl.core.types.rollout import Rollout
 from unirl.core.types.track import Status, TextSegment, Track
 from unirl.engines.trainside.engine import TrainsideEngine
 from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
@@ -37,10 +36,10 @@ class TextEngine(TrainsideEngine):
     """Generates another request than it was given, and changes what it returns, echoing what was asked: its echo is a
     lie, unless `echo` says otherwise."""
 
-    def _text(self, request: Request, name: str) -> Track:
-        asked = request.text(name)
-        changed = dataclasses.replace(request, tracks={name: self.wanted(request, asked)})
-        track = super()._text(changed, name)
+    def _text(self, request: Request) -> Track:
+        asked = request.text
+        changed = dataclasses.replace(request, params=self.wanted(request, asked))
+        track = super()._text(changed)
         return self.track(asked, dataclasses.replace(track, segment=self.echo(asked, track)))
 
     def echo(self, asked: TextRequest, track: Track) -> TextSegment:
@@ -250,8 +249,8 @@ class TokenizesAgain(TextEngine):
     breaks="gives texts the version that was asked for",
 )
 class TakesTheVersionOfTheRequest(TextEngine):
-    def _text(self, request: Request, name: str) -> Track:
-        track = super()._text(request, name)
+    def _text(self, request: Request) -> Track:
+        track = super()._text(request)
         return dataclasses.replace(track, policy_version=(request.policy_version,) * track.num_rows)
 
 
@@ -263,22 +262,22 @@ class RemembersGreedyTexts(TextEngine):
         super().__init__(config, **context)
         self._kept: dict[tuple[str, ...], Track] = {}
 
-    def _text(self, request: Request, name: str) -> Track:
-        if request.text(name).sampling.temperature:
-            return super()._text(request, name)
+    def _text(self, request: Request) -> Track:
+        if request.text.sampling.temperature:
+            return super()._text(request)
         if request.sample_ids not in self._kept:
-            self._kept[request.sample_ids] = super()._text(request, name)
+            self._kept[request.sample_ids] = super()._text(request)
         kept = self._kept[request.sample_ids]
         return dataclasses.replace(kept, policy_version=(self.version,) * kept.num_rows)
 
 
 @mutant(claim="dropout-is-off-while-sampling", name="text-keeps-dropout", breaks="generates text with dropout")
 class KeepsDropout(TextEngine):
-    def generate(self, request: Request) -> Rollout:
+    def generate(self, request: Request) -> Track:
         self._check(request)
         seed = torch.random.fork_rng() if self._model.trainable.training else nullcontext()
         with torch.no_grad(), seed:
-            return Rollout(tracks={name: self._text(request, name) for name in request.tracks})
+            return self._text(request)
 
 
 BROKEN = mutants_in(__name__)

@@ -65,7 +65,7 @@ class ScoresTheFirstSteps(Changes):
         return dataclasses.replace(latent, train_steps=latent.sde_steps[:, : latent.train_steps.shape[1]])
 
     def track(self, request: Request, track: Track) -> Track:
-        return segment_with(track, train_steps=request.latent(track.name).train_steps)
+        return segment_with(track, train_steps=request.latent.train_steps)
 
 
 @mutant(

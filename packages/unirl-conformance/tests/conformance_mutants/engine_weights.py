@@ -11,7 +11,7 @@ from torch import Tensor
 from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.roles import WeightReceipt, WeightUpdate
 from unirl.core.types.request import Request
-from unirl.core.types.rollout import Rollout
+from unirl.core.types.track import Track
 
 from conformance_mutants.engine_copying import SPEC, CopyingEngine
 from conformance_mutants.mutant import mutant, mutants_in
@@ -47,7 +47,7 @@ class CountsOneLess(For):
 class KeepsItsVersion(For):
     """After full weights; the receipt says the new one."""
 
-    def generate(self, request: Request) -> Rollout:
+    def generate(self, request: Request) -> Track:
         held = self.version
         self.version = 0 if self.loading == "full" else held
         try:
@@ -159,7 +159,7 @@ class BreaksOff(CopyingEngine):
 
     is_torn = False
 
-    def generate(self, request: Request) -> Rollout:
+    def generate(self, request: Request) -> Track:
         if self.is_torn:
             raise RunFailed(
                 "engine: the weights that 'breaks-off' was sent last did not fit; send it whole ones first."
@@ -225,7 +225,7 @@ class WakesWithTheFirstWeights(RemembersTheFirst):
 
 @mutant(claim="generating-asleep-is-refused", breaks="generates asleep")
 class WakesByItself(CopyingEngine):
-    def generate(self, request: Request) -> Rollout:
+    def generate(self, request: Request) -> Track:
         self.wake()
         return super().generate(request)
 

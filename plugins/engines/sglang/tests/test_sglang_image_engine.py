@@ -31,7 +31,7 @@ def test_modes_of_guidance_that_sglang_does_not_have_for_a_model_are_those_of_tr
 ) -> None:
     engine.load_weights(full_update(model, version=1))
     request = ask(engine, guidance_scale=3.5, guidance_mode=mode, negative_prompt="blurred")
-    result = engine.generate(request).tracks["image"]
+    result = engine.generate(request)
     assert gap(result, model) < ROUNDING
     assert_same(result, trainside(model, request))
 
@@ -105,7 +105,7 @@ def test_an_adapter_that_sglang_calls_a_success_and_is_none_is_caught(
     with pytest.raises(RunFailed, match="the sync of version 2 did not complete"):
         engine.generate(ask(engine))
     engine.load_weights(full_update(model, version=3))
-    assert gap(engine.generate(ask(engine)).tracks["image"], model) < ROUNDING
+    assert gap(engine.generate(ask(engine)), model) < ROUNDING
 
 
 @pytest.mark.slow

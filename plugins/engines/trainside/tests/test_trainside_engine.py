@@ -14,7 +14,7 @@ from unirl.core.errors import EchoMismatch, RecipeError
 from unirl.core.roles import WeightUpdate
 from unirl.core.types.data import MediaRef
 from unirl.core.types.request import LatentRequest, Request
-from unirl.core.types.rollout import Rollout, verify_echo
+from unirl.core.types.rollout import verify_echo
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import Status, Track
 from unirl.engines.trainside.config import TrainsideConfig
@@ -61,13 +61,14 @@ def a_request(
         trajectory=trajectory,
     )
     return Request(
+        track="image",
         sample_ids=samples,
         group_ids=groups,
         prompt_ids=tuple(f"p{prompt}" for prompt in prompts),
         prompts=tuple(prompts),
         metadata=tuple({"row": row} for row in rows),
         media=((),) * len(prompts),
-        tracks={"image": latent},
+        params=latent,
         seed=5,
         rollout=2,
         policy_version=version,
@@ -81,9 +82,9 @@ def an_engine(model: Sd3Model, **settings: int) -> TrainsideEngine:
 
 
 def generate(model: Sd3Model, request: Request, **settings: int) -> Track:
-    rollout = an_engine(model, **settings).generate(request)
-    verify_echo(request, rollout)
-    return rollout.tracks["image"]
+    track = an_engine(model, **settings).generate(request)
+    verify_echo(request, track)
+    return track
 
 
 @contextmanager
@@ -267,7 +268,7 @@ def test_prompts_are_encoded_once_in_a_run_and_the_cache_is_bounded(model: Sd3Mo
     assert len(encoded) == 2
     # More prompts in a request than are kept.
     with recorded(model.pipeline.text_encoder) as encoded:
-        track = engine.generate(a_request(model, prompts=["one", "two", "three", "one"])).tracks["image"]
+        track = engine.generate(a_request(model, prompts=["one", "two", "three", "one"]))
     assert len(encoded) == 3
     assert track.conditions["positive"].index.tolist() == [0, 1, 2, 0]
     with recorded(model.pipeline.text_encoder) as encoded:
@@ -284,7 +285,7 @@ def test_an_embedding_does_not_depend_on_what_else_was_asked(model: Sd3Model) ->
     alone = generate(model, a_request(model, prompts=["a disc"])).conditions["positive"]
     engine = an_engine(model)
     engine.generate(a_request(model, prompts=["a red ring", "two"]))
-    among = engine.generate(a_request(model, prompts=["one", "a red ring", "a disc"])).tracks["image"]
+    among = engine.generate(a_request(model, prompts=["one", "a red ring", "a disc"]))
     for name, value in among.conditions["positive"].expanded().items():
         assert torch.equal(value[2], alone.values[name][0])
 
@@ -315,23 +316,23 @@ def test_the_version_is_the_one_that_it_was_given(model: Sd3Model) -> None:
     engine = an_engine(model)
     engine.version = 7
     request = a_request(model, version=3)
-    rollout = engine.generate(request)
-    assert rollout.tracks["image"].policy_version == (7,) * 4
+    track = engine.generate(request)
+    assert track.policy_version == (7,) * 4
     with pytest.raises(EchoMismatch, match="policy_version"):
-        verify_echo(request, rollout)
+        verify_echo(request, track)
 
 
 def test_an_echo_tells_what_was_used_rather_than_what_was_asked(model: Sd3Model) -> None:
     request = a_request(model)
-    rollout = an_engine(model).generate(request)
+    track = an_engine(model).generate(request)
     elsewhere = dataclasses.replace(request, seed=6)
-    verify_echo(request, rollout)
+    verify_echo(request, track)
     other = an_engine(model).generate(elsewhere)
     with pytest.raises(EchoMismatch, match="initial_noise"):
         verify_echo(request, other)
-    later = dataclasses.replace(request.tracks["image"], sigmas=request.tracks["image"].sigmas * 0.999)
+    later = dataclasses.replace(request.latent, sigmas=request.latent.sigmas * 0.999)
     with pytest.raises(EchoMismatch, match="sigmas"):
-        verify_echo(dataclasses.replace(request, tracks={"image": later}), rollout)
+        verify_echo(dataclasses.replace(request, params=later), track)
 
 
 def test_decoding_can_be_left_out(model: Sd3Model) -> None:
@@ -370,7 +371,7 @@ def test_what_it_cannot_do_is_refused_in_one_sentence(model: Sd3Model) -> None:
     with pytest.raises(RecipeError, match=r"prompt 'pa red ring' has media \(/there\.png\)"):
         engine.generate(dataclasses.replace(request, media=((image,), (), (), ())))
     with pytest.raises(RecipeError, match=r"got latent track 'video', but model 'sd3' has image \(latent\)"):
-        engine.generate(dataclasses.replace(request, tracks={"video": request.tracks["image"]}))
+        engine.generate(dataclasses.replace(request, track="video"))
     with pytest.raises(RecipeError, match=r"sampling\.kernel: got 'ddim-eta'; trainside supports flow-sde, dance-sde"):
         engine.generate(a_request(model, kernel="ddim-eta"))
     with pytest.raises(RecipeError, match=r"engine\.forward_batch: got -1"):
@@ -383,9 +384,9 @@ def test_what_it_cannot_do_is_refused_in_one_sentence(model: Sd3Model) -> None:
 
 def test_sleep_and_wake_change_nothing(model: Sd3Model) -> None:
     engine, request = an_engine(model), a_request(model)
-    first: Rollout = engine.generate(request)
+    first = engine.generate(request)
     engine.sleep()
     engine.wake()
     second = engine.generate(request)
-    assert torch.equal(first.tracks["image"].latent.latents, second.tracks["image"].latent.latents)
+    assert torch.equal(first.latent.latents, second.latent.latents)
     engine.close()

@@ -14,8 +14,8 @@ from external_engines.environments import make
 from external_engines.latents import ROUNDING, Ask, adapter, assert_same, gap, trainside
 from unirl.conformance.doubles.trained import full_update, perturb, with_adapter
 from unirl.core.types.request import Request
-from unirl.core.types.rollout import Rollout
 from unirl.core.types.serial import from_bytes, to_bytes
+from unirl.core.types.track import Track
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.engines.vllm_omni.config import VllmOmniConfig
 from unirl.engines.vllm_omni.engine import build
@@ -41,13 +41,12 @@ def stepwise(folder: Path) -> Iterator[ExternalLatentEngine]:
     engine.close()
 
 
-def together(engine: ExternalLatentEngine, requests: dict[str, Request]) -> tuple[list[list[int]], dict[str, Any]]:
-    """Rollouts of requests that are on their way at once, and the steps of the rows of each batch."""
+def together(engine: ExternalLatentEngine, requests: dict[str, Request]) -> tuple[list[list[int]], dict[str, Track]]:
+    """Tracks of requests that are on their way at once, and the steps of the rows of each batch."""
     process: Any = engine._process
     sent = {name: torch.frombuffer(bytearray(to_bytes(one)), dtype=torch.uint8) for name, one in requests.items()}
     batches, result = process.call("together", tensors=sent, timeout_s=60)
-    rollouts = {name: from_bytes(data.numpy().tobytes(), Rollout) for name, data in result.items()}
-    return batches, {name: rollout.tracks["image"] for name, rollout in rollouts.items()}
+    return batches, {name: from_bytes(data.numpy().tobytes(), Track) for name, data in result.items()}
 
 
 @pytest.mark.parametrize("guidance", [{}, {"guidance_scale": 3.5, "negative_prompt": "blurred"}], ids=["none", "on"])
@@ -71,11 +70,11 @@ def test_rows_of_two_schedules_share_their_batches_and_are_what_each_is_by_itsel
 def test_it_samples_from_what_was_sent_last(stepwise: ExternalLatentEngine, model: Sd3Model, ask: Ask) -> None:
     perturb(model, seed=1)
     stepwise.load_weights(full_update(model, version=2))
-    result = stepwise.generate(ask(stepwise)).tracks["image"]
+    result = stepwise.generate(ask(stepwise))
     assert max(stepwise.batches) == 4
     assert gap(result, model) < ROUNDING
     update, added = adapter(model, targets=model.spec.lora_targets, version=3)
     stepwise.load_weights(update)
-    result = stepwise.generate(ask(stepwise)).tracks["image"]
+    result = stepwise.generate(ask(stepwise))
     assert result.policy_version == (3,) * 6
     assert gap(result, with_adapter(copy.deepcopy(model), added)) < ROUNDING

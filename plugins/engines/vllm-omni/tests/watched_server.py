@@ -15,7 +15,7 @@ __all__ = ["calls"]
 
 
 def calls() -> Mapping[str, Any]:
-    """Those of the real server, and `together`: takes two requests as `first` and `second`, gives their rollouts as
+    """Those of the real server, and `together`: takes two requests as `first` and `second`, gives their tracks as
     those, and the steps of the rows of each batch."""
     from unirl.core.types.request import Request
     from unirl.core.types.serial import from_bytes
@@ -41,6 +41,6 @@ def calls() -> Mapping[str, Any]:
         with patch.object(pipeline.RolloutPipeline, "denoise_step", watched):
             result = real._run(rows())
         answers = {name: joined(requests[name], each) for name, each in zip(requests, result, strict=True)}
-        return batches, {name: answer[1]["rollout"] for name, answer in answers.items()}
+        return batches, {name: answer[1]["track"] for name, answer in answers.items()}
 
     return {**answered, "together": together}

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.keyed
 
 def test_a_cut_distribution_gives_texts_without_log_probs(engine: ExternalTextEngine, ask: Ask) -> None:
     """vLLM's are of the tokens that were left, and everything here is of all tokens."""
-    one = engine.generate(ask(engine, top_k=1)).tracks["text"].text
-    greedy = engine.generate(ask(engine, temperature=0.0)).tracks["text"].text
+    one = engine.generate(ask(engine, top_k=1)).text
+    greedy = engine.generate(ask(engine, temperature=0.0)).text
     assert one.log_probs is None
     assert [row.tolist() for row in one.tokens] == [row.tolist() for row in greedy.tokens]
 

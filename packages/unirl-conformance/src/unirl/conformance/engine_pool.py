@@ -15,7 +15,6 @@ from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.config import PartConfig
 from unirl.core.specs.spec import EngineSpec, ModelSpec
 from unirl.core.types.request import Request
-from unirl.core.types.rollout import Rollout
 from unirl.core.types.track import LatentSegment, Track
 
 from .doubles.requests import PROMPTS, make_request, make_text_request
@@ -114,7 +113,7 @@ class EnginePool:
                 model=borrowed,
                 first=full_update(miniature, version=built.version),
                 request=request,
-                answer=_only(built.generate(request)),
+                answer=built.generate(request),
             )
         except BaseException:
             built.close()
@@ -125,16 +124,16 @@ class EnginePool:
         rows: dict[str, Any] = {"prompts": (PROBE,), "samples_per_prompt": 1, "policy_version": version}
         if "text" in cast(ModelSpec, of.spec).tracks.values():
             text = self._workshop.text_sampling(of, temperature=0.0)
-            return make_text_request(cast(TextModel, model), {self._workshop.track(of, "text"): text}, **rows)
+            return make_text_request(cast(TextModel, model), text, track=self._workshop.track(of, "text"), **rows)
         steps = {"sde.mode": "none", "sde.steps": list[int]()}
         latent = self._workshop.sampling(of, kernel=QUIET, eta=0.0, decode=False, **steps)
-        return make_request(cast(DiffusionModel, model), {self._workshop.track(of, "latent"): latent}, **rows)
+        return make_request(cast(DiffusionModel, model), latent, track=self._workshop.track(of, "latent"), **rows)
 
     def _renewed(self, started: _Started, record: Record) -> bool:
         """Give an engine its first weights again; whether it then is as it was when it started."""
         try:
             started.engine.load_weights(started.first)
-            result = _only(started.engine.generate(started.request))
+            result = started.engine.generate(started.request)
         except (UniRLError, ValueError):
             result = None
         if result is not None and started.engine.version == started.first.version and _same(result, started.answer):
@@ -160,11 +159,6 @@ class _Borrowed:
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(vars(self)["model"], name, value)
-
-
-def _only(rollout: Rollout) -> Track:
-    (track,) = rollout.tracks.values()
-    return track
 
 
 def _same(found: Track, wanted: Track) -> bool:

@@ -1,4 +1,4 @@
-"""External engine for latents: sends the request unchanged, receives a rollout, and checks the settings the engine
+"""External engine for latents: sends the request unchanged, receives a track, and checks the settings the engine
 reports having used against the request."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from unirl.core.plugins.bridges import bridge_name, import_bridge
 from unirl.core.roles import DiffusionModel, Model
 from unirl.core.specs.spec import EngineSpec
 from unirl.core.types.request import Request, TextRequest
-from unirl.core.types.rollout import Rollout, verify_echo
+from unirl.core.types.rollout import verify_echo
 from unirl.core.types.serial import from_bytes, to_bytes
 from unirl.core.types.track import Track
 
@@ -31,9 +31,9 @@ CONDITION_GAP_16_BITS = 5e-2
 class ExternalLatentEngine(ExternalEngine):
     """A `unirl.core.roles.Engine`.
 
-    Besides the calls of `ExternalEngine` its program answers `generate`: takes the bytes of a `Request` of one track as
-    the tensor `request`, and returns those of the `Rollout` as `rollout`, with the inputs of each row as the worker
-    used them: `sample_id`, `prompt`, `negative_prompt` (None without guidance) and `version` of the weights.
+    Besides the calls of `ExternalEngine` its program answers `generate`: takes the bytes of a `Request` as the tensor
+    `request`, and returns those of the `Track` as `track`, with the inputs of each row as the worker used them:
+    `sample_id`, `prompt`, `negative_prompt` (None without guidance) and `version` of the weights.
     """
 
     def __init__(self, hosting: Hosting, *, model: DiffusionModel, kernels: Sequence[str], probe: Request) -> None:
@@ -43,14 +43,14 @@ class ExternalLatentEngine(ExternalEngine):
         self._encoder = model
         self._probe = probe
         self.batches: tuple[int, ...] = ()
-        """Batch size in which each row of the last rollout was generated."""
+        """Batch size in which each row of the last track was generated."""
         super().__init__(hosting, model=model)
 
-    def generate(self, request: Request) -> Rollout:
-        """Every track of the request, on the model's device.
+    def generate(self, request: Request) -> Track:
+        """The track of the request, on the model's device.
 
         Rows are independent up to the rounding of a forward at another batch size.
-        Raises RecipeError for unknown tracks, kernels not in the spec and prompts with media; EchoMismatch when the
+        Raises RecipeError for an unknown track, kernels not in the spec and prompts with media; EchoMismatch when the
         engine used other settings than requested; RunFailed when it died, timed out, or does not hold the requested
         weights.
         """
@@ -62,33 +62,29 @@ class ExternalLatentEngine(ExternalEngine):
                     f"{self._name}: got a request for weights version {request.policy_version}, but it holds version "
                     f"{self.version}. Send it the weights first."
                 )
-            tracks = {name: _placed(self._track(request, name), self._model.device) for name in request.tracks}
-            return Rollout(tracks=tracks)
+            return _placed(self._track(request), self._model.device)
 
     def _started(self, found: Mapping[str, Any]) -> None:
         try:
-            (name,) = self._probe.tracks
-            track = self._track(dataclasses.replace(self._probe, policy_version=self.version), name)
-            self._compare_conditions(name, track)
+            track = self._track(dataclasses.replace(self._probe, policy_version=self.version))
+            self._compare_conditions(track)
         except EchoMismatch as error:
             raise RunFailed(
                 f"{self._name} did not follow the probe request at start-up, so its rollouts cannot be trusted: {error}"
             ) from error
 
-    def _track(self, request: Request, name: str) -> Track:
-        asked = dataclasses.replace(request, tracks={name: request.tracks[name]})
-        data = torch.frombuffer(bytearray(to_bytes(asked)), dtype=torch.uint8)
+    def _track(self, request: Request) -> Track:
+        data = torch.frombuffer(bytearray(to_bytes(request)), dtype=torch.uint8)
         used, result = self._generate({}, {"request": data})
-        rollout = from_bytes(result["rollout"].numpy().tobytes(), Rollout)
-        self._compare(asked, name, used)
+        track = from_bytes(result["track"].numpy().tobytes(), Track)
+        self._compare(request, used)
         self.batches = tuple(used["batches"])
-        track = rollout.tracks[name]
-        verify_echo(asked, Rollout(tracks={name: track}))
+        verify_echo(request, track)
         return track
 
-    def _compare(self, request: Request, name: str, used: Mapping[str, Any]) -> None:
+    def _compare(self, request: Request, used: Mapping[str, Any]) -> None:
         """Checks the inputs of each row, which `verify_echo` does not see."""
-        sampling = request.latent(name).sampling
+        sampling = request.latent.sampling
         negative = sampling.negative_prompt if sampling.guidance_scale != 1.0 else None
         expected = {
             "sample_id": list(request.sample_ids),
@@ -100,14 +96,14 @@ class ExternalLatentEngine(ExternalEngine):
             for row, (asked, result) in enumerate(zip(values, used[what], strict=True)):
                 if asked != result:
                     raise EchoMismatch(
-                        f"{name}.{what} of row {row}: the request says {asked!r}, {self._name} used {result!r}. Its "
-                        "rows are out of order, or it dropped a field."
+                        f"{request.track}.{what} of row {row}: the request says {asked!r}, {self._name} used "
+                        f"{result!r}. Its rows are out of order, or it dropped a field."
                     )
 
-    def _compare_conditions(self, name: str, track: Track) -> None:
+    def _compare_conditions(self, track: Track) -> None:
         """Compares the probe's conditions with the model's own. Training reuses the returned conditions, so ratios and
         log-prob mismatch look perfect even if they were encoded wrongly."""
-        sampling = self._probe.latent(name).sampling
+        sampling = self._probe.latent.sampling
         negatives = (sampling.negative_prompt,) * self._probe.num_rows
         for kind, prompts in (("positive", self._probe.prompts), ("negative", negatives)):
             expected, result = self._encoder.encode(prompts, sampling=sampling), track.conditions[kind].expanded()
@@ -115,24 +111,22 @@ class ExternalLatentEngine(ExternalEngine):
                 gap = _condition_gap(expected.get(part), result.get(part))
                 if gap:
                     raise EchoMismatch(
-                        f"{name}.conditions[{kind!r}][{part!r}]: {self._name} encodes {prompts[0]!r} differently "
+                        f"{track.name}.conditions[{kind!r}][{part!r}]: {self._name} encodes {prompts[0]!r} differently "
                         f"from the model: {gap}. Check its tokenizer, the padded prompt length and the order of "
                         "the encoders."
                     )
 
     def _check(self, request: Request) -> None:
-        known = self._model.spec.tracks
-        for name, expected in request.tracks.items():
-            if isinstance(expected, TextRequest) or known.get(name) != "latent":
-                raise RecipeError(
-                    f"sampling: got track {name!r}, but {self._name} generates latents, and model "
-                    f"{self._model.spec.name!r} has {', '.join(f'{track} ({kind})' for track, kind in known.items())}."
-                )
-            if expected.sampling.kernel not in self._kernels:
-                raise RecipeError(
-                    f"sampling.kernel: got {expected.sampling.kernel!r}; {self._name} supports "
-                    f"{', '.join(self._kernels)}."
-                )
+        known, expected = self._model.spec.tracks, request.params
+        if isinstance(expected, TextRequest) or known.get(request.track) != "latent":
+            raise RecipeError(
+                f"sampling: got track {request.track!r}, but {self._name} generates latents, and model "
+                f"{self._model.spec.name!r} has {', '.join(f'{track} ({kind})' for track, kind in known.items())}."
+            )
+        if expected.sampling.kernel not in self._kernels:
+            raise RecipeError(
+                f"sampling.kernel: got {expected.sampling.kernel!r}; {self._name} supports {', '.join(self._kernels)}."
+            )
         for prompt_id, media in zip(request.prompt_ids, request.media, strict=True):
             if media:
                 raise RecipeError(

@@ -10,7 +10,6 @@ from torch import Tensor
 from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.roles import TextModel
 from unirl.core.types.request import Request, TextRequest
-from unirl.core.types.rollout import Rollout
 from unirl.core.types.track import Track
 from unirl.engine_host.text_config import ExternalTextConfig
 
@@ -30,7 +29,6 @@ class ToTrack(Protocol):
     def __call__(
         self,
         request: Request,
-        name: str,
         *,
         model: TextModel,
         prompt_tokens: Sequence[Tensor],
@@ -72,46 +70,42 @@ class ExternalTextEngine(ExternalEngine):
         hosting = Hosting.of(product, config, program=program, arguments=arguments, lora_rank=config.lora_rank)
         super().__init__(hosting, model=model)
 
-    def generate(self, request: Request) -> Rollout:
-        """Every text track of the request.
+    def generate(self, request: Request) -> Track:
+        """The text track of the request.
 
         A completion depends only on its prompt and seed, up to the rounding of logits at another batch size.
-        Raises RecipeError for unknown tracks, for prompts with media, and for completions that may exceed the engine's
-        context length; RunFailed when it died, timed out, or has no usable weights.
+        Raises RecipeError for an unknown track, for prompts with media, and for completions that may exceed the
+        engine's context length; RunFailed when it died, timed out, or has no usable weights.
         """
         with self._lock:
             self._check(request)
             self._refuse_idle()
-            return Rollout(tracks={name: self._text(request, name) for name in request.tracks})
+            return self._text(request)
 
     def _started(self, found: Mapping[str, Any]) -> None:
         self._max_model_len = int(found["max_model_len"])
 
     def _check(self, request: Request) -> None:
-        known = self._model.spec.tracks
-        for name, expected in request.tracks.items():
-            if not isinstance(expected, TextRequest) or known.get(name) != "text":
-                raise RecipeError(
-                    f"sampling: got track {name!r}, but {self._name} generates text, and model "
-                    f"{self._model.spec.name!r} has {', '.join(f'{track} ({kind})' for track, kind in known.items())}."
-                )
-            longest = (
-                max((len(prompt) for prompt in expected.prompt_tokens), default=0) + expected.sampling.max_new_tokens
+        known, expected = self._model.spec.tracks, request.params
+        if not isinstance(expected, TextRequest) or known.get(request.track) != "text":
+            raise RecipeError(
+                f"sampling: got track {request.track!r}, but {self._name} generates text, and model "
+                f"{self._model.spec.name!r} has {', '.join(f'{track} ({kind})' for track, kind in known.items())}."
             )
-            if longest > self._max_model_len:
-                raise RecipeError(
-                    f"sampling.max_new_tokens: prompt plus completion may reach {longest} tokens; "
-                    f"{self._product.title} takes {self._max_model_len} (engine.max_model_len). Lower one or raise the "
-                    "other."
-                )
+        longest = max((len(prompt) for prompt in expected.prompt_tokens), default=0) + expected.sampling.max_new_tokens
+        if longest > self._max_model_len:
+            raise RecipeError(
+                f"sampling.max_new_tokens: prompt plus completion may reach {longest} tokens; {self._product.title} "
+                f"takes {self._max_model_len} (engine.max_model_len). Lower one or raise the other."
+            )
         for prompt_id, media in zip(request.prompt_ids, request.media, strict=True):
             if media:
                 raise RecipeError(
                     f"data: prompt {prompt_id!r} has media ({media[0].uri}); {self._name} accepts text only."
                 )
 
-    def _text(self, request: Request, name: str) -> Track:
-        expected = request.text(name)
+    def _text(self, request: Request) -> Track:
+        expected = request.text
         asked = {"sampling": self._sampling(expected), "seeds": list(expected.seeds)}
         prompts = [prompt.to("cpu", torch.int64) for prompt in expected.prompt_tokens]
         tensors = {"prompts": torch.cat(prompts), "prompt_lengths": torch.tensor([len(row) for row in prompts])}
@@ -130,7 +124,6 @@ class ExternalTextEngine(ExternalEngine):
         says = self._product.says_cut_log_probs or not is_cut
         return self._track(
             request,
-            name,
             model=self._text_model,
             prompt_tokens=result["prompts"].split(result["prompt_lengths"].tolist()),
             temperature=temperatures[0],

@@ -18,7 +18,6 @@ from unirl.core.specs.spec import ModelSpec
 from unirl.core.types.batch import inverse, rows_by_group
 from unirl.core.types.data import MediaRef
 from unirl.core.types.request import Request
-from unirl.core.types.rollout import Rollout
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.core.types.track import Conditions, TextSegment, Track
 
@@ -121,7 +120,7 @@ class RemoteModel:
 
 
 class RemoteEngine:
-    """Rollouts from several workers, each generating a share of the request."""
+    """Tracks from several workers, each generating a share of the request."""
 
     def __init__(self, session: Session, samples: Samples) -> None:
         """samples: records the generated samples, so that lost ones can be regenerated."""
@@ -142,7 +141,7 @@ class RemoteEngine:
             self._cluster.call(self._actors, "set_version", value, phase="sync")
         self._session.versions.sampled = value
 
-    def generate(self, request: Request) -> Rollout:
+    def generate(self, request: Request) -> Track:
         self._session.turns.rollout()
         partition = shares(request.group_ids, len(self._actors) // self._copies)
         rows = max(map(len, partition))
@@ -160,14 +159,10 @@ class RemoteEngine:
         counts = [len(mine) for mine in partition if mine or self._lockstep]
         kept = [(answer, count) for answer, count in zip(answers, counts, strict=True) if count]
         order = [row for mine in partition for row in mine]
-        back = inverse(order)
-        tracks: dict[str, Track] = {}
-        for name in request.tracks:
-            joined = Track.concat([answer.tracks[name].select(range(count)) for answer, count in kept]).select(back)
-            if isinstance(joined.images, RemoteRows):
-                joined = dataclasses.replace(joined, images=joined.images.with_fetch(self._fetch))
-            tracks[name] = joined
-        return Rollout(tracks=tracks)
+        track = Track.concat([answer.select(range(count)) for answer, count in kept]).select(inverse(order))
+        if isinstance(track.images, RemoteRows):
+            track = dataclasses.replace(track, images=track.images.with_fetch(self._fetch))
+        return track
 
     def _fetch(self, rows: Sequence[RemoteRows]) -> list[Tensor]:
         return self._samples.needed(lambda named: self._cluster.fetch([named(each) for each in rows]))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from unirl.core.errors import RunFailed
-from unirl.core.types.rollout import Rollout
+from unirl.core.types.track import Track
 
 from .actors import Actor, Call, WorkerDied
 from .cluster import Cluster, Restart
@@ -36,18 +36,18 @@ class Samples:
         """
         self._cluster, self._weights, self._retries = cluster, weights, retries
         self._rollout = -1
-        self._made: list[tuple[Call, Rollout]] = []
+        self._made: list[tuple[Call, Track]] = []
         self._names: dict[Any, Any] = {}
         """Original handle of a tensor -> its current handle."""
         self._lock = threading.RLock()
 
     def begin(self, rollout: int) -> None:
-        """Start recording this rollout, made in one or more pieces; earlier ones can no longer be regenerated."""
+        """Start recording this rollout, made in one or more calls; earlier ones can no longer be regenerated."""
         with self._lock:
             if rollout != self._rollout:
                 self._rollout, self._made = rollout, []
 
-    def note(self, calls: Sequence[Call], answers: Sequence[Rollout]) -> None:
+    def note(self, calls: Sequence[Call], answers: Sequence[Track]) -> None:
         """Record calls of `generate` and their answers."""
         with self._lock:
             self._made += zip(calls, answers, strict=True)
@@ -88,11 +88,10 @@ class Samples:
         for call, before in self._made:
             if call.actor is actor:
                 (after,) = self._cluster.run([call], phase="generate")
-                for name, track in before.tracks.items():
-                    result = renames(track, after.tracks[name])
-                    if result is None:
-                        raise RunFailed(
-                            f"launcher: {actor} regenerated lost samples, but they differ from the originals: its "
-                            "machine has different numerics. Resume the run."
-                        )
-                    self._names |= result
+                result = renames(before, after)
+                if result is None:
+                    raise RunFailed(
+                        f"launcher: {actor} regenerated lost samples, but they differ from the originals: its "
+                        "machine has different numerics. Resume the run."
+                    )
+                self._names |= result

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
@@ -36,10 +36,10 @@ from unirl.core.roles import (
     text_model,
 )
 from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.config import RunConfig
 from unirl.core.specs.plan import Plan
 from unirl.core.types.data import MediaRef
 from unirl.core.types.request import Request
-from unirl.core.types.rollout import Rollout
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.core.types.track import LatentSegment, TextSegment, Track
 
@@ -90,8 +90,8 @@ class Worker:
         self._rewards: Mapping[str, Any] = {}
         self._policy: ExitStack | None = None
         self._brought: Track | None = None
-        self._kept: dict[int, list[Any]] = {}
-        """Rollout number -> handles of its tensors stored here."""
+        self._kept: dict[tuple[int, str], list[Any]] = {}
+        """Rollout number and track -> handles of its tensors stored here."""
         self._said: list[Any] = []
         """Handles of the latest reference-policy outputs."""
         expected = plan.run.device
@@ -177,28 +177,19 @@ class Worker:
 
     # Engine.
 
-    def generate(self, request: Request) -> Rollout:
+    def generate(self, request: Request) -> Track:
         """Generate this worker's share. The tensors stay here until no step needs them."""
-        self._drop_before(request.rollout)
-        rollout = self.parts.engine.generate(request)
+        key = (request.rollout, request.track)
+        if over := _superseded(self._kept, by=key, run=self._plan.run):
+            self.transport.drop([name for old in over for name in self._kept.pop(old)])
+        track = self.parts.engine.generate(request)
 
         def keep(tensors: Sequence[Tensor]) -> list[Any]:
             names = self.transport.keep(tensors)
-            self._kept.setdefault(request.rollout, []).extend(names)
+            self._kept.setdefault(key, []).extend(names)
             return names
 
-        even = {name: _even(track, request) for name, track in rollout.tracks.items()}
-        return Rollout(tracks={name: dehydrated(track, keep) for name, track in even.items()})
-
-    def _drop_before(self, rollout: int) -> None:
-        """Drop tensors no step needs. A streamed rollout comes in pieces; when ahead, the previous one is in use."""
-        run = self._plan.run
-        if run.max_staleness:
-            over = [number for number in self._kept if number < rollout - run.max_staleness]
-        else:
-            over = [number for number in self._kept if number != rollout or not run.reward_overlap_groups]
-        if over:
-            self.transport.drop([name for number in over for name in self._kept.pop(number)])
+        return dehydrated(_even(track, request), keep)
 
     def set_version(self, version: int) -> None:
         self.parts.engine.version = version
@@ -333,6 +324,17 @@ class Worker:
             dist.destroy_process_group()
 
 
+def _superseded(kept: Iterable[tuple[int, str]], *, by: tuple[int, str], run: RunConfig) -> list[tuple[int, str]]:
+    """Rollout number and track of the tensors that no step needs once the rollout and track `by` is generated.
+
+    A streamed track comes in pieces; when ahead, the previous rollouts are in use.
+    """
+    rollout, _ = by
+    if run.max_staleness:
+        return [key for key in kept if key[0] < rollout - run.max_staleness]
+    return [key for key in kept if key[0] != rollout or (key == by and not run.reward_overlap_groups)]
+
+
 def _even(track: Track, request: Request) -> Track:
     """The track padded to the most stored positions any share of the request may have, because remote rows are joined
     as they are. Groups with their own SDE steps, and samples with their own trained steps, store more or fewer
@@ -340,7 +342,7 @@ def _even(track: Track, request: Request) -> Track:
     segment = track.segment
     if not isinstance(segment, LatentSegment):
         return track
-    sde = request.latent(track.name).sampling.sde
+    sde = request.latent.sampling.sde
     if not sde.per_group and sde.train_fraction == 1:
         return track
     # Each of R steps has two positions, and the final one is kept as well.

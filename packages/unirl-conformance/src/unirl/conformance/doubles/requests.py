@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 from torch import Tensor
@@ -27,43 +27,42 @@ def numbered(prompts: Sequence[str]) -> list[Prompt]:
 
 def make_request(
     model: DiffusionModel,
-    sampling: Mapping[str, LatentSamplingConfig],
+    sampling: LatentSamplingConfig,
     *,
+    track: str,
     prompts: Sequence[str] = PROMPTS[:2],
     samples_per_prompt: int = 3,
     seed: int = 11,
     rollout: int = 5,
     policy_version: int = 0,
-    sigmas: Mapping[str, Tensor] | None = None,
+    sigmas: Tensor | None = None,
     trajectory: str = "window",
 ) -> Request:
-    """A request for every track in `sampling`. Rows of a group stand together; groups are as many as prompts.
+    """A request for this track. Rows of a group stand together; groups are as many as prompts.
 
-    sigmas: track -> another schedule than the model's.
+    sigmas: another schedule than the model's.
     """
     groups = [number for number in range(len(prompts)) for _ in range(samples_per_prompt)]
     group_ids = tuple(f"r{rollout}/p{group}" for group in groups)
     sample_ids = tuple(f"{group}/{row % samples_per_prompt}" for row, group in enumerate(group_ids))
-    tracks = {
-        name: plan_latents(
-            settings,
-            sigmas=model.schedule(settings) if sigmas is None else sigmas[name],
-            latent_shape=model.latent_shape(settings),
-            seed=seed,
-            rollout=rollout,
-            sample_ids=sample_ids,
-            group_ids=group_ids,
-        )
-        for name, settings in sampling.items()
-    }
+    params = plan_latents(
+        sampling,
+        sigmas=model.schedule(sampling) if sigmas is None else sigmas,
+        latent_shape=model.latent_shape(sampling),
+        seed=seed,
+        rollout=rollout,
+        sample_ids=sample_ids,
+        group_ids=group_ids,
+    )
     return Request(
+        track=track,
         sample_ids=sample_ids,
         group_ids=group_ids,
         prompt_ids=tuple(f"p{group}" for group in groups),
         prompts=tuple(prompts[group] for group in groups),
         metadata=tuple({"number": group} for group in groups),
         media=tuple(() for _ in groups),
-        tracks={name: dataclasses.replace(track, trajectory=trajectory) for name, track in tracks.items()},
+        params=dataclasses.replace(params, trajectory=trajectory),
         seed=seed,
         rollout=rollout,
         policy_version=policy_version,
@@ -72,19 +71,21 @@ def make_request(
 
 def make_text_request(
     model: TextModel,
-    sampling: Mapping[str, TextSamplingConfig],
+    sampling: TextSamplingConfig,
     *,
+    track: str,
     prompts: Sequence[str] = PROMPTS[:2],
     samples_per_prompt: int = 3,
     seed: int = 11,
     rollout: int = 5,
     policy_version: int = 0,
 ) -> Request:
-    """The same for text tracks, as a run makes it; no algorithm has a say in those."""
+    """The same for a text track, as a run makes it; no algorithm has a say in those."""
     return build_request(
         numbered(prompts),
-        samples_per_prompt=samples_per_prompt,
+        track=track,
         sampling=sampling,
+        samples_per_prompt=samples_per_prompt,
         model=model,
         algorithm=cast("Algorithm", None),
         seed=seed,

@@ -77,7 +77,6 @@ def follow(
     request: Request,
     segment: LatentSegment,
     *,
-    track: str,
     positive: Mapping[str, Tensor],
     negative: Mapping[str, Tensor] | None,
     knows_start: bool,
@@ -86,7 +85,7 @@ def follow(
 
     positive, negative: conditions of each row.  knows_start: x_T is the recipe's where it was not stored.
     """
-    expected = request.latent(track)
+    expected = request.latent
     sampling, device = expected.sampling, model.device
     kernel, options = sampling.kernel, sampling.kernel_options
     sigmas = [float(sigma) for sigma in expected.sigmas]

@@ -82,15 +82,16 @@ def test_training_on_text_raises_the_reward(bench: AlgorithmBench) -> None:
     for step in range(STEPS):
         request = build_request(
             numbered(PROMPTS),
+            track=bench.track,
+            sampling=bench.text_sampling(max_new_tokens=TOKENS, temperature=1.0),
             samples_per_prompt=SAMPLES,
-            sampling={bench.track: bench.text_sampling(max_new_tokens=TOKENS, temperature=1.0)},
             model=model,
             algorithm=algorithm,
             seed=3,
             rollout=step,
             policy_version=step,
         )
-        track = sample_text(model, request, bench.track)
+        track = sample_text(model, request)
         rewards = [float((tokens < LETTERS).float().mean()) for tokens in track.text.tokens]
         means.append(sum(rewards) / len(rewards))
         if step < STEPS // 3 or step >= STEPS - STEPS // 3:

@@ -152,6 +152,6 @@ def _track(number: int) -> Track:
     """Six completions in two groups, sampled with the initial weights, with advantages and rewards; numbers differ."""
     model = TextWorkbenchModel()
     sampling = TextSamplingConfig(max_new_tokens=10, temperature=0.7, chat=False)
-    track = sample_text(model, make_text_request(model, {"text": sampling}, rollout=number), "text")
+    track = sample_text(model, make_text_request(model, sampling, track="text", rollout=number))
     rewards = torch.tensor([0.5, -1.0, 2.0, 0.25, 1.5, -0.5]).roll(number)
     return dataclasses.replace(track, advantages=torch.tensor([1.3, -0.4, 0.7, -1.9, 0.2, 1.1]), rewards=rewards)

@@ -13,7 +13,7 @@ from unirl.conformance.verdicts import NotApplicable
 from unirl.core.errors import EchoMismatch, UniRLError
 from unirl.core.specs.capability import Cap
 from unirl.core.types.request import Request
-from unirl.core.types.rollout import Rollout, verify_echo
+from unirl.core.types.rollout import verify_echo
 from unirl.core.types.track import Track
 
 ODD = (1.0, 0.7318273, 0.51234567, 0.2200001, 0.0)
@@ -27,8 +27,8 @@ def test_sigmas_are_echoed_bit_for_bit(bench: LatentEngineBench) -> None:
 
     If it fails: look for a cast on the way (bf16, a timestep of 0 to 1000 divided again), and echo what was sent.
     """
-    _, rollout = _rollout_with_odd_sigmas(bench)
-    result = rollout.tracks[bench.track].latent.sigmas
+    _, track = _sampled_at_odd_sigmas(bench)
+    result = track.latent.sigmas
     assert result.dtype == torch.float32, f"sigmas are echoed as {result.dtype}, float32 was sent"
     assert torch.equal(result.cpu(), torch.tensor(ODD)), f"the request says {ODD}, the engine echoes {result.tolist()}"
 
@@ -44,8 +44,7 @@ def test_sigmas_are_those_that_it_steps_with(bench: LatentEngineBench) -> None:
     """
     if not bench.native(Cap.INITIAL_NOISE) and not bench.native(Cap.TRAJECTORY_FULL):
         raise NotApplicable(f"engine {bench.spec.name!r} promises neither a known start nor to return it")
-    request, rollout = _rollout_with_odd_sigmas(bench)
-    walk = bench.walk(request, rollout.tracks[bench.track])
+    walk = bench.walk(*_sampled_at_odd_sigmas(bench))
     bench.record("off the sigmas' way", walk.error(walk.deterministic), bound=ROUNDING)
 
 
@@ -80,12 +79,12 @@ def test_the_echoed_noise_is_what_it_started_from(bench: LatentEngineBench) -> N
     If it fails: fill `initial_noise` with `noise_digest` of the tensor that the first forward gets.
     """
     request = bench.request(bench.model())
-    expected = request.latent(bench.track)
+    expected = request.latent
     false = ("0123456789abcdef", *expected.initial_noise[1:])
     with bench.engine() as engine:
         request = dataclasses.replace(
             request,
-            tracks={bench.track: dataclasses.replace(expected, initial_noise=false)},
+            params=dataclasses.replace(expected, initial_noise=false),
             policy_version=engine.version,
         )
         try:
@@ -110,8 +109,7 @@ def test_step_noise_is_the_recipes(bench: LatentEngineBench) -> None:
     kernel = bench.noisy_kernels[0]
     for shares in (False, True):
         sampling = bench.with_kernel(kernel, sde_steps=(0, 1, 2)) | {"same_initial_noise": shares}
-        request, rollout = bench.generate(sampling=sampling)
-        walk = bench.walk(request, rollout.tracks[bench.track])
+        walk = bench.walk(*bench.generate(sampling=sampling))
         assert bool(walk.stochastic.any()), "no stochastic step is stored"
         # Rounding of the mean (1e-7 to 1e-5) over a std of 0.1 and more; noise under another key is off by 1.
         off = float((walk.drawn() - walk.recipe()).abs().max())
@@ -139,17 +137,16 @@ def test_each_group_has_its_own_sde_steps(bench: LatentEngineBench) -> None:
     check_steps(bench, steps=[[0, 1]] * 3 + [[2, -1]] * 3, num_steps=5)
 
 
-def _rollout_with_odd_sigmas(bench: LatentEngineBench) -> tuple[Request, Rollout]:
-    sampling, sigmas = bench.with_kernel(bench.quiet_kernel), {bench.track: torch.tensor(ODD)}
-    return bench.generate(sampling=sampling, sigmas=sigmas, **bench.storing_most())
+def _sampled_at_odd_sigmas(bench: LatentEngineBench) -> tuple[Request, Track]:
+    sampling = bench.with_kernel(bench.quiet_kernel)
+    return bench.generate(sampling=sampling, sigmas=torch.tensor(ODD), **bench.storing_most())
 
 
 def started(bench: LatentEngineBench, *, same_initial_noise: bool) -> tuple[Request, Track]:
-    """A rollout that stores the start, where the engine can store any of the trajectory."""
+    """A track that stores the start, where the engine can store any of the trajectory."""
     sampling: dict[str, object] = {"same_initial_noise": same_initial_noise}
     trajectory = "window" if bench.native(Cap.TRAJECTORY_WINDOW, Cap.SDE_STEPS) else "full"
-    request, rollout = bench.generate(sampling=sampling, trajectory=trajectory)
-    return request, rollout.tracks[bench.track]
+    return bench.generate(sampling=sampling, trajectory=trajectory)
 
 
 def check_steps(bench: LatentEngineBench, *, steps: Sequence[Sequence[int]], num_steps: int) -> None:

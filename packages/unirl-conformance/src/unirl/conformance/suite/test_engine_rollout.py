@@ -1,4 +1,4 @@
-"""The rollout of a latent request: samples, latents, media, version, and the echo of its settings."""
+"""The track of a latent request: samples, latents, media, version, and the echo of its settings."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ def test_every_sample_comes_back_with_its_lineage(bench: LatentEngineBench) -> N
     model = bench.model()
     request = bench.request(model).select(MIXED)
     with bench.engine(model) as engine:
-        rollout = engine.generate(dataclasses.replace(request, policy_version=engine.version))
-    assert set(rollout.tracks) == {bench.track}, f"got tracks {sorted(rollout.tracks)}, expected {bench.track!r}"
-    track = rollout.tracks[bench.track]
+        track = bench.sample(engine, request)
     expected = {
+        "name": request.track,
         "sample_ids": request.sample_ids,
         "group_ids": request.group_ids,
         "parent_track": None,
@@ -64,8 +63,8 @@ def test_latents_and_media_are_whole_and_of_the_asked_size(bench: LatentEngineBe
     them), and the image that was decoded from the same row. Eight bits a channel are enough; another row is not.
     """
     model = bench.model()
-    request, rollout = bench.generate()
-    track, sampling = rollout.tracks[bench.track], request.latent(bench.track).sampling
+    request, track = bench.generate()
+    sampling = request.latent.sampling
     latents, shape = track.latent.latents, model.latent_shape(sampling)
     final = track.latent.final
     assert tuple(final.shape) == (request.num_rows, *shape), (
@@ -91,7 +90,7 @@ def test_latents_and_media_are_whole_and_of_the_asked_size(bench: LatentEngineBe
         decoded = model.decode(final.to(model.device))
     # Two levels of eight bits: an engine may hand its images over as PNG. Images of other rows differ by far more.
     bench.record("media off", float((media.to(model.device) - decoded).abs().max()), bound=2.5 / 255)
-    bare = bench.generate(sampling={"decode": False})[1].tracks[bench.track]
+    bare = bench.generate(sampling={"decode": False})[1]
     assert bare.images is None and bare.videos is None, "media came back, although `decode` is false"
 
 
@@ -108,13 +107,13 @@ def test_a_stale_version_is_detected(bench: EngineBench) -> None:
         held = engine.version
         request = dataclasses.replace(bench.plain_request(model), policy_version=held + 1)
         try:
-            rollout = engine.generate(request)
+            track = engine.generate(request)
         except UniRLError:
             return
-        result = rollout.tracks[bench.track].policy_version
+        result = track.policy_version
         assert result == (held,) * request.num_rows, f"the engine has version {held}, its samples say {result}"
         try:
-            verify_echo(request, rollout)
+            verify_echo(request, track)
         except EchoMismatch:
             return
     raise AssertionError(f"got a request for version {held + 1} with weights of version {held}, and nothing was raised")
@@ -132,8 +131,8 @@ def test_kernel_and_its_settings_are_echoed(bench: LatentEngineBench) -> None:
     asked += [("cps", {"constants": False})] if "cps" in bench.kernels else []
     for kernel, options in asked:
         sampling = bench.with_kernel(kernel, eta=0.37) | {"kernel_options": options}
-        request, rollout = bench.generate(sampling=sampling)
-        expected, result = request.latent(bench.track).sampler, rollout.tracks[bench.track].latent.sampler
+        request, track = bench.generate(sampling=sampling)
+        expected, result = request.latent.sampler, track.latent.sampler
         assert dict(options).items() <= dict(expected.options).items()
         assert result == expected, f"got {result} in the echo, expected {expected}"
 

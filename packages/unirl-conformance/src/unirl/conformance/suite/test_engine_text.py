@@ -1,4 +1,4 @@
-"""The rollout of a text request: samples, tokens, decoded text and finish reasons."""
+"""The track of a text request: samples, tokens, decoded text and finish reasons."""
 
 from __future__ import annotations
 
@@ -36,12 +36,11 @@ def test_every_text_comes_back_with_its_lineage(bench: TextEngineBench) -> None:
     request = bench.request(model, sampling={"temperature": 0.7}).select(MIXED)
     with bench.engine(model) as engine:
         request = dataclasses.replace(request, policy_version=engine.version)
-        rollout = engine.generate(request)
+        track = engine.generate(request)
         greedy = bench.decided_request(model).select(MIXED)
         likeliest = bench.sample(engine, greedy)
-    assert set(rollout.tracks) == {bench.track}, f"got tracks {sorted(rollout.tracks)}, expected {bench.track!r}"
-    track = rollout.tracks[bench.track]
     expected = {
+        "name": request.track,
         "sample_ids": request.sample_ids,
         "group_ids": request.group_ids,
         "parent_track": None,
@@ -56,7 +55,7 @@ def test_every_text_comes_back_with_its_lineage(bench: TextEngineBench) -> None:
     assert track.sample_weights.tolist() == [1.0] * request.num_rows, (
         f"weights are {track.sample_weights.tolist()}, 1 is wanted"
     )
-    verify_echo(request, rollout)
+    verify_echo(request, track)
     bench.check_made_by(model, greedy, likeliest, name="off the likeliest text")
 
 
@@ -202,7 +201,7 @@ def _vocabulary(model: TextModel) -> int:
 
 def _check_ends(bench: TextEngineBench, request: Request, track: Track) -> None:
     """Every completion ends at its first stop token, COMPLETED, or at the limit, TRUNCATED."""
-    wanted = request.text(bench.track)
+    wanted = request.text
     stops, longest = set(wanted.stop_tokens), wanted.sampling.max_new_tokens
     for sample, tokens, status in zip(track.sample_ids, track.text.tokens, track.status, strict=True):
         row = tokens.tolist()

@@ -122,7 +122,7 @@ def test_prompts_are_read_as_tokens(bench: TextEngineBench) -> None:
     """
     model = bench.model()
     request = bench.decided_request(model)
-    tokens = request.text(bench.track).prompt_tokens
+    tokens = request.text.prompt_tokens
     # The first prompt's tokens, less one in the middle, under the words of all prompts.
     cut = torch.cat([tokens[0][: len(tokens[0]) // 2], tokens[0][len(tokens[0]) // 2 + 1 :]])
     if not len(cut):
@@ -144,7 +144,7 @@ def _tokens(track: Track) -> Tensor:
 
 def _scores(bench: TextEngineBench, request: Request, *, temperature: float) -> Tensor:
     """[N, V] log-probs of the first token of each row, by the model, on the CPU."""
-    prompts = request.text(bench.track).prompt_tokens
+    prompts = request.text.prompt_tokens
     distinct = list({tuple(prompt.tolist()): prompt for prompt in prompts}.values())
     nothing = torch.zeros(1, dtype=torch.int64)
     logits = bench.logits(bench.model(), distinct, [nothing] * len(distinct)).cpu()

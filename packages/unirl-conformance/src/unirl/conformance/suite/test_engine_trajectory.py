@@ -13,7 +13,7 @@ from unirl.conformance.verdicts import NotApplicable
 from unirl.core.errors import RecipeError
 from unirl.core.specs.capability import Cap
 from unirl.core.types.request import Request
-from unirl.core.types.rollout import Rollout
+from unirl.core.types.track import Track
 from unirl.numerics.train.track_replay import TrackReplay
 
 GAP = 5e-5
@@ -52,8 +52,7 @@ def test_a_full_trajectory_holds_every_latent(bench: LatentEngineBench) -> None:
     If it fails: store T + 1 latents, also at deterministic steps, and before the first one.
     """
     quiet = bench.with_kernel(bench.quiet_kernel)
-    _, rollout = bench.generate(sampling=quiet, trajectory="full")
-    segment = rollout.tracks[bench.track].latent
+    segment = bench.generate(sampling=quiet, trajectory="full")[1].latent
     expected = [list(range(segment.num_steps + 1))] * segment.num_rows
     assert segment.positions.tolist() == expected, (
         f"positions {expected[0]} are wanted, {segment.positions.tolist()} found"
@@ -75,8 +74,7 @@ def test_every_kernel_of_the_spec_steps_by_its_formula(bench: LatentEngineBench)
     for kernel in bench.kernels:
         # Not the last step: that of cps and ddim-eta has no noise.
         sampling = bench.with_kernel(kernel, sde_steps=(0, 1, 2) if bench.native(Cap.SDE_STEPS) else ())
-        request, rollout = bench.generate(sampling=sampling, **bench.storing_most())
-        walk = bench.walk(request, rollout.tracks[bench.track])
+        walk = bench.walk(*bench.generate(sampling=sampling, **bench.storing_most()))
         if bench.native(Cap.STEP_NOISE):
             bench.record(f"{kernel} off", walk.error(walk.seen, with_noise=True), bound=ROUNDING)
             continue
@@ -97,8 +95,8 @@ def test_log_probs_are_those_of_the_replay(bench: LatentEngineBench) -> None:
     """
     for kernel in bench.noisy_kernels:
         sampling = bench.with_kernel(kernel, sde_steps=(0, 1, 2))
-        request, rollout = bench.generate(sampling=sampling, **bench.storing_most())
-        check_log_probs(bench, request, rollout, name=f"log-prob gap {kernel}")
+        sampled = bench.generate(sampling=sampling, **bench.storing_most())
+        check_log_probs(bench, *sampled, name=f"log-prob gap {kernel}")
     if "cps" in bench.kernels:
         bare = bench.with_kernel("cps", sde_steps=(0, 1, 2)) | {"kernel_options": {"constants": False}}
         check_log_probs(bench, *bench.generate(sampling=bare), name="log-prob gap cps without constants")
@@ -115,7 +113,7 @@ def test_only_the_asked_steps_are_scored(bench: LatentEngineBench) -> None:
     # Not the first two of each row: that is what an engine scores which takes the number of steps alone.
     steps = torch.tensor([[0, 2], [1, 2], [0, 2]] * 2)
     sampling = bench.with_kernel(bench.noisy_kernels[0], sde_steps=(0, 1, 2))
-    whole = bench.generate(sampling=sampling, **bench.storing_most())[1].tracks[bench.track].latent
+    whole = bench.generate(sampling=sampling, **bench.storing_most())[1].latent
     model = bench.model()
     request = bench.with_train_steps(bench.request(model, sampling=sampling, **bench.storing_most()), steps)
     with bench.engine(model) as engine:
@@ -154,14 +152,14 @@ def test_guidance_and_its_mode_are_honoured(bench: LatentEngineBench) -> None:
     for mode in ("batched", "two-pass", "norm-corrected"):
         sampling = bench.with_kernel(bench.quiet_kernel) | GUIDED | {"guidance_mode": mode}
         try:
-            request, rollout = bench.generate(sampling=sampling, **bench.storing_most())
+            request, track = bench.generate(sampling=sampling, **bench.storing_most())
         except RecipeError as refusal:
             assert mode != "batched" and f"guidance_mode: {mode!r}" in str(refusal), f"{mode!r}: {refusal}"
             continue
-        segment = rollout.tracks[bench.track].latent
-        echoed = (segment.sampler.guidance_scale, segment.sampler.guidance_mode)
+        sampler = track.latent.sampler
+        echoed = (sampler.guidance_scale, sampler.guidance_mode)
         assert echoed == (3.0, mode), f"guidance: got {echoed} in the echo, expected (3.0, {mode!r})"
-        walk = bench.walk(request, rollout.tracks[bench.track])
+        walk = bench.walk(request, track)
         if not bool(walk.deterministic.any()):
             raise NotApplicable(f"engine {bench.spec.name!r} promises neither a known start nor a trajectory to see")
         bench.record(f"{mode} off", walk.error(walk.deterministic), bound=ROUNDING)
@@ -174,11 +172,10 @@ def test_negative_prompts_are_used_and_returned(bench: LatentEngineBench) -> Non
 
     If it fails: look for an empty negative prompt that is always used, and return what went into the forward.
     """
-    request, rollout = bench.generate(sampling=GUIDED)
-    track = rollout.tracks[bench.track]
+    request, track = bench.generate(sampling=GUIDED)
     assert set(track.conditions) == {"positive", "negative"}, f"conditions are {sorted(track.conditions)}"
     bench.check_conditions(request, track, "negative")
-    bare = bench.generate()[1].tracks[bench.track]
+    bare = bench.generate()[1]
     assert set(bare.conditions) == {"positive"}, f"without guidance there are conditions {sorted(bare.conditions)}"
 
 
@@ -202,21 +199,20 @@ def test_conditions_are_those_that_it_generated_from(bench: LatentEngineBench) -
         bench.record("off the way of these conditions", walk.error(walk.deterministic), bound=ROUNDING)
 
 
-def check_log_probs(bench: LatentEngineBench, request: Request, rollout: Rollout, *, name: str) -> None:
+def check_log_probs(bench: LatentEngineBench, request: Request, track: Track, *, name: str) -> None:
     """Against the replay, as training does it, and against the formula."""
-    segment = rollout.tracks[bench.track].latent
+    segment = track.latent
     result = segment.log_probs
     assert result is not None, "no log-probs came back"
     shape = (segment.num_rows, segment.sde_steps.shape[1])
     assert tuple(result.shape) == shape, f"log-probs are {list(result.shape)}, [samples, SDE steps] {shape} are wanted"
     assert result.dtype is torch.float32, f"log-probs are {result.dtype}; float32 is wanted"
     model = bench.model()
-    track = rollout.tracks[bench.track].to(model.device)
     with torch.no_grad():
         replay = TrackReplay(model, stacked=True, policy_context=lambda _: nullcontext())
-        again = replay(track).log_probs
+        again = replay(track.to(model.device)).log_probs
     bench.record(name, float((result.to(again.device) - again).abs().max()), bound=GAP)
-    walk = bench.walk(request, rollout.tracks[bench.track])
+    walk = bench.walk(request, track)
     steps = segment.sde_steps.to(model.device)
     formula = walk.log_probs.gather(1, steps.clamp_min(0)) * (steps >= 0)
     seen = walk.seen.gather(1, steps.clamp_min(0))

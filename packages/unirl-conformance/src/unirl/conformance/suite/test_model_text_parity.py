@@ -60,8 +60,8 @@ def test_greedy_texts_are_those_of_the_reference(bench: TextModelBench) -> None:
     """
     with bench.model() as model:
         sampling = bench.sampling(temperature=0.0, max_new_tokens=LENGTH)
-        request = make_text_request(model, {bench.track: sampling}, prompts=PROMPTS, samples_per_prompt=1)
-        result = sample_text(model, request, bench.track).text.tokens
+        request = make_text_request(model, sampling, track=bench.track, prompts=PROMPTS, samples_per_prompt=1)
+        result = sample_text(model, request).text.tokens
         expected = bench.reference(sampling).tokens
     for prompt, mine, its in zip(PROMPTS, result, expected, strict=True):
         assert mine.tolist() == its.tolist(), f"after {prompt!r} come {mine.tolist()}, not {its.tolist()}"

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Self
 
 from .parts import Parts, attributed, kept_weights, sync_weights
 from .prompts import StepPrompts
-from .streaming import MadeRollout, Phases, RolloutMaker, step_request
+from .requests import step_requests
+from .streaming import MadeRollout, Phases, RolloutMaker
 
 if TYPE_CHECKING:
     from ..specs.plan import Plan
@@ -74,11 +75,11 @@ class RolloutsAhead:
         with phases("sync", owner=self._engine):
             bring = self._weights()
         with phases("request", owner=f"algorithm {self._plan.algorithm.name!r}"):
-            request = step_request(self._parts, self._plan, prompts.chosen, step=step)
-        maker = RolloutMaker(self._parts, self._plan, request, phases=Phases(), spare=prompts.spare)
+            requests = step_requests(self._parts, self._plan, prompts.chosen, step=step)
+        maker = RolloutMaker(self._parts, self._plan, requests, phases=Phases(), spare=prompts.spare)
         self._count(+1)
         made = self._thread.submit(self._make, maker, bring)
-        self._begun.append(_Begun(step=step, version=request.policy_version, maker=maker, made=made))
+        self._begun.append(_Begun(step=step, version=self._parts.backend.version, maker=maker, made=made))
 
     def begin_after(self, step: int, following: Sequence[StepPrompts], *, phases: Phases) -> None:
         """Begin the rollouts of the steps after `step` that are not begun yet.

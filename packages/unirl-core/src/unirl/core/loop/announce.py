@@ -15,7 +15,7 @@ from .checkpoints import Checkpoint
 from .costs import latent_step_cost
 from .cpu import describe_cpu
 from .parts import Parts
-from .requests import build_request
+from .requests import step_requests
 
 __all__ = ["announce", "loading", "predicted_costs"]
 
@@ -37,23 +37,15 @@ def predicted_costs(
 ) -> dict[str, Mapping[str, float]]:
     """Track -> the cost of the first step. The model may refuse its request, such as one for images of a size that it
     cannot generate."""
-    request = build_request(
-        prompts[: plan.data.prompts_per_step],
-        samples_per_prompt=plan.data.samples_per_prompt,
-        sampling=plan.sampling,
-        model=parts.model,
-        algorithm=parts.algorithm,
-        seed=plan.run.seed,
-        rollout=checkpoint.step if checkpoint else 0,
-        policy_version=parts.backend.version,
-    )
+    first = checkpoint.step if checkpoint else 0
+    requests = step_requests(parts, plan, prompts[: plan.data.prompts_per_step], step=first)
     predicted: dict[str, Mapping[str, float]] = {}
-    for name, track in request.tracks.items():
-        if not isinstance(track, LatentRequest):
+    for name, request in requests.items():
+        if not isinstance(request.params, LatentRequest):
             continue  # Completion lengths are not known in advance.
         cost = latent_step_cost(
-            track,
-            latent_shape=diffusion_model(parts.model).latent_shape(track.sampling),
+            request.params,
+            latent_shape=diffusion_model(parts.model).latent_shape(request.params.sampling),
             anchors=plan.train.old_log_probs == "replay",
             trains=plan.algorithm.spec.needs.trajectory != "none",
         )

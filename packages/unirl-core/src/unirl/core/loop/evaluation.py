@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, cast
 from ..observe.events import EventStream
 from ..observe.tracking import Trackers
 from ..types.data import Prompt
-from ..types.rollout import verify_echo
-from .parts import Parts, attributed, sampled_policy, sync_weights
-from .requests import build_request, evaluation_sampling
+from .parts import Parts, attributed, generate, sampled_policy, sync_weights
+from .requests import evaluation_requests
 from .scoring import score
 
 if TYPE_CHECKING:
@@ -31,20 +30,10 @@ def evaluate(
     """
     started = time.perf_counter()
     sync_weights(parts, plan)
-    request = build_request(
-        prompts[: plan.eval.num_prompts or len(prompts)],
-        samples_per_prompt=plan.eval.samples_per_prompt,
-        sampling=evaluation_sampling(plan),
-        model=parts.model,
-        algorithm=parts.algorithm,
-        seed=plan.eval.seed,
-        rollout=0,
-        policy_version=parts.backend.version,
-    )
+    requests = evaluation_requests(parts, plan, prompts)
     owner = f"engine {plan.engine.name!r}"
     with attributed(owner, phase="evaluate"), sampled_policy(parts, plan, cast("Policy", plan.eval.policy)):
-        rollout = parts.engine.generate(request)
-    verify_echo(request, rollout)
+        rollout = generate(parts.engine, requests)
     metrics: dict[str, float] = {}
     for name, unscored in rollout.tracks.items():
         track = score(unscored, parts.rewards, parts.reward_weights)
@@ -58,5 +47,5 @@ def evaluate(
         metrics |= {f"{prefix}reward/{part}": float(v.mean()) for part, v in track.reward_parts.items()}
         trackers.samples("eval", track, step=step)
     seconds = time.perf_counter() - started
-    events.emit("evaluated", step=step, metrics=metrics, samples=request.num_rows, phases={"evaluate": seconds})
+    events.emit("evaluated", step=step, metrics=metrics, samples=rollout.num_samples, phases={"evaluate": seconds})
     return metrics

@@ -20,8 +20,9 @@ from .algorithm_state import algorithm_state, end_algorithm_step
 from .evaluation import evaluate
 from .parts import Parts, attributed, sync_weights
 from .prompts import PromptOrder, StepPrompts
+from .requests import step_requests
 from .scoring import constant_reward
-from .streaming import MadeRollout, Phases, RolloutMaker, step_request
+from .streaming import MadeRollout, Phases, RolloutMaker
 
 __all__ = ["Phases", "run_loop", "run_step"]
 
@@ -138,7 +139,7 @@ def run_step(
             events.finding(text, step=step + 1, once="constant reward")
     parts.backend.end_rollout()
     with attributed(f"algorithm {plan.algorithm.name!r}", phase="end of the step"):
-        metrics |= end_algorithm_step(parts.algorithm, metrics, samples=made.request.num_rows)
+        metrics |= end_algorithm_step(parts.algorithm, metrics, samples=made.rollout.num_samples)
     _watch_mismatch(plan, metrics, step=step + 1, events=events)
     if plan.run.reward_overlap_groups or plan.run.max_staleness:
         metrics |= _overlap(made, train_s=phases.seconds.get("train", 0.0), step_s=time.perf_counter() - began)
@@ -149,7 +150,7 @@ def run_step(
         metrics |= noted.metrics
         for text in noted.findings:
             events.finding(text, step=step + 1)
-    events.emit("step", step=step + 1, metrics=metrics, phases=phases.seconds, samples=made.request.num_rows)
+    events.emit("step", step=step + 1, metrics=metrics, phases=phases.seconds, samples=made.rollout.num_samples)
 
 
 def _make(parts: Parts, plan: Plan, prompts: StepPrompts, *, step: int, phases: Phases) -> MadeRollout:
@@ -157,8 +158,8 @@ def _make(parts: Parts, plan: Plan, prompts: StepPrompts, *, step: int, phases: 
     with phases("sync", owner=f"engine {plan.engine.name!r}"):
         sync_weights(parts, plan)
     with phases("request", owner=f"algorithm {plan.algorithm.name!r}"):
-        request = step_request(parts, plan, prompts.chosen, step=step)
-    return RolloutMaker(parts, plan, request, phases=phases, spare=prompts.spare).make()
+        requests = step_requests(parts, plan, prompts.chosen, step=step)
+    return RolloutMaker(parts, plan, requests, phases=phases, spare=prompts.spare).make()
 
 
 def _learn(

@@ -1,4 +1,4 @@
-"""The objects of a run, who makes them, and syncing the training weights to the engine."""
+"""The objects of a run, who makes them, generating with the engine, and syncing the training weights to it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,25 @@ from typing import TYPE_CHECKING, Protocol
 from ..errors import EchoMismatch, RunFailed, UniRLError
 from ..roles import Algorithm, Backend, Engine, Model, Policy, Reward, WeightReceipt, WeightUpdate
 from ..specs.capability import Cap, Support
+from ..types.rollout import Rollout, verify_echo
 
 if TYPE_CHECKING:
     from ..plugins.catalog import Catalog
     from ..specs.plan import Plan
     from ..types.request import Request
-    from ..types.rollout import Rollout
+    from ..types.track import Track
 
-__all__ = ["Launcher", "NoEngine", "Noted", "Parts", "attributed", "kept_weights", "sampled_policy", "sync_weights"]
+__all__ = [
+    "Launcher",
+    "NoEngine",
+    "Noted",
+    "Parts",
+    "attributed",
+    "generate",
+    "kept_weights",
+    "sampled_policy",
+    "sync_weights",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +96,7 @@ class NoEngine:
 
     version = 0
 
-    def generate(self, request: Request) -> Rollout:
+    def generate(self, request: Request) -> Track:
         raise RuntimeError("rollouts are made by other processes")
 
     def load_weights(self, update: WeightUpdate) -> WeightReceipt:
@@ -99,6 +110,18 @@ class NoEngine:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def generate(engine: Engine, requests: Mapping[str, Request]) -> Rollout:
+    """The rollout of these requests, by track: one call of the engine for each.
+
+    Raises EchoMismatch when the engine did not use what a request said.
+    """
+    tracks: dict[str, Track] = {}
+    for name, request in requests.items():
+        tracks[name] = engine.generate(request)
+        verify_echo(request, tracks[name])
+    return Rollout(tracks=tracks)
 
 
 def sync_weights(parts: Parts, plan: Plan) -> None:

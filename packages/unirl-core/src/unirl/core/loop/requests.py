@@ -1,4 +1,4 @@
-"""Turning prompts into requests: groups, ids, noise keys, SDE steps. Pure functions of the step number."""
+"""Turning prompts into requests, one per track: groups, ids, noise keys, SDE steps. Pure functions of the step."""
 
 from __future__ import annotations
 
@@ -18,22 +18,63 @@ from ..types.sampling import SamplingConfig, TextSamplingConfig
 if TYPE_CHECKING:
     from ..roles import Algorithm, LatentAlgorithm, Model, TextModel
     from ..specs.plan import Plan
+    from .parts import Parts
 
-__all__ = ["build_request", "evaluation_sampling", "sample_seed"]
+__all__ = ["build_request", "evaluation_requests", "evaluation_sampling", "sample_seed", "step_requests"]
+
+
+def step_requests(parts: Parts, plan: Plan, prompts: Sequence[Prompt], *, step: int) -> dict[str, Request]:
+    """Track name -> its request of a step to the engine, for the current weights."""
+    return {
+        name: build_request(
+            prompts,
+            track=name,
+            sampling=sampling,
+            samples_per_prompt=plan.data.samples_per_prompt,
+            model=parts.model,
+            algorithm=parts.algorithm,
+            seed=plan.run.seed,
+            rollout=step,
+            policy_version=parts.backend.version,
+        )
+        for name, sampling in plan.sampling.items()
+    }
+
+
+def evaluation_requests(parts: Parts, plan: Plan, prompts: Sequence[Prompt]) -> dict[str, Request]:
+    """Track name -> its request of an evaluation to the engine, for the current weights and the same noise every time.
+
+    prompts: the held-out ones, of which the first `eval.num_prompts` are taken.
+    """
+    return {
+        name: build_request(
+            prompts[: plan.eval.num_prompts or len(prompts)],
+            track=name,
+            sampling=sampling,
+            samples_per_prompt=plan.eval.samples_per_prompt,
+            model=parts.model,
+            algorithm=parts.algorithm,
+            seed=plan.eval.seed,
+            rollout=0,
+            policy_version=parts.backend.version,
+        )
+        for name, sampling in evaluation_sampling(plan).items()
+    }
 
 
 def build_request(
     prompts: Sequence[Prompt],
     *,
+    track: str,
+    sampling: SamplingConfig,
     samples_per_prompt: int,
-    sampling: Mapping[str, SamplingConfig],
     model: Model,
     algorithm: Algorithm,
     seed: int,
     rollout: int,
     policy_version: int,
 ) -> Request:
-    """A request for `samples_per_prompt` samples of each prompt, the samples of a prompt forming a group.
+    """A request for a track of `samples_per_prompt` samples of each prompt, the samples of a prompt forming a group.
 
     Ids are `r<rollout>/<prompt id>` for groups and `.../<number>` for samples, so they never repeat in a run.
     Raises RecipeError for sampling settings that cannot be.
@@ -42,32 +83,33 @@ def build_request(
     group_ids = tuple(f"r{rollout}/{prompt.prompt_id}" for prompt, _ in expanded)
     sample_ids = tuple(f"{group}/{number}" for group, (_, number) in zip(group_ids, expanded, strict=True))
 
-    def planned(name: str, settings: SamplingConfig) -> LatentRequest | TextRequest:
-        if isinstance(settings, TextSamplingConfig):
+    def planned() -> LatentRequest | TextRequest:
+        if isinstance(sampling, TextSamplingConfig):
             seeds = [sample_seed(seed=seed, rollout=rollout, sample_id=sample) for sample in sample_ids]
-            return _text_request(expanded, settings, model=text_model(model), seeds=seeds)
+            return _text_request(expanded, sampling, model=text_model(model), seeds=seeds)
         latent = diffusion_model(model)
         try:
             return cast("LatentAlgorithm", algorithm).latent_request(
-                settings,
-                sigmas=latent.schedule(settings),
-                latent_shape=latent.latent_shape(settings),
+                sampling,
+                sigmas=latent.schedule(sampling),
+                latent_shape=latent.latent_shape(sampling),
                 seed=seed,
                 rollout=rollout,
                 sample_ids=sample_ids,
                 group_ids=group_ids,
             )
         except ValueError as error:
-            raise RecipeError(f"sampling of track {name!r}: {error}") from error
+            raise RecipeError(f"sampling of track {track!r}: {error}") from error
 
     return Request(
+        track=track,
         sample_ids=sample_ids,
         group_ids=group_ids,
         prompt_ids=tuple(prompt.prompt_id for prompt, _ in expanded),
         prompts=tuple(prompt.text for prompt, _ in expanded),
         metadata=tuple(prompt.metadata for prompt, _ in expanded),
         media=tuple(prompt.media for prompt, _ in expanded),
-        tracks={name: planned(name, settings) for name, settings in sampling.items()},
+        params=planned(),
         seed=seed,
         rollout=rollout,
         policy_version=policy_version,

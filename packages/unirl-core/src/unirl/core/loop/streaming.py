@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Self
 from ..types.array import Array
 from ..types.batch import inverse, rows_by_group
 from ..types.request import Request
-from ..types.rollout import Rollout, verify_echo
+from ..types.rollout import Rollout
 from ..types.track import Track
-from .parts import Parts, attributed
+from .parts import Parts, attributed, generate
 from .refill import Drawn, Refill
-from .requests import build_request
+from .requests import step_requests
 from .scoring import combined, score, score_by
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..specs.plan import Plan
     from ..types.data import Prompt
 
-__all__ = ["MAX_WAITING", "MadeRollout", "Phases", "RolloutMaker", "group_pieces", "step_request"]
+__all__ = ["MAX_WAITING", "MadeRollout", "Phases", "RolloutMaker", "group_pieces"]
 
 MAX_WAITING = 4
 """Pieces that may be generated and not scored. More would hide longer swings of a reward's speed; they would also let
@@ -51,25 +51,10 @@ class Phases:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
-def step_request(parts: Parts, plan: Plan, prompts: Sequence[Prompt], *, step: int) -> Request:
-    """The request of a step to the engine, for the current weights."""
-    return build_request(
-        prompts,
-        samples_per_prompt=plan.data.samples_per_prompt,
-        sampling=plan.sampling,
-        model=parts.model,
-        algorithm=parts.algorithm,
-        seed=plan.run.seed,
-        rollout=step,
-        policy_version=parts.backend.version,
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class MadeRollout:
     """A rollout with its rewards, and what making it took."""
 
-    request: Request
     rollout: Rollout
     generate_s: float
     """Seconds in which the engine was generating."""
@@ -91,24 +76,32 @@ class RolloutMaker:
     """
 
     def __init__(
-        self, parts: Parts, plan: Plan, request: Request, *, phases: Phases, spare: Sequence[Prompt] = ()
+        self,
+        parts: Parts,
+        plan: Plan,
+        requests: Mapping[str, Request],
+        *,
+        phases: Phases,
+        spare: Sequence[Prompt] = (),
     ) -> None:
-        """phases: where the seconds of the thread that calls `make` go: `generate` and `score`, which is the wait.
+        """requests: track name -> its request; all are for the same samples.
+
+        phases: where the seconds of the thread that calls `make` go: `generate` and `score`, which is the wait.
 
         spare: prompts that may replace those of zero-variance groups.
         """
-        self._parts, self._plan, self._request, self._phases = parts, plan, request, phases
+        self._parts, self._plan, self._requests, self._phases = parts, plan, requests, phases
         self._spare = spare
         self._cancelled = threading.Event()
         self._scorers: _Scorers | None = None
 
     def make(self) -> MadeRollout:
-        """Generate and score every sample of the request, in its order.
+        """Generate and score every sample of the requests, in their order.
 
-        The pieces and their order are a matter of the request alone, so the numbers do not depend on who is faster.
+        The pieces and their order are a matter of the requests alone, so the numbers do not depend on who is faster.
         The first failure, of the engine or of a reward, ends it. Raises CancelledError after `cancel`.
         """
-        made = self._made(self._request)
+        made = self._made(self._requests)
         return self._refilled(made) if self._plan.data.dynamic_sampling_rounds else made
 
     def cancel(self) -> None:
@@ -117,26 +110,25 @@ class RolloutMaker:
         if self._scorers is not None:
             self._scorers.wake()
 
-    def _made(self, request: Request) -> MadeRollout:
-        return self._streamed(request) if self._plan.run.reward_overlap_groups else self._whole(request)
+    def _made(self, requests: Mapping[str, Request]) -> MadeRollout:
+        return self._streamed(requests) if self._plan.run.reward_overlap_groups else self._whole(requests)
 
     def _refilled(self, first: MadeRollout) -> MadeRollout:
         """The rollout with zero-variance groups replaced by further ones."""
-        ((name, track),) = first.rollout.tracks.items()
+        ((name, first_request),) = self._requests.items()
         all_made = [first]
 
         def draw(prompts: Sequence[Prompt]) -> Track:
-            request = step_request(self._parts, self._plan, prompts, step=self._request.rollout)
-            made = self._made(dataclasses.replace(request, policy_version=self._request.policy_version))
+            request = step_requests(self._parts, self._plan, prompts, step=first_request.rollout)[name]
+            made = self._made({name: dataclasses.replace(request, policy_version=first_request.policy_version)})
             all_made.append(made)
             return made.rollout.tracks[name]
 
         data = self._plan.data
         refill = Refill(wanted=data.prompts_per_step, rounds=data.dynamic_sampling_rounds, spare=self._spare)
-        drawn = refill.run(track, draw)
+        drawn = refill.run(first.rollout.tracks[name], draw)
         joined = Track.concat([made.rollout.tracks[name] for made in all_made]).select(drawn.rows)
         return MadeRollout(
-            request=Request.concat([made.request for made in all_made]).select(drawn.rows),
             rollout=Rollout(tracks={name: joined}),
             generate_s=sum(made.generate_s for made in all_made),
             score_s=sum(made.score_s for made in all_made),
@@ -145,9 +137,9 @@ class RolloutMaker:
             drawn=drawn,
         )
 
-    def _whole(self, request: Request) -> MadeRollout:
-        """All of the request, then all of the scores, on the thread that asks."""
-        rollout, generate_s = self._generated(request)
+    def _whole(self, requests: Mapping[str, Request]) -> MadeRollout:
+        """All of the requests, then all of the scores, on the thread that asks."""
+        rollout, generate_s = self._generated(requests)
         self._check_cancelled()
         began = time.perf_counter()
         with self._phases("score"):
@@ -155,7 +147,6 @@ class RolloutMaker:
             scored = {name: score(track, parts.rewards, parts.reward_weights) for name, track in rollout.tracks.items()}
         score_s = time.perf_counter() - began
         return MadeRollout(
-            request=request,
             rollout=Rollout(tracks=scored),
             generate_s=generate_s,
             score_s=score_s,
@@ -163,8 +154,9 @@ class RolloutMaker:
             queue_max=1,
         )
 
-    def _streamed(self, request: Request) -> MadeRollout:
-        pieces = group_pieces(request.group_ids, self._plan.run.reward_overlap_groups)
+    def _streamed(self, requests: Mapping[str, Request]) -> MadeRollout:
+        group_ids = next(iter(requests.values())).group_ids
+        pieces = group_pieces(group_ids, self._plan.run.reward_overlap_groups)
         rollouts: list[Rollout] = []
         generate_s = 0.0
         with _Scorers(self._parts.rewards, self._cancelled) as scorers:
@@ -173,7 +165,8 @@ class RolloutMaker:
                 with self._phases("score"):
                     scorers.wait(leaving=MAX_WAITING - 1)
                 self._check_cancelled()
-                rollout, seconds = self._generated(request.select(rows))
+                piece = {name: request.select(rows) for name, request in requests.items()}
+                rollout, seconds = self._generated(piece)
                 generate_s += seconds
                 rollouts.append(rollout)
                 scorers.submit(rollout.tracks)
@@ -181,7 +174,6 @@ class RolloutMaker:
                 scorers.wait(leaving=0)
             self._check_cancelled()
         return MadeRollout(
-            request=request,
             rollout=self._joined(pieces, rollouts, scorers),
             generate_s=generate_s,
             score_s=max(scorers.busy_s.values()),
@@ -189,11 +181,10 @@ class RolloutMaker:
             queue_max=scorers.queue_max,
         )
 
-    def _generated(self, request: Request) -> tuple[Rollout, float]:
+    def _generated(self, requests: Mapping[str, Request]) -> tuple[Rollout, float]:
         began = time.perf_counter()
         with self._phases("generate", owner=f"engine {self._plan.engine.name!r}"):
-            rollout = self._parts.engine.generate(request)
-            verify_echo(request, rollout)
+            rollout = generate(self._parts.engine, requests)
         return rollout, time.perf_counter() - began
 
     def _check_cancelled(self) -> None:

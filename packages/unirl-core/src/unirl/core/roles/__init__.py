@@ -1,7 +1,7 @@
 """Roles: what the parts of a run do for each other. A plugin's `build` returns an object that fits its role.
 
 The loop calls nothing else. A model is plain torch and knows nothing of engines or trainers; an engine turns a request
-into a rollout; a backend owns what trains; an algorithm returns loss terms and never runs backward itself.
+into a track; a backend owns what trains; an algorithm returns loss terms and never runs backward itself.
 """
 
 from .critic import CriticAlgorithm, CriticBackend

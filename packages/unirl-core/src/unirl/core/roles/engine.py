@@ -1,4 +1,4 @@
-"""What an engine does: it turns a request into a rollout, and takes weights."""
+"""What an engine does: it turns a request into a track, and takes weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..types.array import Array
 
 if TYPE_CHECKING:
     from ..types.request import Request
-    from ..types.rollout import Rollout
+    from ..types.track import Track
 
 __all__ = ["Engine", "WeightReceipt", "WeightUpdate"]
 
@@ -47,7 +47,7 @@ class WeightReceipt:
 
 
 class Engine(Protocol):
-    """Generates rollouts. Build: `build(config, *, model: Model, device) -> Engine`.
+    """Generates tracks. Build: `build(config, *, model: Model, device) -> Engine`.
 
     Runs under `no_grad` and restores the training mode of what it shares.
     """
@@ -60,8 +60,11 @@ class Engine(Protocol):
     @version.setter
     def version(self, value: int, /) -> None: ...
 
-    def generate(self, request: Request) -> Rollout:
-        """Generate every sample of the request, in its order."""
+    def generate(self, request: Request) -> Track:
+        """The track of the request: every sample, in its order.
+
+        A request is for one track; of a model with several, the engine is called once for each.
+        """
         ...
 
     def load_weights(self, update: WeightUpdate) -> WeightReceipt: ...

@@ -86,16 +86,19 @@ class TextRequest(Batch):
 
 @dataclass(frozen=True, kw_only=True)
 class Request(Batch):
-    """Samples to generate. Noise is a pure function of (seed, rollout, id, step), so any split of it gives the same."""
+    """Samples of one track to generate. Noise is a pure function of (seed, rollout, id, step), so any split of it gives
+    the same."""
 
+    track: str = shared()
+    """Name of the track."""
     sample_ids: tuple[str, ...] = rows()
     group_ids: tuple[str, ...] = rows()
     prompt_ids: tuple[str, ...] = rows()
     prompts: tuple[str, ...] = rows()
     metadata: tuple[Mapping[str, Any], ...] = rows()
     media: tuple[tuple[MediaRef, ...], ...] = rows()
-    tracks: Mapping[str, LatentRequest | TextRequest] = rows()
-    """Track name -> how it is sampled."""
+    params: LatentRequest | TextRequest = rows()
+    """How the track is sampled."""
     seed: int = shared()
     rollout: int = shared()
     """Number of this rollout in the run; part of the noise key."""
@@ -109,19 +112,20 @@ class Request(Batch):
     def num_rows(self) -> int:
         return len(self.sample_ids)
 
-    def latent(self, track: str) -> LatentRequest:
+    @property
+    def latent(self) -> LatentRequest:
         """How a latent track is sampled. Raises BatchError for any other."""
-        return self._of(track, LatentRequest)
+        return self._params(LatentRequest)
 
-    def text(self, track: str) -> TextRequest:
+    @property
+    def text(self) -> TextRequest:
         """How a text track is sampled. Raises BatchError for any other."""
-        return self._of(track, TextRequest)
+        return self._params(TextRequest)
 
-    def _of(self, track: str, kind: type[T]) -> T:
-        result = self.tracks.get(track)
-        if not isinstance(result, kind):
+    def _params(self, kind: type[T]) -> T:
+        if not isinstance(self.params, kind):
             raise BatchError(
-                f"Request: track {track!r}: got {'nothing' if result is None else f'a {type(result).__name__}'}, "
-                f"expected a {kind.__name__} (tracks: {sorted(self.tracks)})."
+                f"Request.params of track {self.track!r}: got a {type(self.params).__name__}, expected a "
+                f"{kind.__name__}."
             )
-        return result
+        return self.params

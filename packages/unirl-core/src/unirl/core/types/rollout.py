@@ -1,4 +1,4 @@
-"""Rollouts: what an engine gives back, and the check that it used what the request said."""
+"""Rollouts: the tracks that engines give back, and the check that an engine used what its request said."""
 
 from __future__ import annotations
 
@@ -49,32 +49,33 @@ class Rollout:
                 raise BatchError(f"Rollout: track {name!r} descends from itself: {' <- '.join([*line, parent])}.")
             line.append(parent)
 
+    @property
+    def num_samples(self) -> int:
+        """Samples of a root track; all roots of a rollout have as many."""
+        return next(track.num_rows for track in self.tracks.values() if track.parent_track is None)
+
     def replaced(self, name: str, track: Track) -> Rollout:
         """The same rollout with another track of this name."""
         return Rollout(tracks={**self.tracks, name: track})
 
 
-def verify_echo(request: Request, rollout: Rollout) -> None:
-    """Raise EchoMismatch when an engine did not use what the request said.
+def verify_echo(request: Request, track: Track) -> None:
+    """Raise EchoMismatch when an engine did not use what the request said. track: its answer.
 
     Ids, sigmas, noise, SDE steps, kernel and guidance of latent tracks are compared bit for bit: an engine that rounds
     a sigma samples from another policy than the one that is trained. So are prompt tokens and temperature of text
     tracks; a text must end where the request says. The comparison is worth as much as the echo: an engine reads these
     values off the objects that computed, never off the request.
     """
-    for name, expected in request.tracks.items():
-        track = rollout.tracks.get(name)
-        if track is None:
-            raise EchoMismatch(
-                f"rollout: got tracks {sorted(rollout.tracks)} from the engine, expected {name!r} as well."
-            )
-        _compare(f"{name}.sample_ids", request.sample_ids, track.sample_ids)
-        _compare(f"{name}.group_ids", request.group_ids, track.group_ids)
-        _compare(f"{name}.policy_version", (request.policy_version,) * request.num_rows, track.policy_version)
-        if isinstance(expected, TextRequest):
-            _compare_text(name, expected, track)
-        else:
-            _compare_latent(name, expected, track)
+    name, expected = request.track, request.params
+    _compare(f"{name}.name", name, track.name)
+    _compare(f"{name}.sample_ids", request.sample_ids, track.sample_ids)
+    _compare(f"{name}.group_ids", request.group_ids, track.group_ids)
+    _compare(f"{name}.policy_version", (request.policy_version,) * request.num_rows, track.policy_version)
+    if isinstance(expected, TextRequest):
+        _compare_text(name, expected, track)
+    else:
+        _compare_latent(name, expected, track)
 
 
 def _compare_latent(name: str, wanted: LatentRequest, track: Track) -> None:

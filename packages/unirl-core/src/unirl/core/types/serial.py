@@ -17,7 +17,6 @@ from ..errors import BatchError
 from .batch import Batch
 from .data import MediaRef
 from .request import LatentRequest, Request, TextRequest
-from .rollout import Rollout
 from .sampling import LatentSamplingConfig, ScheduleConfig, SdeStepsConfig, TextSamplingConfig
 from .track import Conditions, LatentSegment, Sampler, Status, TextSegment, Track
 
@@ -28,7 +27,7 @@ FORMAT = 1
 
 KEY = "unirl.batch"
 
-T = TypeVar("T", bound=Batch | Rollout)
+T = TypeVar("T", bound=Batch)
 
 DATACLASSES: dict[str, type[Any]] = {
     kind.__name__: kind
@@ -39,7 +38,6 @@ DATACLASSES: dict[str, type[Any]] = {
         LatentSegment,
         MediaRef,
         Request,
-        Rollout,
         Sampler,
         ScheduleConfig,
         SdeStepsConfig,
@@ -54,8 +52,8 @@ NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """Floats that JSON has no word for."""
 
 
-def to_bytes(value: Batch | Rollout) -> bytes:
-    """A request, a track, a segment or a whole rollout as bytes.
+def to_bytes(value: Batch) -> bytes:
+    """A request, a track or a segment as bytes.
 
     Raises BatchError, with the path of the field, for a value of a type that is not written.
     """

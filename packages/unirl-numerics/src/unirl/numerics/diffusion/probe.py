@@ -55,13 +55,14 @@ def probe_request(model: DiffusionModel, *, kernel: str = "flow-sde") -> Request
     expected = dataclasses.replace(expected, initial_noise=noise_digest(initial), trajectory="full")
     nothing: Mapping[str, Any] = {}
     return Request(
+        track=tracks[0],
         sample_ids=sample_ids,
         group_ids=sample_ids,
         prompt_ids=sample_ids,
         prompts=PROMPTS,
         metadata=(nothing,) * len(PROMPTS),
         media=((),) * len(PROMPTS),
-        tracks={tracks[0]: expected},
+        params=expected,
         seed=SEED,
         rollout=ROLLOUT,
         policy_version=0,

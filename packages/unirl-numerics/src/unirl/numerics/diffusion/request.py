@@ -25,7 +25,7 @@ def plan_latents(
     sample_ids: Sequence[str],
     group_ids: Sequence[str],
 ) -> LatentRequest:
-    """The latent part of a request.  Samples of a group share their SDE steps, and x_T if `same_initial_noise`.
+    """The parameters of a latent request.  Samples of a group share their SDE steps, and x_T if `same_initial_noise`.
 
     sigmas: [T+1].  latent_shape: of one sample.  sample_ids, group_ids: [N].
     Digests of two rows' x_T are sent along, to detect an engine with other initial noise: those of the first row and of

@@ -19,13 +19,12 @@ __all__ = ["latent_track", "latent_walk", "sample_latents"]
 def sample_latents(
     velocity: Velocity,
     request: Request,
-    track: str,
     *,
     latent_shape: Sequence[int],
     conditions: Mapping[str, Conditions],
     device: torch.device | str | None = None,
 ) -> LatentSegment:
-    """Denoise every row of `request` on `track`, with the request's noise.
+    """Denoise every row of `request`, with the request's noise.
 
     latent_shape: of one sample.  conditions: `positive`, and `negative` if the guidance scale is not 1.
     Rows are independent: any split of the request gives the same result, up to the rounding of a forward at another
@@ -33,7 +32,7 @@ def sample_latents(
 
     Runs under the caller's grad mode.  Raises ValueError when kernel, SDE steps and schedule do not fit together.
     """
-    walk = latent_walk(request, track, latent_shape=latent_shape, device=device)
+    walk = latent_walk(request, latent_shape=latent_shape, device=device)
     # Of the tensor that is actually denoised.
     digests = noise_digest(walk.x)
     negative = conditions.get("negative") if walk.guidance.is_on else None
@@ -46,16 +45,14 @@ def sample_latents(
     return walk.segment(initial_noise=digests)
 
 
-def latent_walk(
-    request: Request, track: str, *, latent_shape: Sequence[int], device: torch.device | str | None = None
-) -> Walk:
-    """Every row of `request` on `track` at its x_T, with kernel, guidance, steps and noise of the request.
+def latent_walk(request: Request, *, latent_shape: Sequence[int], device: torch.device | str | None = None) -> Walk:
+    """Every row of `request` at its x_T, with kernel, guidance, steps and noise of the request.
 
     For an engine with its own loop, which computes the velocities.
 
     latent_shape: of one sample.  Raises ValueError when kernel, SDE steps and schedule do not fit together.
     """
-    expected = request.latent(track)
+    expected = request.latent
     sampler, shape = expected.sampler, tuple(latent_shape)
 
     def step_noise(step: int, rows: Tensor) -> Tensor:
@@ -84,22 +81,21 @@ def latent_walk(
 
 def latent_track(
     request: Request,
-    track: str,
     *,
     segment: LatentSegment,
     conditions: Mapping[str, Conditions],
     media: Tensor | None,
     policy_version: Sequence[int],
 ) -> Track:
-    """The track of a whole request. The request supplies the identity of its rows: ids, group,
-    prompt, metadata. The settings used are only in the segment.
+    """The track of a whole request. The request supplies its name and the identity of its rows: ids, group, prompt,
+    metadata. The settings used are only in the segment.
 
     media: [N, 3, H, W] images or [N, F, 3, H, W] videos in [0, 1], or None when they were not decoded.
     policy_version: [N], of the weights that generated each row.
     """
     is_video = media is not None and media.ndim == 5
     return Track(
-        name=track,
+        name=request.track,
         sample_ids=request.sample_ids,
         group_ids=request.group_ids,
         parent_ids=request.prompt_ids,

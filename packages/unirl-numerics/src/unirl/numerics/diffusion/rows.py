@@ -1,4 +1,4 @@
-"""Rows of a rollout, one per request of a serving engine, and joined into the answer to a request of many rows.
+"""Rows of a track, one per request of a serving engine, and joined into the answer to a request of many rows.
 
 Runs in the environments of engines.
 """
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from unirl.core.types.request import Request
-from unirl.core.types.rollout import Rollout
 from unirl.core.types.serial import to_bytes
 from unirl.core.types.track import Conditions, LatentSegment, Sampler
 from unirl.numerics.diffusion.rollout import latent_track
@@ -33,7 +32,7 @@ def rows_of(
     negative_prompt: str | None,
     version: int,
 ) -> list[dict[str, Any]]:
-    """The rollout of each row of a batch, on the CPU.
+    """The track of each row of a batch, as plain values on the CPU.
 
     request: the batch's rows.  conditions, prompts, negative_prompt: as used; negative_prompt is None without
     guidance.  version: of the weights used.
@@ -69,25 +68,22 @@ def rows_of(
 
 
 def joined(request: Request, rows: Sequence[Mapping[str, Any]]) -> tuple[Any, Mapping[str, Tensor]]:
-    """The answer to a request: the inputs of each row, and the rollout as bytes.
+    """The answer to a request: the inputs of each row, and the track as bytes.
 
     rows: in the order of the request; the caller checks that each is the requested one.
     Raises BatchError for rows with different sigmas or samplers.
     """
-    (track,) = request.tracks
     media = [row["media"] for row in rows if row["media"] is not None]
-    result = latent_track(
+    track = latent_track(
         request,
-        track,
         segment=LatentSegment.concat([_segment(row) for row in rows]),
         conditions=_conditions(rows),
         media=torch.cat(media) if media else None,
         policy_version=[row["version"] for row in rows],
     )
-    data = to_bytes(Rollout(tracks={track: result}))
     used = {name: [row[name] for row in rows] for name in USED}
     batches = [row["rows"] for row in rows]
-    return {**used, "batches": batches}, {"rollout": torch.frombuffer(bytearray(data), dtype=torch.uint8)}
+    return {**used, "batches": batches}, {"track": torch.frombuffer(bytearray(to_bytes(track)), dtype=torch.uint8)}
 
 
 def _segment(row: Mapping[str, Any]) -> LatentSegment:

@@ -21,7 +21,6 @@ __all__ = ["received_track"]
 
 def received_track(
     request: Request,
-    name: str,
     *,
     model: TextModel,
     prompt_tokens: Sequence[Tensor],
@@ -46,8 +45,8 @@ def received_track(
         log_probs=tuple(counted),
         truncated=tuple(truncated),
     )
-    texts = visible_texts(model, generated.tokens, request.text(name).sampling)
-    track = text_track(request, name, generated=generated, texts=texts, version=version)
+    texts = visible_texts(model, generated.tokens, request.text.sampling)
+    track = text_track(request, generated=generated, texts=texts, version=version)
     if log_probs is None:
         return dataclasses.replace(track, segment=dataclasses.replace(track.text, log_probs=None))
     return track

@@ -99,14 +99,14 @@ def generate_text(
     return rows.found(prompt_tokens=[read[int(at)] for at in index], temperature=sampler.temperature)
 
 
-def text_track(request: Request, name: str, *, generated: GeneratedText, texts: Sequence[str], version: int) -> Track:
-    """The track of a whole request. The request supplies the identity of its rows: ids, group, prompt, metadata. The
-    settings used are in `generated`.
+def text_track(request: Request, *, generated: GeneratedText, texts: Sequence[str], version: int) -> Track:
+    """The track of a whole request. The request supplies its name and the identity of its rows: ids, group, prompt,
+    metadata. The settings used are in `generated`.
 
     texts: the input of rewards, see `visible_texts`.  version: of the policy that generated the samples.
     """
     return Track(
-        name=name,
+        name=request.track,
         sample_ids=request.sample_ids,
         group_ids=request.group_ids,
         parent_ids=request.prompt_ids,

@@ -53,8 +53,8 @@ class _Server:
         return {"weights": [(name, dtype, shape) for _, dtype, parts in held for name, shape in parts.items()]}, {}
 
     def generate(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
-        """A rollout. tensors: `request`, the bytes of a `Request`. Returns those of the `Rollout`, and the inputs
-        used for each row."""
+        """A track. tensors: `request`, the bytes of a `Request`. Returns those of the `Track`, and the inputs used for
+        each row: see `unirl.numerics.diffusion.rows`."""
         from unirl.core.types.request import Request
         from unirl.core.types.serial import from_bytes
         from unirl.numerics.diffusion import rows as latent_rows

@@ -50,7 +50,7 @@ PIECE = "unirl_request"
 WALK = "unirl_walk"
 """Key of a request's extras: the sampler state, and the digests of the initial noise."""
 ROWS = "unirl_rows"
-"""Attribute of SGLang's trajectory data: the rollout of each row."""
+"""Attribute of SGLang's trajectory data: what `rows_of` gives for each row."""
 
 
 def _piece(batch: Any) -> Request:
@@ -63,11 +63,9 @@ def _piece(batch: Any) -> Request:
     return result
 
 
-def _sampling(batch: Any) -> tuple[str, LatentSamplingConfig]:
-    """Its track, and how that is sampled."""
-    piece = _piece(batch)
-    (track,) = piece.tracks
-    return track, piece.latent(track).sampling
+def _sampling(batch: Any) -> LatentSamplingConfig:
+    """How they are sampled."""
+    return _piece(batch).latent.sampling
 
 
 class Reading(InputValidationStage):
@@ -75,11 +73,11 @@ class Reading(InputValidationStage):
 
     def forward(self, batch: Any, server_args: Any) -> Any:
         piece = _piece(batch)
-        track, sampling = _sampling(batch)
+        sampling = piece.latent.sampling
         batch.prompt, batch.negative_prompt = piece.prompts[0], sampling.negative_prompt
         batch.num_outputs_per_prompt = piece.num_rows
         batch.height, batch.width, batch.num_frames = sampling.height, sampling.width, sampling.frames
-        batch.num_inference_steps = len(piece.latent(track).sigmas) - 1
+        batch.num_inference_steps = len(piece.latent.sigmas) - 1
         batch.guidance_scale, batch.guidance_rescale = sampling.guidance_scale, 0.0
         batch.do_classifier_free_guidance = sampling.guidance_scale != 1.0
         return super().forward(batch, server_args)
@@ -92,7 +90,7 @@ class Encoding(TextEncodingStage):
 
     def forward(self, batch: Any, server_args: Any) -> Any:
         bridge = self.pipeline_of().bridge
-        self.unirl_lengths = bridge.encoder_lengths(self.tokenizers, _sampling(batch)[1])
+        self.unirl_lengths = bridge.encoder_lengths(self.tokenizers, _sampling(batch))
         return super().forward(batch, server_args)
 
     def encode_text(self, text: Any, server_args: Any, encoder_index: Any = None, **settings: Any) -> Any:
@@ -111,9 +109,8 @@ class Schedule(TimestepPreparationStage):
     """The sigmas of the piece, bit for bit."""
 
     def forward(self, batch: Any, server_args: Any) -> Any:
-        track, _ = _sampling(batch)
         device = get_local_torch_device()
-        sigmas = _piece(batch).latent(track).sigmas.to(device=device, dtype=torch.float32)
+        sigmas = _piece(batch).latent.sigmas.to(device=device, dtype=torch.float32)
         batch.scheduler = clone_scheduler_runtime(self.scheduler)
         batch.scheduler.sigmas = sigmas
         timesteps = sigmas[:-1] * batch.scheduler.config.num_train_timesteps
@@ -129,10 +126,10 @@ class Latents(LatentPreparationStage):
     """The initial noise of the piece."""
 
     def forward(self, batch: Any, server_args: Any) -> Any:
-        piece, (track, _) = _piece(batch), _sampling(batch)
+        piece = _piece(batch)
         bridge = self.pipeline_of().bridge
         shape = bridge.latent_shape(server_args.pipeline_config.prepare_latent_shape(batch, piece.num_rows, 1)[1:])
-        walk = latent_walk(piece, track, latent_shape=shape, device=get_local_torch_device())
+        walk = latent_walk(piece, latent_shape=shape, device=get_local_torch_device())
         batch.latents = bridge.packed(walk.x)
         batch.extra[WALK] = walk
         return super().forward(batch, server_args)
@@ -177,7 +174,7 @@ class Denoising(DenoisingStage):
         return context
 
     def _denoise(self, batch: Any, server_args: Any) -> Any:
-        piece, (_, sampling), pipeline = _piece(batch), _sampling(batch), self.pipeline_of()
+        piece, sampling, pipeline = _piece(batch), _sampling(batch), self.pipeline_of()
         walk: Walk = batch.extra[WALK]
         bridge = pipeline.bridge
         initial = noise_digest(bridge.unpacked(batch.latents, walk.x.shape[1:]))
@@ -212,7 +209,7 @@ class Decoding(DecodingStage):
     """Decodes media only if the request asks for them."""
 
     def forward(self, batch: Any, server_args: Any) -> Any:
-        if _sampling(batch)[1].decode:
+        if _sampling(batch).decode:
             return super().forward(batch, server_args)
         return OutputBatch(rollout_trajectory_data=batch.rollout_trajectory_data, metrics=batch.metrics)
 

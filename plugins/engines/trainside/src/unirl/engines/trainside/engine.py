@@ -13,7 +13,6 @@ from unirl.core.errors import RecipeError
 from unirl.core.roles import Model, WeightReceipt, WeightUpdate, diffusion_model, text_model
 from unirl.core.specs.check import check_config
 from unirl.core.types.request import Request, TextRequest
-from unirl.core.types.rollout import Rollout
 from unirl.core.types.track import Conditions, LatentSegment, Track
 from unirl.numerics.diffusion.rollout import latent_track, sample_latents
 from unirl.numerics.tokens.rollout import GeneratedText, generate_text, text_track, visible_texts
@@ -48,21 +47,14 @@ class TrainsideEngine:
         self._forward_batch = config.forward_batch
         self._prompts = PromptCache(model, size=config.cached_prompts)
 
-    def generate(self, request: Request) -> Rollout:
-        """Every track of the request, without gradient and in evaluation mode, which is undone afterwards.
+    def generate(self, request: Request) -> Track:
+        """The track of the request, without gradient and in evaluation mode, which is undone afterwards.
 
-        Raises RecipeError for unknown tracks, kernels not in the spec and prompts with media.
+        Raises RecipeError for an unknown track, kernels not in the spec and prompts with media.
         """
         self._check(request)
         with torch.no_grad(), _evaluating(self._model.trainable):
-            return Rollout(
-                tracks={
-                    name: self._text(request, name)
-                    if isinstance(expected, TextRequest)
-                    else self._latents(request, name)
-                    for name, expected in request.tracks.items()
-                }
-            )
+            return self._text(request) if isinstance(request.params, TextRequest) else self._latents(request)
 
     def load_weights(self, update: WeightUpdate) -> WeightReceipt:
         """Always raises: the engine samples from the trained module and has no copy to load into."""
@@ -82,37 +74,35 @@ class TrainsideEngine:
         self._prompts = PromptCache(self._model, size=0)
 
     def _check(self, request: Request) -> None:
-        known = self._model.spec.tracks
-        for name, expected in request.tracks.items():
-            kind = "text" if isinstance(expected, TextRequest) else "latent"
-            if known.get(name) != kind:
-                raise RecipeError(
-                    f"sampling: got {kind} track {name!r}, but model {self._model.spec.name!r} has "
-                    f"{', '.join(f'{track} ({result})' for track, result in sorted(known.items()))}."
-                )
-            if isinstance(expected, TextRequest):
-                continue
-            kernel = expected.sampling.kernel
-            if kernel not in SPEC.kernels:
-                raise RecipeError(f"sampling.kernel: got {kernel!r}; trainside supports {', '.join(SPEC.kernels)}.")
+        known, expected = self._model.spec.tracks, request.params
+        kind = "text" if isinstance(expected, TextRequest) else "latent"
+        if known.get(request.track) != kind:
+            raise RecipeError(
+                f"sampling: got {kind} track {request.track!r}, but model {self._model.spec.name!r} has "
+                f"{', '.join(f'{track} ({result})' for track, result in sorted(known.items()))}."
+            )
+        if not isinstance(expected, TextRequest) and expected.sampling.kernel not in SPEC.kernels:
+            raise RecipeError(
+                f"sampling.kernel: got {expected.sampling.kernel!r}; trainside supports {', '.join(SPEC.kernels)}."
+            )
         for prompt_id, media in zip(request.prompt_ids, request.media, strict=True):
             if media:
                 raise RecipeError(
                     f"data: prompt {prompt_id!r} has media ({media[0].uri}); trainside accepts text prompts only."
                 )
 
-    def _text(self, request: Request, name: str) -> Track:
-        model, sampling = text_model(self._model), request.text(name).sampling
+    def _text(self, request: Request) -> Track:
+        model, sampling = text_model(self._model), request.text.sampling
         module: Any = self._model.trainable
         anyone = _on_any_rank if isinstance(module, FSDPModule) and dist.is_initialized() else bool
-        pieces = [piece.text(name) for piece in request.chunks(self._forward_batch)]
+        pieces = request.text.chunks(self._forward_batch)
         generated = GeneratedText.concat([generate_text(model, piece, anyone=anyone) for piece in pieces])
         texts = visible_texts(model, generated.tokens, sampling)
-        return text_track(request, name, generated=generated, texts=texts, version=self.version)
+        return text_track(request, generated=generated, texts=texts, version=self.version)
 
-    def _latents(self, request: Request, name: str) -> Track:
+    def _latents(self, request: Request) -> Track:
         model = diffusion_model(self._model)
-        sampling = request.latent(name).sampling
+        sampling = request.latent.sampling
         conditions: dict[str, Conditions] = {"positive": self._prompts.conditions(request.prompts, sampling=sampling)}
         if sampling.guidance_scale != 1.0:
             negatives = [sampling.negative_prompt] * request.num_rows
@@ -126,7 +116,6 @@ class TrainsideEngine:
             part = sample_latents(
                 model.velocity,
                 piece,
-                name,
                 latent_shape=model.latent_shape(sampling),
                 conditions={key: value.select(rows) for key, value in conditions.items()},
                 device=model.device,
@@ -136,7 +125,6 @@ class TrainsideEngine:
                 media.append(model.decode(part.final))
         return latent_track(
             request,
-            name,
             segment=LatentSegment.concat(sampled),
             conditions=conditions,
             media=torch.cat(media) if media else None,

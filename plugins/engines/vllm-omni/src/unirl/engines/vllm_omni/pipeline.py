@@ -41,7 +41,7 @@ __all__ = ["PIECE", "ROW", "RolloutPipeline", "Rollouts", "resolve"]
 PIECE = "unirl_request"
 """Key of a request's extra arguments: the piece of the rollout's request, as bytes."""
 ROW = "unirl"
-"""Key of an output's trajectory: the rollout of the piece."""
+"""Key of an output's trajectory: the row of the piece."""
 UNSYNCED = -1
 UNDERWAY = "unirl"
 """Key of the state that vLLM-Omni keeps for a request between steps."""
@@ -162,10 +162,9 @@ class RolloutPipeline:
     def _begun(self, request: Request) -> Underway:
         if self.unirl_torn:
             raise RuntimeError(f"cannot generate with these weights: {self.unirl_torn}")
-        (track,) = request.tracks
-        sampling = request.latent(track).sampling
+        sampling = request.latent.sampling
         shape = self.bridge.latent_shape(self, sampling)
-        walk = latent_walk(request, track, latent_shape=shape, device=self.device)  # type: ignore[attr-defined]
+        walk = latent_walk(request, latent_shape=shape, device=self.device)  # type: ignore[attr-defined]
         return Underway(
             request=request,
             sampling=sampling,

@@ -59,8 +59,8 @@ class _Server:
         return {"weights": inventories[0]}, {}
 
     def generate(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
-        """A rollout. tensors: `request`, the bytes of a `Request`. Returns those of the `Rollout`, and the inputs
-        used for each request: see `unirl.numerics.diffusion.rows`."""
+        """A track. tensors: `request`, the bytes of a `Request`. Returns those of the `Track`, and the inputs used for
+        each row: see `unirl.numerics.diffusion.rows`."""
         from unirl.core.types.request import Request
         from unirl.core.types.serial import from_bytes
         from unirl.numerics.diffusion import rows as latent_rows
@@ -82,8 +82,7 @@ class _Server:
 
         from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
-        (track,) = piece.tracks
-        expected = piece.latent(track)
+        expected = piece.latent
         parameters = OmniDiffusionSamplingParams(
             # These only decide batching; the settings used are in the piece.
             height=expected.sampling.height,
