@@ -1,0 +1,125 @@
+"""Reading media: pixels exactly, and one clear sentence for every file that cannot be read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from unirl.core.errors import DataError
+from unirl.core.types.data import MediaRef
+from unirl.numerics import media
+from unirl.numerics.media import load_image, load_video
+
+av = pytest.importorskip("av")
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
+
+
+def ref(path: Path | str, modality: str = "image") -> MediaRef:
+    return MediaRef(modality=modality, role="source", uri=str(path))
+
+
+def planes(pixels: Any, largest: int = 255) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(pixels, dtype=np.float32) / np.float32(largest)).permute(2, 0, 1)
+
+
+def test_pixels_come_exactly(tmp_path: Path) -> None:
+    Image.fromarray(PIXELS).save(tmp_path / "a.png")
+    assert torch.equal(load_image(ref(tmp_path / "a.png")), planes(PIXELS))
+    grey = PIXELS[..., 0]
+    Image.fromarray(grey).save(tmp_path / "grey.png")
+    assert torch.equal(load_image(ref(tmp_path / "grey.png")), planes(np.stack([grey] * 3, axis=2)))
+    deep = (PIXELS[..., 0].astype(np.uint16) << 8) + PIXELS[..., 1]
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    assert torch.equal(load_image(ref(tmp_path / "deep.png")), planes(np.stack([deep] * 3, axis=2), 65535))
+
+
+def test_a_url_is_read_as_a_path_is(tmp_path: Path) -> None:
+    Image.fromarray(PIXELS).save(tmp_path / "a.png")
+    assert torch.equal(load_image(ref(f"file://{tmp_path / 'a.png'}")), planes(PIXELS))
+
+
+def test_orientation_is_applied_and_transparency_lies_on_white(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # "The 0th row is the right-hand side": turned by 90 degrees to the left when stored.
+    Image.fromarray(PIXELS).save(tmp_path / "turned.png", exif=exif)
+    assert torch.equal(load_image(ref(tmp_path / "turned.png")), planes(np.rot90(PIXELS, -1).copy()))
+    clear = np.concatenate([PIXELS, np.zeros((6, 9, 1), dtype=np.uint8)], axis=2)
+    clear[0, 0, 3] = 255
+    Image.fromarray(clear).save(tmp_path / "clear.png")
+    result = load_image(ref(tmp_path / "clear.png"))
+    assert torch.equal(result[:, 0, 0], planes(PIXELS)[:, 0, 0])
+    assert bool((result.flatten(1)[:, 1:] == 1).all())
+
+
+def write_video(path: Path, frames: Any, *, rate: Fraction) -> None:
+    """FFV1 keeps every bit of RGB frames."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("ffv1", rate=rate)
+        stream.width, stream.height, stream.pix_fmt = frames.shape[2], frames.shape[1], "bgr0"
+        for pixels in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(format="bgr0")))
+        container.mux(stream.encode())
+
+
+def test_frames_come_exactly_and_with_their_rate(tmp_path: Path) -> None:
+    frames = np.random.default_rng(1).integers(0, 256, (5, 16, 24, 3), dtype=np.uint8)
+    write_video(tmp_path / "a.mkv", frames, rate=Fraction(12))
+    result, rate = load_video(ref(tmp_path / "a.mkv", "video"))
+    assert rate == 12
+    assert torch.equal(result, torch.stack([planes(pixels) for pixels in frames]))
+
+
+def animated(path: Path) -> None:
+    stills = [Image.fromarray(PIXELS + shade) for shade in range(3)]
+    stills[0].save(path, save_all=True, append_images=stills[1:])
+
+
+def cut_off(path: Path) -> None:
+    whole = path.with_suffix(".whole.png")
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(whole)
+    path.write_bytes(whole.read_bytes()[:2000])
+
+
+BAD: list[tuple[str, Callable[[Path], object], str]] = [
+    ("absent.png", lambda path: None, "it cannot be opened: .*No such file"),
+    ("text.png", lambda path: path.write_text("no image"), "not an image in a format that Pillow reads"),
+    ("empty.png", lambda path: path.write_bytes(b""), "not an image in a format that Pillow reads"),
+    ("cut.png", cut_off, "the image is broken"),
+    ("moving.gif", animated, "got an animation of 3 frames, expected a single image"),
+    ("large.png", lambda path: Image.new("1", (9000, 9000)).save(path), "got 9000 x 9000 pixels, the limit is"),
+    ("float.tiff", lambda path: Image.new("F", (4, 4), 0.5).save(path), "floating-point numbers of no stated range"),
+]
+
+
+@pytest.mark.parametrize(("name", "write", "reply"), BAD, ids=[name for name, _, _ in BAD])
+def test_an_image_that_cannot_be_read_is_named(
+    tmp_path: Path, name: str, write: Callable[[Path], object], reply: str
+) -> None:
+    write(tmp_path / name)
+    with pytest.raises(DataError, match=f"^media '{re.escape(str(tmp_path / name))}' \\(source\\): .*{reply}"):
+        load_image(ref(tmp_path / name))
+
+
+def test_media_of_another_kind_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.fromarray(PIXELS).save(tmp_path / "a.png")
+    (tmp_path / "text.mp4").write_text("no video")
+    write_video(tmp_path / "a.mkv", np.zeros((3, 16, 16, 3), dtype=np.uint8), rate=Fraction(8))
+    with pytest.raises(DataError, match="modality 'video', expected 'image'"):
+        load_image(ref(tmp_path / "a.mkv", "video"))
+    with pytest.raises(DataError, match="modality 'image', expected 'video'"):
+        load_video(ref(tmp_path / "a.png"))
+    with pytest.raises(DataError, match=r"got a picture \(.*\), expected a video"):
+        load_video(ref(tmp_path / "a.png", "video"))
+    with pytest.raises(DataError, match="the video is broken"):
+        load_video(ref(tmp_path / "text.mp4", "video"))
+    monkeypatch.setattr(media, "MAX_FRAMES", 2)
+    with pytest.raises(DataError, match="more than 2 frames"):
+        load_video(ref(tmp_path / "a.mkv", "video"))
