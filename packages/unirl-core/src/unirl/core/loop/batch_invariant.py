@@ -176,6 +176,6 @@ def _advice(device: str) -> str:
             "alone, by engine.batch_invariant=true."
         )
     return (
-        "MKL's strict mode needs an x86-64 CPU with AVX2 or AVX-512, not masked by MKL_ENABLE_INSTRUCTIONS. Leave it "
-        "out."
+        "MKL's strict mode needs an Intel CPU with AVX2 or AVX-512, not masked by MKL_ENABLE_INSTRUCTIONS; on other "
+        "CPUs MKL ignores it. Leave it out."
     )
