@@ -122,8 +122,8 @@ class Pairs(Surrogate):
         assert track.advantages is not None
         new: Any = replay(track)
         log_ratio = (new.log_probs - track.latent.log_probs).sum(dim=1)
-        better = [max(rows, key=lambda row: float(track.advantages[row])) for rows in _pairs(track)]
-        worse = [min(rows, key=lambda row: float(track.advantages[row])) for rows in _pairs(track)]
+        advantages = [float(advantage) for advantage in track.advantages]
+        worse, better = torch.tensor([sorted(rows, key=advantages.__getitem__) for rows in _pairs(track)]).unbind(dim=1)
         values = -torch.nn.functional.logsigmoid(log_ratio[better] - log_ratio[worse])
         term = LossTerm(name="pairs", values=values, weights=self.loss_weights(track)["pairs"])
         weights = track.sample_weights
