@@ -106,6 +106,46 @@ def test_padding_goes_and_leaves_the_rows(rows: int, more: int) -> None:
     assert same(padded.select(range(rows)), track)
 
 
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 3), st.integers(0, 3))
+def test_padding_repeats_the_last_unit_whole_under_new_ids(units: int, size: int, copies: int, more: int) -> None:
+    ids = tuple(f"u{unit}" for unit in range(units)) * size
+    rows = units * size
+    track = make_track(rows, group_ids=("g",) * rows, unit_ids=ids)
+    padded = track.padded(rows + copies * size)
+    padded = padded.padded(padded.num_rows + more * size)
+    assert [meta["number"] for meta in padded.metadata[rows:]] == track.units()[-1] * (copies + more)
+    assert padded.units()[:units] == [list(range(unit, rows, units)) for unit in range(units)]
+    assert [len(unit) for unit in padded.units()] == [size] * (units + copies + more)
+    assert padded.sample_weights.tolist() == [1.0] * rows + [0.0] * (copies + more) * size
+    assert same(padded.select(range(rows)), track)
+
+
+def test_rows_without_unit_ids_are_units_of_their_own() -> None:
+    assert make_track(3).units() == [[0], [1], [2]]
+
+
+def test_a_unit_of_two_groups_is_refused() -> None:
+    with pytest.raises(BatchError, match=r"unit 'u' of track 'image' has rows of groups 'p0' and 'p1'"):
+        make_track(4, unit_ids=("u", "v", "u", "v"))
+
+
+def test_padding_that_would_cut_a_unit_is_refused() -> None:
+    track = make_track(4, unit_ids=("u", "u", "v", "v"))
+    with pytest.raises(BatchError, match=r"got 7 rows for the 4 of track 'image', expected whole copies of its last"):
+        track.padded(7)
+
+
+@pytest.mark.parametrize("name", ["values", "returns", "advantages"])
+def test_numbers_of_scored_steps_have_one_entry_for_each(name: str) -> None:
+    segment = make_track(4).latent
+    filled = dataclasses.replace(segment, **{name: torch.arange(4.0)[:, None]})
+    taken = getattr(filled.select([3, 1]), name)
+    assert taken.tolist() == [[3.0], [1.0]]
+    assert same(LatentSegment.concat(filled.split([1, 3])), filled)
+    with pytest.raises(BatchError, match=rf"LatentSegment.{name}: got shape \[4, 2\], expected \[4, 1\]"):
+        dataclasses.replace(segment, **{name: torch.zeros(4, 2)})
+
+
 def test_naming_a_row_of_a_track_twice_is_refused_because_its_id_would_repeat() -> None:
     with pytest.raises(BatchError, match="duplicate id 'p0/0'"):
         make_track().select([0, 0])

@@ -261,6 +261,52 @@ def test_a_rank_with_fewer_micro_batches_fills_up_with_rows_of_weight_0():
     torch.testing.assert_close(filled, model.head.grad, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("packing", [True, False])
+def test_micro_batches_by_tokens_keep_units(packing):
+    model, request = TinyTextModel(), wanted(["a", "cab", "bbbbb"])
+    track = a_track(a_segment(model, request))
+    units = tuple(f"u{row // 3}" for row in range(9))
+    track = dataclasses.replace(track, unit_ids=units)
+    lengths = track.text.total_lengths
+    costs = [sum(lengths[row : row + 3]) if packing else 3 * max(lengths[row : row + 3]) for row in range(0, 9, 3)]
+    seen = []
+
+    class Noting(Reinforce):
+        def loss(self, track, replay, *, progress):
+            seen.append(track.unit_ids)
+            return super().loss(track, replay, progress=progress)
+
+    gradients = []
+    for budget in (0, max(costs)):
+        updater = Plain(model)
+        replay = TrackReplay(model, stacked=True, policy_context=None, packing=packing)
+        settings = UpdateSettings(micro_batch_tokens=budget, packing=packing)
+        train_on(track, Noting(), replay=replay, updater=updater, settings=settings, progress=0.0)
+        gradients.append(model.head.grad.clone())
+    # The sums of fp64 gradients, in another order.
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-12, atol=1e-14)
+    assert len(seen) > 2 and all(ids.count(unit) == 3 for ids in seen for unit in ids)
+    settings = UpdateSettings(micro_batch_tokens=max(costs) - 1, packing=packing)
+    worst = units[3 * costs.index(max(costs))]
+    with pytest.raises(BatchError) as caught:
+        train_on(track, Noting(), replay=replay, updater=updater, settings=settings, progress=0.0)
+    assert str(caught.value) == (
+        f"train.micro_batch_tokens: got {max(costs) - 1}, but unit {worst!r} of track 'text' has {max(costs)} tokens, "
+        f"and a unit is never split. Use {max(costs)} or more."
+    )
+
+
+def test_a_track_of_which_nothing_weighs_takes_no_step_also_by_tokens():
+    model = TinyTextModel()
+    track = a_track(a_segment(model, wanted(["a"])))
+    track = dataclasses.replace(track, sample_weights=torch.zeros(3))
+    updater, replay = Plain(model), TrackReplay(model, stacked=True, policy_context=None)
+    settings = UpdateSettings(micro_batch_tokens=40)
+    report = train_on(track, Reinforce(), replay=replay, updater=updater, settings=settings, progress=0.0)
+    assert report.num_updates == 0 and report.metrics["updates_empty"] == 1
+    assert updater.num_backwards == 0
+
+
 def test_tokens_are_counted_on_text_alone():
     model = TinyTextModel()
     track = dataclasses.replace(a_track(a_segment(model, wanted(["a"]))), segment=None)

@@ -122,7 +122,30 @@ def test_every_row_is_in_one_micro_batch_within_the_budget(lengths, budget, padd
     assert batches == micro_batches_by_tokens(lengths, budget, padded=padded)
 
 
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30)), max_size=12), st.integers(1, 60), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_units_are_whole_in_micro_batches_within_the_budget(rows, budget, padded):
+    lengths = [length for _, length in rows]
+    units = [
+        [row for row, (unit, _) in enumerate(rows) if unit == number] for number in dict.fromkeys(u for u, _ in rows)
+    ]
+    batches = micro_batches_by_tokens(lengths, budget, units=units, padded=padded)
+    assert sorted(row for batch in batches for row in batch) == list(range(len(rows)))
+    for unit in units:
+        assert [set(unit) <= set(batch) for batch in batches].count(True) == 1
+    for batch in batches:
+        sizes = [lengths[row] for row in batch]
+        cost = len(sizes) * max(sizes) if padded else sum(sizes)
+        assert batch == sorted(batch) and (cost <= budget or batch in units)
+    if len(units) == len(rows):
+        assert batches == micro_batches_by_tokens(lengths, budget, padded=padded)
+
+
 def test_micro_batches_by_hand():
+    # Units of 11, 8 and 7 tokens.
+    assert micro_batches_by_tokens([3, 8, 5, 2, 8], 18, units=[[0, 4], [1], [2, 3]]) == [[0, 2, 3, 4], [1]]
+    # Padded: 16, 8 and 10 tokens, and the second and third together 24.
+    assert micro_batches_by_tokens([3, 8, 5, 2, 8], 24, units=[[0, 4], [1], [2, 3]], padded=True) == [[0, 1, 4], [2, 3]]
     assert micro_batches_by_tokens([3, 8, 5, 2, 9], 10) == [[0, 2], [1, 3], [4]]
     assert micro_batches_by_tokens([3, 8, 5, 2, 9], 10, padded=True) == [[0, 2], [1], [3], [4]]
     assert micro_batches_by_tokens([50, 1], 10) == [[0], [1]]  # a row above the budget is alone

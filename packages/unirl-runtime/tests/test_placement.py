@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 import ray
 import small_runs
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from unirl.core.errors import PlanRejected, RecipeError
 from unirl.core.loop.run import train
 from unirl.core.match.match import match
 from unirl.core.specs.check import check_config
+from unirl.core.types.batch import rows_by_group
 from unirl.runtime.actors import Actor
 from unirl.runtime.carrier_choice import carrier_between, sender_of
 from unirl.runtime.cluster import Cluster
@@ -142,7 +145,7 @@ def test_the_defaults_are_accepted() -> None:
         ("abab", 2, [[0, 2], [1, 3]]),
         # Whole groups, as even in rows as that allows: 4 and 1 + 1 + 2.
         ("aaaabcdd", 2, [[0, 1, 2, 3], [4, 5, 6, 7]]),
-        # Fewer groups than workers: rows are dealt singly.
+        # Fewer groups than workers: rows are dealt singly, where they are no units.
         ("aaa", 2, [[0, 1], [2]]),
         ("a", 3, [[0], [], []]),
     ],
@@ -167,6 +170,33 @@ def test_groups_that_are_compared_as_a_whole_go_to_one_worker_however_many_there
 def test_every_row_goes_to_just_one_worker(workers: int) -> None:
     groups = ["a"] * 5 + ["b"] + ["c"] * 3 + ["d"] * 2 + ["a"]
     assert sorted(row for rows in shares(groups, workers) for row in rows) == list(range(len(groups)))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 50)), min_size=1, max_size=20),
+    st.integers(1, 6),
+    st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_every_row_goes_to_just_one_worker_with_its_unit(
+    rows: list[tuple[int, int, int]], workers: int, is_text: bool
+) -> None:
+    """Units within groups; whole groups where there are enough of them."""
+    groups = [f"g{group}" for group, _, _ in rows]
+    units = list(rows_by_group([f"g{group}/{unit}" for group, unit, _ in rows]).values())
+    costs = [cost for _, _, cost in rows] if is_text else None
+    partition = shares(groups, workers, units=units, costs=costs)
+    assert len(partition) == workers
+    assert sorted(row for part in partition for row in part) == list(range(len(rows)))
+    pieces = list(rows_by_group(groups).values()) if len(set(groups)) >= workers else units
+    for piece in pieces:
+        assert [set(piece) <= set(part) for part in partition].count(True) == 1
+    if is_text:
+        counts = [sum(set(piece) <= set(part) for piece in pieces) for part in partition]
+        assert max(counts) - min(counts) <= 1
+    elif len({len(piece) for piece in pieces}) == 1:
+        sizes = [len(part) for part in partition]
+        assert max(sizes) - min(sizes) <= len(pieces[0])
 
 
 def test_texts_of_any_length_are_dealt_in_whole_groups_of_about_equal_cost() -> None:

@@ -223,6 +223,16 @@ class WhoeverSampled(FlowGrpo):
     pass
 
 
+class TrainsOnPairs(FlowGrpo):
+    """Well, and keeps neighbours in a group together."""
+
+    def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
+        result, metrics = super().advantages(track)
+        places = {row: place for rows in track.groups().values() for place, row in enumerate(rows)}
+        units = tuple(f"{group}/{places[row] // 2}" for row, group in enumerate(track.group_ids))
+        return dataclasses.replace(result, unit_ids=units), metrics
+
+
 BROKEN = mutants_in(__name__)
 FURTHER = (algorithm_text, algorithm_state, algorithm_critic)
 MUTANTS = [*BROKEN.values(), *(mutant for module in FURTHER for mutant in module.BROKEN.values())]
@@ -253,6 +263,7 @@ WELL = (
             "kl_form": "flow-grpo-code",
         },
     ),
+    dataclasses.replace(FLOW_GRPO, name="pairs", build=f"{__name__}:build_pairs", when={}),
 )
 
 
@@ -260,6 +271,10 @@ def build(config: Any, **context: Any) -> FlowGrpo:
     """The algorithm that the config's `use` names."""
     kind = next(kind for kind, mutant in BROKEN.items() if mutant.name == config.use)
     return kind(config, **context)
+
+
+def build_pairs(config: Any, **context: Any) -> TrainsOnPairs:
+    return TrainsOnPairs(config, **context)
 
 
 def catalog() -> Catalog:

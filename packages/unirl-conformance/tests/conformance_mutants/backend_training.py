@@ -160,7 +160,7 @@ class AnchorsLate(Wrapped):
 @mutant(
     claim="micro-batches-never-change-the-update",
     breaks="averages the averages of micro-batches",
-    also=(TEXT,),
+    also=(TEXT, "units-stay-whole"),
     promises=FULL,
 )
 class AveragesAverages(Wrapped):
@@ -171,6 +171,21 @@ class AveragesAverages(Wrapped):
                 return scaled(losses, sum(self.sums) / len(self.sums) / float(track.sample_weights.sum()))
 
         return super().train(track, Averaged(algorithm), progress=progress)
+
+
+@mutant(claim="units-stay-whole", breaks="cuts units into rows", promises=FULL)
+class CutsUnits(Wrapped):
+    def train(self, track: Track, algorithm: Any, *, progress: float) -> TrainReport:
+        return super().train(dataclasses.replace(track, unit_ids=None), algorithm, progress=progress)
+
+
+@mutant(claim="units-stay-whole", breaks="cuts units that are larger than a micro-batch", promises=FULL)
+class CutsLargeUnits(Wrapped):
+    def train(self, track: Track, algorithm: Any, *, progress: float) -> TrainReport:
+        size = self.train_config.micro_batch_size
+        if size and max(map(len, track.units())) > size:
+            track = dataclasses.replace(track, unit_ids=None)
+        return super().train(track, algorithm, progress=progress)
 
 
 @mutant(

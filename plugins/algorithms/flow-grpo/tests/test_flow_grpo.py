@@ -133,6 +133,20 @@ def test_equal_log_probs_give_ratio_one_and_the_gradient_of_reinforce() -> None:
     torch.testing.assert_close(new.grad, -advantages[:, None].expand(4, 3) / 12, rtol=1e-6, atol=0)
 
 
+def test_advantages_of_steps_take_the_place_of_those_of_samples() -> None:
+    old = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    advantages = torch.tensor([[1.0, -1.0, 0.5], [0.0, 2.0, 0.0], [0.25, 0.25, 0.25], [0.0, 0.0, 0.0]])
+    track = make_track(log_probs=old, advantages=torch.full((4,), math.nan))
+    track = dataclasses.replace(track, segment=dataclasses.replace(track.latent, advantages=advantages))
+    for settings, count in ({}, 12), ({"drop_zero_advantage": True}, 7):
+        new = old.clone().requires_grad_()
+        loss, _ = loss_of(make(**settings), track, FixedReplay(new))
+        loss.backward()
+        assert new.grad is not None
+        # -A times the gradient of the log-prob, averaged over the elements that count.
+        torch.testing.assert_close(new.grad, -advantages / count, rtol=1e-6, atol=0)
+
+
 def test_zero_advantages_give_no_gradient() -> None:
     new = torch.zeros(4, 3, requires_grad=True)
     loss, _ = loss_of(make(), make_track(log_probs=torch.zeros(4, 3), advantages=torch.zeros(4)), FixedReplay(new))

@@ -36,9 +36,16 @@ SETTLE_S = 10.0
 
 
 def shares(
-    group_ids: Sequence[str], workers: int, *, costs: Sequence[int] | None = None, whole_groups: bool = False
+    group_ids: Sequence[str],
+    workers: int,
+    *,
+    units: Sequence[Sequence[int]] | None = None,
+    costs: Sequence[int] | None = None,
+    whole_groups: bool = False,
 ) -> list[list[int]]:
-    """Rows of each worker: whole groups, in order, as even as possible; single rows when there are too few groups.
+    """Rows of each worker: whole groups, in order, as even as possible; units when there are too few groups.
+
+    units: rows that stay together, each within a group; single rows if None.
 
     whole_groups: never split a group; with too few groups some workers get none.
 
@@ -46,21 +53,21 @@ def shares(
     Whole groups keep the mini-batches of an update those of one rank (see `unirl.numerics.train.stack.mini_batches`),
     and the embeddings of a prompt on one worker.
     """
-    groups = rows_by_group(group_ids)
+    groups = list(rows_by_group(group_ids).values())
     stay_whole = whole_groups or len(groups) >= workers
-    units = list(groups.values()) if stay_whole else [[row] for row in range(len(group_ids))]
+    pieces = groups if stay_whole else units or [[row] for row in range(len(group_ids))]
     if costs is not None:
-        parts = balance([sum(costs[row] for row in rows) for rows in units], workers, equal_counts=True)
-        return [[row for unit in part for row in units[unit]] for part in parts]
+        parts = balance([sum(costs[row] for row in rows) for rows in pieces], workers, equal_counts=True)
+        return [[row for piece in part for row in pieces[piece]] for part in parts]
     partition: list[list[int]] = []
     left, start = len(group_ids), 0
     for worker in range(workers):
         expected, rows = left / (workers - worker), list[int]()
-        # The last units go to workers that have none yet.
-        while start < len(units) - (workers - worker - 1) and (
-            not rows or abs(len(rows) + len(units[start]) - expected) <= abs(len(rows) - expected)
+        # The last pieces go to workers that have none yet.
+        while start < len(pieces) - (workers - worker - 1) and (
+            not rows or abs(len(rows) + len(pieces[start]) - expected) <= abs(len(rows) - expected)
         ):
-            rows += units[start]
+            rows += pieces[start]
             start += 1
         partition.append(rows)
         left -= len(rows)
@@ -328,9 +335,9 @@ class RemoteReward:
 
 
 def _track_shares(track: Track, workers: int) -> list[list[int]]:
-    """Rows of each worker that runs forwards over a track; those of text cost their tokens."""
+    """Rows of each worker that runs forwards over a track, units whole; those of text cost their tokens."""
     costs = track.segment.total_lengths if isinstance(track.segment, TextSegment) else None
-    return shares(track.group_ids, workers, costs=costs)
+    return shares(track.group_ids, workers, units=track.units(), costs=costs)
 
 
 def _padded(request: Request, rows: Sequence[int], *, to: int) -> Request:
@@ -343,8 +350,8 @@ def _padded(request: Request, rows: Sequence[int], *, to: int) -> Request:
 
 
 def _empty(track: Track) -> Track:
-    """One row of weight 0, for a rank without samples: all ranks must run the same forwards."""
-    return track.select([0]).padded(2).select([1])
+    """One unit of weight 0, for a rank without samples: all ranks must run the same forwards."""
+    return track.padding(track.units()[0])
 
 
 def _for_training(track: Track) -> Track:

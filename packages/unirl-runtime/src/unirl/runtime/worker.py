@@ -36,7 +36,7 @@ from unirl.core.roles import (
     text_model,
 )
 from unirl.core.specs.capability import Cap, Support
-from unirl.core.specs.config import RunConfig
+from unirl.core.specs.config import DataConfig, RunConfig
 from unirl.core.specs.plan import Plan
 from unirl.core.types.data import MediaRef
 from unirl.core.types.request import Request
@@ -180,7 +180,7 @@ class Worker:
     def generate(self, request: Request) -> Track:
         """Generate this worker's share. The tensors stay here until no step needs them."""
         key = (request.rollout, request.track)
-        if over := _superseded(self._kept, by=key, run=self._plan.run):
+        if over := _superseded(self._kept, by=key, run=self._plan.run, data=self._plan.data):
             self.transport.drop([name for old in over for name in self._kept.pop(old)])
         track = self.parts.engine.generate(request)
 
@@ -324,15 +324,18 @@ class Worker:
             dist.destroy_process_group()
 
 
-def _superseded(kept: Iterable[tuple[int, str]], *, by: tuple[int, str], run: RunConfig) -> list[tuple[int, str]]:
+def _superseded(
+    kept: Iterable[tuple[int, str]], *, by: tuple[int, str], run: RunConfig, data: DataConfig
+) -> list[tuple[int, str]]:
     """Rollout number and track of the tensors that no step needs once the rollout and track `by` is generated.
 
-    A streamed track comes in pieces; when ahead, the previous rollouts are in use.
+    A streamed track comes in pieces, one of dynamic sampling in rounds; when ahead, the previous rollouts are in use.
     """
     rollout, _ = by
     if run.max_staleness:
         return [key for key in kept if key[0] < rollout - run.max_staleness]
-    return [key for key in kept if key[0] != rollout or (key == by and not run.reward_overlap_groups)]
+    comes_whole = not (run.reward_overlap_groups or data.dynamic_sampling_rounds)
+    return [key for key in kept if key[0] != rollout or (key == by and comes_whole)]
 
 
 def _even(track: Track, request: Request) -> Track:

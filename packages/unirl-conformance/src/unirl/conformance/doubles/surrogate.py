@@ -15,7 +15,7 @@ from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import Track
 from unirl.numerics.diffusion.request import plan_latents
 
-__all__ = ["CLIP", "PULL", "Call", "Surrogate", "clipped", "squared_distance"]
+__all__ = ["CLIP", "PULL", "Call", "Pairs", "Surrogate", "clipped", "squared_distance"]
 
 CLIP = 0.2
 """Clip range of the ratio."""
@@ -110,6 +110,33 @@ class Surrogate:
 
     def _note(self, phase: Literal["anchor", "loss"], track: Track, **facts: Any) -> None:
         self.calls.append(Call(phase=phase, sample_ids=track.sample_ids, with_grad=torch.is_grad_enabled(), **facts))
+
+
+class Pairs(Surrogate):
+    """The same with DPO's loss of pairs (arXiv 2305.18290, equation 7): every unit has two rows, and needs both."""
+
+    def loss_weights(self, track: Track) -> dict[str, Tensor]:
+        return {"pairs": torch.stack([track.sample_weights[rows].mean() for rows in _pairs(track)])}
+
+    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+        assert track.advantages is not None
+        new: Any = replay(track)
+        log_ratio = (new.log_probs - track.latent.log_probs).sum(dim=1)
+        advantages = [float(advantage) for advantage in track.advantages]
+        worse, better = torch.tensor([sorted(rows, key=advantages.__getitem__) for rows in _pairs(track)]).unbind(dim=1)
+        values = -torch.nn.functional.logsigmoid(log_ratio[better] - log_ratio[worse])
+        term = LossTerm(name="pairs", values=values, weights=self.loss_weights(track)["pairs"])
+        weights = track.sample_weights
+        mean = Metric(total=float((track.advantages * weights).sum()), weight=float(weights.sum()))
+        return Losses(terms=[term], metrics={"advantage_mean": mean})
+
+
+def _pairs(track: Track) -> list[list[int]]:
+    units = track.units()
+    for rows in units:
+        ids = [track.sample_ids[row] for row in rows]
+        assert len(rows) == 2, f"a micro-batch has {ids} of a unit of 2 rows; rows of a unit stay in one micro-batch"
+    return units
 
 
 def clipped(log_ratio: Tensor, advantages: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from unirl.core.types.track import PER_TOKEN, TextSegment, Track
+from unirl.core.types.track import PER_TOKEN, LatentSegment, TextSegment, Track
 from unirl.numerics.tokens.replay import per_token
 
 __all__ = ["advantages_of", "changed_per_token", "log_probs_of", "with_advantages", "with_log_probs", "with_mask"]
@@ -30,9 +30,11 @@ def with_log_probs(track: Track, log_probs: Tensor) -> Track:
 
 
 def advantages_of(track: Track) -> Tensor:
-    """[n, S] of the tokens of a text that has them, 0 past its end; else [n, 1] of the samples."""
+    """[n, S] of the tokens or steps of a track that has them, 0 past the end of a text; else [n, 1] of the samples."""
     if isinstance(track.segment, TextSegment) and track.segment.advantages is not None:
         return per_token(track.segment, "advantages")
+    if isinstance(track.segment, LatentSegment) and track.segment.advantages is not None:
+        return track.segment.advantages
     assert track.advantages is not None, "neither the samples nor their tokens have advantages"
     return track.advantages[:, None]
 
@@ -42,6 +44,8 @@ def with_advantages(track: Track, advantages: Tensor) -> Track:
     if isinstance(track.segment, TextSegment) and track.segment.advantages is not None:
         result = tuple(row[:length] for row, length in zip(advantages, track.segment.lengths, strict=True))
         return dataclasses.replace(track, segment=dataclasses.replace(track.segment, advantages=result))
+    if isinstance(track.segment, LatentSegment) and track.segment.advantages is not None:
+        return dataclasses.replace(track, segment=dataclasses.replace(track.segment, advantages=advantages))
     return dataclasses.replace(track, advantages=advantages.squeeze(1))
 
 

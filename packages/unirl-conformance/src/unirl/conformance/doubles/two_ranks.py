@@ -14,12 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
-from unirl.core.roles import Backend, Policy
+from unirl.core.roles import Algorithm, Backend, Policy
 from unirl.core.specs.config import PartConfig, TrainConfig
 from unirl.core.types.track import Track
 
 from .forks import Fork, wait_for
 from .model import WorkbenchModel
+from .surrogate import Surrogate
 from .trainee import Trainee, Training, largest_gap
 
 __all__ = ["Found", "Job", "train_here", "train_on_two_ranks"]
@@ -41,6 +42,7 @@ class Job:
     train: TrainConfig
     tracks: tuple[tuple[Track, ...], ...]
     """Of every rank, one track for each call of `train`."""
+    algorithm: Callable[[], Algorithm] = Surrogate
     seed: int = 3
 
 
@@ -65,7 +67,7 @@ def train_here(job: Job, build: Callable[..., Backend], *, rank: int = 0) -> Fou
     trainee = Trainee(backend=backend, model=model, training=job.training, policies=job.policies, plain=plain)
     try:
         before = trainee.trained()
-        reports = [trainee.train(track) for track in job.tracks[rank]]
+        reports = [trainee.train(track, job.algorithm()) for track in job.tracks[rank]]
         return Found(
             tensors=trainee.everything(),
             metrics=dict(reports[-1].metrics),

@@ -23,8 +23,8 @@ TOKENS = 70
 
 @claim("algorithm", track="any")
 def test_micro_batches_do_not_change_the_gradient(bench: AlgorithmBench) -> None:
-    """The micro-batch size does not change the gradient of an update: one forward for all samples or one per sample.
-    For completions also with micro-batches by tokens, packed and padded.
+    """The micro-batch size does not change the gradient of an update: one forward for all samples or one per sample, or
+    per unit where the algorithm sets units. For completions also with micro-batches by tokens, packed and padded.
 
     If it fails: `loss()` takes a mean, a spread or a maximum over the rows that it is given. Return values per element
     with their weights instead, and leave every average to the stack.
@@ -34,15 +34,17 @@ def test_micro_batches_do_not_change_the_gradient(bench: AlgorithmBench) -> None
         track, fixed = trial.anchored(), AlreadyAnchored(trial.algorithm)
         trial.move()
         _, whole = trial.train(track, algorithm=fixed, progress=PROGRESS)
-        for rows in (1, 2, 4):
+        largest = max(map(len, track.units()))
+        for rows in (largest, 2 * largest, 4 * largest):
             _, result = trial.train(track, algorithm=fixed, micro_batch_size=rows, progress=PROGRESS)
             bench.record(f"{_name(on)}, micro-batches of {rows}", apart(result, whole), bound=ROUNDING)
         for packing in (True, False) if trial.is_text else ():
+            tokens = max(TOKENS, largest * max(track.text.total_lengths)) if largest > 1 else TOKENS
             _, result = trial.train(
-                track, algorithm=fixed, micro_batch_tokens=TOKENS, packing=packing, progress=PROGRESS
+                track, algorithm=fixed, micro_batch_tokens=tokens, packing=packing, progress=PROGRESS
             )
             how = "packed" if packing else "padded"
-            bench.record(f"{_name(on)}, micro-batches of {TOKENS} tokens, {how}", apart(result, whole), bound=ROUNDING)
+            bench.record(f"{_name(on)}, micro-batches of {tokens} tokens, {how}", apart(result, whole), bound=ROUNDING)
 
 
 @claim("algorithm", track="any")
@@ -192,8 +194,8 @@ class _PaddedReplay:
 
 
 def _poisoned_padding(track: Track) -> Track:
-    """The track with three more rows: of weight 0, and NaN in every tensor that holds numbers of a sample."""
-    padded = track.padded(track.num_rows + 3)
+    """The track with three more units: of weight 0, and NaN in every tensor that holds numbers of a sample."""
+    padded = track.padded(track.num_rows + 3 * len(track.units()[-1]))
     is_padding = torch.tensor([status is Status.PADDING for status in padded.status])
 
     def poisoned(value: Any) -> Any:
@@ -206,7 +208,8 @@ def _poisoned_padding(track: Track) -> Track:
         padded = changed_per_token(padded, lambda row, values: values * math.nan if is_padding[row] else values)
     else:
         segment = padded.latent
-        numbers = {name: poisoned(getattr(segment, name)) for name in ("latents", "log_probs", "means")}
+        names = ("latents", "log_probs", "means", "values", "returns", "advantages")
+        numbers = {name: poisoned(getattr(segment, name)) for name in names}
         padded = dataclasses.replace(padded, segment=dataclasses.replace(segment, **numbers))
     return dataclasses.replace(
         padded,

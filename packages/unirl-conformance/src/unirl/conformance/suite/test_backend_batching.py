@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 from unirl.conformance.claims import claim
+from unirl.conformance.doubles.surrogate import Pairs, Surrogate
 from unirl.conformance.doubles.trainee import Training, largest_gap
 from unirl.conformance.doubles.two_ranks import Found, Job, train_here, train_on_two_ranks
-from unirl.conformance.fixtures.backend import GRADIENT, BackendBench
+from unirl.conformance.fixtures.backend import GRADIENT, BackendBench, refuses
 from unirl.conformance.verdicts import NotApplicable
+from unirl.core.errors import BatchError
+from unirl.core.roles import Algorithm
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import TrainConfig
 from unirl.core.types.track import Track
@@ -28,6 +32,11 @@ def uneven(track: Track) -> Track:
     return dataclasses.replace(track, sample_weights=torch.tensor(WEIGHTS, device=track.sample_weights.device))
 
 
+def paired(track: Track) -> Track:
+    """The track with rows that are apart as units of two."""
+    return dataclasses.replace(track, group_ids=("g",) * track.num_rows, unit_ids=("a", "b", "a", "c", "b", "c"))
+
+
 def updated_at_once(bench: BackendBench, training: Training, *, is_uneven: bool) -> tuple[dict[str, Tensor], float]:
     """The same with two tracks of the bench, each as a whole; done once for the claims that compare with it."""
 
@@ -39,13 +48,17 @@ def updated_at_once(bench: BackendBench, training: Training, *, is_uneven: bool)
 
 
 def updated(
-    bench: BackendBench, training: Training, *tracks: Track, micro_batch_size: int = 0
+    bench: BackendBench,
+    training: Training,
+    *tracks: Track,
+    micro_batch_size: int = 0,
+    algorithm: Callable[[], Algorithm] = Surrogate,
 ) -> tuple[dict[str, Tensor], float]:
     """What trains after an update with each track, and the largest change of it."""
     with bench.backend(training, train=TrainConfig(micro_batch_size=micro_batch_size), **GRADIENT) as trainee:
         before = trainee.trained()
         for track in tracks:
-            trainee.train(track)
+            trainee.train(track, algorithm())
         after = trainee.trained()
     return after, largest_gap(after, before)
 
@@ -64,6 +77,28 @@ def test_micro_batches_never_change_the_update(bench: BackendBench) -> None:
         for size in (1, 4):
             result, _ = updated(bench, training, *tracks, micro_batch_size=size)
             bench.record(f"{training}: micro-batches of {size}", largest_gap(result, expected) / change, bound=BOUND)
+
+
+@claim("backend")
+def test_units_stay_whole(bench: BackendBench) -> None:
+    """Rows of one unit (`Track.unit_ids`), such as a preference pair, are in one micro-batch and one update, and every
+    split that keeps units gives the same update. A unit larger than a micro-batch is refused.
+
+    If it fails: partition units (`Track.units`) over updates and micro-batches, and not rows.
+    """
+    tracks = [paired(uneven(bench.track(number))) for number in range(2)]
+    for training in bench.trainings:
+        expected, change = updated(bench, training, *tracks, algorithm=Pairs)
+        for size in (2, 4):
+            result, _ = updated(bench, training, *tracks, micro_batch_size=size, algorithm=Pairs)
+            bench.record(f"{training}: micro-batches of {size}", largest_gap(result, expected) / change, bound=BOUND)
+        with bench.backend(training, train=TrainConfig(micro_batch_size=2, updates_per_step=3)) as trainee:
+            trainee.train(tracks[0], Pairs())
+        with (
+            bench.backend(training, train=TrainConfig(micro_batch_size=1)) as trainee,
+            refuses(BatchError, "a unit of 2 rows in micro-batches of 1"),
+        ):
+            trainee.train(tracks[0], Pairs())
 
 
 @claim("backend")
@@ -130,7 +165,7 @@ def test_metrics_of_an_algorithm_add_up(bench: BackendBench) -> None:
 @claim("backend", proves=Cap.MANY_RANKS)
 def test_two_ranks_update_as_one(bench: BackendBench) -> None:
     """Two ranks with half of the rows each, with unequal parts, or with only padding on one of them, make the same
-    update as one process with all rows, in every weight and average.
+    update as one process with all rows, in every weight and average; with units of two rows as well.
 
     If it fails: see whether gradients are averaged over ranks while the loss is divided by the weights of all ranks
     (multiply by the ranks, or sum); whether the denominators are summed over ranks; whether both ranks start from the
@@ -146,6 +181,8 @@ def test_two_ranks_update_as_one(bench: BackendBench) -> None:
         "unequal parts": [(track.select([0, 1, 3, 5]), track.select([2, 4])) for track in whole],
         "padding on one": list(zip(whole, padding, strict=True)),
     }
+    pairs = [paired(track) for track in whole]
+    units = [(track.select([0, 2, 1, 4]), track.select([3, 5])) for track in pairs]
     one: dict[str, Found] = {}
     jobs: dict[str, Job] = {}
     for training in bench.trainings:
@@ -158,15 +195,23 @@ def test_two_ranks_update_as_one(bench: BackendBench) -> None:
             train=TrainConfig(micro_batch_size=2),
             tracks=(tuple(whole),),
         )
-        one[training] = train_here(job, partial(bench.workshop.build, found))
-        for what, pairs in parts.items():
-            rows = tuple(tuple(pair[rank] for pair in pairs) for rank in range(2))
-            jobs[f"{training}, {what}"] = dataclasses.replace(job, tracks=rows)
+        of_units = dataclasses.replace(job, tracks=(tuple(pairs),), algorithm=Pairs)
+        build = partial(bench.workshop.build, found)
+        for what, both in parts.items():
+            jobs[f"{training}, {what}"] = dataclasses.replace(job, tracks=_by_rank(both))
+        jobs[f"{training}, units"] = dataclasses.replace(of_units, tracks=_by_rank(units))
+        rows_alone, units_alone = train_here(job, build), train_here(of_units, build)
+        one |= {what: units_alone if "units" in what else rows_alone for what in jobs if what not in one}
     for rank, results in enumerate(train_on_two_ranks(list(jobs.values()), bench.folder)):
-        for (what, job), result in zip(jobs.items(), results, strict=True):
-            expected = one[job.training]
+        for what, result in zip(jobs, results, strict=True):
+            expected = one[what]
             gap = largest_gap(result.tensors, expected.tensors)
             bench.record(f"{what}, rank {rank}", gap / expected.change, bound=BOUND)
             assert result.version == expected.version, f"{what}: {result.version} steps, not {expected.version}"
             mean, over_all = result.metrics["advantage_mean"], expected.metrics["advantage_mean"]
             assert mean == pytest.approx(over_all, rel=1e-6), f"{what}: rank {rank} reports {mean}, not {over_all}"
+
+
+def _by_rank(parts: Sequence[tuple[Track, Track]]) -> tuple[tuple[Track, ...], ...]:
+    """Of each rank its part of every track."""
+    return tuple(tuple(part[rank] for part in parts) for rank in range(2))

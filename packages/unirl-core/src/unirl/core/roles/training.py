@@ -120,7 +120,10 @@ class Algorithm(Protocol):
     """
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
-        """The track with its advantages, and numbers for the log. Reads `rewards` and `reward_parts`."""
+        """The track with its advantages, and numbers for the log. Reads `rewards` and `reward_parts`.
+
+        May return fewer rows, such as the best and the worst of each group, and sets `unit_ids` if rows stay together.
+        """
         ...
 
     def with_old_log_probs(self, track: Track, replay: Replay) -> Track:

@@ -10,7 +10,7 @@ from typing import Any, Self, cast
 
 from ..errors import BatchError
 from .array import Array
-from .batch import Batch, rows, shared
+from .batch import Batch, rows, rows_by_group, shared
 
 __all__ = ["Conditions", "LatentSegment", "Sampler", "Status", "TextSegment", "Track"]
 
@@ -125,6 +125,12 @@ class LatentSegment(Batch):
     """[N, R, ...] means of the scored steps under the old policy, for losses that use them."""
     reference_means: Array | None = rows(default=None)
     """[N, R, ...] fp32 means of the scored steps under the reference policy, where another process computed them."""
+    values: Array | None = rows(default=None)
+    """[N, R] fp32: the critic's value before each scored step, with the weights of the rollout."""
+    returns: Array | None = rows(default=None)
+    """[N, R] fp32: returns, the critic's value targets."""
+    advantages: Array | None = rows(default=None)
+    """[N, R] fp32 per scored step, finite in empty slots too; takes the place of the track's advantages."""
     sigmas: Array = shared()
     """[T+1] fp32, falling, ending in 0."""
     sampler: Sampler = shared()
@@ -134,6 +140,14 @@ class LatentSegment(Batch):
 
     def __post_init__(self) -> None:
         self._check_rows()
+        expected = list(self.scored_steps.shape)
+        for name in ("values", "returns", "advantages"):
+            value = cast("Array | None", getattr(self, name))
+            if value is not None and list(value.shape) != expected:
+                raise BatchError(
+                    f"LatentSegment.{name}: got shape {list(value.shape)}, expected {expected}, one entry per scored "
+                    "step."
+                )
 
     @property
     def num_rows(self) -> int:
@@ -253,6 +267,9 @@ class Track(Batch):
     sample_ids: tuple[str, ...] = rows()
     group_ids: tuple[str, ...] = rows()
     """The group within which a sample's advantage is computed."""
+    unit_ids: tuple[str, ...] | None = rows(default=None)
+    """Rows of one unit, such as a preference pair, stay in one micro-batch, update and rank; a unit is within a group.
+    None makes each row a unit. `Algorithm.advantages` sets it."""
     parent_track: str | None = shared(default=None)
     """Track that these samples were generated from; None for a root."""
     parent_ids: tuple[str, ...] | None = rows(default=None)
@@ -284,6 +301,13 @@ class Track(Batch):
         if len(set(self.real_ids)) != len(self.real_ids):
             twice = next(i for i in self.real_ids if self.real_ids.count(i) > 1)
             raise BatchError(f"Track.sample_ids: duplicate id {twice!r} in track {self.name!r}; ids must be unique.")
+        groups: dict[str, str] = {}
+        for unit, group in zip(self.unit_ids or (), self.group_ids, strict=False):
+            if groups.setdefault(unit, group) != group:
+                raise BatchError(
+                    f"Track.unit_ids: unit {unit!r} of track {self.name!r} has rows of groups {groups[unit]!r} and "
+                    f"{group!r}, expected rows of one group."
+                )
 
     @property
     def num_rows(self) -> int:
@@ -309,7 +333,7 @@ class Track(Batch):
         return self.segment
 
     def padded(self, to: int) -> Self:
-        """The same track with `to` rows: the last row again, at weight 0 and status PADDING."""
+        """The same track with `to` rows: the last unit again, as `padding`."""
         missing = to - self.num_rows
         if missing < 0:
             raise BatchError(f"Track.padded: got {to} rows, expected at least {self.num_rows}, the rows of the track.")
@@ -317,12 +341,33 @@ class Track(Batch):
             raise BatchError(f"Track.padded: got {to} rows, but track {self.name!r} has no row to copy.")
         if missing == 0:
             return self
-        tail = dataclasses.replace(
-            self.select([self.num_rows - 1]),
-            sample_weights=self.sample_weights[-1:] * 0,
-            status=(Status.PADDING,),
-        ).select([0] * missing)
-        return type(self).concat([self, tail])
+        last = self.units()[-1]
+        if missing % len(last):
+            raise BatchError(
+                f"Track.padded: got {to} rows for the {self.num_rows} of track {self.name!r}, expected whole copies of "
+                f"its last unit, which has {len(last)} rows."
+            )
+        return type(self).concat([self, self.padding(last, copies=missing // len(last))])
+
+    def padding(self, rows: Sequence[int], *, copies: int = 1) -> Self:
+        """Copies of the unit `rows` with weight 0 and status PADDING; each copy is a unit of its own."""
+        once = self.select(rows)
+        once = dataclasses.replace(
+            once, sample_weights=once.sample_weights * 0, status=(Status.PADDING,) * once.num_rows
+        )
+        result = once.select([*range(once.num_rows)] * copies)
+        if result.unit_ids is None:
+            return result
+        # Numbered from the number of rows, so that padding a padded track repeats no id.
+        numbers = [self.num_rows + place // once.num_rows for place in range(result.num_rows)]
+        ids = (f"{unit}/padding-{number}" for unit, number in zip(result.unit_ids, numbers, strict=True))
+        return dataclasses.replace(result, unit_ids=tuple(ids))
+
+    def units(self) -> list[list[int]]:
+        """Rows of each unit, padding included, in order of first appearance."""
+        if self.unit_ids is None:
+            return [[row] for row in range(self.num_rows)]
+        return list(rows_by_group(self.unit_ids).values())
 
     def groups(self) -> dict[str, list[int]]:
         """Rows of each group, in order of first appearance; padding left out."""

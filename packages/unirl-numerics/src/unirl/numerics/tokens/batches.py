@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from unirl.core.loop.balance import check_costs
 from unirl.core.roles import TokenBatch
 
-__all__ = ["from_rows", "micro_batches_by_tokens", "pack_batch", "pad_batch", "to_rows"]
+__all__ = ["TokenLoad", "from_rows", "micro_batches_by_tokens", "pack_batch", "pad_batch", "to_rows"]
 
 
 def pad_batch(prompts: Sequence[Tensor], tokens: Sequence[Tensor], *, pad_token: int) -> TokenBatch:
@@ -87,12 +88,15 @@ def from_rows(padded: Tensor, valid: Tensor) -> Tensor:
     return padded[valid]
 
 
-def micro_batches_by_tokens(lengths: Sequence[int], budget: int, *, padded: bool = False) -> list[list[int]]:
-    """Row indices of each micro-batch, with at most `budget` tokens each, except for a single longer row.
+def micro_batches_by_tokens(
+    lengths: Sequence[int], budget: int, *, units: Sequence[Sequence[int]] | None = None, padded: bool = False
+) -> list[list[int]]:
+    """Row indices of each micro-batch, with at most `budget` tokens each, except for a single larger unit.
 
     lengths: tokens of each row, prompt included, as the model reads them.
+    units: rows that stay together, of which each is in one; None partitions all rows, each on its own.
     padded: count a micro-batch as rows times its longest row, as `pad_batch` makes it; else as the sum, `pack_batch`.
-    First-fit decreasing (for sums at most 11/9 of the fewest possible, plus 6/9: Dosa, 2007). Every row is in exactly
+    First-fit decreasing (for sums at most 11/9 of the fewest possible, plus 6/9: Dosa, 2007). Every unit is in exactly
     one. Rows are in order within a micro-batch, micro-batches in the order of their first row. Deterministic.
 
     Raises ValueError for a budget below 1 or a negative length.
@@ -100,20 +104,41 @@ def micro_batches_by_tokens(lengths: Sequence[int], budget: int, *, padded: bool
     if budget < 1:
         raise ValueError(f"micro_batches_by_tokens: got a budget of {budget} tokens, expected 1 or more.")
     check_costs("micro_batches_by_tokens: length", lengths)
+    pieces = [[row] for row in range(len(lengths))] if units is None else units
+    loads = [TokenLoad.of([lengths[row] for row in rows]) for rows in pieces]
     batches: list[list[int]] = []
-    used: list[int] = []
-    # Longest first, so the first row of a batch is its longest.
-    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
+    used: list[TokenLoad] = []
+    for piece in sorted(range(len(pieces)), key=lambda piece: (-loads[piece].tokens(padded=padded), pieces[piece][0])):
         for number, batch in enumerate(batches):
-            after = (len(batch) + 1) * lengths[batch[0]] if padded else used[number] + lengths[row]
-            if after <= budget:
-                batch.append(row)
+            after = used[number].plus(loads[piece])
+            if after.tokens(padded=padded) <= budget:
+                batch.extend(pieces[piece])
                 used[number] = after
                 break
         else:
-            batches.append([row])
-            used.append(lengths[row])
+            batches.append(list(pieces[piece]))
+            used.append(loads[piece])
     return sorted(sorted(batch) for batch in batches)
+
+
+@dataclass(frozen=True)
+class TokenLoad:
+    """Size of the rows of a micro-batch."""
+
+    rows: int
+    longest: int
+    total: int
+
+    @classmethod
+    def of(cls, lengths: Sequence[int]) -> TokenLoad:
+        return cls(len(lengths), max(lengths), sum(lengths))
+
+    def plus(self, other: TokenLoad) -> TokenLoad:
+        return TokenLoad(self.rows + other.rows, max(self.longest, other.longest), self.total + other.total)
+
+    def tokens(self, *, padded: bool) -> int:
+        """Tokens that a forward reads, padding included if `padded`."""
+        return self.rows * self.longest if padded else self.total
 
 
 def _sequences(prompts: Sequence[Tensor], tokens: Sequence[Tensor]) -> list[Tensor]:

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import cast
 
 from torch import Tensor
+from unirl.core.errors import BatchError
 from unirl.core.specs.config import AdvantageConfig
 from unirl.core.types.track import Track
 
 from ..loss.advantages import Mode, Scope, combine_rewards
 
-__all__ = ["track_advantages"]
+__all__ = ["advantages_of", "track_advantages"]
 
 
 def track_advantages(
@@ -52,3 +53,14 @@ def track_advantages(
         "singleton_groups": float(result.num_singleton_groups),
     }
     return dataclasses.replace(track, advantages=result.values), numbers
+
+
+def advantages_of(track: Track) -> Tensor:
+    """Advantages of a latent track for its surrogate: [n, R] of the scored steps where the segment has them, else [n].
+
+    Raises BatchError if neither was computed.
+    """
+    result = track.latent.advantages if track.latent.advantages is not None else track.advantages
+    if result is None:
+        raise BatchError(f"Track {track.name!r}: it has no advantages; `Algorithm.advantages` computes them.")
+    return result

@@ -21,13 +21,14 @@ from unirl.numerics.loss.losses import (
     ClipSchedule,
     clip_schedule,
     clipped_surrogate,
+    expand_leading,
     flow_grpo_kl,
     gaussian_kl,
     mean_shift_squared,
     ratio_norm,
 )
 from unirl.numerics.loss.policy_metrics import mean_over, ratio_metrics
-from unirl.numerics.train.track_advantages import track_advantages
+from unirl.numerics.train.track_advantages import advantages_of, track_advantages
 
 __all__ = ["FlowGrpo", "build"]
 
@@ -97,14 +98,11 @@ class FlowGrpo(AdaptiveKl):
         return dataclasses.replace(track, segment=segment)
 
     def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
-        segment = track.latent
-        rows = track.sample_weights
+        counted = track.sample_weights[:, None] * (track.latent.scored_steps >= 0)
+        policy = counted
         if self._config.drop_zero_advantage:
-            rows = rows * (_of(track.advantages) != 0)
-        policy = rows[:, None] * (segment.scored_steps >= 0)
-        if not self._config.kl_coef:
-            return {"policy": policy}
-        return {"policy": policy, "kl": track.sample_weights[:, None] * (segment.scored_steps >= 0)}
+            policy = counted * (expand_leading(advantages_of(track), counted) != 0)
+        return {"policy": policy, "kl": counted} if self._config.kl_coef else {"policy": policy}
 
     def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
         config, segment = self._config, track.latent
@@ -119,7 +117,7 @@ class FlowGrpo(AdaptiveKl):
         low = clip_schedule(schedule, config.clip_range, progress)
         high = low if config.clip_range_high is None else clip_schedule(schedule, config.clip_range_high, progress)
         surrogate = clipped_surrogate(
-            log_ratio, _of(track.advantages), clip_low=low, clip_high=high, dual_clip=config.dual_clip
+            log_ratio, advantages_of(track), clip_low=low, clip_high=high, dual_clip=config.dual_clip
         )
         values = surrogate.loss * _step_weights(config.step_weight, track, new)
         terms = [LossTerm(name="policy", values=values, weights=weights["policy"])]
