@@ -129,7 +129,7 @@ class Fsdp2Backend:
         report = train_on(
             track,
             algorithm,
-            replay=self._replay,
+            forward=self._replay,
             updater=self._updater,
             settings=UpdateSettings.of(self._train, version=self.version),
             progress=progress,
