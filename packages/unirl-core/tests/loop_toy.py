@@ -97,6 +97,7 @@ class ToyAlgorithm:
             sde_steps=torch.zeros(rows, 1, dtype=torch.int64),
             noise_ids=tuple(sample_ids),
             initial_noise=("",) * rows,
+            keep=torch.zeros(rows, 0, dtype=torch.int64),
         )
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:

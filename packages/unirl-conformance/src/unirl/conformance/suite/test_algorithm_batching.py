@@ -106,11 +106,11 @@ def test_only_declared_needs_are_read(bench: AlgorithmBench) -> None:
     If it fails: add the need to the spec (`needs`, or `when` for the key that switches it on), or stop reading it.
     """
     for on in bench.variants():
-        full = bench.trial(on, trajectory="full", is_ragged=bench.kind == "text")
+        full = bench.trial(on, keeps_all=True, is_ragged=bench.kind == "text")
         plain = full.anchored()
         full.move()
         expected, loss = full.gradient(plain, progress=PROGRESS), full.loss(plain, progress=PROGRESS)[0]
-        trial = bench.trial(on, trajectory="full", is_ragged=bench.kind == "text", is_strict=True)
+        trial = bench.trial(on, keeps_all=True, is_ragged=bench.kind == "text", is_strict=True)
         track = _without_rewards(trial.anchored(_without_what_is_not_needed(trial)))
         if trial.is_text:
             track = _without_masked_tokens(track)

@@ -159,7 +159,7 @@ def _block_velocity(
 def _slots(positions: Tensor, steps: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     """Columns of `latents` [n, S] that hold each step's start and its end; 0 where not valid."""
     if positions.shape[1] == 0:
-        raise ValueError("replay: the trajectory stores no latents. Roll out with store 'window' or 'full'.")
+        raise ValueError("replay: the trajectory stores no latents.")
     starts = positions[:, None, :] == steps[:, :, None]
     ends = positions[:, None, :] == steps[:, :, None] + 1
     missing = valid & ~(starts.any(dim=2) & ends.any(dim=2))
@@ -169,7 +169,7 @@ def _slots(positions: Tensor, steps: Tensor, valid: Tensor) -> tuple[Tensor, Ten
         stored = [int(position) for position in positions[row]]
         raise ValueError(
             f"replay: row {row} has no stored latents for step {step}: expected positions {step} and {step + 1}, "
-            f"stored are {stored}. Roll out with store 'window' or 'full'."
+            f"stored are {stored}. Have the rollout score this step, or keep both positions."
         )
     start_slots = torch.where(valid, starts.int().argmax(dim=2), 0)
     return start_slots, torch.where(valid, ends.int().argmax(dim=2), 0)
