@@ -181,6 +181,9 @@ class ToyBackend:
         tensors = {"weight": torch.tensor(self.weight)}
         return WeightUpdate(version=self.version, tensors=tensors, kind="full", checksum=checksum(tensors))
 
+    def version_of(self, policy: str = "live") -> int:
+        return self.version
+
     def policy(self, which: str = "live") -> nullcontext[None]:
         return nullcontext()
 

@@ -48,6 +48,9 @@ class Wrapped:
     def version(self) -> int:
         return self.inner.version
 
+    def version_of(self, policy: Policy = "live") -> int:
+        return self.version if policy == "live" else self.inner.version_of(policy)
+
     @contextmanager
     def policy(self, which: Policy = "live") -> Iterator[None]:
         kept = self.kept.get(which)

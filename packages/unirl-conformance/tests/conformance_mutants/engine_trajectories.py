@@ -20,7 +20,7 @@ from conformance_mutants.mutant import mutant, mutants_in
 )
 class StoresEverything(Changes):
     def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
-        return dataclasses.replace(latent, keep=everything(latent))
+        return latent if latent.keep.numel() else dataclasses.replace(latent, keep=everything(latent))
 
 
 @mutant(claim="a-full-trajectory-holds-every-latent", breaks="stores a window where the full trajectory was asked for")

@@ -149,7 +149,7 @@ def test_the_loss_agrees_with_its_numpy_reference(bench: AlgorithmBench) -> None
     for on in bench.variants():
         trial = bench.trial(on, is_ragged=True)
         track = trial.anchored(_some_without_weight(trial.track))
-        old = replayed(trial, "lagged" if trial.needs.old_policy == "ema" else "live")
+        old = replayed(trial, trial.needs.sampler)
         trial.move()
         new = replayed(trial, "live")
         if trial.needs.log_probs != "none":

@@ -231,7 +231,14 @@ class Backend(Protocol):
 
     @property
     def version(self) -> int:
-        """Policy version: optimizer steps taken."""
+        """Version of the live policy: optimizer steps taken."""
+        ...
+
+    def version_of(self, policy: Policy = "live") -> int:
+        """Version of a policy: `version` of the live one, moves of an average, 0 of the reference.
+
+        It rises whenever the policy's weights change. Raises RecipeError for a policy that is not kept.
+        """
         ...
 
     def policy(self, which: Policy = "live") -> AbstractContextManager[None]:
@@ -246,7 +253,10 @@ class Backend(Protocol):
         """
         ...
 
-    def export_weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate: ...
+    def export_weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
+        """Whole copies of a policy's weights; the update's version is `version_of(policy)`."""
+        ...
+
     def adopt(self, update: WeightUpdate) -> None:
         """Take weights that another backend of the same recipe exported, and its version. `full` or `lora`.
 
