@@ -164,11 +164,6 @@ def test_a_spec_that_keeps_what_it_says_passes(spec: Spec) -> None:
             {"needs": Needs(track="latent", log_probs="gaussian", stochastic=True)},
             "log-probs of a latent track need its trajectory",
         ),
-        (
-            ALGORITHM,
-            {"needs": Needs(gradient="through-sampler")},
-            "gradient is through-sampler and reward is scalar",
-        ),
     ],
 )
 def test_a_spec_that_claims_what_it_lacks_is_found_out(spec: Spec, change: dict[str, Any], says: str) -> None:

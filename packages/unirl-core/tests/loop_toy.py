@@ -97,6 +97,7 @@ class ToyAlgorithm:
             sde_steps=torch.zeros(rows, 1, dtype=torch.int64),
             noise_ids=tuple(sample_ids),
             initial_noise=("",) * rows,
+            keep=torch.zeros(rows, 0, dtype=torch.int64),
         )
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
@@ -179,6 +180,9 @@ class ToyBackend:
     def export_weights(self, *, policy: str = "live", kind: str) -> WeightUpdate:
         tensors = {"weight": torch.tensor(self.weight)}
         return WeightUpdate(version=self.version, tensors=tensors, kind="full", checksum=checksum(tensors))
+
+    def version_of(self, policy: str = "live") -> int:
+        return self.version
 
     def policy(self, which: str = "live") -> nullcontext[None]:
         return nullcontext()

@@ -422,10 +422,38 @@ def test_a_streamed_rollout_has_two_pieces_at_least(groups: int, is_refused: boo
     assert [reason.key for reason in match(plan).reasons] == ["run.reward_overlap_groups"] * is_refused
 
 
-def test_samples_of_a_lagged_policy_are_refused_while_no_engine_can_be_given_one() -> None:
-    algorithm = dataclasses.replace(ALGORITHM, needs=dataclasses.replace(ALGORITHM.needs, old_policy="ema"))
-    (result,) = refusals(make_plan(algorithm=algorithm))
-    assert result.startswith("algorithm: algorithm 'grpo-like' trains on samples from a lagged policy; engines ")
+@pytest.mark.parametrize(("sampler", "cap"), [("lagged", Cap.LAGGED_POLICY), ("ema", Cap.EMA)])
+def test_a_policy_to_sample_from_must_be_kept_by_the_backend(sampler: Any, cap: Cap) -> None:
+    algorithm = dataclasses.replace(ALGORITHM, needs=Needs(track="latent", sampler=sampler))
+    kept = without(BACKEND, cap, NATIVE)
+    assert refusals(make_plan(algorithm=algorithm, backend=kept)) == []
+    (result,) = refusals(make_plan(algorithm=algorithm, backend=without(BACKEND, cap, NO)))
+    assert result == (
+        f"backend: algorithm 'grpo-like', which trains on samples from the {sampler} policy, needs {cap.value!r}; backend "
+        f"{BACKEND.name!r} states 'no'."
+    )
+    scored = dataclasses.replace(ALGORITHM, needs=dataclasses.replace(ALGORITHM.needs, sampler=sampler))
+    (result,) = refusals(make_plan(algorithm=scored, backend=kept))
+    assert result.startswith(f"algorithm: algorithm 'grpo-like' takes log-probs of samples from the {sampler} policy")
+
+
+def test_a_lagged_policy_does_not_sample_ahead_with_weights_that_training_shares() -> None:
+    needs = Needs(track="latent", sampler="lagged", staleness="any")
+    plan = make_plan(
+        algorithm=dataclasses.replace(ALGORITHM, needs=needs),
+        backend=without(BACKEND, Cap.LAGGED_POLICY, NATIVE),
+        engine=without(ENGINE, Cap.WEIGHTS_SHARED, NATIVE),
+        run=RunConfig(max_staleness=1),
+    )
+    (result,) = refusals(plan)
+    assert result.startswith("run.max_staleness: got 1; engine 'inside' shares its weights with training")
+
+
+def test_without_a_need_for_rewards_there_need_be_none() -> None:
+    algorithm = dataclasses.replace(ALGORITHM, needs=Needs(track="latent", reward="none"))
+    assert refusals(make_plan(algorithm=algorithm, rewards={})) == []
+    (result,) = refusals(make_plan(algorithm=algorithm, rewards={}, eval=EvalConfig(threshold=0.5)))
+    assert result == "eval.threshold: got 0.5, but the plan has no reward; leave it out, or add a reward."
 
 
 def test_a_reward_that_cannot_score_one_of_several_tracks_is_refused_with_that_track() -> None:

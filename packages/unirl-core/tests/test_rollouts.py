@@ -33,6 +33,7 @@ def make_request(rows: int = 3) -> Request:
             sde_steps=torch.zeros(rows, 1, dtype=torch.int64),
             noise_ids=tuple(f"s{row}" for row in range(rows)),
             initial_noise=("abc",) + ("",) * (rows - 1),
+            keep=torch.full((rows, 1), -1),
         ),
         seed=1,
         rollout=2,
@@ -79,6 +80,16 @@ def make_track(name: str, *, sample_ids: tuple[str, ...] = ("s0",), **changed: A
 def test_a_faithful_engine_passes() -> None:
     request = make_request()
     verify_echo(request, faithful(request))
+
+
+def test_kept_positions_that_did_not_come_back_are_named() -> None:
+    request = make_request()
+    params = dataclasses.replace(request.latent, keep=torch.tensor([[2, -1], [-1, 1], [0, 3]]))
+    request = dataclasses.replace(request, params=params)
+    with pytest.raises(
+        EchoMismatch, match=r"positions of 's2': the request keeps \[0, 3\], and \[3\] did not come back"
+    ):
+        verify_echo(request, faithful(request))
 
 
 @pytest.mark.parametrize(

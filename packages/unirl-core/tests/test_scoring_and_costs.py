@@ -107,10 +107,12 @@ def test_costs_count_the_steps_that_are_trained_on() -> None:
         train_steps=torch.tensor([[0], [3]]),
         noise_ids=("a", "b"),
         initial_noise=("", ""),
+        keep=torch.tensor([[0, 2], [3, -1]]),
     )
     cost = latent_step_cost(request, latent_shape=(2, 3), anchors=True)
     assert (cost.rollout_rows, cost.old_log_prob_rows, cost.train_rows) == (8, 2, 2)
-    assert cost.stored_bytes == (3 + 2) * 6 * 4
+    # Positions 0, 1, 2, 4 of the first row, 3 and 4 of the other.
+    assert cost.stored_bytes == (4 + 2) * 6 * 4
 
 
 @pytest.mark.parametrize(("scale", "branches"), [(1.0, 1), (4.5, 2)])
@@ -123,6 +125,7 @@ def test_costs_are_the_formulas(scale: float, branches: int) -> None:
         sde_steps=torch.tensor([[0, 1, 2]] * 3 + [[1, 4, -1]] * 3),
         noise_ids=tuple("abcdef"),
         initial_noise=("",) * rows,
+        keep=torch.zeros(rows, 0, dtype=torch.int64),
     )
     cost = latent_step_cost(request, latent_shape=(4, 8, 8), anchors=True)
     assert cost.rollout_rows == rows * steps * branches

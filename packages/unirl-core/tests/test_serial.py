@@ -37,6 +37,7 @@ def make_request() -> Request:
             sde_steps=torch.tensor([[0], [-1]]),
             noise_ids=("a", "b"),
             initial_noise=("", ""),
+            keep=torch.tensor([[0, 2], [-1, 1]]),
         ),
         seed=2**63,
         rollout=0,

@@ -5,13 +5,14 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from unirl.numerics.diffusion.denoise import denoise
+from unirl.numerics.diffusion.denoise import all_positions, denoise
 from unirl.numerics.diffusion.guidance import Guidance
 from unirl.numerics.diffusion.kernels import Cps, DanceSde, DdimEta, Dpm2, EulerOde, FlowSde
 from unirl.numerics.diffusion.schedules import ddpm_sigmas, static_sigmas
 
 NUM_STEPS = 6
 SIGMAS = static_sigmas(NUM_STEPS, shift=3.0)
+EVERYTHING = all_positions(5, num_steps=NUM_STEPS)
 MIXED = np.array([[0, 1], [2, 3], [5, -1], [-1, -1], [0, 5]])
 
 
@@ -57,17 +58,29 @@ def test_the_window_stores_the_two_ends_of_each_stochastic_step_and_the_last_lat
         assert torch.equal(result.segment().latents[row, slot], result.x[row])
 
 
+def test_kept_positions_of_each_row_come_back_without_any_scored_step(scene):
+    scene = scene()
+    full = roll(scene, keep=EVERYTHING)
+    keep = np.array([[4, 1], [-1, 0], [6, 2], [-1, -1], [3, 3]])
+    few = roll(scene, train_steps=no_steps(), keep=keep).segment()
+    assert few.positions.tolist() == [[1, 4, 6], [0, 6, -1], [2, 6, -1], [6, -1, -1], [3, 6, -1]]
+    assert few.log_probs.shape == (5, 0)
+    for row in range(5):
+        for slot, position in enumerate(few.positions[row].tolist()):
+            if position >= 0:
+                assert torch.equal(few.latents[row, slot], full.segment().latents[row, position])
+
+
 def test_full_storage_holds_the_same_latents_as_the_window(scene):
     scene = scene()
-    window, full, none = (roll(scene, store=store) for store in ("window", "full", "none"))
+    window, full = roll(scene), roll(scene, keep=EVERYTHING)
     assert full.segment().positions.tolist() == [list(range(NUM_STEPS + 1))] * 5
     assert torch.equal(full.segment().latents[:, 0], scene.initial)
-    assert none.segment().latents.shape == (5, 0, 2, 4, 4) and none.segment().positions.shape == (5, 0)
     for row in range(5):
         for slot, position in enumerate(window.segment().positions[row].tolist()):
             if position >= 0:
                 assert torch.equal(window.segment().latents[row, slot], full.segment().latents[row, position])
-    assert torch.equal(window.x, full.x) and torch.equal(none.x, full.x)
+    assert torch.equal(window.x, full.x)
     assert torch.equal(window.segment().log_probs, full.segment().log_probs)
 
 
@@ -75,7 +88,7 @@ def test_full_storage_holds_the_same_latents_as_the_window(scene):
 def test_outside_its_steps_a_row_moves_as_the_ode_bit_for_bit(scene, kernel):
     scene = scene()
     steps = np.array([[0, 1], [2, 3], [4, -1], [-1, -1], [0, 4]])
-    full = roll(scene, kernel=kernel, sde_steps=steps, store="full")
+    full = roll(scene, kernel=kernel, sde_steps=steps, keep=EVERYTHING)
     with torch.no_grad():
         for step in range(NUM_STEPS):
             x = full.segment().latents[:, step]
@@ -89,7 +102,7 @@ def test_outside_its_steps_a_row_moves_as_the_ode_bit_for_bit(scene, kernel):
 def test_a_stochastic_step_is_the_kernels_with_the_given_noise(scene):
     scene = scene()
     kernel = FlowSde()
-    full = roll(scene, kernel=kernel, store="full", with_means=True)
+    full = roll(scene, kernel=kernel, keep=EVERYTHING, with_means=True)
     with torch.no_grad():
         for row, column, step in ((0, 0, 0), (1, 1, 3), (4, 1, 5)):
             x = full.segment().latents[:, step]
@@ -122,7 +135,7 @@ def test_a_row_does_not_depend_on_its_neighbours_steps(scene):
 def test_the_emitted_latent_is_rounded_before_it_is_scored(scene):
     scene = scene()
     kernel = FlowSde()
-    result = roll(scene, kernel=kernel, storage_dtype=torch.bfloat16, store="full")
+    result = roll(scene, kernel=kernel, storage_dtype=torch.bfloat16, keep=EVERYTHING)
     assert result.segment().latents.dtype == torch.bfloat16
     assert torch.equal(result.x, result.x.bfloat16().float())
     with torch.no_grad():
@@ -262,7 +275,8 @@ def test_the_final_latent_carries_the_gradient_through_the_sampler_if_it_is_on(s
         ({"sde_steps": MIXED[:3]}, r"got shape \[3, 2\], expected \[5, S\]"),
         ({"sde_steps": MIXED + 1}, "from 0 to 6"),
         ({"sde_steps": MIXED[:, ::-1]}, r"row 0 is \[1, 0\]; steps must rise"),
-        ({"store": "some"}, "store 'some' is not known"),
+        ({"keep": MIXED[:3]}, r"keep: got shape \[3, 2\], expected \[5, P\]"),
+        ({"keep": MIXED + 2}, "keep: got positions from 1 to 7; they count from 0 to 6"),
         ({"guidance": Guidance(scale=2.0)}, "needs negatives"),
     ],
 )

@@ -45,6 +45,7 @@ def a_request(num_rows: int, *, steps: Sequence[Sequence[int]] | None = None, **
         sde_steps=chosen,
         noise_ids=ids,
         initial_noise=("",) * num_rows,
+        keep=torch.zeros(num_rows, 0, dtype=torch.int64),
     )
     return Request(
         track="image",

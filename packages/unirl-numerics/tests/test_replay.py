@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from unirl.numerics.diffusion.denoise import denoise
+from unirl.numerics.diffusion.denoise import all_positions, denoise
 from unirl.numerics.diffusion.guidance import Guidance
 from unirl.numerics.diffusion.kernels import Cps, DanceSde, FlowSde
 from unirl.numerics.diffusion.replay import replay
@@ -123,7 +123,7 @@ def test_the_gradient_is_that_of_the_log_density(scene):
     """Against autograd through torch's own Normal, in fp64."""
     scene = scene()
     kernel = FlowSde()
-    trajectory = roll(scene, kernel=kernel, sde_steps=SHARED, store="full")
+    trajectory = roll(scene, kernel=kernel, sde_steps=SHARED, keep=all_positions(5, num_steps=NUM_STEPS))
     result = replayed(scene, trajectory, kernel=kernel)
     (gradient,) = torch.autograd.grad(result.log_probs.sum(), [scene.velocity.out])
 

@@ -61,13 +61,26 @@ class Alone:
     def all_reduce_max(self, values):
         return values
 
-    def replay(self, track, *, policy="live"):
-        """Log-probs that depend on the model: the latent's first three entries times its weight."""
+    @property
+    def replay(self):
+        return Forwarded(self.weight)
+
+
+class Forwarded:
+    """Log-probs that depend on the model: the latent's first three entries times its weight."""
+
+    def __init__(self, weight):
+        self.weight, self.meter = weight, None
+
+    def __call__(self, track, *, policy="live"):
         inputs = track.latent.latents[:, 0, :3].double()
         log_probs = (inputs * self.weight).sum(1, keepdim=True).expand(-1, 2)
         still = torch.zeros(track.num_rows, 2, 1)
         valid = track.latent.sde_steps >= 0
-        return Replayed(log_probs=log_probs, means=still, std=still, g=still, next=still, valid=valid)
+        replayed = Replayed(log_probs=log_probs, means=still, std=still, g=still, next=still, valid=valid)
+        if policy == "live" and self.meter is not None:
+            self.meter.observe(track, replayed)
+        return replayed
 
 
 class ThreadRank(Alone):
@@ -182,7 +195,7 @@ def run(track, algorithm=None, *, rank=None, logp_mismatch_max=None, logp_mismat
     report = train_on(
         track,
         algorithm or Weighted(),
-        replay=rank.replay,
+        forward=rank.replay,
         updater=rank,
         settings=UpdateSettings(
             mismatch_bounds=MismatchBounds(largest=logp_mismatch_max, mean=logp_mismatch_mean), **settings

@@ -221,7 +221,7 @@ def test_micro_batches_by_tokens_give_the_gradient_of_the_whole_batch():
         report = train_on(
             track,
             Reinforce(),
-            replay=replay,
+            forward=replay,
             updater=updater,
             settings=UpdateSettings(
                 micro_batch_tokens=budget, packing=packing, mismatch_bounds=MismatchBounds(largest=ROUNDING)
@@ -249,7 +249,7 @@ def test_a_rank_with_fewer_micro_batches_fills_up_with_rows_of_weight_0():
     train_on(
         track,
         Reinforce(),
-        replay=replay,
+        forward=replay,
         updater=updater,
         settings=UpdateSettings(micro_batch_tokens=10_000),
         progress=0.0,
@@ -257,7 +257,7 @@ def test_a_rank_with_fewer_micro_batches_fills_up_with_rows_of_weight_0():
     assert updater.num_backwards == 7
     filled = model.head.grad.clone()
     updater.all_reduce_max = lambda values: values
-    train_on(track, Reinforce(), replay=replay, updater=updater, settings=UpdateSettings(), progress=0.0)
+    train_on(track, Reinforce(), forward=replay, updater=updater, settings=UpdateSettings(), progress=0.0)
     torch.testing.assert_close(filled, model.head.grad, rtol=1e-12, atol=1e-14)
 
 
@@ -314,7 +314,7 @@ def test_tokens_are_counted_on_text_alone():
         train_on(
             track,
             Reinforce(),
-            replay=None,
+            forward=None,
             updater=Plain(model),
             settings=UpdateSettings(micro_batch_tokens=5),
             progress=0.0,

@@ -156,3 +156,65 @@ def test_what_cannot_be_replayed_is_refused():
     misspelt = dataclasses.replace(track.latent, sampler=Sampler(kernel="flow", eta=0.7))
     with pytest.raises(ValueError, match="flow-sde"):
         replay(dataclasses.replace(track, segment=misspelt))
+
+
+def points_of(track, *, k=3):
+    generator = torch.Generator().manual_seed(4)
+    shape = track.latent.latents.shape[2:]
+    x = torch.randn(3, k, *shape, generator=generator)
+    return x, torch.rand(3, k, generator=generator)
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_the_velocity_at_any_points_is_that_of_the_model_for_each_row(stacked):
+    model = Model()
+    track = make_track(model, scale=2.0)
+    x, sigma = points_of(track)
+    forward = TrackReplay(model, stacked=stacked, policy_context=no_policy)
+    model.calls = 0
+    plain, guided = forward.velocity(track, x, sigma), forward.velocity(track, x, sigma, guided=True)
+    assert model.calls == (2 if stacked else 6)
+    positive = track.conditions["positive"].expanded()["text"][:, None, :, None]
+    negative = track.conditions["negative"].expanded()["text"][:, None, :, None]
+    moving = 0.7 * x * sigma[:, :, None, None]
+    torch.testing.assert_close(plain.detach(), moving + positive)
+    torch.testing.assert_close(guided.detach(), moving + negative + 2 * (positive - negative))
+    one = forward.velocity(track, x[:, 0], sigma[:, 0])
+    torch.testing.assert_close(one, plain[:, 0])
+
+
+def test_the_velocity_has_the_gradient_of_the_weights_and_of_the_points():
+    model = Model()
+    track = make_track(model)
+    x, sigma = points_of(track)
+    x.requires_grad_()
+    TrackReplay(model, stacked=True, policy_context=no_policy).velocity(track, x, sigma).sum().backward()
+    torch.testing.assert_close(model.weight.grad, (x.detach() * sigma[:, :, None, None]).sum())
+    torch.testing.assert_close(x.grad, (0.7 * sigma)[:, :, None, None].expand_as(x))
+
+
+def test_decoding_keeps_the_gradient_of_the_latents():
+    model = Model()
+    track = make_track(model)
+    model.decode = lambda latents: latents.square()
+    latents = torch.randn(3, 2, 2, requires_grad=True)
+    TrackReplay(model, stacked=True, policy_context=no_policy).decode(track, latents).sum().backward()
+    torch.testing.assert_close(latents.grad, 2 * latents.detach())
+
+
+def test_points_that_are_not_those_of_the_rows_are_refused():
+    model = Model()
+    track = make_track(model)
+    x, sigma = points_of(track)
+    forward = TrackReplay(model, stacked=True, policy_context=no_policy)
+    for wrong in (
+        (x, sigma[:, 0]),
+        (x[:, 0], sigma),
+        (x[:2], sigma[:2]),
+        (x[..., :1], sigma),
+        (x[:, :0], sigma[:, :0]),
+    ):
+        with pytest.raises(BatchError, match=r"expected one sigma for each latent, \[3\] or \[3, k\]"):
+            forward.velocity(track, *wrong)
+    with pytest.raises(BatchError, match=r"to decode, expected \[3, 2, 2\]"):
+        forward.decode(track, x)

@@ -76,7 +76,7 @@ def asking(model: DiffusionModel, *, prompts: Sequence[str], **usual: Any) -> As
     """
 
     def make(
-        engine: ExternalLatentEngine, *, per_group: bool = False, trajectory: str = "window", **settings: Any
+        engine: ExternalLatentEngine, *, per_group: bool = False, keeps_all: bool = False, **settings: Any
     ) -> Request:
         sde = SdeStepsConfig(mode="random", count=2, per_group=per_group)
         return make_request(
@@ -86,7 +86,7 @@ def asking(model: DiffusionModel, *, prompts: Sequence[str], **usual: Any) -> As
             prompts=prompts,
             samples_per_prompt=2,
             policy_version=engine.version,
-            trajectory=trajectory,
+            keeps_all=keeps_all,
         )
 
     return make

@@ -140,7 +140,7 @@ class Bench(Steps):
         report = train_on(
             track or self.track,
             algorithm,
-            replay=self.replay(packing=packing),
+            forward=self.replay(packing=packing),
             updater=self,
             settings=UpdateSettings(packing=packing, **settings),
             **{"progress": 0.0, **further},

@@ -19,7 +19,7 @@ from unirl.algorithms.flow_grpo.plugin import FLOW_GRPO
 from unirl.core.limits import Reason
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.roles import Losses, LossTerm, Replay
+from unirl.core.roles import Forward, Losses, LossTerm
 from unirl.core.specs.capability import Needs
 from unirl.core.specs.config import TrainConfig
 from unirl.core.specs.plan import Plan
@@ -38,22 +38,22 @@ MICRO = "micro-batches-do-not-change-the-gradient"
 # What is added counts by the age of the sample as well.
 @mutant(claim="zero-advantages-give-no-gradient", breaks="adds 0.01 to every advantage", also=(AGE,))
 class LikesItsSamples(FlowGrpo):
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
-        return super().loss(_with_advantages(track, lambda found: found + 0.01), replay, progress=progress)
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
+        return super().loss(_with_advantages(track, lambda found: found + 0.01), forward, progress=progress)
 
 
 @mutant(claim="a-step-favours-samples-with-advantage", breaks="has a sign too many")
 class NegatesAdvantages(FlowGrpo):
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
-        return super().loss(_with_advantages(track, lambda found: -found), replay, progress=progress)
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
+        return super().loss(_with_advantages(track, lambda found: -found), forward, progress=progress)
 
 
 @mutant(
     claim="the-first-ratio-is-exactly-one", breaks="adds a thousandth to the log-probs that it replays before updates"
 )
 class ShiftsTheAnchor(FlowGrpo):
-    def with_old_log_probs(self, track: Track, replay: Replay) -> Track:
-        track = super().with_old_log_probs(track, replay)
+    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
+        track = super().with_old_log_probs(track, forward)
         assert track.latent.log_probs is not None
         return dataclasses.replace(
             track, segment=dataclasses.replace(track.latent, log_probs=track.latent.log_probs + 1e-3)
@@ -81,18 +81,18 @@ class WithoutReference(FlowGrpo):
 # The ratio of one sample must not move the weight of another.
 @mutant(claim=MICRO, breaks="divides by the mean advantage of the micro-batch", also=(AGE,))
 class ScalesByTheMicroBatch(FlowGrpo):
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         sizes = torch.where(track.sample_weights > 0, _advantages(track).abs(), 0.0)
         scale = 0.1 + sizes.sum() / (track.sample_weights > 0).sum()
-        return _with_values(super().loss(track, replay, progress=progress), lambda values: values / scale)
+        return _with_values(super().loss(track, forward, progress=progress), lambda values: values / scale)
 
 
 # A row of a micro-batch of one is always the first.
 @mutant(claim="the-order-of-the-rows-does-not-change-the-gradient", breaks="weighs later rows more", also=(MICRO,))
 class WeighsByPlace(FlowGrpo):
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         place = 1 + 0.1 * torch.arange(track.num_rows, device=track.sample_weights.device)
-        return _with_values(super().loss(track, replay, progress=progress), lambda values: values * place[:, None])
+        return _with_values(super().loss(track, forward, progress=progress), lambda values: values * place[:, None])
 
 
 @mutant(claim="padding-changes-nothing", breaks="gives every row weight 1")
@@ -103,17 +103,17 @@ class CountsPadding(FlowGrpo):
 
 @mutant(claim="only-declared-needs-are-read", breaks="reads rewards after the advantages")
 class ReadsRewards(FlowGrpo):
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         assert track.rewards is not None
         nothing = 0.0 * track.rewards[:, None]
-        return _with_values(super().loss(track, replay, progress=progress), lambda values: values + nothing)
+        return _with_values(super().loss(track, forward, progress=progress), lambda values: values + nothing)
 
 
 @mutant(claim="only-declared-needs-are-read", breaks="runs a policy that it does not name")
 class RunsTheReference(FlowGrpo):
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
-        replay(track, policy="reference")
-        return super().loss(track, replay, progress=progress)
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
+        forward(track, policy="reference")
+        return super().loss(track, forward, progress=progress)
 
 
 @mutant(claim="weights-announce-what-the-loss-weighs", breaks="announces weight 1 for samples that weigh a half")
@@ -121,8 +121,8 @@ class AnnouncesWholeWeights(FlowGrpo):
     def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
         return super().loss_weights(dataclasses.replace(track, sample_weights=(track.sample_weights > 0).float()))
 
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
-        losses, weights = super().loss(track, replay, progress=progress), super().loss_weights(track)
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
+        losses, weights = super().loss(track, forward, progress=progress), super().loss_weights(track)
         terms = [dataclasses.replace(term, weights=weights[term.name]) for term in _terms(losses)]
         return dataclasses.replace(losses, terms=terms)
 
@@ -202,9 +202,9 @@ class RoundsSigmas(FlowGrpo):
 
 @mutant(claim="training-raises-the-reward", breaks="learns backwards after a tenth of the run")
 class TurnsRound(FlowGrpo):
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         sign = -1.0 if progress > 0.1 else 1.0
-        return _with_values(super().loss(track, replay, progress=progress), lambda values: sign * values)
+        return _with_values(super().loss(track, forward, progress=progress), lambda values: sign * values)
 
 
 @mutant(claim=AGE, breaks="compares with replayed log-probs where those of the engine are asked for")

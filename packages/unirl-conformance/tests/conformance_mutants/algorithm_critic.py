@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import Tensor
 from unirl.algorithms.ppo.algorithm import Ppo
 from unirl.algorithms.ppo.plugin import SPEC
-from unirl.core.roles import Losses, LossTerm, Metric, Replay
+from unirl.core.roles import Forward, Losses, LossTerm, Metric
 from unirl.core.specs.spec import AlgorithmSpec
 from unirl.core.types.track import Track
 from unirl.numerics.tokens.replay import per_sample, per_token, token_mask
@@ -55,11 +55,11 @@ class ClipsAboutTheNewValue(Ppo):
     also=("samples-of-older-weights-count-as-declared",),
 )
 class WhitensItsMicroBatch(Ppo):
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         counted = token_mask(track.text) & (track.sample_weights > 0)[:, None]
         own = per_sample(whiten(per_token(track.text, "advantages"), counted), track.text)
         own_track = dataclasses.replace(track, segment=dataclasses.replace(track.text, advantages=own))
-        return super().loss(own_track, replay, progress=progress)
+        return super().loss(own_track, forward, progress=progress)
 
 
 @mutant(

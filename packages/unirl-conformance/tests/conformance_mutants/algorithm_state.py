@@ -10,7 +10,7 @@ from unirl.algorithms.flow_grpo.algorithm import FlowGrpo
 from unirl.algorithms.flow_grpo.plugin import FLOW_GRPO
 from unirl.algorithms.grpo.algorithm import Grpo
 from unirl.algorithms.grpo.plugin import SPECS
-from unirl.core.roles import Losses, Replay
+from unirl.core.roles import Forward, Losses
 from unirl.core.specs.spec import AlgorithmSpec
 from unirl.core.types.track import Track
 
@@ -54,10 +54,10 @@ class KeepsItQuiet(FlowGrpo):
 
 @mutant(claim=RESUMED, breaks="changes its state with every micro-batch")
 class AdaptsWithEachUpdate(Grpo):
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         if self.state():
             self._kl_coef *= 1.01
-        return super().loss(track, replay, progress=progress)
+        return super().loss(track, forward, progress=progress)
 
 
 BROKEN = mutants_in(__name__)

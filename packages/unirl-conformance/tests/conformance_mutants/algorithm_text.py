@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from unirl.algorithms.grpo.algorithm import Grpo
 from unirl.algorithms.grpo.plugin import SPECS
-from unirl.core.roles import Losses, LossTerm, Replay
+from unirl.core.roles import Forward, Losses, LossTerm
 from unirl.core.specs.config import TrainConfig
 from unirl.core.specs.spec import AlgorithmSpec, Gap
 from unirl.core.types.track import Status, Track
@@ -44,15 +44,15 @@ NEEDS, PADDING = "only-declared-needs-are-read", "padding-changes-nothing"
 # Of samples with a ratio the hundredth is added after it.
 @mutant(claim=ZERO, breaks="adds a hundredth to the advantages of texts", also=(AGE,))
 class LikesItsTexts(Grpo):
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
-        return super().loss(_with_advantages(track, 1.0, 0.01), replay, progress=progress)
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
+        return super().loss(_with_advantages(track, 1.0, 0.01), forward, progress=progress)
 
 
 # The same thing over three updates, and over a run.
 @mutant(claim=FAVOURS, breaks="has a sign too many over tokens", also=(SURROGATE, LEARNS))
 class NegatesTokenAdvantages(Grpo):
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
-        return super().loss(_with_advantages(track, -1.0, 0.0), replay, progress=progress)
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
+        return super().loss(_with_advantages(track, -1.0, 0.0), forward, progress=progress)
 
 
 @mutant(
@@ -60,8 +60,8 @@ class NegatesTokenAdvantages(Grpo):
     breaks="adds a thousandth to the log-probs of tokens that it replays before updates",
 )
 class ShiftsTheTokenAnchor(Grpo):
-    def with_old_log_probs(self, track: Track, replay: Replay) -> Track:
-        track = super().with_old_log_probs(track, replay)
+    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
+        track = super().with_old_log_probs(track, forward)
         assert track.text.log_probs is not None
         moved = tuple(values + 1e-3 for values in track.text.log_probs)
         return dataclasses.replace(track, segment=dataclasses.replace(track.text, log_probs=moved))
@@ -85,8 +85,8 @@ class ClipsTokensLate(Grpo):
 class AveragesItsMicroBatch(Grpo):
     """Divides by the tokens of the micro-batch in place of those of the update."""
 
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
-        return _scaled(super().loss(track, replay, progress=progress), 100 / sum(track.text.total_lengths))
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
+        return _scaled(super().loss(track, forward, progress=progress), 100 / sum(track.text.total_lengths))
 
 
 @mutant(claim=PADDING, breaks="takes rows that fill a batch up for texts")
@@ -106,25 +106,25 @@ class CountsTokenPadding(Grpo):
 # Those of rows that fill a batch up as well.
 @mutant(claim=NEEDS, breaks="reads numbers of tokens that are not trained on", also=(PADDING,))
 class ReadsMaskedTokens(Grpo):
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         nothing = 0.0 * per_token(track.text, "log_probs").sum()
-        return _scaled(super().loss(track, replay, progress=progress), 1.0 + nothing)
+        return _scaled(super().loss(track, forward, progress=progress), 1.0 + nothing)
 
 
 @mutant(claim=NEEDS, breaks="weighs texts by the length of their prompts")
 class ReadsWords(Grpo):
     """Weighs texts by the words of their prompts."""
 
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         factor = torch.tensor([1.0 + len(prompt) for prompt in track.prompts])[:, None]
-        return _scaled(super().loss(track, replay, progress=progress), factor.to(track.sample_weights.device))
+        return _scaled(super().loss(track, forward, progress=progress), factor.to(track.sample_weights.device))
 
 
 @mutant(claim=LEARNS, breaks="learns backwards after a tenth of the run")
 class LearnsBackwards(Grpo):
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         sign = -1.0 if progress > 0.1 else 1.0
-        return _scaled(super().loss(track, replay, progress=progress), sign)
+        return _scaled(super().loss(track, forward, progress=progress), sign)
 
 
 @mutant(claim=AGE, breaks="compares tokens with replayed log-probs where those of the engine are asked for")

@@ -11,7 +11,15 @@ from unirl.core.roles import Algorithm, Losses, LossTerm, Metric, TrainReport, W
 from unirl.core.specs.capability import Cap
 from unirl.core.types.track import TextSegment, Track
 
-from conformance_mutants.backend_wrapped import LiveAlone, Wrapped, WrappedAlgorithm, change_gradients, put, scaled
+from conformance_mutants.backend_wrapped import (
+    LiveAlone,
+    ShiftsSigmas,
+    Wrapped,
+    WrappedAlgorithm,
+    change_gradients,
+    put,
+    scaled,
+)
 from conformance_mutants.mutant import mutant, mutants_in
 
 FULL = (Cap.TRAIN_FULL,)
@@ -96,11 +104,22 @@ class ClipsEachTensor(Wrapped):
     claim="a-loss-may-compare-with-another-policy",
     name="replays-live-alone",
     breaks="replays with the live weights whatever is asked",
+    also=("the-velocity-at-a-stored-point-is-that-of-the-replay",),
     promises=LORA,
 )
 class ReplaysTheLivePolicyAlone(Wrapped):
     def train(self, track: Track, algorithm: Any, *, progress: float) -> TrainReport:
         return super().train(track, LiveAlone(algorithm), progress=progress)
+
+
+@mutant(
+    claim="the-velocity-at-a-stored-point-is-that-of-the-replay",
+    breaks="evaluates the velocity at another sigma than the one it is given",
+    promises=FULL,
+)
+class ShiftsTheSigmas(Wrapped):
+    def train(self, track: Track, algorithm: Any, *, progress: float) -> TrainReport:
+        return super().train(track, ShiftsSigmas(algorithm), progress=progress)
 
 
 @mutant(

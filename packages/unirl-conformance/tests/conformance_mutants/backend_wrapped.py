@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from unirl.backends.fsdp2.plugin import SPEC
+from unirl.conformance.doubles.forward import SameForward
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.roles import Losses, Policy, TrainReport, WeightUpdate
 from unirl.core.specs.capability import Cap
@@ -21,6 +22,7 @@ from unirl.core.types.weights import joined, tensor_digests
 __all__ = [
     "SPEC",
     "LiveAlone",
+    "ShiftsSigmas",
     "Wrapped",
     "WrappedAlgorithm",
     "change_gradients",
@@ -45,6 +47,9 @@ class Wrapped:
     @property
     def version(self) -> int:
         return self.inner.version
+
+    def version_of(self, policy: Policy = "live") -> int:
+        return self.version if policy == "live" else self.inner.version_of(policy)
 
     @contextmanager
     def policy(self, which: Policy = "live") -> Iterator[None]:
@@ -132,10 +137,30 @@ class LiveAlone(WrappedAlgorithm):
     """Replays with the live weights, whatever policy is asked for."""
 
     def with_old_log_probs(self, track: Any, replay: Any) -> Any:
-        return super().with_old_log_probs(track, lambda track, policy="live": replay(track))
+        return super().with_old_log_probs(track, _Live(replay))
 
     def loss(self, track: Any, replay: Any, *, progress: float) -> Losses:
-        return super().loss(track, lambda track, policy="live": replay(track), progress=progress)
+        return super().loss(track, _Live(replay), progress=progress)
+
+
+class ShiftsSigmas(WrappedAlgorithm):
+    """Gets the velocity at another sigma than the one it asks for."""
+
+    def loss(self, track: Any, replay: Any, *, progress: float) -> Losses:
+        return super().loss(track, _Shifted(replay), progress=progress)
+
+
+class _Shifted(SameForward):
+    def velocity(self, track: Any, x: Any, sigma: Any, *, policy: Any = "live", guided: bool = False) -> Any:
+        return super().velocity(track, x, sigma * 0.999, policy=policy, guided=guided)
+
+
+class _Live(SameForward):
+    def __call__(self, track: Any, *, policy: Any = "live") -> Any:
+        return super().__call__(track)
+
+    def velocity(self, track: Any, x: Any, sigma: Any, *, policy: Any = "live", guided: bool = False) -> Any:
+        return super().velocity(track, x, sigma, guided=guided)
 
 
 def scaled(losses: Losses, factor: float) -> Losses:

@@ -20,7 +20,7 @@ from unirl.algorithms.flow_grpo import plugin as flow_grpo
 from unirl.conformance.doubles import model as latent_model
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.roles import Algorithm, Losses, Policy, Replay, TrainReport, WeightUpdate
+from unirl.core.roles import Algorithm, Forward, Losses, Policy, TrainReport, WeightUpdate
 from unirl.core.types.track import Track
 from unirl.engines.trainside import plugin as trainside
 
@@ -116,8 +116,8 @@ class MovesItsAnchor(Wrapped):
     """Old log-probs are a little off by the time that the loss sees them."""
 
     def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
-        def with_old_log_probs(track: Track, replay: Replay) -> Track:
-            result = algorithm.with_old_log_probs(track, replay)
+        def with_old_log_probs(track: Track, forward: Forward) -> Track:
+            result = algorithm.with_old_log_probs(track, forward)
             assert result.latent.log_probs is not None
             segment = dataclasses.replace(result.latent, log_probs=result.latent.log_probs + 1e-6)
             return dataclasses.replace(result, segment=segment)

@@ -14,7 +14,7 @@ from unirl.conformance.doubles import text_model
 from unirl.conformance.doubles.text_model import TextWorkbenchModel
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.roles import Algorithm, Engine, Replay, TrainReport, WeightReceipt, WeightUpdate
+from unirl.core.roles import Algorithm, Engine, Forward, TrainReport, WeightReceipt, WeightUpdate
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.types.track import Track
 from unirl.engines.trainside.engine import TrainsideEngine
@@ -93,8 +93,8 @@ class MovesItsTextAnchor(Wrapped):
     """Old log-probs are a little off by the time that the loss sees them."""
 
     def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
-        def with_old_log_probs(track: Track, replay: Replay) -> Track:
-            result = algorithm.with_old_log_probs(track, replay)
+        def with_old_log_probs(track: Track, forward: Forward) -> Track:
+            result = algorithm.with_old_log_probs(track, forward)
             assert result.text.log_probs is not None
             off = tuple(row + 1e-6 for row in result.text.log_probs)
             return dataclasses.replace(result, segment=dataclasses.replace(result.text, log_probs=off))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from torch import Tensor
 from unirl.core.types.request import LatentRequest, Request
 from unirl.core.types.track import LatentSegment, Track
 from unirl.engines.trainside.engine import TrainsideEngine
+from unirl.numerics.diffusion.denoise import all_positions
 
-__all__ = ["Changes", "ChangesHonestly", "segment_with"]
+__all__ = ["Changes", "ChangesHonestly", "everything", "segment_with"]
 
 
 class Changes(TrainsideEngine):
@@ -46,6 +48,11 @@ class ChangesHonestly(Changes):
 
     def echo(self, request: Request, track: Track) -> LatentSegment:
         return track.latent
+
+
+def everything(latent: LatentRequest) -> Tensor:
+    """What `keep` is when every latent is to come back."""
+    return all_positions(latent.num_rows, num_steps=latent.sigmas.shape[0] - 1)
 
 
 def segment_with(track: Track, **changes: Any) -> Track:

@@ -9,7 +9,7 @@ from unirl.core.types.request import LatentRequest, Request
 from unirl.core.types.track import Track
 from unirl.engines.trainside.engine import TrainsideEngine
 
-from conformance_mutants.engine_changes import Changes, segment_with
+from conformance_mutants.engine_changes import Changes, everything, segment_with
 from conformance_mutants.mutant import mutant, mutants_in
 
 
@@ -81,14 +81,14 @@ class FillsGaps(Changes):
         if not steps.numel() or bool((steps[:, 1:] - steps[:, :-1] <= 1).all()):
             return latent
         filled = torch.stack([torch.arange(int(row.min()), int(row.max()) + 1) for row in steps])
-        return dataclasses.replace(latent, sde_steps=filled, trajectory="full")
+        return dataclasses.replace(latent, sde_steps=filled, keep=everything(latent))
 
     def track(self, request: Request, track: Track) -> Track:
         asked, segment = request.latent, track.latent
         steps, places = asked.sde_steps, set(range(segment.num_steps + 1))
         if torch.equal(steps, segment.sde_steps):
             return track
-        if asked.trajectory == "window":
+        if not asked.keep.numel():
             places = {int(step) + after for step in steps.flatten() for after in (0, 1)} | {segment.num_steps}
         assert segment.log_probs is not None
         return segment_with(

@@ -10,7 +10,7 @@ from unirl.core.types.request import LatentRequest, Request
 from unirl.core.types.track import Conditions, Track
 from unirl.numerics.train.track_replay import TrackReplay
 
-from conformance_mutants.engine_changes import Changes, ChangesHonestly, segment_with
+from conformance_mutants.engine_changes import Changes, ChangesHonestly, everything, segment_with
 from conformance_mutants.mutant import mutant, mutants_in
 
 
@@ -20,13 +20,13 @@ from conformance_mutants.mutant import mutant, mutants_in
 )
 class StoresEverything(Changes):
     def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
-        return dataclasses.replace(latent, trajectory="full")
+        return latent if latent.keep.numel() else dataclasses.replace(latent, keep=everything(latent))
 
 
 @mutant(claim="a-full-trajectory-holds-every-latent", breaks="stores a window where the full trajectory was asked for")
 class StoresTheWindow(Changes):
     def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
-        return dataclasses.replace(latent, trajectory="window")
+        return dataclasses.replace(latent, keep=latent.keep[:, :0])
 
 
 @mutant(

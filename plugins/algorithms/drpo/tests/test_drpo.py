@@ -276,7 +276,7 @@ def train(model: Unigram, algorithm: Drpo, track: Track, *, micro_batch_size: in
     report = train_on(
         track,
         algorithm,
-        replay=model.replay(),
+        forward=model.replay(),
         updater=model,
         settings=UpdateSettings(micro_batch_size=micro_batch_size),
         progress=0.0,

@@ -64,10 +64,12 @@ def test_a_reference_that_nobody_keeps_is_refused():
 
 
 def test_a_lagged_policy_that_nobody_keeps_is_refused():
-    needs = Needs(old_policy="ema")
-    assert "backend.lagged.kind" in reasons(plan(Fsdp2Config(), needs=needs))[0]
-    kept = Fsdp2Config(lagged=AverageConfig(kind="constant"))
-    assert reasons(plan(kept, needs=needs)) == []
+    for sampler in ("lagged", "ema"):
+        needs = Needs(sampler=sampler)
+        (reason,) = reasons(plan(Fsdp2Config(), needs=needs))
+        assert reason.startswith(f"backend.{sampler}.kind: got none, but algorithm 'a' trains on samples from the")
+        kept = Fsdp2Config(**{sampler: AverageConfig(kind="constant")})
+        assert reasons(plan(kept, needs=needs)) == []
 
 
 def test_a_dtype_that_nothing_would_compute_in_is_refused():

@@ -21,6 +21,7 @@ from unirl.engines.trainside.config import TrainsideConfig
 from unirl.engines.trainside.engine import TrainsideEngine, build
 from unirl.engines.trainside.plugin import SPEC
 from unirl.models.sd3.model import Sd3Model
+from unirl.numerics.diffusion.denoise import all_positions
 from unirl.numerics.diffusion.kernels import KERNELS
 from unirl.numerics.diffusion.sampler import with_every_option
 from unirl.numerics.noise import INITIAL, noise, noise_digest
@@ -39,7 +40,7 @@ def a_request(
     steps: Sequence[Sequence[int]] | None = None,
     version: int = 3,
     same_noise: bool = False,
-    trajectory: Any = "window",
+    keeps_all: bool = False,
     **changes: Any,
 ) -> Request:
     """Samples of one prompt form a group."""
@@ -58,7 +59,7 @@ def a_request(
         initial_noise=tuple(
             noise_digest(noise(seed=5, rollout=2, ids=ids, step=INITIAL, shape=model.latent_shape(sampling)))
         ),
-        trajectory=trajectory,
+        keep=all_positions(len(prompts), num_steps=STEPS)[:, : (STEPS + 1) * keeps_all],
     )
     return Request(
         track="image",
@@ -203,14 +204,14 @@ def test_each_group_can_have_its_own_sde_steps(model: Sd3Model, batch: int) -> N
     assert segment.log_probs[2:, 1].tolist() == [0.0, 0.0]
     assert torch.isfinite(segment.final).all()
     # Without noise before step 2 the second group has walked the ODE until then.
-    ode = generate(model, a_request(model, steps=[[]] * 4, trajectory="full"), forward_batch=batch).latent
+    ode = generate(model, a_request(model, steps=[[]] * 4, keeps_all=True), forward_batch=batch).latent
     assert torch.equal(segment.latents[2:, 0], ode.latents[2:, 2])
     assert not torch.equal(segment.latents[2:, 1], ode.latents[2:, 3])
 
 
 def test_a_full_trajectory_has_the_latent_of_every_step(model: Sd3Model) -> None:
     window = generate(model, a_request(model)).latent
-    full = generate(model, a_request(model, trajectory="full")).latent
+    full = generate(model, a_request(model, keeps_all=True)).latent
     assert full.positions.tolist() == [[0, 1, 2, 3, 4]] * 4
     assert torch.equal(full.latents[:, [0, 1, 2, 4]], window.latents)
 

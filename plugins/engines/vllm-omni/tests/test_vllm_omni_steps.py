@@ -55,7 +55,7 @@ def test_rows_of_two_schedules_share_their_batches_and_are_what_each_is_by_itsel
 ) -> None:
     stepwise.load_weights(full_update(model, version=1))
     requests = {
-        "first": ask(stepwise, num_inference_steps=5, trajectory="full", **guidance),
+        "first": ask(stepwise, num_inference_steps=5, keeps_all=True, **guidance),
         "second": ask(stepwise, num_inference_steps=3, kernel="dance-sde", eta=0.3, **guidance),
     }
     batches, tracks = together(stepwise, requests)

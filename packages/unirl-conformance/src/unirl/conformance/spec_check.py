@@ -170,8 +170,6 @@ def _needs(where: str, needs: Needs) -> Iterator[str]:
         yield f"{where}: got {needs.log_probs} log-probs for a {needs.track} track."
     if needs.log_probs == "gaussian" and not needs.stochastic:
         yield f"{where}: gaussian log-probs only exist for stochastic steps; stochastic is False."
-    if (needs.gradient == "through-sampler") != (needs.reward == "differentiable"):
-        yield f"{where}: gradient is {needs.gradient} and reward is {needs.reward}; each requires the other."
 
 
 def _function(

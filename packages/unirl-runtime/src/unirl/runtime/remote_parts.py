@@ -208,6 +208,9 @@ class RemoteBackend:
     def version(self) -> int:
         return self._session.versions.trained
 
+    def version_of(self, policy: Policy = "live") -> int:
+        return self._session.version_of(policy)
+
     @contextmanager
     def policy(self, which: Policy = "live") -> Iterator[None]:
         if self._lend is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from unirl.core.roles import Policy
+
 from .actors import Actor
 from .cluster import Cluster
 from .turns import Turns
@@ -20,14 +22,9 @@ class WeightVersions:
     """Versions of the weights, as the driver knows them."""
 
     trained: int
-    """Of the train ranks: optimizer steps taken."""
+    """Of the live policy on the train ranks: optimizer steps taken."""
     sampled: int
-    """Of the workers that generate."""
-
-    @property
-    def agree(self) -> bool:
-        """Whether rollouts use the current weights, and so can be regenerated."""
-        return self.trained == self.sampled
+    """Of the workers that generate, of the policy that samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,3 +42,10 @@ class Session:
     """Neighbouring train ranks that split the layers (tensor parallelism), and so work on the same rows."""
     turns: Turns
     versions: WeightVersions
+
+    def version_of(self, policy: Policy) -> int:
+        """Of a policy of the train ranks."""
+        if policy == "live":
+            return self.versions.trained
+        version: int = self.cluster.call(self.train[:1], "version_of", policy, phase="sync")[0]
+        return version

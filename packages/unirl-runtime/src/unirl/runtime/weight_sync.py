@@ -40,7 +40,9 @@ class WeightSync:
         self._carrier = (carrier_between(config, session.train, session.rollout), config.carrier_dir)
         self._group: list[Any] = []
         """Handles of the processes in the current group, sender first."""
-        self._policy: Policy = "live"
+        self._sampler: Policy = plan.needs.sampler
+        self._policy: Policy = self._sampler
+        """Whose weights the rollout workers are sent."""
         self._config = config
         self._bucket_bytes = config.bucket_mb * 2**20
         self._cluster.prepare(session.rollout, "weights.open_receiver", carrier=self._carrier)
@@ -49,29 +51,28 @@ class WeightSync:
             self._meet([session.train[0], *session.rollout])
 
     def sync(self) -> None:
-        """Send the current weights to every rollout worker."""
-        self._send(self._session.rollout)
-        self._session.versions.sampled = self._session.versions.trained
+        """Send the current weights of the policy that samples to every rollout worker."""
+        self._session.versions.sampled = self._send(self._session.rollout)
 
     @property
     def are_current(self) -> bool:
         """Whether rollouts use the current weights, and so can be regenerated."""
-        return self._session.versions.agree
+        return self._session.versions.sampled == self._session.version_of(self._sampler)
 
     def refresh(self, actor: Actor) -> None:
         """Send the current rollout's weights to one worker. Raises RunFailed if training has since updated them."""
-        versions = self._session.versions
-        if not versions.agree:
+        if not self.are_current:
             raise RunFailed(
-                f"launcher: {actor} is new and needs version {versions.sampled} of the weights; training is at version "
-                f"{versions.trained}, and old versions are not kept. Resume the run."
+                f"launcher: {actor} is new and needs version {self._session.versions.sampled} of the weights; training "
+                f"is at version {self._session.version_of(self._sampler)}, and old versions are not kept. Resume the "
+                "run."
             )
         self._send([actor])
 
     @contextmanager
     def lend(self, which: Policy) -> Iterator[None]:
         """Within the block the rollout workers hold another policy's weights; they need a sync afterwards."""
-        if which == "live":
+        if which == self._sampler:
             yield
             return
         self._policy = which
@@ -79,26 +80,28 @@ class WeightSync:
             self._send(self._session.rollout)
             yield
         finally:
-            self._policy = "live"
+            self._policy = self._sampler
             self._session.versions.sampled = NOTHING
 
-    def _send(self, receivers: Sequence[Actor]) -> None:
-        cluster, train, trained = self._cluster, self._session.train, self._session.versions.trained
+    def _send(self, receivers: Sequence[Actor]) -> int:
+        """Returns the version that they now hold."""
+        cluster, train, version = self._cluster, self._session.train, self._session.version_of(self._policy)
         self._session.turns.train()
         cluster.call(train, "weights.hold_export", policy=self._policy, kind=self._kind, phase="sync")
         self._session.turns.rollout()
         for together in [receivers] if self._is_collective else [[actor] for actor in receivers]:
             shipped = self._shipped(together)
             report = shipped.report
-            if report.receipt.version != trained:
+            if report.receipt.version != version:
                 raise EchoMismatch(
-                    f"weights: training is at version {trained}, but {_names(together)} holds "
+                    f"weights: training is at version {version}, but {_names(together)} holds "
                     f"{report.receipt.version} after the sync."
                 )
             size = report.size_bytes * len(together) + shipped.announced_bytes
             count = report.num_tensors * len(together)
             cluster.traffic.synced(size_bytes=size, tensors=count, seconds=report.seconds)
         cluster.call(train, "weights.forget_export", phase="sync")
+        return version
 
     @property
     def _is_collective(self) -> bool:

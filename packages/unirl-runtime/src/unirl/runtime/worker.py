@@ -278,6 +278,9 @@ class Worker:
     def version(self) -> int:
         return self.parts.backend.version
 
+    def version_of(self, policy: Policy) -> int:
+        return self.parts.backend.version_of(policy)
+
     # Weights.
 
     def export_weights(self, *, policy: Policy, kind: Literal["full", "lora", "merged"]) -> WeightUpdate | None:

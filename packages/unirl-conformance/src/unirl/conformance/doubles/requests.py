@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import cast
 
@@ -12,6 +11,7 @@ from unirl.core.roles import Algorithm, DiffusionModel, TextModel
 from unirl.core.types.data import Prompt
 from unirl.core.types.request import Request
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
+from unirl.numerics.diffusion.denoise import all_positions
 from unirl.numerics.diffusion.request import plan_latents
 
 __all__ = ["PROMPTS", "make_request", "make_text_request", "numbered"]
@@ -36,23 +36,25 @@ def make_request(
     rollout: int = 5,
     policy_version: int = 0,
     sigmas: Tensor | None = None,
-    trajectory: str = "window",
+    keeps_all: bool = False,
 ) -> Request:
     """A request for this track. Rows of a group stand together; groups are as many as prompts.
 
-    sigmas: another schedule than the model's.
+    sigmas: another schedule than the model's.  keeps_all: the latents at all positions come back.
     """
     groups = [number for number in range(len(prompts)) for _ in range(samples_per_prompt)]
     group_ids = tuple(f"r{rollout}/p{group}" for group in groups)
     sample_ids = tuple(f"{group}/{row % samples_per_prompt}" for row, group in enumerate(group_ids))
+    schedule = model.schedule(sampling) if sigmas is None else sigmas
     params = plan_latents(
         sampling,
-        sigmas=model.schedule(sampling) if sigmas is None else sigmas,
+        sigmas=schedule,
         latent_shape=model.latent_shape(sampling),
         seed=seed,
         rollout=rollout,
         sample_ids=sample_ids,
         group_ids=group_ids,
+        keep=all_positions(len(groups), num_steps=schedule.shape[0] - 1) if keeps_all else None,
     )
     return Request(
         track=track,
@@ -62,7 +64,7 @@ def make_request(
         prompts=tuple(prompts[group] for group in groups),
         metadata=tuple({"number": group} for group in groups),
         media=tuple(() for _ in groups),
-        params=dataclasses.replace(params, trajectory=trajectory),
+        params=params,
         seed=seed,
         rollout=rollout,
         policy_version=policy_version,

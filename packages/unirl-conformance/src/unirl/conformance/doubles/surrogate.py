@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from unirl.core.roles import Losses, LossTerm, Metric, Policy, Replay
+from unirl.core.roles import Forward, Losses, LossTerm, Metric, Policy
 from unirl.core.types.request import LatentRequest
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import Track
@@ -71,24 +71,24 @@ class Surrogate:
         """The rewards themselves."""
         return dataclasses.replace(track, advantages=track.rewards), {}
 
-    def with_old_log_probs(self, track: Track, replay: Replay) -> Track:
+    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
         self._note("anchor", track)
         return dataclasses.replace(
-            track, segment=dataclasses.replace(track.latent, log_probs=replay(track).log_probs.detach())
+            track, segment=dataclasses.replace(track.latent, log_probs=forward(track).log_probs.detach())
         )
 
     def loss_weights(self, track: Track) -> dict[str, Tensor]:
         steps = track.sample_weights[:, None] * (track.latent.sde_steps >= 0)
         return {"policy": steps} if self._pull_to is None else {"policy": steps, "pull": steps}
 
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         assert track.advantages is not None
-        new: Any = replay(track)
+        new: Any = forward(track)
         weights = self.loss_weights(track)
         log_ratio = new.log_probs - track.latent.log_probs
         terms = [LossTerm(name="policy", values=clipped(log_ratio, track.advantages), weights=weights["policy"])]
         if self._pull_to is not None:
-            other: Any = replay(track, policy=self._pull_to)
+            other: Any = forward(track, policy=self._pull_to)
             pull = squared_distance(new.means, other.means)
             terms.append(LossTerm(name="pull", values=pull, weights=weights["pull"], scale=PULL))
         ratio = log_ratio.detach().exp()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from unirl.core.roles import Losses, LossTerm, Replay
+from unirl.core.roles import Forward, Losses, LossTerm
 from unirl.core.types.track import Track
 from unirl.numerics.tokens.batches import pad_batch
 
@@ -28,18 +28,18 @@ class TextSurrogate:
         """The rewards themselves."""
         return dataclasses.replace(track, advantages=track.rewards), {}
 
-    def with_old_log_probs(self, track: Track, replay: Replay) -> Track:
-        return with_log_probs(track, replay(track).log_probs.detach())
+    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
+        return with_log_probs(track, forward(track).log_probs.detach())
 
     def loss_weights(self, track: Track) -> dict[str, Tensor]:
         lengths = torch.tensor(track.text.lengths, device=track.sample_weights.device)
         valid = torch.arange(int(lengths.max()), device=lengths.device) < lengths[:, None]
         return {"policy": track.sample_weights[:, None] * valid}
 
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         old = log_probs_of(track)
         assert track.advantages is not None and old is not None
-        values = clipped(replay(track).log_probs - old, track.advantages)
+        values = clipped(forward(track).log_probs - old, track.advantages)
         return Losses(terms=[LossTerm(name="policy", values=values, weights=self.loss_weights(track)["policy"])])
 
 

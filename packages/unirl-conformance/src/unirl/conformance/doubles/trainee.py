@@ -36,6 +36,9 @@ class Trainee:
         tensors = self.backend.export_weights(policy=policy, kind=self.training).tensors
         return {name: tensor.clone() for name, tensor in tensors.items()}
 
+    def exported_version(self, policy: Policy) -> int:
+        return self.backend.export_weights(policy=policy, kind=self.training).version
+
     def whole(self, policy: Policy = "live") -> dict[str, Tensor]:
         """Copies of all weights of the module by their plain names, adapters folded in."""
         kind = "full" if self.training == "full" else "merged"

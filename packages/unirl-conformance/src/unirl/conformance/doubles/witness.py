@@ -9,11 +9,11 @@ from torch import Tensor
 from unirl.core.roles import (
     Algorithm,
     CriticAlgorithm,
+    Forward,
     LatentAlgorithm,
     Losses,
     Metric,
     Policy,
-    Replay,
     Replayed,
     ReplayedTokens,
 )
@@ -21,6 +21,7 @@ from unirl.core.types.request import LatentRequest
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import Track
 
+from .forward import SameForward
 from .track_numbers import log_probs_of
 
 __all__ = ["CriticWitness", "Witness", "witness"]
@@ -47,24 +48,32 @@ class Witness:
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         return self._algorithm.advantages(track)
 
-    def with_old_log_probs(self, track: Track, replay: Replay) -> Track:
+    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
         log_probs = log_probs_of(track)
         if log_probs is not None:
-            self.gaps.append(_largest(replay(track), log_probs))
-        return self._algorithm.with_old_log_probs(track, replay)
+            self.gaps.append(_largest(forward(track), log_probs))
+        return self._algorithm.with_old_log_probs(track, forward)
 
     def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
         return self._algorithm.loss_weights(track)
 
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
-        def watched(track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
-            replayed = replay(track, policy=policy)
-            log_probs = log_probs_of(track)
-            if policy == "live" and log_probs is not None:
-                self.log_ratios.append(_largest(replayed, log_probs))
-            return replayed
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
+        return self._algorithm.loss(track, _Watched(forward, self.log_ratios), progress=progress)
 
-        return self._algorithm.loss(track, watched, progress=progress)
+
+class _Watched(SameForward):
+    """Notes the largest log-ratio of each live replay."""
+
+    def __init__(self, forward: Forward, log_ratios: list[float]) -> None:
+        super().__init__(forward)
+        self._log_ratios = log_ratios
+
+    def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
+        replayed = super().__call__(track, policy=policy)
+        log_probs = log_probs_of(track)
+        if policy == "live" and log_probs is not None:
+            self._log_ratios.append(_largest(replayed, log_probs))
+        return replayed
 
 
 class CriticWitness(Witness):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from unirl.conformance.claims import claim
+from unirl.conformance.doubles.forward import SameForward
 from unirl.conformance.doubles.track_numbers import advantages_of, changed_per_token, with_advantages
 from unirl.conformance.fixtures.algorithm import ROUNDING, AlgorithmBench
 from unirl.conformance.fixtures.trial import AlreadyAnchored, Trial, apart
@@ -107,11 +108,11 @@ def test_only_declared_needs_are_read(bench: AlgorithmBench) -> None:
     If it fails: add the need to the spec (`needs`, or `when` for the key that switches it on), or stop reading it.
     """
     for on in bench.variants():
-        full = bench.trial(on, trajectory="full", is_ragged=bench.kind == "text")
+        full = bench.trial(on, keeps_all=True, is_ragged=bench.kind == "text")
         plain = full.anchored()
         full.move()
         expected, loss = full.gradient(plain, progress=PROGRESS), full.loss(plain, progress=PROGRESS)[0]
-        trial = bench.trial(on, trajectory="full", is_ragged=bench.kind == "text", is_strict=True)
+        trial = bench.trial(on, keeps_all=True, is_ragged=bench.kind == "text", is_strict=True)
         track = _without_rewards(trial.anchored(_without_what_is_not_needed(trial)))
         if trial.is_text:
             track = _without_masked_tokens(track)
@@ -161,36 +162,59 @@ def test_weights_announce_what_the_loss_weighs(bench: AlgorithmBench) -> None:
             )
 
 
-class _ClosingReplay:
-    """A replay that raises while it is closed."""
+class _ClosingReplay(SameForward):
+    """Raises while it is closed."""
 
     def __init__(self, trial: Trial) -> None:
-        self._replay = trial.replay()
+        super().__init__(trial.replay())
         self.is_closed = False
 
     def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
+        self._check_open()
+        return super().__call__(track, policy=policy)
+
+    def velocity(
+        self, track: Track, x: Tensor, sigma: Tensor, *, policy: Policy = "live", guided: bool = False
+    ) -> Tensor:
+        self._check_open()
+        return super().velocity(track, x, sigma, policy=policy, guided=guided)
+
+    def _check_open(self) -> None:
         assert not self.is_closed, "weights() runs a forward; it must not, for the stack calls it before any"
-        return self._replay(track, policy=policy)
 
 
-class _PaddedReplay:
-    """Replays the rows that are no padding; the others are NaN throughout."""
+class _PaddedReplay(SameForward):
+    """Asks for the rows that are not padding; the others are NaN throughout."""
 
     def __init__(self, trial: Trial) -> None:
-        self._replay = trial.replay()
+        super().__init__(trial.replay())
 
     def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
-        real = [row for row, status in enumerate(track.status) if status is not Status.PADDING]
-        assert real == list(range(len(real)))
-        result = self._replay(track.select(real), policy=policy)
-        count = track.num_rows - len(real)
-
-        def padded(value: Tensor) -> Tensor:
-            fill = True if value.dtype == torch.bool else math.nan
-            return torch.cat([value, value.new_full((count, *value.shape[1:]), fill)])
-
-        fields = {item.name: padded(getattr(result, item.name)) for item in dataclasses.fields(result)}
+        real = _real_rows(track)
+        result = super().__call__(track.select(real), policy=policy)
+        fields = {
+            item.name: _with_nan(getattr(result, item.name), rows=track.num_rows) for item in dataclasses.fields(result)
+        }
         return type(result)(**fields)
+
+    def velocity(
+        self, track: Track, x: Tensor, sigma: Tensor, *, policy: Policy = "live", guided: bool = False
+    ) -> Tensor:
+        real = _real_rows(track)
+        result = super().velocity(track.select(real), x[real], sigma[real], policy=policy, guided=guided)
+        return _with_nan(result, rows=track.num_rows)
+
+
+def _real_rows(track: Track) -> list[int]:
+    real = [row for row, status in enumerate(track.status) if status is not Status.PADDING]
+    assert real == list(range(len(real)))
+    return real
+
+
+def _with_nan(value: Tensor, *, rows: int) -> Tensor:
+    """Filled up to this many rows, with NaN, or with True."""
+    fill = True if value.dtype == torch.bool else math.nan
+    return torch.cat([value, value.new_full((rows - value.shape[0], *value.shape[1:]), fill)])
 
 
 def _poisoned_padding(track: Track) -> Track:

@@ -7,7 +7,9 @@ import itertools
 from typing import Any
 
 import torch
+from torch import Tensor
 from unirl.conformance.claims import claim
+from unirl.conformance.doubles.forward import SameForward
 from unirl.conformance.doubles.loss_inputs import loss_inputs, replayed
 from unirl.conformance.doubles.track_numbers import (
     advantages_of,
@@ -19,7 +21,7 @@ from unirl.conformance.fixtures.algorithm import AlgorithmBench
 from unirl.conformance.fixtures.trial import CLIP, AlreadyAnchored, SameAlgorithm, Trial, of_policy
 from unirl.conformance.reference import LossInNumpy
 from unirl.conformance.verdicts import NotApplicable
-from unirl.core.roles import Algorithm, Losses, Policy, Replay, Replayed, ReplayedTokens
+from unirl.core.roles import Algorithm, Forward, Losses, Policy, Replayed, ReplayedTokens
 from unirl.core.types.track import Track
 from unirl.numerics.loss.reduction import weight_totals
 
@@ -147,7 +149,7 @@ def test_the_loss_agrees_with_its_numpy_reference(bench: AlgorithmBench) -> None
     for on in bench.variants():
         trial = bench.trial(on, is_ragged=True)
         track = trial.anchored(_some_without_weight(trial.track))
-        old = replayed(trial, "lagged" if trial.needs.old_policy == "ema" else "live")
+        old = replayed(trial, trial.needs.sampler)
         trial.move()
         new = replayed(trial, "live")
         if trial.needs.log_probs != "none":
@@ -175,18 +177,24 @@ class _Watched(SameAlgorithm):
         super().__init__(algorithm)
         self.gaps: list[float] = []
 
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
-        given = log_probs_of(track)
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
+        return self._algorithm.loss(track, _Noting(forward, log_probs_of(track), self.gaps), progress=progress)
 
-        def noting(track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
-            replayed = replay(track, policy=policy)
-            if policy == "live":
-                assert given is not None, "after anchor() the track has no log-probs to compare with"
-                gap = (replayed.log_probs.detach() - given)[replayed.valid]
-                self.gaps.append(float(gap.abs().max()))
-            return replayed
 
-        return self._algorithm.loss(track, noting, progress=progress)
+class _Noting(SameForward):
+    """Notes how far live log-probs are from those given."""
+
+    def __init__(self, forward: Forward, given: Tensor | None, gaps: list[float]) -> None:
+        super().__init__(forward)
+        self._given, self._gaps = given, gaps
+
+    def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
+        replayed = super().__call__(track, policy=policy)
+        if policy == "live":
+            assert self._given is not None, "after anchor() the track has no log-probs to compare with"
+            gap = (replayed.log_probs.detach() - self._given)[replayed.valid]
+            self._gaps.append(float(gap.abs().max()))
+        return replayed
 
 
 def _log_probs(trial: Trial) -> torch.Tensor:

@@ -96,7 +96,7 @@ def test_a_request_keeps_the_sampling_that_it_is_given(bench: AlgorithmBench) ->
     """Sigmas and settings are those of the recipe: an algorithm chooses noise and steps, but does not change the
     former.
 
-    If its spec needs the full trajectory, it also requests it, since engines store the window by default.
+    If its spec needs the full trajectory, it also keeps every position, since engines store the window by default.
 
     If it fails: hand `sampling` and `sigmas` on as they are. Settings that an algorithm cannot train with are for
     `problems` of its config to refuse, before the run.
@@ -107,8 +107,9 @@ def test_a_request_keeps_the_sampling_that_it_is_given(bench: AlgorithmBench) ->
         assert same(request.sigmas, _sigmas()), f"{_of(sampling)}: got sigmas {request.sigmas}, expected {_sigmas()}"
         assert request.sampling == sampling, f"{_of(sampling)}: got {request.sampling}, expected {sampling}"
         assert request.num_rows == len(SAMPLES), f"{_of(sampling)}: {request.num_rows} rows for {len(SAMPLES)} samples"
-        assert needs.trajectory != "full" or request.trajectory == "full", (
-            f"the spec needs the full trajectory, and the request asks for {request.trajectory!r}"
+        kept = {int(position) for position in request.keep.flatten()}
+        assert needs.trajectory != "full" or kept >= set(range(STEPS + 1)), (
+            f"the spec needs the full trajectory, and the request keeps {sorted(kept)}"
         )
 
 

@@ -100,7 +100,7 @@ def test_training_on_text_raises_the_reward(bench: AlgorithmBench) -> None:
         train_on(
             track,
             algorithm,
-            replay=replay,
+            forward=replay,
             updater=updater,
             settings=UpdateSettings(micro_batch_tokens=600),
             progress=step / STEPS,

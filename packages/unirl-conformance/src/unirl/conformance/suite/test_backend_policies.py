@@ -118,11 +118,16 @@ def test_the_lagged_policy_follows_its_formula(bench: BackendBench) -> None:
             check_average(bench, f"{training}, at the start", trainee.trained("lagged"), expected)
             for number in range(3):
                 before = trainee.trained("lagged")
+                version = trainee.backend.version_of("lagged")
                 trainee.train(bench.track(number))
                 gap = largest_gap(trainee.trained("lagged"), before)
                 assert gap == 0, f"{training}: the lagged policy moved within a rollout"
                 expected = moved(expected, trainee.trained())
                 trainee.backend.end_rollout()
+                versions = trainee.backend.version_of("lagged"), trainee.exported_version("lagged")
+                assert versions[0] == versions[1] > version, (
+                    f"{training}: it moved from version {version} to {versions[0]}, exported as {versions[1]}"
+                )
             check_average(bench, f"{training}, after three rollouts", trainee.trained("lagged"), expected)
 
 

@@ -145,8 +145,8 @@ def _sampled_at_odd_sigmas(bench: LatentEngineBench) -> tuple[Request, Track]:
 def started(bench: LatentEngineBench, *, same_initial_noise: bool) -> tuple[Request, Track]:
     """A track that stores the start, where the engine can store any of the trajectory."""
     sampling: dict[str, object] = {"same_initial_noise": same_initial_noise}
-    trajectory = "window" if bench.native(Cap.TRAJECTORY_WINDOW, Cap.SDE_STEPS) else "full"
-    return bench.generate(sampling=sampling, trajectory=trajectory)
+    keeps_all = not bench.native(Cap.TRAJECTORY_WINDOW, Cap.SDE_STEPS)
+    return bench.generate(sampling=sampling, keeps_all=keeps_all)
 
 
 def check_steps(bench: LatentEngineBench, *, steps: Sequence[Sequence[int]], num_steps: int) -> None:

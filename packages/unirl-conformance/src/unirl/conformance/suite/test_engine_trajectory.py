@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import nullcontext
 
 import torch
@@ -31,7 +32,7 @@ def test_a_window_holds_the_latents_around_sde_steps_and_the_end(bench: LatentEn
     model = bench.model()
     steps = torch.tensor([[1, 4]] * 6)
     sampling = bench.with_kernel(bench.noisy_kernels[0]) | {"num_inference_steps": 7}
-    request = bench.with_sde_steps(bench.request(model, sampling=sampling, trajectory="window"), steps)
+    request = bench.with_sde_steps(bench.request(model, sampling=sampling, keeps_all=False), steps)
     with bench.engine(model) as engine:
         track = bench.sample(engine, request)
     result = track.latent.positions.tolist()
@@ -47,18 +48,34 @@ def test_a_window_holds_the_latents_around_sde_steps_and_the_end(bench: LatentEn
 
 @claim("engine", proves=Cap.TRAJECTORY_FULL)
 def test_a_full_trajectory_holds_every_latent(bench: LatentEngineBench) -> None:
-    """On request the latents of every step come back, from x_T to the end, whatever the SDE steps are.
+    """The latents at the positions that a request keeps come back, of each row its own, whatever the SDE steps are: all
+    of them from x_T to the end, or some.
 
     If it fails: store T + 1 latents, also at deterministic steps, and before the first one.
     """
     quiet = bench.with_kernel(bench.quiet_kernel)
-    segment = bench.generate(sampling=quiet, trajectory="full")[1].latent
+    segment = bench.generate(sampling=quiet, keeps_all=True)[1].latent
     expected = [list(range(segment.num_steps + 1))] * segment.num_rows
     assert segment.positions.tolist() == expected, (
         f"positions {expected[0]} are wanted, {segment.positions.tolist()} found"
     )
     assert segment.latents.shape[1] == segment.num_steps + 1, f"latents are {list(segment.latents.shape)}"
     assert bool(torch.isfinite(segment.latents).all()), "some latents are not finite"
+    _check_some_positions(bench)
+
+
+def _check_some_positions(bench: LatentEngineBench) -> None:
+    model = bench.model()
+    request = bench.request(model, sampling=bench.with_kernel(bench.quiet_kernel), keeps_all=False)
+    keep = torch.tensor([[1, 3], [-1, 2], [-1, -1]] * 2)
+    request = dataclasses.replace(request, params=dataclasses.replace(request.latent, keep=keep))
+    with bench.engine(model) as engine:
+        segment = bench.sample(engine, request).latent
+    end = segment.num_steps
+    for row, own in enumerate(keep.tolist()):
+        expected = sorted({*own, end} - {-1})
+        result = [position for position in segment.positions[row].tolist() if position >= 0]
+        assert result == expected, f"row {row} keeps {own} of {end} steps: expected {expected}, stored are {result}"
 
 
 @claim("engine", proves=Cap.LATENT_ROLLOUT)

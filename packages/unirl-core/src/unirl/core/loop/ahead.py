@@ -79,7 +79,7 @@ class RolloutsAhead:
         maker = RolloutMaker(self._parts, self._plan, requests, phases=Phases(), spare=prompts.spare)
         self._count(+1)
         made = self._thread.submit(self._make, maker, bring)
-        self._begun.append(_Begun(step=step, version=self._parts.backend.version, maker=maker, made=made))
+        self._begun.append(_Begun(step=step, version=self._version, maker=maker, made=made))
 
     def begin_after(self, step: int, following: Sequence[StepPrompts], *, phases: Phases) -> None:
         """Begin the rollouts of the steps after `step` that are not begun yet.
@@ -110,7 +110,7 @@ class RolloutsAhead:
     def _weights(self) -> Callable[[], None] | None:
         """Give the engine the weights that train now; what does so later, while it has rollouts to make before."""
         if self._is_busy:
-            if self._begun[-1].version == self._parts.backend.version:
+            if self._begun[-1].version == self._version:
                 return None
             bring = kept_weights(self._parts, self._plan)
             if bring is not None:
@@ -119,6 +119,11 @@ class RolloutsAhead:
         if not self._is_over.is_set():
             sync_weights(self._parts, self._plan)
         return None
+
+    @property
+    def _version(self) -> int:
+        """Of the weights that a rollout begun now is made with."""
+        return self._parts.backend.version_of(self._plan.needs.sampler)
 
     @property
     def _is_busy(self) -> bool:

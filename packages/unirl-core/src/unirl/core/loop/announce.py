@@ -43,11 +43,12 @@ def predicted_costs(
     for name, request in requests.items():
         if not isinstance(request.params, LatentRequest):
             continue  # Completion lengths are not known in advance.
+        if plan.needs.trajectory == "none":
+            continue  # Which points such a loss evaluates is its own affair.
         cost = latent_step_cost(
             request.params,
             latent_shape=diffusion_model(parts.model).latent_shape(request.params.sampling),
             anchors=plan.train.old_log_probs == "replay",
-            trains=plan.algorithm.spec.needs.trajectory != "none",
         )
         predicted[name] = {**vars(cost), "generate_share": cost.generate_share}
     return predicted

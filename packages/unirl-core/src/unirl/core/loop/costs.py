@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import cast
 
 from ..types.request import LatentRequest
 
@@ -31,24 +30,23 @@ class StepCost:
         return self.rollout_rows / max(1, self.rollout_rows + training)
 
 
-def latent_step_cost(
-    request: LatentRequest, *, latent_shape: Sequence[int], anchors: bool, trains: bool = True
-) -> StepCost:
+def latent_step_cost(request: LatentRequest, *, latent_shape: Sequence[int], anchors: bool) -> StepCost:
     """Cost of one step on a latent track.
 
     Rollout: N*T rows, twice that under guidance.  Training: every scored step once forward and backward, once more
-    forward when the old log-probs are replayed.  Stored: positions {i, i+1 for scored step i} and T, fp32.
+    forward when the old log-probs are replayed.  Stored: positions {i, i+1 for scored step i}, T and `keep`, fp32.
     """
     rows, steps = request.num_rows, int(request.sigmas.shape[0]) - 1
     branches = 2 if request.sampling.guidance_scale != 1.0 else 1
     scored_rows = int((request.scored_steps >= 0).sum())
     positions = 0
-    for row in cast(list[list[int]], request.scored_steps.tolist()):  # pyright: ignore[reportUnknownMemberType]
-        chosen = {step for step in row if step >= 0}
-        positions += len(chosen | {step + 1 for step in chosen} | {steps})
+    for row, keep in zip(request.scored_steps, request.keep, strict=True):
+        chosen = {int(step) for step in row} - {-1}
+        kept = {int(position) for position in keep} - {-1}
+        positions += len(chosen | {step + 1 for step in chosen} | {steps} | kept)
     return StepCost(
         rollout_rows=rows * steps * branches,
-        old_log_prob_rows=scored_rows * branches if anchors and trains else 0,
-        train_rows=scored_rows * branches if trains else 0,
+        old_log_prob_rows=scored_rows * branches if anchors else 0,
+        train_rows=scored_rows * branches,
         stored_bytes=positions * prod(latent_shape) * 4,
     )

@@ -37,13 +37,13 @@ def evaluate(
     metrics: dict[str, float] = {}
     for name, unscored in rollout.tracks.items():
         track = score(unscored, parts.rewards, parts.reward_weights)
-        assert track.rewards is not None
         prefix = f"{name}/" if len(rollout.tracks) > 1 else ""
-        metrics[f"{prefix}score_mean"] = float(track.rewards.mean())
-        if plan.eval.threshold is not None:
-            # Scores are sums of floats: a sample that meets the threshold exactly must not miss it by rounding.
-            reached = track.rewards >= plan.eval.threshold - 1e-6
-            metrics[f"{prefix}share_at_threshold"] = float(reached.float().mean())
+        if track.rewards is not None:
+            metrics[f"{prefix}score_mean"] = float(track.rewards.mean())
+            if plan.eval.threshold is not None:
+                # Scores are sums of floats: a sample that meets the threshold exactly must not miss it by rounding.
+                reached = track.rewards >= plan.eval.threshold - 1e-6
+                metrics[f"{prefix}share_at_threshold"] = float(reached.float().mean())
         metrics |= {f"{prefix}reward/{part}": float(v.mean()) for part, v in track.reward_parts.items()}
         trackers.samples("eval", track, step=step)
     seconds = time.perf_counter() - started

@@ -125,7 +125,8 @@ def run_step(
     made = ahead.take(step, own, phases=phases) if ahead else _make(parts, plan, own, step=step, phases=phases)
     if ahead:
         ahead.begin_after(step, following, phases=phases)
-    metrics = {**_staleness(plan, made, version=parts.backend.version), **_drawn(made, step=step + 1, events=events)}
+    newest = parts.backend.version_of(plan.needs.sampler)
+    metrics = {**_staleness(plan, made, version=newest), **_drawn(made, step=step + 1, events=events)}
     for name, track in made.rollout.tracks.items():
         prefix = f"{name}/" if len(made.rollout.tracks) > 1 else ""
         result = _learn(parts, plan, track, step=step, phases=phases, trackers=trackers)
@@ -166,17 +167,10 @@ def _learn(
     parts: Parts, plan: Plan, track: Track, *, step: int, phases: Phases, trackers: Trackers
 ) -> dict[str, float]:
     """Turn the scores of one track into advantages and train on it; returns the numbers of the step."""
-    assert track.rewards is not None
-    metrics = {
-        "reward_mean": float(track.rewards.mean()),
-        "reward_std": float(track.rewards.std(correction=0)),
-        "reward_min": float(track.rewards.min()),
-        "reward_max": float(track.rewards.max()),
-        **{f"reward/{part}": float(values.mean()) for part, values in track.reward_parts.items()},
-    }
+    metrics = _reward_metrics(track)
     if plan.run.media_every and step % plan.run.media_every == 0:
         trackers.samples("train", track, step=step)
-    value = constant_reward(track)
+    value = None if track.rewards is None else constant_reward(track)
     if value is not None:
         if plan.advantage.constant_reward == "fail":
             raise RewardFailed(
@@ -192,8 +186,20 @@ def _learn(
     return {**metrics, **result, **report.metrics, "updates": report.num_updates, "updates_skipped": report.num_skipped}
 
 
+def _reward_metrics(track: Track) -> dict[str, float]:
+    if track.rewards is None:
+        return {}
+    return {
+        "reward_mean": float(track.rewards.mean()),
+        "reward_std": float(track.rewards.std(correction=0)),
+        "reward_min": float(track.rewards.min()),
+        "reward_max": float(track.rewards.max()),
+        **{f"reward/{part}": float(values.mean()) for part, values in track.reward_parts.items()},
+    }
+
+
 def _staleness(plan: Plan, made: MadeRollout, *, version: int) -> dict[str, float]:
-    """How many optimizer steps the weights that made the samples are behind `version`, which trains.
+    """How many updates the weights that made the samples are behind `version`, the newest of the policy that samples.
 
     Raises RunFailed when that is more than `run.max_staleness` rounds of updates. The numbers are for runs ahead.
     """

@@ -1,4 +1,4 @@
-"""The objects of a run, who makes them, generating with the engine, and syncing the training weights to it."""
+"""The objects of a run, who makes them, generating with the engine, and syncing the weights that sample to it."""
 
 from __future__ import annotations
 
@@ -125,51 +125,69 @@ def generate(engine: Engine, requests: Mapping[str, Request]) -> Rollout:
 
 
 def sync_weights(parts: Parts, plan: Plan) -> None:
-    """Give the engine the weights that train, and check that it holds just those. Nothing to do when it shares them.
+    """Give the engine the weights of the policy that samples, and check that it holds just those.
 
-    Never while a rollout is made on another thread.
+    Nothing to do when it shares them: `sampled_policy` switches them. Never while a rollout is made on another thread.
     """
     assert not parts.generating.locked(), "weights updated while a rollout is in flight"
     backend, engine = parts.backend, parts.engine
+    sampler = plan.needs.sampler
+    version = backend.version_of(sampler)
     if parts.sync is not None:
-        if engine.version != backend.version:
+        if engine.version != version:
             parts.sync()
-    elif plan.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE:
-        engine.version = backend.version
-    elif engine.version != backend.version:
-        _load(parts, plan, _exported(parts, plan))
+    elif _shares_weights(plan):
+        engine.version = version
+    elif engine.version != version:
+        _load(parts, plan, _exported(parts, plan, policy=sampler))
 
 
 @contextmanager
 def sampled_policy(parts: Parts, plan: Plan, policy: Policy) -> Generator[None]:
-    """Inside, the engine samples with the weights of this policy, and behind it with those that train.
+    """Within the block the engine samples with the weights of this policy; call `sync_weights` before.
 
-    The module that trains goes over to them, and with it every engine that shares it; one in this process with weights
-    of its own is sent them, and sent the live ones back. Raises RecipeError for a policy that the backend keeps not.
+    An engine that shares the trained module samples inside `Backend.policy`. One with weights of its own holds those of
+    the policy that samples rollouts; it is sent any others, and those again afterwards.
+    Raises RecipeError for a policy that the backend does not keep.
     """
-    shares = plan.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE
-    if policy == "live" or shares or parts.sync is not None:
-        with parts.backend.policy(policy):
+    backend, engine, sampler = parts.backend, parts.engine, plan.needs.sampler
+    is_shared = parts.sync is None and _shares_weights(plan)
+    if policy == sampler and (policy == "live" or not is_shared):
+        yield
+    elif parts.sync is not None:
+        with backend.policy(policy):
             yield
-        return
-    _load(parts, plan, _exported(parts, plan, policy=policy))
-    yield
-    _load(parts, plan, _exported(parts, plan))
+    elif is_shared:
+        synced = engine.version
+        with backend.policy(policy):
+            engine.version = backend.version_of(policy)
+            try:
+                yield
+            finally:
+                engine.version = synced
+    else:
+        _load(parts, plan, _exported(parts, plan, policy=policy))
+        yield
+        _load(parts, plan, _exported(parts, plan, policy=sampler))
 
 
 def kept_weights(parts: Parts, plan: Plan) -> Callable[[], None] | None:
-    """A copy of the weights that train now, for an engine that is busy: what is returned gives them to it, once.
+    """A copy of the weights that sample now, for an engine that is busy: what is returned gives them to it, once.
 
     None where a launcher brings them, which it does at once only. Never for an engine that shares them.
     """
     if parts.sync is not None:
         return None
-    assert plan.engine.spec.support(Cap.WEIGHTS_SHARED) is not Support.NATIVE
-    update = _exported(parts, plan)
+    assert not _shares_weights(plan)
+    update = _exported(parts, plan, policy=plan.needs.sampler)
     return lambda: _load(parts, plan, update)
 
 
-def _exported(parts: Parts, plan: Plan, *, policy: Policy = "live") -> WeightUpdate:
+def _shares_weights(plan: Plan) -> bool:
+    return plan.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE
+
+
+def _exported(parts: Parts, plan: Plan, *, policy: Policy) -> WeightUpdate:
     # The reference is what adapters are added to, and has none.
     lora = plan.engine.spec.support(Cap.WEIGHTS_LORA) is Support.NATIVE and policy != "reference"
     trains = plan.backend.config.trains

@@ -16,7 +16,7 @@ from ..types.request import LatentRequest, Request, TextRequest
 from ..types.sampling import SamplingConfig, TextSamplingConfig
 
 if TYPE_CHECKING:
-    from ..roles import Algorithm, LatentAlgorithm, Model, TextModel
+    from ..roles import Algorithm, LatentAlgorithm, Model, Policy, TextModel
     from ..specs.plan import Plan
     from .parts import Parts
 
@@ -24,7 +24,8 @@ __all__ = ["build_request", "evaluation_requests", "evaluation_sampling", "sampl
 
 
 def step_requests(parts: Parts, plan: Plan, prompts: Sequence[Prompt], *, step: int) -> dict[str, Request]:
-    """Track name -> its request of a step to the engine, for the current weights."""
+    """Track name -> its request of a step to the engine, for the current weights of the policy that samples."""
+    version = parts.backend.version_of(plan.needs.sampler)
     return {
         name: build_request(
             prompts,
@@ -35,17 +36,19 @@ def step_requests(parts: Parts, plan: Plan, prompts: Sequence[Prompt], *, step: 
             algorithm=parts.algorithm,
             seed=plan.run.seed,
             rollout=step,
-            policy_version=parts.backend.version,
+            policy_version=version,
         )
         for name, sampling in plan.sampling.items()
     }
 
 
 def evaluation_requests(parts: Parts, plan: Plan, prompts: Sequence[Prompt]) -> dict[str, Request]:
-    """Track name -> its request of an evaluation to the engine, for the current weights and the same noise every time.
+    """Track name -> its request of an evaluation to the engine, for the current weights of `eval.policy` and the same
+    noise every time.
 
     prompts: the held-out ones, of which the first `eval.num_prompts` are taken.
     """
+    version = parts.backend.version_of(cast("Policy", plan.eval.policy))
     return {
         name: build_request(
             prompts[: plan.eval.num_prompts or len(prompts)],
@@ -56,7 +59,7 @@ def evaluation_requests(parts: Parts, plan: Plan, prompts: Sequence[Prompt]) -> 
             algorithm=parts.algorithm,
             seed=plan.eval.seed,
             rollout=0,
-            policy_version=parts.backend.version,
+            policy_version=version,
         )
         for name, sampling in evaluation_sampling(plan).items()
     }

@@ -17,7 +17,7 @@ from ..types.batch import inverse, rows_by_group
 from ..types.request import Request
 from ..types.rollout import Rollout
 from ..types.track import Track
-from .parts import Parts, attributed, generate
+from .parts import Parts, attributed, generate, sampled_policy
 from .refill import Drawn, Refill
 from .requests import step_requests
 from .scoring import combined, score, score_by
@@ -101,8 +101,9 @@ class RolloutMaker:
         The pieces and their order are a matter of the requests alone, so the numbers do not depend on who is faster.
         The first failure, of the engine or of a reward, ends it. Raises CancelledError after `cancel`.
         """
-        made = self._made(self._requests)
-        return self._refilled(made) if self._plan.data.dynamic_sampling_rounds else made
+        with sampled_policy(self._parts, self._plan, self._plan.needs.sampler):
+            made = self._made(self._requests)
+            return self._refilled(made) if self._plan.data.dynamic_sampling_rounds else made
 
     def cancel(self) -> None:
         """End `make`, which runs on another thread, when the call that it is in returns."""

@@ -140,11 +140,11 @@ def _parts(
         if not full and (needs.trajectory == "full" or not window):
             cap = Cap.TRAJECTORY_FULL if needs.trajectory == "full" else Cap.TRAJECTORY_WINDOW
             yield from _lacks("engine", engine, cap, asks=asks)
-    if needs.old_policy == "ema":
+    if needs.sampler != "live" and needs.log_probs != "none":
         yield Reason(
             key="algorithm",
-            text=f"{asks} trains on samples from a lagged policy; engines can only sample from the current weights so "
-            "far. Choose another algorithm, or settings with another old policy.",
+            text=f"{asks} takes log-probs of samples from the {needs.sampler} policy; they can only be checked against "
+            "the live policy so far. Choose another algorithm.",
         )
     if needs.critic and "text" not in kinds:
         yield Reason(
@@ -191,7 +191,12 @@ def _backend(
             yield from _lacks("backend", backend, ways[0], asks=f"{asks} with a KL penalty to the reference policy")
     if needs.critic:
         yield from _lacks("backend", backend, Cap.CRITIC, asks=asks)
-    if needs.gradient == "through-sampler":
+    if needs.sampler != "live":
+        cap = Cap.LAGGED_POLICY if needs.sampler == "lagged" else Cap.EMA
+        yield from _lacks(
+            "backend", backend, cap, asks=f"{asks}, which trains on samples from the {needs.sampler} policy,"
+        )
+    if needs.reward == "differentiable":
         yield from _lacks("backend", backend, Cap.THROUGH_SAMPLER, asks=asks)
 
 
@@ -302,7 +307,9 @@ def _geometry(plan: Plan, needs: Needs) -> Iterator[Reason]:
 
 
 def _rewards(plan: Plan) -> Iterator[Reason]:
-    if not plan.rewards:
+    if not plan.rewards and plan.needs.reward == "none":
+        yield from _without_rewards(plan)
+    elif not plan.rewards:
         yield Reason(key="reward", text="no reward was chosen; add one, such as `+reward@reward.shapes=shapes`.")
     for key, choice in plan.rewards.items():
         media = choice.spec.media
@@ -329,6 +336,18 @@ def _rewards(plan: Plan) -> Iterator[Reason]:
             )
     if plan.rewards and not any(choice.config.weight for choice in plan.rewards.values()):
         yield Reason(key="reward", text="every reward has weight 0, so there is no training signal; raise one.")
+
+
+def _without_rewards(plan: Plan) -> Iterator[Reason]:
+    """Settings about scores, in a plan in which nothing scores."""
+    asking = {
+        "run.reward_overlap_groups": plan.run.reward_overlap_groups,
+        "data.dynamic_sampling_rounds": plan.data.dynamic_sampling_rounds,
+        "eval.threshold": plan.eval.threshold,
+    }
+    for key, value in asking.items():
+        if value:
+            yield Reason(key=key, text=f"got {value}, but the plan has no reward; leave it out, or add a reward.")
 
 
 def medium_of(plan: Plan) -> str:

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Algorithm",
     "Backend",
+    "Forward",
     "LatentAlgorithm",
     "LossTerm",
     "Losses",
     "Metric",
     "Policy",
-    "Replay",
     "Replayed",
     "ReplayedTokens",
     "StatefulAlgorithm",
@@ -65,10 +65,32 @@ class ReplayedTokens:
     """[n, S] bool. False past the end of a text, and for tokens that are not trained on."""
 
 
-class Replay(Protocol):
-    """Recomputes a track's transitions with the weights of a policy; with gradient for `live`, unless in no_grad."""
+class Forward(Protocol):
+    """What a loss may ask of the policy: a replay, the velocity at any point, and decoding.
 
-    def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens: ...
+    With gradient for the policy `live`, unless in no_grad; without for every other policy. Ranks that train together
+    must ask equally often, with equally many columns of points.
+    """
+
+    def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
+        """Recompute the stored transitions of a latent track, or the log-probs of a text track's tokens."""
+        ...
+
+    def velocity(self, track: Track, x: Array, sigma: Array, *, policy: Policy = "live", guided: bool = False) -> Array:
+        """Velocity x1 - x0 at any points, under the track's conditions. Returns fp32 in the shape of x.
+
+        x: [n, ...] with sigma [n], or [n, k, ...] with sigma [n, k]: k points of each of the n rows.
+        guided: with the guidance that the track was sampled with; without it the positive conditions alone.
+        Raises BatchError for a track that is not latent, and for shapes that do not fit its rows.
+        """
+        ...
+
+    def decode(self, track: Track, latents: Array) -> Array:
+        """Media of clean latents [n, ...] of the track's rows, as `DiffusionModel.decode` gives them.
+
+        Keeps the gradient with respect to the latents. Raises BatchError for a track that is not latent.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +148,7 @@ class Algorithm(Protocol):
         """
         ...
 
-    def with_old_log_probs(self, track: Track, replay: Replay) -> Track:
+    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
         """Freeze what the updates compare with (old log-probs, old means), before the first update.
 
         Called once per micro-batch, at the very geometry of the updates, without gradient.
@@ -140,7 +162,7 @@ class Algorithm(Protocol):
         """
         ...
 
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         """Loss terms of one micro-batch. `progress` rises from 0 to 1 over the run."""
         ...
 
@@ -212,7 +234,14 @@ class Backend(Protocol):
 
     @property
     def version(self) -> int:
-        """Policy version: optimizer steps taken."""
+        """Version of the live policy: optimizer steps taken."""
+        ...
+
+    def version_of(self, policy: Policy = "live") -> int:
+        """Version of a policy: `version` of the live one, moves of an average, 0 of the reference.
+
+        It rises whenever the policy's weights change. Raises RecipeError for a policy that is not kept.
+        """
         ...
 
     def policy(self, which: Policy = "live") -> AbstractContextManager[None]:
@@ -227,7 +256,10 @@ class Backend(Protocol):
         """
         ...
 
-    def export_weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate: ...
+    def export_weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
+        """Whole copies of a policy's weights; the update's version is `version_of(policy)`."""
+        ...
+
     def adopt(self, update: WeightUpdate) -> None:
         """Take weights that another backend of the same recipe exported, and its version. `full` or `lora`.
 

@@ -47,9 +47,9 @@ class Cap(StrEnum):
     SDE_STEPS_PER_GROUP = "sde-steps-per-group"
     """Takes another set of SDE steps for each group."""
     TRAJECTORY_WINDOW = "trajectory-window"
-    """Returns the latents around the SDE steps."""
+    """Returns the latents around the scored SDE steps, and the end."""
     TRAJECTORY_FULL = "trajectory-full"
-    """Returns the latents of every step."""
+    """Returns the latents at any further position that the request keeps."""
     LOG_PROBS_GAUSSIAN = "log-probs-gaussian"
     """Gives the log-prob of every SDE step under the policy that sampled it."""
     LOG_PROBS_TOKEN = "log-probs-token"
@@ -159,12 +159,11 @@ class Needs:
     """Log-probs of the policy that sampled: of SDE steps, or of tokens."""
     reference: Literal["none", "policy"] = "none"
     """`policy` is satisfied by an adapter that can be switched off or by a frozen copy."""
-    old_policy: Literal["none", "snapshot", "ema"] = "none"
-    """What updates compare with: nothing, the weights before the first update, or a lagged policy."""
-    gradient: Literal["surrogate", "through-sampler"] = "surrogate"
-    """Where the gradient comes from: a loss over the rollout, or the reward, back through the sampler."""
-    reward: Literal["scalar", "group", "differentiable"] = "scalar"
-    """What rewards must give: a number a sample, a comparison within a group, or a gradient of the media."""
+    sampler: Literal["live", "lagged", "ema"] = "live"
+    """Whose samples it trains on: rollouts come from this policy, which the backend must keep."""
+    reward: Literal["none", "scalar", "group", "differentiable"] = "scalar"
+    """What rewards must give: nothing, so that there need be none, a number per sample, a comparison within a group, or
+    a gradient of the media."""
     critic: bool = False
     """Needs a critic, which trains along."""
     stochastic: bool = False
@@ -179,7 +178,7 @@ class Needs:
     @property
     def compares_groups(self) -> bool:
         """Whether the advantages of a sample come from the others of its group, or of its rollout."""
-        return self.gradient == "surrogate" and not self.critic
+        return self.reward in ("scalar", "group") and not self.critic
 
     def merged(self, other: Needs) -> Needs:
         """Both needs at once: where `other` differs from the default it decides."""

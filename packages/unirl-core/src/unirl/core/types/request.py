@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import BatchError
 from .array import Array
@@ -36,8 +36,8 @@ class LatentRequest(Batch):
     """Key of each sample's initial noise: its own id, or its group's if the group shares the noise."""
     initial_noise: tuple[str, ...] = rows()
     """Digest of the x_T that a sample must start from; "" where it is not checked (one row of a request is enough)."""
-    trajectory: Literal["window", "full"] = shared(default="window")
-    """Which latents come back: those around the trained SDE steps and the end, or those of every step."""
+    keep: Array = rows()
+    """[N, P] int64, -1 is none: positions whose latents come back besides those around the scored steps and the end."""
 
     def __post_init__(self) -> None:
         self._check_rows()

@@ -83,6 +83,7 @@ def _compare_latent(name: str, wanted: LatentRequest, track: Track) -> None:
     _compare(f"{name}.sigmas", wanted.sigmas, segment.sigmas)
     _compare(f"{name}.sde_steps", wanted.sde_steps, segment.sde_steps)
     _compare(f"{name}.train_steps", wanted.train_steps, segment.train_steps)
+    _check_kept(name, wanted, track)
     asked, used = ({**vars(one), "options": dict(one.options)} for one in (wanted.sampler, segment.sampler))
     for what in asked:
         _compare(f"{name}.sampler.{what}", asked[what], used[what])
@@ -90,6 +91,17 @@ def _compare_latent(name: str, wanted: LatentRequest, track: Track) -> None:
     for row, digest in enumerate(wanted.initial_noise):
         if digest:
             _compare(f"{name}.initial_noise of {track.sample_ids[row]!r}", digest, echoed[row])
+
+
+def _check_kept(name: str, wanted: LatentRequest, track: Track) -> None:
+    """Every position of `keep` must have come back."""
+    for sample, keep, stored in zip(track.sample_ids, wanted.keep, track.latent.positions, strict=True):
+        asked, there = ({int(position) for position in row} for row in (keep, stored))
+        if missing := sorted(asked - there - {-1}):
+            raise EchoMismatch(
+                f"{name}.positions of {sample!r}: the request keeps {sorted(asked - {-1})}, and {missing} did not come "
+                "back. Store these latents too, or lower the engine's capability in its spec."
+            )
 
 
 def _compare_text(name: str, wanted: TextRequest, track: Track) -> None:

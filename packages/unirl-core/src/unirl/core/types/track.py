@@ -170,7 +170,7 @@ class LatentSegment(Batch):
         if not bool(at_end.any(dim=1).all()):
             raise BatchError(
                 f"LatentSegment.final: position {self.num_steps} is not stored for every sample; "
-                "ask the engine for the trajectory window, which always has the end."
+                "engines store the end of every trajectory."
             )
         slot = at_end.to(dtype=self.positions.dtype).argmax(dim=1)
         return self.latents[range(self.num_rows), slot]

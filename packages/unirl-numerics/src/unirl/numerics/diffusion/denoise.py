@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 import torch
@@ -14,7 +13,6 @@ from unirl.numerics.diffusion.guidance import NO_GUIDANCE, Conditions, Guidance,
 from unirl.numerics.diffusion.kernels import History, Kernel
 from unirl.numerics.diffusion.sampler import sampler_of
 
-Store = Literal["window", "none", "full"]
 StepNoise = Callable[[int, Tensor], Tensor]
 """step_noise(step, rows [R] int64) -> [R, ...] fp32 standard normal, for those rows of the batch."""
 
@@ -30,7 +28,7 @@ def denoise(
     negatives: Conditions | None = None,
     guidance: Guidance = NO_GUIDANCE,
     step_noise: StepNoise | None = None,
-    store: Store = "window",
+    keep: Tensor | NDArray[np.int64] | None = None,
     with_log_probs: bool = True,
     with_means: bool = False,
     storage_dtype: torch.dtype | None = None,
@@ -46,8 +44,7 @@ def denoise(
     train_steps: [N, R], a subset of each row's sde_steps, padded the same way: only these are scored, and only their
     latents kept. None scores all.
     step_noise: returns the noise of stochastic steps; no global generator is used.
-    store: "window" keeps the positions i and i + 1 of every scored step i, and T; "full" keeps all; "none"
-    keeps none.
+    keep: [N, P], positions to store besides i and i + 1 of every scored step i, and T; -1 is none.
     storage_dtype: latents are rounded to it after every step and before scoring, so that replay sees the
     same numbers.  None keeps fp32.
 
@@ -63,7 +60,7 @@ def denoise(
         guidance=guidance,
         sde_steps=sde_steps,
         step_noise=step_noise,
-        store=store,
+        keep=keep,
         with_log_probs=with_log_probs,
         with_means=with_means,
         storage_dtype=storage_dtype,
@@ -107,7 +104,7 @@ class Walk:
         guidance: Guidance = NO_GUIDANCE,
         sde_steps: Tensor | NDArray[np.int64],
         step_noise: StepNoise | None = None,
-        store: Store = "window",
+        keep: Tensor | NDArray[np.int64] | None = None,
         with_log_probs: bool = True,
         with_means: bool = False,
         storage_dtype: torch.dtype | None = None,
@@ -126,7 +123,7 @@ class Walk:
         self.kernel, self.guidance = kernel, guidance
         self._plan, self._step_noise, self._storage = plan, step_noise, storage_dtype
         self._scored, self._scores_all = scored, train_steps is None
-        self._positions = _stored_positions(scored, store=store, num_steps=num_steps)
+        self._positions = _stored_positions(scored, keep=None if keep is None else _as_plan(keep), num_steps=num_steps)
         self._latents = _Columns(self._positions, like=initial, dtype=storage_dtype or torch.float32)
         self._log_probs = torch.zeros(scored.shape, device=initial.device) if with_log_probs else None
         self._means = _Columns(scored, like=initial, dtype=torch.float32) if with_means else None
@@ -258,26 +255,38 @@ def _check_kernel(kernel: Kernel, *, plan: NDArray[np.int64], step_noise: StepNo
         raise ValueError("denoise: sde_steps has stochastic steps, but step_noise is None. Pass one.")
 
 
-def _stored_positions(plan: NDArray[np.int64], *, store: Store, num_steps: int) -> NDArray[np.int64]:
+def all_positions(num_rows: int, *, num_steps: int) -> Tensor:
+    """[N, T + 1] int64, what `keep` is for whole trajectories."""
+    return torch.arange(num_steps + 1).repeat(num_rows, 1)
+
+
+def _stored_positions(plan: NDArray[np.int64], *, keep: NDArray[np.int64] | None, num_steps: int) -> NDArray[np.int64]:
     """[N, K], rising per row, padded with -1."""
     num_rows = plan.shape[0]
-    if store == "none":
-        return np.empty((num_rows, 0), dtype=np.int64)
-    if store == "full":
-        return np.tile(np.arange(num_steps + 1, dtype=np.int64), (num_rows, 1))
-    if store != "window":
-        raise ValueError(f"denoise: store '{store}' is not known; choose window, none or full.")
     is_stored = np.zeros((num_rows, num_steps + 1), dtype=bool)
     is_stored[:, num_steps] = True
     rows, columns = np.nonzero(plan >= 0)
     is_stored[rows, plan[rows, columns]] = True
     is_stored[rows, plan[rows, columns] + 1] = True
+    if keep is not None:
+        _check_keep(keep, num_rows=num_rows, num_steps=num_steps)
+        rows, columns = np.nonzero(keep >= 0)
+        is_stored[rows, keep[rows, columns]] = True
     counts = is_stored.sum(axis=1)
     positions = np.full((num_rows, int(counts.max(initial=0))), -1, dtype=np.int64)
     rows, result = np.nonzero(is_stored)
     slots = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     positions[rows, slots] = result
     return positions
+
+
+def _check_keep(keep: NDArray[np.int64], *, num_rows: int, num_steps: int) -> None:
+    if keep.ndim != 2 or keep.shape[0] != num_rows:
+        raise ValueError(f"keep: got shape {list(keep.shape)}, expected [{num_rows}, P], one row per sample.")
+    if keep.size and not -1 <= keep.min() <= keep.max() <= num_steps:
+        raise ValueError(
+            f"keep: got positions from {keep.min()} to {keep.max()}; they count from 0 to {num_steps}, and -1 is none."
+        )
 
 
 class _Columns:

@@ -11,6 +11,7 @@ from unirl.core.types.request import Request
 from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
 
 from ..noise import INITIAL, noise, noise_digest
+from .denoise import all_positions
 from .request import plan_latents
 
 __all__ = ["probe_request"]
@@ -52,7 +53,8 @@ def probe_request(model: DiffusionModel, *, kernel: str = "flow-sde") -> Request
         group_ids=sample_ids,
     )
     initial = noise(seed=SEED, rollout=ROLLOUT, ids=sample_ids, step=INITIAL, shape=shape)
-    expected = dataclasses.replace(expected, initial_noise=noise_digest(initial), trajectory="full")
+    keep = all_positions(len(sample_ids), num_steps=sampling.num_inference_steps)
+    expected = dataclasses.replace(expected, initial_noise=noise_digest(initial), keep=keep)
     nothing: Mapping[str, Any] = {}
     return Request(
         track=tracks[0],

@@ -58,16 +58,16 @@ def replay(
 
     def transition_of(columns: list[int]) -> tuple[Transition, Tensor]:
         """len(columns) blocks of n rows, concatenated."""
-        count = len(columns)
         block = x[:, columns].transpose(0, 1).flatten(0, 1)
         block_sigma = sigma[:, columns].T.flatten()
         if means is None:
-            v = guided_velocity(
+            v = _block_velocity(
                 velocity,
                 block,
                 block_sigma,
-                conditions=_tiled(conditions, count),
-                negatives=None if negatives is None else _tiled(negatives, count),
+                columns=len(columns),
+                conditions=conditions,
+                negatives=negatives,
                 guidance=guidance,
             )
         else:
@@ -101,10 +101,65 @@ def replay(
     )
 
 
+def velocity_at(
+    velocity: Velocity,
+    x: Tensor,
+    sigma: Tensor,
+    *,
+    conditions: Conditions,
+    negatives: Conditions | None = None,
+    guidance: Guidance = NO_GUIDANCE,
+    stacked: bool = True,
+) -> Tensor:
+    """The velocity at k points of each of n rows.  Returns [n, k, ...] fp32, with gradient.
+
+    x: [n, k, ...].  sigma: [n, k].  conditions, negatives: [n, ...] per tensor.
+    stacked: one forward of n * k rows, or k forwards of n rows; they agree to fp32 rounding.
+
+    Calls the velocity (1 if stacked else k) * guidance.num_forwards times.
+    """
+
+    def block(columns: list[int]) -> Tensor:
+        return _block_velocity(
+            velocity,
+            x[:, columns].transpose(0, 1).flatten(0, 1),
+            sigma[:, columns].T.flatten().to(x.device),
+            columns=len(columns),
+            conditions=conditions,
+            negatives=negatives,
+            guidance=guidance,
+        )
+
+    every = list(range(x.shape[1]))
+    joined = torch.cat([block(group) for group in ([every] if stacked else [[column] for column in every])])
+    return joined.view(len(every), -1, *joined.shape[1:]).transpose(0, 1)
+
+
+def _block_velocity(
+    velocity: Velocity,
+    x: Tensor,
+    sigma: Tensor,
+    *,
+    columns: int,
+    conditions: Conditions,
+    negatives: Conditions | None,
+    guidance: Guidance,
+) -> Tensor:
+    """At blocks of n rows after each other: x [columns * n, ...], the conditions those of one block."""
+    return guided_velocity(
+        velocity,
+        x,
+        sigma,
+        conditions=_tiled(conditions, columns),
+        negatives=None if negatives is None else _tiled(negatives, columns),
+        guidance=guidance,
+    )
+
+
 def _slots(positions: Tensor, steps: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     """Columns of `latents` [n, S] that hold each step's start and its end; 0 where not valid."""
     if positions.shape[1] == 0:
-        raise ValueError("replay: the trajectory stores no latents. Roll out with store 'window' or 'full'.")
+        raise ValueError("replay: the trajectory stores no latents.")
     starts = positions[:, None, :] == steps[:, :, None]
     ends = positions[:, None, :] == steps[:, :, None] + 1
     missing = valid & ~(starts.any(dim=2) & ends.any(dim=2))
@@ -114,7 +169,7 @@ def _slots(positions: Tensor, steps: Tensor, valid: Tensor) -> tuple[Tensor, Ten
         stored = [int(position) for position in positions[row]]
         raise ValueError(
             f"replay: row {row} has no stored latents for step {step}: expected positions {step} and {step + 1}, "
-            f"stored are {stored}. Roll out with store 'window' or 'full'."
+            f"stored are {stored}. Have the rollout score this step, or keep both positions."
         )
     start_slots = torch.where(valid, starts.int().argmax(dim=2), 0)
     return start_slots, torch.where(valid, ends.int().argmax(dim=2), 0)

@@ -24,10 +24,14 @@ def plan_latents(
     rollout: int,
     sample_ids: Sequence[str],
     group_ids: Sequence[str],
+    scores: bool = True,
+    keep: Tensor | None = None,
 ) -> LatentRequest:
     """The parameters of a latent request.  Samples of a group share their SDE steps, and x_T if `same_initial_noise`.
 
     sigmas: [T+1].  latent_shape: of one sample.  sample_ids, group_ids: [N].
+    scores: whether the SDE steps are trained on; without it only the clean latents come back.
+    keep: [N, P], further positions that come back.
     Digests of two rows' x_T are sent along, to detect an engine with other initial noise: those of the first row and of
     another one, chosen anew in every rollout, which detects equal noise in all rows. More digests would have the caller
     generate all the noise a second time.
@@ -43,8 +47,8 @@ def plan_latents(
     steps = sde_steps_of(
         sampling.sde, num_steps=int(sigmas.shape[0]) - 1, rollout=rollout, group_ids=group_ids, seed=seed
     )
-    trained = None
-    if sampling.sde.train_fraction != 1:
+    trained = None if scores else steps[:, :0]
+    if scores and sampling.sde.train_fraction != 1:
         fraction = float(sampling.sde.train_fraction)
         trained = torch.tensor(
             select_train_steps(steps.numpy(), fraction=fraction, seed=seed, rollout=rollout, sample_ids=sample_ids)
@@ -57,6 +61,7 @@ def plan_latents(
         train_steps=trained,
         noise_ids=noise_ids,
         initial_noise=tuple(digests),
+        keep=torch.zeros((len(noise_ids), 0), dtype=torch.int64) if keep is None else keep,
     )
 
 

@@ -74,7 +74,7 @@ def latent_walk(request: Request, *, latent_shape: Sequence[int], device: torch.
         guidance=guidance_of(sampler, latent_rank=initial.ndim),
         sde_steps=expected.sde_steps,
         step_noise=step_noise,
-        store=expected.trajectory,
+        keep=expected.keep,
         train_steps=expected.train_steps,
     )
 

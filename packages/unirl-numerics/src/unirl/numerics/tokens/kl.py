@@ -14,7 +14,7 @@ from ..loss.policy_metrics import mean_over
 from .policy import TokenWeights
 
 if TYPE_CHECKING:
-    from unirl.core.roles import LossTerm, Metric, Replay
+    from unirl.core.roles import Forward, LossTerm, Metric
     from unirl.core.types.track import Track
     from unirl.numerics.loss.kl_config import TokenKlConfig
 
@@ -49,7 +49,7 @@ class TokenKl(AdaptiveKl):
         return {"kl": weights.announced} if self._token_kl.kl_coef else {}
 
     def kl_terms(
-        self, track: Track, replay: Replay, *, log_probs: Tensor, old_log_probs: Tensor, weights: TokenWeights
+        self, track: Track, forward: Forward, *, log_probs: Tensor, old_log_probs: Tensor, weights: TokenWeights
     ) -> tuple[list[LossTerm], dict[str, Metric]]:
         """The loss term, and the metric `kl`: its mean over the tokens.
 
@@ -57,7 +57,7 @@ class TokenKl(AdaptiveKl):
         """
         if not self._token_kl.kl_coef:
             return [], {}
-        reference = replay(track, policy="reference").log_probs
+        reference = forward(track, policy="reference").log_probs
         kl = token_kl(
             log_probs,
             # Values at weight 0 may be NaN, and must not reach an exponential.

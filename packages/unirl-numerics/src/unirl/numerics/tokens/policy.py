@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 from unirl.core.errors import BatchError
-from unirl.core.roles import LossTerm, Replay
+from unirl.core.roles import Forward, LossTerm
 from unirl.core.types.track import Status, Track
 
 from ..loss.aggregation import Aggregation, AggregationMode, aggregation_weights
@@ -69,7 +69,7 @@ def token_weights(
     )
 
 
-def old_log_prob_tokens(track: Track, replay: Replay, *, replays: bool, keeps_engine: bool = False) -> Track:
+def old_log_prob_tokens(track: Track, forward: Forward, *, replays: bool, keeps_engine: bool = False) -> Track:
     """Store the old log-probs of a text track: recomputed ones, or the engine's.
 
     keeps_engine: put the engine's log-probs into `engine_log_probs`, for a loss that needs both.
@@ -85,7 +85,7 @@ def old_log_prob_tokens(track: Track, replay: Replay, *, replays: bool, keeps_en
         segment = dataclasses.replace(segment, engine_log_probs=segment.log_probs)
     if replays:
         with torch.no_grad():
-            old = replay(track).log_probs.detach()
+            old = forward(track).log_probs.detach()
         segment = dataclasses.replace(segment, log_probs=per_sample(old, segment))
     return dataclasses.replace(track, segment=segment)
 

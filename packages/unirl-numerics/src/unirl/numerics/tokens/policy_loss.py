@@ -17,7 +17,7 @@ from .policy import TokenWeights
 from .replay import per_token
 
 if TYPE_CHECKING:
-    from unirl.core.roles import Replay
+    from unirl.core.roles import Forward
     from unirl.core.types.track import Track
     from unirl.numerics.tokens.policy_config import TokenPolicyConfig
 
@@ -42,7 +42,7 @@ class TokenPolicyLoss(TokenKl):
     def policy_losses(
         self,
         track: Track,
-        replay: Replay,
+        forward: Forward,
         surrogate: Callable[[Tensor, Tensor, Tensor], tuple[Surrogate, Tensor]],
         *,
         policy: TokenWeights,
@@ -54,7 +54,7 @@ class TokenPolicyLoss(TokenKl):
         and the detached log-ratio that is clipped.
         """
         config, segment = self._token_policy, track.text
-        new = replay(track)
+        new = forward(track)
         assert isinstance(new, ReplayedTokens)
         # Values at weight 0 may be NaN, and must not reach an exponential.
         is_counted = every.counted > 0
@@ -74,7 +74,7 @@ class TokenPolicyLoss(TokenKl):
             values = values * correction.weights
             metrics.update(correction.metrics())
         terms = [policy.term("policy", values)]
-        divergence, measured = self.kl_terms(track, replay, log_probs=live, old_log_probs=old, weights=every)
+        divergence, measured = self.kl_terms(track, forward, log_probs=live, old_log_probs=old, weights=every)
         terms += divergence
         metrics |= measured
         entropy = new.entropy

@@ -3,57 +3,56 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from unirl.core.errors import RunFailed
-from unirl.core.roles import Metric
+from unirl.core.roles import Forward, Metric
 from unirl.core.types.track import LatentSegment, TextSegment, Track
 
 from ..tokens.replay import per_token
 
 if TYPE_CHECKING:
     from unirl.core.match.mismatch_bounds import MismatchBounds
-    from unirl.core.roles import Policy, Replay, Replayed, ReplayedTokens
+    from unirl.core.roles import Replayed, ReplayedTokens
 
     from ..loss.tally import Reducer
 
-__all__ = ["MismatchMeter"]
+__all__ = ["MeteredForward", "MismatchMeter", "metered"]
 
 
 class MismatchMeter:
-    """A replay that also measures the mismatch between the engine's log-probs and the recomputed ones."""
+    """Measures the mismatch between the engine's log-probs and the recomputed ones."""
 
-    def __init__(self, replay: Replay, *, version: int | None = None) -> None:
+    def __init__(self, *, version: int | None = None) -> None:
         """version: of the weights being trained; samples of older weights also differ by training and are skipped.
         None measures all samples."""
-        self._replay = replay
         self._version = version
         self.was_called = False
-        """Whether the live weights were replayed: a replay of another policy measures nothing."""
+        """Whether the live weights were replayed."""
         self._largest = 0.0
         self._total = 0.0
         self._count = 0
 
-    def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
-        replayed = self._replay(track, policy=policy)
-        if policy != "live":
-            return replayed
+    def observe(self, track: Track, replayed: Replayed | ReplayedTokens) -> None:
+        """Measure one replay of the track by the live weights."""
         self.was_called = True
         engine = _engine_log_probs(track)
-        if engine is not None:
-            rows = track.sample_weights > 0
-            if self._version is not None:
-                rows = rows & rows.new_tensor([made == self._version for made in track.policy_version])
-            counts = replayed.valid & rows[:, None]
-            gap = (engine - replayed.log_probs.detach()).abs().double()[counts]
-            # A NaN mismatch counts as infinite, which every bound rejects.
-            gap = torch.nan_to_num(gap, nan=math.inf, posinf=math.inf)
-            if gap.numel():
-                self._largest = max(self._largest, float(gap.max()))
-                self._total += float(gap.sum())
-                self._count += gap.numel()
-        return replayed
+        if engine is None:
+            return
+        rows = track.sample_weights > 0
+        if self._version is not None:
+            rows = rows & rows.new_tensor([made == self._version for made in track.policy_version])
+        counts = replayed.valid & rows[:, None]
+        gap = (engine - replayed.log_probs.detach()).abs().double()[counts]
+        # A NaN mismatch counts as infinite, which every bound rejects.
+        gap = torch.nan_to_num(gap, nan=math.inf, posinf=math.inf)
+        if gap.numel():
+            self._largest = max(self._largest, float(gap.max()))
+            self._total += float(gap.sum())
+            self._count += gap.numel()
 
     def metrics(self) -> dict[str, Metric]:
         """Mismatch over everything replayed so far. A weight of 0 means that there was nothing to measure."""
@@ -73,6 +72,22 @@ class MismatchMeter:
             total, count = float(summed[0]), float(summed[1])
             if count and total / count > bounds.mean:
                 raise _too_far("train.logp_mismatch_mean", f"by {total / count:.3g} on average", bounds.mean)
+
+
+class MeteredForward(Forward, Protocol):
+    """A `Forward` that shows every replay by the live weights to its meter, if it has one."""
+
+    meter: MismatchMeter | None
+
+
+@contextmanager
+def metered(forward: MeteredForward, meter: MismatchMeter | None) -> Generator[None]:
+    """Within the block, `meter` measures what `forward` replays."""
+    forward.meter = meter
+    try:
+        yield
+    finally:
+        forward.meter = None
 
 
 def _too_far(key: str, how: str, bound: float) -> RunFailed:

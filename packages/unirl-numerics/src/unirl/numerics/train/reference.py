@@ -12,16 +12,16 @@ from unirl.core.types.track import TextSegment
 from ..tokens.replay import per_sample, per_token, token_mask
 
 if TYPE_CHECKING:
-    from unirl.core.roles import Policy, Replay
+    from unirl.core.roles import Forward, Policy
     from unirl.core.types.track import Track
 
 __all__ = ["kept_reference_tokens", "with_reference"]
 
 
-def with_reference(track: Track, replay: Replay, *, policy: Policy = "reference") -> Track:
+def with_reference(track: Track, forward: Forward, *, policy: Policy = "reference") -> Track:
     """The track with the means of its SDE steps, or the log-probs of its tokens, under `policy`. No gradient."""
     with torch.no_grad():
-        result = replay(track, policy=policy)
+        result = forward(track, policy=policy)
     if isinstance(track.segment, TextSegment):
         segment = dataclasses.replace(track.segment, reference_log_probs=per_sample(result.log_probs, track.segment))
         return dataclasses.replace(track, segment=segment)

@@ -25,11 +25,11 @@ from ..loss.reduction import reduce_terms, weight_totals
 from ..loss.tally import Tally
 from ..tokens.batches import TokenLoad, micro_batches_by_tokens
 from .critic import critic_pair, estimated
-from .log_prob_mismatch import MismatchMeter
+from .log_prob_mismatch import MeteredForward, MismatchMeter, metered
 from .updater import CriticUpdater, StepReport, Updater
 
 if TYPE_CHECKING:
-    from unirl.core.roles import Algorithm, CriticAlgorithm, Losses, Replay
+    from unirl.core.roles import Algorithm, CriticAlgorithm, Forward, Losses
     from unirl.core.specs.config import TrainConfig
 
 __all__ = ["StepReport", "UpdateSettings", "Updater", "mini_batches", "train_on"]
@@ -70,7 +70,7 @@ def train_on(
     track: Track,
     algorithm: Algorithm,
     *,
-    replay: Replay,
+    forward: MeteredForward,
     updater: Updater,
     settings: UpdateSettings,
     progress: float,
@@ -99,8 +99,9 @@ def train_on(
     """
     trained_critic = critic_pair(algorithm, critic)
     batches = _micro_batches(track, settings, updater)
-    meter, bounds = MismatchMeter(replay, version=settings.version), settings.mismatch_bounds
-    batches = recompute_old_log_probs(batches, algorithm, meter, updater)
+    meter, bounds = MismatchMeter(version=settings.version), settings.mismatch_bounds
+    with metered(forward, meter):
+        batches = recompute_old_log_probs(batches, algorithm, forward, updater)
     measures_first = not meter.was_called
     meter.check(bounds, updater)
     log, policy_waits = _UpdateLog(), critic is not None and critic.is_alone
@@ -109,10 +110,11 @@ def train_on(
     for micros in batches:
         tally = Tally()
         if not policy_waits:
-            through = meter if measures_first and not log.policy else replay
-            report = policy_update(
-                micros, algorithm, through, bounds=bounds, progress=progress, updater=updater, tally=tally
-            )
+            measuring = meter if measures_first and not log.policy else None
+            with metered(forward, measuring):
+                report = policy_update(
+                    micros, algorithm, forward, bounds=bounds, progress=progress, updater=updater, tally=tally
+                )
             if report is None:
                 log.num_empty += 1
                 continue
@@ -126,19 +128,19 @@ def train_on(
 
 
 def recompute_old_log_probs(
-    batches: Sequence[Sequence[Track]], algorithm: Algorithm, replay: Replay, updater: Updater
+    batches: Sequence[Sequence[Track]], algorithm: Algorithm, forward: Forward, updater: Updater
 ) -> list[list[Track]]:
     """The micro-batches of every update with old log-probs, from the algorithm's old-log-prob pass.
 
     It runs on the same micro-batches as the updates, because results in bf16 depend on the batch's shape.
     """
-    return [[_anchored(micro, algorithm, replay, updater) for micro in micros] for micros in batches]
+    return [[_anchored(micro, algorithm, forward, updater) for micro in micros] for micros in batches]
 
 
 def policy_update(
     micros: Sequence[Track],
     algorithm: Algorithm,
-    replay: Replay,
+    forward: MeteredForward,
     *,
     bounds: MismatchBounds,
     progress: float,
@@ -147,16 +149,16 @@ def policy_update(
 ) -> StepReport | None:
     """One optimizer step of the policy on these micro-batches; None, and no step, if nothing has weight.
 
-    replay: a `MismatchMeter` is checked against `bounds` before the step.  tally: takes the metrics.
+    forward: its meter, if it has one, is checked against `bounds` before the step.  tally: takes the metrics.
     """
 
     def losses(micro: Track) -> Losses:
-        return algorithm.loss(micro, replay, progress=progress)
+        return algorithm.loss(micro, forward, progress=progress)
 
     if not _accumulate(micros, algorithm.loss_weights, losses, into=updater, updater=updater, tally=tally):
         return None
-    if isinstance(replay, MismatchMeter):
-        replay.check(bounds, updater)
+    if forward.meter is not None:
+        forward.meter.check(bounds, updater)
     return updater.step()
 
 
@@ -342,11 +344,11 @@ def _fillers(track: Track, count: int) -> list[Track]:
     return track.padding(smallest, copies=count).chunks(len(smallest))
 
 
-def _anchored(micro: Track, algorithm: Algorithm, replay: Replay, updater: Updater) -> Track:
+def _anchored(micro: Track, algorithm: Algorithm, forward: Forward, updater: Updater) -> Track:
     """The micro-batch with its old log-probs, moved back to the device that it came from."""
     home = micro.sample_weights.device
     with torch.no_grad():
-        return algorithm.with_old_log_probs(micro.to(updater.device), replay).to(home)
+        return algorithm.with_old_log_probs(micro.to(updater.device), forward).to(home)
 
 
 def _sum(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

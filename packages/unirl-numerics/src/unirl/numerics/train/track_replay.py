@@ -12,7 +12,8 @@ from unirl.core.errors import BatchError
 from unirl.core.roles import Replayed, ReplayedTokens
 from unirl.core.types.track import TextSegment
 
-from ..diffusion.replay import replay
+from ..diffusion.guidance import NO_GUIDANCE
+from ..diffusion.replay import replay, velocity_at
 from ..diffusion.sampler import guidance_of, kernel_of
 from ..tokens.replay import replay_text
 from .reference import kept_reference_tokens
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
     from unirl.core.roles import DiffusionModel, Model, Policy, TextModel
     from unirl.core.types.track import Track
 
+    from .log_prob_mismatch import MismatchMeter
+
 __all__ = ["TrackReplay"]
 
 
 class TrackReplay:
-    """Recomputes the log-probs of a track with the model being trained. Implements `unirl.core.roles.Replay`.
+    """What a loss may ask of the model being trained. Implements `unirl.core.roles.Forward`.
 
     Kernel, sigmas, SDE steps and guidance of latent tracks, and the temperature of text tracks, are read from the
     segment, which the engine echoed: there is no second setting that could differ.
@@ -46,6 +49,8 @@ class TrackReplay:
         self._model = model
         self._stacked, self._packing = stacked, packing
         self._policy_context = policy_context
+        self.meter: MismatchMeter | None = None
+        """Measures what the live weights replay, see `unirl.numerics.train.log_prob_mismatch.metered`."""
 
     def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
         """log_probs [n, S] and the transitions of every scored step; or of every token, with the entropies.
@@ -56,12 +61,48 @@ class TrackReplay:
         Raises BatchError when the track has no segment, ValueError when its latents are not stored.
         """
         if policy == "live":
-            return self._replayed(track)
+            replayed = self._replayed(track)
+            if self.meter is not None:
+                self.meter.observe(track, replayed)
+            return replayed
         kept = self._kept_reference(track) if policy == "reference" else None
         if kept is not None:
             return kept
         with torch.no_grad(), self._policy_context(policy):
             return self._replayed(track)
+
+    def velocity(
+        self, track: Track, x: Tensor, sigma: Tensor, *, policy: Policy = "live", guided: bool = False
+    ) -> Tensor:
+        """See `unirl.core.roles.Forward`. At the stored points it is the velocity of the replay, bit for bit."""
+        segment = track.latent
+        _check_points(track, x, sigma)
+        guidance = guidance_of(segment.sampler, latent_rank=segment.latents.ndim - 1) if guided else NO_GUIDANCE
+
+        def at_points() -> Tensor:
+            return velocity_at(
+                cast("DiffusionModel", self._model).velocity,
+                x if sigma.ndim == 2 else x[:, None],
+                sigma if sigma.ndim == 2 else sigma[:, None],
+                conditions=track.conditions["positive"].expanded(),
+                negatives=_negatives(track) if guided else None,
+                guidance=guidance,
+                stacked=self._stacked,
+            ).reshape(x.shape)
+
+        if policy == "live":
+            return at_points()
+        with torch.no_grad(), self._policy_context(policy):
+            return at_points()
+
+    def decode(self, track: Track, latents: Tensor) -> Tensor:
+        """See `unirl.core.roles.Forward`."""
+        expected = track.latent.latents[:, 0].shape
+        if latents.shape != expected:
+            raise BatchError(
+                f"Track {track.name!r}: got latents {list(latents.shape)} to decode, expected {list(expected)}."
+            )
+        return cast("DiffusionModel", self._model).decode(latents)
 
     def _kept_reference(self, track: Track) -> Replayed | ReplayedTokens | None:
         if isinstance(track.segment, TextSegment):
@@ -86,8 +127,23 @@ class TrackReplay:
             sde_steps=segment.scored_steps,
             kernel=kernel_of(segment.sampler),
             conditions=track.conditions["positive"].expanded(),
-            negatives=track.conditions["negative"].expanded() if "negative" in track.conditions else None,
+            negatives=_negatives(track),
             guidance=guidance_of(segment.sampler, latent_rank=segment.latents.ndim - 1),
             stacked=self._stacked,
             means=means,
+        )
+
+
+def _negatives(track: Track) -> dict[str, Tensor] | None:
+    return track.conditions["negative"].expanded() if "negative" in track.conditions else None
+
+
+def _check_points(track: Track, x: Tensor, sigma: Tensor) -> None:
+    """x and sigma are points of the track's rows: [n, ...] and [n], or [n, k, ...] and [n, k], k at least 1."""
+    shape = tuple(track.latent.latents.shape[2:])
+    fits = sigma.ndim in (1, 2) and sigma.numel() and tuple(x.shape) == (*sigma.shape, *shape)
+    if not fits or sigma.shape[0] != track.num_rows:
+        raise BatchError(
+            f"Track {track.name!r}: got x {list(x.shape)} with sigma {list(sigma.shape)}; expected one sigma for each "
+            f"latent, [{track.num_rows}] or [{track.num_rows}, k] of them, and latents of shape {list(shape)}."
         )

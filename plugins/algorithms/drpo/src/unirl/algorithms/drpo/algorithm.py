@@ -8,7 +8,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 from unirl.algorithms.drpo.config import DrpoConfig
-from unirl.core.roles import Losses, Replay, ReplayedTokens
+from unirl.core.roles import Forward, Losses, ReplayedTokens
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
@@ -55,17 +55,17 @@ class Drpo(TokenKl):
         result, numbers = track_advantages(track, self._advantage, reward_weights=self._reward_weights)
         return result, {**text_numbers(track), **numbers}
 
-    def with_old_log_probs(self, track: Track, replay: Replay) -> Track:
+    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
         """Old log-probs: recomputed exactly as in the update, or the engine's unchanged."""
-        return old_log_prob_tokens(track, replay, replays=self._replays_anchor)
+        return old_log_prob_tokens(track, forward, replays=self._replays_anchor)
 
     def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
         weights = self._token_weights(track)
         return {"policy": weights.announced, **self.kl_weights(weights)}
 
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         config, weights = self._config, self._token_weights(track)
-        new = replay(track)
+        new = forward(track)
         assert isinstance(new, ReplayedTokens)
         # Values at weight 0 may be NaN, and must not reach an exponential.
         is_counted = weights.counted > 0
@@ -84,7 +84,7 @@ class Drpo(TokenKl):
         }
         if new.entropy is not None:
             metrics["entropy"] = mean_over(new.entropy, weights.counted)
-        divergence, measured = self.kl_terms(track, replay, log_probs=live, old_log_probs=old, weights=weights)
+        divergence, measured = self.kl_terms(track, forward, log_probs=live, old_log_probs=old, weights=weights)
         return Losses(terms=[weights.term("policy", result.loss), *divergence], metrics={**metrics, **measured})
 
     def _token_weights(self, track: Track) -> TokenWeights:

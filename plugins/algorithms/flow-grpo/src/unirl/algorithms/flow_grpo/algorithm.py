@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 from unirl.algorithms.flow_grpo.config import FlowGrpoConfig
-from unirl.core.roles import Losses, LossTerm, Replay, Replayed
+from unirl.core.roles import Forward, Losses, LossTerm, Replayed
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.request import LatentRequest
@@ -86,12 +86,12 @@ class FlowGrpo(AdaptiveKl):
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         return track_advantages(track, self._advantage, reward_weights=self._reward_weights)
 
-    def with_old_log_probs(self, track: Track, replay: Replay) -> Track:
+    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
         """Replace the engine's log-probs with recomputed ones, computed exactly as in the update."""
         if not self._replays_anchor:
             return track
         with torch.no_grad():
-            old = replay(track)
+            old = forward(track)
             assert isinstance(old, Replayed)
         means = old.means if self._config.ratio_norm else None
         segment = dataclasses.replace(track.latent, log_probs=old.log_probs.detach(), means=means)
@@ -104,9 +104,9 @@ class FlowGrpo(AdaptiveKl):
             policy = counted * (expand_leading(advantages_of(track), counted) != 0)
         return {"policy": policy, "kl": counted} if self._config.kl_coef else {"policy": policy}
 
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         config, segment = self._config, track.latent
-        new = replay(track)
+        new = forward(track)
         assert isinstance(new, Replayed)
         weights = self.loss_weights(track)
         log_ratio = new.log_probs - _of(segment.log_probs)
@@ -124,7 +124,7 @@ class FlowGrpo(AdaptiveKl):
         metrics = ratio_metrics(surrogate.ratio, surrogate.clipped, log_ratio.detach(), weights["policy"])
         if config.kl_coef:
             with torch.no_grad():
-                reference = replay(track, policy="reference")
+                reference = forward(track, policy="reference")
                 assert isinstance(reference, Replayed)
             if config.kl_form == "gaussian":
                 kl = gaussian_kl(new.means, reference.means, new.std)

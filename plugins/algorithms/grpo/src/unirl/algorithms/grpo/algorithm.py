@@ -8,7 +8,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 from unirl.algorithms.grpo.config import GrpoConfig
-from unirl.core.roles import Losses, Replay
+from unirl.core.roles import Forward, Losses
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
@@ -66,14 +66,16 @@ class Grpo(TokenPolicyLoss):
         result, further = track_advantages(track, self._advantage, reward_weights=self._reward_weights, shaping=shaping)
         return result, {**numbers, **further}
 
-    def with_old_log_probs(self, track: Track, replay: Replay) -> Track:
+    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
         """Old log-probs: recomputed exactly as in the update, or the engine's unchanged."""
-        return old_log_prob_tokens(track, replay, replays=self._replays_anchor, keeps_engine=self._config.tis != "none")
+        return old_log_prob_tokens(
+            track, forward, replays=self._replays_anchor, keeps_engine=self._config.tis != "none"
+        )
 
     def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
         return self.policy_weights(self._policy_weights(track), self._token_weights(track))
 
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         advantages = track.advantages
         assert advantages is not None
 
@@ -81,7 +83,7 @@ class Grpo(TokenPolicyLoss):
             return self._surrogate(live, old, advantages, counted)
 
         policy, every = self._policy_weights(track), self._token_weights(track)
-        return self.policy_losses(track, replay, surrogate, policy=policy, every=every)
+        return self.policy_losses(track, forward, surrogate, policy=policy, every=every)
 
     def _surrogate(self, live: Tensor, old: Tensor, advantages: Tensor, is_counted: Tensor) -> tuple[Surrogate, Tensor]:
         """The policy loss of each token, and the detached log-ratio that is clipped. All [n, S]."""

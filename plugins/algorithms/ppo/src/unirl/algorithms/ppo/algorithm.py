@@ -10,7 +10,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 from unirl.algorithms.ppo.config import PpoConfig
-from unirl.core.roles import Losses, LossTerm, Metric, Replay
+from unirl.core.roles import Forward, Losses, LossTerm, Metric
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
@@ -53,11 +53,11 @@ class Ppo(TokenPolicyLoss):
         """Nothing yet: token advantages are computed after the old-log-prob pass, from the critic's values."""
         return track, text_numbers(track)
 
-    def with_old_log_probs(self, track: Track, replay: Replay) -> Track:
+    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
         """Old log-probs, recomputed or the engine's; also the reference policy's if the reward needs them."""
         keeps_engine = self._config.tis != "none"
-        track = old_log_prob_tokens(track, replay, replays=self._replays_anchor, keeps_engine=keeps_engine)
-        return with_reference(track, replay) if self._has_kl_reward else track
+        track = old_log_prob_tokens(track, forward, replays=self._replays_anchor, keeps_engine=keeps_engine)
+        return with_reference(track, forward) if self._has_kl_reward else track
 
     def after_anchor(
         self, track: Track, sum_over_ranks: Callable[[Tensor], Tensor]
@@ -93,25 +93,25 @@ class Ppo(TokenPolicyLoss):
         weights = self._token_weights(track)
         return self.policy_weights(weights, weights)
 
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         weights = self._token_weights(track)
         advantages = torch.where(weights.counted > 0, per_token(track.text, "advantages"), 0.0)
 
         def surrogate(live: Tensor, old: Tensor, counted: Tensor) -> tuple[Surrogate, Tensor]:
             return self.clipped_tokens(live - old, advantages)
 
-        return self.policy_losses(track, replay, surrogate, policy=weights, every=weights)
+        return self.policy_losses(track, forward, surrogate, policy=weights, every=weights)
 
     def kl_weights(self, weights: TokenWeights) -> dict[str, Tensor]:
         return {} if self._config.kl_in_reward else super().kl_weights(weights)
 
     def kl_terms(
-        self, track: Track, replay: Replay, *, log_probs: Tensor, old_log_probs: Tensor, weights: TokenWeights
+        self, track: Track, forward: Forward, *, log_probs: Tensor, old_log_probs: Tensor, weights: TokenWeights
     ) -> tuple[list[LossTerm], dict[str, Metric]]:
         """None if the KL penalty is in the reward, since the old-log-prob pass has measured it already."""
         if self._config.kl_in_reward:
             return [], {}
-        return super().kl_terms(track, replay, log_probs=log_probs, old_log_probs=old_log_probs, weights=weights)
+        return super().kl_terms(track, forward, log_probs=log_probs, old_log_probs=old_log_probs, weights=weights)
 
     def critic_weights(self, track: Track) -> Mapping[str, Tensor]:
         return {"value": self._token_weights(track).announced}

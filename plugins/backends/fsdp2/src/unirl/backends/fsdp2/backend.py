@@ -98,6 +98,14 @@ class Fsdp2Backend:
         """Optimizer steps taken."""
         return self._optimizer.num_steps
 
+    def version_of(self, policy: Policy = "live") -> int:
+        """See `unirl.core.roles.Backend`."""
+        if policy == "live":
+            return self.version
+        self._switch(policy)  # refuses a policy that is not kept
+        average = self._averages().get(policy)
+        return 0 if average is None else average.num_moves
+
     @property
     def num_trainable(self) -> int:
         """Number of trainable parameters, over all ranks."""
@@ -129,7 +137,7 @@ class Fsdp2Backend:
         report = train_on(
             track,
             algorithm,
-            replay=self._replay,
+            forward=self._replay,
             updater=self._updater,
             settings=UpdateSettings.of(self._train, version=self.version),
             progress=progress,
@@ -171,7 +179,7 @@ class Fsdp2Backend:
             tensors = self._exported(kind, is_on=policy != "reference")
         digests = tensor_digests(tensors)
         return WeightUpdate(
-            version=self.version,
+            version=self.version_of(policy),
             tensors=tensors,
             kind=kind,
             adapter_scale=self._config.lora.alpha / self._config.lora.rank if kind == "lora" else 1.0,

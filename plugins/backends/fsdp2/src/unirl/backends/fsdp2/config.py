@@ -125,8 +125,12 @@ class Fsdp2Config(BackendConfig):
                 text=f"{asks} needs a reference policy, which full training does not keep by default; set "
                 "backend.reference_copy=true, or use dedicated workers, such as launcher.reference=separate.",
             )
-        if needs.old_policy == "ema" and self.lagged.kind == "none":
-            yield Reason(key=".lagged.kind", text=f"{asks} needs a lagged policy; set a kind, such as constant.")
+        if needs.sampler != "live" and (self.lagged if needs.sampler == "lagged" else self.ema).kind == "none":
+            yield Reason(
+                key=f".{needs.sampler}.kind",
+                text=f"got none, but {asks} trains on samples from the {needs.sampler} policy; set a kind, such as "
+                "constant.",
+            )
         if needs.critic and self.critic.lr is None:
             yield Reason(
                 key=".critic.lr",
