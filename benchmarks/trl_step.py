@@ -151,8 +151,9 @@ class Ours:
 
 class DigitReward:
     def score(self, samples: ScoreInput) -> Scores:
-        assert samples.texts is not None
-        return Scores(values=torch.tensor([share_of_digits(text) for text in samples.texts]))
+        return Scores(
+            values=torch.tensor([share_of_digits(text) for text in samples.of("text", reward="digits").texts])
+        )
 
     def close(self) -> None: ...
 

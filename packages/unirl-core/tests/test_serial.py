@@ -15,6 +15,7 @@ from unirl.core.errors import BatchError
 from unirl.core.types import serial
 from unirl.core.types.batch import same
 from unirl.core.types.data import MediaRef
+from unirl.core.types.media import Media
 from unirl.core.types.request import LatentRequest, Request
 from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
 from unirl.core.types.serial import from_bytes, to_bytes
@@ -69,7 +70,7 @@ def make_tracks() -> dict[str, Track]:
             tokens=(packed[:2], packed[2:]),
             mask=(torch.tensor([True, False]), packed[2:] > 3),
         ),
-        texts=("", "b"),
+        media=Media(kind="text", values=("", "b")),
         **common,
     )
     image = Track(
@@ -83,6 +84,7 @@ def make_tracks() -> dict[str, Track]:
                 values={"e": torch.tensor([[1.0, 2.0]], dtype=torch.bfloat16)}, index=torch.tensor([0, 0])
             )
         },
+        media=Media(kind="video", values=(torch.rand(1, 3, 2, 2), torch.rand(2, 3, 2, 2)), rate=12.5),
         reward_parts={"shapes": torch.tensor([float("nan"), -0.0])},
         **common,
     )

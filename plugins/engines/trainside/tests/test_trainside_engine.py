@@ -119,8 +119,8 @@ def test_a_track_holds_everything_of_its_request(model: Sd3Model) -> None:
     assert track.conditions["positive"].index.tolist() == [0, 0, 1, 1]
     assert track.conditions["positive"].values["prompt_embeds"].shape[0] == 2
     assert set(track.conditions) == {"positive"}
-    assert track.images is not None
-    assert track.images.shape == (4, 3, 32, 32)
+    assert track.media is not None
+    assert track.media.stacked.shape == (4, 3, 32, 32)
     # Steps 0 and 1 need the latents at 0, 1 and 2; the end is always there.
     assert track.latent.positions.tolist() == [[0, 1, 2, 4]] * 4
     assert track.latent.latents.shape == (4, 4, *SHAPE)
@@ -129,7 +129,7 @@ def test_a_track_holds_everything_of_its_request(model: Sd3Model) -> None:
     assert torch.isfinite(track.latent.log_probs).all()
     assert not track.latent.latents.requires_grad
     with torch.no_grad():
-        assert torch.equal(model.decode(track.latent.final), track.images)
+        assert torch.equal(model.decode(track.latent.final), track.media.stacked)
 
 
 def test_noise_is_what_the_recipe_says(model: Sd3Model) -> None:
@@ -158,10 +158,10 @@ def test_a_request_split_in_two_gives_the_latents_of_the_whole(model: Sd3Model, 
     request = a_request(model, guidance_scale=scale)
     whole = generate(model, request, forward_batch=2)
     halves = Track.concat([generate(model, half) for half in request.split([2, 2])])
-    assert whole.images is not None
-    assert halves.images is not None
+    assert whole.media is not None
+    assert halves.media is not None
     assert torch.equal(whole.latent.latents, halves.latent.latents)
-    assert torch.equal(whole.images, halves.images)
+    assert torch.equal(whole.media.stacked, halves.media.stacked)
     assert whole.latent.log_probs is not None
     assert halves.latent.log_probs is not None
     assert torch.equal(whole.latent.log_probs, halves.latent.log_probs)
@@ -178,7 +178,7 @@ def test_chunking_changes_nothing_but_rounding(model: Sd3Model, batch: int) -> N
     sizes = {1: [1, 1, 1, 1], 3: [3, 1], 4: [4], 100: [4]}[batch]
     assert rows == [size for size in sizes for _ in range(STEPS)]
     torch.testing.assert_close(chunked.latent.latents, whole.latent.latents, rtol=0, atol=ROUNDING)
-    torch.testing.assert_close(chunked.images, whole.images, rtol=0, atol=ROUNDING)
+    torch.testing.assert_close(chunked.media.stacked, whole.media.stacked, rtol=0, atol=ROUNDING)
     assert chunked.sample_ids == whole.sample_ids
     assert chunked.latent.initial_noise == whole.latent.initial_noise
 
@@ -251,7 +251,7 @@ def test_a_rollout_without_noise_paints_what_the_diffusers_pipeline_paints(model
     latents = pipeline(list(request.prompts), latents=x.clone(), output_type="latent", **arguments).images
     images = pipeline(list(request.prompts), latents=x.clone(), output_type="pt", **arguments).images
     torch.testing.assert_close(track.latent.final, latents, rtol=ROUNDING, atol=ROUNDING)
-    torch.testing.assert_close(track.images, images, rtol=0, atol=ROUNDING)
+    torch.testing.assert_close(track.media.stacked, images, rtol=0, atol=ROUNDING)
 
 
 def test_prompts_are_encoded_once_in_a_run_and_the_cache_is_bounded(model: Sd3Model) -> None:
@@ -337,8 +337,7 @@ def test_an_echo_tells_what_was_used_rather_than_what_was_asked(model: Sd3Model)
 
 def test_decoding_can_be_left_out(model: Sd3Model) -> None:
     track = generate(model, a_request(model, decode=False))
-    assert track.images is None
-    assert track.videos is None
+    assert track.media is None
 
 
 @pytest.mark.parametrize("kernel", SPEC.kernels)

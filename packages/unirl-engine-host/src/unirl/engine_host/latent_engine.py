@@ -164,6 +164,5 @@ def _placed(track: Track, device: Any) -> Track:
         track,
         segment=dataclasses.replace(segment, latents=segment.latents.to(device), log_probs=log_probs),
         conditions={kind: one.to(device) for kind, one in track.conditions.items()},
-        images=None if track.images is None else track.images.to(device),
-        videos=None if track.videos is None else tuple(video.to(device) for video in track.videos),
+        media=None if track.media is None else track.media.to(device),
     )

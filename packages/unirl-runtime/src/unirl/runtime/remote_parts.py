@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from unirl.core.types.track import Conditions, TextSegment, Track
 
 from .actors import Actor, Call
 from .cluster import Cluster
-from .remote_rows import RemoteRows
+from .remote_rows import RemoteRows, fetchable
 from .samples import Named, Samples
 from .session import Session
 
@@ -160,9 +160,7 @@ class RemoteEngine:
         kept = [(answer, count) for answer, count in zip(answers, counts, strict=True) if count]
         order = [row for mine in partition for row in mine]
         track = Track.concat([answer.select(range(count)) for answer, count in kept]).select(inverse(order))
-        if isinstance(track.images, RemoteRows):
-            track = dataclasses.replace(track, images=track.images.with_fetch(self._fetch))
-        return track
+        return track if track.media is None else dataclasses.replace(track, media=fetchable(track.media, self._fetch))
 
     def _fetch(self, rows: Sequence[RemoteRows]) -> list[Tensor]:
         return self._samples.needed(lambda named: self._cluster.fetch([named(each) for each in rows]))
@@ -310,9 +308,7 @@ class RemoteReward:
         def ask(named: Named) -> list[Scores]:
             calls: list[Call] = []
             for actor, rows in used:
-                share = _rows_of(samples, rows)
-                share = dataclasses.replace(share, images=named(share.images), videos=named(share.videos))
-                calls.append(Call(actor=actor, method="score", args=(self._name, share)))
+                calls.append(Call(actor=actor, method="score", args=(self._name, named(samples.select(rows)))))
             return self._cluster.run(calls, phase=f"score {self._name}", restart=lambda actor: None)
 
         answers = self._samples.needed(ask)
@@ -350,15 +346,4 @@ def _empty(track: Track) -> Track:
 def _for_training(track: Track) -> Track:
     """The track without data no loss reads: media and unused prompts."""
     conditions: dict[str, Conditions] = {name: value.compact() for name, value in track.conditions.items()}
-    return dataclasses.replace(track, images=None, videos=None, conditions=conditions)
-
-
-def _rows_of(samples: ScoreInput, rows: Sequence[int]) -> ScoreInput:
-    def take(values: Any) -> Any:
-        if values is None:
-            return None
-        if isinstance(values, Sequence):
-            return tuple(cast("Sequence[Any]", values)[row] for row in rows)
-        return values.index_select(0, torch.tensor(list(rows)))
-
-    return ScoreInput(**{item.name: take(getattr(samples, item.name)) for item in dataclasses.fields(samples)})
+    return dataclasses.replace(track, media=None, conditions=conditions)

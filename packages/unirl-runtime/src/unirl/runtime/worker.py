@@ -43,7 +43,7 @@ from unirl.core.types.request import Request
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.core.types.track import LatentSegment, TextSegment, Track
 
-from .remote_rows import RemoteRows, dehydrated, hydrated
+from .remote_rows import dehydrated, hydrated
 from .transports import make_transport
 from .weight_ends import Tell, WeightEnds
 from .weights.group import Address, listen, reach
@@ -293,14 +293,7 @@ class Worker:
 
     def score(self, name: str, samples: ScoreInput) -> Scores:
         """Score samples; fetches their media from the workers that generated them."""
-        remote = [value for value in (samples.images, *(samples.videos or ())) if isinstance(value, RemoteRows)]
-        here = dict(zip(map(id, remote), self.transport.fetch(remote), strict=True)) if remote else {}
-        local = dataclasses.replace(
-            samples,
-            images=here.get(id(samples.images), samples.images),
-            videos=None if samples.videos is None else tuple(here.get(id(v), v) for v in samples.videos),
-        )
-        scores: Scores = self._rewards[name].score(local)
+        scores: Scores = self._rewards[name].score(hydrated(samples, self.transport.fetch))
         return Scores(
             values=scores.values.detach().cpu(), parts={key: part.detach().cpu() for key, part in scores.parts.items()}
         )

@@ -73,12 +73,10 @@ def test_latents_and_media_are_whole_and_of_the_asked_size(bench: LatentEngineBe
     assert latents.dtype is torch.float32, f"latents are {latents.dtype}; float32 is wanted"
     assert bool(torch.isfinite(latents).all()), "some latents are not finite"
     assert not latents.requires_grad, "the latents carry a gradient; sample under no_grad"
-    if sampling.frames > 1:
-        assert track.videos is not None, "no videos came back, although `decode` is true"
-        media, size = torch.stack(list(track.videos)), (sampling.frames, 3, sampling.height, sampling.width)
-    else:
-        assert track.images is not None, "no images came back, although `decode` is true"
-        media, size = track.images, (3, sampling.height, sampling.width)
+    kind, frames = ("video", (sampling.frames,)) if sampling.frames > 1 else ("image", ())
+    assert track.media is not None, f"no {kind}s came back, although `decode` is true"
+    assert track.media.kind == kind, f"media: got {track.media.kind}, expected {kind}"
+    media, size = track.media.stacked, (*frames, 3, sampling.height, sampling.width)
     assert tuple(media.shape) == (request.num_rows, *size), (
         f"media: got {list(media.shape)}, expected {[request.num_rows, *size]}"
     )
@@ -91,7 +89,7 @@ def test_latents_and_media_are_whole_and_of_the_asked_size(bench: LatentEngineBe
     # Two levels of eight bits: an engine may hand its images over as PNG. Images of other rows differ by far more.
     bench.record("media off", float((media.to(model.device) - decoded).abs().max()), bound=2.5 / 255)
     bare = bench.generate(sampling={"decode": False})[1]
-    assert bare.images is None and bare.videos is None, "media came back, although `decode` is false"
+    assert bare.media is None, "media came back, although `decode` is false"
 
 
 @claim("engine", track="any")

@@ -28,9 +28,7 @@ def score_input(track: Track) -> ScoreInput:
         group_ids=track.group_ids,
         prompts=track.prompts,
         metadata=track.metadata,
-        images=None if track.images is None else track.images.contiguous(),
-        videos=None if track.videos is None else tuple(video.contiguous() for video in track.videos),
-        texts=track.texts,
+        media=None if track.media is None else track.media.contiguous(),
         status=track.status,
         lengths=track.segment.lengths if isinstance(track.segment, TextSegment) else None,
     )

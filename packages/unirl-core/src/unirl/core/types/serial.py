@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 from ..errors import BatchError
 from .batch import Batch
 from .data import MediaRef
+from .media import Media
 from .request import LatentRequest, Request, TextRequest
 from .sampling import LatentSamplingConfig, ScheduleConfig, SdeStepsConfig, TextSamplingConfig
 from .track import Conditions, LatentSegment, Sampler, Status, TextSegment, Track
@@ -36,6 +37,7 @@ DATACLASSES: dict[str, type[Any]] = {
         LatentRequest,
         LatentSamplingConfig,
         LatentSegment,
+        Media,
         MediaRef,
         Request,
         Sampler,

@@ -11,6 +11,7 @@ from typing import Any, Self, cast
 from ..errors import BatchError
 from .array import Array
 from .batch import Batch, rows, shared
+from .media import Media
 
 __all__ = ["Conditions", "LatentSegment", "Sampler", "Status", "TextSegment", "Track"]
 
@@ -262,11 +263,8 @@ class Track(Batch):
     conditions: Mapping[str, Conditions] = rows(default_factory=lambda: dict[str, Conditions]())
     """`positive`, and `negative` under guidance."""
     segment: LatentSegment | TextSegment | None = rows(default=None)
-    images: Array | None = rows(default=None)
-    """[N, 3, H, W] fp32 in [0, 1]."""
-    videos: tuple[Array, ...] | None = rows(default=None)
-    """Per sample [F, 3, H, W] fp32 in [0, 1]."""
-    texts: tuple[str, ...] | None = rows(default=None)
+    media: Media | None = rows(default=None)
+    """What the samples are decoded to; None where they are not decoded."""
     rewards: Array | None = rows(default=None)
     """[N] fp32, the combined reward."""
     reward_parts: Mapping[str, Array] = rows(default_factory=lambda: dict[str, Array]())

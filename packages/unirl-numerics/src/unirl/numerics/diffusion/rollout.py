@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from unirl.core.types.media import Media
 from unirl.core.types.request import Request
 from unirl.core.types.track import Conditions, LatentSegment, Status, Track
 from unirl.numerics.diffusion.denoise import Walk, finish
@@ -93,7 +94,7 @@ def latent_track(
     media: [N, 3, H, W] images or [N, F, 3, H, W] videos in [0, 1], or None when they were not decoded.
     policy_version: [N], of the weights that generated each row.
     """
-    is_video = media is not None and media.ndim == 5
+    kind = "image" if media is None or media.ndim == 4 else "video"
     return Track(
         name=request.track,
         sample_ids=request.sample_ids,
@@ -103,8 +104,7 @@ def latent_track(
         metadata=request.metadata,
         conditions=conditions,
         segment=segment,
-        images=None if is_video else media,
-        videos=tuple(media.unbind()) if media is not None and is_video else None,
+        media=None if media is None else Media(kind=kind, values=media),
         sample_weights=torch.ones(request.num_rows),
         status=(Status.COMPLETED,) * request.num_rows,
         policy_version=tuple(policy_version),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 from torch import Tensor
+from unirl.core.types.media import Media
 from unirl.core.types.request import Request
 from unirl.core.types.track import Status, TextSegment, Track
 
@@ -118,7 +119,7 @@ def text_track(request: Request, *, generated: GeneratedText, texts: Sequence[st
             log_probs=generated.log_probs,
             temperature=generated.temperature,
         ),
-        texts=tuple(texts),
+        media=Media(kind="text", values=tuple(texts)),
         sample_weights=torch.ones(request.num_rows),
         status=tuple(Status.TRUNCATED if cut else Status.COMPLETED for cut in generated.truncated),
         policy_version=(version,) * request.num_rows,

@@ -43,9 +43,7 @@ class MathReward:
         Raises RewardFailed, naming the sample, for a reference answer that is missing or unreadable for the method, and
         for outcomes that the config turns into errors.
         """
-        config, texts = self._config, samples.texts
-        if texts is None:
-            raise RewardFailed(f"{_NAME}: needs texts, but the track has none; use it with a text track.")
+        config, texts = self._config, samples.of("text", reward="math").texts
         keys = [_key(samples, row) for row in range(len(texts))]
         answers = [answer_part(text, thinking=self._thinking) for text in texts]
         verdicts = self._grader.grade(list(zip(keys, answers, strict=True)))
@@ -131,8 +129,7 @@ def _key(samples: ScoreInput, row: int) -> str:
 
 
 def _end(samples: ScoreInput, row: int) -> str:
-    assert samples.texts is not None
-    return samples.texts[row][-80:]
+    return samples.of("text", reward="math").texts[row][-80:]
 
 
 def _grader(config: MathConfig) -> Grader:

@@ -185,9 +185,10 @@ def _run_file(file: Path) -> ModuleType:
 
 def _media(samples: ScoreInput) -> tuple[str, list[Any]]:
     """The keyword and the values of the generated media or completions."""
-    if samples.texts is not None:
-        return MEDIA["text"], list(samples.texts)
-    if samples.videos is not None:
+    kind = None if samples.media is None else samples.media.kind
+    if kind == "text":
+        return MEDIA["text"], list(samples.of("text", reward=_NAME).texts)
+    if kind == "video":
         return MEDIA["video"], [_pil(frames) for frames in video_frames_of(samples, reward=_NAME)]
     return MEDIA["image"], _pil(images_of(samples, reward=_NAME))
 
