@@ -133,7 +133,7 @@ class ToyEngine:
             name=request.track,
             sample_ids=request.sample_ids,
             group_ids=request.group_ids,
-            prompts=request.prompts,
+            inputs=request.inputs,
             metadata=request.metadata,
             segment=LatentSegment(
                 latents=light.view(rows, 1, 1).repeat(1, 2, 1),

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unirl.core.errors import BatchError
 from unirl.core.types.batch import Batch, same
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
 from unirl.core.types.track import Conditions, LatentSegment, Sampler, Status, TextSegment, Track
 
@@ -25,7 +26,7 @@ def make_track(rows: int = 4, *, first: int = 0, **changed: Any) -> Track:
         "name": "image",
         "sample_ids": tuple(f"p{n // 2}/{n}" for n in numbers),
         "group_ids": tuple(f"p{n // 2}" for n in numbers),
-        "prompts": tuple(f"prompt {n // 2}" for n in numbers),
+        "inputs": Inputs.of_texts([f"prompt {n // 2}" for n in numbers]),
         "metadata": tuple({"number": n} for n in numbers),
         "conditions": {
             "positive": Conditions(
@@ -164,7 +165,7 @@ def test_pieces_of_different_types_are_named() -> None:
         (lambda t: t.select([]).padded(1), "'image' has no row to copy"),
         (lambda t: Track.concat([]), "nothing to join"),
         (lambda t: make_track(2, sample_ids=("a", "a")), "duplicate id 'a'"),
-        (lambda t: make_track(2, prompts=("a",)), "Track.prompts: 1 entries for 2 samples"),
+        (lambda t: make_track(2, inputs=Inputs.of_texts(["a"])), "Track.inputs: 1 entries for 2 samples"),
         (lambda t: make_track(2, reward_parts={"x": torch.zeros(3)}), r"reward_parts\['x'\]: 3 entries for 2"),
     ],
 )

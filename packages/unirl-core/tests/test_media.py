@@ -9,6 +9,7 @@ import torch
 from unirl.core.errors import BatchError, RewardFailed
 from unirl.core.roles import ScoreInput
 from unirl.core.types.batch import same
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
 
 RAGGED = {
@@ -81,7 +82,12 @@ def test_media_are_read_as_what_they_are() -> None:
 
 
 def test_a_reward_asks_for_the_kind_that_it_scores() -> None:
-    fields: dict[str, Any] = {"sample_ids": ("a",), "group_ids": ("g",), "prompts": ("p",), "metadata": ({},)}
+    fields: dict[str, Any] = {
+        "sample_ids": ("a",),
+        "group_ids": ("g",),
+        "inputs": Inputs.of_texts(["p"]),
+        "metadata": ({},),
+    }
     images = Media(kind="image", values=torch.rand(1, 3, 2, 2))
     assert ScoreInput(**fields, media=images).of("image", reward="x") is images
     with pytest.raises(RewardFailed, match=r"reward\.x: got image, expected video\."):

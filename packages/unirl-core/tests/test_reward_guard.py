@@ -15,6 +15,7 @@ from unirl.core.errors import RewardFailed
 from unirl.core.loop.reward_guard import GuardedReward
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.spec import RewardSpec
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
 
 SPEC = RewardSpec(
@@ -43,7 +44,11 @@ class Reward:
 
 def samples(media: Media | None = None) -> ScoreInput:
     return ScoreInput(
-        sample_ids=("a", "b"), group_ids=("g", "g"), prompts=("x", "y"), metadata=({}, {}), media=media or pictures()
+        sample_ids=("a", "b"),
+        group_ids=("g", "g"),
+        inputs=Inputs.of_texts(["x", "y"]),
+        metadata=({}, {}),
+        media=media or pictures(),
     )
 
 

@@ -16,6 +16,7 @@ from unirl.core.observe.tracking import MAX_SAMPLES, Trackers
 from unirl.core.roles import RunInfo
 from unirl.core.types.batch import same
 from unirl.core.types.event import Event
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
 from unirl.core.types.track import Status, Track
 
@@ -54,7 +55,7 @@ def track(rows: int, **fields: Any) -> Track:
         **{
             "sample_ids": tuple(f"s{row}" for row in range(rows)),
             "group_ids": ("g",) * rows,
-            "prompts": tuple(f"prompt {row}" for row in range(rows)),
+            "inputs": Inputs.of_texts([f"prompt {row}" for row in range(rows)]),
             "metadata": ({},) * rows,
             "rewards": torch.full((rows,), 0.5),
             "sample_weights": torch.ones(rows),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from unirl.core.errors import EchoMismatch
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import LatentRequest, Request
 from unirl.core.types.rollout import verify_echo
 from unirl.core.types.sampling import LatentSamplingConfig
@@ -50,10 +51,8 @@ def a_request(num_rows: int, *, steps: Sequence[Sequence[int]] | None = None, **
         track="image",
         sample_ids=ids,
         group_ids=ids,
-        prompt_ids=ids,
-        prompts=ids,
+        inputs=Inputs.of_texts(ids),
         metadata=({},) * num_rows,
-        media=((),) * num_rows,
         params=latent,
         seed=1,
         rollout=0,

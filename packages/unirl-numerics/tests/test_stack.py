@@ -11,6 +11,7 @@ import torch
 from unirl.core.errors import BatchError, RunFailed
 from unirl.core.match.mismatch_bounds import MismatchBounds
 from unirl.core.roles import Losses, LossTerm, Metric, Replayed
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import LatentSegment, Sampler, Status, Track
 from unirl.numerics.loss.tally import Tally
 from unirl.numerics.train.stack import StepReport, UpdateSettings, mini_batches, train_on
@@ -151,7 +152,7 @@ def make_track(num_rows=8, *, groups=None, log_probs=None):
         name="image",
         sample_ids=tuple(f"s{i}" for i in range(num_rows)),
         group_ids=groups or tuple(f"g{i // 4}" for i in range(num_rows)),
-        prompts=("",) * num_rows,
+        inputs=Inputs.of_texts(("",) * num_rows),
         metadata=({},) * num_rows,
         segment=segment,
         advantages=torch.randn(num_rows, generator=generator),

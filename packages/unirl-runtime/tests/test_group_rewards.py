@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 from unirl.core.roles import ScoreInput, Scores
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
 from unirl.runtime.cluster import Cluster
 from unirl.runtime.remote_parts import RemoteReward
@@ -46,7 +47,7 @@ def test_scores_do_not_depend_on_the_number_of_workers(workers: int) -> None:
     light = torch.tensor([0.2, 0.9, 0.5, 0.1, 0.3, 0.7])
     samples = ScoreInput(
         sample_ids=tuple("uvwxyz"),
-        prompts=("a ring",) * 6,
+        inputs=Inputs.of_texts(("a ring",) * 6),
         metadata=({},) * 6,
         group_ids=groups,
         media=Media(kind="image", values=light[:, None, None, None].expand(6, 3, 2, 2)),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from unirl.core.errors import BatchError
 from unirl.core.types.batch import Batch, rows, shared
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
 from unirl.core.types.track import Conditions, LatentSegment, Sampler, Status, Track
 from unirl.runtime.remote_rows import LARGE_ROW_BYTES, Fetch, Piece, RemoteRows, dehydrated, fetchable, hydrated
@@ -409,7 +410,7 @@ def track(num_prompts: int, per_prompt: int, *, start: int) -> Track:
         name="image",
         sample_ids=ids,
         group_ids=groups,
-        prompts=groups,
+        inputs=Inputs.of_texts(groups),
         metadata=tuple({} for _ in ids),
         conditions={"positive": Conditions(values=embeddings, index=torch.arange(rows_) // per_prompt)},
         segment=LatentSegment(

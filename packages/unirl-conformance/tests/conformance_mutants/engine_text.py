@@ -244,7 +244,7 @@ class TokenizesAgain(TextEngine):
     def wanted(self, request: Request, text: TextRequest) -> TextRequest:
         model: Any = self._model
         return dataclasses.replace(
-            text, prompt_tokens=tuple(model.prompt_tokens(request.prompts, sampling=text.sampling))
+            text, prompt_tokens=tuple(model.prompt_tokens(request.inputs, sampling=text.sampling))
         )
 
 

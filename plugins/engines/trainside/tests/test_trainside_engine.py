@@ -12,7 +12,7 @@ from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 from unirl.core.errors import EchoMismatch, RecipeError
 from unirl.core.roles import WeightUpdate
-from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import LatentRequest, Request
 from unirl.core.types.rollout import verify_echo
 from unirl.core.types.sampling import LatentSamplingConfig
@@ -64,10 +64,8 @@ def a_request(
         track="image",
         sample_ids=samples,
         group_ids=groups,
-        prompt_ids=tuple(f"p{prompt}" for prompt in prompts),
-        prompts=tuple(prompts),
+        inputs=Inputs.of_texts(prompts),
         metadata=tuple({"row": row} for row in rows),
-        media=((),) * len(prompts),
         params=latent,
         seed=5,
         rollout=2,
@@ -109,8 +107,8 @@ def test_a_track_holds_everything_of_its_request(model: Sd3Model) -> None:
     assert track.sample_ids == request.sample_ids
     assert track.group_ids == request.group_ids
     assert track.parent_track is None
-    assert track.parent_ids == request.prompt_ids
-    assert track.prompts == request.prompts
+    assert track.parent_ids == request.inputs.ids
+    assert track.inputs == request.inputs
     assert track.metadata == request.metadata
     assert track.status == (Status.COMPLETED,) * 4
     assert track.policy_version == (3,) * 4
@@ -248,8 +246,8 @@ def test_a_rollout_without_noise_paints_what_the_diffusers_pipeline_paints(model
         "max_sequence_length": 16,
     }
     x = noise(seed=5, rollout=2, ids=request.sample_ids, step=INITIAL, shape=SHAPE)
-    latents = pipeline(list(request.prompts), latents=x.clone(), output_type="latent", **arguments).images
-    images = pipeline(list(request.prompts), latents=x.clone(), output_type="pt", **arguments).images
+    latents = pipeline(list(request.inputs.texts), latents=x.clone(), output_type="latent", **arguments).images
+    images = pipeline(list(request.inputs.texts), latents=x.clone(), output_type="pt", **arguments).images
     torch.testing.assert_close(track.latent.final, latents, rtol=ROUNDING, atol=ROUNDING)
     torch.testing.assert_close(track.media.stacked, images, rtol=0, atol=ROUNDING)
 
@@ -366,9 +364,6 @@ def test_what_it_cannot_do_is_refused_in_one_sentence(model: Sd3Model) -> None:
     with pytest.raises(RecipeError, match=r"version 9, but .* shares the trained module's weights"):
         engine.load_weights(WeightUpdate(version=9, tensors={}, kind="full"))
     request = a_request(model)
-    image = MediaRef(modality="image", role="source", uri="/there.png")
-    with pytest.raises(RecipeError, match=r"prompt 'pa red ring' has media \(/there\.png\)"):
-        engine.generate(dataclasses.replace(request, media=((image,), (), (), ())))
     with pytest.raises(RecipeError, match=r"got latent track 'video', but model 'sd3' has image \(latent\)"):
         engine.generate(dataclasses.replace(request, track="video"))
     with pytest.raises(RecipeError, match=r"sampling\.kernel: got 'ddim-eta'; trainside supports flow-sde, dance-sde"):

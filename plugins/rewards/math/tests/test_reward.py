@@ -14,6 +14,7 @@ from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.roles import ScoreInput, Scores
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
 from unirl.core.types.track import Status
 from unirl.rewards.math.config import MathConfig
@@ -33,7 +34,7 @@ def score(texts: list[str], answer: Any = "42", *, fields: dict[str, Any] | None
         samples = ScoreInput(
             sample_ids=names,
             group_ids=names,
-            prompts=("What is 6 x 7?",) * len(texts),
+            inputs=Inputs.of_texts(("What is 6 x 7?",) * len(texts)),
             metadata=({"answer": answer},) * len(texts),
             media=Media(kind="text", values=tuple(texts)),
         )

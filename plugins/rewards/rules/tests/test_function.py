@@ -12,6 +12,7 @@ import pytest
 import torch
 from unirl.core.errors import RecipeError, RewardFailed, UniRLError
 from unirl.core.roles import ScoreInput, Scores
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
 from unirl.rewards.rules.config import FunctionConfig
 from unirl.rewards.rules.function import build
@@ -24,7 +25,11 @@ def samples(
     *, metadata: tuple[dict[str, Any], ...] = ({"answer": "4"}, {"answer": "6"}), media: Media = TEXTS
 ) -> ScoreInput:
     return ScoreInput(
-        sample_ids=("a", "b"), group_ids=("g", "g"), prompts=("2 + 2?", "3 + 3?"), metadata=metadata, media=media
+        sample_ids=("a", "b"),
+        group_ids=("g", "g"),
+        inputs=Inputs.of_texts(["2 + 2?", "3 + 3?"]),
+        metadata=metadata,
+        media=media,
     )
 
 

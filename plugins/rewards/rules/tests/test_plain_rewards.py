@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 from unirl.core.errors import RecipeError, RewardFailed
 from unirl.core.roles import ScoreInput
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
 from unirl.rewards.rules import brightness, exact_match, jpeg, pixel_target
 from unirl.rewards.rules.config import BrightnessConfig, ExactMatchConfig, JpegSizeConfig, PixelTargetConfig
@@ -21,7 +22,13 @@ from unirl.rewards.rules.config import BrightnessConfig, ExactMatchConfig, JpegS
 def samples(count: int, **fields: Any) -> ScoreInput:
     names = tuple(f"s{index}" for index in range(count))
     return ScoreInput(
-        **{"sample_ids": names, "group_ids": names, "prompts": names, "metadata": ({},) * count, **fields}
+        **{
+            "sample_ids": names,
+            "group_ids": names,
+            "inputs": Inputs.of_texts(names),
+            "metadata": ({},) * count,
+            **fields,
+        }
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from unirl.core.errors import RewardFailed
 from unirl.core.roles import ScoreInput, Scores
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
 from unirl.rewards.rules.config import ShapesConfig
 from unirl.rewards.rules.shapes import build
@@ -70,7 +71,7 @@ def wanting(triples: list[tuple[str, str, str]], images: Tensor | None) -> Score
     return ScoreInput(
         sample_ids=tuple(names),
         group_ids=tuple(names),
-        prompts=tuple(" ".join(triple) for triple in triples),
+        inputs=Inputs.of_texts([" ".join(triple) for triple in triples]),
         metadata=tuple(dict(zip(("color", "shape", "place"), triple, strict=True)) for triple in triples),
         media=None if images is None else Media(kind="image", values=images),
     )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from unirl.core.errors import RecipeError, RewardFailed
 from unirl.core.roles import ScoreInput
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
 
 from symmetry_reward.config import SymmetryConfig
@@ -17,7 +18,7 @@ def samples(images: Tensor | None, *, number: int) -> ScoreInput:
     return ScoreInput(
         sample_ids=tuple(f"s{row}" for row in range(number)),
         group_ids=("g",) * number,
-        prompts=("a prompt",) * number,
+        inputs=Inputs.of_texts(("a prompt",) * number),
         metadata=({},) * number,
         media=None if images is None else Media(kind="image", values=images),
     )

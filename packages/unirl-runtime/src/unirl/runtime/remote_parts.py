@@ -16,7 +16,7 @@ from unirl.core.loop.balance import balance
 from unirl.core.roles import Algorithm, Policy, ScoreInput, Scores, TrainReport, WeightReceipt, WeightUpdate
 from unirl.core.specs.spec import ModelSpec
 from unirl.core.types.batch import inverse, rows_by_group
-from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import Request
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.core.types.track import Conditions, TextSegment, Track
@@ -81,8 +81,8 @@ class RemoteModel:
     def trainable(self) -> Any:
         raise RuntimeError("the trainable module is on the workers; the driver has none")
 
-    def encode(self, prompts: Sequence[str], **_: Any) -> Mapping[str, Any]:
-        raise RuntimeError("prompts are encoded on the workers")
+    def encode(self, inputs: Inputs, **_: Any) -> Mapping[str, Any]:
+        raise RuntimeError("inputs are encoded on the workers")
 
     def velocity(self, x: Any, sigma: Any, conditions: Any) -> Any:
         raise RuntimeError("the denoiser runs on the workers")
@@ -100,14 +100,8 @@ class RemoteModel:
         (shape,) = self._cluster.call([self._actor], "latent_shape", sampling, phase="request")
         return shape
 
-    def prompt_tokens(
-        self,
-        prompts: Sequence[str],
-        *,
-        sampling: TextSamplingConfig,
-        media: Sequence[Sequence[MediaRef]] | None = None,
-    ) -> list[Tensor]:
-        (tokens,) = self._cluster.call([self._actor], "prompt_tokens", prompts, sampling, media, phase="request")
+    def prompt_tokens(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> list[Tensor]:
+        (tokens,) = self._cluster.call([self._actor], "prompt_tokens", inputs, sampling, phase="request")
         return tokens
 
     @property

@@ -38,7 +38,7 @@ from unirl.core.roles import (
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.config import RunConfig
 from unirl.core.specs.plan import Plan
-from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import Request
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.core.types.track import LatentSegment, TextSegment, Track
@@ -167,10 +167,8 @@ class Worker:
     def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
         return diffusion_model(self.parts.model).latent_shape(sampling)
 
-    def prompt_tokens(
-        self, prompts: Sequence[str], sampling: TextSamplingConfig, media: Sequence[Sequence[MediaRef]] | None
-    ) -> list[Tensor]:
-        return text_model(self.parts.model).prompt_tokens(prompts, sampling=sampling, media=media)
+    def prompt_tokens(self, inputs: Inputs, sampling: TextSamplingConfig) -> list[Tensor]:
+        return text_model(self.parts.model).prompt_tokens(inputs, sampling=sampling)
 
     def stop_tokens(self) -> tuple[int, ...]:
         return text_model(self.parts.model).stop_tokens

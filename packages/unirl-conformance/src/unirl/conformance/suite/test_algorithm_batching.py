@@ -13,6 +13,7 @@ from unirl.conformance.doubles.track_numbers import advantages_of, changed_per_t
 from unirl.conformance.fixtures.algorithm import ROUNDING, AlgorithmBench
 from unirl.conformance.fixtures.trial import AlreadyAnchored, Trial, apart
 from unirl.core.roles import Metric, Policy, Replayed, ReplayedTokens
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
 from unirl.core.types.track import Status, TextSegment, Track
 from unirl.numerics.loss.reduction import weight_totals
@@ -248,7 +249,7 @@ def _text_without(trial: Trial) -> Track:
         nothing = dataclasses.replace(nothing, segment=dataclasses.replace(nothing.text, log_probs=log_probs))
         nothing = _without_masked_tokens(nothing)
     media = Media(kind="text", values=("",) * track.num_rows)
-    return dataclasses.replace(nothing, media=media, prompts=("",) * track.num_rows)
+    return dataclasses.replace(nothing, media=media, inputs=Inputs.of_texts(("",) * track.num_rows))
 
 
 def _latents_without(trial: Trial) -> Track:

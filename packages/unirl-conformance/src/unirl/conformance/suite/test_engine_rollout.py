@@ -6,12 +6,15 @@ import dataclasses
 from typing import Any
 
 import torch
+from PIL import Image
 from unirl.conformance.claims import claim
 from unirl.conformance.doubles.walk import distance
 from unirl.conformance.fixtures.engine import ROUNDING, EngineBench
 from unirl.conformance.fixtures.latent_engine import LatentEngineBench
+from unirl.conformance.verdicts import NotApplicable
 from unirl.core.errors import EchoMismatch, UniRLError
 from unirl.core.specs.capability import Cap
+from unirl.core.types.data import MediaRef
 from unirl.core.types.rollout import verify_echo
 from unirl.core.types.track import Status
 
@@ -38,8 +41,8 @@ def test_every_sample_comes_back_with_its_lineage(bench: LatentEngineBench) -> N
         "sample_ids": request.sample_ids,
         "group_ids": request.group_ids,
         "parent_track": None,
-        "parent_ids": request.prompt_ids,
-        "prompts": request.prompts,
+        "parent_ids": request.inputs.ids,
+        "inputs": request.inputs,
         "metadata": tuple(dict(one) for one in request.metadata),
         "status": (Status.COMPLETED,) * request.num_rows,
     }
@@ -52,6 +55,39 @@ def test_every_sample_comes_back_with_its_lineage(bench: LatentEngineBench) -> N
     )
     if bench.native(Cap.INITIAL_NOISE):
         bench.check_start(request, track)
+
+
+@claim("engine", proves=Cap.MEDIA_REFS)
+def test_inputs_of_one_text_are_not_shared(bench: LatentEngineBench) -> None:
+    """Rows of one id are encoded once, and rows of different ids each with their own media, also where their texts are
+    the same: edit sets repeat an instruction over different images.
+
+    If it fails: group rows by `unirl.core.types.inputs.distinct`, and keep encodings by id, text and media.
+    """
+    model = bench.model()
+    roles = model.spec.inputs.get(bench.track)
+    if not roles or not bench.native(Cap.CONDITIONS):
+        raise NotApplicable(f"model {model.spec.name!r} takes no media, or no conditions come back")
+    request = bench.request(model)
+    inputs = request.inputs
+    images = {name: bench.folder / f"{number}.png" for number, name in enumerate(dict.fromkeys(inputs.ids))}
+    for number, file in enumerate(images.values()):
+        Image.new("RGB", (32, 32), (255, 80 * number, 0)).save(file)
+    media = tuple(
+        tuple(MediaRef(modality="image", role=role, uri=str(images[name])) for role in roles) for name in inputs.ids
+    )
+    inputs = dataclasses.replace(inputs, texts=("make it red",) * request.num_rows, media=media)
+    request = dataclasses.replace(request, inputs=inputs).select(MIXED)
+    with bench.engine(model) as engine:
+        track = bench.sample(engine, request)
+    conditions = track.conditions["positive"]
+    (count,) = {value.shape[0] for value in conditions.values.values()}
+    assert count == len(images), f"{count} inputs were encoded, {len(images)} are distinct"
+    first, second = (request.inputs.ids.index(name) for name in images)
+    assert any(bool((value[first] != value[second]).any()) for value in conditions.expanded().values()), (
+        "two images under one instruction have one encoding"
+    )
+    bench.check_conditions(request, track, "positive")
 
 
 @claim("engine", proves=Cap.LATENT_ROLLOUT)

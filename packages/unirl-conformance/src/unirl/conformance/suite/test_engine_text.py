@@ -44,8 +44,8 @@ def test_every_text_comes_back_with_its_lineage(bench: TextEngineBench) -> None:
         "sample_ids": request.sample_ids,
         "group_ids": request.group_ids,
         "parent_track": None,
-        "parent_ids": request.prompt_ids,
-        "prompts": request.prompts,
+        "parent_ids": request.inputs.ids,
+        "inputs": request.inputs,
         "metadata": tuple(dict(one) for one in request.metadata),
     }
     for name, value in expected.items():

@@ -44,7 +44,7 @@ class Trackers:
         if not self._trackers or track.rewards is None or track.media is None:
             return
         media = track.media.select(range(min(MAX_SAMPLES, track.num_rows))).fetched()
-        facts = list(zip(track.prompts, track.rewards, track.status, strict=True))[: media.num_rows]
+        facts = list(zip(track.inputs.prompts, track.rewards, track.status, strict=True))[: media.num_rows]
         captions = [str(Caption(prompt=p, reward=float(r), is_truncated=s is Status.TRUNCATED)) for p, r, s in facts]
         for name, tracker in list(self._trackers.items()):
             self._guarded(name, lambda t=tracker: t.samples(key, media, captions, step=step), step=step)

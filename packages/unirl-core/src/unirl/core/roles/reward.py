@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import RewardFailed
 from ..types.array import Array
 from ..types.batch import Batch, rows
+from ..types.inputs import Inputs
 from ..types.media import Media, MediaKind
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ class ScoreInput(Batch):
 
     sample_ids: tuple[str, ...] = rows()
     group_ids: tuple[str, ...] = rows()
-    prompts: tuple[str, ...] = rows()
+    inputs: Inputs = rows()
+    """What the samples were made from; their prompts among it."""
     metadata: tuple[Mapping[str, Any], ...] = rows()
     media: Media | None = rows(default=None)
     """What is scored; None where the samples were not decoded."""

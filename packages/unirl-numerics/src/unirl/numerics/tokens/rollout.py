@@ -101,7 +101,7 @@ def generate_text(
 
 
 def text_track(request: Request, *, generated: GeneratedText, texts: Sequence[str], version: int) -> Track:
-    """The track of a whole request. The request supplies its name and the identity of its rows: ids, group, prompt,
+    """The track of a whole request. The request supplies its name and the identity of its rows: ids, group, inputs,
     metadata. The settings used are in `generated`.
 
     texts: the input of rewards, see `visible_texts`.  version: of the policy that generated the samples.
@@ -110,8 +110,8 @@ def text_track(request: Request, *, generated: GeneratedText, texts: Sequence[st
         name=request.track,
         sample_ids=request.sample_ids,
         group_ids=request.group_ids,
-        parent_ids=request.prompt_ids,
-        prompts=request.prompts,
+        parent_ids=request.inputs.ids,
+        inputs=request.inputs,
         metadata=request.metadata,
         segment=TextSegment(
             prompt_tokens=generated.prompt_tokens,

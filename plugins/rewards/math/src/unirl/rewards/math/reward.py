@@ -123,8 +123,8 @@ def _key(samples: ScoreInput, row: int) -> str:
         return str(value)
     result = f"is {value!r}, neither text nor a number" if "answer" in metadata else "is missing"
     raise RewardFailed(
-        f"{_NAME}: metadata 'answer' of sample {samples.sample_ids[row]!r} (prompt {samples.prompts[row][:80]!r}) "
-        f"{result}; add it to the prompt file."
+        f"{_NAME}: metadata 'answer' of sample {samples.sample_ids[row]!r} (prompt "
+        f"{samples.inputs.prompts[row][:80]!r}) {result}; add it to the prompt file."
     )
 
 

@@ -48,7 +48,8 @@ def _failed(image: Tensor, samples: ScoreInput, row: int, *, reward: str, frame:
     name = samples.sample_ids[row] + ("" if frame is None else f", frame {frame}")
     result = "NaN" if bool(image.isnan().any()) else f"values up to {_furthest(image):.3g}"
     return RewardFailed(
-        f"reward.{reward}: sample {name!r} (prompt {samples.prompts[row]!r}) has {result}; pixels must lie in [0, 1]."
+        f"reward.{reward}: sample {name!r} (prompt {samples.inputs.prompts[row]!r}) has {result}; pixels must lie in "
+        "[0, 1]."
     )
 
 
