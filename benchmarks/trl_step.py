@@ -44,6 +44,7 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.plan import Plan
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import Status, TextSegment, Track
 from unirl.numerics.loss.reduction import reduce_terms, weight_totals
 from unirl.numerics.tokens.rollout import generate_text
@@ -151,8 +152,9 @@ class Ours:
 
 class DigitReward:
     def score(self, samples: ScoreInput) -> Scores:
-        assert samples.texts is not None
-        return Scores(values=torch.tensor([share_of_digits(text) for text in samples.texts]))
+        return Scores(
+            values=torch.tensor([share_of_digits(text) for text in samples.of("text", reward="digits").texts])
+        )
 
     def close(self) -> None: ...
 
@@ -358,7 +360,7 @@ def track_of(rollout: dict[str, Any], rewards: Tensor, case: Case) -> Track:
         sample_ids=tuple(str(row) for row in range(size)),
         group_ids=groups,
         parent_ids=groups,
-        prompts=("",) * size,
+        inputs=Inputs.of_texts(("",) * size),
         metadata=({},) * size,
         segment=TextSegment(
             prompt_tokens=ragged(rollout["prompt_ids"], rollout["prompt_mask"]),

@@ -30,6 +30,7 @@ from unirl.core.specs.plan import Choice, Plan
 from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec
 from unirl.core.types.data import Prompt
 from unirl.core.types.event import Event
+from unirl.core.types.media import Media
 from unirl.core.types.request import LatentRequest, Request
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import LatentSegment, Sampler, Status, Track
@@ -133,7 +134,7 @@ class ToyEngine:
             name=request.track,
             sample_ids=request.sample_ids,
             group_ids=request.group_ids,
-            prompts=request.prompts,
+            inputs=request.inputs,
             metadata=request.metadata,
             segment=LatentSegment(
                 latents=light.view(rows, 1, 1).repeat(1, 2, 1),
@@ -142,7 +143,7 @@ class ToyEngine:
                 sigmas=expected.sigmas,
                 sampler=Sampler(kernel=expected.sampling.kernel, eta=expected.sampling.eta),
             ),
-            images=light.view(rows, 1, 1, 1).expand(rows, 3, 1, 1),
+            media=Media(kind="image", values=light.view(rows, 1, 1, 1).expand(rows, 3, 1, 1)),
             sample_weights=torch.ones(rows),
             status=(Status.COMPLETED,) * rows,
             policy_version=(self.version,) * rows,
@@ -201,8 +202,7 @@ class Light:
     def score(self, samples: ScoreInput) -> Scores:
         self.calls += 1
         self.during(self.calls - 1)
-        assert samples.images is not None
-        values = samples.images[:, 0, 0, 0].clone()
+        values = samples.of("image", reward="light").stacked[:, 0, 0, 0].clone()
         means = torch.tensor([float(values[rows_of(samples, group)].mean()) for group in samples.group_ids])
         self.done += 1
         return Scores(values=values, parts={"group": means})

@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unirl.core.errors import BatchError
 from unirl.core.types.batch import Batch, same
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.media import Media
 from unirl.core.types.track import Conditions, LatentSegment, Sampler, Status, TextSegment, Track
 
 
@@ -24,7 +26,7 @@ def make_track(rows: int = 4, *, first: int = 0, **changed: Any) -> Track:
         "name": "image",
         "sample_ids": tuple(f"p{n // 2}/{n}" for n in numbers),
         "group_ids": tuple(f"p{n // 2}" for n in numbers),
-        "prompts": tuple(f"prompt {n // 2}" for n in numbers),
+        "inputs": Inputs.of_texts([f"prompt {n // 2}" for n in numbers]),
         "metadata": tuple({"number": n} for n in numbers),
         "conditions": {
             "positive": Conditions(
@@ -39,7 +41,7 @@ def make_track(rows: int = 4, *, first: int = 0, **changed: Any) -> Track:
             sigmas=torch.tensor([1.0, 0.75, 0.5, 0.25, 0.0]),
             sampler=Sampler(kernel="flow-sde", eta=0.7),
         ),
-        "videos": tuple(torch.full((n % 3 + 1, 3, 2, 2), float(n)) for n in numbers),
+        "media": Media(kind="video", values=tuple(torch.full((n % 3 + 1, 3, 2, 2), float(n)) for n in numbers)),
         "rewards": values,
         "reward_parts": {"shapes": values, "shapes/color": -values},
         "sample_weights": torch.ones(rows),
@@ -62,8 +64,10 @@ def numbers(track: Track) -> list[int]:
     assert same(track.reward_parts["shapes/color"], -expected)
     assert same(track.latent.latents[:, 0, 0], expected)
     assert track.latent.log_probs is not None and same(track.latent.log_probs[:, 0], expected)
-    assert track.videos is not None
-    assert [(len(video), float(video.mean())) for video in track.videos] == [(n % 3 + 1, float(n)) for n in result]
+    assert track.media is not None
+    assert [(len(video), float(video.mean())) for video in track.media.arrays] == [
+        (n % 3 + 1, float(n)) for n in result
+    ]
     embeds = track.conditions["positive"].expanded()["embeds"]
     assert same(embeds, torch.tensor([[2.0 * (n % 10), 2.0 * (n % 10) + 1] for n in result]).reshape(-1, 2))
     return result
@@ -177,9 +181,9 @@ def test_keys_that_disagree_are_named() -> None:
 
 
 def test_rows_of_different_shape_are_named() -> None:
-    one = make_track(2, images=torch.zeros(2, 3, 4, 4))
-    other = make_track(2, first=2, images=torch.zeros(2, 3, 8, 8))
-    with pytest.raises(BatchError, match=r"Track.images: the pieces have rows of different shape or dtype"):
+    one = make_track(2, media=Media(kind="image", values=torch.zeros(2, 3, 4, 4)))
+    other = make_track(2, first=2, media=Media(kind="image", values=torch.zeros(2, 3, 8, 8)))
+    with pytest.raises(BatchError, match=r"Media.values: the pieces have rows of different shape or dtype"):
         Track.concat([one, other])
 
 
@@ -201,7 +205,7 @@ def test_pieces_of_different_types_are_named() -> None:
         (lambda t: t.select([]).padded(1), "'image' has no row to copy"),
         (lambda t: Track.concat([]), "nothing to join"),
         (lambda t: make_track(2, sample_ids=("a", "a")), "duplicate id 'a'"),
-        (lambda t: make_track(2, prompts=("a",)), "Track.prompts: 1 entries for 2 samples"),
+        (lambda t: make_track(2, inputs=Inputs.of_texts(["a"])), "Track.inputs: 1 entries for 2 samples"),
         (lambda t: make_track(2, reward_parts={"x": torch.zeros(3)}), r"reward_parts\['x'\]: 3 entries for 2"),
     ],
 )
@@ -215,7 +219,7 @@ def test_moving_reaches_nested_ragged_and_shared_tensors() -> None:
     moved = make_track(3, segment=make_text((torch.arange(2),) * 3)).to("meta")
     assert moved.sample_weights.device.type == "meta"
     assert moved.conditions["positive"].values["embeds"].device.type == "meta"
-    assert moved.videos is not None and {video.device.type for video in moved.videos} == {"meta"}
+    assert moved.media is not None and {video.device.type for video in moved.media.arrays} == {"meta"}
     assert isinstance(moved.segment, TextSegment)
     assert {tokens.device.type for tokens in moved.segment.tokens} == {"meta"}
 

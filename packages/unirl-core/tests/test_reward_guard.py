@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from unirl.core.errors import RewardFailed
 from unirl.core.loop.reward_guard import GuardedReward
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.spec import RewardSpec
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.media import Media
 
 SPEC = RewardSpec(
     name="taste",
@@ -39,13 +42,22 @@ class Reward:
         self._close()
 
 
-def samples(**media: Any) -> ScoreInput:
-    media = media or {"images": torch.zeros(2, 3, 4, 4)}
-    return ScoreInput(sample_ids=("a", "b"), group_ids=("g", "g"), prompts=("x", "y"), metadata=({}, {}), **media)
+def samples(media: Media | None = None) -> ScoreInput:
+    return ScoreInput(
+        sample_ids=("a", "b"),
+        group_ids=("g", "g"),
+        inputs=Inputs.of_texts(["x", "y"]),
+        metadata=({}, {}),
+        media=media or pictures(),
+    )
 
 
-def scored(score: Callable[[ScoreInput], Any], **media: Any) -> Scores:
-    return GuardedReward("reward.mine", Reward(score), spec=SPEC).score(samples(**media))
+def pictures(values: torch.Tensor | None = None) -> Media:
+    return Media(kind="image", values=torch.zeros(2, 3, 4, 4) if values is None else values)
+
+
+def scored(score: Callable[[ScoreInput], Any], media: Media | None = None, *, spec: RewardSpec = SPEC) -> Scores:
+    return GuardedReward("reward.mine", Reward(score), spec=spec).score(samples(media))
 
 
 def test_a_reward_that_keeps_its_word_passes_unchanged() -> None:
@@ -120,7 +132,7 @@ def test_ctrl_c_inside_score_still_stops_the_run() -> None:
 @pytest.mark.parametrize("view", [lambda x: x, lambda x: x[0], lambda x: x.detach()], ids=["whole", "row", "detached"])
 def test_images_changed_in_place_are_refused(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
     def brightens(given: ScoreInput) -> Scores:
-        view(given.images).add_(0.5)
+        view(given.of("image", reward="mine").stacked).add_(0.5)
         return GOOD
 
     with pytest.raises(RewardFailed, match=r"changed pixels in place.*images.clone\(\)"):
@@ -129,18 +141,18 @@ def test_images_changed_in_place_are_refused(view: Callable[[torch.Tensor], torc
 
 def test_a_video_changed_in_place_is_refused() -> None:
     def cuts(given: ScoreInput) -> Scores:
-        assert given.videos is not None
-        given.videos[1][0] = 1.0
+        given.of("video", reward="mine").arrays[1][0] = 1.0
         return GOOD
 
     with pytest.raises(RewardFailed, match="changed pixels in place"):
-        scored(cuts, videos=(torch.zeros(2, 3, 4, 4), torch.zeros(5, 3, 4, 4)))
+        videos = Media(kind="video", values=(torch.zeros(2, 3, 4, 4), torch.zeros(5, 3, 4, 4)))
+        scored(cuts, videos, spec=dataclasses.replace(SPEC, media="video"))
 
 
 def test_images_made_in_inference_mode_are_scored() -> None:
     with torch.inference_mode():
         images = torch.zeros(2, 3, 4, 4)
-    assert scored(lambda _: GOOD, images=images) is GOOD
+    assert scored(lambda _: GOOD, pictures(images)) is GOOD
 
 
 def test_another_seed_of_torch_is_refused_and_draws_are_not() -> None:
@@ -185,3 +197,11 @@ def test_a_close_that_raises_names_the_reward() -> None:
 
     with pytest.raises(RewardFailed, match=r"reward.mine: close\(\) raised OSError: device busy."):
         GuardedReward("reward.mine", Reward(lambda _: GOOD, fails), spec=SPEC).close()
+
+
+def test_media_of_another_kind_are_refused_before_the_reward_runs() -> None:
+    def never(_: ScoreInput) -> Scores:
+        raise AssertionError("it was asked to score")
+
+    with pytest.raises(RewardFailed, match=r"^reward\.mine: got text, expected image\.$"):
+        scored(never, Media(kind="text", values=("a", "b")))

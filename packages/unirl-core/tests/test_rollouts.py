@@ -9,6 +9,7 @@ import pytest
 import torch
 from unirl.core.errors import BatchError, EchoMismatch
 from unirl.core.loop.parts import generate
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import LatentRequest, Request, TextRequest
 from unirl.core.types.rollout import Rollout, verify_echo
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
@@ -23,10 +24,8 @@ def make_request(rows: int = 3) -> Request:
         track="image",
         sample_ids=tuple(f"s{row}" for row in range(rows)),
         group_ids=("g",) * rows,
-        prompt_ids=("p",) * rows,
-        prompts=("a ring",) * rows,
+        inputs=Inputs.of_texts(("a ring",) * rows),
         metadata=({},) * rows,
-        media=((),) * rows,
         params=LatentRequest(
             sampling=sampling,
             sigmas=SIGMAS,
@@ -68,7 +67,7 @@ def make_track(name: str, *, sample_ids: tuple[str, ...] = ("s0",), **changed: A
     rows = len(sample_ids)
     fields: dict[str, Any] = {
         "group_ids": ("g",) * rows,
-        "prompts": ("a ring",) * rows,
+        "inputs": Inputs.of_texts(("a ring",) * rows),
         "metadata": ({},) * rows,
         "sample_weights": torch.ones(rows),
         "status": (Status.COMPLETED,) * rows,

@@ -11,6 +11,8 @@ from unirl.core.errors import RewardFailed
 from unirl.core.loop.costs import latent_step_cost
 from unirl.core.loop.scoring import constant_reward, score
 from unirl.core.roles import ScoreInput, Scores
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.media import Media
 from unirl.core.types.request import LatentRequest
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import Status, Track
@@ -21,9 +23,9 @@ def make_track(rows: int = 4) -> Track:
         name="image",
         sample_ids=tuple(f"p/{row}" for row in range(rows)),
         group_ids=("p",) * rows,
-        prompts=tuple(f"prompt {row}" for row in range(rows)),
+        inputs=Inputs.of_texts([f"prompt {row}" for row in range(rows)]),
         metadata=({},) * rows,
-        images=torch.zeros(rows, 3, 2, 2),
+        media=Media(kind="image", values=torch.zeros(rows, 3, 2, 2)),
         sample_weights=torch.ones(rows),
         status=(Status.COMPLETED,) * rows,
         policy_version=(0,) * rows,

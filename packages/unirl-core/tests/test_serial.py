@@ -15,6 +15,8 @@ from unirl.core.errors import BatchError
 from unirl.core.types import serial
 from unirl.core.types.batch import same
 from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.media import Media
 from unirl.core.types.request import LatentRequest, Request
 from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
 from unirl.core.types.serial import from_bytes, to_bytes
@@ -27,10 +29,13 @@ def make_request() -> Request:
         track="image",
         sample_ids=("a", "b"),
         group_ids=("g", "g"),
-        prompt_ids=("p", "p"),
-        prompts=("ein Ring, groß", "\u2028\x00"),
+        inputs=Inputs(
+            ids=("p", "q"),
+            prompts=("ein Ring", "?"),
+            texts=("ein Ring, groß", "\u2028\x00"),
+            media=((MediaRef(modality="image", role="condition", uri="/a.png"),), ()),
+        ),
         metadata=({"n": 1, "x": None, "big": 2**80}, {"list": [1, (2.5, True)], "inf": -math.inf}),
-        media=((MediaRef(modality="image", role="condition", uri="/a.png"),), ()),
         params=LatentRequest(
             sampling=sampling,
             sigmas=torch.tensor([1.0, 1 / 3, 0.0]),
@@ -55,7 +60,7 @@ def make_tracks() -> dict[str, Track]:
     )
     common: dict[str, Any] = {
         "group_ids": ("g", "g"),
-        "prompts": ("x", "y"),
+        "inputs": Inputs.of_texts(["x", "y"]),
         "metadata": ({}, {}),
         "sample_weights": torch.tensor([1.0, 0.0]),
         "status": (Status.COMPLETED, Status.PADDING),
@@ -70,7 +75,7 @@ def make_tracks() -> dict[str, Track]:
             tokens=(packed[:2], packed[2:]),
             mask=(torch.tensor([True, False]), packed[2:] > 3),
         ),
-        texts=("", "b"),
+        media=Media(kind="text", values=("", "b")),
         **common,
     )
     image = Track(
@@ -84,6 +89,7 @@ def make_tracks() -> dict[str, Track]:
                 values={"e": torch.tensor([[1.0, 2.0]], dtype=torch.bfloat16)}, index=torch.tensor([0, 0])
             )
         },
+        media=Media(kind="video", values=(torch.rand(1, 3, 2, 2), torch.rand(2, 3, 2, 2)), rate=12.5),
         reward_parts={"shapes": torch.tensor([float("nan"), -0.0])},
         **common,
     )

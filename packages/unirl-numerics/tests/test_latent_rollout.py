@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from unirl.core.errors import EchoMismatch
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import LatentRequest, Request
 from unirl.core.types.rollout import verify_echo
 from unirl.core.types.sampling import LatentSamplingConfig
@@ -51,10 +52,8 @@ def a_request(num_rows: int, *, steps: Sequence[Sequence[int]] | None = None, **
         track="image",
         sample_ids=ids,
         group_ids=ids,
-        prompt_ids=ids,
-        prompts=ids,
+        inputs=Inputs.of_texts(ids),
         metadata=({},) * num_rows,
-        media=((),) * num_rows,
         params=latent,
         seed=1,
         rollout=0,
@@ -163,8 +162,7 @@ def test_a_track_echoes_its_request() -> None:
     track = latent_track(request, segment=segment, conditions=conditions, media=None, policy_version=(4, 4))
     verify_echo(request, track)
     assert track.latent.sampler == Sampler(kernel="cps", eta=0.5, options=(("constants", False),))
-    assert track.images is None
-    assert track.videos is None
+    assert track.media is None
 
 
 def test_media_of_rank_five_are_videos() -> None:
@@ -173,11 +171,8 @@ def test_media_of_rank_five_are_videos() -> None:
     images, videos = torch.zeros(2, 3, 8, 8), torch.zeros(2, 5, 3, 8, 8)
     one = latent_track(request, segment=segment, conditions=conditions, media=images, policy_version=(4, 4))
     two = latent_track(request, segment=segment, conditions=conditions, media=videos, policy_version=(4, 4))
-    assert one.images is images
-    assert one.videos is None
-    assert two.images is None
-    assert two.videos is not None
-    assert [tuple(video.shape) for video in two.videos] == [(5, 3, 8, 8)] * 2
+    assert one.media is not None and one.media.kind == "image" and one.media.values is images
+    assert two.media is not None and two.media.kind == "video" and two.media.values is videos
 
 
 def a_sampler(mode: str) -> Sampler:

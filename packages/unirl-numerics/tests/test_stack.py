@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from unirl.core.errors import BatchError, RunFailed
 from unirl.core.match.mismatch_bounds import MismatchBounds
 from unirl.core.roles import Losses, LossTerm, Metric, Replayed
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import LatentSegment, Sampler, Status, Track
 from unirl.numerics.loss.tally import Tally
 from unirl.numerics.train.stack import StepReport, UpdateSettings, micro_batches_by_rows, mini_batches, train_on
@@ -180,7 +181,7 @@ def make_track(num_rows=8, *, groups=None, log_probs=None):
         name="image",
         sample_ids=tuple(f"s{i}" for i in range(num_rows)),
         group_ids=groups or tuple(f"g{i // 4}" for i in range(num_rows)),
-        prompts=("",) * num_rows,
+        inputs=Inputs.of_texts(("",) * num_rows),
         metadata=({},) * num_rows,
         segment=segment,
         advantages=torch.randn(num_rows, generator=generator),

@@ -12,6 +12,7 @@ from unirl.core.errors import BatchError
 from unirl.core.loop.requests import sample_seed
 from unirl.core.match.mismatch_bounds import MismatchBounds
 from unirl.core.roles import Losses, LossTerm
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import TextRequest
 from unirl.core.types.sampling import TextSamplingConfig
 from unirl.core.types.track import PER_TOKEN, Status, TextSegment, Track
@@ -27,7 +28,9 @@ ROUNDING = 1e-6
 
 def wanted(prompts, *, per_prompt=3, **settings):
     sampling = TextSamplingConfig(**{"max_new_tokens": 12, **settings})
-    tokens = TinyTextModel().prompt_tokens([prompt for prompt in prompts for _ in range(per_prompt)], sampling=sampling)
+    tokens = TinyTextModel().prompt_tokens(
+        Inputs.of_texts([prompt for prompt in prompts for _ in range(per_prompt)]), sampling=sampling
+    )
     ids = [f"r0/{prompt}/{number}" for prompt in prompts for number in range(per_prompt)]
     seeds = tuple(sample_seed(seed=1, rollout=0, sample_id=name) for name in ids)
     return TextRequest(sampling=sampling, prompt_tokens=tuple(tokens), stop_tokens=(0,), seeds=seeds)
@@ -346,7 +349,7 @@ def a_track(segment):
         name="text",
         sample_ids=tuple(f"s{row}" for row in range(count)),
         group_ids=tuple(f"g{row // 3}" for row in range(count)),
-        prompts=("",) * count,
+        inputs=Inputs.of_texts(("",) * count),
         metadata=({},) * count,
         segment=segment,
         advantages=torch.linspace(-1, 1.3, count),

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from unirl.core.errors import BatchError
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import Conditions, LatentSegment, Sampler, Status, TextSegment, Track
 from unirl.numerics.diffusion.denoise import denoise
 from unirl.numerics.diffusion.guidance import Guidance
@@ -62,7 +63,7 @@ def make_track(model, *, kernel="flow-sde", eta=0.7, options=(), scale=1.0, mode
         name="image",
         sample_ids=("a", "b", "c"),
         group_ids=("a", "b", "c"),
-        prompts=("",) * 3,
+        inputs=Inputs.of_texts(("",) * 3),
         metadata=({},) * 3,
         conditions=conditions,
         segment=segment,

@@ -23,8 +23,8 @@ class TinyTextModel:
             self.head[0] = 0.5  # so that texts end
         self.num_forwards = 0
 
-    def prompt_tokens(self, prompts, *, sampling, media=None):
-        return [torch.tensor([ord(letter) - 96 for letter in prompt]) for prompt in prompts]
+    def prompt_tokens(self, inputs, *, sampling):
+        return [torch.tensor([ord(letter) - 96 for letter in prompt]) for prompt in inputs.texts]
 
     def texts(self, tokens):
         return ["".join(chr(96 + int(token)) for token in row if token) for row in tokens]

@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
 from unirl.core.roles import ScoreInput, Scores
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.media import Media
 from unirl.runtime.cluster import Cluster
 from unirl.runtime.remote_parts import RemoteReward
 from unirl.runtime.samples import Samples
@@ -20,7 +21,7 @@ class RankInGroup:
     """How many others of its group a sample's image is brighter than."""
 
     def score(self, samples: ScoreInput) -> Scores:
-        light = cast("Tensor", samples.images).mean(dim=(1, 2, 3))
+        light = samples.of("image", reward="rank").stacked.mean(dim=(1, 2, 3))
         alike = torch.tensor([[one == other for other in samples.group_ids] for one in samples.group_ids])
         return Scores(values=((light[:, None] > light[None]) & alike).sum(dim=1).float())
 
@@ -46,10 +47,10 @@ def test_scores_do_not_depend_on_the_number_of_workers(workers: int) -> None:
     light = torch.tensor([0.2, 0.9, 0.5, 0.1, 0.3, 0.7])
     samples = ScoreInput(
         sample_ids=tuple("uvwxyz"),
-        prompts=("a ring",) * 6,
+        inputs=Inputs.of_texts(("a ring",) * 6),
         metadata=({},) * 6,
         group_ids=groups,
-        images=light[:, None, None, None].expand(6, 3, 2, 2),
+        media=Media(kind="image", values=light[:, None, None, None].expand(6, 3, 2, 2)),
     )
     here = Here()
     session = Session(

@@ -262,7 +262,7 @@ class Night:
         self.limit = limit
 
     def score(self, samples):
-        return Scores(values=(1 - samples.images.mean(dim=(1, 2, 3)) / self.limit).clamp(min=0))
+        return Scores(values=(1 - samples.media.stacked.mean(dim=(1, 2, 3)) / self.limit).clamp(min=0))
 
     def close(self):
         pass

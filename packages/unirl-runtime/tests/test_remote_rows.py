@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from unirl.core.errors import BatchError
 from unirl.core.types.batch import Batch, rows, shared
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.media import Media
 from unirl.core.types.track import Conditions, LatentSegment, Sampler, Status, Track
-from unirl.runtime.remote_rows import LARGE_ROW_BYTES, Fetch, Piece, RemoteRows, dehydrated, hydrated
+from unirl.runtime.remote_rows import LARGE_ROW_BYTES, Fetch, Piece, RemoteRows, dehydrated, fetchable, hydrated
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
 
@@ -408,7 +410,7 @@ def track(num_prompts: int, per_prompt: int, *, start: int) -> Track:
         name="image",
         sample_ids=ids,
         group_ids=groups,
-        prompts=groups,
+        inputs=Inputs.of_texts(groups),
         metadata=tuple({} for _ in ids),
         conditions={"positive": Conditions(values=embeddings, index=torch.arange(rows_) // per_prompt)},
         segment=LatentSegment(
@@ -419,7 +421,7 @@ def track(num_prompts: int, per_prompt: int, *, start: int) -> Track:
             sigmas=torch.tensor([1.0, 0.5, 0.0]),
             sampler=Sampler(kernel="flow-sde", eta=0.7),
         ),
-        images=numbered(rows_, 3, 8, 8) / 7,
+        media=Media(kind="image", values=numbered(rows_, 3, 8, 8) / 7),
         sample_weights=torch.ones(rows_),
         status=(Status.COMPLETED,) * rows_,
         policy_version=(3,) * rows_,
@@ -436,9 +438,7 @@ def test_a_track_is_joined_regrouped_and_compacted_without_its_numbers():
         order = sorted(range(joined.num_rows), key=lambda row: (row % 3, row))
         shares = joined.select(order).split([4, 5])
         return [
-            Track(
-                **{**vars(share), "images": None, "conditions": {k: v.compact() for k, v in share.conditions.items()}}
-            )
+            Track(**{**vars(share), "media": None, "conditions": {k: v.compact() for k, v in share.conditions.items()}})
             for share in shares
         ]
 
@@ -456,7 +456,7 @@ def test_a_track_is_joined_regrouped_and_compacted_without_its_numbers():
 def test_what_the_driver_holds_of_a_sample_does_not_grow_with_its_size():
     def driver_bytes(size: int) -> float:
         shelf, one = Shelf(), track(2, 3, start=0)
-        one = Track(**{**vars(one), "images": torch.zeros(6, 3, size, size)})
+        one = Track(**{**vars(one), "media": Media(kind="image", values=torch.zeros(6, 3, size, size))})
         return len(pickle.dumps(dehydrated(one, shelf.keep))) / one.num_rows
 
     # A few digits of the shape differ.
@@ -468,15 +468,28 @@ def test_padding_a_track_repeats_references_alone():
     shelf, real = Shelf(), track(1, 2, start=0)
     left = dehydrated(real, shelf.keep).padded(5)
     assert sum(tensor.nbytes for tensor in shelf.tensors) == sum(
-        tensor.nbytes for tensor in (real.images, real.latent.latents, real.conditions["positive"].values["text"])
+        tensor.nbytes
+        for tensor in (real.media.stacked, real.latent.latents, real.conditions["positive"].values["text"])
     )
     assert_equal(hydrated(left, shelf.fetch), real.padded(5))
+
+
+@pytest.mark.parametrize("kind", ["image", "video", "ragged"])
+def test_media_of_every_kind_are_fetched_for_trackers(kind: str):
+    shelf, values = Shelf(), {"image": numbered(2, 3, 8, 8) / 7, "video": numbered(2, 4, 3, 8, 8) / 7}
+    ragged = (numbered(2, 3, 8, 8), numbered(3, 3, 8, 8) / 7)
+    media = Media(kind="video", values=ragged) if kind == "ragged" else Media(kind=kind, values=values[kind])
+    left = pickle.loads(pickle.dumps(dehydrated(media, shelf.keep)))
+    assert all(isinstance(value, RemoteRows) for value in (left.values if kind == "ragged" else (left.values,)))
+    with pytest.raises(TypeError, match="cannot fetch"):
+        left.fetched()
+    assert_equal(fetchable(left, shelf.fetch).select([1]).fetched(), media.select([1]))
 
 
 def test_fetching_one_field_leaves_the_rest():
     shelf = Shelf()
     fetch: Fetch = shelf.fetch
     left = dehydrated(track(1, 2, start=0), shelf.keep)
-    assert isinstance(left.images, RemoteRows)
-    assert torch.equal(left.images.with_fetch(fetch)[1:].cpu(), (numbered(2, 3, 8, 8) / 7)[1:])
+    assert isinstance(left.media.values, RemoteRows)
+    assert torch.equal(fetchable(left.media, fetch).select([1]).fetched().values, (numbered(2, 3, 8, 8) / 7)[1:])
     assert isinstance(left.latent.latents, RemoteRows)

@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 from torch import Tensor
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import LatentSegment, Sampler, Status, Track
 from unirl.runtime.remote_rows import Piece, dehydrated, hydrated, renamed, renames
 
@@ -18,7 +19,7 @@ def track(*, large: float = 1.0, small: float = 1.0) -> Track:
         name="image",
         sample_ids=("a", "b", "c"),
         group_ids=("g", "g", "g"),
-        prompts=("p",) * ROWS,
+        inputs=Inputs.of_texts(("p",) * ROWS),
         metadata=({"n": 1},) * ROWS,
         policy_version=(4,) * ROWS,
         sample_weights=torch.ones(ROWS),

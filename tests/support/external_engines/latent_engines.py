@@ -71,7 +71,7 @@ def test_what_was_asked_for_comes_back(engine: ExternalLatentEngine, model: Diff
     assert gap(track, model) < ROUNDING
     evaluation = ask(engine, kernel="euler", eta=0.0, sde=SdeStepsConfig(mode="none"), decode=False)
     track = engine.generate(evaluation)
-    assert track.images is None
+    assert track.media is None
     assert_same(track, trainside(model, evaluation))
 
 
@@ -248,9 +248,9 @@ def check_deaths(engine: ExternalLatentEngine, model: DiffusionModel, ask: Ask) 
 
     engine.load_weights(full_update(model, version=1))
     again = engine.generate(ask(engine))
-    assert again.images is not None and expected.images is not None
+    assert again.media is not None and expected.media is not None
     assert torch.equal(again.latent.latents, expected.latent.latents)
-    assert torch.equal(again.images, expected.images)
+    assert torch.equal(again.media.stacked, expected.media.stacked)
 
     mark = mark_of(process)
     engine.sleep()

@@ -138,11 +138,11 @@ def assert_same(found: Track, expected: Track) -> None:
         assert [position for position in own if position >= 0] == kept
         difference = (one.latents[row, : len(kept)] - other.latents[row, : len(kept)]).abs().max()
         assert float(difference) < ROUNDING * max(1.0, float(other.latents[row].abs().max()))
-    if expected.images is None:
-        assert found.images is None
+    if expected.media is None:
+        assert found.media is None
     else:
-        assert found.images is not None
-        assert float((found.images - expected.images).abs().max()) < ROUNDING
+        assert found.media is not None
+        assert float((found.media.stacked - expected.media.stacked).abs().max()) < ROUNDING
     for kind, wanted in expected.conditions.items():
         own = found.conditions[kind].expanded()
         for name, value in wanted.expanded().items():

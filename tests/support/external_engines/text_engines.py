@@ -98,11 +98,11 @@ def test_a_text_ends_at_a_stop_token_a_stop_string_or_the_limit(
     drawn = engine.generate(ask(engine, stop_tokens=())).text.tokens
     letter, rows = most_common_letter(model, drawn)
     result = engine.generate(ask(engine, stop_tokens=(), stop=[letter]))
-    assert any(row is not None for row in rows) and result.texts is not None
+    assert any(row is not None for row in rows) and result.media is not None
     for row, place in enumerate(rows):
         assert result.text.tokens[row].tolist() == drawn[row].tolist()[: 16 if place is None else place + 1]
         assert result.status[row] is (Status.TRUNCATED if place is None else Status.COMPLETED)
-        assert letter not in result.texts[row]
+        assert letter not in result.media.texts[row]
 
 
 def test_after_a_full_sync_it_samples_from_what_was_sent(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from unirl.core.roles import Algorithm, Policy
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import Status, TextSegment, Track
 from unirl.numerics.tokens.log_probs import token_log_probs
 from unirl.numerics.train.stack import StepReport, UpdateSettings, train_on
@@ -104,7 +105,7 @@ class Bench(Steps):
                 name="text",
                 sample_ids=tuple(f"p{row // 3}/{row}" for row in range(rows)),
                 group_ids=tuple(f"p{row // 3}" for row in range(rows)),
-                prompts=("p",) * rows,
+                inputs=Inputs.of_texts(("p",) * rows),
                 metadata=({},) * rows,
                 segment=text,
                 sample_weights=torch.ones(rows),

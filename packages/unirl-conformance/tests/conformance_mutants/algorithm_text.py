@@ -116,7 +116,7 @@ class ReadsWords(Grpo):
     """Weighs texts by the words of their prompts."""
 
     def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
-        factor = torch.tensor([1.0 + len(prompt) for prompt in track.prompts])[:, None]
+        factor = torch.tensor([1.0 + len(prompt) for prompt in track.inputs.prompts])[:, None]
         return _scaled(super().loss(track, forward, progress=progress), factor.to(track.sample_weights.device))
 
 

@@ -43,7 +43,7 @@ class SortsItsSamples(CopyingEngine):
     """Makes samples prompt after prompt, and gives them the ids of the request in its own order."""
 
     def generate(self, request: Request) -> Track:
-        by_prompt = sorted(range(request.num_rows), key=lambda row: request.prompt_ids[row])
+        by_prompt = sorted(range(request.num_rows), key=lambda row: request.inputs.ids[row])
         return self.named(request, super().generate(request.select(by_prompt)))
 
     def named(self, request: Request, track: Track) -> Track:
@@ -51,8 +51,8 @@ class SortsItsSamples(CopyingEngine):
             track,
             sample_ids=request.sample_ids,
             group_ids=request.group_ids,
-            parent_ids=request.prompt_ids,
-            prompts=request.prompts,
+            parent_ids=request.inputs.ids,
+            inputs=request.inputs,
             metadata=request.metadata,
         )
 
@@ -75,10 +75,11 @@ class DropsTheLastWord(Changes, CopyingEngine):
     """Of prompts before it encodes them; the conditions that come back are those that it used."""
 
     def request(self, request: Request) -> Request:
-        return dataclasses.replace(request, prompts=tuple(prompt.rpartition(" ")[0] for prompt in request.prompts))
+        texts = tuple(text.rpartition(" ")[0] for text in request.inputs.texts)
+        return dataclasses.replace(request, inputs=dataclasses.replace(request.inputs, texts=texts))
 
     def track(self, request: Request, track: Track) -> Track:
-        return dataclasses.replace(track, prompts=request.prompts)
+        return dataclasses.replace(track, inputs=request.inputs)
 
 
 @mutant(

@@ -53,13 +53,15 @@ class TakesAnyKernel(Changes):
         return dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, kernel="flow-sde"))
 
 
-@mutant(claim="media-that-it-does-not-take-are-refused", breaks="generates from the text alone")
-class IgnoresMedia(Changes):
-    def check_request(self, request: Request) -> None:
-        """Not the media."""
+@mutant(claim="inputs-of-one-text-are-not-shared", breaks="keys inputs by their texts")
+class SharesInputsByText(Changes):
+    """Encodes the text with the media that it had first."""
 
     def request(self, request: Request) -> Request:
-        return dataclasses.replace(request, media=((),) * request.num_rows)
+        first: dict[str, Any] = {}
+        pairs = zip(request.inputs.texts, request.inputs.media, strict=True)
+        media = tuple(first.setdefault(text, media) for text, media in pairs)
+        return dataclasses.replace(request, inputs=dataclasses.replace(request.inputs, media=media))
 
 
 @mutant(claim="guidance-that-it-does-not-state-is-refused", breaks="echoes guidance that it did not use")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
 from unirl.core.types.request import Request
 from unirl.core.types.track import Status, Track
 
@@ -30,16 +32,21 @@ class MarksTruncated(Changes):
         return dataclasses.replace(track, status=(Status.TRUNCATED,) * track.num_rows)
 
 
+def with_images(track: Track, change: Callable[[Tensor], Tensor]) -> Track:
+    media = track.media and dataclasses.replace(track.media, values=change(track.media.stacked))
+    return dataclasses.replace(track, media=media)
+
+
 @mutant(claim="latents-and-media-are-whole-and-of-the-asked-size", breaks="returns images of half the size")
 class HalvesImages(Changes):
     def track(self, request: Request, track: Track) -> Track:
-        return dataclasses.replace(track, images=None if track.images is None else track.images[..., ::2, ::2])
+        return with_images(track, lambda images: images[..., ::2, ::2])
 
 
 @mutant(claim="latents-and-media-are-whole-and-of-the-asked-size", breaks="images of other rows")
 class SwapsImages(Changes):
     def track(self, request: Request, track: Track) -> Track:
-        return dataclasses.replace(track, images=None if track.images is None else track.images.roll(1, 0))
+        return with_images(track, lambda images: images.roll(1, 0))
 
 
 @mutant(claim="latents-and-media-are-whole-and-of-the-asked-size", breaks="latents as float64")

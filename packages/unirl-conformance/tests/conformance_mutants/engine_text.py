@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from unirl.core.specs.capability import Cap, Support
+from unirl.core.types.media import Media
 from unirl.core.types.request import Request, TextRequest
 from unirl.core.types.track import Status, TextSegment, Track
 from unirl.engines.trainside.engine import TrainsideEngine
@@ -102,7 +103,9 @@ class ForgetsTextParents(TextEngine):
 @mutant(claim=WORDS, name="loses-a-letter", breaks="loses the last letter of texts", also=(STRINGS,))
 class LosesTheLastLetter(TextEngine):
     def track(self, asked: TextRequest, track: Track) -> Track:
-        return dataclasses.replace(track, texts=tuple(text[:-1] for text in track.texts or ()))
+        assert track.media is not None
+        cut = Media(kind="text", values=tuple(text[:-1] for text in track.media.texts))
+        return dataclasses.replace(track, media=cut)
 
 
 @mutant(claim=LIMIT, name="full-is-truncated", breaks="takes a text that ends with its last token for a truncated one")
@@ -130,7 +133,9 @@ class DropsTheStopToken(TextEngine):
 @mutant(claim=STRINGS, name="shows-stops", breaks="leaves the stop string in the text")
 class ShowsTheStopString(TextEngine):
     def track(self, asked: TextRequest, track: Track) -> Track:
-        return dataclasses.replace(track, texts=tuple(self._model.texts(list(track.text.tokens))))  # type: ignore[attr-defined]
+        return dataclasses.replace(
+            track, media=Media(kind="text", values=tuple(self._model.texts(list(track.text.tokens))))
+        )  # type: ignore[attr-defined]
 
 
 @mutant(claim=STRINGS, name="no-stop-strings", breaks="ignores stop strings")
@@ -239,7 +244,7 @@ class TokenizesAgain(TextEngine):
     def wanted(self, request: Request, text: TextRequest) -> TextRequest:
         model: Any = self._model
         return dataclasses.replace(
-            text, prompt_tokens=tuple(model.prompt_tokens(request.prompts, sampling=text.sampling))
+            text, prompt_tokens=tuple(model.prompt_tokens(request.inputs, sampling=text.sampling))
         )
 
 

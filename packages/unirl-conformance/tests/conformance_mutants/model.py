@@ -23,6 +23,7 @@ from unirl.conformance.reference import ReferenceRun
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.spec import Miniature, ModelSpec
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
 
 from conformance_mutants import model_text
@@ -93,8 +94,8 @@ class Encodes(WorkbenchModel):
     def changed(self, conditions: dict[str, Tensor], prompts: Sequence[str]) -> dict[str, Tensor]:
         raise NotImplementedError
 
-    def encode(self, prompts: Sequence[str], **settings: Any) -> dict[str, Tensor]:
-        return self.changed(super().encode(prompts, **settings), prompts)
+    def encode(self, inputs: Inputs, **settings: Any) -> dict[str, Tensor]:
+        return self.changed(super().encode(inputs, **settings), inputs.texts)
 
 
 class KeepsTheEncodersGradient(Encodes):
@@ -123,8 +124,9 @@ class Misreads(WorkbenchModel):
 
     taken_for: ClassVar[Mapping[str, str]]
 
-    def encode(self, prompts: Sequence[str], **settings: Any) -> dict[str, Tensor]:
-        return super().encode([self.taken_for.get(prompt, prompt) for prompt in prompts], **settings)
+    def encode(self, inputs: Inputs, **settings: Any) -> dict[str, Tensor]:
+        texts = [self.taken_for.get(text, text) for text in inputs.texts]
+        return super().encode(Inputs.of_texts(texts), **settings)
 
 
 class MissesThePlural(Misreads):
@@ -133,13 +135,6 @@ class MissesThePlural(Misreads):
 
 class MisreadsTheNegative(Misreads):
     taken_for: ClassVar = {NEGATIVE: ""}
-
-
-class IgnoresMedia(WorkbenchModel):
-    def encode(
-        self, prompts: Sequence[str], *, sampling: LatentSamplingConfig, media: object = None
-    ) -> dict[str, Tensor]:
-        return super().encode(prompts, sampling=sampling)
 
 
 class Bends(WorkbenchModel):
@@ -312,7 +307,6 @@ BROKEN = (
            CountsRepeatedPrompts),
     Broken("negative-conditions-have-the-shapes-of-positive-ones", "widens", "encodes the empty prompt in fp64",
            WidensEmptyPrompts),
-    Broken("media-is-refused-where-it-is-not-promised", "no-media", "leaves media out without a word", IgnoresMedia),
     Broken("velocity-is-fp32-of-the-shape-of-x", "fp64", "gives fp64", GivesFp64),
     Broken("velocity-depends-on-every-element-of-x", "remembers", "answers from a cache that forgets x",
            RemembersItsLastAnswer),

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from unirl.conformance.doubles import text_model
 from unirl.conformance.doubles.text_model import TextWorkbenchConfig, TextWorkbenchModel
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import TextSamplingConfig
 
 from conformance_mutants.mutant import Mutant, mutant, mutants_in
@@ -30,40 +31,28 @@ PROMPTED, GREEDY, SCORED = (
 
 
 @mutant(
-    claim="media-is-refused-where-it-is-not-promised",
-    name="text-no-media",
-    breaks="is a text model, and leaves media out without a word",
-)
-class IgnoresMedia(TextWorkbenchModel):
-    def prompt_tokens(
-        self, prompts: Sequence[str], *, sampling: TextSamplingConfig, media: object = None
-    ) -> list[Tensor]:
-        return super().prompt_tokens(prompts, sampling=sampling)
-
-
-@mutant(
     claim="prompt-tokens-are-those-of-the-prompt-alone",
     name="pads",
     breaks="pads prompts to the longest of a call",
     also=(PROMPTED, GREEDY),
 )
 class PadsItsPrompts(TextWorkbenchModel):
-    def prompt_tokens(self, prompts: Sequence[str], **settings: Any) -> list[Tensor]:
-        rows = super().prompt_tokens(prompts, **settings)
+    def prompt_tokens(self, inputs: Inputs, **settings: Any) -> list[Tensor]:
+        rows = super().prompt_tokens(inputs, **settings)
         return list(nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=text_model.PAD))
 
 
 @mutant(claim=CHAT, name="no-system", breaks="leaves the system prompt out", also=(PROMPTED,))
 class ForgetsTheSystem(TextWorkbenchModel):
-    def prompt_tokens(self, prompts: Sequence[str], *, sampling: TextSamplingConfig, media: Any = None) -> list[Tensor]:
-        return super().prompt_tokens(prompts, sampling=dataclasses.replace(sampling, system_prompt=""), media=media)
+    def prompt_tokens(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> list[Tensor]:
+        return super().prompt_tokens(inputs, sampling=dataclasses.replace(sampling, system_prompt=""))
 
 
 @mutant(claim=CHAT, breaks="ignores the switch of its chat template", also=(PROMPTED,))
 class AlwaysThinks(TextWorkbenchModel):
-    def prompt_tokens(self, prompts: Sequence[str], *, sampling: TextSamplingConfig, media: Any = None) -> list[Tensor]:
+    def prompt_tokens(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> list[Tensor]:
         thinking = True if sampling.thinking is False else sampling.thinking
-        return super().prompt_tokens(prompts, sampling=dataclasses.replace(sampling, thinking=thinking), media=media)
+        return super().prompt_tokens(inputs, sampling=dataclasses.replace(sampling, thinking=thinking))
 
 
 # A text goes on from its prompt.
@@ -71,8 +60,8 @@ class AlwaysThinks(TextWorkbenchModel):
 class EndsItsTemplateOtherwise(TextWorkbenchModel):
     """Puts a line break after the template, as some checkpoints have one."""
 
-    def prompt_tokens(self, prompts: Sequence[str], *, sampling: TextSamplingConfig, media: Any = None) -> list[Tensor]:
-        rows = super().prompt_tokens(prompts, sampling=sampling, media=media)
+    def prompt_tokens(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> list[Tensor]:
+        rows = super().prompt_tokens(inputs, sampling=sampling)
         return [torch.cat([row, torch.tensor([10])]) if sampling.chat else row for row in rows]
 
 

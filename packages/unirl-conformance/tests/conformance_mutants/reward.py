@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from unirl.conformance.fixtures.reward import with_media
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.roles import Reward, ScoreInput, Scores
@@ -30,8 +31,8 @@ class Motion:
         pass
 
     def score(self, samples: ScoreInput) -> Scores:
-        assert samples.videos is not None, "motion needs videos"
-        squares = [(video[1:] - video[:-1]).float().square().mean() for video in samples.videos]
+        videos = samples.of("video", reward="motion").arrays
+        squares = [(video[1:] - video[:-1]).float().square().mean() for video in videos]
         values = torch.stack(squares)
         if not bool(values.isfinite().all()):
             raise ValueError("motion: a video has pixels that are no numbers")
@@ -140,8 +141,7 @@ class Remembers(Luma):
 
     def score(self, samples: ScoreInput) -> Scores:
         luma = self.luma(samples)
-        assert samples.images is not None
-        content = samples.images.detach().cpu().numpy().tobytes()
+        content = images_of(samples).detach().cpu().numpy().tobytes()
         scale = 0.9 if content in self._seen else 1.0
         self._seen.add(content)
         return Scores(values=scale * luma)
@@ -161,8 +161,7 @@ class CachesByIds(Luma):
 class ClampsInPlace(Luma):
     def score(self, samples: ScoreInput) -> Scores:
         luma = self.luma(samples)
-        assert samples.images is not None
-        samples.images.detach().clamp_(0.05, 0.95)
+        images_of(samples).detach().clamp_(0.05, 0.95)
         return Scores(values=luma)
 
 
@@ -171,8 +170,8 @@ class ClampsInPlace(Luma):
 )
 class TakesNanForBlack(Luma):
     def score(self, samples: ScoreInput) -> Scores:
-        images = None if samples.images is None else samples.images.nan_to_num()
-        return Scores(values=self.luma(dataclasses.replace(samples, images=images)))
+        images = samples.media and with_media(samples, images_of(samples).nan_to_num(), media="image")
+        return Scores(values=self.luma(images or samples))
 
 
 @mutant(
@@ -183,7 +182,7 @@ class TakesNanForBlack(Luma):
 )
 class TakesNothingForGrey(Luma):
     def score(self, samples: ScoreInput) -> Scores:
-        if samples.images is None:
+        if samples.media is None:
             return Scores(values=torch.full((len(samples.sample_ids),), 0.5))
         return Scores(values=self.luma(samples))
 
@@ -204,8 +203,7 @@ class GradientOfContrast(Luma):
 
     def score(self, samples: ScoreInput) -> Scores:
         luma = self.luma(samples)
-        assert samples.images is not None
-        other = samples.images.flatten(1).float().var(dim=1)
+        other = images_of(samples).flatten(1).float().var(dim=1)
         return Scores(values=luma + other - other.detach())
 
 
@@ -215,9 +213,9 @@ class CutsRed(PixelTargetReward):
         super().__init__(config, device="cpu")
 
     def score(self, samples: ScoreInput) -> Scores:
-        assert samples.images is not None
-        red, rest = samples.images[:, :1].detach(), samples.images[:, 1:]
-        return super().score(dataclasses.replace(samples, images=torch.cat([red, rest], dim=1)))
+        images = images_of(samples)
+        red, rest = images[:, :1].detach(), images[:, 1:]
+        return super().score(with_media(samples, torch.cat([red, rest], dim=1), media="image"))
 
 
 @mutant(claim="parts-are-those-that-the-spec-names", breaks="gives three of its four parts", spec=SHAPES)
@@ -277,6 +275,10 @@ class TakesTheFirstForAll(ExactMatchReward):
         assert samples.status is not None
         factor = 0.5 if samples.status[0] is Status.TRUNCATED else 1.0
         return Scores(values=super().score(samples).values * factor)
+
+
+def images_of(samples: ScoreInput) -> Tensor:
+    return samples.of("image", reward="mutant").stacked
 
 
 def _means(values: Tensor, groups: tuple[str, ...]) -> Tensor:

@@ -15,14 +15,15 @@ from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.roles import RunInfo, Tracker
 from unirl.core.specs.spec import TrackerSpec
 from unirl.core.types.event import Event
+from unirl.core.types.media import Media
 from unirl.trackers.tensorboard.plugin import unirl_trackers
 from unirl.trackers.tensorboard.tracker import TensorboardTracker
 
 from conformance_mutants.mutant import mutant, mutants_in
 
 
-class Lines:
-    """Numbers and captions as JSON lines in the run folder; of before there were text samples."""
+class Notes:
+    """Numbers, captions and texts as JSON lines in the run folder."""
 
     encoding = "utf-8"
 
@@ -43,8 +44,14 @@ class Lines:
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
         self.write({"step": step, **metrics})
 
-    def images(self, key: str, images: Any, captions: Sequence[str], *, step: int) -> None:
-        self.write({"step": step, key: list(captions), "mean": float(images.mean())})
+    def samples(self, key: str, media: Media, captions: Sequence[str], *, step: int) -> None:
+        if media.kind == "text":
+            self.texts(key, media.texts, captions, step=step)
+        else:
+            self.write({"step": step, key: list(captions), "mean": float(media.stacked.mean())})
+
+    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
+        self.write({"step": step, key: list(captions), "texts": list(texts)})
 
     def event(self, event: Event) -> None:
         if event.kind == "finding":
@@ -54,11 +61,6 @@ class Lines:
         assert self.file is not None, "start() comes first"
         self.write({"status": status})
         self.file.close()
-
-
-class Notes(Lines):
-    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
-        self.write({"step": step, key: list(captions), "texts": list(texts)})
 
 
 @mutant(claim="a-whole-run-is-taken", breaks="raises at a kind of event that it does not know")
@@ -189,16 +191,17 @@ class OneFileForAll(Notes):
 
 @mutant(claim="a-tracker-leaves-what-it-is-given-as-it-is", breaks="draws a line on the images")
 class DrawsOnTheImages(TensorboardTracker):
-    def images(self, key: str, images: Any, captions: Sequence[str], *, step: int) -> None:
-        images[..., 0] = 1.0
-        super().images(key, images, captions, step=step)
+    def samples(self, key: str, media: Media, captions: Sequence[str], *, step: int) -> None:
+        if media.kind == "image":
+            media.stacked[..., 0] = 1.0
+        super().samples(key, media, captions, step=step)
 
 
-@mutant(claim="a-tracker-leaves-what-it-is-given-as-it-is", breaks="sorts the list of texts that it is given")
-class SortsTheTexts(Notes):
+@mutant(claim="a-tracker-leaves-what-it-is-given-as-it-is", breaks="sorts the list of captions that it is given")
+class SortsTheCaptions(Notes):
     def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
-        if isinstance(texts, list):
-            texts.sort()
+        if isinstance(captions, list):
+            captions.sort()
         super().texts(key, texts, captions, step=step)
 
 
@@ -235,7 +238,6 @@ SPEC = TrackerSpec(
     build=f"{__name__}:build",
     config="unirl.core.specs.config:PartConfig",
 )
-BEFORE = dataclasses.replace(SPEC, name="lines")
 (TENSORBOARD,) = unirl_trackers()
 
 BROKEN = mutants_in(__name__)
@@ -245,7 +247,7 @@ MUTANTS = list(BROKEN.values())
 def build(config: Any) -> Tracker:
     """The tracker that the config's `use` names."""
     kinds = {mutant.name: kind for kind, mutant in BROKEN.items()}
-    kind = Lines if config.use == BEFORE.name else kinds.get(config.use, Notes)
+    kind = kinds.get(config.use, Notes)
     return kind(config) if issubclass(kind, TensorboardTracker) else kind()
 
 
@@ -258,7 +260,7 @@ def catalog() -> Catalog:
     ]
     return Catalog.of(
         {
-            "unirl-well": SimpleNamespace(unirl_trackers=hookimpl(lambda: [SPEC, BEFORE, TENSORBOARD])),
+            "unirl-well": SimpleNamespace(unirl_trackers=hookimpl(lambda: [SPEC, TENSORBOARD])),
             "unirl-mutants": SimpleNamespace(unirl_trackers=hookimpl(lambda: broken)),
         }
     )

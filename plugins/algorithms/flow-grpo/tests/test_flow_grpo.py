@@ -15,6 +15,7 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.roles import Replayed
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
 from unirl.core.types.track import LatentSegment, Sampler, Status, Track
 from unirl.numerics.loss.reduction import reduce_terms, weight_totals
@@ -48,7 +49,7 @@ def make_track(*, log_probs: Tensor, advantages: Tensor, means: Tensor | None = 
         name="image",
         sample_ids=tuple(f"p/{row}" for row in range(rows)),
         group_ids=("p",) * rows,
-        prompts=("p",) * rows,
+        inputs=Inputs.of_texts(("p",) * rows),
         metadata=({},) * rows,
         segment=segment,
         advantages=advantages,

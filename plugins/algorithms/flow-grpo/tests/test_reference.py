@@ -16,6 +16,7 @@ from unirl.algorithms.flow_grpo.reference import loss
 from unirl.conformance.reference import LossInputs
 from unirl.core.roles import Replayed
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import LatentSegment, Sampler, Status, Track
 from unirl.numerics.loss.reduction import reduce_terms, weight_totals
 
@@ -191,7 +192,7 @@ def loss_of_the_algorithm(config: FlowGrpoConfig, inputs: LossInputs) -> float:
         name="image",
         sample_ids=ids,
         group_ids=("p",) * rows,
-        prompts=("p",) * rows,
+        inputs=Inputs.of_texts(("p",) * rows),
         metadata=({},) * rows,
         segment=LatentSegment(
             latents=torch.zeros(rows, 1, 4),

@@ -11,6 +11,7 @@ from unirl.backends.fsdp2.config import CriticConfig, Fsdp2Config
 from unirl.core.roles import Losses, LossTerm, Metric
 from unirl.core.specs.config import TrainConfig
 from unirl.core.specs.spec import ModelSpec
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import Status, TextSegment, Track
 from unirl.numerics.tokens.replay import per_sample, per_token, token_mask
 
@@ -125,7 +126,7 @@ def make_texts(*, num_rows: int = 8, seed: int = 1) -> Track:
         name="text",
         sample_ids=tuple(f"s{row}" for row in range(num_rows)),
         group_ids=tuple(f"g{row // 4}" for row in range(num_rows)),
-        prompts=("",) * num_rows,
+        inputs=Inputs.of_texts(("",) * num_rows),
         metadata=({},) * num_rows,
         segment=segment,
         rewards=torch.randn(num_rows, generator=random),

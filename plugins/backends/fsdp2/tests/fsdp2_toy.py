@@ -12,6 +12,7 @@ from unirl.backends.fsdp2.config import Fsdp2Config, LoraSettings
 from unirl.core.roles import Losses, LossTerm, Metric
 from unirl.core.specs.config import TrainConfig
 from unirl.core.specs.spec import ModelSpec
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import Conditions, LatentSegment, Sampler, Status, Track
 from unirl.numerics.diffusion.denoise import denoise
 from unirl.numerics.diffusion.kernels import make_kernel
@@ -143,7 +144,7 @@ def make_track(model, *, num_rows: int = 8, seed: int = 1, shape=(2, 2, 2), text
         name="image",
         sample_ids=tuple(f"s{i}" for i in range(num_rows)),
         group_ids=tuple(f"g{i // 4}" for i in range(num_rows)),
-        prompts=("",) * num_rows,
+        inputs=Inputs.of_texts(("",) * num_rows),
         metadata=({},) * num_rows,
         conditions={"positive": conditions},
         segment=segment,

@@ -12,7 +12,7 @@ from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 from unirl.core.errors import EchoMismatch, RecipeError
 from unirl.core.roles import WeightUpdate
-from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import LatentRequest, Request
 from unirl.core.types.rollout import verify_echo
 from unirl.core.types.sampling import LatentSamplingConfig
@@ -65,10 +65,8 @@ def a_request(
         track="image",
         sample_ids=samples,
         group_ids=groups,
-        prompt_ids=tuple(f"p{prompt}" for prompt in prompts),
-        prompts=tuple(prompts),
+        inputs=Inputs.of_texts(prompts),
         metadata=tuple({"row": row} for row in rows),
-        media=((),) * len(prompts),
         params=latent,
         seed=5,
         rollout=2,
@@ -110,8 +108,8 @@ def test_a_track_holds_everything_of_its_request(model: Sd3Model) -> None:
     assert track.sample_ids == request.sample_ids
     assert track.group_ids == request.group_ids
     assert track.parent_track is None
-    assert track.parent_ids == request.prompt_ids
-    assert track.prompts == request.prompts
+    assert track.parent_ids == request.inputs.ids
+    assert track.inputs == request.inputs
     assert track.metadata == request.metadata
     assert track.status == (Status.COMPLETED,) * 4
     assert track.policy_version == (3,) * 4
@@ -120,8 +118,8 @@ def test_a_track_holds_everything_of_its_request(model: Sd3Model) -> None:
     assert track.conditions["positive"].index.tolist() == [0, 0, 1, 1]
     assert track.conditions["positive"].values["prompt_embeds"].shape[0] == 2
     assert set(track.conditions) == {"positive"}
-    assert track.images is not None
-    assert track.images.shape == (4, 3, 32, 32)
+    assert track.media is not None
+    assert track.media.stacked.shape == (4, 3, 32, 32)
     # Steps 0 and 1 need the latents at 0, 1 and 2; the end is always there.
     assert track.latent.positions.tolist() == [[0, 1, 2, 4]] * 4
     assert track.latent.latents.shape == (4, 4, *SHAPE)
@@ -130,7 +128,7 @@ def test_a_track_holds_everything_of_its_request(model: Sd3Model) -> None:
     assert torch.isfinite(track.latent.log_probs).all()
     assert not track.latent.latents.requires_grad
     with torch.no_grad():
-        assert torch.equal(model.decode(track.latent.final), track.images)
+        assert torch.equal(model.decode(track.latent.final), track.media.stacked)
 
 
 def test_noise_is_what_the_recipe_says(model: Sd3Model) -> None:
@@ -159,10 +157,10 @@ def test_a_request_split_in_two_gives_the_latents_of_the_whole(model: Sd3Model, 
     request = a_request(model, guidance_scale=scale)
     whole = generate(model, request, forward_batch=2)
     halves = Track.concat([generate(model, half) for half in request.split([2, 2])])
-    assert whole.images is not None
-    assert halves.images is not None
+    assert whole.media is not None
+    assert halves.media is not None
     assert torch.equal(whole.latent.latents, halves.latent.latents)
-    assert torch.equal(whole.images, halves.images)
+    assert torch.equal(whole.media.stacked, halves.media.stacked)
     assert whole.latent.log_probs is not None
     assert halves.latent.log_probs is not None
     assert torch.equal(whole.latent.log_probs, halves.latent.log_probs)
@@ -179,7 +177,7 @@ def test_chunking_changes_nothing_but_rounding(model: Sd3Model, batch: int) -> N
     sizes = {1: [1, 1, 1, 1], 3: [3, 1], 4: [4], 100: [4]}[batch]
     assert rows == [size for size in sizes for _ in range(STEPS)]
     torch.testing.assert_close(chunked.latent.latents, whole.latent.latents, rtol=0, atol=ROUNDING)
-    torch.testing.assert_close(chunked.images, whole.images, rtol=0, atol=ROUNDING)
+    torch.testing.assert_close(chunked.media.stacked, whole.media.stacked, rtol=0, atol=ROUNDING)
     assert chunked.sample_ids == whole.sample_ids
     assert chunked.latent.initial_noise == whole.latent.initial_noise
 
@@ -249,10 +247,10 @@ def test_a_rollout_without_noise_paints_what_the_diffusers_pipeline_paints(model
         "max_sequence_length": 16,
     }
     x = noise(seed=5, rollout=2, ids=request.sample_ids, step=INITIAL, shape=SHAPE)
-    latents = pipeline(list(request.prompts), latents=x.clone(), output_type="latent", **arguments).images
-    images = pipeline(list(request.prompts), latents=x.clone(), output_type="pt", **arguments).images
+    latents = pipeline(list(request.inputs.texts), latents=x.clone(), output_type="latent", **arguments).images
+    images = pipeline(list(request.inputs.texts), latents=x.clone(), output_type="pt", **arguments).images
     torch.testing.assert_close(track.latent.final, latents, rtol=ROUNDING, atol=ROUNDING)
-    torch.testing.assert_close(track.images, images, rtol=0, atol=ROUNDING)
+    torch.testing.assert_close(track.media.stacked, images, rtol=0, atol=ROUNDING)
 
 
 def test_prompts_are_encoded_once_in_a_run_and_the_cache_is_bounded(model: Sd3Model) -> None:
@@ -338,8 +336,7 @@ def test_an_echo_tells_what_was_used_rather_than_what_was_asked(model: Sd3Model)
 
 def test_decoding_can_be_left_out(model: Sd3Model) -> None:
     track = generate(model, a_request(model, decode=False))
-    assert track.images is None
-    assert track.videos is None
+    assert track.media is None
 
 
 @pytest.mark.parametrize("kernel", SPEC.kernels)
@@ -368,9 +365,6 @@ def test_what_it_cannot_do_is_refused_in_one_sentence(model: Sd3Model) -> None:
     with pytest.raises(RecipeError, match=r"version 9, but .* shares the trained module's weights"):
         engine.load_weights(WeightUpdate(version=9, tensors={}, kind="full"))
     request = a_request(model)
-    image = MediaRef(modality="image", role="source", uri="/there.png")
-    with pytest.raises(RecipeError, match=r"prompt 'pa red ring' has media \(/there\.png\)"):
-        engine.generate(dataclasses.replace(request, media=((image,), (), (), ())))
     with pytest.raises(RecipeError, match=r"got latent track 'video', but model 'sd3' has image \(latent\)"):
         engine.generate(dataclasses.replace(request, track="video"))
     with pytest.raises(RecipeError, match=r"sampling\.kernel: got 'ddim-eta'; trainside supports flow-sde, dance-sde"):

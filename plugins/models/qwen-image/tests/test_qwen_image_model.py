@@ -10,11 +10,12 @@ import pytest
 import torch
 from checkpoints import as_hub_id, cut
 from unirl.core.errors import RecipeError
-from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
 from unirl.models.qwen_image.config import QwenImageConfig
 from unirl.models.qwen_image.model import QwenImageModel, build
 from unirl.models.qwen_image.plugin import SPEC
+from unirl.numerics.diffusion.rollout import encoded
 
 
 def test_a_hub_id_has_the_schedule_and_the_weights_of_the_local_path(
@@ -42,7 +43,8 @@ def test_equal_prompts_are_encoded_once_and_without_the_head_of_the_language_mod
         encoder.model.language_model.embed_tokens.register_forward_pre_hook(lambda _m, args: rows.append(len(args[0]))),
         encoder.lm_head.register_forward_pre_hook(lambda _m, _args: rows.append(-1)),
     ]
-    result = model.encode(["a ring", "a disc", "a ring", "a ring"], sampling=sampling)
+    inputs = Inputs.of_texts(["a ring", "a disc", "a ring", "a ring"])
+    result = encoded(model, inputs, sampling=sampling).expanded()
     for handle in handles:
         handle.remove()
     assert rows == [2]
@@ -63,7 +65,7 @@ def test_a_batch_is_cut_to_its_longest_prompt_and_masked_where_it_is_padded(
     x = torch.zeros(2, *model.latent_shape(sampling))
     with torch.no_grad():
         for prompts in (["a ring", "a disc"], ["a ring", "a"]):
-            model.velocity(x, torch.ones(2), model.encode(prompts, sampling=sampling))
+            model.velocity(x, torch.ones(2), model.encode(Inputs.of_texts(prompts), sampling=sampling))
     handle.remove()
     # "a", " r", with which " relationships" begins, "i", "n", "g"; five more end the template.
     (length, no_mask), (same_length, mask) = given
@@ -85,7 +87,7 @@ def test_the_velocity_has_a_gradient_and_is_fp32_under_autocast(
 ) -> None:
     x = torch.randn(2, *model.latent_shape(sampling), generator=torch.Generator().manual_seed(0))
     sigma = torch.tensor([0.5, 0.25])  # which bf16 does not round, nor a thousand times that
-    conditions = model.encode(["a ring", "a disc on the left"], sampling=sampling)
+    conditions = model.encode(Inputs.of_texts(["a ring", "a disc on the left"]), sampling=sampling)
     exact = model.velocity(x, sigma, conditions).detach()
     rounded = build(QwenImageConfig(path=str(tiny_folder), autocast="bfloat16"), device="cpu")
     result = rounded.velocity(x, sigma, conditions)
@@ -128,11 +130,8 @@ def test_a_size_that_does_not_fit_is_refused_with_one_that_does(
 def test_what_the_model_cannot_honour_is_refused(
     tiny_folder: Path, model: QwenImageModel, sampling: LatentSamplingConfig
 ) -> None:
-    image = MediaRef(modality="image", role="source", uri="/there.png")
-    with pytest.raises(RecipeError, match="a prompt has media"):
-        model.encode(["a ring"], sampling=sampling, media=[[image]])
     with pytest.raises(RecipeError, match=r"sampling\.max_sequence_length: got 1025; .* 1 to 1024"):
-        model.encode(["a ring"], sampling=dataclasses.replace(sampling, max_sequence_length=1025))
+        model.encode(Inputs.of_texts(["a ring"]), sampling=dataclasses.replace(sampling, max_sequence_length=1025))
     with pytest.raises(RecipeError, match=r"sampling\.schedule.*'exakt'"):
         model.schedule(dataclasses.replace(sampling, schedule=ScheduleConfig(variant="exakt")))
     with pytest.raises(RecipeError, match=r"model\.dtype: got 'fp16'.*float32, bfloat16, float16"):

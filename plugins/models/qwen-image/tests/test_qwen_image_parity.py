@@ -10,6 +10,7 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, QwenImagePipeline
 from torch import Tensor
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
 from unirl.core.types.track import Sampler
 from unirl.models.qwen_image import tiny
@@ -83,8 +84,8 @@ def sample(model: QwenImageModel, x: Tensor, sampling: LatentSamplingConfig, row
             sigmas=model.schedule(sampling),
             kernel=make_kernel("euler", eta=0.0),
             sde_steps=torch.zeros((len(x), 0), dtype=torch.int64),
-            conditions=model.encode(prompts, sampling=sampling),
-            negatives=model.encode(negatives, sampling=sampling) if is_guided else None,
+            conditions=model.encode(Inputs.of_texts(prompts), sampling=sampling),
+            negatives=model.encode(Inputs.of_texts(negatives), sampling=sampling) if is_guided else None,
             guidance=guidance_of(asked, latent_rank=x.ndim),
         ).x
 
@@ -104,7 +105,7 @@ def test_the_weights_are_those_that_diffusers_loads(model: QwenImageModel, tiny_
 def test_conditions_are_those_of_the_pipeline_bit_for_bit(
     model: QwenImageModel, pipeline: QwenImagePipeline, sampling: LatentSamplingConfig, prompts: list[str]
 ) -> None:
-    result = model.encode(prompts, sampling=sampling)
+    result = model.encode(Inputs.of_texts(prompts), sampling=sampling)
     with torch.no_grad():
         embeds, mask = pipeline.encode_prompt(prompts, max_sequence_length=sampling.max_sequence_length)
     longest = embeds.shape[1]
@@ -120,7 +121,7 @@ def test_a_prompt_that_is_too_long_is_cut_where_the_pipeline_cuts_it(
     model: QwenImageModel, pipeline: QwenImagePipeline, sampling: LatentSamplingConfig
 ) -> None:
     prompts = ["a ring, " * 20, "a ring"]
-    result = model.encode(prompts, sampling=sampling)
+    result = model.encode(Inputs.of_texts(prompts), sampling=sampling)
     with torch.no_grad():
         embeds, mask = pipeline.encode_prompt(prompts, max_sequence_length=sampling.max_sequence_length)
     assert result["prompt_mask"][0].all()
@@ -180,7 +181,7 @@ def test_velocities_are_the_pipelines_bit_for_bit(
     half = getattr(torch, dtype)
     asked = dataclasses.replace(sampling, num_inference_steps=12)
     _, calls = run_pipeline(pipeline, initial(model, sampling).to(half), asked)
-    conditions = model.encode(PROMPTS, sampling=sampling)
+    conditions = model.encode(Inputs.of_texts(PROMPTS), sampling=sampling)
     _, _, height, width = initial(model, sampling).shape
     for step, (given, velocity) in enumerate(calls):
         x = given["hidden_states"].transpose(1, 2).unflatten(2, (height, width)).float()

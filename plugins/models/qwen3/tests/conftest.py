@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import Qwen3ForCausalLM, Qwen3MoeForCausalLM
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import TextSamplingConfig
 from unirl.models.qwen3 import tiny
 from unirl.models.qwen3.config import Qwen3Config
@@ -66,5 +67,5 @@ def model(load: Callable[..., Qwen3Model]) -> Qwen3Model:
 @pytest.fixture(scope="session")
 def texts(model: Qwen3Model) -> tuple[list[Tensor], list[Tensor]]:
     """Tokens of the prompts, in the chat template, and of the answers; all miniatures share a tokenizer."""
-    prompts = model.prompt_tokens(PROMPTS, sampling=TextSamplingConfig())
+    prompts = model.prompt_tokens(Inputs.of_texts(PROMPTS), sampling=TextSamplingConfig())
     return prompts, [torch.tensor(model.tokenizer(answer)["input_ids"]) for answer in ANSWERS]

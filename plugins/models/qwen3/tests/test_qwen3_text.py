@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from unirl.core.errors import RecipeError
-from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import TextSamplingConfig
 from unirl.models.qwen3.config import Qwen3Config
 from unirl.models.qwen3.model import Qwen3Model, build
@@ -18,7 +18,7 @@ from unirl.models.qwen3.model import Qwen3Model, build
 
 def shown(model: Qwen3Model, prompt: str, **sampling: object) -> str:
     """The prompt as the model sees it, special tokens written out."""
-    (tokens,) = model.prompt_tokens([prompt], sampling=TextSamplingConfig(**sampling))  # type: ignore[arg-type]
+    (tokens,) = model.prompt_tokens(Inputs.of_texts([prompt]), sampling=TextSamplingConfig(**sampling))  # type: ignore[arg-type]
     assert tokens.dtype is torch.int64 and tokens.device.type == "cpu"
     return model.tokenizer.decode(tokens)
 
@@ -37,7 +37,7 @@ def test_thinking_goes_to_the_template(model: Qwen3Model) -> None:
 
 
 def test_special_tokens_of_a_chat_are_single_tokens(model: Qwen3Model) -> None:
-    (tokens,) = model.prompt_tokens(["a"], sampling=TextSamplingConfig())
+    (tokens,) = model.prompt_tokens(Inputs.of_texts(["a"]), sampling=TextSamplingConfig())
     assert tokens[0] == model.tokenizer.convert_tokens_to_ids("<|im_start|>")
 
 
@@ -56,23 +56,16 @@ def test_a_prompt_that_fills_the_positions_of_the_checkpoint_is_refused(model: Q
         prompt = model.tokenizer.decode([word] * length)
         assert len(model.tokenizer(prompt)["input_ids"]) == length
         if length < positions:
-            assert len(model.prompt_tokens([prompt], sampling=raw)[0]) == length
+            assert len(model.prompt_tokens(Inputs.of_texts([prompt]), sampling=raw)[0]) == length
             continue
         with pytest.raises(RecipeError, match=rf"has {length} tokens; the checkpoint has {positions} positions"):
-            model.prompt_tokens([prompt], sampling=raw)
+            model.prompt_tokens(Inputs.of_texts([prompt]), sampling=raw)
 
 
 def test_a_prompt_without_a_token_is_refused(model: Qwen3Model) -> None:
     with pytest.raises(RecipeError, match=r"prompt '' has no tokens"):
         shown(model, "", chat=False)
     assert "user\n<|im_end|>" in shown(model, "")
-
-
-def test_media_are_refused(model: Qwen3Model) -> None:
-    image = MediaRef(modality="image", role="source", uri="/there.png")
-    with pytest.raises(RecipeError, match="a prompt has media"):
-        model.prompt_tokens(["a"], sampling=TextSamplingConfig(), media=[[image]])
-    model.prompt_tokens(["a"], sampling=TextSamplingConfig(), media=[[]])
 
 
 def test_texts_leave_special_tokens_out_and_keep_thoughts(model: Qwen3Model) -> None:

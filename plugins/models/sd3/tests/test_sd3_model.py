@@ -11,12 +11,13 @@ from checkpoints import as_hub_id, cut
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from unirl.core.errors import RecipeError
-from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
 from unirl.models.sd3 import tiny
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import Sd3Model, build
 from unirl.models.sd3.plugin import SPEC
+from unirl.numerics.diffusion.rollout import encoded
 
 
 @pytest.mark.parametrize("variant", ["exact", "diffusers-default"])
@@ -56,7 +57,8 @@ def test_equal_prompts_are_encoded_once(tiny_model: Sd3Model, sampling: LatentSa
     rows: list[int] = []
     encoder = tiny_model.pipeline.text_encoder
     handle = encoder.register_forward_pre_hook(lambda _module, args: rows.append(args[0].shape[0]))
-    result = tiny_model.encode(["a ring", "a disc", "a ring", "a ring"], sampling=sampling)
+    inputs = Inputs.of_texts(["a ring", "a disc", "a ring", "a ring"])
+    result = encoded(tiny_model, inputs, sampling=sampling).expanded()
     handle.remove()
     assert rows == [2]
     assert torch.equal(result["prompt_embeds"][0], result["prompt_embeds"][3])
@@ -76,7 +78,7 @@ def test_the_velocity_has_a_gradient_and_is_fp32_in_every_dtype(
 ) -> None:
     x = torch.randn(2, *tiny_model.latent_shape(sampling), generator=torch.Generator().manual_seed(0))
     sigma = torch.tensor([0.9, 0.3])
-    conditions = tiny_model.encode(["a ring", "a disc"], sampling=sampling)
+    conditions = tiny_model.encode(Inputs.of_texts(["a ring", "a disc"]), sampling=sampling)
     exact = tiny_model.velocity(x, sigma, conditions)
     assert exact.dtype is torch.float32
     assert exact.requires_grad
@@ -103,7 +105,7 @@ def test_the_timestep_stays_fp32(tiny_folder: Path, sampling: LatentSamplingConf
     sigma = torch.tensor([0.964286])
     x = torch.randn(1, *model.latent_shape(sampling))
     with torch.no_grad():
-        model.velocity(x, sigma, model.encode(["a ring"], sampling=sampling))
+        model.velocity(x, sigma, model.encode(Inputs.of_texts(["a ring"]), sampling=sampling))
     # In bf16 964.286 would be 964.
     assert seen[0].tolist() == (sigma * 1000).tolist()
 
@@ -115,7 +117,7 @@ def test_a_wrapper_that_rounds_the_timestep_is_refused(tiny_folder: Path, sampli
         return args, {**kwargs, "timestep": kwargs["timestep"].bfloat16()}
 
     model.trainable.register_forward_pre_hook(cast_inputs, with_kwargs=True)
-    conditions = model.encode(["a ring"], sampling=sampling)
+    conditions = model.encode(Inputs.of_texts(["a ring"]), sampling=sampling)
     with pytest.raises(RuntimeError, match=r"timestep reached the transformer as torch\.bfloat16"):
         model.velocity(torch.zeros(1, *model.latent_shape(sampling)), torch.ones(1), conditions)
 
@@ -161,13 +163,9 @@ def test_a_latent_is_an_eighth_of_the_image(tiny_model: Sd3Model, sampling: Late
     assert tiny_model.latent_shape(dataclasses.replace(sampling, height=32, width=96)) == (16, 4, 12)
 
 
-def test_media_and_long_sequences_are_refused(tiny_model: Sd3Model, sampling: LatentSamplingConfig) -> None:
-    image = MediaRef(modality="image", role="source", uri="/there.png")
-    with pytest.raises(RecipeError, match="a prompt has media"):
-        tiny_model.encode(["a ring"], sampling=sampling, media=[[image]])
-    tiny_model.encode(["a ring"], sampling=sampling, media=[[]])
+def test_long_sequences_are_refused(tiny_model: Sd3Model, sampling: LatentSamplingConfig) -> None:
     with pytest.raises(RecipeError, match=r"sampling\.max_sequence_length: got 600; .* 1 to 512"):
-        tiny_model.encode(["a ring"], sampling=dataclasses.replace(sampling, max_sequence_length=600))
+        tiny_model.encode(Inputs.of_texts(["a ring"]), sampling=dataclasses.replace(sampling, max_sequence_length=600))
 
 
 def pickled(folder: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 from torch import Tensor
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
 from unirl.models.sd3 import tiny
 from unirl.models.sd3.config import Sd3Config
@@ -86,7 +87,7 @@ def test_the_weights_are_those_that_diffusers_loads(model: Sd3Model, checkpoint:
 
 
 def test_conditions_are_those_of_the_pipeline_bit_for_bit(model: Sd3Model, sampling: LatentSamplingConfig) -> None:
-    result = model.encode(PROMPTS, sampling=sampling)
+    result = model.encode(Inputs.of_texts(PROMPTS), sampling=sampling)
     with torch.no_grad():
         embeds, _, pooled, _ = on_the_same_weights(model).encode_prompt(
             PROMPTS, None, None, do_classifier_free_guidance=False, max_sequence_length=48
@@ -102,7 +103,7 @@ def test_a_negative_is_what_the_pipeline_makes_of_a_negative_prompt(
         _, negative, _, pooled = on_the_same_weights(model).encode_prompt(
             PROMPTS[0], None, None, negative_prompt=NEGATIVE, max_sequence_length=48
         )
-    result = model.encode([NEGATIVE], sampling=sampling)
+    result = model.encode(Inputs.of_texts([NEGATIVE]), sampling=sampling)
     assert torch.equal(result["prompt_embeds"], negative)
     assert torch.equal(result["pooled"], pooled)
 
@@ -154,8 +155,8 @@ def test_a_dynamically_shifted_schedule_is_what_the_pipeline_runs(
 def test_the_first_velocity_is_the_pipelines(model: Sd3Model, sampling: LatentSamplingConfig, scale: float) -> None:
     x = initial(model, sampling)
     _, velocities = run_pipeline(on_the_same_weights(model), x, scale=scale, output="latent")
-    positive = model.encode(PROMPTS, sampling=sampling)
-    negative = model.encode([NEGATIVE] * len(PROMPTS), sampling=sampling)
+    positive = model.encode(Inputs.of_texts(PROMPTS), sampling=sampling)
+    negative = model.encode(Inputs.of_texts([NEGATIVE] * len(PROMPTS)), sampling=sampling)
     if scale == 1.0:
         with torch.no_grad():
             result = model.velocity(x, torch.ones(len(x)), positive)
@@ -200,8 +201,8 @@ def test_final_latents_and_images_without_noise_are_the_pipelines(
             sigmas=model.schedule(asked),
             kernel=make_kernel("euler", eta=0.0),
             sde_steps=torch.zeros((len(x), 0), dtype=torch.int64),
-            conditions=model.encode(PROMPTS, sampling=sampling),
-            negatives=model.encode([NEGATIVE] * len(x), sampling=sampling) if scale != 1 else None,
+            conditions=model.encode(Inputs.of_texts(PROMPTS), sampling=sampling),
+            negatives=model.encode(Inputs.of_texts([NEGATIVE] * len(x)), sampling=sampling) if scale != 1 else None,
             guidance=Guidance(scale=scale),
         ).x
         decoded = model.decode(result)
@@ -223,8 +224,10 @@ def test_without_t5_the_conditions_are_still_the_pipelines(
     tiny.write(tmp_path, seed=0, with_t5=False)
     model = build(Sd3Config(path=str(tmp_path)), device="cpu")
     assert model.pipeline.text_encoder_3 is None
-    bare = model.encode(PROMPTS, sampling=sampling)
-    switched = build(Sd3Config(path=str(tiny_folder), use_t5=False), device="cpu").encode(PROMPTS, sampling=sampling)
+    bare = model.encode(Inputs.of_texts(PROMPTS), sampling=sampling)
+    switched = build(Sd3Config(path=str(tiny_folder), use_t5=False), device="cpu").encode(
+        Inputs.of_texts(PROMPTS), sampling=sampling
+    )
     with torch.no_grad():
         pipeline = load_reference(tmp_path, text_encoder_3=None, tokenizer_3=None)
         embeds, _, pooled, _ = pipeline.encode_prompt(

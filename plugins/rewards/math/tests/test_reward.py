@@ -14,6 +14,8 @@ from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.roles import ScoreInput, Scores
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.media import Media
 from unirl.core.types.track import Status
 from unirl.rewards.math.config import MathConfig
 from unirl.rewards.math.length import overlong_penalty
@@ -32,9 +34,9 @@ def score(texts: list[str], answer: Any = "42", *, fields: dict[str, Any] | None
         samples = ScoreInput(
             sample_ids=names,
             group_ids=names,
-            prompts=("What is 6 x 7?",) * len(texts),
+            inputs=Inputs.of_texts(("What is 6 x 7?",) * len(texts)),
             metadata=({"answer": answer},) * len(texts),
-            texts=tuple(texts),
+            media=Media(kind="text", values=tuple(texts)),
         )
         return reward.score(dataclasses.replace(samples, **(fields or {})))
     finally:
@@ -196,8 +198,8 @@ def test_a_prompt_without_an_answer_is_refused() -> None:
 
 
 def test_a_track_without_texts_is_refused() -> None:
-    with pytest.raises(RewardFailed, match="needs texts"):
-        score(["42"], fields={"texts": None})
+    with pytest.raises(RewardFailed, match="got samples without media, expected text"):
+        score(["42"], fields={"media": None})
 
 
 @pytest.mark.parametrize(

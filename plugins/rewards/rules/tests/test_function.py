@@ -12,15 +12,24 @@ import pytest
 import torch
 from unirl.core.errors import RecipeError, RewardFailed, UniRLError
 from unirl.core.roles import ScoreInput, Scores
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.media import Media
 from unirl.rewards.rules.config import FunctionConfig
 from unirl.rewards.rules.function import build
 from unirl.rewards.rules.function_target import Target, problems, required_columns
 
+TEXTS = Media(kind="text", values=("four", "6"))
 
-def samples(*, metadata: tuple[dict[str, Any], ...] = ({"answer": "4"}, {"answer": "6"}), **media: Any) -> ScoreInput:
-    media = media or {"texts": ("four", "6")}
+
+def samples(
+    *, metadata: tuple[dict[str, Any], ...] = ({"answer": "4"}, {"answer": "6"}), media: Media = TEXTS
+) -> ScoreInput:
     return ScoreInput(
-        sample_ids=("a", "b"), group_ids=("g", "g"), prompts=("2 + 2?", "3 + 3?"), metadata=metadata, **media
+        sample_ids=("a", "b"),
+        group_ids=("g", "g"),
+        inputs=Inputs.of_texts(["2 + 2?", "3 + 3?"]),
+        metadata=metadata,
+        media=media,
     )
 
 
@@ -61,19 +70,19 @@ def test_images_are_pil_images_of_the_rounded_pixels(file: Path) -> None:
             assert [image.size for image in images] == [(6, 4), (6, 4)]
             return [image.getpixel((0, 0))[0] for image in images]
     """
-    assert scored(file, code, samples(images=images)).values.tolist() == [255.0, 0.0]
+    assert scored(file, code, samples(media=Media(kind="image", values=images))).values.tolist() == [255.0, 0.0]
 
 
 def test_videos_are_lists_of_pil_images(file: Path) -> None:
     videos = (torch.zeros(2, 3, 4, 4), torch.ones(5, 3, 4, 4))
     code = "def score(videos): return [len(v) + v[-1].getpixel((0, 0))[2] / 255 for v in videos]"
-    assert scored(file, code, samples(videos=videos)).values.tolist() == [2.0, 6.0]
+    assert scored(file, code, samples(media=Media(kind="video", values=videos))).values.tolist() == [2.0, 6.0]
 
 
 def test_a_function_that_draws_on_an_image_leaves_the_sample_as_it_is(file: Path) -> None:
     images = torch.zeros(2, 3, 4, 4)
     code = "def score(images):\n    [i.putpixel((0, 0), (255, 255, 255)) for i in images]\n    return [0.0, 1.0]"
-    scored(file, code, samples(images=images))
+    scored(file, code, samples(media=Media(kind="image", values=images)))
     assert not images.any()
 
 
@@ -142,7 +151,7 @@ def test_a_changed_file_is_run_again(file: Path) -> None:
 
 
 def test_a_function_of_an_installed_module_is_found() -> None:
-    given = samples(images=torch.ones(2, 3, 4, 4))
+    given = samples(media=Media(kind="image", values=torch.ones(2, 3, 4, 4)))
     reward = build(FunctionConfig(target="unirl.rewards.rules.function:mean_red"), device="cpu")
     assert reward.score(given).values.tolist() == [1.0, 1.0]
 
@@ -225,4 +234,8 @@ def test_a_module_is_found_without_importing_its_package(file: Path, monkeypatch
 
 def test_pixels_that_are_not_numbers_are_refused_before_the_function_sees_them(file: Path) -> None:
     with pytest.raises(UniRLError, match="NaN"):
-        scored(file, "def score(images): return [0, 1]", samples(images=torch.full((2, 3, 4, 4), np.nan)))
+        scored(
+            file,
+            "def score(images): return [0, 1]",
+            samples(media=Media(kind="image", values=torch.full((2, 3, 4, 4), np.nan))),
+        )

@@ -19,6 +19,7 @@ from PIL import Image, ImageDraw, ImageFont
 from unirl.core.errors import RecipeError
 from unirl.core.observe.events import EventStream
 from unirl.core.roles import RunInfo
+from unirl.core.types.media import Media
 from unirl.trackers.report import plugin
 from unirl.trackers.report.compare import pair_samples
 from unirl.trackers.report.config import ReportConfig
@@ -83,7 +84,7 @@ class Run:
 
     def images(self, key: str, step: int, *, level: float, reward: float) -> None:
         captions = [f"{prompt} | reward {reward:.2f}" for prompt in PROMPTS for _ in range(2)]
-        self.tracker.images(key, torch.full((4, 3, 8, 12), level), captions, step=step)
+        self.tracker.samples(key, Media(kind="image", values=torch.full((4, 3, 8, 12), level)), captions, step=step)
 
     def evaluate(self, step: int, *, share: float) -> None:
         self.images("eval", step, level=share, reward=share)
@@ -375,7 +376,8 @@ def test_a_run_without_held_out_prompts_or_optional_numbers_has_a_page_as_well(t
 
 def test_large_images_are_embedded_as_thumbnails(tmp_path: Path):
     run = Run(tmp_path)
-    run.tracker.images("train", torch.rand(1, 3, 400, 800), ["big | reward 1.00"], step=0)
+    large = Media(kind="image", values=torch.rand(1, 3, 400, 800))
+    run.tracker.samples("train", large, ["big | reward 1.00"], step=0)
     run.end(0, "stopped")
     assert (320, 160) in [image.size for image in page_of(tmp_path).images()]
 
@@ -442,6 +444,27 @@ def test_a_run_that_fails_before_it_began_leaves_no_report_and_no_error(tmp_path
     assert not (tmp_path / "report.html").exists()
 
 
+def test_a_video_is_a_strip_in_the_contact_sheet_and_an_animation_on_the_page(tmp_path: Path):
+    run = Run(tmp_path)
+    # Eleven frames of rising brightness; strips show frames 0, 2, 4, 6, 8 and 10.
+    frames = torch.linspace(0, 1, 11).view(1, 11, 1, 1, 1).expand(1, 11, 3, 8, 12)
+    for key, step in (("eval", 0), ("train", 0), ("eval", 1)):
+        run.tracker.samples(key, Media(kind="video", values=frames, rate=5.0), ["a | reward 1.00"], step=step)
+    run.end(1, "stopped")
+    (sample,) = read_media(tmp_path)[0].samples
+    with Image.open(sample.file) as strip:
+        assert strip.size == (6 * 12, 8)
+        levels = [strip.convert("RGB").getpixel((12 * at + 6, 4)) for at in range(6)]
+    assert levels == [(round(255 * level),) * 3 for level in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)]
+    assert sample.animation is not None
+    with Image.open(sample.animation) as animation:
+        assert (animation.n_frames, animation.size) == (11, (12, 8))
+        animation.load()
+        assert animation.info["duration"] == 200
+    assert [image.n_frames for image in page_of(tmp_path).images() if image.format == "WEBP"] == [11] * 3
+    assert list(tmp_path.rglob("*contact*.png"))
+
+
 @pytest.mark.parametrize(
     ("caption", "prompt", "reward"),
     [
@@ -453,8 +476,8 @@ def test_a_run_that_fails_before_it_began_leaves_no_report_and_no_error(tmp_path
     ],
 )
 def test_captions_of_any_text_are_read(tmp_path: Path, caption: str, prompt: str, reward: float | None):
-    MediaFolder(tmp_path, max_images=1, max_texts=1, resumed_at=None).save_images(
-        "eval", torch.zeros(1, 3, 2, 2), [caption], step=0
+    MediaFolder(tmp_path, max_images=1, max_texts=1, resumed_at=None).save(
+        "eval", Media(kind="image", values=torch.zeros(1, 3, 2, 2)), [caption], step=0
     )
     (batch,) = read_media(tmp_path)
     assert [(sample.prompt, sample.reward) for sample in batch.samples] == [(prompt, reward)]

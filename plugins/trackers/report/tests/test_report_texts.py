@@ -12,6 +12,7 @@ import pytest
 import torch
 from unirl.core.observe.events import EventStream
 from unirl.core.roles import RunInfo
+from unirl.core.types.media import Media
 from unirl.trackers.report.compare import pair_samples
 from unirl.trackers.report.config import ReportConfig
 from unirl.trackers.report.fold import SLACK, fold
@@ -34,6 +35,10 @@ def captions(*rewards: float, cut: int = -1) -> list[str]:
     ]
 
 
+def texts(*values: str) -> Media:
+    return Media(kind="text", values=values)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of two steps that was evaluated before and after."""
@@ -44,11 +49,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     info: dict[str, Any] = {"name": "sums", "plan_hash": "0123abcd"}
     tracker.start(RunInfo(folder=folder, config={}, **info))
     events.emit("run_started", step=0, recipe="text", resolved={"tracker": {"report": config}}, steps=2, **info)
-    tracker.texts("eval", BEFORE, captions(0.0, 0.5, 0.0, cut=0), step=0)
+    tracker.samples("eval", texts(*BEFORE), captions(0.0, 0.5, 0.0, cut=0), step=0)
     for done in (1, 2):
-        tracker.texts("train", [f"answer {done}"], captions(0.25), step=done - 1)
+        tracker.samples("train", texts(f"answer {done}"), captions(0.25), step=done - 1)
         events.emit("step", step=done, metrics={"reward_mean": 0.25})
-    tracker.texts("eval", AFTER, captions(1.0, 0.25, 0.0, cut=1), step=2)
+    tracker.samples("eval", texts(*AFTER), captions(1.0, 0.25, 0.0, cut=1), step=2)
     # Without an `evaluated` event the page is drawn once, at the end: drawing is most of the time of these tests.
     events.emit("run_finished", step=2, status="done", wall_s=2.0)
     tracker.finish("done")
@@ -146,25 +151,25 @@ def test_training_texts_are_shown_over_time(page: str) -> None:
 def test_texts_that_a_resumed_run_makes_again_count_once(tmp_path: Path) -> None:
     first = MediaFolder(tmp_path, max_images=1, max_texts=1, resumed_at=None)
     for step in (0, 1, 2, 3):
-        first.save_texts("train", [f"first {step}"], captions(0.5), step=step)
+        first.save("train", texts(f"first {step}"), captions(0.5), step=step)
     second = MediaFolder(tmp_path, max_images=1, max_texts=1, resumed_at=1)
-    second.save_texts("train", ["second 2"], captions(0.75), step=2)
+    second.save("train", texts("second 2"), captions(0.75), step=2)
     result = [(batch.step, batch.samples[0].text, batch.samples[0].reward) for batch in read_media(tmp_path)]
     assert result == [(0, "first 0", 0.5), (1, "first 1", 0.5), (2, "second 2", 0.75)]
 
 
 def test_images_and_texts_of_one_key_and_step_are_both_kept(tmp_path: Path) -> None:
     media = MediaFolder(tmp_path, max_images=1, max_texts=1, resumed_at=None)
-    media.save_texts("eval", ["a text"], captions(0.5), step=0)
-    media.save_images("eval", torch.zeros(1, 3, 2, 2), captions(1.0), step=0)
+    media.save("eval", texts("a text"), captions(0.5), step=0)
+    media.save("eval", Media(kind="image", values=torch.zeros(1, 3, 2, 2)), captions(1.0), step=0)
     result = [(batch.kind, batch.samples[0].file.name, batch.samples[0].reward) for batch in read_media(tmp_path)]
     assert result == [("images", "eval-00.png", 1.0), ("texts", "eval-00.txt", 0.5)]
 
 
 def test_texts_without_a_caption_each_are_refused(tmp_path: Path) -> None:
     media = MediaFolder(tmp_path, max_images=1, max_texts=1, resumed_at=None)
-    with pytest.raises(ValueError, match="texts 'eval': 2 with 1 captions"):
-        media.save_texts("eval", ["a", "b"], captions(0.5), step=0)
+    with pytest.raises(ValueError, match="samples 'eval': got 1 captions for 2, expected one of each"):
+        media.save("eval", texts("a", "b"), captions(0.5), step=0)
 
 
 @pytest.mark.parametrize(

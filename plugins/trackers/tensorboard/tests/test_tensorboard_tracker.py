@@ -11,6 +11,7 @@ from PIL import Image
 from unirl.core.errors import RecipeError
 from unirl.core.observe.events import EventStream
 from unirl.core.roles import RunInfo
+from unirl.core.types.media import Media
 from unirl.trackers.tensorboard import plugin
 from unirl.trackers.tensorboard.config import TensorboardConfig
 from unirl.trackers.tensorboard.tracker import TensorboardTracker, build, image_grid
@@ -70,7 +71,9 @@ def test_a_resumed_run_continues_the_axis_of_the_first_and_hides_what_was_lost(t
 def test_images_become_one_grid_with_their_captions_in_order(tmp_path: Path):
     tracker = started(tmp_path)
     images = torch.stack([torch.full((3, 8, 8), level) for level in (0.0, 0.2, 0.4, 0.6, 1.0)])
-    tracker.images("eval", images, [f"prompt {i} | reward 0.{i}" for i in range(5)], step=7)
+    tracker.samples(
+        "eval", Media(kind="image", values=images), [f"prompt {i} | reward 0.{i}" for i in range(5)], step=7
+    )
     tracker.finish("done")
     result = read_back(tmp_path)
     (image,) = result.Images("eval")
@@ -87,7 +90,7 @@ def test_images_become_one_grid_with_their_captions_in_order(tmp_path: Path):
 
 def test_a_grid_shows_at_most_max_images(tmp_path: Path):
     tracker = started(tmp_path, max_images=4)
-    tracker.images("train", torch.rand(9, 3, 4, 4), ["p"] * 9, step=1)
+    tracker.samples("train", Media(kind="image", values=torch.rand(9, 3, 4, 4)), ["p"] * 9, step=1)
     tracker.finish("done")
     (image,) = read_back(tmp_path).Images("train")
     assert (image.width, image.height) == (14, 14)
@@ -122,19 +125,12 @@ def test_what_was_logged_before_an_evaluation_survives_a_crash_after_it(tmp_path
     tracker.finish("done")
 
 
-def test_images_without_a_caption_each_are_refused(tmp_path: Path):
-    tracker = started(tmp_path)
-    with pytest.raises(ValueError, match=r"shape \(2, 3, 4, 4\) with 1 captions"):
-        tracker.images("eval", torch.zeros(2, 3, 4, 4), ["one"], step=0)
-    tracker.finish("failed")
-
-
 def test_texts_come_back_letter_by_letter_with_prompt_reward_and_truncation(tmp_path: Path):
     tracker = build(TensorboardConfig(max_texts=2))
     tracker.start(run_info(tmp_path))
-    texts = ["# no heading\n\n* 2 + 2\r= 4\r\n\tend", "", "left out"]
+    texts = ("# no heading\n\n* 2 + 2\r= 4\r\n\tend", "", "left out")
     captions = ["What is 2 + 2?\n<b>Think</b> | reward 1.00 | truncated", "Add. | reward -0.25", "x | reward 0.00"]
-    tracker.texts("eval", texts, captions, step=7)
+    tracker.samples("eval", Media(kind="text", values=texts), captions, step=7)
     tracker.finish("done")
     (text,) = read_back(tmp_path).Tensors("eval/texts/text_summary")
     assert text.step == 7
@@ -147,11 +143,29 @@ def test_texts_come_back_letter_by_letter_with_prompt_reward_and_truncation(tmp_
     assert text.tensor_proto.string_val[0].decode() == expected
 
 
-def test_texts_without_a_caption_each_are_refused(tmp_path: Path):
+@pytest.mark.parametrize(
+    "media", [Media(kind="image", values=torch.zeros(2, 3, 4, 4)), Media(kind="text", values=("a", "b"))]
+)
+def test_samples_without_a_caption_each_are_refused(tmp_path: Path, media: Media):
     tracker = started(tmp_path)
-    with pytest.raises(ValueError, match="texts 'eval': 2 with 1 captions"):
-        tracker.texts("eval", ["a", "b"], ["one"], step=0)
+    with pytest.raises(ValueError, match="samples 'eval': got 1 captions for 2, expected one of each"):
+        tracker.samples("eval", media, ["one"], step=0)
     tracker.finish("failed")
+
+
+def test_videos_become_strips_of_evenly_spread_frames(tmp_path: Path):
+    tracker = started(tmp_path)
+    # Eleven frames of rising brightness; strips show frames 0, 2, 4, 6, 8 and 10.
+    long = torch.linspace(0, 1, 11).view(11, 1, 1, 1).expand(11, 3, 4, 4)
+    tracker.samples("eval", Media(kind="video", values=(long, long[:2])), ["long", "short"], step=1)
+    tracker.finish("done")
+    (image,) = read_back(tmp_path).Images("eval")
+    picture = Image.open(io.BytesIO(image.encoded_image_string)).convert("RGB")
+    # Two cells of 6 frames of 4 pixels, with gaps of 2; the short one fills the first 8 pixels of its cell.
+    assert picture.size == (2 * 26 + 2, 8)
+    levels = [round(255 * level) for level in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)]
+    assert [picture.getpixel((4 + 4 * at, 4))[0] for at in range(6)] == levels
+    assert [picture.getpixel((30 + 4 * at, 4))[0] for at in range(3)] == [0, round(25.5), 128]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from unirl.core.errors import RecipeError
+from unirl.core.types.media import Media
 from unirl.trackers.wandb import plugin
 from unirl.trackers.wandb.config import WandbConfig
 from unirl.trackers.wandb.tracker import WandbTracker, build
@@ -23,6 +25,7 @@ from pathlib import Path
 
 import torch
 from unirl.core.types.event import Event
+from unirl.core.types.media import Media
 from unirl.core.roles import RunInfo
 from unirl.trackers.wandb.config import WandbConfig
 from unirl.trackers.wandb.tracker import build
@@ -36,10 +39,13 @@ for resumed_at in (None, 2):
     for step in range((resumed_at or 0) + 1, (resumed_at or 0) + 3):
         tracker.log({"reward_mean": step / 4}, step=step)
     if resumed_at is None:
-        tracker.images("eval", torch.rand(3, 3, 8, 8), ["a cat | reward 0.10", "a dog | reward 0.20", "x"], step=2)
-        texts = ["4", "two\\r\\nlines 四", "", "left out"]
+        captions = ["a cat | reward 0.10", "a dog | reward 0.20", "x"]
+        tracker.samples("eval", Media(kind="image", values=torch.rand(3, 3, 8, 8)), captions, step=2)
+        frames = torch.linspace(0, 1, 4).view(4, 1, 1, 1).expand(3, 4, 3, 8, 8)
+        tracker.samples("clips", Media(kind="video", values=frames, rate=5.0), captions, step=2)
+        texts = Media(kind="text", values=("4", "two\\r\\nlines 四", "", "left out"))
         captions = ["2 + 2 | reward 1.00", "a | reward 0 | reward -0.50 | truncated", "no reward", "x | reward 0.00"]
-        tracker.texts("eval", texts, captions, step=2)
+        tracker.samples("eval", texts, captions, step=2)
     tracker.event(Event(kind="finding", step=2, data={"text": "small gradient"}))
     tracker.finish("done" if resumed_at else "failed")
 """
@@ -188,9 +194,17 @@ def test_texts_are_a_table_of_at_most_max_texts_whole_rows(sessions: tuple[Path,
     ]
 
 
-def test_texts_without_a_caption_each_are_refused():
-    with pytest.raises(ValueError, match="texts 'eval': 2 with 1 captions"):
-        build(WandbConfig()).texts("eval", ["a", "b"], ["one"], step=0)
+def test_samples_without_a_caption_each_are_refused():
+    with pytest.raises(ValueError, match="samples 'eval': got 1 captions for 2, expected one of each"):
+        build(WandbConfig()).samples("eval", Media(kind="text", values=("a", "b")), ["one"], step=0)
+
+
+def test_videos_are_animations_with_their_captions(sessions: tuple[Path, list[list[Any]]]):
+    folder, _ = sessions
+    # Both videos that are shown have the same frames, and so one file.
+    (file,) = folder.glob("wandb/offline-run-*/files/media/videos/clips_*.gif")
+    with Image.open(file) as animation:
+        assert (animation.n_frames, animation.size, animation.info["duration"]) == (4, (8, 8), 200)
 
 
 def test_findings_and_status_are_in_the_summary_and_a_failed_run_exits_with_1(

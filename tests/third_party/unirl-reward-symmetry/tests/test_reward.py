@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from unirl.core.errors import RecipeError, RewardFailed
 from unirl.core.roles import ScoreInput
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.media import Media
 
 from symmetry_reward.config import SymmetryConfig
 from symmetry_reward.reward import build, mirror_symmetry
@@ -16,9 +18,9 @@ def samples(images: Tensor | None, *, number: int) -> ScoreInput:
     return ScoreInput(
         sample_ids=tuple(f"s{row}" for row in range(number)),
         group_ids=("g",) * number,
-        prompts=("a prompt",) * number,
+        inputs=Inputs.of_texts(("a prompt",) * number),
         metadata=({},) * number,
-        images=images,
+        media=None if images is None else Media(kind="image", values=images),
     )
 
 
@@ -49,7 +51,7 @@ def test_the_gradient_is_that_of_the_formula() -> None:
 
 def test_what_cannot_be_scored_raises() -> None:
     reward = build(SymmetryConfig(), device="cpu")
-    with pytest.raises(RewardFailed, match="needs images"):
+    with pytest.raises(RewardFailed, match="samples without media, expected image"):
         reward.score(samples(None, number=1))
     images = halves()
     images[1, 0, 0, 0] = float("nan")

@@ -42,7 +42,6 @@ take minutes."""
 TIERS: tuple[Tier, ...] = get_args(Tier)
 
 UNPROVEN: Mapping[Cap, str] = {
-    Cap.MEDIA_REFS: "no request carries media to an engine yet",
     Cap.THROUGH_SAMPLER: "no role backpropagates through a sampler yet",
 }
 """Capabilities that no claim proves, and why. A spec that states one of them natively fails `no-unprovable-promise`."""

@@ -16,6 +16,7 @@ from unirl.core.types.request import Request, TextRequest
 from unirl.core.types.rollout import verify_echo
 from unirl.core.types.serial import from_bytes, to_bytes
 from unirl.core.types.track import Track
+from unirl.numerics.diffusion.rollout import encoded
 
 from .external import ExternalEngine, Hosting
 
@@ -33,7 +34,7 @@ class ExternalLatentEngine(ExternalEngine):
 
     Besides the calls of `ExternalEngine` its program answers `generate`: takes the bytes of a `Request` as the tensor
     `request`, and returns those of the `Track` as `track`, with the inputs of each row as the worker used them:
-    `sample_id`, `prompt`, `negative_prompt` (None without guidance) and `version` of the weights.
+    `sample_id`, `text`, `negative_prompt` (None without guidance) and `version` of the weights.
     """
 
     def __init__(self, hosting: Hosting, *, model: DiffusionModel, kernels: Sequence[str], probe: Request) -> None:
@@ -50,9 +51,8 @@ class ExternalLatentEngine(ExternalEngine):
         """The track of the request, on the model's device.
 
         Rows are independent up to the rounding of a forward at another batch size.
-        Raises RecipeError for an unknown track, kernels not in the spec and prompts with media; EchoMismatch when the
-        engine used other settings than requested; RunFailed when it died, timed out, or does not hold the requested
-        weights.
+        Raises RecipeError for an unknown track and kernels not in the spec; EchoMismatch when the engine used other
+        settings than requested; RunFailed when it died, timed out, or does not hold the requested weights.
         """
         with self._lock:
             self._check(request)
@@ -88,7 +88,7 @@ class ExternalLatentEngine(ExternalEngine):
         negative = sampling.negative_prompt if sampling.guidance_scale != 1.0 else None
         expected = {
             "sample_id": list(request.sample_ids),
-            "prompt": list(request.prompts),
+            "text": list(request.inputs.texts),
             "negative_prompt": [negative] * request.num_rows,
             "version": [self.version] * request.num_rows,
         }
@@ -104,16 +104,17 @@ class ExternalLatentEngine(ExternalEngine):
         """Compares the probe's conditions with the model's own. Training reuses the returned conditions, so ratios and
         log-prob mismatch look perfect even if they were encoded wrongly."""
         sampling = self._probe.latent.sampling
-        negatives = (sampling.negative_prompt,) * self._probe.num_rows
-        for kind, prompts in (("positive", self._probe.prompts), ("negative", negatives)):
-            expected, result = self._encoder.encode(prompts, sampling=sampling), track.conditions[kind].expanded()
+        negative = self._probe.inputs.negative(sampling.negative_prompt)
+        for kind, inputs in (("positive", self._probe.inputs), ("negative", negative)):
+            expected = encoded(self._encoder, inputs, sampling=sampling).expanded()
+            result = track.conditions[kind].expanded()
             for part in sorted(expected.keys() | result.keys()):
                 gap = _condition_gap(expected.get(part), result.get(part))
                 if gap:
                     raise EchoMismatch(
-                        f"{track.name}.conditions[{kind!r}][{part!r}]: {self._name} encodes {prompts[0]!r} differently "
-                        f"from the model: {gap}. Check its tokenizer, the padded prompt length and the order of "
-                        "the encoders."
+                        f"{track.name}.conditions[{kind!r}][{part!r}]: {self._name} encodes {inputs.texts[0]!r} "
+                        f"differently from the model: {gap}. Check its tokenizer, the padded prompt length and the "
+                        "order of the encoders."
                     )
 
     def _check(self, request: Request) -> None:
@@ -127,11 +128,6 @@ class ExternalLatentEngine(ExternalEngine):
             raise RecipeError(
                 f"sampling.kernel: got {expected.sampling.kernel!r}; {self._name} supports {', '.join(self._kernels)}."
             )
-        for prompt_id, media in zip(request.prompt_ids, request.media, strict=True):
-            if media:
-                raise RecipeError(
-                    f"data: prompt {prompt_id!r} has media ({media[0].uri}); {self._name} accepts text prompts only."
-                )
 
 
 def fitting_bridge(model: Model, engine: EngineSpec) -> tuple[str, Any]:
@@ -164,6 +160,5 @@ def _placed(track: Track, device: Any) -> Track:
         track,
         segment=dataclasses.replace(segment, latents=segment.latents.to(device), log_probs=log_probs),
         conditions={kind: one.to(device) for kind, one in track.conditions.items()},
-        images=None if track.images is None else track.images.to(device),
-        videos=None if track.videos is None else tuple(video.to(device) for video in track.videos),
+        media=None if track.media is None else track.media.to(device),
     )

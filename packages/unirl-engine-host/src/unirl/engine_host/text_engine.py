@@ -74,8 +74,8 @@ class ExternalTextEngine(ExternalEngine):
         """The text track of the request.
 
         A completion depends only on its prompt and seed, up to the rounding of logits at another batch size.
-        Raises RecipeError for an unknown track, for prompts with media, and for completions that may exceed the
-        engine's context length; RunFailed when it died, timed out, or has no usable weights.
+        Raises RecipeError for an unknown track and for completions that may exceed the engine's context length;
+        RunFailed when it died, timed out, or has no usable weights.
         """
         with self._lock:
             self._check(request)
@@ -98,11 +98,6 @@ class ExternalTextEngine(ExternalEngine):
                 f"sampling.max_new_tokens: prompt plus completion may reach {longest} tokens; {self._product.title} "
                 f"takes {self._max_model_len} (engine.max_model_len). Lower one or raise the other."
             )
-        for prompt_id, media in zip(request.prompt_ids, request.media, strict=True):
-            if media:
-                raise RecipeError(
-                    f"data: prompt {prompt_id!r} has media ({media[0].uri}); {self._name} accepts text only."
-                )
 
     def _text(self, request: Request) -> Track:
         expected = request.text

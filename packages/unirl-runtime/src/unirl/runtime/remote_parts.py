@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,14 +16,14 @@ from unirl.core.loop.balance import balance
 from unirl.core.roles import Algorithm, Policy, ScoreInput, Scores, TrainReport, WeightReceipt, WeightUpdate
 from unirl.core.specs.spec import ModelSpec
 from unirl.core.types.batch import inverse, rows_by_group
-from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import Request
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.core.types.track import Conditions, TextSegment, Track
 
 from .actors import Actor, Call
 from .cluster import Cluster
-from .remote_rows import RemoteRows
+from .remote_rows import RemoteRows, fetchable
 from .samples import Named, Samples
 from .session import Session
 
@@ -88,8 +88,8 @@ class RemoteModel:
     def trainable(self) -> Any:
         raise RuntimeError("the trainable module is on the workers; the driver has none")
 
-    def encode(self, prompts: Sequence[str], **_: Any) -> Mapping[str, Any]:
-        raise RuntimeError("prompts are encoded on the workers")
+    def encode(self, inputs: Inputs, **_: Any) -> Mapping[str, Any]:
+        raise RuntimeError("inputs are encoded on the workers")
 
     def velocity(self, x: Any, sigma: Any, conditions: Any) -> Any:
         raise RuntimeError("the denoiser runs on the workers")
@@ -107,14 +107,8 @@ class RemoteModel:
         (shape,) = self._cluster.call([self._actor], "latent_shape", sampling, phase="request")
         return shape
 
-    def prompt_tokens(
-        self,
-        prompts: Sequence[str],
-        *,
-        sampling: TextSamplingConfig,
-        media: Sequence[Sequence[MediaRef]] | None = None,
-    ) -> list[Tensor]:
-        (tokens,) = self._cluster.call([self._actor], "prompt_tokens", prompts, sampling, media, phase="request")
+    def prompt_tokens(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> list[Tensor]:
+        (tokens,) = self._cluster.call([self._actor], "prompt_tokens", inputs, sampling, phase="request")
         return tokens
 
     @property
@@ -167,9 +161,7 @@ class RemoteEngine:
         kept = [(answer, count) for answer, count in zip(answers, counts, strict=True) if count]
         order = [row for mine in partition for row in mine]
         track = Track.concat([answer.select(range(count)) for answer, count in kept]).select(inverse(order))
-        if isinstance(track.images, RemoteRows):
-            track = dataclasses.replace(track, images=track.images.with_fetch(self._fetch))
-        return track
+        return track if track.media is None else dataclasses.replace(track, media=fetchable(track.media, self._fetch))
 
     def _fetch(self, rows: Sequence[RemoteRows]) -> list[Tensor]:
         return self._samples.needed(lambda named: self._cluster.fetch([named(each) for each in rows]))
@@ -320,9 +312,7 @@ class RemoteReward:
         def ask(named: Named) -> list[Scores]:
             calls: list[Call] = []
             for actor, rows in used:
-                share = _rows_of(samples, rows)
-                share = dataclasses.replace(share, images=named(share.images), videos=named(share.videos))
-                calls.append(Call(actor=actor, method="score", args=(self._name, share)))
+                calls.append(Call(actor=actor, method="score", args=(self._name, named(samples.select(rows)))))
             return self._cluster.run(calls, phase=f"score {self._name}", restart=lambda actor: None)
 
         answers = self._samples.needed(ask)
@@ -360,15 +350,4 @@ def _empty(track: Track) -> Track:
 def _for_training(track: Track) -> Track:
     """The track without data no loss reads: media and unused prompts."""
     conditions: dict[str, Conditions] = {name: value.compact() for name, value in track.conditions.items()}
-    return dataclasses.replace(track, images=None, videos=None, conditions=conditions)
-
-
-def _rows_of(samples: ScoreInput, rows: Sequence[int]) -> ScoreInput:
-    def take(values: Any) -> Any:
-        if values is None:
-            return None
-        if isinstance(values, Sequence):
-            return tuple(cast("Sequence[Any]", values)[row] for row in rows)
-        return values.index_select(0, torch.tensor(list(rows)))
-
-    return ScoreInput(**{item.name: take(getattr(samples, item.name)) for item in dataclasses.fields(samples)})
+    return dataclasses.replace(track, media=None, conditions=conditions)

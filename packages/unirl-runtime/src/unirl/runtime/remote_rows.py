@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from unirl.core.types.batch import Batch
 
-__all__ = ["Fetch", "Keep", "Piece", "RemoteRows", "dehydrated", "hydrated", "renamed", "renames"]
+__all__ = ["Fetch", "Keep", "Piece", "RemoteRows", "dehydrated", "fetchable", "hydrated", "renamed", "renames"]
 
 B = TypeVar("B", bound=Batch)
 
@@ -203,6 +203,11 @@ def hydrated(batch: B, fetch: Fetch) -> B:
         return batch
     result = dict(zip(expected, fetch(list(expected.values())), strict=True))
     return _mapped(batch, lambda value: result.get(id(value), value))
+
+
+def fetchable(batch: B, fetch: Fetch) -> B:
+    """The batch with references that can be fetched in this process, by `RemoteRows.cpu`."""
+    return _mapped(batch, lambda value: value.with_fetch(fetch) if isinstance(value, RemoteRows) else value)
 
 
 def renames(before: Batch, after: Batch) -> dict[Any, Any] | None:

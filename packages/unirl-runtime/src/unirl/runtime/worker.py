@@ -38,12 +38,12 @@ from unirl.core.roles import (
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.config import DataConfig, RunConfig
 from unirl.core.specs.plan import Plan
-from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import Request
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.core.types.track import LatentSegment, TextSegment, Track
 
-from .remote_rows import RemoteRows, dehydrated, hydrated
+from .remote_rows import dehydrated, hydrated
 from .transports import make_transport
 from .weight_ends import Tell, WeightEnds
 from .weights.group import Address, listen, reach
@@ -167,10 +167,8 @@ class Worker:
     def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
         return diffusion_model(self.parts.model).latent_shape(sampling)
 
-    def prompt_tokens(
-        self, prompts: Sequence[str], sampling: TextSamplingConfig, media: Sequence[Sequence[MediaRef]] | None
-    ) -> list[Tensor]:
-        return text_model(self.parts.model).prompt_tokens(prompts, sampling=sampling, media=media)
+    def prompt_tokens(self, inputs: Inputs, sampling: TextSamplingConfig) -> list[Tensor]:
+        return text_model(self.parts.model).prompt_tokens(inputs, sampling=sampling)
 
     def stop_tokens(self) -> tuple[int, ...]:
         return text_model(self.parts.model).stop_tokens
@@ -296,14 +294,7 @@ class Worker:
 
     def score(self, name: str, samples: ScoreInput) -> Scores:
         """Score samples; fetches their media from the workers that generated them."""
-        remote = [value for value in (samples.images, *(samples.videos or ())) if isinstance(value, RemoteRows)]
-        here = dict(zip(map(id, remote), self.transport.fetch(remote), strict=True)) if remote else {}
-        local = dataclasses.replace(
-            samples,
-            images=here.get(id(samples.images), samples.images),
-            videos=None if samples.videos is None else tuple(here.get(id(v), v) for v in samples.videos),
-        )
-        scores: Scores = self._rewards[name].score(local)
+        scores: Scores = self._rewards[name].score(hydrated(samples, self.transport.fetch))
         return Scores(
             values=scores.values.detach().cpu(), parts={key: part.detach().cpu() for key, part in scores.parts.items()}
         )

@@ -33,9 +33,7 @@ class Symmetry:
 
     def score(self, samples: ScoreInput) -> Scores:
         """One number for each sample, in their order. Raises RewardFailed for what cannot be scored."""
-        images = samples.images
-        if images is None:
-            raise RewardFailed(f"reward.{SPEC.name}: needs images, and the track has none; set sampling.decode=true.")
+        images = samples.of("image", reward=SPEC.name).stacked
         finite = images.detach().isfinite().flatten(1).all(dim=1)
         if not bool(finite.all()):
             sample = samples.sample_ids[int((~finite).nonzero()[0])]

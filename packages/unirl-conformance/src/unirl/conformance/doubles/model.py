@@ -7,7 +7,7 @@ that LoRA adapts, dropout that has to be off, text that matters to every element
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from unirl.core.errors import RecipeError
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.config import PartConfig
 from unirl.core.specs.spec import Miniature, ModelSpec
-from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
 
 __all__ = ["SPEC", "WorkbenchConfig", "WorkbenchModel", "build", "write"]
@@ -44,9 +44,9 @@ SPEC = ModelSpec(
         Cap.TEXT_STAGE: Support.NO,
         Cap.LORA: Support.NATIVE,
         Cap.GUIDANCE: Support.NATIVE,
-        Cap.MEDIA_REFS: Support.NO,
     },
     tracks={"image": "latent"},
+    inputs={"image": {"source": "takes"}},
     trainable="net",
     lora_targets=("up", "down"),
     wrap_blocks=("Block",),
@@ -92,7 +92,8 @@ class Net(nn.Module):
 
 
 class WorkbenchModel:
-    """A `unirl.core.roles.DiffusionModel`. Condition: `text` [n, 6], a fixed random vector of each prompt."""
+    """A `unirl.core.roles.DiffusionModel`. Condition: `text` [n, 6], a fixed random vector of each input:
+    of its text and the names of its images."""
 
     spec: ModelSpec = SPEC
 
@@ -108,16 +109,10 @@ class WorkbenchModel:
     def trainable(self) -> nn.Module:
         return self.net
 
-    def encode(
-        self,
-        prompts: Sequence[str],
-        *,
-        sampling: LatentSamplingConfig,
-        media: Sequence[Sequence[MediaRef]] | None = None,
-    ) -> dict[str, Tensor]:
-        if media is not None and any(media):
-            raise RecipeError("data: workbench generates from text alone, but a prompt has media; leave them out.")
-        return {"text": torch.stack([_vector(prompt) for prompt in prompts]).to(self.device)}
+    def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> dict[str, Tensor]:
+        given = zip(inputs.texts, inputs.media, strict=True)
+        rows = [_vector("".join([text, *(ref.uri for ref in media)])) for text, media in given]
+        return {"text": torch.stack(rows).to(self.device)}
 
     def velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Tensor]) -> Tensor:
         return self.net(x, conditions["text"], sigma).float()

@@ -9,6 +9,7 @@ from torch import Tensor
 from unirl.core.loop.requests import build_request
 from unirl.core.roles import Algorithm, DiffusionModel, TextModel
 from unirl.core.types.data import Prompt
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import Request
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.numerics.diffusion.denoise import all_positions
@@ -60,10 +61,8 @@ def make_request(
         track=track,
         sample_ids=sample_ids,
         group_ids=group_ids,
-        prompt_ids=tuple(f"p{group}" for group in groups),
-        prompts=tuple(prompts[group] for group in groups),
+        inputs=Inputs.of_prompts([numbered(prompts)[group] for group in groups]),
         metadata=tuple({"number": group} for group in groups),
-        media=tuple(() for _ in groups),
         params=params,
         seed=seed,
         rollout=rollout,

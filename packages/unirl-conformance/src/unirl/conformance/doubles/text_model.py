@@ -21,7 +21,7 @@ from unirl.core.roles import TokenBatch
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.config import PartConfig
 from unirl.core.specs.spec import Miniature, ModelSpec
-from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import TextSamplingConfig
 
 __all__ = ["SPEC", "VOCABULARY", "TextWorkbenchConfig", "TextWorkbenchModel", "build", "write"]
@@ -52,7 +52,6 @@ SPEC = ModelSpec(
         Cap.TEXT_STAGE: Support.NATIVE,
         Cap.LORA: Support.NATIVE,
         Cap.GUIDANCE: Support.NO,
-        Cap.MEDIA_REFS: Support.NO,
     },
     tracks={"text": "text"},
     trainable="net",
@@ -146,20 +145,12 @@ class TextWorkbenchModel:
         """The whole net: its output projection is left out of the forward."""
         return self.net
 
-    def prompt_tokens(
-        self,
-        prompts: Sequence[str],
-        *,
-        sampling: TextSamplingConfig,
-        media: Sequence[Sequence[MediaRef]] | None = None,
-    ) -> list[Tensor]:
+    def prompt_tokens(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> list[Tensor]:
         """The bytes of each prompt; with `chat` between the roles, after the bytes of the system prompt."""
-        if media is not None and any(media):
-            raise RecipeError("data: workbench-text reads text alone, but a prompt has media; leave them out.")
         if not sampling.chat and (sampling.system_prompt or sampling.thinking is not None):
             raise RecipeError("sampling.chat: without a template there is no system prompt and no switch; unset them.")
-        rows = [self._chat(prompt, sampling) if sampling.chat else [*prompt.encode()] for prompt in prompts]
-        for prompt, row in zip(prompts, rows, strict=True):
+        rows = [self._chat(prompt, sampling) if sampling.chat else [*prompt.encode()] for prompt in inputs.texts]
+        for prompt, row in zip(inputs.texts, rows, strict=True):
             if not row:
                 raise RecipeError(f"data: prompt {prompt!r} has no token to go on from; write something.")
         return [torch.tensor(row, dtype=torch.int64) for row in rows]

@@ -14,6 +14,8 @@ from unirl.conformance.doubles.track_numbers import advantages_of, changed_per_t
 from unirl.conformance.fixtures.algorithm import ROUNDING, AlgorithmBench
 from unirl.conformance.fixtures.trial import AlreadyAnchored, Trial, apart
 from unirl.core.roles import Metric, Policy, Replayed, ReplayedTokens
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.media import Media
 from unirl.core.types.track import Status, TextSegment, Track
 from unirl.numerics.loss.reduction import weight_totals
 
@@ -237,7 +239,7 @@ def _poisoned_padding(track: Track) -> Track:
         padded = dataclasses.replace(padded, segment=dataclasses.replace(segment, **numbers))
     return dataclasses.replace(
         padded,
-        images=poisoned(padded.images),
+        media=None if padded.media is None else dataclasses.replace(padded.media, values=poisoned(padded.media.values)),
         rewards=poisoned(padded.rewards),
         reward_parts={name: poisoned(value) for name, value in padded.reward_parts.items()},
         advantages=poisoned(padded.advantages),
@@ -273,7 +275,8 @@ def _text_without(trial: Trial) -> Track:
     if trial.needs.log_probs != "none":
         nothing = dataclasses.replace(nothing, segment=dataclasses.replace(nothing.text, log_probs=log_probs))
         nothing = _without_masked_tokens(nothing)
-    return dataclasses.replace(nothing, texts=("",) * track.num_rows, prompts=("",) * track.num_rows)
+    media = Media(kind="text", values=("",) * track.num_rows)
+    return dataclasses.replace(nothing, media=media, inputs=Inputs.of_texts(("",) * track.num_rows))
 
 
 def _latents_without(trial: Trial) -> Track:
@@ -294,11 +297,11 @@ def _latents_without(trial: Trial) -> Track:
     if needs.log_probs == "none" and log_probs is not None:
         log_probs = torch.full_like(log_probs, math.nan)
     means = latents.new_full((*segment.sde_steps.shape, *latents.shape[2:]), math.nan)
-    assert track.images is not None
+    assert track.media is not None
     return dataclasses.replace(
         track,
         segment=dataclasses.replace(segment, latents=latents, log_probs=log_probs, means=means),
-        images=torch.full_like(track.images, math.nan),
+        media=dataclasses.replace(track.media, values=torch.full_like(track.media.stacked, math.nan)),
     )
 
 

@@ -16,7 +16,6 @@ from unirl.conformance.fixtures.latent_engine import LatentEngineBench
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.roles import Model
 from unirl.core.specs.capability import Cap
-from unirl.core.types.data import MediaRef
 from unirl.core.types.request import Request
 from unirl.core.types.rollout import verify_echo
 
@@ -79,20 +78,6 @@ def test_a_kernel_that_is_not_in_its_spec_is_refused(bench: LatentEngineBench) -
     for kernel in ("no-such-kernel", *others[:1]):
         request = bench.request(bench.model(), sampling=bench.with_kernel(kernel))
         _refuses(bench, request, naming=kernel)
-
-
-@claim("engine", track="any")
-def test_media_that_it_does_not_take_are_refused(bench: EngineBench) -> None:
-    """A prompt with an image is rejected, by an error that names the prompt or the image, where the spec does not say
-    that the engine takes media: generating from the text alone would be silent.
-
-    If it fails: look at `request.media` before anything is generated.
-    """
-    if bench.native(Cap.MEDIA_REFS):
-        raise NotApplicable(f"engine {bench.spec.name!r} states that it takes media")
-    request = bench.plain_request(bench.model())
-    image = MediaRef(modality="image", role="source", uri="/there/p0.png")
-    _refuses(bench, dataclasses.replace(request, media=((image,), *request.media[1:])), naming="p0")
 
 
 @claim("engine", proves=Cap.LATENT_ROLLOUT, needs={"model": (Cap.GUIDANCE,)})

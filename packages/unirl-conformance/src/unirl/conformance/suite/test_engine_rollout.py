@@ -6,12 +6,15 @@ import dataclasses
 from typing import Any
 
 import torch
+from PIL import Image
 from unirl.conformance.claims import claim
 from unirl.conformance.doubles.walk import distance
 from unirl.conformance.fixtures.engine import ROUNDING, EngineBench
 from unirl.conformance.fixtures.latent_engine import LatentEngineBench
+from unirl.conformance.verdicts import NotApplicable
 from unirl.core.errors import EchoMismatch, UniRLError
 from unirl.core.specs.capability import Cap
+from unirl.core.types.data import MediaRef
 from unirl.core.types.rollout import verify_echo
 from unirl.core.types.track import Status
 
@@ -38,8 +41,8 @@ def test_every_sample_comes_back_with_its_lineage(bench: LatentEngineBench) -> N
         "sample_ids": request.sample_ids,
         "group_ids": request.group_ids,
         "parent_track": None,
-        "parent_ids": request.prompt_ids,
-        "prompts": request.prompts,
+        "parent_ids": request.inputs.ids,
+        "inputs": request.inputs,
         "metadata": tuple(dict(one) for one in request.metadata),
         "status": (Status.COMPLETED,) * request.num_rows,
     }
@@ -52,6 +55,39 @@ def test_every_sample_comes_back_with_its_lineage(bench: LatentEngineBench) -> N
     )
     if bench.native(Cap.INITIAL_NOISE):
         bench.check_start(request, track)
+
+
+@claim("engine", proves=Cap.MEDIA_REFS)
+def test_inputs_of_one_text_are_not_shared(bench: LatentEngineBench) -> None:
+    """Rows of one id are encoded once, and rows of different ids each with their own media, also where their texts are
+    the same: edit sets repeat an instruction over different images.
+
+    If it fails: group rows by `unirl.core.types.inputs.distinct`, and keep encodings by id, text and media.
+    """
+    model = bench.model()
+    roles = model.spec.inputs.get(bench.track)
+    if not roles or not bench.native(Cap.CONDITIONS):
+        raise NotApplicable(f"model {model.spec.name!r} takes no media, or no conditions come back")
+    request = bench.request(model)
+    inputs = request.inputs
+    images = {name: bench.folder / f"{number}.png" for number, name in enumerate(dict.fromkeys(inputs.ids))}
+    for number, file in enumerate(images.values()):
+        Image.new("RGB", (32, 32), (255, 80 * number, 0)).save(file)
+    media = tuple(
+        tuple(MediaRef(modality="image", role=role, uri=str(images[name])) for role in roles) for name in inputs.ids
+    )
+    inputs = dataclasses.replace(inputs, texts=("make it red",) * request.num_rows, media=media)
+    request = dataclasses.replace(request, inputs=inputs).select(MIXED)
+    with bench.engine(model) as engine:
+        track = bench.sample(engine, request)
+    conditions = track.conditions["positive"]
+    (count,) = {value.shape[0] for value in conditions.values.values()}
+    assert count == len(images), f"{count} inputs were encoded, {len(images)} are distinct"
+    first, second = (request.inputs.ids.index(name) for name in images)
+    assert any(bool((value[first] != value[second]).any()) for value in conditions.expanded().values()), (
+        "two images under one instruction have one encoding"
+    )
+    bench.check_conditions(request, track, "positive")
 
 
 @claim("engine", proves=Cap.LATENT_ROLLOUT)
@@ -73,12 +109,10 @@ def test_latents_and_media_are_whole_and_of_the_asked_size(bench: LatentEngineBe
     assert latents.dtype is torch.float32, f"latents are {latents.dtype}; float32 is wanted"
     assert bool(torch.isfinite(latents).all()), "some latents are not finite"
     assert not latents.requires_grad, "the latents carry a gradient; sample under no_grad"
-    if sampling.frames > 1:
-        assert track.videos is not None, "no videos came back, although `decode` is true"
-        media, size = torch.stack(list(track.videos)), (sampling.frames, 3, sampling.height, sampling.width)
-    else:
-        assert track.images is not None, "no images came back, although `decode` is true"
-        media, size = track.images, (3, sampling.height, sampling.width)
+    kind, frames = ("video", (sampling.frames,)) if sampling.frames > 1 else ("image", ())
+    assert track.media is not None, f"no {kind}s came back, although `decode` is true"
+    assert track.media.kind == kind, f"media: got {track.media.kind}, expected {kind}"
+    media, size = track.media.stacked, (*frames, 3, sampling.height, sampling.width)
     assert tuple(media.shape) == (request.num_rows, *size), (
         f"media: got {list(media.shape)}, expected {[request.num_rows, *size]}"
     )
@@ -91,7 +125,7 @@ def test_latents_and_media_are_whole_and_of_the_asked_size(bench: LatentEngineBe
     # Two levels of eight bits: an engine may hand its images over as PNG. Images of other rows differ by far more.
     bench.record("media off", float((media.to(model.device) - decoded).abs().max()), bound=2.5 / 255)
     bare = bench.generate(sampling={"decode": False})[1]
-    assert bare.images is None and bare.videos is None, "media came back, although `decode` is false"
+    assert bare.media is None, "media came back, although `decode` is false"
 
 
 @claim("engine", track="any")

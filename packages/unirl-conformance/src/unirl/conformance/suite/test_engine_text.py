@@ -44,8 +44,8 @@ def test_every_text_comes_back_with_its_lineage(bench: TextEngineBench) -> None:
         "sample_ids": request.sample_ids,
         "group_ids": request.group_ids,
         "parent_track": None,
-        "parent_ids": request.prompt_ids,
-        "prompts": request.prompts,
+        "parent_ids": request.inputs.ids,
+        "inputs": request.inputs,
         "metadata": tuple(dict(one) for one in request.metadata),
     }
     for name, value in expected.items():
@@ -70,8 +70,8 @@ def test_texts_are_the_words_of_their_tokens(bench: TextEngineBench) -> None:
     for tokens in track.text.tokens:
         assert tokens.dtype == torch.int64 and tokens.ndim == 1, f"tokens are {tokens.dtype} {list(tokens.shape)}"
     reply = bench.model().texts([tokens.cpu() for tokens in track.text.tokens])
-    assert track.texts is not None, "no texts came back"
-    for sample, result, expected in zip(track.sample_ids, track.texts, reply, strict=True):
+    assert track.media is not None, "no texts came back"
+    for sample, result, expected in zip(track.sample_ids, track.media.texts, reply, strict=True):
         assert result == expected, f"the tokens of {sample!r} say {expected!r}; its text is {result!r}"
 
 
@@ -121,15 +121,17 @@ def test_stop_strings_end_a_text_and_are_not_seen(bench: TextEngineBench) -> Non
     """
     model = bench.model()
     _, free = bench.generate(sampling=LONG)
-    assert free.texts is not None
+    assert free.media is not None
     # Letters that the model likes, so that many completions have one wherever the engine takes its chance from.
-    letters = Counter(letter for text in free.texts for letter in text if letter.isprintable() and letter != "\ufffd")
+    letters = Counter(
+        letter for text in free.media.texts for letter in text if letter.isprintable() and letter != "\ufffd"
+    )
     stops = [letter for letter, _ in letters.most_common(8)]
-    assert stops, f"six texts have not a single letter: {free.texts}"
+    assert stops, f"six texts have not a single letter: {free.media.texts}"
     request, track = bench.generate(sampling={**LONG, "stop": stops}, samples_per_prompt=12)
-    assert track.texts is not None
+    assert track.media is not None
     ended = 0
-    rows = zip(track.sample_ids, track.text.tokens, track.texts, track.status, strict=True)
+    rows = zip(track.sample_ids, track.text.tokens, track.media.texts, track.status, strict=True)
     for sample, tokens, seen, status in rows:
         whole, before = model.texts([tokens.cpu(), tokens[:-1].cpu()])
         early = [stop for stop in stops if stop in before]

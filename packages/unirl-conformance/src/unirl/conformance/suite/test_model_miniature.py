@@ -14,12 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 from unirl.conformance.claims import claim
-from unirl.conformance.doubles.requests import PROMPTS
 from unirl.conformance.fixtures.model import ModelBench
 from unirl.conformance.verdicts import NotApplicable
-from unirl.core.errors import RecipeError
-from unirl.core.specs.capability import Cap, Support
-from unirl.core.types.data import MediaRef
+from unirl.core.specs.capability import Cap
 
 MAX_BYTES = 20_000_000
 """A hundred miniatures of this size still fit on a small machine, and each is read many times a run."""
@@ -139,24 +136,6 @@ def test_wrap_blocks_match_what_the_miniature_promises(bench: ModelBench) -> Non
     count = sum(result.count(name) for name in names)
     bench.record("blocks", count)
     assert count == bench.tiny.wrap_blocks, f"`tiny.wrap_blocks` says {bench.tiny.wrap_blocks}; there are {count}"
-
-
-@claim("model", track="any")
-def test_media_is_refused_where_it_is_not_promised(bench: ModelBench) -> None:
-    """A model without image or video conditions rejects prompts that have them, instead of ignoring them.
-
-    If it fails: raise RecipeError, key `data`, from what reads prompts (`encode`, `prompt_tokens`) when any has media.
-    """
-    if bench.spec.support(Cap.MEDIA_REFS) is Support.NATIVE:
-        raise NotApplicable(f"model {bench.spec.name!r} takes media")
-    media = (MediaRef(modality="image", role="subject", uri=str(bench.folder / "picture.png")),)
-    with bench.model() as model:
-        try:
-            bench.read(model, PROMPTS[:2], [(), media])
-        except RecipeError as error:
-            assert str(error).startswith("data"), f"it is refused, but the message does not begin with `data`: {error}"
-        else:
-            raise AssertionError("a prompt with an image was read as if it had none")
 
 
 def _files(folder: Path) -> dict[str, Path]:

@@ -37,7 +37,7 @@ def test_samples_without_their_media_raise(bench: RewardBench) -> None:
     """
     with bench.reward() as reward:
         for samples in bench.batches():
-            error = refusal(reward, dataclasses.replace(samples, images=None, videos=None, texts=None))
+            error = refusal(reward, dataclasses.replace(samples, media=None))
             assert error is not None, f"samples without any {bench.spec.media} were scored like any other"
 
 

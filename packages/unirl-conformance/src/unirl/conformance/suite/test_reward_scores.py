@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from unirl.conformance.claims import claim
-from unirl.conformance.fixtures.reward import RewardBench, pick, pictures, pixels_of, with_media
+from unirl.conformance.fixtures.reward import RewardBench, pictures, pixels_of, with_media
 from unirl.conformance.verdicts import NotApplicable, NotRun
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.capability import Cap
@@ -45,7 +45,7 @@ def test_scores_go_with_their_samples(bench: RewardBench) -> None:
         for samples in bench.batches():
             order = torch.randperm(len(samples.sample_ids), generator=torch.Generator().manual_seed(3)).tolist()
             expected = _picked(bench.score(reward, samples), order)
-            bench.same("moved by another order", bench.score(reward, pick(samples, order)), expected)
+            bench.same("moved by another order", bench.score(reward, samples.select(order)), expected)
 
 
 @claim("reward", proves=Cap.REWARD_SAMPLE)
@@ -58,7 +58,7 @@ def test_a_sample_scores_the_same_in_any_batch(bench: RewardBench) -> None:
     with bench.reward() as reward:
         for samples in bench.batches():
             together = bench.score(reward, samples)
-            alone = [bench.score(reward, pick(samples, [row])) for row in range(len(samples.sample_ids))]
+            alone = [bench.score(reward, samples.select([row])) for row in range(len(samples.sample_ids))]
             bench.same("moved by the batch", _joined(alone), together)
 
 
@@ -72,7 +72,7 @@ def test_a_group_scores_the_same_in_any_batch(bench: RewardBench) -> None:
         for samples in bench.batches():
             together = bench.score(reward, samples)
             groups = [_rows_of(samples, group) for group in dict.fromkeys(samples.group_ids)]
-            alone = [bench.score(reward, pick(samples, rows)) for rows in groups]
+            alone = [bench.score(reward, samples.select(rows)) for rows in groups]
             expected = [_picked(together, rows) for rows in groups]
             bench.same("moved by other groups", _joined(alone), _joined(expected))
 

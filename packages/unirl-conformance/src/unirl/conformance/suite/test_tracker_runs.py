@@ -5,13 +5,20 @@ from __future__ import annotations
 import copy
 import math
 from pathlib import Path
-from typing import cast
 
-import torch
 from unirl.conformance.claims import claim
-from unirl.conformance.fixtures.tracker import CONFIG, TrackerBench, files_left, numbers, pictures, writing
-from unirl.conformance.verdicts import NotApplicable
-from unirl.core.observe.tracking import MAX_IMAGES, MAX_TEXTS, TakesTexts
+from unirl.conformance.fixtures.tracker import (
+    CONFIG,
+    TrackerBench,
+    clips,
+    files_left,
+    numbers,
+    pictures,
+    texts,
+    writing,
+)
+from unirl.core.observe.tracking import MAX_SAMPLES
+from unirl.core.types.batch import same
 from unirl.core.types.event import Event
 
 SHORT, LONG, WIDTH = 2, 16, 60
@@ -45,7 +52,7 @@ TEXTS = (
 
 @claim("tracker")
 def test_a_whole_run_is_taken(bench: TrackerBench) -> None:
-    """Every event, number, image and text of a run is taken without raising, also kinds of events that are new.
+    """Every event, number, image, video and text of a run is taken without raising, also kinds of events that are new.
 
     A tracker that raises is left out for the rest of the run.
 
@@ -55,18 +62,18 @@ def test_a_whole_run_is_taken(bench: TrackerBench) -> None:
     with bench.life() as life:
         life.evaluate(0, {"score_mean": 0.25, "reward/brightness": 0.5})
         for done in (1, 2):
-            life.images("train", pictures(4), ["a red ring | reward 0.50"] * 4, step=done - 1)
-            life.texts(
-                "train", ["red", "so it is"], ["2 + 2 | reward 1.00", "3 | reward 0.00 | truncated"], step=done - 1
-            )
+            life.samples("train", pictures(4), ["a red ring | reward 0.50"] * 4, step=done - 1)
+            captions = ["2 + 2 | reward 1.00", "3 | reward 0.00 | truncated"]
+            life.samples("train", texts("red", "so it is"), captions, step=done - 1)
+            life.samples("train", clips(2), captions, step=done - 1)
             life.step(done, {**numbers(done), "updates": 2, "steps_skipped": 0.0})
         life.emit("rollout", step=2, samples=4)
         life.events.finding("gradient RMS is small", step=2)
         life.emit("images", step=2, key="train", count=4)
         life.emit("checkpoint_saved", step=2, folder="step-2", size_bytes=4096, seconds=0.25)
         life.emit("weights_published", step=2, where={"host": "example", "ports": [1, 2]}, note=None)
-        life.images("eval", pictures(4), ["a blue disk | reward 1.00"] * 4, step=2)
-        life.texts("eval", ["a blue disk"] * 4, ["what is it? | reward 1.00"] * 4, step=2)
+        life.samples("eval", pictures(4), ["a blue disk | reward 1.00"] * 4, step=2)
+        life.samples("eval", texts(*["a blue disk"] * 4), ["what is it? | reward 1.00"] * 4, step=2)
         life.evaluate(2, {"score_mean": 0.75, "reward/brightness": 0.5})
         life.finish("done")
     assert files_left(life.folder), _nothing(life.folder)
@@ -104,19 +111,15 @@ def test_every_text_that_is_shown_is_kept(bench: TrackerBench) -> None:
     How they are shown is the tracker's own matter, so it is the size that counts: 14 texts of 2000 random characters
     with prompts of 500 take 26,250 bytes at the very least, which their beginnings alone do not reach.
 
-    If it fails: write what `texts` gets, each text as long as it is, and the captions with it. Bound how many of a
+    If it fails: write what `samples` gets, each text as long as it is, and the captions with it. Bound how many of a
     batch are kept, if anything.
     """
-    if not isinstance(cast(object, bench.tracker()), TakesTexts):
-        raise NotApplicable(
-            f"tracker {bench.spec.name!r} has no `texts`; a run says so in a finding and shows its texts elsewhere"
-        )
     sizes: list[int] = []
     for steps in (SHORT, LONG):
         with bench.life(f"of-{steps}") as life:
             for done in range(1, steps + 1):
                 text, prompt = writing(done, length=TEXT), writing(-done, length=PROMPT)
-                life.texts("train", [text], [f"{prompt} | reward 0.50"], step=done - 1)
+                life.samples("train", texts(text), [f"{prompt} | reward 0.50"], step=done - 1)
                 life.steps((done,))
             life.finish("done")
         left = files_left(life.folder)
@@ -137,7 +140,7 @@ def test_a_resumed_run_loses_nothing_that_was_there(bench: TrackerBench) -> None
     first session; what is written as a whole has to hold both sessions.
     """
     with bench.life() as first:
-        first.texts("eval", [writing(0, length=TEXT)], ["2 + 2 | reward 0.50"], step=0)
+        first.samples("eval", texts(writing(0, length=TEXT)), ["2 + 2 | reward 0.50"], step=0)
         first.steps(range(1, 121))
         first.finish("stopped")
     before = files_left(first.folder)
@@ -145,7 +148,7 @@ def test_a_resumed_run_loses_nothing_that_was_there(bench: TrackerBench) -> None
     # The last two steps came after the checkpoint and are done again.
     with bench.life(resumed_at=118) as second:
         second.steps(range(119, 124))
-        second.texts("eval", ["so it is"], ["2 + 2 | reward 1.00"], step=123)
+        second.samples("eval", texts("so it is"), ["2 + 2 | reward 1.00"], step=123)
         second.finish("done")
     after = files_left(second.folder)
     for name, size in before.items():
@@ -191,11 +194,12 @@ def test_odd_names_and_long_texts_are_taken(bench: TrackerBench) -> None:
     """
     with bench.life(name='проба 1/2 – <b>"bold"</b>') as life:
         life.step(1, dict.fromkeys(KEYS, 0.5))
-        captions = [TEXTS[row % len(TEXTS)] for row in range(max(MAX_IMAGES, MAX_TEXTS))]
+        captions = [TEXTS[row % len(TEXTS)] for row in range(MAX_SAMPLES)]
         for step, key in enumerate(("eval", "eval/held-out set", "картинки")):
-            life.images(key, pictures(MAX_IMAGES), captions[:MAX_IMAGES], step=step)
-            life.texts(key, [TEXTS[-row % len(TEXTS)] for row in range(MAX_TEXTS)], captions[:MAX_TEXTS], step=step)
-        life.images("train", pictures(1, height=40), TEXTS[2:3], step=2)
+            life.samples(key, pictures(MAX_SAMPLES), captions, step=step)
+            life.samples(key, clips(2), captions[:2], step=step)
+            life.samples(key, texts(*[TEXTS[-row % len(TEXTS)] for row in range(MAX_SAMPLES)]), captions, step=step)
+        life.samples("train", pictures(1, height=40), TEXTS[2:3], step=2)
         for text in TEXTS:
             life.events.finding(text, step=2)
         life.evaluate(2, dict.fromkeys(KEYS, 0.5))
@@ -238,22 +242,21 @@ def test_a_tracker_leaves_what_it_is_given_as_it_is(bench: TrackerBench) -> None
     `update` on the recipe, the metrics or an event's data, and make a copy first.
     """
     with bench.life() as life:
-        metrics, captions, images = numbers(1), ["a ring | reward 0.50", "a disk"], pictures(2)
-        texts, questions = ["so it is", "a text"], ["what? | reward 0.50 | truncated", "why? | reward 0.25"]
+        metrics, captions = numbers(1), ["a ring | reward 0.50 | truncated", "a disk"]
+        media = (pictures(2), clips(2), texts("so it is", "a text"))
         data = {"metrics": dict(metrics), "phases": {"train": 0.25}, "samples": 4}
-        given = (metrics, captions, images, data, texts, questions)
+        given = (metrics, captions, media, data)
         before = copy.deepcopy(given)
         life.tracker.log(metrics, step=1)
-        life.tracker.images("train", images, captions, step=1)
-        life.texts("train", texts, questions, step=1)
+        for each in media:
+            life.tracker.samples("train", each, captions, step=1)
         life.tracker.event(Event(kind="step", step=1, data=data))
         life.finish("done")
     assert metrics == before[0], f"the metrics were {before[0]}, now they are {metrics}"
     assert captions == before[1], f"the captions were {before[1]}, now they are {captions}"
-    assert torch.equal(images, before[2]), "the images were changed in place"
+    for each, untouched in zip(media, before[2], strict=True):
+        assert same(each, untouched), f"the samples of {each.kind} were changed in place"
     assert data == before[3], f"the data of an event was {before[3]}, now it is {data}"
-    assert texts == before[4], f"the texts were {before[4]}, now they are {texts}"
-    assert questions == before[5], f"the captions of the texts were {before[5]}, now they are {questions}"
     assert life.info.config == CONFIG, f"the recipe was {CONFIG}, now it is {life.info.config}"
 
 

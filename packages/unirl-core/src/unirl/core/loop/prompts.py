@@ -275,7 +275,8 @@ def _prompt(row: object, *, where: str, path: Path, index: int, prompt_key: str)
     elif not isinstance(metadata, dict):
         raise DataError(f"{where}: 'metadata' must be an object; got {kind_of(metadata)}.")
     media = _media(table, where=where, folder=path.parent)
-    return where, Prompt(prompt_id=str(prompt_id), text=text, metadata=cast(dict[str, Any], metadata), media=media)
+    fields = cast(dict[str, Any], metadata)
+    return where, Prompt(prompt_id=str(prompt_id), text=text, metadata=fields, media=media, where=where)
 
 
 def _check_text(text: str, what: str) -> None:

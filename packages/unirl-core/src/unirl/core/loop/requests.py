@@ -12,6 +12,7 @@ from ..errors import DataError, PlanRejected, RecipeError
 from ..roles import diffusion_model, text_model
 from ..specs.eval_sampling import evaluation_base
 from ..types.data import Prompt
+from ..types.inputs import Inputs, distinct
 from ..types.request import LatentRequest, Request, TextRequest
 from ..types.sampling import SamplingConfig, TextSamplingConfig
 
@@ -83,13 +84,14 @@ def build_request(
     Raises RecipeError for sampling settings that cannot be.
     """
     expanded = [(prompt, number) for prompt in prompts for number in range(samples_per_prompt)]
+    inputs = Inputs.of_prompts([prompt for prompt, _ in expanded])
     group_ids = tuple(f"r{rollout}/{prompt.prompt_id}" for prompt, _ in expanded)
     sample_ids = tuple(f"{group}/{number}" for group, (_, number) in zip(group_ids, expanded, strict=True))
 
     def planned() -> LatentRequest | TextRequest:
         if isinstance(sampling, TextSamplingConfig):
             seeds = [sample_seed(seed=seed, rollout=rollout, sample_id=sample) for sample in sample_ids]
-            return _text_request(expanded, sampling, model=text_model(model), seeds=seeds)
+            return _text_request(inputs, sampling, model=text_model(model), seeds=seeds)
         latent = diffusion_model(model)
         try:
             return cast("LatentAlgorithm", algorithm).latent_request(
@@ -108,10 +110,8 @@ def build_request(
         track=track,
         sample_ids=sample_ids,
         group_ids=group_ids,
-        prompt_ids=tuple(prompt.prompt_id for prompt, _ in expanded),
-        prompts=tuple(prompt.text for prompt, _ in expanded),
+        inputs=inputs,
         metadata=tuple(prompt.metadata for prompt, _ in expanded),
-        media=tuple(prompt.media for prompt, _ in expanded),
         params=planned(),
         seed=seed,
         rollout=rollout,
@@ -126,23 +126,20 @@ def sample_seed(*, seed: int, rollout: int, sample_id: str) -> int:
 
 
 def _text_request(
-    expanded: Sequence[tuple[Prompt, int]], settings: TextSamplingConfig, *, model: TextModel, seeds: Sequence[int]
+    inputs: Inputs, settings: TextSamplingConfig, *, model: TextModel, seeds: Sequence[int]
 ) -> TextRequest:
-    distinct = {prompt.prompt_id: prompt for prompt, _ in expanded}
-    media = [prompt.media for prompt in distinct.values()]
-    texts = [prompt.text for prompt in distinct.values()]
-    result = model.prompt_tokens(texts, sampling=settings, media=media if any(media) else None)
-    tokens = dict(zip(distinct, result, strict=True))
-    for prompt_id, row in tokens.items():
-        length, longest = int(row.shape[0]), settings.max_prompt_tokens
+    rows, index = distinct(inputs)
+    tokens = model.prompt_tokens(inputs.select(rows), sampling=settings)
+    for row, prompt in zip(rows, tokens, strict=True):
+        length, longest = int(prompt.shape[0]), settings.max_prompt_tokens
         if longest and length > longest:
             raise DataError(
-                f"prompt {prompt_id!r} has {length} tokens; sampling.max_prompt_tokens is {longest}. Leave it out of "
-                "the prompt file, or raise the bound."
+                f"prompt {inputs.ids[row]!r} has {length} tokens; sampling.max_prompt_tokens is {longest}. Leave it "
+                "out of the prompt file, or raise the bound."
             )
     return TextRequest(
         sampling=settings,
-        prompt_tokens=tuple(tokens[prompt.prompt_id] for prompt, _ in expanded),
+        prompt_tokens=tuple(tokens[at] for at in index),
         stop_tokens=tuple(dict.fromkeys([*model.stop_tokens, *settings.stop_token_ids])),
         seeds=tuple(seeds),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -48,6 +48,8 @@ class GuardedReward:
         before = _State(samples)
         try:
             with errors_under(self._key, name=self._spec.name):
+                if self._spec.media != "any":
+                    samples.of(self._spec.media, reward=self._spec.name)
                 scores: object = self._reward.score(samples)
         except UniRLError:
             raise
@@ -152,7 +154,8 @@ class _State:
 
 def _versions(samples: ScoreInput) -> list[int]:
     """Version counters of the pixels: torch counts changes in place, through views as well."""
-    pixels: list[Any] = [value for value in (samples.images, *(samples.videos or ())) if value is not None]
+    values: Any = () if samples.media is None else samples.media.values
+    pixels: Sequence[Any] = (values,) if _is_tensor(values) else values
     return [value._version for value in pixels if _is_tensor(value) and not value.is_inference()]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import DataError
 from ..names import did_you_mean
+from ..specs.capability import Cap, Support
 from ..types.data import Prompt
 from .prompts import kind_of, read_prompts
 
@@ -30,7 +31,7 @@ class RunData:
 
 
 def read_data(plan: Plan) -> RunData:
-    """Read the prompt files of a plan and check their number and metadata; hash them and the files that parts read.
+    """Read the prompt files of a plan and check their number, metadata and media; hash them and the files of parts.
 
     Raises DataError with the file or key.
     """
@@ -46,6 +47,8 @@ def read_data(plan: Plan) -> RunData:
             f"data.prompts_per_step: got {plan.data.prompts_per_step}; {plan.data.train} has only {len(prompts)} "
             "prompts."
         )
+    for row in (row for rows in read.values() for row in rows):
+        _check_media(row, plan)
     for key, file in files.items():
         for reward, choice in plan.rewards.items():
             for row in read[key]:
@@ -65,6 +68,31 @@ def read_data(plan: Plan) -> RunData:
     for choice in plan.choices:
         files |= {f"{choice.key}{key}": file for key, file in choice.config.read_files().items()}
     return RunData(prompts=prompts, held_out=read.get("data.eval", ()), hashes=_hashes(files))
+
+
+def _check_media(row: Prompt, plan: Plan) -> None:
+    """Raise DataError for media that the model or the engine does not take, and for media that the model needs."""
+    model, engine = plan.model.spec, plan.engine.spec
+    uses = [(role, use) for own in model.inputs.values() for role, use in own.items()]
+    roles = sorted({role for role, _ in uses})
+    for ref in row.media:
+        if ref.role not in roles:
+            expected = f"one of {', '.join(roles)}" if roles else "none"
+            raise DataError(
+                f"{row.where}: got media of role {ref.role!r}, expected {expected}, which model {model.name!r} takes. "
+                "Leave them out, or choose another model."
+            )
+        if engine.support(Cap.MEDIA_REFS) is not Support.NATIVE:
+            raise DataError(
+                f"{row.where}: got media of role {ref.role!r}, but engine {engine.name!r} takes none. Leave them out, "
+                "or choose another engine."
+            )
+    missing = sorted({role for role, use in uses if use == "needs"} - {ref.role for ref in row.media})
+    if missing:
+        raise DataError(
+            f"{row.where}: got no media of role {missing[0]!r}, which model {model.name!r} needs. Add them to `media` "
+            "of the prompt, or choose another model."
+        )
 
 
 def _hashes(files: Mapping[str, Path]) -> dict[str, str]:

@@ -26,11 +26,9 @@ def score_input(track: Track) -> ScoreInput:
     return ScoreInput(
         sample_ids=track.sample_ids,
         group_ids=track.group_ids,
-        prompts=track.prompts,
+        inputs=track.inputs,
         metadata=track.metadata,
-        images=None if track.images is None else track.images.contiguous(),
-        videos=None if track.videos is None else tuple(video.contiguous() for video in track.videos),
-        texts=track.texts,
+        media=None if track.media is None else track.media.contiguous(),
         status=track.status,
         lengths=track.segment.lengths if isinstance(track.segment, TextSegment) else None,
     )
@@ -67,8 +65,8 @@ def combined(track: Track, scores: Mapping[str, Mapping[str, Array]], weights: M
         terms = " + ".join(f"{weights[name]:g} {name}" for name in scores)
         raise RewardFailed(
             f"reward: the weighted sum {terms} is {float(total[row])} for sample {track.sample_ids[row]!r} "
-            f"(prompt {track.prompts[row]!r}), though every score is finite; check the weights and the scale of the "
-            "scores."
+            f"(prompt {track.inputs.prompts[row]!r}), though every score is finite; check the weights and the scale "
+            "of the scores."
         )
     parts = {part: values for result in scores.values() for part, values in result.items()}
     return dataclasses.replace(track, rewards=total, reward_parts=parts)
@@ -104,7 +102,8 @@ def _checked(name: str, values: Array, track: Track) -> Array:
     if (row := _not_finite(values)) is not None:
         raise RewardFailed(
             f"reward.{name}: gave {float(values[row])} for sample {track.sample_ids[row]!r} "
-            f"(prompt {track.prompts[row]!r}). A score must be finite; make the reward raise where it cannot score."
+            f"(prompt {track.inputs.prompts[row]!r}). A score must be finite; make the reward raise where it cannot "
+            "score."
         )
     return values
 

@@ -104,6 +104,8 @@ def _pair(model: ModelSpec, engine: EngineSpec, *, bridged: Collection[str] = ()
         )
         result += _lacks("model", model, stage, asks=f"a {kind} track")
         result += _lacks("engine", engine, rollout, asks=f"the {kind} track of model {model.name!r}")
+    if any("needs" in roles.values() for roles in model.inputs.values()):
+        result += _lacks("engine", engine, Cap.MEDIA_REFS, asks=f"model {model.name!r}, which needs media,")
     yield from result
     if not result and model.name in engine.refuses:
         text = f"engine {engine.name!r} does not run model {model.name!r}, because {engine.refuses[model.name]}."

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
 from ..errors import RunFailed
 from ..roles import RunInfo, Tracker
@@ -15,19 +15,10 @@ from .events import EventStream
 if TYPE_CHECKING:
     from ..types.track import Track
 
-__all__ = ["MAX_IMAGES", "MAX_TEXTS", "TakesTexts", "Trackers"]
+__all__ = ["MAX_SAMPLES", "Trackers"]
 
-MAX_IMAGES = 64
-"""Images handed to trackers at once."""
-MAX_TEXTS = 64
-"""Texts handed to trackers at once. Each is whole: what is too long to show is for the tracker to say."""
-
-
-@runtime_checkable
-class TakesTexts(Protocol):
-    """A tracker that shows text samples; those of before there were any have no such method."""
-
-    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None: ...
+MAX_SAMPLES = 64
+"""Samples handed to trackers at once. Texts are whole: what is too long to show is for the tracker to say."""
 
 
 class Trackers:
@@ -49,34 +40,14 @@ class Trackers:
                 ) from error
 
     def samples(self, key: str, track: Track, *, step: int) -> None:
-        """Show the first images and texts of a scored track, those that it has.
-
-        A tracker that takes no texts is named in one `finding` of the run, and goes on with the rest.
-        """
-        if not self._trackers or track.rewards is None:
+        """Show the first samples of a scored track that was decoded."""
+        if not self._trackers or track.rewards is None or track.media is None:
             return
-        facts = zip(track.prompts, track.rewards, track.status, strict=True)
+        media = track.media.select(range(min(MAX_SAMPLES, track.num_rows))).fetched()
+        facts = list(zip(track.inputs.prompts, track.rewards, track.status, strict=True))[: media.num_rows]
         captions = [str(Caption(prompt=p, reward=float(r), is_truncated=s is Status.TRUNCATED)) for p, r, s in facts]
-        if track.images is not None:
-            images = track.images[:MAX_IMAGES].detach().cpu()
-            for name, tracker in list(self._trackers.items()):
-                self._guarded(
-                    name, lambda t=tracker: t.images(key, images, captions[: len(images)], step=step), step=step
-                )
-        if track.texts is not None:
-            texts = list(track.texts[:MAX_TEXTS])
-            for name, tracker in list(self._trackers.items()):
-                self._texts(name, tracker, key, texts, captions[: len(texts)], step=step)
-
-    def _texts(self, name: str, tracker: object, key: str, texts: list[str], captions: list[str], *, step: int) -> None:
-        if isinstance(tracker, TakesTexts):
-            self._guarded(name, lambda: tracker.texts(key, texts, captions, step=step), step=step)
-            return
-        text = (
-            f"tracker.{name}: text samples are not shown there, because it has no method `texts`; the rest of the run "
-            "is. A newer version of that tracker may have it; its author finds it in `unirl.core.roles.Tracker`."
-        )
-        self._events.finding(text, step=step, once=f"tracker.{name} takes no texts")
+        for name, tracker in list(self._trackers.items()):
+            self._guarded(name, lambda t=tracker: t.samples(key, media, captions, step=step), step=step)
 
     def finish(self, status: Literal["done", "stopped", "failed"], *, step: int) -> None:
         for name, tracker in list(self._trackers.items()):

@@ -10,7 +10,7 @@ from ..types.array import Array, Module
 
 if TYPE_CHECKING:
     from ..specs.spec import ModelSpec
-    from ..types.data import MediaRef
+    from ..types.inputs import Inputs
     from ..types.sampling import LatentSamplingConfig, TextSamplingConfig
 
 __all__ = ["DiffusionModel", "Model", "TextModel", "TokenBatch", "diffusion_model", "text_model"]
@@ -31,14 +31,11 @@ class Model(Protocol):
 class DiffusionModel(Model, Protocol):
     """A denoiser with its encoders and decoder."""
 
-    def encode(
-        self,
-        prompts: Sequence[str],
-        *,
-        sampling: LatentSamplingConfig,
-        media: Sequence[Sequence[MediaRef]] | None = None,
-    ) -> Mapping[str, Array]:
-        """Conditions of each prompt: name -> [len(prompts), ...]. No gradient."""
+    def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Array]:
+        """Conditions of each input: name -> [len(inputs), ...]. No gradient.
+
+        inputs: distinct ones. Media among them have roles that `ModelSpec.inputs` names.
+        """
         ...
 
     def velocity(self, x: Array, sigma: Array, conditions: Mapping[str, Array]) -> Array:
@@ -106,14 +103,11 @@ class TextModel(Model, Protocol):
         """`score` takes packed batches: its attention keeps the samples of a row apart."""
         ...
 
-    def prompt_tokens(
-        self,
-        prompts: Sequence[str],
-        *,
-        sampling: TextSamplingConfig,
-        media: Sequence[Sequence[MediaRef]] | None = None,
-    ) -> list[Array]:
-        """Tokens [P] int64 of each prompt on the CPU, with the chat template as `sampling` asks; P >= 1."""
+    def prompt_tokens(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> list[Array]:
+        """Tokens [P] int64 of each input on the CPU, with the chat template as `sampling` asks; P >= 1.
+
+        inputs: distinct ones. Media among them have roles that `ModelSpec.inputs` names.
+        """
         ...
 
     def texts(self, tokens: Sequence[Array]) -> list[str]:

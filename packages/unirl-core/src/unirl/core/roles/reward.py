@@ -2,37 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..errors import RewardFailed
 from ..types.array import Array
+from ..types.batch import Batch, rows
+from ..types.inputs import Inputs
+from ..types.media import Media, MediaKind
 
 if TYPE_CHECKING:
-    from ..types.data import MediaRef
     from ..types.track import Status
 
 __all__ = ["Reward", "ScoreInput", "Scores"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreInput:
+class ScoreInput(Batch):
     """Samples to score, all of one track. Rows of a group may stand anywhere."""
 
-    sample_ids: tuple[str, ...]
-    group_ids: tuple[str, ...]
-    prompts: tuple[str, ...]
-    metadata: tuple[Mapping[str, Any], ...]
-    images: Array | None = None
-    """[N, 3, H, W] fp32 in [0, 1]."""
-    videos: Sequence[Array] | None = None
-    """Each [F, 3, H, W] fp32 in [0, 1]."""
-    texts: tuple[str, ...] | None = None
-    media_refs: tuple[tuple[MediaRef, ...], ...] | None = None
-    status: tuple[Status, ...] | None = None
+    sample_ids: tuple[str, ...] = rows()
+    group_ids: tuple[str, ...] = rows()
+    inputs: Inputs = rows()
+    """What the samples were made from; their prompts among it."""
+    metadata: tuple[Mapping[str, Any], ...] = rows()
+    media: Media | None = rows(default=None)
+    """What is scored; None where the samples were not decoded."""
+    status: tuple[Status, ...] | None = rows(default=None)
     """What became of each sample; a text that the length limit cut off is `TRUNCATED`."""
-    lengths: tuple[int, ...] | None = None
+    lengths: tuple[int, ...] | None = rows(default=None)
     """Generated tokens of each text."""
+
+    def __post_init__(self) -> None:
+        self._check_rows()
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.sample_ids)
+
+    def of(self, kind: MediaKind, *, reward: str) -> Media:
+        """The media. Raises RewardFailed, in the name of this reward, where there are none or they are of another
+        kind."""
+        if self.media is None or self.media.kind != kind:
+            result = "samples without media" if self.media is None else self.media.kind
+            hint = " Set sampling.decode=true." if self.media is None and kind != "text" else ""
+            raise RewardFailed(f"reward.{reward}: got {result}, expected {kind}.{hint}")
+        return self.media
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ..types.array import Array
-
 if TYPE_CHECKING:
     from ..types.event import Event
+    from ..types.media import Media
 
 __all__ = ["RunInfo", "Tracker"]
 
@@ -30,18 +29,16 @@ class Tracker(Protocol):
     """Shows a run somewhere. Build: `build(config) -> Tracker`. Driven by the events of the run.
 
     Samples arrive with one caption each, which `unirl.core.observe.caption.Caption` writes and reads: the prompt, the
-    reward, and whether a length limit ended the sample. A tracker of before there were text samples, without `texts`,
-    still runs: it gets everything else, and the run says once, as a finding, that its texts are not shown there.
+    reward, and whether a length limit ended the sample.
     """
 
     def start(self, run: RunInfo) -> None: ...
     def log(self, metrics: Mapping[str, float], *, step: int) -> None: ...
-    def images(self, key: str, images: Array, captions: Sequence[str], *, step: int) -> None:
-        """images: [N, 3, H, W] fp32 in [0, 1].  captions: N."""
-        ...
+    def samples(self, key: str, media: Media, captions: Sequence[str], *, step: int) -> None:
+        """media: N, on the CPU, of the kind that the track has; a kind that cannot be shown is left out.  captions: N.
 
-    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
-        """texts: N, what the model wrote; of any length and script, also empty.  captions: N."""
+        Texts are whole: of any length and script, also empty.
+        """
         ...
 
     def event(self, event: Event) -> None:

@@ -59,7 +59,7 @@ class Cap(StrEnum):
     GUIDANCE = "guidance"
     """Honours classifier-free guidance, negative prompts included, and echoes the scale."""
     MEDIA_REFS = "media-refs"
-    """Takes images or videos as conditions."""
+    """Generates from the media of a request, where the model takes them."""
     # Weights of an engine.
     WEIGHTS_SHARED = "weights-shared"
     """Samples from the very module that trains; nothing is transferred."""
@@ -105,7 +105,7 @@ class Cap(StrEnum):
 
 
 CAPABILITIES_OF: Mapping[Kind, tuple[Cap, ...]] = {
-    "model": (Cap.LATENT_STAGE, Cap.TEXT_STAGE, Cap.LORA, Cap.CONDITIONS, Cap.GUIDANCE, Cap.MEDIA_REFS),
+    "model": (Cap.LATENT_STAGE, Cap.TEXT_STAGE, Cap.LORA, Cap.CONDITIONS, Cap.GUIDANCE),
     "engine": (
         Cap.LATENT_ROLLOUT,
         Cap.TEXT_ROLLOUT,

@@ -21,6 +21,7 @@ __all__ = [
     "Gap",
     "Kind",
     "LauncherSpec",
+    "MediaRole",
     "Miniature",
     "ModelSpec",
     "RewardExample",
@@ -30,6 +31,8 @@ __all__ = [
     "TransportSpec",
 ]
 
+MediaRole = Literal["source", "first_frame", "condition"]
+"""What an image, video or sound of a prompt is to a model: what it edits, what it goes on from, what it looks at."""
 Kind = Literal["model", "engine", "backend", "algorithm", "reward", "tracker", "launcher", "transport"]
 KINDS: tuple[Kind, ...] = (
     "model",
@@ -116,6 +119,11 @@ class ModelSpec(Spec):
 
     tracks: Mapping[str, Literal["latent", "text"]]
     """Name of each track that the model generates, with its kind."""
+    inputs: Mapping[str, Mapping[MediaRole, Literal["takes", "needs"]]] = field(
+        default_factory=lambda: dict[str, Mapping[MediaRole, Literal["takes", "needs"]]]()
+    )
+    """Name of a track -> roles of the media that it is generated from besides the text, and whether each may be there
+    or must be. Prompt files are checked before anything is built."""
     trainable: str
     """Attribute of the model that holds the trained module, such as `transformer`."""
     lora_targets: tuple[str, ...] = ()

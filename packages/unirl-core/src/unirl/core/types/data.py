@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["MediaRef", "Prompt"]
@@ -27,3 +27,5 @@ class Prompt:
     text: str
     metadata: Mapping[str, Any]
     media: tuple[MediaRef, ...] = ()
+    where: str = field(default="", compare=False)
+    """File and line, for errors; "" for a prompt from no file."""

@@ -12,7 +12,7 @@ from .batch import Batch, rows, shared
 from .track import Sampler
 
 if TYPE_CHECKING:
-    from .data import MediaRef
+    from .inputs import Inputs
     from .sampling import LatentSamplingConfig, TextSamplingConfig
 
 __all__ = ["LatentRequest", "Request", "TextRequest"]
@@ -93,10 +93,9 @@ class Request(Batch):
     """Name of the track."""
     sample_ids: tuple[str, ...] = rows()
     group_ids: tuple[str, ...] = rows()
-    prompt_ids: tuple[str, ...] = rows()
-    prompts: tuple[str, ...] = rows()
+    inputs: Inputs = rows()
+    """What the samples are made from."""
     metadata: tuple[Mapping[str, Any], ...] = rows()
-    media: tuple[tuple[MediaRef, ...], ...] = rows()
     params: LatentRequest | TextRequest = rows()
     """How the track is sampled."""
     seed: int = shared()

@@ -16,6 +16,8 @@ from typing import Any, TypeVar, cast
 from ..errors import BatchError
 from .batch import Batch
 from .data import MediaRef
+from .inputs import Inputs
+from .media import Media
 from .request import LatentRequest, Request, TextRequest
 from .sampling import LatentSamplingConfig, ScheduleConfig, SdeStepsConfig, TextSamplingConfig
 from .track import Conditions, LatentSegment, Sampler, Status, TextSegment, Track
@@ -33,9 +35,11 @@ DATACLASSES: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         Conditions,
+        Inputs,
         LatentRequest,
         LatentSamplingConfig,
         LatentSegment,
+        Media,
         MediaRef,
         Request,
         Sampler,

@@ -11,6 +11,8 @@ from typing import Any, Self, cast
 from ..errors import BatchError
 from .array import Array
 from .batch import Batch, rows, rows_by_group, shared
+from .inputs import Inputs
+from .media import Media
 
 __all__ = ["Conditions", "LatentSegment", "Sampler", "Status", "TextSegment", "Track"]
 
@@ -29,10 +31,10 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions(Batch):
-    """Conditioning of the samples (prompt embeddings), stored once per prompt however many samples share it."""
+    """Conditioning of the samples (prompt embeddings), stored once per input however many samples share it."""
 
     values: Mapping[str, Array] = shared()
-    """name -> [U, ...], one row per distinct prompt."""
+    """name -> [U, ...], one row per distinct input."""
     index: Array = rows()
     """[N] int64, the row of `values` of each sample."""
 
@@ -274,16 +276,14 @@ class Track(Batch):
     """Track that these samples were generated from; None for a root."""
     parent_ids: tuple[str, ...] | None = rows(default=None)
     """Sample of the parent track (or prompt, for a root) that each sample was generated from."""
-    prompts: tuple[str, ...] = rows()
+    inputs: Inputs = rows()
+    """What the samples were made from."""
     metadata: tuple[Mapping[str, Any], ...] = rows()
     conditions: Mapping[str, Conditions] = rows(default_factory=lambda: dict[str, Conditions]())
     """`positive`, and `negative` under guidance."""
     segment: LatentSegment | TextSegment | None = rows(default=None)
-    images: Array | None = rows(default=None)
-    """[N, 3, H, W] fp32 in [0, 1]."""
-    videos: tuple[Array, ...] | None = rows(default=None)
-    """Per sample [F, 3, H, W] fp32 in [0, 1]."""
-    texts: tuple[str, ...] | None = rows(default=None)
+    media: Media | None = rows(default=None)
+    """What the samples are decoded to; None where they are not decoded."""
     rewards: Array | None = rows(default=None)
     """[N] fp32, the combined reward."""
     reward_parts: Mapping[str, Array] = rows(default_factory=lambda: dict[str, Array]())

@@ -13,7 +13,7 @@ from torch import Tensor
 from unirl.core.errors import RecipeError
 from unirl.core.specs.check import check_config
 from unirl.core.specs.spec import ModelSpec
-from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.numerics.diffusion.pipeline_config import PipelineConfig
 from unirl.numerics.model_files import dtype_of, scheduler_config
@@ -67,24 +67,12 @@ class PipelineModel(ABC):
         return self.transformer
 
     @torch.no_grad()
-    def encode(
-        self,
-        prompts: Sequence[str],
-        *,
-        sampling: LatentSamplingConfig,
-        media: Sequence[Sequence[MediaRef]] | None = None,
-    ) -> dict[str, Tensor]:
-        """Conditions of each prompt, [n, ...] in the dtype of the text encoders. Equal prompts are encoded once."""
-        if media is not None and any(media):
-            raise RecipeError(
-                f"data: {self.spec.name} generates from text alone, but a prompt has media; leave them out."
-            )
+    def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Tensor]:
+        """Conditions of each input's text, [n, ...] in the dtype of the text encoders."""
         length, most = sampling.max_sequence_length, self.max_sequence_length
         if not 1 <= length <= most:
             raise RecipeError(f"sampling.max_sequence_length: got {length}; {self.spec.name} takes 1 to {most}.")
-        distinct = list(dict.fromkeys(prompts))
-        rows = torch.tensor([distinct.index(prompt) for prompt in prompts], device=self.device)
-        return {name: values[rows] for name, values in self.encode_texts(distinct, length=length).items()}
+        return self.encode_texts(inputs.texts, length=length)
 
     @abstractmethod
     def encode_texts(self, texts: Sequence[str], *, length: int) -> Mapping[str, Tensor]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from unirl.core.roles import DiffusionModel
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import Request
 from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
 
@@ -60,10 +61,8 @@ def probe_request(model: DiffusionModel, *, kernel: str = "flow-sde") -> Request
         track=tracks[0],
         sample_ids=sample_ids,
         group_ids=sample_ids,
-        prompt_ids=sample_ids,
-        prompts=PROMPTS,
+        inputs=Inputs.of_texts(PROMPTS),
         metadata=(nothing,) * len(PROMPTS),
-        media=((),) * len(PROMPTS),
         params=expected,
         seed=SEED,
         rollout=ROLLOUT,

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from unirl.core.types.inputs import Inputs, distinct
+from unirl.core.types.media import Media
 from unirl.core.types.request import Request
+from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import Conditions, LatentSegment, Status, Track
 from unirl.numerics.diffusion.denoise import Walk, finish
 from unirl.numerics.diffusion.guidance import Velocity
 from unirl.numerics.diffusion.sampler import guidance_of, kernel_of
 from unirl.numerics.noise import INITIAL, noise, noise_digest
 
-__all__ = ["latent_track", "latent_walk", "sample_latents"]
+if TYPE_CHECKING:
+    from unirl.core.roles import DiffusionModel
+
+__all__ = ["encoded", "latent_track", "latent_walk", "sample_latents"]
 
 
 def sample_latents(
@@ -79,6 +86,13 @@ def latent_walk(request: Request, *, latent_shape: Sequence[int], device: torch.
     )
 
 
+def encoded(model: DiffusionModel, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Conditions:
+    """The model's conditions of these inputs, the distinct ones encoded together."""
+    rows, index = distinct(inputs)
+    values = model.encode(inputs.select(rows), sampling=sampling)
+    return Conditions(values=values, index=torch.tensor(index, device=model.device))
+
+
 def latent_track(
     request: Request,
     *,
@@ -87,24 +101,23 @@ def latent_track(
     media: Tensor | None,
     policy_version: Sequence[int],
 ) -> Track:
-    """The track of a whole request. The request supplies its name and the identity of its rows: ids, group, prompt,
+    """The track of a whole request. The request supplies its name and the identity of its rows: ids, group, inputs,
     metadata. The settings used are only in the segment.
 
     media: [N, 3, H, W] images or [N, F, 3, H, W] videos in [0, 1], or None when they were not decoded.
     policy_version: [N], of the weights that generated each row.
     """
-    is_video = media is not None and media.ndim == 5
+    kind = "image" if media is None or media.ndim == 4 else "video"
     return Track(
         name=request.track,
         sample_ids=request.sample_ids,
         group_ids=request.group_ids,
-        parent_ids=request.prompt_ids,
-        prompts=request.prompts,
+        parent_ids=request.inputs.ids,
+        inputs=request.inputs,
         metadata=request.metadata,
         conditions=conditions,
         segment=segment,
-        images=None if is_video else media,
-        videos=tuple(media.unbind()) if media is not None and is_video else None,
+        media=None if media is None else Media(kind=kind, values=media),
         sample_weights=torch.ones(request.num_rows),
         status=(Status.COMPLETED,) * request.num_rows,
         policy_version=tuple(policy_version),

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from unirl.core.types.inputs import distinct
 from unirl.core.types.request import Request
 from unirl.core.types.serial import to_bytes
 from unirl.core.types.track import Conditions, LatentSegment, Sampler
@@ -18,7 +19,7 @@ from unirl.numerics.diffusion.rollout import latent_track
 
 __all__ = ["joined", "rows_of"]
 
-USED = ("sample_id", "prompt", "negative_prompt", "version")
+USED = ("sample_id", "text", "negative_prompt", "version")
 """Inputs of each row that the host compares with the request; everything else is in the track."""
 
 
@@ -28,25 +29,25 @@ def rows_of(
     segment: LatentSegment,
     conditions: Mapping[str, Conditions],
     media: Tensor | None,
-    prompts: Sequence[str],
+    texts: Sequence[str],
     negative_prompt: str | None,
     version: int,
 ) -> list[dict[str, Any]]:
     """The track of each row of a batch, as plain values on the CPU.
 
-    request: the batch's rows.  conditions, prompts, negative_prompt: as used; negative_prompt is None without
+    request: the batch's rows.  conditions, texts, negative_prompt: as used; negative_prompt is None without
     guidance.  version: of the weights used.
     """
     assert segment.initial_noise is not None
     # Plain values: rows are sent in the engine's own messages.
     sampler = dataclasses.asdict(segment.sampler)
     rows: list[dict[str, Any]] = []
-    sent: set[str] = set()
-    for row, (sample, prompt) in enumerate(zip(request.sample_ids, prompts, strict=True)):
+    firsts, _ = distinct(request.inputs)
+    for row, (sample, text) in enumerate(zip(request.sample_ids, texts, strict=True)):
         rows.append(
             {
                 "sample_id": sample,
-                "prompt": prompt,
+                "text": text,
                 "negative_prompt": negative_prompt,
                 "sampler": sampler,
                 "version": version,
@@ -59,11 +60,10 @@ def rows_of(
                 "log_probs": None if segment.log_probs is None else _row(segment.log_probs, row),
                 "media": None if media is None else _row(media, row),
                 "sigmas": segment.sigmas,
-                # Once per prompt of the batch: samples of a group share it.
-                "conditions": {} if prompt in sent else {kind: _values(own, row) for kind, own in conditions.items()},
+                # Once per input of the batch: samples of a group share it.
+                "conditions": {kind: _values(own, row) for kind, own in conditions.items()} if row in firsts else {},
             }
         )
-        sent.add(prompt)
     return rows
 
 
@@ -77,7 +77,7 @@ def joined(request: Request, rows: Sequence[Mapping[str, Any]]) -> tuple[Any, Ma
     track = latent_track(
         request,
         segment=LatentSegment.concat([_segment(row) for row in rows]),
-        conditions=_conditions(rows),
+        conditions=_conditions(request, rows),
         media=torch.cat(media) if media else None,
         policy_version=[row["version"] for row in rows],
     )
@@ -101,26 +101,16 @@ def _segment(row: Mapping[str, Any]) -> LatentSegment:
     )
 
 
-def _conditions(rows: Sequence[Mapping[str, Any]]) -> dict[str, Conditions]:
-    """Once per prompt. Every batch brings those of its prompts; they are the same in each."""
-    prompts: dict[str, int] = {}
-    values: dict[str, dict[str, list[Tensor]]] = {}
-    for row in rows:
-        if row["prompt"] in prompts or not row["conditions"]:
-            continue
-        prompts[row["prompt"]] = len(prompts)
-        for kind, named in row["conditions"].items():
-            for name, value in named.items():
-                values.setdefault(kind, {}).setdefault(name, []).append(value)
-    index = torch.tensor([prompts[row["prompt"]] for row in rows], dtype=torch.int64)
+def _conditions(request: Request, rows: Sequence[Mapping[str, Any]]) -> dict[str, Conditions]:
+    """Once per input. Every batch brings those of its inputs; they are the same in each."""
+    negative = request.inputs.negative(request.latent.sampling.negative_prompt)
     result: dict[str, Conditions] = {}
-    for kind, named in values.items():
-        if kind == "negative":
-            # One prompt for all rows.
-            whole = Conditions(values={name: each[0] for name, each in named.items()}, index=torch.zeros_like(index))
-        else:
-            whole = Conditions(values={name: torch.cat(each) for name, each in named.items()}, index=index)
-        result[kind] = whole
+    for kind in {kind: None for row in rows for kind in row["conditions"]}:
+        firsts, index = distinct(negative if kind == "negative" else request.inputs)
+        held = [(at, row["conditions"][kind]) for at, row in zip(index, rows, strict=True) if row["conditions"]]
+        own = dict(reversed(held))
+        values = {name: torch.cat([own[at][name] for at in range(len(firsts))]) for name in own[0]}
+        result[kind] = Conditions(values=values, index=torch.tensor(index, dtype=torch.int64))
     return result
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 from torch import Tensor
+from unirl.core.types.media import Media
 from unirl.core.types.request import Request
 from unirl.core.types.track import Status, TextSegment, Track
 
@@ -100,7 +101,7 @@ def generate_text(
 
 
 def text_track(request: Request, *, generated: GeneratedText, texts: Sequence[str], version: int) -> Track:
-    """The track of a whole request. The request supplies its name and the identity of its rows: ids, group, prompt,
+    """The track of a whole request. The request supplies its name and the identity of its rows: ids, group, inputs,
     metadata. The settings used are in `generated`.
 
     texts: the input of rewards, see `visible_texts`.  version: of the policy that generated the samples.
@@ -109,8 +110,8 @@ def text_track(request: Request, *, generated: GeneratedText, texts: Sequence[st
         name=request.track,
         sample_ids=request.sample_ids,
         group_ids=request.group_ids,
-        parent_ids=request.prompt_ids,
-        prompts=request.prompts,
+        parent_ids=request.inputs.ids,
+        inputs=request.inputs,
         metadata=request.metadata,
         segment=TextSegment(
             prompt_tokens=generated.prompt_tokens,
@@ -118,7 +119,7 @@ def text_track(request: Request, *, generated: GeneratedText, texts: Sequence[st
             log_probs=generated.log_probs,
             temperature=generated.temperature,
         ),
-        texts=tuple(texts),
+        media=Media(kind="text", values=tuple(texts)),
         sample_weights=torch.ones(request.num_rows),
         status=tuple(Status.TRUNCATED if cut else Status.COMPLETED for cut in generated.truncated),
         policy_version=(version,) * request.num_rows,

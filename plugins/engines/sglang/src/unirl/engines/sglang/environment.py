@@ -18,7 +18,7 @@ ENVIRONMENT = EngineEnvironment(
     serve="unirl.engines.sglang.server:calls",
     modules=(
         *(f"unirl.core.{name}" for name in ("errors", "limits", "names")),
-        *(f"unirl.core.types.{name}" for name in ("array", "batch", "data", "request")),
+        *(f"unirl.core.types.{name}" for name in ("array", "batch", "data", "inputs", "media", "request")),
         *(f"unirl.core.types.{name}" for name in ("sampling", "serial", "track", "weights")),
         "unirl.numerics.noise",
         *(

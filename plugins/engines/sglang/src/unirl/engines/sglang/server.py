@@ -10,9 +10,12 @@ import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from unirl.engine_host.serving import Answer, Call, calls_of
+
+if TYPE_CHECKING:
+    from unirl.core.types.inputs import Inputs
 
 __all__ = ["calls"]
 
@@ -61,15 +64,16 @@ class _Server:
 
         request = from_bytes(tensors["request"].numpy().tobytes(), Request)
         made: dict[int, Mapping[str, Any]] = {}
-        for rows in self._pieces(request.prompts):
+        for rows in self._pieces(request.inputs):
             result = self._made(request.select(rows))
             made |= zip(rows, result, strict=True)
         return latent_rows.joined(request, [made[row] for row in range(request.num_rows)])
 
-    def _pieces(self, prompts: Sequence[str]) -> Iterator[list[int]]:
-        """Batches of rows of one prompt, which SGLang encodes once for all of its outputs."""
-        for prompt in dict.fromkeys(prompts):
-            rows = [row for row, one in enumerate(prompts) if one == prompt]
+    def _pieces(self, inputs: Inputs) -> Iterator[list[int]]:
+        """Batches of rows of one input, which SGLang encodes once for all of its outputs."""
+        from unirl.core.types.batch import rows_by_group
+
+        for rows in rows_by_group(inputs.ids).values():
             yield from (rows[at : at + self._max_rows] for at in range(0, len(rows), self._max_rows))
 
     def _made(self, piece: Any) -> list[dict[str, Any]]:

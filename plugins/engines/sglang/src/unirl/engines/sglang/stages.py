@@ -74,7 +74,7 @@ class Reading(InputValidationStage):
     def forward(self, batch: Any, server_args: Any) -> Any:
         piece = _piece(batch)
         sampling = piece.latent.sampling
-        batch.prompt, batch.negative_prompt = piece.prompts[0], sampling.negative_prompt
+        batch.prompt, batch.negative_prompt = piece.inputs.texts[0], sampling.negative_prompt
         batch.num_outputs_per_prompt = piece.num_rows
         batch.height, batch.width, batch.num_frames = sampling.height, sampling.width, sampling.frames
         batch.num_inference_steps = len(piece.latent.sigmas) - 1
@@ -195,7 +195,7 @@ class Denoising(DenoisingStage):
             segment=walk.segment(initial_noise=initial),
             conditions=conditions,
             media=None,
-            prompts=(batch.prompt,) * piece.num_rows,
+            texts=(batch.prompt,) * piece.num_rows,
             negative_prompt=batch.negative_prompt if "negative" in conditions else None,
             version=pipeline.unirl_version,
         )

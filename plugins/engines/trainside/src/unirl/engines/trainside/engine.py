@@ -18,8 +18,8 @@ from unirl.numerics.diffusion.rollout import latent_track, sample_latents
 from unirl.numerics.tokens.rollout import GeneratedText, generate_text, text_track, visible_texts
 
 from .config import TrainsideConfig
+from .input_cache import InputCache
 from .plugin import SPEC
-from .prompt_cache import PromptCache
 
 __all__ = ["TrainsideEngine", "build"]
 
@@ -45,12 +45,12 @@ class TrainsideEngine:
         self.version = 0
         self._model = model
         self._forward_batch = config.forward_batch
-        self._prompts = PromptCache(model, size=config.cached_prompts)
+        self._encoded = InputCache(model, size=config.cached_prompts)
 
     def generate(self, request: Request) -> Track:
         """The track of the request, without gradient and in evaluation mode, which is undone afterwards.
 
-        Raises RecipeError for an unknown track, kernels not in the spec and prompts with media.
+        Raises RecipeError for an unknown track and kernels not in the spec.
         """
         self._check(request)
         with torch.no_grad(), _evaluating(self._model.trainable):
@@ -71,7 +71,7 @@ class TrainsideEngine:
 
     def close(self) -> None:
         """Drop the cached embeddings. The model belongs to the caller and stays."""
-        self._prompts = PromptCache(self._model, size=0)
+        self._encoded = InputCache(self._model, size=0)
 
     def _check(self, request: Request) -> None:
         known, expected = self._model.spec.tracks, request.params
@@ -85,11 +85,6 @@ class TrainsideEngine:
             raise RecipeError(
                 f"sampling.kernel: got {expected.sampling.kernel!r}; trainside supports {', '.join(SPEC.kernels)}."
             )
-        for prompt_id, media in zip(request.prompt_ids, request.media, strict=True):
-            if media:
-                raise RecipeError(
-                    f"data: prompt {prompt_id!r} has media ({media[0].uri}); trainside accepts text prompts only."
-                )
 
     def _text(self, request: Request) -> Track:
         model, sampling = text_model(self._model), request.text.sampling
@@ -103,10 +98,10 @@ class TrainsideEngine:
     def _latents(self, request: Request) -> Track:
         model = diffusion_model(self._model)
         sampling = request.latent.sampling
-        conditions: dict[str, Conditions] = {"positive": self._prompts.conditions(request.prompts, sampling=sampling)}
+        conditions: dict[str, Conditions] = {"positive": self._encoded.conditions(request.inputs, sampling=sampling)}
         if sampling.guidance_scale != 1.0:
-            negatives = [sampling.negative_prompt] * request.num_rows
-            conditions["negative"] = self._prompts.conditions(negatives, sampling=sampling)
+            negative = request.inputs.negative(sampling.negative_prompt)
+            conditions["negative"] = self._encoded.conditions(negative, sampling=sampling)
         sampled: list[LatentSegment] = []
         media: list[torch.Tensor] = []
         start = 0

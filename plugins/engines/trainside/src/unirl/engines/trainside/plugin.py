@@ -28,7 +28,7 @@ SPEC = EngineSpec(
         Cap.LOG_PROBS_TOKEN: Support.NATIVE,
         Cap.CONDITIONS: Support.NATIVE,
         Cap.GUIDANCE: Support.NATIVE,
-        Cap.MEDIA_REFS: Support.NO,
+        Cap.MEDIA_REFS: Support.NATIVE,
         Cap.WEIGHTS_SHARED: Support.NATIVE,
         Cap.WEIGHTS_FULL: Support.NO,
         Cap.WEIGHTS_LORA: Support.NO,

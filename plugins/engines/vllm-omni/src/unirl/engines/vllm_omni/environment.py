@@ -10,7 +10,7 @@ __all__ = ["ENVIRONMENT", "PRODUCT"]
 
 CARRIED = (
     *(f"unirl.core.{name}" for name in ("errors", "limits", "names")),
-    *(f"unirl.core.types.{name}" for name in ("array", "batch", "data", "request")),
+    *(f"unirl.core.types.{name}" for name in ("array", "batch", "data", "inputs", "media", "request")),
     *(f"unirl.core.types.{name}" for name in ("sampling", "serial", "track", "weights")),
     "unirl.numerics.noise",
     *(f"unirl.numerics.diffusion.{name}" for name in ("denoise", "guidance", "kernels", "rollout", "rows", "sampler")),

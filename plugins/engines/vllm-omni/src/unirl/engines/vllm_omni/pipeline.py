@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from unirl.core.types.inputs import Inputs, distinct
 from unirl.core.types.request import Request
 from unirl.core.types.serial import from_bytes
 from unirl.core.types.track import Conditions
@@ -188,7 +189,7 @@ class RolloutPipeline:
             segment=rows.walk.segment(initial_noise=rows.initial_noise),
             conditions=rows.conditions,
             media=self.bridge.decode(self, rows.walk.x) if sampling.decode else None,
-            prompts=rows.request.prompts,
+            texts=rows.request.inputs.texts,
             negative_prompt=sampling.negative_prompt if "negative" in rows.conditions else None,
             version=rows.version,
         )
@@ -198,19 +199,18 @@ class RolloutPipeline:
         return [DiffusionOutput(nothing, trajectory_latents={ROW: {**row, "rows": rows.num_rows}}) for row in result]
 
     def _conditions(self, request: Request, sampling: LatentSamplingConfig, *, guided: bool) -> dict[str, Conditions]:
-        result = {"positive": self._encoded(request.prompts, sampling)}
+        result = {"positive": self._encoded(request.inputs, sampling)}
         if guided:
-            result["negative"] = self._encoded((sampling.negative_prompt,) * request.num_rows, sampling)
+            result["negative"] = self._encoded(request.inputs.negative(sampling.negative_prompt), sampling)
         return result
 
-    def _encoded(self, prompts: tuple[str, ...], sampling: LatentSamplingConfig) -> Conditions:
-        """Encode each prompt alone: its embedding then does not depend on the batch, and can come from vLLM-Omni's
+    def _encoded(self, inputs: Inputs, sampling: LatentSamplingConfig) -> Conditions:
+        """Encode each input alone: its embedding then does not depend on the batch, and can come from vLLM-Omni's
         cache."""
-        distinct = list(dict.fromkeys(prompts))
-        each = [self.bridge.encode(self, prompt, sampling) for prompt in distinct]
-        index = torch.tensor([distinct.index(prompt) for prompt in prompts])
-        values = {name: torch.cat([one[name] for one in each]) for name in each[0]}
-        return Conditions(values=values, index=index.to(self.device))  # type: ignore[attr-defined]
+        rows, index = distinct(inputs)
+        each = [self.bridge.encode(self, inputs.texts[row], sampling) for row in rows]
+        values = _joined(each)
+        return Conditions(values=values, index=torch.tensor(index).to(self.device))  # type: ignore[attr-defined]
 
     def _load_diffusion_lora_adapter(self, *, lora_request: Any, lora_path: str, dtype: Any) -> Any:
         """Called by vLLM-Omni before it looks for an adapter on disk."""

@@ -94,7 +94,9 @@ class _Server:
             lora_request=ADAPTER if self._has_adapter else None,
             extra_args={PIECE: to_bytes(piece)},
         )
-        answers = self._omni.generate({"prompt": piece.prompts[0]}, request_id=name, sampling_params_list=[parameters])
+        answers = self._omni.generate(
+            {"prompt": piece.inputs.texts[0]}, request_id=name, sampling_params_list=[parameters]
+        )
         result = [answer async for answer in answers]
         made = (result[-1].trajectory_latents or {}).get(ROW) if result and result[-1].request_id == name else None
         if made is None:

@@ -16,7 +16,7 @@ from unirl.core.errors import RecipeError
 from unirl.core.roles import TokenBatch
 from unirl.core.specs.check import check_config
 from unirl.core.specs.spec import ModelSpec
-from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import TextSamplingConfig
 from unirl.numerics.model_files import dtype_of
 
@@ -91,20 +91,13 @@ class Qwen3Model:
         quadratic in all tokens of the row, while that of a padded row is quadratic in the longest sample."""
         return self.attention == "flash_attention_2"
 
-    def prompt_tokens(
-        self,
-        prompts: Sequence[str],
-        *,
-        sampling: TextSamplingConfig,
-        media: Sequence[Sequence[MediaRef]] | None = None,
-    ) -> list[Tensor]:
-        """Tokens [P] int64 of each prompt on the CPU, in the checkpoint's chat template unless `sampling.chat` is off.
+    def prompt_tokens(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> list[Tensor]:
+        """Tokens [P] int64 of each input on the CPU, in the checkpoint's chat template unless `sampling.chat` is off.
 
-        Raises RecipeError for media, for a chat template that is missing or lacks a requested switch, and for a
-        prompt without tokens or with more than the checkpoint has positions.
+        Raises RecipeError for a chat template that is missing or lacks a requested switch, and for a prompt without
+        tokens or with more than the checkpoint has positions.
         """
-        if media is not None and any(media):
-            raise RecipeError("data: qwen3 reads text alone, but a prompt has media; leave them out.")
+        prompts = inputs.texts
         texts = [self._chat(prompt, sampling) for prompt in prompts] if sampling.chat else list(prompts)
         if not sampling.chat and (sampling.system_prompt or sampling.thinking is not None):
             key = "system_prompt" if sampling.system_prompt else "thinking"

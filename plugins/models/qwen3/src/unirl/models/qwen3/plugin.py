@@ -14,7 +14,6 @@ _CAPABILITIES = {
     Cap.LORA: Support.NATIVE,
     Cap.GUIDANCE: Support.NO,
     Cap.CONDITIONS: Support.NO,
-    Cap.MEDIA_REFS: Support.NO,
 }
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 

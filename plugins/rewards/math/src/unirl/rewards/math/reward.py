@@ -43,9 +43,7 @@ class MathReward:
         Raises RewardFailed, naming the sample, for a reference answer that is missing or unreadable for the method, and
         for outcomes that the config turns into errors.
         """
-        config, texts = self._config, samples.texts
-        if texts is None:
-            raise RewardFailed(f"{_NAME}: needs texts, but the track has none; use it with a text track.")
+        config, texts = self._config, samples.of("text", reward="math").texts
         keys = [_key(samples, row) for row in range(len(texts))]
         answers = [answer_part(text, thinking=self._thinking) for text in texts]
         verdicts = self._grader.grade(list(zip(keys, answers, strict=True)))
@@ -125,14 +123,13 @@ def _key(samples: ScoreInput, row: int) -> str:
         return str(value)
     result = f"is {value!r}, neither text nor a number" if "answer" in metadata else "is missing"
     raise RewardFailed(
-        f"{_NAME}: metadata 'answer' of sample {samples.sample_ids[row]!r} (prompt {samples.prompts[row][:80]!r}) "
-        f"{result}; add it to the prompt file."
+        f"{_NAME}: metadata 'answer' of sample {samples.sample_ids[row]!r} (prompt "
+        f"{samples.inputs.prompts[row][:80]!r}) {result}; add it to the prompt file."
     )
 
 
 def _end(samples: ScoreInput, row: int) -> str:
-    assert samples.texts is not None
-    return samples.texts[row][-80:]
+    return samples.of("text", reward="math").texts[row][-80:]
 
 
 def _grader(config: MathConfig) -> Grader:

@@ -6,7 +6,6 @@ import unicodedata
 from typing import Any
 
 import torch
-from unirl.core.errors import RewardFailed
 from unirl.core.roles import ScoreInput, Scores
 
 from .config import ExactMatchConfig
@@ -33,10 +32,8 @@ class ExactMatchReward:
 
     def score(self, samples: ScoreInput) -> Scores:
         """1 where the completion equals the answer, else 0; an empty completion is wrong."""
-        if samples.texts is None:
-            raise RewardFailed(f"reward.{_NAME}: needs texts, but the track has none; use it with a text track.")
         answers = words_of(samples, "answer", reward=_NAME)
-        pairs = zip(samples.texts, answers, strict=True)
+        pairs = zip(samples.of("text", reward=_NAME).texts, answers, strict=True)
         hits = [self._normalized(text) == self._normalized(answer) for text, answer in pairs]
         return Scores(values=torch.tensor(hits, dtype=torch.float32))
 

@@ -94,7 +94,7 @@ class FunctionReward:
 
     def _arguments(self, samples: ScoreInput) -> dict[str, Any]:
         medium, values = _media(samples)
-        own: dict[str, Any] = {"prompts": list(samples.prompts), medium: values}
+        own: dict[str, Any] = {"prompts": list(samples.inputs.prompts), medium: values}
         keys = dict.fromkeys(key for row in samples.metadata for key in row)
         arguments: dict[str, Any] = {}
         if any(p.kind is p.VAR_KEYWORD for p in self._parameters.values()):
@@ -111,9 +111,8 @@ class FunctionReward:
                 row = next(n for n, result in enumerate(samples.metadata) if name not in result)
                 known = [*own, *samples.metadata[row]]
                 raise self._failed(
-                    f"takes {name!r}, which sample {samples.sample_ids[row]!r} (prompt {samples.prompts[row]!r}) does "
-                    f"not have; it has {', '.join(known)}{did_you_mean(name, known) or '.'} Add it to the prompt file, "
-                    "or give the parameter a default."
+                    f"takes {name!r}, which {_named(samples, row)} does not have; it has {', '.join(known)}"
+                    f"{did_you_mean(name, known) or '.'} Add it to the prompt file, or give the parameter a default."
                 )
         return arguments
 
@@ -131,9 +130,8 @@ class FunctionReward:
                 value = value.item()
             if value is None:
                 raise self._failed(
-                    f"returned None for sample {samples.sample_ids[row]!r} (prompt {samples.prompts[row]!r}); expected "
-                    "a number. For a sample that this reward does not apply to, return 0.0: it then adds nothing to "
-                    "the weighted sum of rewards."
+                    f"returned None for {_named(samples, row)}; expected a number. For a sample that this reward does "
+                    "not apply to, return 0.0: it then adds nothing to the weighted sum of rewards."
                 )
             if not isinstance(value, Real):
                 raise self._failed(
@@ -185,9 +183,10 @@ def _run_file(file: Path) -> ModuleType:
 
 def _media(samples: ScoreInput) -> tuple[str, list[Any]]:
     """The keyword and the values of the generated media or completions."""
-    if samples.texts is not None:
-        return MEDIA["text"], list(samples.texts)
-    if samples.videos is not None:
+    kind = None if samples.media is None else samples.media.kind
+    if kind == "text":
+        return MEDIA["text"], list(samples.of("text", reward=_NAME).texts)
+    if kind == "video":
         return MEDIA["video"], [_pil(frames) for frames in video_frames_of(samples, reward=_NAME)]
     return MEDIA["image"], _pil(images_of(samples, reward=_NAME))
 
@@ -201,6 +200,10 @@ def _pil(images: torch.Tensor) -> list[Image.Image]:
 def _place(function: Callable[..., Any], target: Target) -> str:
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else target.module
+
+
+def _named(samples: ScoreInput, row: int) -> str:
+    return f"sample {samples.sample_ids[row]!r} (prompt {samples.inputs.prompts[row]!r})"
 
 
 def _described(value: object) -> str:

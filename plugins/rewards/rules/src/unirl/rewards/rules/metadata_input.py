@@ -15,7 +15,7 @@ def words_of(samples: ScoreInput, key: str, *, reward: str) -> list[str]:
             result = f"is {word!r}, not a string" if key in metadata else "is missing"
             raise RewardFailed(
                 f"reward.{reward}: metadata {key!r} of sample {samples.sample_ids[row]!r} "
-                f"(prompt {samples.prompts[row]!r}) {result}; add it to the prompt file."
+                f"(prompt {samples.inputs.prompts[row]!r}) {result}; add it to the prompt file."
             )
         words.append(word)
     return words

@@ -1,10 +1,11 @@
-"""Samples of a run: images and completions as files under `<run folder>/media`, with an index that describes each."""
+"""Samples of a run: images, videos and completions as files under `<run folder>/media`, with an index."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,25 +13,39 @@ from PIL import Image
 from unirl.core.observe.caption import Caption
 from unirl.core.observe.events import EventStream, read_events
 from unirl.core.types.array import Array
+from unirl.core.types.media import Media
 
 __all__ = ["MediaFolder", "MediaKind", "Sample", "SampleBatch", "read_media"]
 
 MediaKind = Literal["images", "texts"]
 MEDIA = "media"
 INDEX = "index.jsonl"
+ANIMATED = ".webp"
+ANIMATION = 320
+"""Longest edge of an animation, in pixels."""
+STRIP = 6
+"""Most frames of a strip."""
+DEFAULT_RATE = 8.0
+"""Frames per second of a video that does not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One saved image or text."""
+    """One saved image, video or text."""
 
     file: Path
-    """A PNG, or the text in UTF-8."""
+    """A PNG, of a video a strip of its frames; or the text in UTF-8."""
     prompt: str
     reward: float | None
     """None when the caption names none."""
     is_truncated: bool = False
     """It was cut off by the length limit."""
+
+    @property
+    def animation(self) -> Path | None:
+        """The animation of a video, whose `file` is a strip of its frames."""
+        file = self.file.with_suffix(ANIMATED)
+        return file if file.is_file() else None
 
     @property
     def text(self) -> str:
@@ -61,41 +76,49 @@ class MediaFolder:
         if resumed_at is not None:
             self._note("run_resumed", step=resumed_at)
 
-    def save_images(self, key: str, images: Array, captions: Sequence[str], *, step: int) -> None:
-        """Save the first `max_images` as `media/step-000010/<key>-00.png`, then their line of the index.
+    def save(self, key: str, media: Media, captions: Sequence[str], *, step: int) -> None:
+        """Save the first samples as `media/step-000010/<key>-00.png`, or `.txt`, then their line of the index.
 
-        images: [N, 3, H, W] in [0, 1].  captions: N, as `unirl.core.observe.caption.Caption` writes them.
-        Raises ValueError for other shapes or a number of captions that is not N.
+        Of a video, the PNG is a strip of frames; the animation lies beside it as `.webp`. Sounds are not saved.
+        captions: N, as `unirl.core.observe.caption.Caption` writes them. Raises ValueError when there are not N.
         """
-        if images.ndim != 4 or images.shape[1] != 3 or len(captions) != images.shape[0]:
-            raise ValueError(
-                f"images {key!r}: shape {tuple(images.shape)} with {len(captions)} captions; "
-                "expected [N, 3, H, W] and one caption per image."
-            )
-        shown = images[: self._max_images].detach().float().clamp(0, 1)
-        pixels = (shown * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
-        files: list[Path] = []
-        for number, picture in enumerate(pixels):
-            files.append(self._file(key, number, ".png", step=step))
-            Image.fromarray(picture).save(files[-1])
-        self._index("images", key, files, captions, step=step)
+        if len(captions) != len(media):
+            raise ValueError(f"samples {key!r}: got {len(captions)} captions for {len(media)}, expected one of each.")
+        if media.kind == "text":
+            files = [self._text(key, number, text, step) for number, text in enumerate(media.texts[: self._max_texts])]
+            self._index("texts", key, files, captions, step=step)
+        elif media.kind != "audio":
+            shown = media.arrays[: self._max_images]
+            save = self._image if media.kind == "image" else partial(self._video, rate=media.rate or DEFAULT_RATE)
+            files = [save(key, number, array, step) for number, array in enumerate(shown)]
+            self._index("images", key, files, captions, step=step)
 
-    def save_texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
-        """Save the first `max_texts` whole, as `media/step-000010/<key>-00.txt`, then their line of the index.
+    def _text(self, key: str, number: int, text: str, step: int) -> Path:
+        file = self._file(key, number, ".txt", step=step)
+        # As bytes: ends of lines stay what they are.
+        file.write_bytes(text.encode("utf-8"))
+        return file
 
-        texts: N.  captions: N, as `unirl.core.observe.caption.Caption` writes them.
-        Raises ValueError when their numbers differ.
-        """
-        if len(captions) != len(texts):
-            raise ValueError(
-                f"texts {key!r}: {len(texts)} with {len(captions)} captions; expected one caption per text."
-            )
-        files: list[Path] = []
-        for number, text in enumerate(texts[: self._max_texts]):
-            files.append(self._file(key, number, ".txt", step=step))
-            # As bytes: ends of lines stay what they are.
-            files[-1].write_bytes(text.encode("utf-8"))
-        self._index("texts", key, files, captions, step=step)
+    def _image(self, key: str, number: int, image: Array, step: int) -> Path:
+        file = self._file(key, number, ".png", step=step)
+        _picture(image).save(file)
+        return file
+
+    def _video(self, key: str, number: int, video: Array, step: int, *, rate: float) -> Path:
+        frames = [_picture(frame) for frame in video]
+        spread = dict.fromkeys(round(at * (len(frames) - 1) / (STRIP - 1)) for at in range(STRIP))
+        width, height = frames[0].size
+        strip = Image.new("RGB", (width * len(spread), height))
+        for place, at in enumerate(spread):
+            strip.paste(frames[at], (place * width, 0))
+        file = self._file(key, number, ".png", step=step)
+        strip.save(file)
+        for frame in frames:
+            frame.thumbnail((ANIMATION, ANIMATION))
+        frames[0].save(
+            file.with_suffix(ANIMATED), save_all=True, append_images=frames[1:], duration=round(1000 / rate), loop=0
+        )
+        return file
 
     def _file(self, key: str, number: int, suffix: str, *, step: int) -> Path:
         """Where to save a sample, in a folder that is there."""
@@ -147,6 +170,12 @@ def read_media(folder: Path) -> list[SampleBatch]:
                 kind=kind, key=key, step=event.step, samples=samples, num_left_out=left_out
             )
     return sorted(batches.values(), key=lambda batch: (batch.step, batch.key, batch.kind))
+
+
+def _picture(image: Array) -> Image.Image:
+    """image: [3, H, W] in [0, 1]."""
+    pixels = (image.detach().float().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu()
+    return Image.fromarray(pixels.numpy())
 
 
 def _sample(index: Path, name: str, caption: str) -> Sample:

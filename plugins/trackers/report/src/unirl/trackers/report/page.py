@@ -229,6 +229,8 @@ def _versions_here() -> dict[str, str]:
 
 def _picture(sample: Sample) -> dict[str, Any]:
     """An image for the page: its data URI, and whether it is so small that its pixels should stay sharp."""
+    if sample.animation is not None:
+        return {"uri": _data_uri(sample.animation.read_bytes(), "webp"), "is_small": False}
     with Image.open(sample.file) as opened:
         size = max(opened.size)
         if size <= THUMBNAIL:

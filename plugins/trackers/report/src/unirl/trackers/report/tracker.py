@@ -8,8 +8,8 @@ from typing import Literal
 
 from unirl.core.roles import RunInfo
 from unirl.core.specs.check import check_config
-from unirl.core.types.array import Array
 from unirl.core.types.event import Event
+from unirl.core.types.media import Media
 
 from .config import ReportConfig
 from .media import MediaFolder
@@ -45,13 +45,9 @@ class ReportTracker:
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Nothing to keep: the same numbers are in the `step` and `evaluated` events."""
 
-    def images(self, key: str, images: Array, captions: Sequence[str], *, step: int) -> None:
+    def samples(self, key: str, media: Media, captions: Sequence[str], *, step: int) -> None:
         assert self._media is not None, "start() comes first"
-        self._media.save_images(key, images, captions, step=step)
-
-    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
-        assert self._media is not None, "start() comes first"
-        self._media.save_texts(key, texts, captions, step=step)
+        self._media.save(key, media, captions, step=step)
 
     def event(self, event: Event) -> None:
         self._is_announced = self._is_announced or event.kind in ("run_started", "run_resumed")

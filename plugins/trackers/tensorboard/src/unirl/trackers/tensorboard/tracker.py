@@ -14,6 +14,7 @@ from unirl.core.roles import RunInfo
 from unirl.core.specs.check import check_config
 from unirl.core.types.array import Array
 from unirl.core.types.event import Event
+from unirl.core.types.media import Media
 
 from .config import TensorboardConfig
 
@@ -21,6 +22,8 @@ __all__ = ["TensorboardTracker", "build", "image_grid"]
 
 FLUSH_AT = ("evaluated", "checkpoint_saved")
 """Events after which a crash must not lose what was logged."""
+STRIP = 6
+"""Most frames of a video that are shown. TensorBoard's own videos need moviepy."""
 
 
 def build(config: TensorboardConfig) -> TensorboardTracker:
@@ -30,7 +33,8 @@ def build(config: TensorboardConfig) -> TensorboardTracker:
 
 
 class TensorboardTracker:
-    """Writes scalars by key, images as grids with captions, and completions, recipe and findings as text."""
+    """Writes scalars by key, images and frames of videos as grids with captions, and completions, recipe and findings
+    as text."""
 
     def __init__(self, config: TensorboardConfig) -> None:
         self._config = config
@@ -56,29 +60,28 @@ class TensorboardTracker:
         for key, value in metrics.items():
             self._writer.add_scalar(key, float(value), step)
 
-    def images(self, key: str, images: Array, captions: Sequence[str], *, step: int) -> None:
-        """One grid image `<key>`, rows first, and its captions in the same order as the text `<key>/captions`."""
-        if images.ndim != 4 or images.shape[1] != 3 or len(captions) != images.shape[0]:
-            raise ValueError(
-                f"images {key!r}: shape {tuple(images.shape)} with {len(captions)} captions; "
-                "expected [N, 3, H, W] and one caption per image."
-            )
-        shown = min(self._config.max_images, int(images.shape[0]))
-        if shown == 0:
+    def samples(self, key: str, media: Media, captions: Sequence[str], *, step: int) -> None:
+        """Images as one grid `<key>`, rows first, videos as strips of frames in such a grid, and their captions in the
+        same order as the text `<key>/captions`. Texts as one text `<key>/texts`: reward, prompt and text of each."""
+        if len(captions) != len(media):
+            raise ValueError(f"samples {key!r}: got {len(captions)} captions for {len(media)}, expected one of each.")
+        if media.kind == "text":
+            self._texts(key, media.texts[: self._config.max_texts], captions, step=step)
+        elif media.kind != "audio":
+            shown = media.arrays[: self._config.max_images]
+            self._images(key, [_strip(each) if media.kind == "video" else each for each in shown], captions, step=step)
+
+    def _images(self, key: str, images: Sequence[Array], captions: Sequence[str], *, step: int) -> None:
+        if not images:
             return
-        self._writer.add_image(key, image_grid(images[:shown]), step)
-        lines = [f"{number}. {caption}" for number, caption in enumerate(captions[:shown], start=1)]
+        self._writer.add_image(key, image_grid(images), step)
+        lines = [f"{number}. {caption}" for number, caption in enumerate(captions[: len(images)], start=1)]
         self._writer.add_text(f"{key}/captions", "\n".join(lines), step)
 
-    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
-        """The first texts as one text `<key>/texts`: reward, prompt and text of each, in their order."""
-        if len(captions) != len(texts):
-            raise ValueError(
-                f"texts {key!r}: {len(texts)} with {len(captions)} captions; expected one caption per text."
-            )
+    def _texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
         shown = [
             _sample(number, text, Caption.parse(caption))
-            for number, (text, caption) in enumerate(zip(texts[: self._config.max_texts], captions, strict=False), 1)
+            for number, (text, caption) in enumerate(zip(texts, captions, strict=False), 1)
         ]
         if shown:
             self._writer.add_text(f"{key}/texts", "\n\n".join(shown), step)
@@ -106,19 +109,26 @@ def _verbatim(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines()) if text.strip() else "*nothing*"
 
 
-def image_grid(images: Array, *, gap: int = 2) -> Array:
+def image_grid(images: Sequence[Array], *, gap: int = 2) -> Array:
     """Images side by side in a nearly square grid, row by row, on a grey ground.
 
-    images: [N, 3, H, W] in [0, 1], N >= 1.  gap: pixels between neighbours and around.
+    images: N >= 1 of [3, H, W] in [0, 1], in cells of the largest height and width.
+    gap: pixels between neighbours and around.
     Returns uint8 [3, rows * (H + gap) + gap, columns * (W + gap) + gap], with columns = ceil(sqrt(N)).
     """
-    number, _, height, width = images.shape
-    columns = math.ceil(math.sqrt(number))
-    rows = math.ceil(number / columns)
-    pixels = (images.detach().float().clamp(0, 1) * 255).round().to(torch.uint8).cpu()
+    height, width = (max(int(image.shape[dim]) for image in images) for dim in (1, 2))
+    columns = math.ceil(math.sqrt(len(images)))
+    rows = math.ceil(len(images) / columns)
     grid = torch.full((3, rows * (height + gap) + gap, columns * (width + gap) + gap), 128, dtype=torch.uint8)
-    for index in range(number):
+    for index, image in enumerate(images):
         top = (index // columns) * (height + gap) + gap
         left = (index % columns) * (width + gap) + gap
-        grid[:, top : top + height, left : left + width] = pixels[index]
+        pixels = (image.detach().float().clamp(0, 1) * 255).round().to(torch.uint8).cpu()
+        grid[:, top : top + pixels.shape[1], left : left + pixels.shape[2]] = pixels
     return grid
+
+
+def _strip(video: Array) -> Array:
+    """[3, H, n * W]: at most STRIP frames of a video [F, 3, H, W], evenly spread, side by side."""
+    spread = [round(at * (len(video) - 1) / (STRIP - 1)) for at in range(STRIP)]
+    return torch.cat([video[at] for at in dict.fromkeys(spread)], dim=-1)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from PIL import Image
 from unirl.core.errors import RecipeError, UniRLError
 from unirl.core.observe.caption import Caption
 from unirl.core.roles import RunInfo
 from unirl.core.specs.check import check_config
 from unirl.core.types.array import Array
 from unirl.core.types.event import Event
+from unirl.core.types.media import Media
 
 import wandb
 
@@ -24,6 +27,8 @@ STEP = "step"
 """The axis of every chart: steps completed. W&B's own counter only counts calls."""
 
 
+DEFAULT_RATE = 8.0
+"""Frames per second of a video that does not say."""
 TEXT_COLUMNS = ("prompt", "text", "reward", "truncated")
 """Columns of a table of texts."""
 
@@ -41,7 +46,8 @@ def build(config: WandbConfig) -> WandbTracker:
 
 
 class WandbTracker:
-    """Sends numbers over the axis `step`, images with their captions, tables of texts, and findings in the summary."""
+    """Sends numbers over the axis `step`, images and videos with their captions, tables of texts, and findings in the
+    summary."""
 
     def __init__(self, config: WandbConfig) -> None:
         self._config = config
@@ -120,29 +126,28 @@ class WandbTracker:
             raise ValueError(f"metrics: {STEP!r} is the name of the axis; give the number another name.")
         self._run.log({STEP: step, **{key: float(value) for key, value in metrics.items()}})
 
-    def images(self, key: str, images: Array, captions: Sequence[str], *, step: int) -> None:
-        """Send the first images under `key`, each with its caption."""
-        if images.ndim != 4 or images.shape[1] != 3 or len(captions) != images.shape[0]:
-            raise ValueError(
-                f"images {key!r}: shape {tuple(images.shape)} with {len(captions)} captions; "
-                "expected [N, 3, H, W] and one caption per image."
-            )
-        shown = images[: self._config.max_images].detach().float().clamp(0, 1)
-        pixels = (shown * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
-        pictures = [wandb.Image(picture, caption=caption) for picture, caption in zip(pixels, captions, strict=False)]
-        self._run.log({STEP: step, key: pictures})
+    def samples(self, key: str, media: Media, captions: Sequence[str], *, step: int) -> None:
+        """Send the first images or videos under `key`, each with its caption, or the first completions as the table
+        `<key>/texts`, one row per sample."""
+        if len(captions) != len(media):
+            raise ValueError(f"samples {key!r}: got {len(captions)} captions for {len(media)}, expected one of each.")
+        if media.kind == "text":
+            self._run.log({STEP: step, f"{key}/texts": self._table(media.texts, captions)})
+        elif media.kind != "audio":
+            shown = list(zip(media.arrays[: self._config.max_images], captions, strict=False))
+            if media.kind == "image":
+                sent = [wandb.Image(_pixels(image).numpy(), caption=caption) for image, caption in shown]
+            else:
+                rate = media.rate or DEFAULT_RATE
+                sent = [wandb.Video(_gif(video, rate=rate), caption=caption, format="gif") for video, caption in shown]
+            self._run.log({STEP: step, key: sent})
 
-    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
-        """Send the first completions as the table `<key>/texts`, one row per sample."""
-        if len(captions) != len(texts):
-            raise ValueError(
-                f"texts {key!r}: {len(texts)} with {len(captions)} captions; expected one caption per text."
-            )
+    def _table(self, texts: Sequence[str], captions: Sequence[str]) -> wandb.Table:
         table = wandb.Table(columns=list(TEXT_COLUMNS))
         for text, caption in zip(texts[: self._config.max_texts], captions, strict=False):
             read = Caption.parse(caption)
             table.add_data(read.prompt, text, read.reward, read.is_truncated)
-        self._run.log({STEP: step, f"{key}/texts": table})
+        return table
 
     def event(self, event: Event) -> None:
         if event.kind == "finding":
@@ -153,3 +158,17 @@ class WandbTracker:
         """End the W&B run. A stopped run is not a failure: it can be resumed."""
         self._run.summary["status"] = status
         self._run.finish(exit_code=1 if status == "failed" else 0)
+
+
+def _pixels(images: Array) -> Array:
+    """uint8 [..., H, W, 3] of [..., 3, H, W] in [0, 1]."""
+    return (images.detach().float().clamp(0, 1) * 255).round().byte().movedim(-3, -1).cpu()
+
+
+def _gif(video: Array, *, rate: float) -> io.BytesIO:
+    """A video [F, 3, H, W] as an animation: W&B itself would need moviepy to encode it."""
+    first, *others = (Image.fromarray(frame.numpy()) for frame in _pixels(video))
+    content = io.BytesIO()
+    first.save(content, format="GIF", save_all=True, append_images=others, duration=round(1000 / rate), loop=0)
+    content.seek(0)
+    return content

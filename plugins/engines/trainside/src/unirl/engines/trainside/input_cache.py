@@ -1,4 +1,4 @@
-"""Cache of prompt embeddings across steps."""
+"""Cache of the conditions of inputs across steps."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import torch
 from torch import Tensor
 from unirl.core.errors import BatchError
 from unirl.core.roles import Model, diffusion_model
+from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Inputs, distinct
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import Conditions
 
-__all__ = ["PromptCache"]
+__all__ = ["InputCache"]
 
-_Key = tuple[str, int, int, int, int]
+_Key = tuple[str, str, tuple[MediaRef, ...], int, int, int, int]
 
 
-class PromptCache:
-    """Encodes each distinct prompt once, alone, and keeps the newest `size` of them in host memory.
+class InputCache:
+    """Encodes each distinct input once, alone, and keeps the conditions of the newest `size` of them in host memory.
 
-    Alone, because a row's last bits may depend on its batch. An embedding is then a function of its prompt, whatever
+    Alone, because a row's last bits may depend on its batch. Conditions are then a function of their input, whatever
     else is in the request, in earlier steps or in a resumed run.
     """
 
@@ -32,23 +34,23 @@ class PromptCache:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def conditions(self, prompts: Sequence[str], *, sampling: LatentSamplingConfig) -> Conditions:
-        """Conditions of these samples on the model's device, one row of values per distinct prompt."""
-        distinct = list(dict.fromkeys(prompts))
-        row_of = {prompt: row for row, prompt in enumerate(distinct)}
-        result = [self._encoded(prompt, sampling=sampling) for prompt in distinct]
+    def conditions(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Conditions:
+        """Conditions of these samples on the model's device, one row of values per distinct input."""
+        rows, index = distinct(inputs)
+        result = [self._encoded(inputs.select([row]), sampling=sampling) for row in rows]
         values = {name: self._joined(name, [one[name] for one in result]) for name in result[0]}
-        index = torch.tensor([row_of[prompt] for prompt in prompts], dtype=torch.int64)
-        return Conditions(values=values, index=index.to(self._model.device))
+        return Conditions(values=values, index=torch.tensor(index, dtype=torch.int64).to(self._model.device))
 
-    def _encoded(self, prompt: str, *, sampling: LatentSamplingConfig) -> Mapping[str, Tensor]:
-        """name -> [1, ...]."""
-        # The settings an encoder may read; steps, kernel, guidance and schedule never reach it.
-        key = (prompt, sampling.max_sequence_length, sampling.height, sampling.width, sampling.frames)
+    def _encoded(self, one: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Tensor]:
+        """name -> [1, ...]. one: a single row."""
+        # Text and media besides the id: files for training and evaluation may use one id for different prompts. Then
+        # the settings an encoder may read; steps, kernel, guidance and schedule never reach it.
+        given = (one.ids[0], one.texts[0], one.media[0])
+        key = (*given, sampling.max_sequence_length, sampling.height, sampling.width, sampling.frames)
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
-        encoded = diffusion_model(self._model).encode([prompt], sampling=sampling)
+        encoded = diffusion_model(self._model).encode(one, sampling=sampling)
         if self._size:
             self._kept[key] = {name: value.cpu() for name, value in encoded.items()}
             while len(self._kept) > self._size:

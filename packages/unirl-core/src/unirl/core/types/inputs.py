@@ -1,0 +1,82 @@
+"""Inputs: what samples are made from, keyed by ids and never by text.
+
+Edit sets repeat an instruction over different images, so equal texts say nothing about equal inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from ..errors import BatchError
+from .batch import Batch, rows
+from .data import MediaRef, Prompt
+
+__all__ = ["Inputs", "distinct"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs(Batch):
+    """What each sample is made from."""
+
+    ids: tuple[str, ...] = rows()
+    """Rows of one id have the same text and media, and are encoded once. Rows of different ids never share."""
+    prompts: tuple[str, ...] = rows()
+    """What the user asked; rewards score against it."""
+    texts: tuple[str, ...] = rows()
+    """What the model is given."""
+    media: tuple[tuple[MediaRef, ...], ...] = rows()
+    """What the model is given besides the text."""
+
+    def __post_init__(self) -> None:
+        self._check_rows()
+        first: dict[str, int] = {}
+        for row, name in enumerate(self.ids):
+            other = first.setdefault(name, row)
+            if (self.texts[row], self.media[row]) != (self.texts[other], self.media[other]):
+                raise BatchError(
+                    f"Inputs.ids: rows {other} and {row} are both {name!r}, with texts {self.texts[other]!r} and "
+                    f"{self.texts[row]!r} and media {self.media[other]} and {self.media[row]}. Give rows of different "
+                    "text or media different ids."
+                )
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.ids)
+
+    @classmethod
+    def of_prompts(cls, prompts: Sequence[Prompt]) -> Self:
+        """Inputs as prompt files have them: the text is the prompt."""
+        texts = tuple(prompt.text for prompt in prompts)
+        return cls(
+            ids=tuple(prompt.prompt_id for prompt in prompts),
+            prompts=texts,
+            texts=texts,
+            media=tuple(prompt.media for prompt in prompts),
+        )
+
+    @classmethod
+    def of_texts(cls, texts: Sequence[str]) -> Self:
+        """Inputs without media, whose ids are their texts."""
+        given = tuple(texts)
+        return cls(ids=given, prompts=given, texts=given, media=((),) * len(given))
+
+    def negative(self, text: str) -> Self:
+        """The inputs of the negative branch of guidance: this text, with the media of each row.
+
+        Rows without media share one id.
+        """
+        ids = tuple(name if media else "" for name, media in zip(self.ids, self.media, strict=True))
+        return replace(self, ids=ids, texts=(text,) * self.num_rows)
+
+
+def distinct(inputs: Inputs) -> tuple[list[int], list[int]]:
+    """The first row of each id, in order, and for each row which of those it is: row n is like `rows[index[n]]`."""
+    numbers: dict[str, int] = {}
+    first: list[int] = []
+    for row, name in enumerate(inputs.ids):
+        if name not in numbers:
+            numbers[name] = len(first)
+            first.append(row)
+    return first, [numbers[name] for name in inputs.ids]

@@ -1,0 +1,96 @@
+"""Media: what each kind may hold, and how their rows are taken and joined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from unirl.core.errors import BatchError, RewardFailed
+from unirl.core.roles import ScoreInput
+from unirl.core.types.batch import same
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.media import Media
+
+RAGGED = {
+    "image": tuple(torch.rand(3, size, 2) for size in (1, 4, 2)),
+    "video": tuple(torch.rand(frames, 3, 2, 2) for frames in (1, 4, 2)),
+    "audio": tuple(torch.rand(2, length) for length in (1, 4, 2)),
+    "text": ("", "b", "c"),
+}
+STACKED = {
+    "image": torch.rand(3, 3, 4, 2),
+    "video": torch.rand(3, 5, 3, 2, 2),
+    "audio": torch.rand(3, 1, 9),
+}
+
+
+@pytest.mark.parametrize(("kind", "values"), [*RAGGED.items(), *STACKED.items()])
+def test_rows_of_every_kind_are_taken_and_joined(kind: Any, values: Any) -> None:
+    media = Media(kind=kind, values=values)
+    assert len(media) == 3
+    turned = media.select([2, 0, 1])
+    assert same(turned.values[0], values[2]) and same(turned.values[1], values[0])
+    assert same(Media.concat([media.select([0]), media.select([1, 2])]), media)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "smell", "values": ("a",)}, "kind: got 'smell', expected one of image, video, audio, text"),
+        (
+            {"kind": "image", "values": torch.rand(3, 4, 4)},
+            r"got shape \[3, 4, 4\] .*expected a floating .*\[N, 3, H, W\]",
+        ),
+        ({"kind": "image", "values": torch.rand(2, 1, 4, 4)}, r"\[N, 3, H, W\]"),
+        ({"kind": "image", "values": torch.zeros(2, 3, 4, 4, dtype=torch.uint8)}, "dtype torch.uint8"),
+        (
+            {"kind": "image", "values": (torch.rand(3, 4, 4), torch.rand(1, 4, 4))},
+            r"\[1, 4, 4\] .* in row 1, .*\[3, H, W\]",
+        ),
+        ({"kind": "video", "values": torch.rand(2, 3, 5, 4, 4)}, r"\[N, F, 3, H, W\]"),
+        ({"kind": "image", "values": ("a.png",)}, r"got a str in row 0"),
+        ({"kind": "text", "values": ["a", "b"]}, "got list, expected a tuple of strings"),
+        ({"kind": "text", "values": ("a", 2)}, "row 1 is a int, expected a string"),
+        ({"kind": "image", "values": torch.rand(2, 3, 4, 4), "rate": 8.0}, "rate: got 8.0 for image"),
+        ({"kind": "video", "values": torch.rand(2, 5, 3, 4, 4), "rate": 0.0}, "rate: got 0.0 for video"),
+    ],
+)
+def test_media_of_another_form_are_refused(fields: Any, message: str) -> None:
+    with pytest.raises(BatchError, match=message):
+        Media(**fields)
+
+
+def test_media_of_two_kinds_or_rates_are_not_joined() -> None:
+    videos = [Media(kind="video", values=torch.rand(1, 2, 3, 4, 4), rate=rate) for rate in (8.0, 16.0)]
+    with pytest.raises(BatchError, match=r"Media.rate: piece 0 has 8.0, piece 1 has 16.0"):
+        Media.concat(videos)
+    with pytest.raises(BatchError, match=r"Media.kind"):
+        Media.concat([videos[0], Media(kind="image", values=torch.rand(1, 3, 4, 4))])
+
+
+def test_media_are_read_as_what_they_are() -> None:
+    ragged = Media(kind="image", values=(torch.rand(3, 4, 4), torch.rand(3, 2, 4)))
+    with pytest.raises(BatchError, match="images of sizes"):
+        _ = ragged.stacked
+    with pytest.raises(BatchError, match="got image, expected text"):
+        _ = ragged.texts
+    with pytest.raises(BatchError, match="got text, expected image"):
+        _ = Media(kind="text", values=("a",)).arrays
+    alike = Media(kind="image", values=tuple(STACKED["image"]))
+    assert same(alike.stacked, STACKED["image"])
+
+
+def test_a_reward_asks_for_the_kind_that_it_scores() -> None:
+    fields: dict[str, Any] = {
+        "sample_ids": ("a",),
+        "group_ids": ("g",),
+        "inputs": Inputs.of_texts(["p"]),
+        "metadata": ({},),
+    }
+    images = Media(kind="image", values=torch.rand(1, 3, 2, 2))
+    assert ScoreInput(**fields, media=images).of("image", reward="x") is images
+    with pytest.raises(RewardFailed, match=r"reward\.x: got image, expected video\."):
+        ScoreInput(**fields, media=images).of("video", reward="x")
+    with pytest.raises(RewardFailed, match=r"reward\.x: got samples without media, expected image\. Set sampling\.dec"):
+        ScoreInput(**fields).of("image", reward="x")
