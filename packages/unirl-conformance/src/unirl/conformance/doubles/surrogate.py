@@ -118,9 +118,9 @@ class Pairs(Surrogate):
     def loss_weights(self, track: Track) -> dict[str, Tensor]:
         return {"pairs": torch.stack([track.sample_weights[rows].mean() for rows in _pairs(track)])}
 
-    def loss(self, track: Track, replay: Replay, *, progress: float) -> Losses:
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         assert track.advantages is not None
-        new: Any = replay(track)
+        new: Any = forward(track)
         log_ratio = (new.log_probs - track.latent.log_probs).sum(dim=1)
         advantages = [float(advantage) for advantage in track.advantages]
         worse, better = torch.tensor([sorted(rows, key=advantages.__getitem__) for rows in _pairs(track)]).unbind(dim=1)
