@@ -16,7 +16,8 @@ from unirl.core.roles import Losses, LossTerm, Metric, Replayed
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import LatentSegment, Sampler, Status, Track
 from unirl.numerics.loss.tally import Tally
-from unirl.numerics.train.stack import StepReport, UpdateSettings, micro_batches_by_rows, mini_batches, train_on
+from unirl.numerics.train.partition import micro_batches_by_rows, mini_batches
+from unirl.numerics.train.stack import StepReport, UpdateSettings, train_on
 
 DEADLINE_S = 20
 

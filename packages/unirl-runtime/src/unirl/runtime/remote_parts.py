@@ -50,7 +50,7 @@ def shares(
     whole_groups: never split a group; with too few groups some workers get none.
 
     costs: per row; the groups are then partitioned to balance total cost, with about equally many groups per worker.
-    Whole groups keep the mini-batches of an update those of one rank (see `unirl.numerics.train.stack.mini_batches`),
+    Whole groups keep the mini-batches of an update those of one rank (`unirl.numerics.train.partition.mini_batches`),
     and the embeddings of a prompt on one worker.
     """
     groups = list(rows_by_group(group_ids).values())
