@@ -44,7 +44,7 @@ SMALL_TEXT = (
     "run.keep=0",
     "~tracker.report",
 )
-RECIPES = {"quickstart": SMALL, "quickstart-text": SMALL_TEXT}
+RECIPES = {"quickstart": SMALL, "quickstart-nft": SMALL, "quickstart-text": SMALL_TEXT}
 
 
 @cache

@@ -187,6 +187,22 @@ def test_workers_apart_are_evaluated_with_the_policy_that_is_asked_for(tmp_path:
     assert max(numbers["logp_mismatch_max"] for numbers in steps(result["there"]).values()) <= GAP
 
 
+@pytest.mark.parametrize("way", [RANKS[1], SEPARATE], ids=["one-rank", "separate"])
+def test_rollouts_of_workers_come_from_the_lagged_policy(way: Sequence[str], tmp_path: Path, ray_here: None) -> None:
+    words = (
+        "run.max_steps=3", "eval.every=2", "backend.eps=1e-3", "backend.lr=1e-3",
+        "backend.lagged.kind=constant", "backend.lagged.decay=0.75",
+    )  # fmt: skip
+    ways = {"here": ("launcher=local",), "there": way}
+    result = {name: run(tmp_path / name, *words, *how, recipe="quickstart-nft").folder for name, how in ways.items()}
+    here, there = (steps(folder) for folder in result.values())
+    for step in (1, 2, 3):
+        for key in ("reward_mean", "loss", "velocity_shift"):
+            assert there[step][key] == pytest.approx(here[step][key], rel=1e-4, abs=BAR), (step, key)
+    scores = {name: [e["metrics"]["score_mean"] for e in events(f, "evaluated")] for name, f in result.items()}
+    assert scores["there"] == pytest.approx(scores["here"], rel=0, abs=1e-5)
+
+
 def test_groups_with_steps_of_their_own_come_together_from_several_workers(tmp_path: Path, ray_here: None) -> None:
     """Two of four steps for each group; with this seed one worker's groups store five positions at most, the other's
     four."""

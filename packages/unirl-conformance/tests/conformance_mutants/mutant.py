@@ -28,7 +28,7 @@ CATALOGS: dict[SubjectKind, tuple[str, ...]] = {
     # Those of which one start serves many claims are apart.
     "engine": ("engine:catalog", "engine_apart_broken:catalog"),
     # Parts that are broken would meet in cells of their own, so each kind of them has a catalog.
-    "cell": ("cell:catalog", "cell_text:broken_engines", "cell_text:broken_backends"),
+    "cell": ("cell:catalog", "cell_sampler:catalog", "cell_text:broken_engines", "cell_text:broken_backends"),
 }
 """Where a kind has more catalogs than `catalog()` of its module."""
 

@@ -6,7 +6,7 @@ Conformance runs both sides and compares them. The reference side shares no code
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LossInNumpy",
     "LossInputs",
+    "PointLossInputs",
     "ReferenceRun",
     "RunReference",
     "RunTextReference",
@@ -110,6 +111,29 @@ class LossInputs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PointLossInputs:
+    """Inputs of a loss over velocities at points of its own choice: fp64 NumPy arrays of n samples with k points each.
+
+    For algorithms that need no trajectory.
+    """
+
+    clean: Any
+    """[n, ...] latents that generation ended with."""
+    x: Any
+    """[n, k, ...] points that the loss asked for."""
+    sigma: Any
+    """[n, k] their noise levels."""
+    velocities: Mapping[str, Any]
+    """Policy -> [n, k, ...], for each policy that the loss asked for there."""
+    advantages: Any
+    """[n]."""
+    weights: Any
+    """[n] weights of the samples; 0 excludes one."""
+    progress: float
+    """0 to 1 over the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenLossInputs:
     """Inputs of a loss over tokens: fp64 NumPy arrays of n completions with up to S tokens each.
 
@@ -150,7 +174,7 @@ class TokenLossInputs:
 class LossInNumpy(Protocol):
     """An algorithm's loss over one update, every term with its scale, written from the paper's formula in NumPy.
 
-    inputs: those of its track kind.
+    inputs: those of its track kind, or `PointLossInputs` where it needs no trajectory.
     """
 
     def __call__(self, config: PartConfig, inputs: Any) -> float: ...

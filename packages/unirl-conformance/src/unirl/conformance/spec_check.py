@@ -22,7 +22,7 @@ BUILD_KEYWORDS: dict[str, tuple[str, ...]] = {
     "model": ("device",),
     "engine": ("model", "device"),
     "backend": ("model", "train", "steps", "seed"),
-    "algorithm": ("advantage", "reward_weights", "train"),
+    "algorithm": ("advantage", "reward_weights", "train", "seed"),
     "reward": ("device",),
     "tracker": (),
     "launcher": (),

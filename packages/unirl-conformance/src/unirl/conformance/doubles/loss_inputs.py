@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from unirl.conformance.reference import LossInputs, TokenLossInputs
-from unirl.core.roles import Policy, Replayed, ReplayedTokens
+from unirl.conformance.reference import LossInputs, PointLossInputs, TokenLossInputs
+from unirl.core.roles import Forward, Policy, Replayed, ReplayedTokens
 from unirl.core.types.track import Status, Track
 from unirl.numerics.tokens.replay import per_token
 
 from ..fixtures.trial import Trial
+from .forward import SameForward
 
-__all__ = ["loss_inputs", "replayed"]
+__all__ = ["loss_inputs", "point_inputs", "replayed"]
 
 
 def replayed(trial: Trial, policy: Policy) -> Replayed | ReplayedTokens:
@@ -35,6 +36,42 @@ def loss_inputs(
         return _of_tokens(trial, track, new, old, reference, progress=progress)
     assert isinstance(new, Replayed) and isinstance(old, Replayed) and isinstance(reference, Replayed)
     return _of_steps(track, new, old, reference, progress=progress)
+
+
+def point_inputs(trial: Trial, track: Track, *, progress: float) -> PointLossInputs:
+    """track: anchored. The points are those that the loss asks for, which must be the same for every policy."""
+    asked = _Recorded(trial.replay())
+    with torch.no_grad():
+        trial.losses(track, replay=asked, progress=progress)
+    points = list(asked.points.values())
+    assert points, "the spec needs no trajectory, and loss() asks for no velocity"
+    x, sigma, _ = points[0]
+    assert all(torch.equal(x, other) for other, _, _ in points), "policies are asked for at different points"
+    assert track.advantages is not None
+    return PointLossInputs(
+        clean=_numpy(track.latent.final),
+        x=_numpy(x),
+        sigma=_numpy(sigma),
+        velocities={policy: _numpy(velocity) for policy, (_, _, velocity) in asked.points.items()},
+        advantages=_numpy(track.advantages),
+        weights=_numpy(track.sample_weights),
+        progress=progress,
+    )
+
+
+class _Recorded(SameForward):
+    """Keeps the points that a loss asks for, and the answers, by policy."""
+
+    def __init__(self, forward: Forward) -> None:
+        super().__init__(forward)
+        self.points: dict[Policy, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def velocity(
+        self, track: Track, x: Tensor, sigma: Tensor, *, policy: Policy = "live", guided: bool = False
+    ) -> Tensor:
+        result = super().velocity(track, x, sigma, policy=policy, guided=guided)
+        self.points[policy] = (x, sigma, result)
+        return result
 
 
 def _of_steps(track: Track, new: Replayed, old: Replayed, reference: Replayed, *, progress: float) -> LossInputs:

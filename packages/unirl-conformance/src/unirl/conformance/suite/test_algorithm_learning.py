@@ -40,6 +40,10 @@ BUDGET = (
 )
 
 
+LAGGED = ("kind=linear", "rate=0.001", "decay=0.5")
+"""Settings of a lagged policy that samples, as in the paper of DiffusionNFT; of the recipe's backend."""
+
+
 @claim("algorithm")
 def test_training_raises_the_reward(bench: AlgorithmBench) -> None:
     """It learns: on the quickstart's coloured shapes, with real parts, the mean reward of the last eight steps exceeds
@@ -81,6 +85,7 @@ def _plan(bench: AlgorithmBench) -> Plan:
         *BUDGET,
         f"run.device={bench.device}",
         f"train.updates_per_step={4 if needs.multi_update else 1}",
+        *(() if needs.sampler == "live" else (f"backend.{needs.sampler}.{setting}" for setting in LAGGED)),
     ]
 
     def composed() -> Plan:

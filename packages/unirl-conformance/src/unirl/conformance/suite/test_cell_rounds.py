@@ -58,7 +58,7 @@ def test_second_rollout_is_made_with_the_new_weights(bench: CellBench) -> None:
         cell.parts.backend.train(cell.judged(before), cell.parts.algorithm, progress=0.0)
         cell.parts.backend.end_rollout()
         sync_weights(cell.parts, cell.plan)
-        versions = cell.parts.engine.version, cell.parts.backend.version
+        versions = cell.parts.engine.version, cell.parts.backend.version_of(cell.plan.needs.sampler)
         assert versions[0] == versions[1], f"the engine is at version {versions[0]}, the backend at {versions[1]}"
         after = cell.rollout(0)
         assert set(after.policy_version) == {versions[1]}, f"samples of version {set(after.policy_version)} came"

@@ -95,7 +95,9 @@ def reward_weights(plan: Plan) -> dict[str, float]:
 def build_algorithm(plan: Plan, *, catalog: Catalog) -> Algorithm:
     """Build only the algorithm of a plan, which plans requests and turns rewards into advantages."""
     weights, train = reward_weights(plan), _train_settings(plan)
-    return build_part(plan.algorithm, catalog, advantage=plan.advantage, reward_weights=weights, train=train)
+    return build_part(
+        plan.algorithm, catalog, advantage=plan.advantage, reward_weights=weights, train=train, seed=plan.run.seed
+    )
 
 
 def _train_settings(plan: Plan) -> TrainConfig:

@@ -138,7 +138,8 @@ class Losses:
 class Algorithm(Protocol):
     """What is asked of a rollout, and loss terms over it.
 
-    Build: `build(config, *, advantage: AdvantageConfig, reward_weights: Mapping[str, float], train: TrainConfig)`.
+    Build: `build(config, *, advantage: AdvantageConfig, reward_weights: Mapping[str, float], train: TrainConfig,
+    seed: int)`; seed: of the run, for noise that a loss draws.
     """
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:

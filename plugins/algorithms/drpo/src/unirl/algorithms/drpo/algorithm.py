@@ -24,7 +24,12 @@ __all__ = ["Drpo", "build"]
 
 
 def build(
-    config: DrpoConfig, *, advantage: AdvantageConfig, reward_weights: Mapping[str, float], train: TrainConfig
+    config: DrpoConfig,
+    *,
+    advantage: AdvantageConfig,
+    reward_weights: Mapping[str, float],
+    train: TrainConfig,
+    seed: int,
 ) -> Drpo:
     check_config(config, key="algorithm")
     return Drpo(config, advantage=advantage, reward_weights=reward_weights, train=train)

@@ -34,7 +34,12 @@ __all__ = ["FlowGrpo", "build"]
 
 
 def build(
-    config: FlowGrpoConfig, *, advantage: AdvantageConfig, reward_weights: Mapping[str, float], train: TrainConfig
+    config: FlowGrpoConfig,
+    *,
+    advantage: AdvantageConfig,
+    reward_weights: Mapping[str, float],
+    train: TrainConfig,
+    seed: int,
 ) -> FlowGrpo:
     check_config(config, key="algorithm")
     return FlowGrpo(config, advantage=advantage, reward_weights=reward_weights, train=train)

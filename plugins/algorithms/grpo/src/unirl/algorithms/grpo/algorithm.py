@@ -25,7 +25,12 @@ __all__ = ["Grpo", "build"]
 
 
 def build(
-    config: GrpoConfig, *, advantage: AdvantageConfig, reward_weights: Mapping[str, float], train: TrainConfig
+    config: GrpoConfig,
+    *,
+    advantage: AdvantageConfig,
+    reward_weights: Mapping[str, float],
+    train: TrainConfig,
+    seed: int,
 ) -> Grpo:
     check_config(config, key="algorithm")
     return Grpo(config, advantage=advantage, reward_weights=reward_weights, train=train)

@@ -30,7 +30,7 @@ __all__ = ["Ppo", "build"]
 
 
 def build(
-    config: PpoConfig, *, advantage: AdvantageConfig, reward_weights: Mapping[str, float], train: TrainConfig
+    config: PpoConfig, *, advantage: AdvantageConfig, reward_weights: Mapping[str, float], train: TrainConfig, seed: int
 ) -> Ppo:
     check_config(config, key="algorithm")
     return Ppo(config, train=train)

@@ -1,0 +1,115 @@
+"""DiffusionNFT: online RL on the forward process, without trajectories and log-probs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+from unirl.algorithms.diffusion_nft.config import DiffusionNftConfig
+from unirl.core.roles import Forward, Losses, LossTerm
+from unirl.core.specs.check import check_config
+from unirl.core.specs.config import AdvantageConfig, TrainConfig
+from unirl.core.types.request import LatentRequest
+from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.core.types.track import Track
+from unirl.numerics.diffusion.request import plan_latents
+from unirl.numerics.forward_process import clean_estimate, forward_noise, forward_sigmas, noised, self_weighted_error
+from unirl.numerics.loss.policy_metrics import mean_over
+from unirl.numerics.train.track_advantages import track_advantages
+
+__all__ = ["DiffusionNft", "build"]
+
+
+def build(
+    config: DiffusionNftConfig,
+    *,
+    advantage: AdvantageConfig,
+    reward_weights: Mapping[str, float],
+    train: TrainConfig,
+    seed: int,
+) -> DiffusionNft:
+    check_config(config, key="algorithm")
+    return DiffusionNft(config, advantage=advantage, reward_weights=reward_weights, seed=seed)
+
+
+class DiffusionNft:
+    """DiffusionNFT, arXiv 2509.16117, equation 6 with the adaptive weighting of its code.
+
+    The clean latents of a lagged policy are noised again. At each point the trained velocity v and the lagged one v_old
+    give a positive policy, beta v + (1 - beta) v_old, and a negative one, (1 + beta) v_old - beta v; samples of high
+    reward pull the first towards them, and those of low reward the second.
+    """
+
+    def __init__(
+        self,
+        config: DiffusionNftConfig,
+        *,
+        advantage: AdvantageConfig,
+        reward_weights: Mapping[str, float],
+        seed: int,
+    ) -> None:
+        self._config, self._advantage, self._reward_weights, self._seed = config, advantage, reward_weights, seed
+
+    def latent_request(
+        self,
+        sampling: LatentSamplingConfig,
+        *,
+        sigmas: Tensor,
+        latent_shape: tuple[int, ...],
+        seed: int,
+        rollout: int,
+        sample_ids: Sequence[str],
+        group_ids: Sequence[str],
+    ) -> LatentRequest:
+        """With any sampler; only the clean latents come back."""
+        return plan_latents(
+            sampling,
+            sigmas=sigmas,
+            latent_shape=latent_shape,
+            seed=seed,
+            rollout=rollout,
+            sample_ids=sample_ids,
+            group_ids=group_ids,
+            scores=False,
+        )
+
+    def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
+        return track_advantages(track, self._advantage, reward_weights=self._reward_weights)
+
+    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
+        """The track as it is: the loss has no ratio."""
+        return track
+
+    def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
+        points = track.sample_weights[:, None].expand(-1, self._config.num_points)
+        return {"policy": points, "kl": points} if self._config.kl_coef else {"policy": points}
+
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
+        config, weights = self._config, self.loss_weights(track)
+        x0 = track.latent.final.float()[:, None]
+        where = {"seed": self._seed, "ids": track.sample_ids, "draws": config.num_points}
+        sigma = forward_sigmas(**where, device=x0.device)
+        x = noised(x0, forward_noise(**where, shape=x0.shape[2:], device=x0.device), sigma)
+        live = forward.velocity(track, x, sigma)
+        old = forward.velocity(track, x, sigma, policy="lagged")
+
+        def error(velocity: Tensor) -> Tensor:
+            return self_weighted_error(clean_estimate(x, velocity, sigma), x0, adaptive=config.adaptive_weight)
+
+        beta, clip, advantages = config.beta, config.advantage_clip, track.advantages
+        assert advantages is not None
+        optimality = (advantages.clamp(-clip, clip) / (2 * clip) + 0.5)[:, None]
+        positive, negative = error(beta * live + (1 - beta) * old), error((1 + beta) * old - beta * live)
+        values = (optimality * positive + (1 - optimality) * negative) / beta
+        terms = [LossTerm(name="policy", values=values, weights=weights["policy"], scale=config.scale)]
+        metrics = {"velocity_shift": mean_over(_squared(live, old), weights["policy"])}
+        if config.kl_coef:
+            kl = _squared(live, forward.velocity(track, x, sigma, policy="reference"))
+            terms.append(LossTerm(name="kl", values=kl, weights=weights["kl"], scale=config.kl_coef))
+            metrics["kl"] = mean_over(kl, weights["kl"])
+        return Losses(terms=terms, metrics=metrics)
+
+
+def _squared(one: Tensor, other: Tensor) -> Tensor:
+    """[n, k, ...] -> [n, k], averaged over the elements."""
+    return (one - other).square().flatten(2).mean(dim=2)
