@@ -489,3 +489,11 @@ def test_batch_invariance_of_the_run_is_that_of_its_engine() -> None:
     assert with_batch_invariance(plan).engine.config == ExternalTextConfig(batch_invariant=True)
     plan = make_plan(engine_config=ExternalTextConfig(batch_invariant=True))
     assert with_batch_invariance(plan) == plan
+
+
+def test_a_model_that_needs_media_needs_an_engine_that_takes_them() -> None:
+    for use, expected in (("takes", []), ("needs", ["model 'toy', which needs media, needs 'media-refs'"])):
+        model = dataclasses.replace(MODEL, inputs={"image": {"source": use}})
+        reasons = refusals(make_plan(model=model, engine=without(ENGINE, Cap.MEDIA_REFS)))
+        assert [any(text in reason for reason in reasons) for text in expected] == [True] * len(expected), reasons
+        assert len(reasons) == len(expected)

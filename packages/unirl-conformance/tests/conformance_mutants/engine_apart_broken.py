@@ -31,13 +31,14 @@ from conformance_mutants.engine_copying import CopyingEngine
 from conformance_mutants.mutant import Mutant, mutant, mutants_in
 
 SPLIT, CONDITIONS = "samples-do-not-depend-on-how-a-request-is-split", "conditions-are-those-that-it-generated-from"
+NOT_SHARED = "inputs-of-one-text-are-not-shared"
 
 
 # Samples of other rows, with the conditions of those, wherever rows are not in that order.
 @mutant(
     claim="every-sample-comes-back-with-its-lineage",
     breaks="gives samples in the order of their prompts the ids of the request",
-    also=(CONDITIONS, SPLIT),
+    also=(CONDITIONS, NOT_SHARED, SPLIT),
 )
 class SortsItsSamples(CopyingEngine):
     """Makes samples prompt after prompt, and gives them the ids of the request in its own order."""
@@ -70,7 +71,7 @@ class SortsItsTexts(SortsItsSamples):
         return super().named(request, dataclasses.replace(track, segment=segment))
 
 
-@mutant(claim=CONDITIONS, breaks="encodes prompts without their last word")
+@mutant(claim=CONDITIONS, breaks="encodes prompts without their last word", also=(NOT_SHARED,))
 class DropsTheLastWord(Changes, CopyingEngine):
     """Of prompts before it encodes them; the conditions that come back are those that it used."""
 

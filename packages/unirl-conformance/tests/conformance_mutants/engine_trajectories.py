@@ -114,7 +114,11 @@ class IgnoresNegatives(Changes):
         return dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, negative_prompt=""))
 
 
-@mutant(claim="conditions-are-those-that-it-generated-from", breaks="returns conditions as if groups stood together")
+@mutant(
+    claim="conditions-are-those-that-it-generated-from",
+    breaks="returns conditions as if groups stood together",
+    also=("inputs-of-one-text-are-not-shared",),
+)
 class OrdersConditions(Changes):
     """As if groups stood together."""
 

@@ -100,7 +100,7 @@ WELL = (
          code=code(REWARD, "planted-unbounded", changed='"range": (-float("inf"), float("inf")), "scale": "a size, unbounded in kB"')),
     Dist(name="planted-without-paper", code=code(ALGORITHM, "planted-without-paper", paper="It is made up for this test alone.")),
 )  # fmt: skip
-UNPROVEN_CAP = next(cap for cap in CAPABILITIES_OF["engine"] if cap in UNPROVEN)
+UNPROVEN_CAP = next(cap for cap in CAPABILITIES_OF["backend"] if cap in UNPROVEN)
 
 BROKEN: tuple[tuple[Mutant, Dist], ...] = (
     (
@@ -228,7 +228,9 @@ BROKEN: tuple[tuple[Mutant, Dist], ...] = (
             claim="no-unprovable-promise", name="planted-prophet", breaks=f"states `{UNPROVEN_CAP.value}` as native"
         ),
         Dist(
-            name="planted-prophet", code=code(ENGINE, "planted-prophet", stated=f"{UNPROVEN_CAP.name}=Support.NATIVE")
+            name="planted-prophet",
+            config=MORE_CONFIG,
+            code=code(BACKEND, "planted-prophet", change=f"stated[Cap.{UNPROVEN_CAP.name}] = Support.NATIVE"),
         ),
     ),
     (

@@ -11,8 +11,11 @@ import pytest
 import torch
 from external_engines.plans import reasons_against
 from unirl.core.errors import RecipeError
+from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.engines.sglang.config import SglangConfig
+from unirl.engines.sglang.server import _Server
 from unirl.engines.sglang.settings import server_arguments
 from unirl.models.sd3.bridges.sglang import BRIDGE
 
@@ -58,3 +61,17 @@ def test_arguments_that_would_undo_what_is_promised_are_refused() -> None:
 def test_plans_that_cannot_work_are_refused_before_anything_starts(words: list[str], reason: str) -> None:
     assert not reasons_against("quickstart", "engine=sglang")
     assert reason in "\n".join(reasons_against("quickstart", "engine=sglang", *words))
+
+
+def test_batches_have_rows_of_one_input_and_inputs_of_one_text_are_kept_apart() -> None:
+    """SGLang encodes a batch once for all of its rows."""
+    server = _Server()
+    server._max_rows = 2
+    images = [(MediaRef(modality="image", role="source", uri=f"/{name}.png"),) for name in ("cat", "dog")]
+    inputs = Inputs(
+        ids=("cat", "dog", "cat", "cat"),
+        prompts=("make it red",) * 4,
+        texts=("make it red",) * 4,
+        media=tuple(images[row] for row in (0, 1, 0, 0)),
+    )
+    assert list(server._pieces(inputs)) == [[0, 2], [3], [1]]

@@ -10,8 +10,10 @@ import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
+from unirl.conformance.doubles import model as workbench
 from unirl.core.errors import EchoMismatch, RecipeError
 from unirl.core.roles import WeightUpdate
+from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import LatentRequest, Request
 from unirl.core.types.rollout import verify_echo
@@ -19,6 +21,7 @@ from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import Status, Track
 from unirl.engines.trainside.config import TrainsideConfig
 from unirl.engines.trainside.engine import TrainsideEngine, build
+from unirl.engines.trainside.input_cache import InputCache
 from unirl.engines.trainside.plugin import SPEC
 from unirl.models.sd3.model import Sd3Model
 from unirl.numerics.diffusion.denoise import all_positions
@@ -278,6 +281,42 @@ def test_prompts_are_encoded_once_in_a_run_and_the_cache_is_bounded(model: Sd3Mo
         none.generate(a_request(model, prompts=["two"]))
         none.generate(a_request(model, prompts=["two"]))
     assert len(encoded) == 2
+
+
+class LooksAtImages:
+    """A model whose conditions [U, 2] depend on text and media, and which counts what it encodes."""
+
+    spec = workbench.SPEC
+    device = "cpu"
+
+    def __init__(self) -> None:
+        self.encoded: list[tuple[str, ...]] = []
+
+    def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> dict[str, torch.Tensor]:
+        self.encoded.append(inputs.ids)
+        rows = zip(inputs.texts, inputs.media, strict=True)
+        return {"text": torch.tensor([[float(len(text)), float(len(media[0].uri))] for text, media in rows])}
+
+
+def test_the_cache_tells_inputs_apart_by_id_text_and_media() -> None:
+    model: Any = LooksAtImages()
+    cache, sampling = InputCache(model, size=8), LatentSamplingConfig()
+    cat, tiger = ((MediaRef(modality="image", role="source", uri=f"/{name}.png"),) for name in ("cat", "tiger"))
+    texts = ("make it red",) * 3
+    edits = Inputs(ids=("a", "b", "a"), prompts=texts, texts=texts, media=(cat, tiger, cat))
+    conditions = cache.conditions(edits, sampling=sampling)
+    # Lengths of text and file name.
+    assert conditions.expanded()["text"].tolist() == [[11.0, 8.0], [11.0, 10.0], [11.0, 8.0]]
+    assert model.encoded == [("a",), ("b",)]
+    cache.conditions(edits, sampling=sampling)
+    assert len(model.encoded) == 2
+    # The file for evaluation has other prompts of the same ids.
+    other = dataclasses.replace(edits, ids=("b", "a", "b"))
+    assert (
+        cache.conditions(other, sampling=sampling).expanded()["text"].tolist() == conditions.expanded()["text"].tolist()
+    )
+    turned = dataclasses.replace(edits, texts=("make it blue!",) * 3)
+    assert cache.conditions(turned, sampling=sampling).expanded()["text"][:, 0].tolist() == [13.0] * 3
 
 
 def test_an_embedding_does_not_depend_on_what_else_was_asked(model: Sd3Model) -> None:

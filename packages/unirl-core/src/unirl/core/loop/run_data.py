@@ -71,28 +71,21 @@ def read_data(plan: Plan) -> RunData:
 
 
 def _check_media(row: Prompt, plan: Plan) -> None:
-    """Raise DataError for media that the model or the engine does not take, and for media that the model needs."""
+    """Raise DataError for media that model or engine do not take, and where media that the model needs are missing."""
     model, engine = plan.model.spec, plan.engine.spec
-    uses = [(role, use) for own in model.inputs.values() for role, use in own.items()]
-    roles = sorted({role for role, _ in uses})
-    for ref in row.media:
-        if ref.role not in roles:
-            expected = f"one of {', '.join(roles)}" if roles else "none"
-            raise DataError(
-                f"{row.where}: got media of role {ref.role!r}, expected {expected}, which model {model.name!r} takes. "
-                "Leave them out, or choose another model."
-            )
-        if engine.support(Cap.MEDIA_REFS) is not Support.NATIVE:
-            raise DataError(
-                f"{row.where}: got media of role {ref.role!r}, but engine {engine.name!r} takes none. Leave them out, "
-                "or choose another engine."
-            )
-    missing = sorted({role for role, use in uses if use == "needs"} - {ref.role for ref in row.media})
-    if missing:
-        raise DataError(
-            f"{row.where}: got no media of role {missing[0]!r}, which model {model.name!r} needs. Add them to `media` "
-            "of the prompt, or choose another model."
-        )
+    uses = [(role, use) for roles in model.inputs.values() for role, use in roles.items()]
+    takes, given = sorted({role for role, _ in uses}), [ref.role for ref in row.media]
+    missing = sorted({role for role, use in uses if use == "needs"} - set(given))
+    if other := [role for role in given if role not in takes]:
+        expected = " or ".join(takes) or "none"
+        problem = f"got media of role {other[0]!r}, expected {expected}, which model {model.name!r} takes"
+    elif missing:
+        problem = f"got no media of role {missing[0]!r}, which model {model.name!r} needs"
+    elif given and engine.support(Cap.MEDIA_REFS) is not Support.NATIVE:
+        problem = f"got media of role {given[0]!r}, but engine {engine.name!r} takes none"
+    else:
+        return
+    raise DataError(f"{row.where}: {problem}. Change the prompt, or choose another part.")
 
 
 def _hashes(files: Mapping[str, Path]) -> dict[str, str]:

@@ -28,7 +28,7 @@ def score_input(track: Track) -> ScoreInput:
         group_ids=track.group_ids,
         inputs=track.inputs,
         metadata=track.metadata,
-        media=None if track.media is None else track.media.contiguous(),
+        media=None if track.media is None else track.media.mapped(lambda array: array.contiguous()),
         status=track.status,
         lengths=track.segment.lengths if isinstance(track.segment, TextSegment) else None,
     )

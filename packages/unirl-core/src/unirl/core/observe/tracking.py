@@ -43,7 +43,9 @@ class Trackers:
         """Show the first samples of a scored track that was decoded."""
         if not self._trackers or track.rewards is None or track.media is None:
             return
-        media = track.media.select(range(min(MAX_SAMPLES, track.num_rows))).fetched()
+        media = track.media.select(range(min(MAX_SAMPLES, track.num_rows)))
+        # Wherever they lie.
+        media = media.mapped(lambda array: array.detach().cpu())
         facts = list(zip(track.inputs.prompts, track.rewards, track.status, strict=True))[: media.num_rows]
         captions = [str(Caption(prompt=p, reward=float(r), is_truncated=s is Status.TRUNCATED)) for p, r, s in facts]
         for name, tracker in list(self._trackers.items()):

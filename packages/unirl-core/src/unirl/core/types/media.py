@@ -14,11 +14,7 @@ __all__ = ["Media", "MediaKind"]
 
 MediaKind = Literal["image", "video", "text", "audio"]
 
-DIMS: Mapping[MediaKind, tuple[str, ...]] = {
-    "image": ("3", "H", "W"),
-    "video": ("F", "3", "H", "W"),
-    "audio": ("C", "S"),
-}
+DIMS: Mapping[str, tuple[str, ...]] = {"image": ("3", "H", "W"), "video": ("F", "3", "H", "W"), "audio": ("C", "S")}
 """Dims of one sample; those that are a number have that size."""
 
 
@@ -28,23 +24,28 @@ class Media(Batch):
 
     kind: MediaKind = shared()
     values: Array | tuple[Array, ...] | tuple[str, ...] = rows()
-    """`image`: [N, 3, H, W], or N arrays [3, H, W] of any size.  `video`: [N, F, 3, H, W], or N arrays [F, 3, H, W] of
-    any size and length.  `audio`: [N, C, S], or N arrays [C, S].  `text`: N strings.  Arrays are floating; pixels lie
-    in [0, 1], sound in [-1, 1]."""
+    """`image`: [N, 3, H, W], or N arrays [3, H, W] of any size.  `video`: [N, F, 3, H, W], or N arrays [F, 3, H, W].
+    `audio`: [N, C, S], or N arrays [C, S].  `text`: N strings.  Arrays are floating; pixels lie in [0, 1], sound in
+    [-1, 1]."""
     rate: float | None = shared(default=None)
     """Frames per second of videos, Hz of audio; None where it is not known."""
 
     def __post_init__(self) -> None:
-        if self.kind == "text":
-            self._check_texts()
-        elif self.kind in DIMS:
-            self._check_arrays(DIMS[self.kind])
-        else:
+        if self.kind != "text" and self.kind not in DIMS:
             raise BatchError(f"Media.kind: got {self.kind!r}, expected one of {', '.join(DIMS)}, text.")
         if self.rate is not None and (self.kind not in ("video", "audio") or not self.rate > 0):
-            raise BatchError(
-                f"Media.rate: got {self.rate} for {self.kind}, expected a number above 0, of video or audio."
-            )
+            raise BatchError(f"Media.rate: got {self.rate} for {self.kind}, expected more than 0, of video or audio.")
+        is_ragged = isinstance(cast(object, self.values), tuple)
+        for row, value in enumerate(cast("Sequence[Any]", self.values if is_ragged else (self.values,))):
+            if self.kind == "text":
+                fits, expected = is_ragged and isinstance(value, str), "a tuple of strings"
+            else:
+                dims = DIMS[self.kind] if is_ragged else ("N", *DIMS[self.kind])
+                fits, expected = _fits(value, dims), f"a floating tensor [{', '.join(dims)}]"
+            if not fits:
+                result = f"{value.dtype} {list(value.shape)}" if hasattr(value, "dtype") else type(value).__name__
+                where = f" in row {row}" if is_ragged else ""
+                raise BatchError(f"Media.values of {self.kind}: got {result}{where}, expected {expected}.")
 
     @property
     def num_rows(self) -> int:
@@ -76,40 +77,18 @@ class Media(Batch):
 
         return torch.stack(self.arrays)
 
-    def contiguous(self) -> Self:
-        """The same media, contiguous in memory."""
-        return self._changed(lambda array: array.contiguous())
-
-    def fetched(self) -> Self:
-        """The same media in the memory of this process, wherever they lie, and without gradient."""
-        return self._changed(lambda array: array.detach().cpu())
-
-    def _changed(self, change: Callable[[Array], Array]) -> Self:
+    def mapped(self, change: Callable[[Array], Array]) -> Self:
+        """The same media with each of its arrays changed; texts stay as they are."""
         if self.kind == "text":
             return self
         if isinstance(self.values, tuple):
             return replace(self, values=tuple(change(array) for array in self.arrays))
         return replace(self, values=change(self.values))
 
-    def _check_texts(self) -> None:
-        values = cast(object, self.values)
-        if not isinstance(values, tuple):
-            raise BatchError(f"Media.values of text: got {type(values).__name__}, expected a tuple of strings.")
-        for row, value in enumerate(cast("tuple[object, ...]", values)):
-            if not isinstance(value, str):
-                raise BatchError(f"Media.values of text: row {row} is a {type(value).__name__}, expected a string.")
 
-    def _check_arrays(self, dims: tuple[str, ...]) -> None:
-        is_ragged = isinstance(self.values, tuple)
-        for row, array in enumerate(cast("Sequence[Any]", self.values if is_ragged else (self.values,))):
-            expected = dims if is_ragged else ("N", *dims)
-            shape = tuple(getattr(array, "shape", ()))
-            fits = len(shape) == len(expected) and all(
-                not dim.isdigit() or size == int(dim) for dim, size in zip(expected, shape, strict=True)
-            )
-            if not fits or not array.dtype.is_floating_point:
-                result = f"shape {list(shape)} and dtype {array.dtype}" if shape else f"a {type(array).__name__}"
-                raise BatchError(
-                    f"Media.values of {self.kind}: got {result}{f' in row {row}' if is_ragged else ''}, expected a "
-                    f"floating tensor [{', '.join(expected)}]."
-                )
+def _fits(value: Any, dims: tuple[str, ...]) -> bool:
+    """Whether it is a floating tensor of these dims."""
+    shape = tuple(getattr(value, "shape", ()))
+    if len(shape) != len(dims) or not value.dtype.is_floating_point:
+        return False
+    return all(dim != "3" or size == 3 for dim, size in zip(dims, shape, strict=True))

@@ -1,0 +1,143 @@
+"""Inputs: equal ids are one input, unequal ids never are, and media go where the model takes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import loop_toy
+import pytest
+import torch
+from unirl.core.errors import BatchError, DataError
+from unirl.core.loop.requests import build_request
+from unirl.core.loop.run_data import read_data
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.types.data import MediaRef, Prompt
+from unirl.core.types.inputs import Inputs, distinct
+from unirl.core.types.sampling import TextSamplingConfig
+
+CAT, DOG = (MediaRef(modality="image", role="source", uri=f"/{name}.png") for name in ("cat", "dog"))
+EDITS = Inputs(
+    ids=("cat", "dog", "cat"),
+    prompts=("make it red",) * 3,
+    texts=("make it red",) * 3,
+    media=((CAT,), (DOG,), (CAT,)),
+)
+
+
+def test_one_instruction_over_two_images_is_two_inputs() -> None:
+    assert distinct(EDITS) == ([0, 1], [0, 1, 0])
+    assert distinct(EDITS.select([1, 0, 1])) == ([0, 1], [0, 1, 0])
+    assert distinct(EDITS.select([])) == ([], [])
+
+
+def test_negatives_keep_the_media_of_their_rows_and_are_one_where_there_are_none() -> None:
+    negative = EDITS.negative("blurry")
+    assert negative.texts == ("blurry",) * 3 and negative.media == EDITS.media
+    assert distinct(negative) == ([0, 1], [0, 1, 0])
+    bare = Inputs.of_texts(["a", "b"]).negative("blurry")
+    assert distinct(bare) == ([0], [0, 0])
+
+
+@pytest.mark.parametrize(
+    "change", [{"texts": ("make it red", "make it red", "make it blue")}, {"media": ((CAT,), (DOG,), (DOG,))}]
+)
+def test_equal_ids_of_different_inputs_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(BatchError, match=r"Inputs\.ids: rows 0 and 2 are both 'cat', with texts .* different ids"):
+        dataclasses.replace(EDITS, **change)
+
+
+class Tokenizes:
+    """A text model that notes what it is given."""
+
+    spec = dataclasses.replace(loop_toy.MODEL, tracks={"text": "text"})
+    stop_tokens = (0,)
+
+    def __init__(self) -> None:
+        self.given: list[Inputs] = []
+
+    def prompt_tokens(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> list[torch.Tensor]:
+        self.given.append(inputs)
+        # Tokens that depend on the media, as those of a model that looks at images.
+        return [torch.tensor([len(media[0].uri) if media else 1]) for media in inputs.media]
+
+
+def test_prompts_of_one_text_are_tokenized_each_with_its_own_image() -> None:
+    model: Any = Tokenizes()
+    long = dataclasses.replace(DOG, uri="/a-longer-name.png")
+    prompts = [
+        Prompt(prompt_id=name, text="what is it?", metadata={}, media=(ref,)) for name, ref in (("a", CAT), ("b", long))
+    ]
+    request = build_request(
+        prompts,
+        track="text",
+        sampling=TextSamplingConfig(),
+        samples_per_prompt=2,
+        model=model,
+        algorithm=None,  # type: ignore[arg-type]
+        seed=0,
+        rollout=0,
+        policy_version=0,
+    )
+    assert [given.ids for given in model.given] == [("a", "b")]
+    assert [row.tolist() for row in request.text.prompt_tokens] == [[8], [8], [18], [18]]
+
+
+def data(folder: Path, *media: str, inputs: Any = None, takes: Support = Support.NATIVE) -> None:
+    """Read a file of two prompts, the second with media of these roles."""
+    (folder / "a.png").write_bytes(b"")
+    refs = [{"modality": "image", "role": role, "uri": "a.png"} for role in media]
+    rows = [{"prompt": "one", "media": refs}, {"prompt": "two", "media": refs}]
+    file = folder / "edits.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plan = loop_toy.plan(groups=2)
+    model = dataclasses.replace(plan.model, spec=dataclasses.replace(plan.model.spec, inputs=inputs or {}))
+    engine_spec = dataclasses.replace(plan.engine.spec, capabilities={Cap.MEDIA_REFS: takes})
+    engine = dataclasses.replace(plan.engine, spec=engine_spec)
+    settings = dataclasses.replace(plan.data, train=str(file))
+    read_data(dataclasses.replace(plan, model=model, engine=engine, data=settings))
+
+
+def test_media_that_the_model_takes_or_needs_are_read(tmp_path: Path) -> None:
+    data(tmp_path)
+    data(tmp_path, inputs={"image": {"source": "takes"}})
+    data(tmp_path, "source", inputs={"image": {"source": "needs", "condition": "takes"}})
+    data(tmp_path, "source", "condition", inputs={"image": {"source": "needs"}, "text": {"condition": "takes"}})
+
+
+@pytest.mark.parametrize(
+    ("media", "inputs", "takes", "message"),
+    [
+        (
+            ["source"],
+            {},
+            Support.NATIVE,
+            r"edits\.jsonl:1: got media of role 'source', expected none, which model 'toy'",
+        ),
+        (
+            ["mask"],
+            {"image": {"source": "takes"}},
+            Support.NATIVE,
+            r":1: got media of role 'mask', expected source",
+        ),
+        (
+            [],
+            {"image": {"source": "needs"}},
+            Support.NATIVE,
+            r":1: got no media of role 'source', which model 'toy' needs",
+        ),
+        (
+            ["source"],
+            {"image": {"source": "takes"}},
+            Support.NO,
+            r":1: got media of role 'source', but engine 'own' takes",
+        ),
+    ],
+)
+def test_media_that_do_not_fit_are_refused_with_file_line_role_and_model(
+    tmp_path: Path, media: list[str], inputs: Any, takes: Support, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        data(tmp_path, *media, inputs=inputs, takes=takes)
