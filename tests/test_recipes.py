@@ -31,6 +31,7 @@ def test_there_are_recipes() -> None:
         "sd3/grpo-guard",
         "qwen-image/flow-grpo",
         "qwen3/grpo-gsm8k",
+        "wan21/flow-grpo",
     } <= set(RECIPES)
 
 
@@ -63,6 +64,8 @@ def test_a_recipe_takes_every_engine_that_generates_its_tracks(name: str, engine
     plan = compose(name, [f"engine={engine}", "data.train=prompts.txt"], catalog=catalog, directory=ROOT)
     verdict = match(plan, catalog=catalog)
     fits = set(plan.model.spec.tracks.values()) <= GENERATES[engine]
+    if plan.engine.spec.needs_bridge:
+        fits = fits and engine in plan.model.spec.bridges
     assert verdict.accepted == fits, [str(reason) for reason in verdict.reasons]
     assert {value.path.split(".")[0] for value in plan.left_out} <= {"engine"}
 

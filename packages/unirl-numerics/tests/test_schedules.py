@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from unirl.numerics.diffusion.schedules import (
@@ -98,6 +98,45 @@ def test_a_flux2_schedule_uses_the_empirical_mu():
     theirs = of_diffusers(config, num_steps=20, mu=flux2_mu(1024, num_steps=20))
     torch.testing.assert_close(result, theirs, rtol=0, atol=FP32)
     torch.testing.assert_close(result, dynamic_sigmas(20, mu=flux2_mu(1024, num_steps=20)), rtol=0, atol=0)
+
+
+UNIPC = {
+    "_class_name": "UniPCMultistepScheduler",
+    "prediction_type": "flow_prediction",
+    "use_flow_sigmas": True,
+    "final_sigmas_type": "zero",
+}
+
+
+@pytest.mark.parametrize("options", [{"flow_shift": 3.0}, {"flow_shift": 5.0, "shift_terminal": 0.02}], ids=str)
+@pytest.mark.parametrize("num_steps", [2, 10, 50])
+@pytest.mark.parametrize("variant", ["exact", "diffusers-default"])
+def test_a_unipc_scheduler_for_flows_gives_its_shifted_grid(options, num_steps, variant):
+    result = sigmas_from_scheduler_config({**UNIPC, **options}, num_steps=num_steps, variant=variant)
+    scheduler = UniPCMultistepScheduler.from_config({**UNIPC, **options})
+    grid = np.linspace(1.0, 1 / num_steps, num_steps) if variant == "exact" else None
+    scheduler.set_timesteps(num_steps, sigmas=grid)
+    # It takes 1e-6 from the first sigma, for the logarithms of its solver.
+    assert float(result[0]) == 1
+    assert float(scheduler.sigmas[0]) == pytest.approx(1 - 1e-6, abs=1e-7)
+    torch.testing.assert_close(result[1:], scheduler.sigmas[1:], rtol=0, atol=FP32)
+    static = sigmas_from_scheduler_config({**UNIPC, "flow_shift": 7.0}, num_steps=num_steps, shift=2.0)
+    assert torch.equal(static, static_sigmas(num_steps, shift=2.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_flow_sigmas": False}, "got use_flow_sigmas = False, expected True"),
+        ({"prediction_type": "epsilon"}, "got prediction_type = 'epsilon', expected 'flow_prediction'"),
+        ({"final_sigmas_type": "sigma_min"}, "got final_sigmas_type = 'sigma_min', expected 'zero'"),
+        ({"use_karras_sigmas": True}, "use_karras_sigmas = True is not honoured"),
+    ],
+    ids=str,
+)
+def test_a_unipc_scheduler_for_anything_else_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        sigmas_from_scheduler_config({**UNIPC, **changes}, num_steps=10)
 
 
 def test_an_explicit_shift_wins_over_the_checkpoint():

@@ -36,7 +36,7 @@ class PipelineConfig(PartConfig):
     vae_dtype: str = one_of(*DTYPES, default="float32")
     """Dtype of the VAE. Half precision can show as banding in the images."""
     decode_batch: int = limit(8, least=0)
-    """Images per VAE call; 0 decodes all at once."""
+    """Images or videos per VAE call; 0 decodes all at once."""
 
 
 def pipeline_dtypes(config: PipelineConfig, *, model: str, encoders: Sequence[str]) -> dict[str, torch.dtype]:

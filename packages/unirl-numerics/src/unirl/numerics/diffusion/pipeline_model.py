@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,7 +20,7 @@ from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.numerics.diffusion.pipeline_config import PipelineConfig
 from unirl.numerics.model_files import dtype_of, scheduler_config
 
-from .schedules import Variant, sigmas_from_scheduler_config
+from .schedules import MuRule, Variant, sigmas_from_scheduler_config
 
 __all__ = ["PipelineModel"]
 
@@ -26,8 +28,8 @@ C = TypeVar("C", bound=PipelineConfig)
 
 
 class PipelineModel(ABC):
-    """A text-to-image `unirl.core.roles.DiffusionModel`. A subclass provides `spec`, `max_sequence_length`,
-    `encode_texts`, `velocity`, `latent_shape`, and how latents enter the VAE.
+    """A text-to-image or text-to-video `unirl.core.roles.DiffusionModel`. A subclass provides `spec`,
+    `max_sequence_length`, `encode_texts`, `velocity`, `latent_shape`, and how latents enter the VAE.
     """
 
     spec: ClassVar[ModelSpec]
@@ -35,6 +37,8 @@ class PipelineModel(ABC):
     """Maximum number of prompt tokens."""
     token_side: int = 1
     """Patch size: side of a transformer token, in latent elements."""
+    mu_rule: ClassVar[MuRule] = "linear"
+    """How a dynamic shift depends on the number of tokens."""
 
     def __init__(
         self, config: C, *, find: Callable[[C], Path], load: Callable[[Path, C], Any], device: torch.device
@@ -95,21 +99,28 @@ class PipelineModel(ABC):
 
     def schedule(self, sampling: LatentSamplingConfig) -> Tensor:
         """The checkpoint's own schedule, on the CPU; `sampling.schedule.shift` replaces its shift."""
-        _, height, width = self.latent_shape(sampling)
+        shape = self.latent_shape(sampling)
         try:
             return sigmas_from_scheduler_config(
                 self.scheduler_config,
                 num_steps=sampling.num_inference_steps,
-                image_seq_len=(height // self.token_side) * (width // self.token_side),
+                image_seq_len=self.num_tokens(shape),
                 shift=sampling.schedule.shift,
                 variant=cast(Variant, sampling.schedule.variant),
+                mu_rule=self.mu_rule,
             )
         except ValueError as error:
             raise RecipeError(f"sampling.schedule: {error}") from error
 
+    def num_tokens(self, shape: Sequence[int]) -> int:
+        """Transformer tokens of a latent of this shape."""
+        *frames, height, width = shape[1:]
+        return math.prod(frames) * (height // self.token_side) * (width // self.token_side)
+
     @abstractmethod
-    def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, int, int]:
-        """[C, H, W] of one latent. Raises RecipeError for an invalid size; see `check_image`."""
+    def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
+        """[C, H, W] of the latent of an image, [C, F, H, W] of a video. Raises RecipeError for an invalid size; see
+        `check_image` and `check_video`."""
 
     def check_image(self, sampling: LatentSamplingConfig, *, unit: int, largest: int | None = None) -> None:
         """Raise RecipeError, with the nearest valid size, unless the request is for one image whose sides are multiples
@@ -117,29 +128,74 @@ class PipelineModel(ABC):
         if sampling.frames != 1:
             raise RecipeError(f"sampling.frames: got {sampling.frames}; {self.spec.name} generates single images.")
         for name, size in (("height", sampling.height), ("width", sampling.width)):
-            if size % unit == 0 and unit <= size <= (largest or size):
-                continue
-            around = {max(size // unit, 1) * unit, (size // unit + 1) * unit}
-            near = sorted({min(fitting, largest or fitting) for fitting in around})
-            limits = f" from {unit} to {largest}" if largest else ""
-            raise RecipeError(
-                f"sampling.{name}: got {size}, expected a multiple of {unit}{limits}. Nearest: "
-                f"{' or '.join(map(str, near))}."
-            )
+            _check_size(name, size, first=unit, step=unit, largest=largest)
+
+    def check_video(
+        self,
+        sampling: LatentSamplingConfig,
+        *,
+        unit: int,
+        frame_step: int,
+        largest: int | None = None,
+        most_frames: int | None = None,
+    ) -> None:
+        """Raise RecipeError, with the nearest valid size, unless the sides are as in `check_image` and the frames are
+        one more than a multiple of `frame_step`, up to `most_frames`."""
+        _check_size("frames", sampling.frames, first=1, step=frame_step, largest=most_frames)
+        self.check_image(dataclasses.replace(sampling, frames=1), unit=unit, largest=largest)
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Images [N, 3, H, W] fp32 in [0, 1] of latents [N, *latent_shape]. Differentiable."""
+        """Images [N, 3, H, W] or videos [N, F, 3, H, W], fp32 in [0, 1], of latents [N, *latent_shape]. A video of one
+        frame is an image. Differentiable.
+
+        The VAE decodes `decode_batch` rows at a time.
+        """
         dtype: torch.dtype = self.vae.dtype
         unscaled = self.vae_latents(latents.float()).to(dtype)
         chunks = torch.split(unscaled, self._decode_batch or max(len(latents), 1))
-        decoded = torch.cat([self.vae_images(chunk) for chunk in chunks])
-        return (decoded.float() / 2 + 0.5).clamp(0, 1)
+        return torch.cat([self._decoded(chunk) for chunk in chunks])
 
     def vae_latents(self, latents: Tensor) -> Tensor:
-        """Denoised latents with scale and shift undone, fp32: the VAE's input."""
+        """The VAE's input, fp32: denoised latents with the normalisation of its config undone, that of each channel
+        if it has one, else scale and shift."""
         settings = self.vae.config
-        return latents / settings.scaling_factor + (settings.shift_factor or 0.0)
+        if settings.get("latents_mean") is None:
+            return latents / settings.scaling_factor + (settings.shift_factor or 0.0)
+        ones = (1,) * (latents.ndim - 2)
+        mean, std = (latents.new_tensor(settings[name]).view(-1, *ones) for name in ("latents_mean", "latents_std"))
+        return latents * std + mean
 
-    def vae_images(self, latents: Tensor) -> Tensor:
-        """Images in [-1, 1], decoded by the VAE."""
-        return self.vae.decode(latents, return_dict=False)[0]
+    def keep_timestep_fp32(self, embedder: torch.nn.Module) -> None:
+        """Refuse forwards whose timestep, the first argument of this module, has lost precision on its way.
+
+        A wrapper that casts the transformer's inputs, as FSDP2 does by default, would silently change sigma.
+        """
+        name = self.spec.name
+
+        def check(_module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+            if args[0].dtype is not torch.float32:
+                raise RuntimeError(
+                    f"{name}: the timestep reached the transformer as {args[0].dtype}; it must stay float32. A wrapper "
+                    "around the transformer casts its inputs; switch that off (FSDP2: cast_forward_inputs=False)."
+                )
+
+        embedder.register_forward_pre_hook(check)
+
+    def _decoded(self, latents: Tensor) -> Tensor:
+        """Media of latents as the VAE takes them. VAEs of videos put the frames behind the channels."""
+        media = (self.vae.decode(latents, return_dict=False)[0].float() / 2 + 0.5).clamp(0, 1)
+        if media.ndim == 4:
+            return media
+        return media[:, :, 0] if media.shape[2] == 1 else media.transpose(1, 2)
+
+
+def _check_size(name: str, size: int, *, first: int, step: int, largest: int | None) -> None:
+    """Raise RecipeError unless `size` is first + k step, k >= 0, and at most `largest`."""
+    steps, rest = divmod(size - first, step)
+    if rest == 0 and first <= size <= (largest or size):
+        return
+    around = {first + max(steps + more, 0) * step for more in (0, 1)}
+    near = sorted({min(fitting, largest or fitting) for fitting in around})
+    rule = f"a multiple of {step}{'' if first == step else f' plus {first}'}"
+    limits = f" from {first} to {largest}" if largest else ""
+    raise RecipeError(f"sampling.{name}: got {size}, expected {rule}{limits}. Nearest: {' or '.join(map(str, near))}.")

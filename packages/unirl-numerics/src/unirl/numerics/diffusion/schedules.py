@@ -20,7 +20,11 @@ MuRule = Literal["linear", "flux2"]
 TimeShift = Literal["exponential", "linear"]
 
 _REFUSED = ("use_karras_sigmas", "use_beta_sigmas", "use_exponential_sigmas", "invert_sigmas")
-_HONOURED_USES = ("use_dynamic_shifting",)
+_EULER = "FlowMatchEulerDiscreteScheduler"
+_UNIPC = "UniPCMultistepScheduler"
+_HONOURED_USES = {_EULER: ("use_dynamic_shifting",), _UNIPC: ("use_dynamic_shifting", "use_flow_sigmas")}
+_UNIPC_FLOW = {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "final_sigmas_type": "zero"}
+"""Settings under which UniPC integrates a velocity over sigmas that end in 0."""
 
 
 def static_sigmas(num_steps: int, *, shift: float) -> Tensor:
@@ -81,12 +85,15 @@ def sigmas_from_scheduler_config(
 ) -> Tensor:
     """The schedule of a checkpoint's `scheduler_config.json`.  Returns [num_steps + 1] fp32.
 
-    config: of a FlowMatchEulerDiscreteScheduler; absent keys take diffusers' defaults.
+    config: of a FlowMatchEulerDiscreteScheduler, or of a UniPCMultistepScheduler for flows, whose solver is not used;
+    absent keys take diffusers' defaults.
     image_seq_len: latent tokens after patching; needed if the config shifts dynamically.
     shift: a static shift that replaces the checkpoint's, dynamic ones too.  `shift_terminal` still holds.
     variant: "exact" shifts linspace(1, 1/T, T) once.  "diffusers-default" is the result of `set_timesteps(T)`
-    without sigmas: its grid ends at the smallest training sigma, and a static shift is applied
-    twice (https://github.com/huggingface/diffusers/issues/13243).  Only for reproducing papers trained with it.
+    without sigmas: the Euler scheduler's grid ends at the smallest training sigma, and a static shift is applied
+    twice (https://github.com/huggingface/diffusers/issues/13243); UniPC's ends one step before it.  Only for
+    reproducing papers trained with it.  UniPC begins at 1 - 1e-6, for the logarithms of its solver; here it is 1, since
+    SDE kernels divide by 1 - sigma.
     mu_rule: how the dynamic shift depends on the length.  Defined by the pipeline, not by the config.
 
     Raises ValueError for an unsupported scheduler or option, and for a missing `image_seq_len`.
@@ -94,13 +101,14 @@ def sigmas_from_scheduler_config(
     _check_num_steps(num_steps)
     _refuse_what_is_not_honoured(config)
     is_dynamic = shift is None and bool(config.get("use_dynamic_shifting"))
-    static_shift = _number(config, "shift", 1.0) if shift is None else shift
+    is_unipc = config.get("_class_name") == _UNIPC
+    static_shift = _number(config, "flow_shift" if is_unipc else "shift", 1.0) if shift is None else shift
     grid = _uniform(num_steps)
     if variant == "diffusers-default":
         smallest = np.array([1.0 / _number(config, "num_train_timesteps", 1000.0)])
-        if not is_dynamic:
+        if not is_dynamic and not is_unipc:
             smallest = _static_shift(smallest, shift=static_shift)
-        grid = np.linspace(1.0, float(smallest[0]), num_steps)
+        grid = np.linspace(1.0, float(smallest[0]), num_steps + is_unipc)[:num_steps]
     elif variant != "exact":
         raise ValueError(f"schedule variant '{variant}' is not known; choose exact or diffusers-default.")
     if is_dynamic:
@@ -175,15 +183,20 @@ def _mu_of_config(config: Mapping[str, object], *, image_seq_len: int | None, nu
 
 
 def _refuse_what_is_not_honoured(config: Mapping[str, object]) -> None:
-    scheduler = config.get("_class_name", "FlowMatchEulerDiscreteScheduler")
-    if scheduler != "FlowMatchEulerDiscreteScheduler":
+    scheduler = str(config.get("_class_name", _EULER))
+    if scheduler not in _HONOURED_USES:
         raise ValueError(
-            f"scheduler config: _class_name '{scheduler}' is not honoured, only "
-            "FlowMatchEulerDiscreteScheduler. Use another schedule (`static_sigmas`, "
-            "`dynamic_sigmas`)."
+            f"scheduler config: _class_name '{scheduler}' is not honoured, only {_EULER} and {_UNIPC}. Use another "
+            "schedule (`static_sigmas`, `dynamic_sigmas`)."
         )
+    for key, expected in _UNIPC_FLOW.items() if scheduler == _UNIPC else ():
+        if config.get(key) != expected:
+            raise ValueError(
+                f"scheduler config: got {key} = {config.get(key)!r}, expected {expected!r}: {_UNIPC} is honoured for "
+                "flows alone."
+            )
     for key, value in config.items():
-        is_refused = key in _REFUSED or (key.startswith("use_") and key not in _HONOURED_USES)
+        is_refused = key in _REFUSED or (key.startswith("use_") and key not in _HONOURED_USES[scheduler])
         if is_refused and value:
             raise ValueError(
                 f"scheduler config: {key} = {value!r} is not honoured. Use another schedule, or unset it if "

@@ -92,12 +92,4 @@ class QwenImageModel(PipelineModel):
 
     def vae_latents(self, latents: Tensor) -> Tensor:
         """Of one frame: the VAE is one of videos."""
-        settings = self.vae.config
-        mean, std = (
-            torch.tensor(numbers, dtype=torch.float32, device=latents.device).view(1, settings.z_dim, 1, 1)
-            for numbers in (settings.latents_mean, settings.latents_std)
-        )
-        return (F.pixel_shuffle(latents, _PATCH) * std + mean)[:, :, None]
-
-    def vae_images(self, latents: Tensor) -> Tensor:
-        return super().vae_images(latents)[:, :, 0]
+        return super().vae_latents(F.pixel_shuffle(latents, _PATCH)[:, :, None])

@@ -38,8 +38,7 @@ class Sd3Model(PipelineModel):
     def __init__(self, config: Sd3Config, *, device: torch.device) -> None:
         super().__init__(config, find=find, load=load_pipeline, device=device)
         self.token_side = self.pipeline.patch_size
-        embedder = cast(torch.nn.Module, self.transformer.time_text_embed)
-        embedder.register_forward_pre_hook(_refuse_rounded_timestep)
+        self.keep_timestep_fp32(cast(torch.nn.Module, self.transformer.time_text_embed))
 
     def encode_texts(self, texts: Sequence[str], *, length: int) -> Mapping[str, Tensor]:
         embeds, _, pooled, _ = self.pipeline.encode_prompt(
@@ -71,12 +70,3 @@ class Sd3Model(PipelineModel):
         unit = factor * self.token_side
         self.check_image(sampling, unit=unit, largest=settings.pos_embed_max_size * unit)
         return settings.in_channels, sampling.height // factor, sampling.width // factor
-
-
-def _refuse_rounded_timestep(_module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-    """A wrapper that casts the forward's inputs, as FSDP2 does by default, would silently change sigma."""
-    if args[0].dtype is not torch.float32:
-        raise RuntimeError(
-            f"sd3: the timestep reached the transformer as {args[0].dtype}; it must stay float32. A wrapper "
-            "around the transformer casts its inputs; switch that off (FSDP2: cast_forward_inputs=False)."
-        )

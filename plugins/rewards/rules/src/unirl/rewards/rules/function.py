@@ -37,7 +37,7 @@ from .config import FunctionConfig
 from .function_target import MEDIA, Target
 from .image_input import images_of, video_frames_of
 
-__all__ = ["FunctionReward", "build", "mean_red"]
+__all__ = ["FunctionReward", "build", "mean_motion", "mean_red"]
 
 _NAME = "function"
 
@@ -45,6 +45,12 @@ _NAME = "function"
 def mean_red(images: Sequence[Image.Image]) -> list[float]:
     """Mean red of each image, 0 to 1: an example, used by the conformance suite."""
     return [float(np.asarray(image)[..., 0].mean()) / 255 for image in images]
+
+
+def mean_motion(videos: Sequence[Sequence[Image.Image]]) -> list[float]:
+    """Mean difference between neighbouring frames of each video, 0 to 1; 0 for a single frame: an example."""
+    pixels = [np.stack([np.asarray(frame, dtype=np.float32) for frame in frames]) / 255 for frames in videos]
+    return [float(np.abs(np.diff(frames, axis=0)).mean()) if len(frames) > 1 else 0.0 for frames in pixels]
 
 
 def build(config: FunctionConfig, *, device: Any) -> FunctionReward:

@@ -1,0 +1,59 @@
+# diffusers exports its classes lazily, and annotates arguments with less than it takes.
+# pyright: reportPrivateImportUsage=false, reportArgumentType=false
+"""diffusers' own pipeline on a checkpoint: what the model is compared with. Nothing of the model is used here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
+from torch import Tensor
+from unirl.conformance.reference import ReferenceRun
+from unirl.core.types.sampling import LatentSamplingConfig
+
+__all__ = ["EulerScheduler", "run"]
+
+
+class EulerScheduler(FlowMatchEulerDiscreteScheduler):
+    """Euler steps over sigmas that are shifted once: by default they are shifted twice, and `WanPipeline` passes
+    none."""
+
+    def set_timesteps(self, num_inference_steps: int | None = None, device: Any = None, **_: Any) -> None:
+        assert num_inference_steps is not None
+        grid = np.linspace(1.0, 1.0 / num_inference_steps, num_inference_steps).tolist()
+        super().set_timesteps(sigmas=grid, device=device)
+
+
+def run(folder: Path, *, prompts: Sequence[str], sampling: LatentSamplingConfig, initial: Tensor) -> ReferenceRun:
+    """`WanPipeline` in fp32, from `initial`, where that lies. Fits `unirl.conformance.reference.RunReference`.
+
+    The UniPC scheduler of the checkpoint is replaced by Euler steps of the same shift.
+    """
+    pipeline = WanPipeline.from_pretrained(folder, dtype=torch.float32, local_files_only=True, use_safetensors=True)
+    pipeline.scheduler = EulerScheduler(shift=pipeline.scheduler.config.flow_shift)
+    pipeline.to(initial.device)
+    pipeline.set_progress_bar_config(disable=True)
+    finals: list[Tensor] = []
+
+    def keep(_pipeline: object, _step: int, _timestep: object, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        finals[:] = [tensors["latents"]]
+        return tensors
+
+    result: Any = pipeline(
+        list(prompts),
+        negative_prompt=[sampling.negative_prompt] * len(prompts),
+        height=sampling.height,
+        width=sampling.width,
+        num_frames=sampling.frames,
+        num_inference_steps=sampling.num_inference_steps,
+        guidance_scale=sampling.guidance_scale,
+        latents=initial,
+        max_sequence_length=sampling.max_sequence_length,
+        output_type="pt",
+        callback_on_step_end=keep,
+    )
+    return ReferenceRun(sigmas=pipeline.scheduler.sigmas, final=finals[0], media=result.frames)

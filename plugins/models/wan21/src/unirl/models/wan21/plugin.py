@@ -1,0 +1,56 @@
+"""Wan 2.1: one latent track, `video`."""
+
+from __future__ import annotations
+
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.spec import Miniature, ModelSpec
+
+__all__ = ["SPEC", "unirl_models"]
+
+SPEC = ModelSpec(
+    name="wan21",
+    summary="Wan 2.1, text to video, from any checkpoint in the diffusers layout",
+    build="unirl.models.wan21.model:build",
+    config="unirl.models.wan21.config:Wan21Config",
+    capabilities={
+        Cap.LATENT_STAGE: Support.NATIVE,
+        Cap.TEXT_STAGE: Support.NO,
+        Cap.LORA: Support.NATIVE,
+        Cap.GUIDANCE: Support.NATIVE,
+        Cap.CONDITIONS: Support.NATIVE,
+        Cap.MEDIA_REFS: Support.NO,
+    },
+    tracks={"video": "latent"},
+    trainable="transformer",
+    lora_targets=(
+        "attn1.to_q",
+        "attn1.to_k",
+        "attn1.to_v",
+        "attn1.to_out.0",
+        "attn2.to_q",
+        "attn2.to_k",
+        "attn2.to_v",
+        "attn2.to_out.0",
+    ),
+    wrap_blocks=("WanTransformerBlock",),
+    # Not attention: the norms of queries and keys are taken over all heads.
+    tensor_parallel={
+        "blocks.*.ffn.net.0.proj": "colwise",
+        "blocks.*.ffn.net.2": "rowwise",
+    },
+    tiny=Miniature(
+        write="unirl.models.wan21.tiny:write",
+        sampling={"height": 32, "width": 32, "frames": 5, "max_sequence_length": 16},
+        # Two blocks of eight projections.
+        lora_layers=16,
+        wrap_blocks=2,
+    ),
+    reference="diffusers.WanPipeline",
+    parity="unirl.models.wan21.parity:run",
+)
+
+
+@hookimpl
+def unirl_models() -> list[ModelSpec]:
+    return [SPEC]

@@ -1,0 +1,229 @@
+"""The model against diffusers' WanPipeline, with Euler steps in place of UniPC."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanPipeline
+from torch import Tensor
+from unirl.core.errors import RecipeError
+from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
+from unirl.core.types.track import Sampler
+from unirl.models.wan21 import tiny
+from unirl.models.wan21.config import Wan21Config
+from unirl.models.wan21.model import Wan21Model, build
+from unirl.numerics.diffusion.denoise import denoise
+from unirl.numerics.diffusion.kernels import FlowSde, make_kernel
+from unirl.numerics.diffusion.replay import replay
+from unirl.numerics.diffusion.sampler import guidance_of
+
+Pipelines = Callable[[Wan21Model], WanPipeline]
+
+PROMPTS = ["a red ring rolls to the left", "a dog"]
+NEGATIVES = ["blurry", ""]
+SIZES = [(5, 32, 64), (9, 48, 32)]
+# The schedulers of diffusers shift in fp32, ours in fp64: two spacings of fp32 numbers just below 1.
+SIGMA_TOLERANCE = 1.2e-7
+# Four or eight forwards of fp32 arithmetic, from sigmas that differ in their last bit, of latents of order 1.
+LATENT_TOLERANCE = 1e-5
+
+
+def initial(model: Wan21Model, sampling: LatentSamplingConfig) -> Tensor:
+    shape = (len(PROMPTS), *model.latent_shape(sampling))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(7))
+
+
+def run_pipeline(
+    pipeline: WanPipeline, x: Tensor, sampling: LatentSamplingConfig, *, output: str = "latent"
+) -> tuple[Tensor, list[tuple[dict[str, Tensor], Tensor]]]:
+    """Its result, and what its transformer was given and gave at each call."""
+    calls: list[tuple[dict[str, Tensor], Tensor]] = []
+    handle = pipeline.transformer.register_forward_hook(
+        lambda _module, _args, kwargs, out: calls.append((kwargs, out[0])), with_kwargs=True
+    )
+    try:
+        result = pipeline(
+            PROMPTS,
+            negative_prompt=NEGATIVES,
+            guidance_scale=sampling.guidance_scale,
+            num_frames=sampling.frames,
+            height=sampling.height,
+            width=sampling.width,
+            num_inference_steps=sampling.num_inference_steps,
+            latents=x,
+            max_sequence_length=sampling.max_sequence_length,
+            output_type=output,
+        ).frames
+    finally:
+        handle.remove()
+    return result, calls
+
+
+def test_the_weights_are_those_that_diffusers_loads(model: Wan21Model, tiny_folder: Path) -> None:
+    expected = WanPipeline.from_pretrained(tiny_folder, dtype=torch.float32).components
+    assert expected.keys() == model.pipeline.components.keys()
+    for name, part in model.pipeline.components.items():
+        assert type(part) is type(expected[name])
+        if isinstance(part, torch.nn.Module):
+            state = part.state_dict()
+            assert state.keys() == expected[name].state_dict().keys()
+            assert all(torch.equal(weight, state[key]) for key, weight in expected[name].state_dict().items())
+
+
+def test_conditions_are_those_of_the_pipeline_bit_for_bit(
+    model: Wan21Model, on_the_same_weights: Pipelines, sampling: LatentSamplingConfig
+) -> None:
+    with torch.no_grad():
+        positive, negative = on_the_same_weights(model).encode_prompt(PROMPTS, NEGATIVES, max_sequence_length=48)
+    assert torch.equal(model.encode(PROMPTS, sampling=sampling)["prompt_embeds"], positive)
+    assert torch.equal(model.encode(NEGATIVES, sampling=sampling)["prompt_embeds"], negative)
+
+
+def test_prompts_are_cleaned_as_in_wans_own_code(model: Wan21Model, sampling: LatentSamplingConfig) -> None:
+    plain, typeset = (
+        model.encode([text], sampling=sampling)["prompt_embeds"] for text in ('a "red" ring', "a “red”  ring\n")
+    )
+    assert torch.equal(plain, typeset)
+
+
+@pytest.mark.parametrize("steps", [4, 20])
+def test_the_schedule_is_the_shifted_grid_and_that_of_the_euler_scheduler(
+    model: Wan21Model, on_the_same_weights: Pipelines, sampling: LatentSamplingConfig, steps: int
+) -> None:
+    """3 t / (1 + 2 t) of t = 1 - i / T."""
+    grid = [1.0 - step / steps for step in range(steps + 1)]
+    result = model.schedule(dataclasses.replace(sampling, num_inference_steps=steps))
+    assert torch.equal(result, torch.tensor([3 * t / (1 + 2 * t) for t in grid]))
+    scheduler = on_the_same_weights(model).scheduler
+    scheduler.set_timesteps(steps)
+    torch.testing.assert_close(result, scheduler.sigmas, rtol=0, atol=SIGMA_TOLERANCE)
+
+
+def test_the_diffusers_default_schedule_is_that_of_the_checkpoints_scheduler(
+    model: Wan21Model, sampling: LatentSamplingConfig
+) -> None:
+    asked = dataclasses.replace(sampling, schedule=ScheduleConfig(variant="diffusers-default"))
+    scheduler = UniPCMultistepScheduler.from_config(model.pipeline.scheduler.config)
+    scheduler.set_timesteps(4)
+    result = model.schedule(asked)
+    assert float(result[0]) == 1
+    # The first is 1e-6 less there, for the logarithms of the solver.
+    torch.testing.assert_close(result, scheduler.sigmas, rtol=0, atol=1.1e-6)
+    torch.testing.assert_close(result[1:], scheduler.sigmas[1:], rtol=0, atol=SIGMA_TOLERANCE)
+
+
+def test_the_shift_is_read_from_the_checkpoint(tmp_path: Path, sampling: LatentSamplingConfig) -> None:
+    for number, scheduler in enumerate(
+        (
+            UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0),
+            FlowMatchEulerDiscreteScheduler(shift=5.0),
+        )
+    ):
+        tiny.write(tmp_path / str(number), seed=0, scheduler=scheduler)
+        model = build(Wan21Config(path=str(tmp_path / str(number))), device="cpu")
+        # 5 t / (1 + 4 t) of 1, 3/4, 1/2, 1/4.
+        assert torch.equal(model.schedule(sampling), torch.tensor([1, 3.75 / 4, 2.5 / 3, 1.25 / 2, 0]))
+
+
+def test_a_scheduler_that_is_not_for_flows_is_refused(tmp_path: Path, sampling: LatentSamplingConfig) -> None:
+    tiny.write(tmp_path, seed=0, scheduler=UniPCMultistepScheduler())
+    model = build(Wan21Config(path=str(tmp_path)), device="cpu")
+    with pytest.raises(RecipeError, match=r"sampling\.schedule: scheduler config: got use_flow_sigmas = False, exp"):
+        model.schedule(sampling)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_velocities_are_the_pipelines_bit_for_bit(
+    tiny_folder: Path, on_the_same_weights: Pipelines, sampling: LatentSamplingConfig, dtype: str
+) -> None:
+    """At every step, in 16 bits too: there the pipeline rounds latents and text, and so does the model."""
+    model = build(Wan21Config(path=str(tiny_folder), dtype=dtype, text_dtype=dtype), device="cpu")
+    pipeline = on_the_same_weights(model)
+    _, calls = run_pipeline(pipeline, initial(model, sampling), sampling)
+    conditions = model.encode(PROMPTS, sampling=sampling)
+    assert len(calls) == 4
+    for step, (given, velocity) in enumerate(calls):
+        with torch.no_grad():
+            result = model.velocity(
+                given["hidden_states"].float(), pipeline.scheduler.sigmas[step].expand(len(PROMPTS)), conditions
+            )
+        assert result.dtype is torch.float32
+        assert torch.equal(result, velocity.float())
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(("scale", "mode"), [(1.0, "batched"), (4.0, "batched"), (4.0, "two-pass")])
+def test_final_latents_and_videos_without_noise_are_the_pipelines(
+    model: Wan21Model,
+    on_the_same_weights: Pipelines,
+    sampling: LatentSamplingConfig,
+    size: tuple[int, int, int],
+    scale: float,
+    mode: str,
+) -> None:
+    """The whole way, with guidance too: two sizes, two numbers of frames, prompts of different lengths."""
+    frames, height, width = size
+    asked = dataclasses.replace(
+        sampling, frames=frames, height=height, width=width, guidance_scale=scale, guidance_mode=mode
+    )
+    x = initial(model, asked)
+    pipeline = on_the_same_weights(model)
+    latents, _ = run_pipeline(pipeline, x, asked)
+    videos, _ = run_pipeline(pipeline, x, asked, output="pt")
+    sampler = Sampler(kernel="euler", eta=0.0, guidance_scale=scale, guidance_mode=mode)
+    with torch.no_grad():
+        result = denoise(
+            model.velocity,
+            x,
+            sigmas=model.schedule(asked),
+            kernel=make_kernel("euler", eta=0.0),
+            sde_steps=torch.zeros((len(x), 0), dtype=torch.int64),
+            conditions=model.encode(PROMPTS, sampling=asked),
+            negatives=model.encode(NEGATIVES, sampling=asked),
+            guidance=guidance_of(sampler, latent_rank=x.ndim),
+        ).x
+        decoded = model.decode(result)
+    torch.testing.assert_close(result, latents, rtol=0, atol=LATENT_TOLERANCE)
+    assert decoded.shape == videos.shape == (len(PROMPTS), frames, 3, height, width)
+    torch.testing.assert_close(decoded, videos, rtol=0, atol=LATENT_TOLERANCE)
+    assert float(decoded.std()) > 0.01
+
+
+def test_a_trajectory_of_videos_is_replayed_stacked_as_one_by_one(
+    model: Wan21Model, sampling: LatentSamplingConfig
+) -> None:
+    x, sigmas, kernel = initial(model, sampling), model.schedule(sampling), FlowSde()
+    conditions = model.encode(PROMPTS, sampling=sampling)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        segment = denoise(
+            model.velocity,
+            x,
+            sigmas=sigmas,
+            kernel=kernel,
+            sde_steps=torch.tensor([[0, 2], [1, 3]]),
+            conditions=conditions,
+            step_noise=lambda _step, rows: torch.randn((len(rows), *x.shape[1:]), generator=generator),
+        ).segment()
+    serial, stacked = (
+        replay(
+            model.velocity,
+            latents=segment.latents,
+            positions=segment.positions,
+            sigmas=segment.sigmas,
+            sde_steps=segment.sde_steps,
+            kernel=kernel,
+            conditions=conditions,
+            stacked=is_stacked,
+        )
+        for is_stacked in (False, True)
+    )
+    # Means over the latent's elements of order 1, from forwards of another batch size.
+    torch.testing.assert_close(stacked.log_probs, serial.log_probs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(stacked.means, serial.means, rtol=0, atol=LATENT_TOLERANCE)
+    torch.testing.assert_close(serial.log_probs.detach(), segment.log_probs, rtol=1e-5, atol=1e-5)
+    assert serial.means.shape == (2, 2, *x.shape[1:])
