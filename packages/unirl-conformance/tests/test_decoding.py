@@ -20,6 +20,8 @@ from unirl.models.qwen_image.model import QwenImageModel
 from unirl.models.qwen_image.plugin import SPEC as QWEN_IMAGE
 from unirl.models.sd3.model import Sd3Model
 from unirl.models.sd3.plugin import SPEC as SD3
+from unirl.models.wan21.model import Wan21Model
+from unirl.models.wan21.plugin import SPEC as WAN21
 
 # Specs name this module by a plain name.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -59,13 +61,22 @@ class UnpacksQwenImageByColumns(QwenImageModel):
         return super().vae_latents(places)
 
 
+class BackwardsWan21(Wan21Model):
+    """Plays the frames in the reverse order."""
+
+    def decode(self, latents: Tensor) -> Tensor:
+        return super().decode(latents).flip(1)
+
+
 BROKEN: dict[str, tuple[ModelSpec, Any]] = {
     "sd3-mirrored": (SD3, MirroredSd3),
     "sd3-no-shift": (SD3, UnshiftedSd3),
     "qwen-image-mirrored": (QWEN_IMAGE, MirroredQwenImage),
     "qwen-image-no-mean": (QWEN_IMAGE, UncentredQwenImage),
     "qwen-image-by-columns": (QWEN_IMAGE, UnpacksQwenImageByColumns),
+    "wan21-backwards": (WAN21, BackwardsWan21),
 }
+WELL = (SD3, QWEN_IMAGE, WAN21)
 SPECS = {name: dataclasses.replace(spec, name=name, build="test_decoding:build") for name, (spec, _) in BROKEN.items()}
 
 
@@ -76,7 +87,7 @@ def build(config: Any, *, device: Any) -> Any:
 
 
 def catalog() -> Catalog:
-    well = SimpleNamespace(unirl_models=hookimpl(lambda: [SD3, QWEN_IMAGE]))
+    well = SimpleNamespace(unirl_models=hookimpl(lambda: list(WELL)))
     broken = SimpleNamespace(unirl_models=hookimpl(lambda: list(SPECS.values())))
     return Catalog.of({"unirl-well": well, "unirl-broken": broken})
 
@@ -84,17 +95,18 @@ def catalog() -> Catalog:
 @pytest.fixture(scope="module")
 def failed() -> dict[str, set[str]]:
     """Model -> the claims about media that fail."""
+    names = (*(spec.name for spec in WELL), *BROKEN)
     report = run_suite(Selection(kinds=("model",), claims=MEDIA), catalog="test_decoding:catalog")
     tried = {(outcome.claim, outcome.subject) for outcome in report.outcomes if outcome.state in ("pass", "fail")}
-    assert tried == {(claim, name) for claim in MEDIA for name in ("sd3", "qwen-image", *BROKEN)}
+    assert tried == {(claim, name) for claim in MEDIA for name in names}
     return {
         name: {outcome.claim for outcome in report.outcomes if outcome.subject == name and outcome.state == "fail"}
-        for name in ("sd3", "qwen-image", *BROKEN)
+        for name in names
     }
 
 
 def test_models_that_are_well_decode_what_their_pipelines_decode(failed: dict[str, set[str]]) -> None:
-    assert failed["sd3"] == failed["qwen-image"] == set()
+    assert {spec.name: failed[spec.name] for spec in WELL} == {spec.name: set() for spec in WELL}
 
 
 @pytest.mark.parametrize("name", BROKEN)

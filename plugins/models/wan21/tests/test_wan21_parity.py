@@ -20,6 +20,7 @@ from unirl.numerics.diffusion.denoise import denoise
 from unirl.numerics.diffusion.kernels import FlowSde, make_kernel
 from unirl.numerics.diffusion.replay import replay
 from unirl.numerics.diffusion.sampler import guidance_of
+from unirl.numerics.diffusion.schedules import dynamic_sigmas, flux2_mu, linear_mu
 
 Pipelines = Callable[[Wan21Model], WanPipeline]
 
@@ -127,6 +128,18 @@ def test_the_shift_is_read_from_the_checkpoint(tmp_path: Path, sampling: LatentS
         model = build(Wan21Config(path=str(tmp_path / str(number))), device="cpu")
         # 5 t / (1 + 4 t) of 1, 3/4, 1/2, 1/4.
         assert torch.equal(model.schedule(sampling), torch.tensor([1, 3.75 / 4, 2.5 / 3, 1.25 / 2, 0]))
+
+
+@pytest.mark.parametrize("rule", ["linear", "flux2"])
+def test_a_dynamic_shift_counts_the_tokens_of_all_frames_by_the_models_rule(
+    tmp_path: Path, sampling: LatentSamplingConfig, monkeypatch: pytest.MonkeyPatch, rule: str
+) -> None:
+    tiny.write(tmp_path, seed=0, scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True))
+    monkeypatch.setattr(Wan21Model, "mu_rule", rule)
+    model = build(Wan21Config(path=str(tmp_path)), device="cpu")
+    num_tokens = 3 * (32 // 16) * (64 // 16)
+    mu = linear_mu(num_tokens) if rule == "linear" else flux2_mu(num_tokens, num_steps=4)
+    assert torch.equal(model.schedule(sampling), dynamic_sigmas(4, mu=mu))
 
 
 def test_a_scheduler_that_is_not_for_flows_is_refused(tmp_path: Path, sampling: LatentSamplingConfig) -> None:

@@ -22,7 +22,7 @@ class EulerScheduler(FlowMatchEulerDiscreteScheduler):
     """Euler steps over sigmas that are shifted once: by default they are shifted twice, and `WanPipeline` passes
     none."""
 
-    def set_timesteps(self, num_inference_steps: int | None = None, device: Any = None, **_: Any) -> None:
+    def set_timesteps(self, num_inference_steps: int | None = None, device: Any = None, *_: Any, **__: Any) -> None:
         assert num_inference_steps is not None
         grid = np.linspace(1.0, 1.0 / num_inference_steps, num_inference_steps).tolist()
         super().set_timesteps(sigmas=grid, device=device)
