@@ -36,16 +36,12 @@ class Media(Batch):
         if self.rate is not None and (self.kind not in ("video", "audio") or not self.rate > 0):
             raise BatchError(f"Media.rate: got {self.rate} for {self.kind}, expected more than 0, of video or audio.")
         is_ragged = isinstance(cast(object, self.values), tuple)
+        dims = DIMS.get(self.kind, ()) if is_ragged else ("N", *DIMS.get(self.kind, ()))
+        expected = "a tuple of strings" if self.kind == "text" else f"a floating tensor [{', '.join(dims)}]"
         for row, value in enumerate(cast("Sequence[Any]", self.values if is_ragged else (self.values,))):
-            if self.kind == "text":
-                fits, expected = is_ragged and isinstance(value, str), "a tuple of strings"
-            else:
-                dims = DIMS[self.kind] if is_ragged else ("N", *DIMS[self.kind])
-                fits, expected = _fits(value, dims), f"a floating tensor [{', '.join(dims)}]"
-            if not fits:
-                result = f"{value.dtype} {list(value.shape)}" if hasattr(value, "dtype") else type(value).__name__
+            if not (is_ragged and type(value) is str if self.kind == "text" else _fits(value, dims)):
                 where = f" in row {row}" if is_ragged else ""
-                raise BatchError(f"Media.values of {self.kind}: got {result}{where}, expected {expected}.")
+                raise BatchError(f"Media.values of {self.kind}: got {_described(value)}{where}, expected {expected}.")
 
     @property
     def num_rows(self) -> int:
@@ -92,3 +88,7 @@ def _fits(value: Any, dims: tuple[str, ...]) -> bool:
     if len(shape) != len(dims) or not value.dtype.is_floating_point:
         return False
     return all(dim != "3" or size == 3 for dim, size in zip(dims, shape, strict=True))
+
+
+def _described(value: Any) -> str:
+    return f"{value.dtype} {list(value.shape)}" if hasattr(value, "dtype") else type(value).__name__
