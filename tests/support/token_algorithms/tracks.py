@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import Status, TextSegment, Track
 
 __all__ = ["one_group"]
@@ -17,7 +18,7 @@ def one_group(segment: TextSegment, **columns: Any) -> Track:
         "name": "text",
         "sample_ids": tuple(f"p/{row}" for row in range(rows)),
         "group_ids": ("p",) * rows,
-        "prompts": ("p",) * rows,
+        "inputs": Inputs.of_texts(("p",) * rows),
         "metadata": ({},) * rows,
         "sample_weights": torch.ones(rows),
         "status": (Status.COMPLETED,) * rows,

@@ -13,6 +13,7 @@ from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
 from unirl.core.types.track import LatentSegment, Sampler, Status, Track
 from unirl.numerics import forward_process
@@ -47,7 +48,7 @@ def make_track(*advantages: float, latents: Tensor | None = None) -> Track:
         name="image",
         sample_ids=ids,
         group_ids=("r0/p",) * rows,
-        prompts=("",) * rows,
+        inputs=Inputs.of_texts(("",) * rows),
         metadata=({},) * rows,
         segment=segment,
         advantages=torch.tensor(advantages),

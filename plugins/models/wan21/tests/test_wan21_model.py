@@ -10,7 +10,7 @@ import pytest
 import torch
 from checkpoints import as_hub_id, cut
 from unirl.core.errors import RecipeError
-from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.models.wan21.config import Wan21Config
 from unirl.models.wan21.model import Wan21Model, build
@@ -55,12 +55,9 @@ def test_a_size_that_does_not_fit_is_refused_with_one_that_does(
         model.latent_shape(dataclasses.replace(sampling, **changes))
 
 
-def test_what_the_model_cannot_honour_is_refused(model: Wan21Model, sampling: LatentSamplingConfig) -> None:
-    image = MediaRef(modality="image", role="first_frame", uri="/there.png")
-    with pytest.raises(RecipeError, match="a prompt has media"):
-        model.encode(["a ring"], sampling=sampling, media=[[image]])
+def test_prompts_longer_than_the_encoder_takes_are_refused(model: Wan21Model, sampling: LatentSamplingConfig) -> None:
     with pytest.raises(RecipeError, match=r"sampling\.max_sequence_length: got 513; .* 1 to 512"):
-        model.encode(["a ring"], sampling=dataclasses.replace(sampling, max_sequence_length=513))
+        model.encode(Inputs.of_texts(["a ring"]), sampling=dataclasses.replace(sampling, max_sequence_length=513))
 
 
 def test_encoder_and_vae_are_frozen_and_the_transformer_is_not(model: Wan21Model) -> None:
@@ -114,7 +111,7 @@ def test_a_video_has_a_gradient_to_its_latent(model: Wan21Model) -> None:
 
 def test_a_wrapper_that_rounds_the_timestep_is_refused(tiny_folder: Path, sampling: LatentSamplingConfig) -> None:
     model = build(Wan21Config(path=str(tiny_folder), dtype="bfloat16"), device="cpu")
-    conditions = model.encode(["a ring"], sampling=sampling)
+    conditions = model.encode(Inputs.of_texts(["a ring"]), sampling=sampling)
     x = torch.zeros(1, *model.latent_shape(sampling))
     assert model.velocity(x, torch.ones(1), conditions).dtype is torch.float32
 

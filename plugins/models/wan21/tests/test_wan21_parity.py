@@ -11,6 +11,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanPipeline
 from torch import Tensor
 from unirl.core.errors import RecipeError
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
 from unirl.core.types.track import Sampler
 from unirl.models.wan21 import tiny
@@ -80,13 +81,14 @@ def test_conditions_are_those_of_the_pipeline_bit_for_bit(
 ) -> None:
     with torch.no_grad():
         positive, negative = on_the_same_weights(model).encode_prompt(PROMPTS, NEGATIVES, max_sequence_length=48)
-    assert torch.equal(model.encode(PROMPTS, sampling=sampling)["prompt_embeds"], positive)
-    assert torch.equal(model.encode(NEGATIVES, sampling=sampling)["prompt_embeds"], negative)
+    assert torch.equal(model.encode(Inputs.of_texts(PROMPTS), sampling=sampling)["prompt_embeds"], positive)
+    assert torch.equal(model.encode(Inputs.of_texts(NEGATIVES), sampling=sampling)["prompt_embeds"], negative)
 
 
 def test_prompts_are_cleaned_as_in_wans_own_code(model: Wan21Model, sampling: LatentSamplingConfig) -> None:
     plain, typeset = (
-        model.encode([text], sampling=sampling)["prompt_embeds"] for text in ('a "red" ring', "a “red”  ring\n")
+        model.encode(Inputs.of_texts([text]), sampling=sampling)["prompt_embeds"]
+        for text in ('a "red" ring', "a “red”  ring\n")
     )
     assert torch.equal(plain, typeset)
 
@@ -157,7 +159,7 @@ def test_velocities_are_the_pipelines_bit_for_bit(
     model = build(Wan21Config(path=str(tiny_folder), dtype=dtype, text_dtype=dtype), device="cpu")
     pipeline = on_the_same_weights(model)
     _, calls = run_pipeline(pipeline, initial(model, sampling), sampling)
-    conditions = model.encode(PROMPTS, sampling=sampling)
+    conditions = model.encode(Inputs.of_texts(PROMPTS), sampling=sampling)
     assert len(calls) == 4
     for step, (given, velocity) in enumerate(calls):
         with torch.no_grad():
@@ -195,8 +197,8 @@ def test_final_latents_and_videos_without_noise_are_the_pipelines(
             sigmas=model.schedule(asked),
             kernel=make_kernel("euler", eta=0.0),
             sde_steps=torch.zeros((len(x), 0), dtype=torch.int64),
-            conditions=model.encode(PROMPTS, sampling=asked),
-            negatives=model.encode(NEGATIVES, sampling=asked),
+            conditions=model.encode(Inputs.of_texts(PROMPTS), sampling=asked),
+            negatives=model.encode(Inputs.of_texts(NEGATIVES), sampling=asked),
             guidance=guidance_of(sampler, latent_rank=x.ndim),
         ).x
         decoded = model.decode(result)
@@ -210,7 +212,7 @@ def test_a_trajectory_of_videos_is_replayed_stacked_as_one_by_one(
     model: Wan21Model, sampling: LatentSamplingConfig
 ) -> None:
     x, sigmas, kernel = initial(model, sampling), model.schedule(sampling), FlowSde()
-    conditions = model.encode(PROMPTS, sampling=sampling)
+    conditions = model.encode(Inputs.of_texts(PROMPTS), sampling=sampling)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         segment = denoise(

@@ -19,7 +19,6 @@ SPEC = ModelSpec(
         Cap.LORA: Support.NATIVE,
         Cap.GUIDANCE: Support.NATIVE,
         Cap.CONDITIONS: Support.NATIVE,
-        Cap.MEDIA_REFS: Support.NO,
     },
     tracks={"video": "latent"},
     trainable="transformer",
