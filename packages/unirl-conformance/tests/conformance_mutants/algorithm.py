@@ -267,7 +267,7 @@ WELL = (
 )
 
 
-def build(config: Any, **context: Any) -> FlowGrpo:
+def build(config: Any, *, seed: int, **context: Any) -> FlowGrpo:
     """The algorithm that the config's `use` names."""
     kind = next(kind for kind, mutant in BROKEN.items() if mutant.name == config.use)
     return kind(config, **context)

@@ -63,7 +63,7 @@ class AdaptsWithEachUpdate(Grpo):
 BROKEN = mutants_in(__name__)
 
 
-def build(config: Any, **context: Any) -> Any:
+def build(config: Any, *, seed: int, **context: Any) -> Any:
     """The algorithm that the config's `use` names."""
     kind = next(kind for kind, mutant in BROKEN.items() if mutant.name == config.use)
     return kind(config, **context)

@@ -145,7 +145,7 @@ OTHER_LOSS = (
 """Their loss is no longer the paper's, so they declare that as a gap."""
 
 
-def build(config: Any, **context: Any) -> Grpo:
+def build(config: Any, *, seed: int, **context: Any) -> Grpo:
     """The algorithm that the config's `use` names."""
     kind = next(kind for kind, mutant in BROKEN.items() if mutant.name == config.use)
     return kind(config, **context)
