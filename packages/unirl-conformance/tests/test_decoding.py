@@ -27,7 +27,7 @@ from unirl.models.wan21.plugin import SPEC as WAN21
 sys.path.insert(0, str(Path(__file__).parent))
 
 PARITY = "decoded-media-are-those-of-the-reference-pipeline"
-MEDIA = (PARITY, "media-has-the-asked-size", "media-lies-between-0-and-1", "decoder-keeps-the-gradient")
+MEDIA = (PARITY, "media-has-the-requested-size", "media-lies-between-0-and-1", "decoder-keeps-the-gradient")
 
 
 class MirroredSd3(Sd3Model):

@@ -34,9 +34,9 @@ CLAIMS = (
     # Whose texts those that ask for their own compare with.
     "texts-of-a-group-differ",
     "every-text-comes-back-with-its-lineage",
-    "full-weights-are-sampled-from",
+    "full-weights-are-used-for-sampling",
     "an-adapter-is-sampled-with-at-its-scale",
-    "sampling-leaves-torch-and-the-model-as-they-were",
+    "sampling-does-not-modify-torch-or-the-model",
     "a-round-trains-adapters",
     "second-rollout-is-made-with-the-new-weights",
 )
@@ -116,7 +116,7 @@ def test_an_engine_is_started_once_and_is_as_new_whatever_was_done_with_it(row: 
 
 def test_an_engine_of_latents_is_shared_in_the_same_way(tmp_path: Path, starts: Path) -> None:
     report = run_suite(
-        Selection(kinds=("engine",), claims=("full-weights-are-sampled-from", "sigmas-are-echoed-bit-for-bit")),
+        Selection(kinds=("engine",), claims=("full-weights-are-used-for-sampling", "sigmas-are-echoed-bit-for-bit")),
         catalog="conformance_mutants.engine_apart:catalog_of_latents",
     )
     assert {outcome.state for outcome in report.outcomes} == {"pass"}

@@ -11,7 +11,7 @@ import pytest
 from unirl.conformance.progress import PRIOR_S, PRIOR_WEIGHT, Progress, Remaining, Status
 
 IDS = [
-    "suite/test_model_media.py::test_media_has_the_asked_size[sd3]",
+    "suite/test_model_media.py::test_media_has_the_requested_size[sd3]",
     "suite/test_engine_text.py::test_texts[apart+x]",
 ]
 
@@ -39,7 +39,7 @@ def test_the_line_names_the_claim_and_what_it_waits_for(progress: Progress) -> N
         progress.pytest_xdist_node_collection_finished(FakeNode(), IDS)
         assert progress.line() == f"0/2  about {PRIOR_S[False] + PRIOR_S[True]:.0f} s left"
         progress.pytest_runtest_logstart(IDS[0])
-        assert progress.line().startswith("0/2  media-has-the-asked-size on model sd3 (")
+        assert progress.line().startswith("0/2  media-has-the-requested-size on model sd3 (")
         progress.pytest_runtest_logfinish(IDS[0])
         progress.pytest_runtest_logstart(IDS[1])
         with Status(progress.folder).busy("starting engine 'apart' with model 'x'"):

@@ -119,7 +119,7 @@ def test_greedy_text_cannot_be_trained_on():
         replay_text(model, a_segment(model, request), packing=True)
 
 
-def test_temperature_0_takes_the_likeliest_token():
+def test_temperature_0_is_greedy():
     logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, -1.0, 3.0]])
     tokens, log_probs = choose_tokens(logits, torch.zeros(2), temperature=0.0)
     assert tokens.tolist() == [1, 0]

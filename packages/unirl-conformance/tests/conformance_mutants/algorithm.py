@@ -31,7 +31,7 @@ from conformance_mutants import algorithm_critic, algorithm_state, algorithm_tex
 from conformance_mutants.mutant import mutant, mutants_in
 
 REFERENCE = "the-loss-agrees-with-its-numpy-reference"
-AGE = "samples-of-older-weights-count-as-declared"
+AGE = "stale-samples-are-weighted-as-declared"
 MICRO = "micro-batches-do-not-change-the-gradient"
 
 

@@ -52,7 +52,7 @@ class ClipsAboutTheNewValue(Ppo):
 @mutant(
     claim="micro-batches-do-not-change-the-gradient",
     breaks="whitens the advantages of tokens over a micro-batch",
-    also=("samples-of-older-weights-count-as-declared",),
+    also=("stale-samples-are-weighted-as-declared",),
 )
 class WhitensItsMicroBatch(Ppo):
     def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:

@@ -35,7 +35,7 @@ WELL: tuple[AlgorithmSpec, ...] = (
 
 
 REFERENCE = "the-loss-agrees-with-its-numpy-reference"
-AGE, MICRO = "samples-of-older-weights-count-as-declared", "micro-batches-do-not-change-the-gradient"
+AGE, MICRO = "stale-samples-are-weighted-as-declared", "micro-batches-do-not-change-the-gradient"
 SURROGATE, ZERO = "three-updates-raise-the-surrogate", "zero-advantages-give-no-gradient"
 FAVOURS, LEARNS = "a-step-favours-samples-with-advantage", "training-on-text-raises-the-reward"
 NEEDS, PADDING = "only-declared-needs-are-read", "padding-changes-nothing"

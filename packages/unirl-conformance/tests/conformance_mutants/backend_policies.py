@@ -115,7 +115,7 @@ class MergesWithoutScale(Wrapped):
 
 
 @mutant(
-    claim="whole-weights-are-named-as-in-the-plain-module",
+    claim="exported-names-are-those-of-the-plain-module",
     name="wrapped-names",
     breaks="exports a weight under its wrapped name as well",
     also=(
@@ -123,7 +123,7 @@ class MergesWithoutScale(Wrapped):
         "training-on-text-is-torchs-adamw",
         "weight-decay-is-decoupled",
         "gradients-are-clipped-by-their-global-norm",
-        "the-model-runs-with-the-weights-that-are-handed-out",
+        "exported-weights-are-those-in-use",
         "adopted-weights-compute-what-the-trainer-computes",
         "weights-that-do-not-fit-are-not-adopted",
     ),
@@ -152,16 +152,14 @@ class ExportsViews(Wrapped):
         return dataclasses.replace(update, tensors={name: params[name].detach() for name in update.tensors})
 
 
-@mutant(
-    claim="the-model-runs-with-the-weights-that-are-handed-out", breaks="trains a copy of the module", promises=FULL
-)
+@mutant(claim="exported-weights-are-those-in-use", breaks="trains a copy of the module", promises=FULL)
 class TrainsACopy(Wrapped):
     def __init__(self, config: Any, *, model: Any, **context: Any) -> None:
         super().__init__(config, model=copy.deepcopy(model), **context)
 
 
 @mutant(
-    claim="what-trains-is-kept-in-fp32", breaks="hands out what trains in the dtype of the checkpoint", promises=FULL
+    claim="trainable-weights-are-fp32", breaks="hands out what trains in the dtype of the checkpoint", promises=FULL
 )
 class KeepsTheDtype(Wrapped):
     def __init__(self, config: Any, *, model: Any, **context: Any) -> None:
@@ -202,7 +200,7 @@ class RefreshesTheReference(Wrapped):
 
 
 @mutant(
-    claim="the-live-weights-are-back-after-a-policy",
+    claim="live-weights-are-restored-after-a-policy",
     breaks="keeps another policy's weights after an error",
     promises=(*FULL, Cap.REFERENCE_COPY),
 )

@@ -53,7 +53,7 @@ class CannotCountAllWeights(CannotCount):
 @mutant(
     claim="second-rollout-is-made-with-the-new-weights",
     breaks="trains a copy of what is sampled from",
-    also=("options-that-need-another-policy-change-what-is-learnt",),
+    also=("options-on-other-policies-change-the-loss",),
 )
 class TrainsACopy(Wrapped):
     """Hands out trained weights, and leaves those of the module, from which is sampled, as they were."""
@@ -148,7 +148,7 @@ class ReplaysOtherwise(Wrapped):
 
 
 @mutant(
-    claim="options-that-need-another-policy-change-what-is-learnt",
+    claim="options-on-other-policies-change-the-loss",
     name="one-policy",
     breaks="takes the live weights for the reference policy",
 )

@@ -30,7 +30,7 @@ from conformance_mutants.engine_changes import Changes
 from conformance_mutants.engine_copying import CopyingEngine
 from conformance_mutants.mutant import Mutant, mutant, mutants_in
 
-SPLIT, CONDITIONS = "samples-do-not-depend-on-how-a-request-is-split", "conditions-are-those-that-it-generated-from"
+SPLIT, CONDITIONS = "samples-do-not-depend-on-how-a-request-is-split", "returned-conditions-are-those-used"
 NOT_SHARED = "inputs-of-one-text-are-not-shared"
 
 
@@ -84,7 +84,7 @@ class DropsTheLastWord(Changes, CopyingEngine):
 
 
 @mutant(
-    claim="full-weights-are-sampled-from",
+    claim="full-weights-are-used-for-sampling",
     breaks="answers full weights and goes on with those that it had",
     also=(
         engine_weights.HALF_FULL,

@@ -18,7 +18,7 @@ from conformance_mutants.engine_plain import PlainEngine
 from conformance_mutants.mutant import mutant, mutants_in
 
 
-@mutant(claim="sampling-leaves-torch-and-the-model-as-they-were", breaks="leaves the model in evaluation mode")
+@mutant(claim="sampling-does-not-modify-torch-or-the-model", breaks="leaves the model in evaluation mode")
 class StaysInEvaluation(TrainsideEngine):
     def generate(self, request: Request) -> Track:
         track = super().generate(request)

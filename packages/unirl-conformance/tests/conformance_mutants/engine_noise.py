@@ -21,7 +21,7 @@ class RoundsEchoedSigmas(Changes):
         return segment_with(track, sigmas=track.latent.sigmas.to(torch.bfloat16).float())
 
 
-@mutant(claim="sigmas-are-those-that-it-steps-with", breaks="walks its own schedule and echoes the request's")
+@mutant(claim="echoed-sigmas-are-those-used", breaks="walks its own schedule and echoes the request's")
 class KeepsItsSchedule(Changes):
     def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
         return dataclasses.replace(latent, sigmas=self._model.schedule(latent.sampling))
@@ -29,7 +29,7 @@ class KeepsItsSchedule(Changes):
 
 # A sample is then not made from its own noise.
 @mutant(
-    claim="initial-noise-is-the-recipes",
+    claim="initial-noise-follows-the-seed",
     name="starts-alike",
     breaks="gives groups one x_T unasked",
     also=("every-sample-comes-back-with-its-lineage",),
@@ -39,13 +39,13 @@ class StartsGroupsAlike(Changes):
         return dataclasses.replace(latent, noise_ids=request.group_ids)
 
 
-@mutant(claim="a-group-shares-its-initial-noise-where-asked", name="starts-apart", breaks="ignores same_initial_noise")
+@mutant(claim="a-group-shares-its-initial-noise-on-request", name="starts-apart", breaks="ignores same_initial_noise")
 class StartsSamplesApart(Changes):
     def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
         return dataclasses.replace(latent, noise_ids=request.sample_ids)
 
 
-@mutant(claim="the-echoed-noise-is-what-it-started-from", breaks="copies the request's digests")
+@mutant(claim="echoed-noise-is-the-initial-noise", breaks="copies the request's digests")
 class CopiesDigests(Changes):
     def track(self, request: Request, track: Track) -> Track:
         asked, result = request.latent.initial_noise, track.latent.initial_noise
@@ -53,7 +53,7 @@ class CopiesDigests(Changes):
         return segment_with(track, initial_noise=tuple(a or f for a, f in zip(asked, result, strict=True)))
 
 
-@mutant(claim="step-noise-is-the-recipes", breaks="keys step noise by the noise ids")
+@mutant(claim="step-noise-follows-the-seed", breaks="keys step noise by the noise ids")
 class SharesStepNoise(Changes):
     """Where a group shares its start."""
 
@@ -72,7 +72,7 @@ class SharesStepNoise(Changes):
         return dataclasses.replace(track, sample_ids=request.sample_ids)
 
 
-@mutant(claim="it-is-stochastic-at-the-asked-steps-alone", breaks="takes SDE steps for a range")
+@mutant(claim="only-requested-steps-are-stochastic", breaks="takes SDE steps for a range")
 class FillsGaps(Changes):
     """Takes SDE steps for a range."""
 

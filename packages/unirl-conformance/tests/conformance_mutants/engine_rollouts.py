@@ -37,19 +37,19 @@ def with_images(track: Track, change: Callable[[Tensor], Tensor]) -> Track:
     return dataclasses.replace(track, media=media)
 
 
-@mutant(claim="latents-and-media-are-whole-and-of-the-asked-size", breaks="returns images of half the size")
+@mutant(claim="latents-and-media-have-the-requested-size", breaks="returns images of half the size")
 class HalvesImages(Changes):
     def track(self, request: Request, track: Track) -> Track:
         return with_images(track, lambda images: images[..., ::2, ::2])
 
 
-@mutant(claim="latents-and-media-are-whole-and-of-the-asked-size", breaks="images of other rows")
+@mutant(claim="latents-and-media-have-the-requested-size", breaks="images of other rows")
 class SwapsImages(Changes):
     def track(self, request: Request, track: Track) -> Track:
         return with_images(track, lambda images: images.roll(1, 0))
 
 
-@mutant(claim="latents-and-media-are-whole-and-of-the-asked-size", breaks="latents as float64")
+@mutant(claim="latents-and-media-have-the-requested-size", breaks="latents as float64")
 class WidensLatents(Changes):
     def track(self, request: Request, track: Track) -> Track:
         return segment_with(track, latents=track.latent.latents.double())
@@ -95,9 +95,7 @@ class NumbersSamplesItself(Changes):
         return dataclasses.replace(track, sample_ids=request.sample_ids)
 
 
-@mutant(
-    claim="the-same-request-gives-the-same-samples-again", breaks="draws other noise for a request that comes again"
-)
+@mutant(claim="the-same-request-gives-the-same-samples", breaks="draws other noise for a request that comes again")
 class MovesOn(Changes):
     """Other noise when it comes back to a seed and rollout that it had before."""
 

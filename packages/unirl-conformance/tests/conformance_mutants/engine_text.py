@@ -85,12 +85,12 @@ class PlainTextEngine(TextEngine):
 
 LINEAGE = "every-text-comes-back-with-its-lineage"
 LIMIT, STOPS = "a-text-that-reaches-its-limit-is-truncated", "stop-tokens-end-a-text"
-STRINGS, WORDS = "stop-strings-end-a-text-and-are-not-seen", "texts-are-the-words-of-their-tokens"
+STRINGS, WORDS = "stop-strings-end-a-text-and-are-removed", "texts-decode-from-their-tokens"
 GROUPS, SEEDS = "texts-of-a-group-differ", "the-same-seeds-give-the-same-texts"
-DRAWN, TOP = "tokens-are-drawn-at-the-temperature", "top-k-and-top-p-leave-the-likeliest-tokens"
+DRAWN, TOP = "tokens-are-drawn-at-the-temperature", "top-k-and-top-p-keep-the-likeliest-tokens"
 READ, SHARED = "prompts-are-read-as-tokens", "shared-weights-are-sampled-as-they-train"
-ALL_TOKENS = "log-probs-are-over-all-tokens-whatever-is-left-out"
-GREEDY, SCORED = "temperature-0-takes-the-likeliest-token", "log-probs-are-those-of-the-model-at-the-temperature"
+ALL_TOKENS = "log-probs-cover-the-whole-vocabulary"
+GREEDY, SCORED = "temperature-0-is-greedy", "log-probs-are-those-of-the-model-at-the-temperature"
 
 
 @mutant(claim=LINEAGE, breaks="names the groups of texts as their parents")
@@ -218,7 +218,7 @@ class IgnoresTopP(TextEngine):
 
 
 @mutant(
-    claim="log-probs-are-over-all-tokens-whatever-is-left-out",
+    claim="log-probs-cover-the-whole-vocabulary",
     breaks="gives log-probs over the tokens that top_k leaves",
 )
 class ScoresWhatIsLeft(TextEngine):

@@ -51,13 +51,13 @@ class SumsLogProbs(Changes):
         return segment_with(track, log_probs=segment.log_probs * segment.latents[0, 0].numel())
 
 
-@mutant(claim="only-the-asked-steps-are-scored", breaks="scores every stochastic step, and says so")
+@mutant(claim="only-requested-steps-are-scored", breaks="scores every stochastic step, and says so")
 class ScoresEveryStep(ChangesHonestly):
     def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
         return dataclasses.replace(latent, train_steps=None)
 
 
-@mutant(claim="only-the-asked-steps-are-scored", breaks="scores the first steps of those with noise, as many as asked")
+@mutant(claim="only-requested-steps-are-scored", breaks="scores the first steps of those with noise, as many as asked")
 class ScoresTheFirstSteps(Changes):
     def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
         if latent.train_steps is None:
@@ -115,7 +115,7 @@ class IgnoresNegatives(Changes):
 
 
 @mutant(
-    claim="conditions-are-those-that-it-generated-from",
+    claim="returned-conditions-are-those-used",
     breaks="returns conditions as if groups stood together",
     also=("inputs-of-one-text-are-not-shared",),
 )

@@ -33,7 +33,7 @@ class For(CopyingEngine):
 
 
 FULL, HALF_FULL = "full-weights-that-do-not-fit-are-refused", "refused-full-weights-are-never-half-applied"
-ASLEEP = "weights-that-come-asleep-are-refused-or-there-awake"
+ASLEEP = "weights-sent-to-a-sleeping-engine-are-refused-or-kept"
 
 
 @mutant(claim="the-receipt-is-of-what-the-engine-holds", breaks="a wrong count in its receipt")
@@ -56,13 +56,13 @@ class KeepsItsVersion(For):
             self.version = held
 
 
-@mutant(claim="full-weights-are-sampled-from", breaks="answers merged weights and drops them")
+@mutant(claim="full-weights-are-used-for-sampling", breaks="answers merged weights and drops them")
 class IgnoresMerged(CopyingEngine):
     def write_full(self, update: WeightUpdate) -> dict[str, Tensor]:
         return dict(update.tensors) if update.kind == "merged" else super().write_full(update)
 
 
-@mutant(claim="full-weights-are-sampled-from", breaks="changes the model that trains")
+@mutant(claim="full-weights-are-used-for-sampling", breaks="changes the model that trains")
 class WritesIntoTheTrainer(CopyingEngine):
     """Full weights go into the module that it was built with as well."""
 

@@ -44,7 +44,7 @@ class LoadsNothing(LocalLauncher):
         return parts
 
 
-@mutant(claim="an-error-of-a-part-keeps-its-kind-and-words", breaks="raises an error of its own for those of parts")
+@mutant(claim="errors-of-parts-keep-their-type-and-message", breaks="raises an error of its own for those of parts")
 class WrapsErrors(LocalLauncher):
     def launch(self, plan: Plan, *, catalog: Catalog) -> Parts:
         parts = super().launch(plan, catalog=catalog)

@@ -287,12 +287,12 @@ def writing(write: Callable[..., None]) -> dict[str, Miniature]:
 
 FINAL, GUIDED = (f"{name}-latents-are-those-of-the-reference-pipeline" for name in ("final", "guided"))
 DECODED = "decoded-media-are-those-of-the-reference-pipeline"
-ROW_BY_ROW = "gradient-is-the-same-row-by-row"
+ROW_BY_ROW = "gradient-does-not-depend-on-batching"
 # fmt: off
 BROKEN = (
     Broken("miniature-is-small-and-quick", "large", "writes 21 MB", spec=writing(write_large)),
     Broken("miniature-is-the-same-bytes-for-the-same-seed", "seedless", "ignores the seed", spec=writing(write_seedless)),
-    Broken("model-is-what-its-spec-says-where-it-was-told", "other-spec", "carries another spec", CarriesAnotherSpec),
+    Broken("model-follows-its-config", "other-spec", "carries another spec", CarriesAnotherSpec),
     Broken("only-the-named-module-trains", "loose", "leaves its encoder unfrozen", LeavesTheEncoderLoose),
     Broken("lora-targets-match-what-the-miniature-promises", "no-such-layer", "names a target that no layer has",
            spec={"lora_targets": ("up", "down", "gate")}),
@@ -302,8 +302,8 @@ BROKEN = (
            spec={"wrap_blocks": ("Block", "Attention")}),
     Broken("conditions-have-a-row-for-each-prompt", "keeps-gradient", "gives conditions with a gradient",
            KeepsTheEncodersGradient),
-    Broken("prompts-are-told-apart", "no-plural", "drops the last letter of a prompt", MissesThePlural),
-    Broken("equal-prompts-get-equal-conditions-whatever-stands-beside-them", "counts", "moves repeated prompts",
+    Broken("different-prompts-give-different-conditions", "no-plural", "drops the last letter of a prompt", MissesThePlural),
+    Broken("conditions-do-not-depend-on-the-batch", "counts", "moves repeated prompts",
            CountsRepeatedPrompts),
     Broken("negative-conditions-have-the-shapes-of-positive-ones", "widens", "encodes the empty prompt in fp64",
            WidensEmptyPrompts),
@@ -312,9 +312,9 @@ BROKEN = (
            RemembersItsLastAnswer),
     Broken("velocity-follows-sigma-without-rounding", "rounds-sigma", "rounds sigma to hundredths", RoundsSigma),
     Broken("velocity-follows-every-condition", "half-deaf", "drops one of its conditions", DropsItsSecondCondition),
-    Broken("rows-of-a-batch-do-not-meet", "rows-meet", "mixes a trace of other rows in", LetsRowsMeet),
-    Broken("schedule-falls-to-0-in-as-many-steps-as-asked", "20-steps", "makes at most 20 steps", MakesAtMost20Steps),
-    Broken("media-has-the-asked-size", "turned", "swaps height and width", TurnsItsImages, also=(DECODED,)),
+    Broken("batch-rows-are-independent", "rows-meet", "mixes a trace of other rows in", LetsRowsMeet),
+    Broken("schedule-falls-to-0-in-the-requested-steps", "20-steps", "makes at most 20 steps", MakesAtMost20Steps),
+    Broken("media-has-the-requested-size", "turned", "swaps height and width", TurnsItsImages, also=(DECODED,)),
     Broken("media-lies-between-0-and-1", "unclamped", "does not clamp its pixels", LeavesItsImagesUnclamped,
            also=(DECODED,)),
     Broken("sizes-that-do-not-fit-are-refused", "rounds-height", "rounds the height down", RoundsTheHeight),

@@ -24,7 +24,7 @@ Scored = tuple[Tensor, Tensor | None]
 OWN, CACHED = "own-text-replays-at-ratio-1", "cached-logits-are-those-of-the-whole-text"
 SCORES, PACKED = "scores-are-the-log-softmax-of-the-plain-logits", "padded-packed-and-single-rows-score-alike"
 PACKED_GRADIENT = "packing-does-not-change-the-gradient"
-CHAT = "settings-of-the-chat-change-what-they-say"
+CHAT = "chat-settings-change-the-prompt"
 PROMPTED, GREEDY, SCORED = (
     f"{name}-those-of-the-reference" for name in ("prompt-tokens-are", "greedy-texts-are", "log-probs-are")
 )
@@ -87,7 +87,7 @@ class IsALittleSharper(TextWorkbenchModel):
         return 1.01 * logits, cache
 
 
-@mutant(claim="texts-give-back-what-was-tokenized", breaks="strips the spaces around texts")
+@mutant(claim="decoding-inverts-tokenizing", breaks="strips the spaces around texts")
 class CleansUp(TextWorkbenchModel):
     def texts(self, tokens: Sequence[Tensor]) -> list[str]:
         return [text.strip() for text in super().texts(tokens)]
@@ -120,7 +120,7 @@ class ComputesOtherwiseWithGradients(Scores):
     claim=SCORED,
     name="shifts",
     breaks="gives log-probs one token late",
-    also=(OWN, SCORES, PACKED, "gradient-is-the-same-row-by-row"),
+    also=(OWN, SCORES, PACKED, "gradient-does-not-depend-on-batching"),
 )
 class ShiftsItsLogProbs(Scores):
     """Gives each token the log-prob of the one before it."""
@@ -130,7 +130,7 @@ class ShiftsItsLogProbs(Scores):
 
 
 @mutant(
-    claim="gradient-is-the-same-row-by-row",
+    claim="gradient-does-not-depend-on-batching",
     name="text-divides",
     breaks="divides the gradient of log-probs by the tokens of a batch",
 )
@@ -164,7 +164,7 @@ class CountsInBits(TextWorkbenchModel):
     claim=PACKED,
     name="sees-neighbours",
     breaks="attends to other samples of a packed row",
-    also=(OWN, PACKED_GRADIENT, "gradient-is-the-same-row-by-row"),
+    also=(OWN, PACKED_GRADIENT, "gradient-does-not-depend-on-batching"),
 )
 class SeesItsNeighbours(TextWorkbenchModel):
     """Attends to every sample before it in a packed row."""

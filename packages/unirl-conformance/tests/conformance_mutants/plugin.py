@@ -115,9 +115,7 @@ BROKEN: tuple[tuple[Mutant, Dist], ...] = (
         for name in ("planted-twin-one", "planted-twin-two")
     ),
     (
-        Mutant(
-            claim="its-names-are-given-to-no-other-dist", name="planted-thief", breaks="calls its tracker `swanlab`"
-        ),
+        Mutant(claim="its-names-are-unique", name="planted-thief", breaks="calls its tracker `swanlab`"),
         Dist(name="planted-thief", part="swanlab"),
     ),
     (
@@ -272,7 +270,7 @@ BROKEN: tuple[tuple[Mutant, Dist], ...] = (
         Dist(name="planted-windy", part="planted-unnamed", readme="It is a part like many others. " * 30),
     ),
     (
-        Mutant(claim="it-says-what-it-is-in-a-line", name="planted-unknown", breaks="has no summary"),
+        Mutant(claim="it-has-a-one-line-summary", name="planted-unknown", breaks="has no summary"),
         Dist(name="planted-unknown", headers={"Summary": "UNKNOWN"}),
     ),
     (

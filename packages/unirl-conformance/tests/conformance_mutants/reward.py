@@ -117,7 +117,7 @@ class OutOf255(Luma):
         return Scores(values=255 * self.luma(samples))
 
 
-@mutant(claim="scores-tell-samples-apart", breaks="gives 1 to every sample", spec=BRIGHTNESS)
+@mutant(claim="different-samples-get-different-scores", breaks="gives 1 to every sample", spec=BRIGHTNESS)
 class Constant(Luma):
     def score(self, samples: ScoreInput) -> Scores:
         return Scores(values=self.luma(samples).ceil().clamp(1, 1))
@@ -129,9 +129,7 @@ class AppliesItsWeight(Luma):
         return Scores(values=self._weight * self.luma(samples))
 
 
-@mutant(
-    claim="the-same-samples-get-the-same-scores-again", breaks="gives less to a batch that it has seen", spec=BRIGHTNESS
-)
+@mutant(claim="scoring-is-deterministic", breaks="gives less to a batch that it has seen", spec=BRIGHTNESS)
 class Remembers(Luma):
     """Images that it has seen before are worth less."""
 
@@ -147,7 +145,7 @@ class Remembers(Luma):
         return Scores(values=scale * luma)
 
 
-@mutant(claim="scores-come-from-the-sample-not-from-its-name", breaks="caches scores by sample ids", spec=BRIGHTNESS)
+@mutant(claim="scores-do-not-depend-on-names", breaks="caches scores by sample ids", spec=BRIGHTNESS)
 class CachesByIds(Luma):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -157,7 +155,7 @@ class CachesByIds(Luma):
         return Scores(values=self._cache.setdefault(samples.sample_ids, self.luma(samples)))
 
 
-@mutant(claim="a-reward-leaves-samples-as-they-are", breaks="clamps the images in place", spec=BRIGHTNESS)
+@mutant(claim="a-reward-does-not-modify-samples", breaks="clamps the images in place", spec=BRIGHTNESS)
 class ClampsInPlace(Luma):
     def score(self, samples: ScoreInput) -> Scores:
         luma = self.luma(samples)
@@ -165,9 +163,7 @@ class ClampsInPlace(Luma):
         return Scores(values=luma)
 
 
-@mutant(
-    claim="pixels-that-are-not-numbers-raise", name="nan-is-black", breaks="scores NaN pixels as black", spec=BRIGHTNESS
-)
+@mutant(claim="non-finite-pixels-raise", name="nan-is-black", breaks="scores NaN pixels as black", spec=BRIGHTNESS)
 class TakesNanForBlack(Luma):
     def score(self, samples: ScoreInput) -> Scores:
         images = samples.media and with_media(samples, images_of(samples).nan_to_num(), media="image")
@@ -194,7 +190,7 @@ class ClosesOnce(Luma):
 
 
 @mutant(
-    claim="a-gradient-that-is-not-promised-is-not-wrong",
+    claim="an-undeclared-gradient-is-absent-or-correct",
     breaks="scores luma and gives the gradient of the variance",
     spec=BRIGHTNESS,
 )
@@ -218,7 +214,7 @@ class CutsRed(PixelTargetReward):
         return super().score(with_media(samples, torch.cat([red, rest], dim=1), media="image"))
 
 
-@mutant(claim="parts-are-those-that-the-spec-names", breaks="gives three of its four parts", spec=SHAPES)
+@mutant(claim="components-are-those-of-the-spec", breaks="gives three of its four parts", spec=SHAPES)
 class ForgetsAPart(ShapesReward):
     def __init__(self, config: Any) -> None:
         pass

@@ -63,7 +63,7 @@ class Notes:
         self.file.close()
 
 
-@mutant(claim="a-whole-run-is-taken", breaks="raises at a kind of event that it does not know")
+@mutant(claim="a-whole-run-is-accepted", breaks="raises at a kind of event that it does not know")
 class KnowsItsEvents(Notes):
     SHOWN: Mapping[str, str] = dict.fromkeys(
         ("run_started", "run_resumed", "rollout", "step", "evaluated", "images", "checkpoint_saved", "finding"), ""
@@ -74,9 +74,9 @@ class KnowsItsEvents(Notes):
 
 
 @mutant(
-    claim="a-whole-run-is-taken",
+    claim="a-whole-run-is-accepted",
     breaks="takes it that a caption ends with the reward",
-    also=("odd-names-and-long-texts-are-taken", "a-tracker-leaves-what-it-is-given-as-it-is"),
+    also=("odd-names-and-long-texts-are-accepted", "a-tracker-does-not-modify-its-input"),
 )
 class ReadsEveryReward(Notes):
     def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
@@ -110,9 +110,7 @@ class ShowsTheBeginning(Notes):
         super().texts(key, [text[:100] for text in texts], captions, step=step)
 
 
-@mutant(
-    claim="a-resumed-run-loses-nothing-that-was-there", breaks="begins the file of its texts anew when a run is resumed"
-)
+@mutant(claim="resuming-loses-nothing", breaks="begins the file of its texts anew when a run is resumed")
 class TextsStartOver(Notes):
     """Texts have a file of their own, which a resumed run begins anew."""
 
@@ -126,9 +124,7 @@ class TextsStartOver(Notes):
             file.writelines([*captions, *texts])
 
 
-@mutant(
-    claim="a-resumed-run-loses-nothing-that-was-there", breaks="deletes its file at the start, also of a resumed run"
-)
+@mutant(claim="resuming-loses-nothing", breaks="deletes its file at the start, also of a resumed run")
 class StartsOver(Notes):
     def path(self, run: RunInfo) -> Path:
         path = super().path(run)
@@ -147,19 +143,19 @@ class NeedsItsPast(Notes):
         super().start(run)
 
 
-@mutant(claim="numbers-that-are-not-finite-are-taken", breaks="rounds to whole percents, which NaN has not")
+@mutant(claim="non-finite-numbers-are-accepted", breaks="rounds to whole percents, which NaN has not")
 class Percents(TensorboardTracker):
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
         super().log({key: round(100 * value) / 100 for key, value in metrics.items()}, step=step)
 
 
-@mutant(claim="odd-names-and-long-texts-are-taken", breaks="writes its file in ASCII")
+@mutant(claim="odd-names-and-long-texts-are-accepted", breaks="writes its file in ASCII")
 class InAscii(Notes):
     encoding = "ascii"
 
 
 @mutant(
-    claim="odd-names-and-long-texts-are-taken", breaks="names the files of its texts by their keys, slashes and all"
+    claim="odd-names-and-long-texts-are-accepted", breaks="names the files of its texts by their keys, slashes and all"
 )
 class KeysAreFiles(Notes):
     """Writes the texts of each key into a file of that name."""
@@ -189,7 +185,7 @@ class OneFileForAll(Notes):
         self.file = own
 
 
-@mutant(claim="a-tracker-leaves-what-it-is-given-as-it-is", breaks="draws a line on the images")
+@mutant(claim="a-tracker-does-not-modify-its-input", breaks="draws a line on the images")
 class DrawsOnTheImages(TensorboardTracker):
     def samples(self, key: str, media: Media, captions: Sequence[str], *, step: int) -> None:
         if media.kind == "image":
@@ -197,7 +193,7 @@ class DrawsOnTheImages(TensorboardTracker):
         super().samples(key, media, captions, step=step)
 
 
-@mutant(claim="a-tracker-leaves-what-it-is-given-as-it-is", breaks="sorts the list of captions that it is given")
+@mutant(claim="a-tracker-does-not-modify-its-input", breaks="sorts the list of captions that it is given")
 class SortsTheCaptions(Notes):
     def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
         if isinstance(captions, list):
@@ -205,7 +201,7 @@ class SortsTheCaptions(Notes):
         super().texts(key, texts, captions, step=step)
 
 
-@mutant(claim="a-run-may-end-at-any-time-and-in-any-way", breaks="takes it that there was a step")
+@mutant(claim="a-run-may-end-at-any-time", breaks="takes it that there was a step")
 class EndsWhatItShowed(Notes):
     """Sums up the steps that it saw."""
 

@@ -33,7 +33,7 @@ class SendsFp32(TensorStore):
         ]
 
 
-@mutant(claim="names-are-small-and-never-given-again", name="long-names", breaks="has names of two kilobytes")
+@mutant(claim="names-are-small-and-never-reused", name="long-names", breaks="has names of two kilobytes")
 class NamesByShape(TensorStore):
     """Names carry what the tensor looks like, at length."""
 
@@ -46,7 +46,7 @@ class LongBlob(Blob):
     described: str = ""
 
 
-@mutant(claim="names-are-small-and-never-given-again", breaks="gives its names again once everything was dropped")
+@mutant(claim="names-are-small-and-never-reused", breaks="gives its names again once everything was dropped")
 class StartsNamesAnew(TensorStore):
     def drop(self, names: Any = None) -> None:
         super().drop(names)

@@ -191,7 +191,7 @@ class Progress:
 
 
 def _named(nodeid: str) -> tuple[str, str]:
-    """Claim and subject of `suite/test_model_media.py::test_media_has_the_asked_size[sd3]`."""
+    """Claim and subject of `suite/test_model_media.py::test_media_has_the_requested_size[sd3]`."""
     claim, _, subject = nodeid.rpartition("::")[2].removesuffix("]").partition("[")
     return claim.removeprefix("test_").replace("_", "-"), subject
 

@@ -33,7 +33,7 @@ OLDEST = 0.4 * CLIP
 
 
 @claim("algorithm", track="any")
-def test_samples_of_older_weights_count_as_declared(bench: AlgorithmBench) -> None:
+def test_stale_samples_are_weighted_as_declared(bench: AlgorithmBench) -> None:
     """With `run.max_staleness` samples are from older weights than the trained ones; `staleness` in the needs declares
     how the algorithm handles that. `ratio`: a sample counts by the ratio of the current policy to the one that sampled
     it, as importance sampling asks: the gradient is that of fresh samples whose advantages are multiplied by this

@@ -55,7 +55,7 @@ def test_the_reference_copy_is_the_initial_model(bench: BackendBench) -> None:
 
 
 @claim("backend")
-def test_the_live_weights_are_back_after_a_policy(bench: BackendBench) -> None:
+def test_live_weights_are_restored_after_a_policy(bench: BackendBench) -> None:
     """After `policy(...)`, even after an error inside it, the live weights are restored bit for bit, and training is
     unaffected.
 

@@ -12,7 +12,7 @@ from unirl.core.types.weights import checksum
 
 
 @claim("backend")
-def test_whole_weights_are_named_as_in_the_plain_module(bench: BackendBench) -> None:
+def test_exported_names_are_those_of_the_plain_module(bench: BackendBench) -> None:
     """Full and merged weights have exactly the names and shapes of the module before the backend wrapped it.
 
     If it fails: strip what wrapping and adapters put into names (`module.`, `_orig_mod.`, `.base_layer.`), leave
@@ -77,7 +77,7 @@ def test_weights_are_copies(bench: BackendBench) -> None:
 
 
 @claim("backend")
-def test_the_model_runs_with_the_weights_that_are_handed_out(bench: BackendBench) -> None:
+def test_exported_weights_are_those_in_use(bench: BackendBench) -> None:
     """Under each policy the model's outputs equal those of the plain module with that policy's exported weights:
     rollouts that share the module and engines that receive weights see the same policy.
 
@@ -104,7 +104,7 @@ def test_the_model_runs_with_the_weights_that_are_handed_out(bench: BackendBench
 
 
 @claim("backend")
-def test_what_trains_is_kept_in_fp32(bench: BackendBench) -> None:
+def test_trainable_weights_are_fp32(bench: BackendBench) -> None:
     """Trainable parameters are fp32 whatever the checkpoint's dtype: in bf16 small steps would be rounded away.
 
     If it fails: cast what trains (all weights, or the adapters) to fp32 before the optimizer is made.

@@ -119,7 +119,7 @@ def test_a_run_resumes_exactly(bench: CellBench) -> None:
 
 
 @claim("cell", needs={"engine": (Cap.WEIGHTS_SHARED,)}, track="any")
-def test_options_that_need_another_policy_change_what_is_learnt(bench: CellBench) -> None:
+def test_options_on_other_policies_change_the_loss(bench: CellBench) -> None:
     """Where a setting of the algorithm brings in a reference or lagged policy, such as a KL coefficient, training
     differs with and without it from the second round on: in the first the policies are still the same. Tried in
     process, since the engine does not matter.

@@ -21,7 +21,7 @@ from unirl.core.types.rollout import verify_echo
 
 
 @claim("engine", track="any")
-def test_sampling_leaves_torch_and_the_model_as_they_were(bench: EngineBench) -> None:
+def test_sampling_does_not_modify_torch_or_the_model(bench: EngineBench) -> None:
     """After a rollout training mode, gradients, weights, random generators, grad mode and default dtype are as before:
     training goes on from exactly where it was.
 

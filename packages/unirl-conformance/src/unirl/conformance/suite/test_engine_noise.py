@@ -34,7 +34,7 @@ def test_sigmas_are_echoed_bit_for_bit(bench: LatentEngineBench) -> None:
 
 
 @claim("engine", proves=Cap.SIGMAS)
-def test_sigmas_are_those_that_it_steps_with(bench: LatentEngineBench) -> None:
+def test_echoed_sigmas_are_those_used(bench: LatentEngineBench) -> None:
     """The engine uses the sigmas of the request, instead of its own schedule reported under their name.
 
     Deterministic steps with sigmas that no scheduler would make must end where the formula of the steps ends.
@@ -49,7 +49,7 @@ def test_sigmas_are_those_that_it_steps_with(bench: LatentEngineBench) -> None:
 
 
 @claim("engine", proves=Cap.INITIAL_NOISE)
-def test_initial_noise_is_the_recipes(bench: LatentEngineBench) -> None:
+def test_initial_noise_follows_the_seed(bench: LatentEngineBench) -> None:
     """Every sample starts from the noise that (seed, rollout, its id) gives, bit for bit, and the digests say so.
 
     If it fails: start from `unirl.numerics.noise.noise(..., ids=noise_ids, step=INITIAL)`, unscaled; where the engine
@@ -60,7 +60,7 @@ def test_initial_noise_is_the_recipes(bench: LatentEngineBench) -> None:
 
 
 @claim("engine", proves=Cap.INITIAL_NOISE)
-def test_a_group_shares_its_initial_noise_where_asked(bench: LatentEngineBench) -> None:
+def test_a_group_shares_its_initial_noise_on_request(bench: LatentEngineBench) -> None:
     """With `same_initial_noise` the samples of a group start from one x_T, another group's from another.
 
     If it fails: key the initial noise by the request's `noise_ids`, which then repeat, not by the sample ids.
@@ -70,7 +70,7 @@ def test_a_group_shares_its_initial_noise_where_asked(bench: LatentEngineBench) 
 
 
 @claim("engine", proves=Cap.INITIAL_NOISE)
-def test_the_echoed_noise_is_what_it_started_from(bench: LatentEngineBench) -> None:
+def test_echoed_noise_is_the_initial_noise(bench: LatentEngineBench) -> None:
     """An engine with other initial noise than requested is caught by its echo: digests are computed from the denoised
     latents, not copied from the request.
 
@@ -95,7 +95,7 @@ def test_the_echoed_noise_is_what_it_started_from(bench: LatentEngineBench) -> N
 
 
 @claim("engine", proves=(Cap.STEP_NOISE, Cap.SDE_STEPS))
-def test_step_noise_is_the_recipes(bench: LatentEngineBench) -> None:
+def test_step_noise_follows_the_seed(bench: LatentEngineBench) -> None:
     """The noise of each SDE step is a function of (seed, rollout, sample id, step): a sample can be reproduced
     anywhere, and samples with the same initial noise still differ.
 
@@ -117,7 +117,7 @@ def test_step_noise_is_the_recipes(bench: LatentEngineBench) -> None:
 
 
 @claim("engine", proves=Cap.SDE_STEPS)
-def test_it_is_stochastic_at_the_asked_steps_alone(bench: LatentEngineBench) -> None:
+def test_only_requested_steps_are_stochastic(bench: LatentEngineBench) -> None:
     """Noise is added at the SDE steps of the request and nowhere else, and the echoed set is the requested one.
 
     The set has a gap, so an engine that takes it for a range from first to last is caught.

@@ -91,7 +91,7 @@ def test_inputs_of_one_text_are_not_shared(bench: LatentEngineBench) -> None:
 
 
 @claim("engine", proves=Cap.LATENT_ROLLOUT)
-def test_latents_and_media_are_whole_and_of_the_asked_size(bench: LatentEngineBench) -> None:
+def test_latents_and_media_have_the_requested_size(bench: LatentEngineBench) -> None:
     """The final latents are finite, fp32, without gradient and of the model's shape; the media are these latents
     decoded, at the requested height, width and frames, in [0, 1]; without `decode` there are none.
 
@@ -191,7 +191,7 @@ def test_samples_do_not_depend_on_how_a_request_is_split(bench: LatentEngineBenc
 
 
 @claim("engine", proves=(Cap.INITIAL_NOISE, Cap.LATENT_ROLLOUT))
-def test_the_same_request_gives_the_same_samples_again(bench: LatentEngineBench) -> None:
+def test_the_same_request_gives_the_same_samples(bench: LatentEngineBench) -> None:
     """Repeating a request, on the same engine after other work or on a new one, gives the same samples; another rollout
     number or seed gives others. Resumed runs and retries depend on it.
 

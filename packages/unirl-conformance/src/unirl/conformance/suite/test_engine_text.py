@@ -60,7 +60,7 @@ def test_every_text_comes_back_with_its_lineage(bench: TextEngineBench) -> None:
 
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
-def test_texts_are_the_words_of_their_tokens(bench: TextEngineBench) -> None:
+def test_texts_decode_from_their_tokens(bench: TextEngineBench) -> None:
     """Tokens are int64 token ids of the model, and the text passed to rewards is their decoded form, row by row,
     without special tokens.
 
@@ -112,7 +112,7 @@ def test_stop_tokens_end_a_text(bench: TextEngineBench) -> None:
 
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
-def test_stop_strings_end_a_text_and_are_not_seen(bench: TextEngineBench) -> None:
+def test_stop_strings_end_a_text_and_are_removed(bench: TextEngineBench) -> None:
     """A completion ends with the token that completes a stop string, and is `COMPLETED`. The tokens of the string are
     kept, because they were sampled and are trained on; the text passed to rewards ends before it.
 

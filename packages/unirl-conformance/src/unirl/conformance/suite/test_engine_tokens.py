@@ -60,7 +60,7 @@ def test_tokens_are_drawn_at_the_temperature(bench: TextEngineBench) -> None:
 
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
-def test_temperature_0_takes_the_likeliest_token(bench: TextEngineBench) -> None:
+def test_temperature_0_is_greedy(bench: TextEngineBench) -> None:
     """At temperature 0 every token is the most likely one after what stands before it, and its log-prob that of the
     plain logits: evaluation means the same everywhere.
 
@@ -75,7 +75,7 @@ def test_temperature_0_takes_the_likeliest_token(bench: TextEngineBench) -> None
 
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")
-def test_top_k_and_top_p_leave_the_likeliest_tokens(bench: TextEngineBench) -> None:
+def test_top_k_and_top_p_keep_the_likeliest_tokens(bench: TextEngineBench) -> None:
     """With `top_k` tokens come from the k most likely, with `top_p` from the most likely that reach this probability,
     and from several of them.
 
@@ -99,7 +99,7 @@ def test_top_k_and_top_p_leave_the_likeliest_tokens(bench: TextEngineBench) -> N
 
 
 @claim("engine", proves=(Cap.LOG_PROBS_TOKEN, Cap.TEXT_ROLLOUT), track="text")
-def test_log_probs_are_over_all_tokens_whatever_is_left_out(bench: TextEngineBench) -> None:
+def test_log_probs_cover_the_whole_vocabulary(bench: TextEngineBench) -> None:
     """With `top_k` a log-prob still is that of the whole distribution: one over the tokens that are left would be
     another policy's. An engine that has no other may give none then; training rejects `top_k` where it needs them.
 

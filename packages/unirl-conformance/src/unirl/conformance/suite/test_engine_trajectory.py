@@ -120,7 +120,7 @@ def test_log_probs_are_those_of_the_replay(bench: LatentEngineBench) -> None:
 
 
 @claim("engine", proves=(Cap.LOG_PROBS_GAUSSIAN, Cap.SDE_STEPS, Cap.INITIAL_NOISE, Cap.STEP_NOISE))
-def test_only_the_asked_steps_are_scored(bench: LatentEngineBench) -> None:
+def test_only_requested_steps_are_scored(bench: LatentEngineBench) -> None:
     """A request may ask for the log-probs of some SDE steps of each sample. Those of `train_steps` are scored and no
     others, in the order of the request; the samples are those of a request that scores every SDE step.
 
@@ -197,7 +197,7 @@ def test_negative_prompts_are_used_and_returned(bench: LatentEngineBench) -> Non
 
 
 @claim("engine", proves=Cap.CONDITIONS)
-def test_conditions_are_those_that_it_generated_from(bench: LatentEngineBench) -> None:
+def test_returned_conditions_are_those_used(bench: LatentEngineBench) -> None:
     """The prompt embeddings that come back belong to each sample's prompt, agree with the model's own, and are what
     the sample was made from: training replays with them.
 

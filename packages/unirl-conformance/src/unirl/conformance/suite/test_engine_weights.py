@@ -76,7 +76,7 @@ def test_the_receipt_is_of_what_the_engine_holds(bench: EngineBench) -> None:
 
 
 @claim("engine", proves=Cap.WEIGHTS_FULL, track="any")
-def test_full_weights_are_sampled_from(bench: EngineBench) -> None:
+def test_full_weights_are_used_for_sampling(bench: EngineBench) -> None:
     """After a sync of full or merged weights, the samples are those of a model with these weights; the trained model is
     unchanged.
 
@@ -171,7 +171,7 @@ def test_generating_asleep_is_refused(bench: EngineBench) -> None:
 
 
 @claim("engine", proves=(Cap.SLEEP, Cap.WEIGHTS_FULL), track="any")
-def test_weights_that_come_asleep_are_refused_or_there_awake(bench: EngineBench) -> None:
+def test_weights_sent_to_a_sleeping_engine_are_refused_or_kept(bench: EngineBench) -> None:
     """A weight update sent while asleep is rejected, or takes effect on wake-up; it is never lost. A sync after waking
     works.
 

@@ -64,7 +64,7 @@ def test_checkpoints_move_between_launchers(bench: LauncherBench) -> None:
 
 
 @claim("launcher")
-def test_an_error_of_a_part_keeps_its_kind_and_words(bench: LauncherBench) -> None:
+def test_errors_of_parts_keep_their_type_and_message(bench: LauncherBench) -> None:
     """An error raised for the user by a part arrives with its class and message, wherever the part runs.
 
     If it fails: send errors of UniRL across as they are, and add where they come from as a note.

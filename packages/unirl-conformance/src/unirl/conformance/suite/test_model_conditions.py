@@ -29,7 +29,7 @@ def test_conditions_have_a_row_for_each_prompt(bench: LatentModelBench) -> None:
 
 
 @claim("model")
-def test_prompts_are_told_apart(bench: LatentModelBench) -> None:
+def test_different_prompts_give_different_conditions(bench: LatentModelBench) -> None:
     """Different prompts get different conditions, words late in a prompt included. A tokenizer that lost its vocabulary
     makes all prompts equal, and nothing else would say so.
 
@@ -45,7 +45,7 @@ def test_prompts_are_told_apart(bench: LatentModelBench) -> None:
 
 
 @claim("model")
-def test_equal_prompts_get_equal_conditions_whatever_stands_beside_them(bench: LatentModelBench) -> None:
+def test_conditions_do_not_depend_on_the_batch(bench: LatentModelBench) -> None:
     """A prompt's conditions depend on the prompt alone: not on its neighbours, not on its place. Otherwise a sample
     would depend on what else was in the batch, and a replay would not repeat it.
 

@@ -15,7 +15,7 @@ from unirl.core.types.sampling import LatentSamplingConfig
 
 
 @claim("model")
-def test_schedule_falls_to_0_in_as_many_steps_as_asked(bench: LatentModelBench) -> None:
+def test_schedule_falls_to_0_in_the_requested_steps(bench: LatentModelBench) -> None:
     """The sigmas are fp32, one more than steps, fall strictly from at most 1 and end in 0, for any number of steps.
 
     If it fails: append the final 0 in `schedule`, compute in fp64 and round once, and read
@@ -33,7 +33,7 @@ def test_schedule_falls_to_0_in_as_many_steps_as_asked(bench: LatentModelBench) 
 
 
 @claim("model")
-def test_media_has_the_asked_size(bench: LatentModelBench) -> None:
+def test_media_has_the_requested_size(bench: LatentModelBench) -> None:
     """Decoded media have the requested height, width and frames, also if not square, in fp32.
 
     If it fails: `latent_shape` and `decode` disagree: look for height and width swapped, and for the decoder's factor.

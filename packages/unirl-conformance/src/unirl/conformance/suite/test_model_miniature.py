@@ -61,7 +61,7 @@ def test_miniature_is_the_same_bytes_for_the_same_seed(bench: ModelBench) -> Non
 
 
 @claim("model", track="any")
-def test_model_is_what_its_spec_says_where_it_was_told(bench: ModelBench) -> None:
+def test_model_follows_its_config(bench: ModelBench) -> None:
     """The model loads from its folder onto the requested device and carries exactly the matched spec, from which
     backends read LoRA targets and blocks.
 

@@ -54,7 +54,7 @@ def test_stacked_replay_agrees_with_the_rollout(bench: LatentModelBench) -> None
 
 
 @claim("model", track="any")
-def test_gradient_is_the_same_row_by_row(bench: ModelBench) -> None:
+def test_gradient_does_not_depend_on_batching(bench: ModelBench) -> None:
     """The gradient of a replayed batch is the sum of those of its rows, to fp32 rounding: the size of a micro-batch
     is a matter of memory alone.
 

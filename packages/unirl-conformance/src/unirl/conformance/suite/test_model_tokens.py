@@ -44,7 +44,7 @@ def test_prompt_tokens_are_those_of_the_prompt_alone(bench: TextModelBench) -> N
 
 
 @claim("model", track="text")
-def test_settings_of_the_chat_change_what_they_say(bench: TextModelBench) -> None:
+def test_chat_settings_change_the_prompt(bench: TextModelBench) -> None:
     """Without `chat` a prompt stands as it is. With it the template is put around it: the prompt is in it still, a
     system prompt is said where one is given, and the switch `thinking` changes the tokens; or the setting is rejected
     by name. Nothing is ever left out without a word.
@@ -62,7 +62,7 @@ def test_settings_of_the_chat_change_what_they_say(bench: TextModelBench) -> Non
 
 
 @claim("model", track="text")
-def test_texts_give_back_what_was_tokenized(bench: TextModelBench) -> None:
+def test_decoding_inverts_tokenizing(bench: TextModelBench) -> None:
     """Tokens become exactly the text that they were made of, spaces and letters of any script included, each row its
     own; what ends a text, or fills rows up, is not in it, and no tokens are no text.
 

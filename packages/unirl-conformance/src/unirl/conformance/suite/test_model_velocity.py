@@ -91,7 +91,7 @@ def test_velocity_follows_every_condition(bench: LatentModelBench) -> None:
 
 
 @claim("model")
-def test_rows_of_a_batch_do_not_meet(bench: LatentModelBench) -> None:
+def test_batch_rows_are_independent(bench: LatentModelBench) -> None:
     """The velocity of a row is the same alone and in a batch, to fp32 rounding, so a micro-batch changes no gradient
     and a forward batch no sample.
 

@@ -28,7 +28,7 @@ def test_no_other_dist_provides_its_parts(bench: PluginBench) -> None:
 
 
 @claim("plugin", tier="static")
-def test_its_names_are_given_to_no_other_dist(bench: PluginBench) -> None:
+def test_its_names_are_unique(bench: PluginBench) -> None:
     """No part has a name that the registry of known parts gives to another dist, installed or planned.
 
     A user who follows the install line of an error message would otherwise get another part than a recipe means.

@@ -91,7 +91,7 @@ def test_its_readme_names_what_it_provides(bench: PluginBench) -> None:
 
 
 @claim("plugin", tier="static")
-def test_it_says_what_it_is_in_a_line(bench: PluginBench) -> None:
+def test_it_has_a_one_line_summary(bench: PluginBench) -> None:
     """Its metadata has a summary, which searches and `pip show` print.
 
     If it fails: set `description` in pyproject.toml to one line.

@@ -40,7 +40,7 @@ def test_the_gradient_is_that_of_the_score(bench: RewardBench) -> None:
 
 
 @claim("reward")
-def test_a_gradient_that_is_not_promised_is_not_wrong(bench: RewardBench) -> None:
+def test_an_undeclared_gradient_is_absent_or_correct(bench: RewardBench) -> None:
     """A reward that does not state that it is differentiable gives no gradient, or the right one.
 
     A wrong one would train without a word of warning.

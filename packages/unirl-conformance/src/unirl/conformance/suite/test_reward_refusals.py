@@ -13,7 +13,7 @@ from unirl.core.roles import Reward, ScoreInput
 
 
 @claim("reward")
-def test_pixels_that_are_not_numbers_raise(bench: RewardBench) -> None:
+def test_non_finite_pixels_raise(bench: RewardBench) -> None:
     """One NaN pixel in one sample raises: a model that has come apart must not get a score as if nothing had happened.
 
     If it fails: look for `nan_to_num`, a cast to uint8, or comparisons, which are all false for NaN; check the pixels

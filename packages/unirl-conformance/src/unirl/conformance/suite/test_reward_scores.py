@@ -103,7 +103,7 @@ def test_scores_lie_in_the_stated_range(bench: RewardBench) -> None:
 
 
 @claim("reward")
-def test_scores_tell_samples_apart(bench: RewardBench) -> None:
+def test_different_samples_get_different_scores(bench: RewardBench) -> None:
     """Samples that differ do not all get one score: a reward that is constant teaches nothing.
 
     If it fails: give the spec `examples` that the reward can tell apart (right and wrong answers); or look for a
@@ -131,7 +131,7 @@ def test_the_scale_is_the_same_at_every_weight(bench: RewardBench) -> None:
 
 
 @claim("reward")
-def test_parts_are_those_that_the_spec_names(bench: RewardBench) -> None:
+def test_components_are_those_of_the_spec(bench: RewardBench) -> None:
     """The components beside the score are the spec's `parts`, each one finite number a sample: logs show them.
 
     If it fails: make the spec's `parts` and the names in `Scores.parts` the same, and give every part at every call.
@@ -148,7 +148,7 @@ def test_parts_are_those_that_the_spec_names(bench: RewardBench) -> None:
 
 
 @claim("reward")
-def test_the_same_samples_get_the_same_scores_again(bench: RewardBench) -> None:
+def test_scoring_is_deterministic(bench: RewardBench) -> None:
     """Scoring a batch twice gives the same numbers: evaluations compare two moments of a run by nothing but scores.
 
     If it fails: look for dropout or batch norm in training mode, augmentation, a random generator, statistics that a
@@ -167,7 +167,7 @@ def test_the_same_samples_get_the_same_scores_again(bench: RewardBench) -> None:
 
 
 @claim("reward")
-def test_scores_come_from_the_sample_not_from_its_name(bench: RewardBench) -> None:
+def test_scores_do_not_depend_on_names(bench: RewardBench) -> None:
     """Other samples under the same ids get scores of their own. Every evaluation of a run uses the same ids.
 
     If it fails: a cache takes the sample id, the prompt or the place in the batch for the sample; key it by content.
@@ -185,7 +185,7 @@ def test_scores_come_from_the_sample_not_from_its_name(bench: RewardBench) -> No
 
 
 @claim("reward")
-def test_a_reward_leaves_samples_as_they_are(bench: RewardBench) -> None:
+def test_a_reward_does_not_modify_samples(bench: RewardBench) -> None:
     """Scoring changes neither pixels nor metadata: other rewards, trackers and the update read them afterwards.
 
     If it fails: look for operations in place (`clamp_`, `mul_`, `sub_`) on the images, which also reach them through

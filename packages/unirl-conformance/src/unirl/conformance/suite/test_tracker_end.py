@@ -18,7 +18,7 @@ SETTLES_S = 5.0
 
 
 @claim("tracker")
-def test_a_run_may_end_at_any_time_and_in_any_way(bench: TrackerBench) -> None:
+def test_a_run_may_end_at_any_time(bench: TrackerBench) -> None:
     """A run may be done, stopped or failed, after steps or before it announced itself, and the tracker ends with it.
 
     A run that fails at once is the one whose reason a user looks for.

@@ -51,7 +51,7 @@ TEXTS = (
 
 
 @claim("tracker")
-def test_a_whole_run_is_taken(bench: TrackerBench) -> None:
+def test_a_whole_run_is_accepted(bench: TrackerBench) -> None:
     """Every event, number, image, video and text of a run is taken without raising, also kinds of events that are new.
 
     A tracker that raises is left out for the rest of the run.
@@ -133,7 +133,7 @@ def test_every_text_that_is_shown_is_kept(bench: TrackerBench) -> None:
 
 
 @claim("tracker")
-def test_a_resumed_run_loses_nothing_that_was_there(bench: TrackerBench) -> None:
+def test_resuming_loses_nothing(bench: TrackerBench) -> None:
     """A session that resumes at an earlier checkpoint goes on in the same run folder and loses no file of the first.
 
     If it fails: open files to append when `resumed_at` is set, or new ones beside the old, and take up the id of the
@@ -170,7 +170,7 @@ def test_a_tracker_may_join_when_a_run_is_resumed(bench: TrackerBench) -> None:
 
 
 @claim("tracker")
-def test_numbers_that_are_not_finite_are_taken(bench: TrackerBench) -> None:
+def test_non_finite_numbers_are_accepted(bench: TrackerBench) -> None:
     """NaN and infinity do not make a tracker raise: the step that has them is the one that has to be seen.
 
     If it fails: look for `int(...)`, strict JSON, and axes that are scaled to the largest number.
@@ -186,7 +186,7 @@ def test_numbers_that_are_not_finite_are_taken(bench: TrackerBench) -> None:
 
 
 @claim("tracker")
-def test_odd_names_and_long_texts_are_taken(bench: TrackerBench) -> None:
+def test_odd_names_and_long_texts_are_accepted(bench: TrackerBench) -> None:
     """Keys with slashes and spaces, words of any script, captions and texts of any length, and many samples are taken.
 
     If it fails: quote keys before they become file names, write files as UTF-8, escape what goes into a page, and
@@ -235,7 +235,7 @@ def test_two_runs_in_one_process_do_not_mix(bench: TrackerBench) -> None:
 
 
 @claim("tracker")
-def test_a_tracker_leaves_what_it_is_given_as_it_is(bench: TrackerBench) -> None:
+def test_a_tracker_does_not_modify_its_input(bench: TrackerBench) -> None:
     """Numbers, samples, captions, events and the recipe are unchanged afterwards: other trackers get the very same.
 
     If it fails: look for operations in place on the images (`mul_`, `clamp_`) and the lists (`sort`), for `pop` and

@@ -51,7 +51,7 @@ def test_rows_arrive_bit_for_bit(bench: TransportBench) -> None:
 
 
 @claim("transport")
-def test_names_are_small_and_never_given_again(bench: TransportBench) -> None:
+def test_names_are_small_and_never_reused(bench: TransportBench) -> None:
     """What the driver passes on in place of a tensor is hashable and below 1 KiB, whatever the size of the tensor; no
     name is given twice, not even after its tensor was dropped.
 
