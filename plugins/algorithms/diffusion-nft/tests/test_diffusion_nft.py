@@ -98,7 +98,7 @@ def at_the_golden_point(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_golden_vectors(settings: dict[str, Any], expected: float) -> None:
-    """By hand in fp64 from the formula; those with beta 1 and 0.1 were also matched by the published code."""
+    """Computed in fp64 from the formula, independently of this code."""
     result = loss_of(make(**settings), make_track(ADVANTAGE), Velocities(torch.tensor(LIVE), torch.tensor(OLD)))
     assert float(result) == pytest.approx(expected, rel=1e-6)
 
