@@ -275,16 +275,16 @@ def test_micro_batches_by_tokens_keep_units(packing):
     seen = []
 
     class Noting(Reinforce):
-        def loss(self, track, replay, *, progress):
+        def loss(self, track, forward, *, progress):
             seen.append(track.unit_ids)
-            return super().loss(track, replay, progress=progress)
+            return super().loss(track, forward, progress=progress)
 
     gradients = []
     for budget in (0, max(costs)):
         updater = Plain(model)
         replay = TrackReplay(model, stacked=True, policy_context=None, packing=packing)
         settings = UpdateSettings(micro_batch_tokens=budget, packing=packing)
-        train_on(track, Noting(), replay=replay, updater=updater, settings=settings, progress=0.0)
+        train_on(track, Noting(), forward=replay, updater=updater, settings=settings, progress=0.0)
         gradients.append(model.head.grad.clone())
     # The sums of fp64 gradients, in another order.
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-12, atol=1e-14)
@@ -292,7 +292,7 @@ def test_micro_batches_by_tokens_keep_units(packing):
     settings = UpdateSettings(micro_batch_tokens=max(costs) - 1, packing=packing)
     worst = units[3 * costs.index(max(costs))]
     with pytest.raises(BatchError) as caught:
-        train_on(track, Noting(), replay=replay, updater=updater, settings=settings, progress=0.0)
+        train_on(track, Noting(), forward=replay, updater=updater, settings=settings, progress=0.0)
     assert str(caught.value) == (
         f"train.micro_batch_tokens: got {max(costs) - 1}, but unit {worst!r} of track 'text' has {max(costs)} tokens, "
         f"and a unit is never split. Use {max(costs)} or more."
@@ -305,7 +305,7 @@ def test_a_track_of_which_nothing_weighs_takes_no_step_also_by_tokens():
     track = dataclasses.replace(track, sample_weights=torch.zeros(3))
     updater, replay = Plain(model), TrackReplay(model, stacked=True, policy_context=None)
     settings = UpdateSettings(micro_batch_tokens=40)
-    report = train_on(track, Reinforce(), replay=replay, updater=updater, settings=settings, progress=0.0)
+    report = train_on(track, Reinforce(), forward=replay, updater=updater, settings=settings, progress=0.0)
     assert report.num_updates == 0 and report.metrics["updates_empty"] == 1
     assert updater.num_backwards == 0
 
