@@ -27,6 +27,7 @@ OURS = (
     "unirl-model-qwen3",
     "unirl-engine-trainside",
     "unirl-backend-fsdp2",
+    "unirl-algo-diffusion-nft",
     "unirl-algo-flow-grpo",
     "unirl-algo-grpo",
     "unirl-reward-rules",

@@ -32,6 +32,7 @@ QUICKSTART = [
     "unirl-model-qwen3",
     "unirl-engine-trainside",
     "unirl-backend-fsdp2",
+    "unirl-algo-diffusion-nft",
     "unirl-algo-flow-grpo",
     "unirl-algo-grpo",
     "unirl-reward-rules",

@@ -26,10 +26,9 @@ def imported(folder: Path, monkeypatch: pytest.MonkeyPatch, **codes: str) -> dic
     """What importing these modules does: name -> code of it, in front of a hook."""
     monkeypatch.syspath_prepend(str(folder))
     for name, code in codes.items():
-        (folder / f"planted_{name}.py").write_text(f"{code}\n{HOOK}", encoding="utf-8")
+        (folder / f"fresh_{name}.py").write_text(f"{code}\n{HOOK}", encoding="utf-8")
     records = [
-        PluginRecord(name=name, dist="planted", version="1", module=f"planted_{name}", status="loaded")
-        for name in codes
+        PluginRecord(name=name, dist="planted", version="1", module=f"fresh_{name}", status="loaded") for name in codes
     ]
     return {name: result for (_, name), result in import_afresh(records).items()}
 
@@ -87,7 +86,7 @@ def test_every_plugin_meets_a_clean_interpreter(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_adding_commands_and_listing_parts_imports_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "planted_settings.py").write_text("import sqlite3\n", encoding="utf-8")
+    (tmp_path / "fresh_settings.py").write_text("import sqlite3\n", encoding="utf-8")
     code = """
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.spec import EngineSpec
@@ -95,7 +94,7 @@ from unirl.core.specs.spec import EngineSpec
 @hookimpl
 def unirl_engines():
     import decimal
-    return [EngineSpec(name="x", summary="s", build="m:b", config="planted_settings:Config")]
+    return [EngineSpec(name="x", summary="s", build="m:b", config="fresh_settings:Config")]
 
 @hookimpl
 def unirl_commands(cli):
@@ -104,17 +103,17 @@ def unirl_commands(cli):
     steps = {step.what: step.imported for step in imported(tmp_path, monkeypatch, listed=code)["listed"].steps}
     assert "decimal" in steps["calling its hooks that list parts"]
     assert "xmlrpc" in steps["adding its commands"]
-    assert "sqlite3" in steps["importing planted_settings"]
+    assert "sqlite3" in steps["importing fresh_settings"]
 
 
 def test_looking_for_a_module_runs_none_of_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    package = tmp_path / "planted_outer/inner/deep/package"
+    package = tmp_path / "fresh_outer/inner/deep/package"
     package.mkdir(parents=True)
     for name in ("__init__.py", "plugin.py"):
         (package / name).write_text("raise RuntimeError", encoding="utf-8")
-    assert find_module("planted_outer.inner.deep.package.plugin") is not None
-    assert find_module("planted_outer.inner.deep.package.gone") is None
-    assert find_module("planted_outer.inner.deep.package.plugin.gone") is None
-    assert outermost_package("planted_outer.inner.deep.package.plugin") == "planted_outer.inner.deep.package"
-    assert "planted_outer.inner.deep.package" not in sys.modules
+    assert find_module("fresh_outer.inner.deep.package.plugin") is not None
+    assert find_module("fresh_outer.inner.deep.package.gone") is None
+    assert find_module("fresh_outer.inner.deep.package.plugin.gone") is None
+    assert outermost_package("fresh_outer.inner.deep.package.plugin") == "fresh_outer.inner.deep.package"
+    assert "fresh_outer.inner.deep.package" not in sys.modules

@@ -273,7 +273,7 @@ def build(config: Any, *, seed: int, **context: Any) -> FlowGrpo:
     return kind(config, **context)
 
 
-def build_pairs(config: Any, **context: Any) -> TrainsOnPairs:
+def build_pairs(config: Any, *, seed: int, **context: Any) -> TrainsOnPairs:
     return TrainsOnPairs(config, **context)
 
 

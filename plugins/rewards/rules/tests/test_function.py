@@ -160,8 +160,12 @@ def test_the_motion_of_a_video_is_the_mean_difference_of_its_frames() -> None:
     still, flicker = torch.zeros(3, 3, 4, 4), torch.tensor([0.0, 1.0, 0.8])[:, None, None, None].expand(3, 3, 4, 4)
     reward = build(FunctionConfig(target="unirl.rewards.rules.function:mean_motion"), device="cpu")
     # Steps of 1 and of 0.2; a single frame does not move.
-    assert reward.score(samples(videos=(still, flicker))).values.tolist() == pytest.approx([0.0, 0.6])
-    assert reward.score(samples(videos=(still[:1], flicker))).values.tolist() == pytest.approx([0.0, 0.6])
+    assert reward.score(samples(media=Media(kind="video", values=(still, flicker)))).values.tolist() == pytest.approx(
+        [0.0, 0.6]
+    )
+    assert reward.score(
+        samples(media=Media(kind="video", values=(still[:1], flicker)))
+    ).values.tolist() == pytest.approx([0.0, 0.6])
 
 
 @pytest.mark.parametrize(
