@@ -85,7 +85,7 @@ def _check_media(row: Prompt, plan: Plan) -> None:
         problem = f"got media of role {given[0]!r}, but engine {engine.name!r} takes none"
     else:
         return
-    raise DataError(f"{row.where}: {problem}. Change the prompt, or choose another part.")
+    raise DataError(f"{row.where}: {problem}. Change the prompt file, or choose another model or engine.")
 
 
 def _hashes(files: Mapping[str, Path]) -> dict[str, str]:

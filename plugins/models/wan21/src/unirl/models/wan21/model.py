@@ -6,7 +6,7 @@ Source: Wan technical report, arXiv 2503.20314; verified against diffusers' `Wan
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -34,8 +34,6 @@ class Wan21Model(PipelineModel):
 
     spec = SPEC
     max_sequence_length = 512
-    fps: ClassVar[float] = 16
-    """Frames per second that Wan 2.1 was trained on."""
 
     def __init__(self, config: Wan21Config, *, device: torch.device) -> None:
         super().__init__(config, find=find, load=load_pipeline, device=device)
