@@ -13,6 +13,7 @@ from unirl.core.loop.requests import step_requests
 from unirl.core.loop.scoring import score
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
+from unirl.core.roles import Job
 
 CASES = {
     "quickstart": [],
@@ -38,27 +39,27 @@ def count(catalog: Catalog, overrides: list[str]) -> tuple[str, str, str]:
     parts = build_parts(plan, catalog=catalog)
     rows: Counter[str] = Counter()
     phase = "rollout"
-    velocity = parts.model.velocity
+    velocity = parts.only.model.velocity
 
     def counted(x, sigma, conditions):
         rows[phase] += int(x.shape[0])
         return velocity(x, sigma, conditions)
 
-    parts.model.velocity = counted  # type: ignore[method-assign]  # the boundary that every forward crosses
+    parts.only.model.velocity = counted  # type: ignore[method-assign]  # the boundary that every forward crosses
     prompts = read_prompts(Path(plan.data.train))[: plan.data.prompts_per_step]
     (request,) = step_requests(parts, plan, prompts, step=0).values()
     predicted = latent_step_cost(
         request.latent,
-        latent_shape=parts.model.latent_shape(request.latent.sampling),
-        anchors=plan.train.old_log_probs == "replay",
+        latent_shape=parts.only.model.latent_shape(request.latent.sampling),
+        anchors=plan.only.train.old_log_probs == "replay",
     )
-    track = parts.engine.generate(request)
+    track = parts.only.engine.generate(request)
     segment = track.latent
     stored = int((segment.positions >= 0).sum()) * segment.latents[0, 0].numel() * segment.latents.element_size()
     phase = "train"
-    track, _ = parts.algorithm.advantages(score(track, parts.rewards, parts.reward_weights))
-    parts.backend.train(track, parts.algorithm, progress=0.0)
-    for part in (parts.engine, *parts.rewards.values(), parts.backend):
+    track, _ = parts.only.algorithm.advantages(score(track, parts.rewards, parts.reward_weights))
+    parts.only.backend.train([Job(track=track, algorithm=parts.only.algorithm)], progress=0.0)
+    for part in (parts.only.engine, *parts.rewards.values(), parts.only.backend):
         part.close()
     training = predicted.old_log_prob_rows + predicted.train_rows
     pairs = (

@@ -53,19 +53,19 @@ def gap_of(dtype: str, size: int, samples: int, catalog: Catalog) -> tuple[Track
     """A track, and [n, S] |log-prob of the rollout - of fp32| at each of its steps."""
     plan, parts = built(dtype, size, catalog)
     _, exact = built(None, size, catalog)
-    ((name, sampling),) = plan.sampling.items()
+    ((name, sampling),) = plan.only.sampling.items()
     request = build_request(
         read_prompts(Path(plan.data.train))[: samples // PER_PROMPT],
         track=name,
         sampling=sampling,
         samples_per_prompt=PER_PROMPT,
-        model=parts.model,
-        algorithm=parts.algorithm,
+        model=parts.only.model,
+        algorithm=parts.only.algorithm,
         seed=plan.run.seed,
         rollout=0,
-        policy_version=parts.backend.version,
+        policy_version=parts.only.backend.version,
     )
-    track = parts.engine.generate(request)
+    track = parts.only.engine.generate(request)
     replay = TrackReplay(exact.model, stacked=False, policy_context=lambda policy: nullcontext())
     with torch.no_grad():
         result = replay(track)

@@ -51,19 +51,19 @@ def main() -> None:
     rows = read_prompts(Path(plan.data.train))
     order = PromptOrder(len(rows), plan.data.prompts_per_step, seed=plan.run.seed, shuffle=plan.data.shuffle)
     segments: list[TextSegment] = []
-    generate = parts.engine.generate
+    generate = parts.only.engine.generate
 
     def kept(request: Any) -> Any:
         track = generate(request)
         segments.append(track.text)
         return track
 
-    parts.engine.generate = kept
+    parts.only.engine.generate = kept
     pairs = ("engine, replay", "engine, fp64", "replay, fp64", "weights rounded")
     print(f"{'step':>4} {'reward':>7} {'tokens':>7} " + " ".join(f"{pair + ': max, mean':>26}" for pair in pairs))
     try:
         for step in range(options.steps):
-            model: Any = copy.deepcopy(parts.model)
+            model: Any = copy.deepcopy(parts.only.model)
             prompts = [rows[row] for row in order.step(step)]
             run_step(parts, plan, prompts, step=step, events=events, trackers=Trackers({}, events))
             segment = segments.pop()
@@ -80,8 +80,8 @@ def main() -> None:
                 f"{step + 1:4} {reward:7.3f} {len(engine):7} " + " ".join(f"{cell:>26}" for cell in cells), flush=True
             )
     finally:
-        parts.engine.close()
-        parts.backend.close()
+        parts.only.engine.close()
+        parts.only.backend.close()
 
 
 @torch.no_grad()

@@ -118,14 +118,14 @@ class Ours:
         self._order = PromptOrder(len(self.prompts), case.prompts, seed=0, shuffle=False)
         self._clock, self._events = Clock(), EventStream()
         self.num_tokens = 0
-        engine, backend = self.parts.engine, self.parts.backend
+        engine, backend = self.parts.only.engine, self.parts.only.backend
         self._generate = engine.generate
         engine.generate = self._clock.timed("generate", self._counted)
         backend.train = self._clock.timed("train", backend.train)
 
     @property
     def model(self) -> Any:
-        return self.parts.model
+        return self.parts.only.model
 
     def _counted(self, request: Any) -> Any:
         track = self._generate(request)
@@ -281,7 +281,7 @@ def compare(case: Case, checkpoint: Path, *, pairs: int, threads: int) -> None:
         ratios = [each["ours"] / each["trl"] for each in (least, middle)]
         print(f"  {phase:10} {cells[0]:>15} {cells[1]:>15} {ratios[0]:7.2f}, {ratios[1]:6.2f}")
     print(f"  {'tokens':10} {tokens['trl'] // pairs:15} {tokens['ours'] // pairs:15}   a step", flush=True)
-    ours.parts.backend.close()
+    ours.parts.only.backend.close()
 
 
 def prove_equal(case: Case, ours: Ours, theirs: Theirs) -> None:
@@ -294,12 +294,12 @@ def prove_equal(case: Case, ours: Ours, theirs: Theirs) -> None:
 
     rollout = theirs.rollout
     track = track_of(rollout, theirs.rewards[:, 0], case)
-    track, _ = ours.parts.algorithm.advantages(track)
+    track, _ = ours.parts.only.algorithm.advantages(track)
     assert track.advantages is not None
     _close("advantages", track.advantages, rollout["advantages"])
 
     replay = TrackReplay(model, stacked=True, policy_context=lambda _: None)  # type: ignore[arg-type,return-value]
-    losses = ours.parts.algorithm.loss(track, replay, progress=0.0)
+    losses = ours.parts.only.algorithm.loss(track, replay, progress=0.0)
     terms: Any = losses.terms
     loss = reduce_terms(terms, totals=weight_totals(terms))
     loss.backward()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from plans import changed
 from unirl.core.errors import PlanRejected
 from unirl.core.loop.build import build_parts
 from unirl.core.loop.parts import Parts, sync_weights
@@ -19,7 +20,7 @@ from unirl.core.loop.run import train
 from unirl.core.loop.scoring import score
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
-from unirl.core.roles import DiffusionModel, WeightReceipt, WeightUpdate
+from unirl.core.roles import DiffusionModel, Job, WeightReceipt, WeightUpdate
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.plan import Choice, Plan
 from unirl.core.types.weights import checksum
@@ -86,8 +87,10 @@ def planned(catalog: Catalog, *overrides: str, own: bool = False) -> Plan:
     plan = compose("quickstart", [*SMALL, *overrides], catalog=catalog)
     if not own:
         return plan
-    engine = Choice(key="engine", spec=OWN_WEIGHTS, config=plan.engine.config, dist=plan.engine.dist, version="0")
-    return dataclasses.replace(plan, engine=engine)
+    engine = Choice(
+        key="engine", spec=OWN_WEIGHTS, config=plan.only.engine.config, dist=plan.only.engine.dist, version="0"
+    )
+    return changed(plan, engine=engine)
 
 
 def numbers(folder: Path) -> list[dict[str, float]]:
@@ -99,7 +102,7 @@ def trained(catalog: Catalog, plan: Plan, folder: Path) -> tuple[list[dict[str, 
     """The numbers of each step of a run, and the weights at its end."""
     plan = dataclasses.replace(plan, run=dataclasses.replace(plan.run, dir=str(folder)))
     train(plan, catalog=catalog)
-    backend = build_parts(plan, catalog=catalog).backend
+    backend = build_parts(plan, catalog=catalog).only.backend
     backend.load(next((folder / "checkpoints").glob("step-*")) / "backend")
     return numbers(folder), dict(backend.export_weights(kind="full").tensors)
 
@@ -152,7 +155,7 @@ def one_after_the_other(plan: Plan, parts: Parts) -> list[float]:
         sync_weights(parts, plan)
         chosen = [prompts[row] for row in order.step(step)]
         (request,) = step_requests(parts, plan, chosen, step=step).values()
-        return parts.engine.generate(request)
+        return parts.only.engine.generate(request)
 
     result: list[float] = []
     rollouts: list[Any] = []
@@ -162,9 +165,11 @@ def one_after_the_other(plan: Plan, parts: Parts) -> list[float]:
         track = score(rollouts[step], parts.rewards, parts.reward_weights)
         assert track.rewards is not None
         result.append(float(track.rewards.mean()))
-        track, _ = parts.algorithm.advantages(track)
-        parts.backend.train(track, parts.algorithm, progress=step / (plan.run.max_steps - 1))
-        parts.backend.end_rollout()
+        track, _ = parts.only.algorithm.advantages(track)
+        parts.only.backend.train(
+            [Job(track=track, algorithm=parts.only.algorithm)], progress=step / (plan.run.max_steps - 1)
+        )
+        parts.only.backend.end_rollout()
     return result
 
 
@@ -176,7 +181,7 @@ def test_a_run_ahead_gives_the_numbers_of_its_schedule_on_one_thread(
     steps, weights = trained(catalog, plan, tmp_path / "ahead")
     parts = build_parts(plan, catalog=catalog)
     assert [step["reward_mean"] for step in steps] == one_after_the_other(plan, parts)
-    assert_equal_bit_for_bit(weights, dict(parts.backend.export_weights(kind="full").tensors))
+    assert_equal_bit_for_bit(weights, dict(parts.only.backend.export_weights(kind="full").tensors))
     # Two updates a step; step s has samples of the weights after s - ahead steps, and the first ones those of the start.
     assert [step["staleness_max"] for step in steps] == staleness
     # Of stale samples the gap would be that of training, so it is measured on the others alone.
@@ -227,7 +232,7 @@ def test_workers_of_their_own_give_the_numbers_of_one_process(
     plan = planned(catalog, *words, "launcher=ray", "launcher.placement=separate", f"run.dir={tmp_path / 'there'}")
     with warm_workers.serving(tmp_path) as python, small_runs.ray_cluster(python):
         train(plan, catalog=catalog)
-    backend = build_parts(plan, catalog=catalog).backend
+    backend = build_parts(plan, catalog=catalog).only.backend
     backend.load(next((tmp_path / "there" / "checkpoints").glob("step-*")) / "backend")
     weights = backend.export_weights(kind="full").tensors
     for name, tensor in here[1].items():

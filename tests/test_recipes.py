@@ -25,6 +25,8 @@ def test_there_are_recipes() -> None:
     assert {
         "quickstart",
         "quickstart-text",
+        "quickstart-enhancer",
+        "quickstart-enhancer-joint",
         "sd3/flow-grpo",
         "sd3/dance-grpo",
         "sd3/mix-grpo",
@@ -60,14 +62,17 @@ GENERATES = {
 @pytest.mark.parametrize("engine", GENERATES)
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_takes_every_engine_that_generates_its_tracks(name: str, engine: str, catalog: Catalog) -> None:
-    """What it gives its own engine and the other has no key for is left out, and nothing else."""
-    plan = compose(name, [f"engine={engine}", "data.train=prompts.txt"], catalog=catalog, directory=ROOT)
-    verdict = match(plan, catalog=catalog)
-    fits = set(plan.model.spec.tracks.values()) <= GENERATES[engine]
-    if plan.engine.spec.needs_bridge:
-        fits = fits and engine in plan.model.spec.bridges
-    assert verdict.accepted == fits, [str(reason) for reason in verdict.reasons]
-    assert {value.path.split(".")[0] for value in plan.left_out} <= {"engine"}
+    """In any of its stages. What it gives its own engine and the other has no key for is left out, and nothing else."""
+    stages = compose(name, ["data.train=prompts.txt"], catalog=catalog, directory=ROOT).stages
+    for number, stage in enumerate(stages):
+        section = "engine" if len(stages) == 1 else f"engine@engine.{stage.name}"
+        plan = compose(name, [f"{section}={engine}", "data.train=prompts.txt"], catalog=catalog, directory=ROOT)
+        verdict = match(plan, catalog=catalog)
+        fits = stage.kind in GENERATES[engine]
+        if plan.stages[number].engine.spec.needs_bridge:
+            fits = fits and engine in stage.learner.model.spec.bridges
+        assert verdict.accepted == fits, [str(reason) for reason in verdict.reasons]
+        assert {value.path.split(".")[0] for value in plan.left_out} <= {"engine"}
 
 
 @pytest.mark.parametrize("name", RECIPES)

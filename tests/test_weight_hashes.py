@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from unirl.core.errors import EchoMismatch
 from unirl.core.roles import WeightUpdate
 from unirl.core.specs.config import TrainConfig
 from unirl.core.types import weights as core_weights
+from unirl.core.types.weights import tensor_digests
 from unirl.engine_host.received import read_weights
 from unirl.engine_host.transfer import files_of
 from unirl.runtime.weights import transfer
@@ -70,8 +72,10 @@ def test_every_process_on_the_way_of_an_update_hashes_each_tensor_once(
 def test_a_digest_of_other_bytes_than_those_that_are_sent_is_caught() -> None:
     backend = build(Fsdp2Config(trains="full"), model=WorkbenchModel(), train=TrainConfig(), steps=1)
     update = backend.export_weights(kind="full")
-    name = next(iter(update.tensors))
-    update.tensors[name].add_(1.0)
+    tensors = dict(update.tensors)
+    update = dataclasses.replace(update, tensors=tensors, digests=tensor_digests(tensors))
+    name = next(iter(tensors))
+    tensors[name].add_(1.0)
     receiver = transfer.Receiver(ByValueCarrier(), apply=lambda manifest, tensors: pytest.fail("it was applied"))
     with pytest.raises(EchoMismatch, match=f"{name!r} of version 0 was sent with checksum"):
         transfer.send(

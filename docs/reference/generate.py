@@ -88,6 +88,9 @@ def parts_page(catalog: Catalog) -> str:
             cls = catalog.resolve(result.spec.config)
             prefix = kind if kind not in ("reward", "tracker") else f"{kind}.{name}"
             lines += [*config_table(cls, prefix=prefix), ""]
+            if isinstance(result.spec, specs.ModelSpec):
+                for options in result.spec.options.values():
+                    lines += [*config_table(catalog.resolve(options), prefix="sampling.options"), ""]
     return HEADER + "\n".join(lines)
 
 
@@ -242,11 +245,18 @@ def registry_page() -> str:
     return HEADER + "\n".join(lines)
 
 
+def _names(fact: tuple[str, ...] | str) -> str:
+    """Of a spec that states them; else the function that finds them in the module."""
+    if isinstance(fact, str):
+        return f"those that `{fact}` finds"
+    return ", ".join(f"`{name}`" for name in fact)
+
+
 def facts(spec: Spec) -> Iterator[str]:
     if isinstance(spec, ModelSpec):
         tracks = ", ".join(f"{name} ({kind})" for name, kind in spec.tracks.items())
-        yield f"- Tracks: {tracks}. Trains `{spec.trainable}`, wrapped by {', '.join(spec.wrap_blocks)}."
-        yield f"- LoRA targets: {', '.join(f'`{target}`' for target in spec.lora_targets)}."
+        yield f"- Tracks: {tracks}. Trains `{spec.trainable}`, wrapped by {_names(spec.wrap_blocks)}."
+        yield f"- LoRA targets: {_names(spec.lora_targets)}."
         yield f"- Verified against {spec.reference}."
     elif isinstance(spec, EngineSpec):
         yield f"- Kernels: {', '.join(f'`{kernel}`' for kernel in spec.kernels)}."

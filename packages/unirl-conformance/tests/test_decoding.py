@@ -80,8 +80,8 @@ WELL = (SD3, QWEN_IMAGE, WAN21)
 SPECS = {name: dataclasses.replace(spec, name=name, build="test_decoding:build") for name, (spec, _) in BROKEN.items()}
 
 
-def build(config: Any, *, device: Any) -> Any:
-    model = BROKEN[config.use][1](config, device=device)
+def build(config: Any, *, device: Any, lazy: bool = False) -> Any:
+    model = BROKEN[config.use][1](config, device=device, lazy=lazy)
     model.spec = SPECS[config.use]
     return model
 

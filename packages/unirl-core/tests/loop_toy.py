@@ -10,17 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from plans import one_stage
 from unirl.core.loop.loop import run_loop
 from unirl.core.loop.parts import Parts
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
-from unirl.core.roles import ScoreInput, Scores, TrainReport, WeightReceipt, WeightUpdate
+from unirl.core.roles import Job, ScoreInput, Scores, TrainReport, WeightReceipt, WeightUpdate
 from unirl.core.specs.capability import Cap, Needs, Support
 from unirl.core.specs.config import (
-    AdvantageConfig,
     BackendConfig,
     DataConfig,
-    EvalConfig,
     PartConfig,
     RewardConfig,
     RunConfig,
@@ -31,10 +30,11 @@ from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelS
 from unirl.core.types.data import Prompt
 from unirl.core.types.event import Event
 from unirl.core.types.media import Media
-from unirl.core.types.request import LatentRequest, Request
+from unirl.core.types.request import Request
 from unirl.core.types.sampling import LatentSamplingConfig
-from unirl.core.types.track import LatentSegment, Sampler, Status, Track
+from unirl.core.types.track import LatentSegment, Status, Track
 from unirl.core.types.weights import checksum
+from unirl.numerics.noise import INITIAL, noise, noise_digest
 
 PARTS = {"summary": "toy", "build": "toy:build", "config": "toy:Config"}
 LIMIT_S = 30
@@ -51,8 +51,7 @@ def plan(*, groups: int = 4, samples: int = 2, run: Mapping[str, Any] | None = N
         return Choice(key=key, spec=spec, config=config, dist="toy", version="1")
 
     engine = EngineSpec(name="own", capabilities={Cap.WEIGHTS_FULL: Support.NATIVE}, **PARTS)
-    return Plan(
-        recipe="toy",
+    return one_stage(
         model=choice("model", MODEL, PartConfig()),
         engine=choice("engine", engine, PartConfig()),
         backend=choice("backend", BackendSpec(name="plain", **PARTS), BackendConfig(trains="full")),
@@ -60,16 +59,11 @@ def plan(*, groups: int = 4, samples: int = 2, run: Mapping[str, Any] | None = N
         rewards={
             "light": choice("reward.light", RewardSpec(name="light", scale="", media="image", **PARTS), RewardConfig())
         },
-        trackers={},
-        sampling={"image": LatentSamplingConfig(num_inference_steps=1)},
+        track="image",
+        sampling=LatentSamplingConfig(num_inference_steps=1),
         run=RunConfig(**{"max_steps": 3, "media_every": 0, **(run or {})}),
         data=DataConfig(prompts_per_step=groups, samples_per_prompt=samples, shuffle=False),
-        advantage=AdvantageConfig(),
         train=TrainConfig(updates_per_step=updates),
-        eval=EvalConfig(sampling={}),
-        resolved={},
-        origins={},
-        hash="",
     )
 
 
@@ -88,19 +82,6 @@ class ToyModel:
 
 
 class ToyAlgorithm:
-    def latent_request(
-        self, sampling: LatentSamplingConfig, *, sigmas: Any, sample_ids: Any, **_: Any
-    ) -> LatentRequest:
-        rows = len(sample_ids)
-        return LatentRequest(
-            sampling=sampling,
-            sigmas=sigmas,
-            sde_steps=torch.zeros(rows, 1, dtype=torch.int64),
-            noise_ids=tuple(sample_ids),
-            initial_noise=("",) * rows,
-            keep=torch.zeros(rows, 0, dtype=torch.int64),
-        )
-
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         assert track.rewards is not None
         return dataclasses.replace(track, advantages=track.rewards - track.rewards.mean()), {}
@@ -140,8 +121,18 @@ class ToyEngine:
                 latents=light.view(rows, 1, 1).repeat(1, 2, 1),
                 positions=torch.tensor([[0, 1]] * rows),
                 sde_steps=expected.sde_steps,
+                train_steps=expected.train_steps,
                 sigmas=expected.sigmas,
-                sampler=Sampler(kernel=expected.sampling.kernel, eta=expected.sampling.eta),
+                sampler=expected.sampler,
+                initial_noise=noise_digest(
+                    noise(
+                        seed=request.seed,
+                        rollout=request.rollout,
+                        ids=expected.noise_ids,
+                        step=INITIAL,
+                        shape=(1,),
+                    )
+                ),
             ),
             media=Media(kind="image", values=light.view(rows, 1, 1, 1).expand(rows, 3, 1, 1)),
             sample_weights=torch.ones(rows),
@@ -170,7 +161,8 @@ class ToyBackend:
     weight: float = 0.0
     trained: list[Track] = field(default_factory=list)
 
-    def train(self, track: Track, algorithm: Any, *, progress: float) -> TrainReport:
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        track = jobs[0].track
         self.during(len(self.trained))
         assert track.rewards is not None
         self.trained.append(track)
@@ -214,11 +206,18 @@ def rows_of(samples: ScoreInput, group: str) -> list[int]:
     return [row for row, other in enumerate(samples.group_ids) if other == group]
 
 
-def parts(*, engine: Any = None, backend: Any = None, rewards: Mapping[str, Any] | None = None) -> Parts:
+def parts(
+    *, engine: Any = None, backend: Any = None, algorithm: Any = None, rewards: Mapping[str, Any] | None = None
+) -> Parts:
     """Parts of a run; the objects given, and toys for the others."""
     result = rewards if rewards is not None else {"light": Light()}
-    made: Any = {"model": ToyModel(), "backend": backend or ToyBackend(), "engine": engine or ToyEngine()}
-    return Parts(algorithm=ToyAlgorithm(), rewards=result, reward_weights=dict.fromkeys(result, 1.0), **made)  # type: ignore[arg-type]
+    made: dict[str, Any] = {
+        "models": {"": ToyModel()},
+        "backends": {"": backend or ToyBackend()},
+        "engines": {"image": engine or ToyEngine()},
+        "algorithms": {"image": algorithm or ToyAlgorithm()},
+    }
+    return Parts(rewards=result, reward_weights=dict.fromkeys(result, 1.0), **made)
 
 
 class Ran:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,7 +56,7 @@ def of(algorithm: Any) -> Algorithm:
 
 
 def with_algorithm(algorithm: Any, **others: Any) -> Parts:
-    return dataclasses.replace(parts(**others), algorithm=algorithm)
+    return parts(algorithm=algorithm, **others)
 
 
 def test_the_loop_ends_each_step_with_what_it_logs_and_the_number_of_samples() -> None:
@@ -136,7 +135,7 @@ def test_a_step_that_fails_is_saved_with_the_state_before_it() -> None:
             return result
 
     toy = plan(run={"max_steps": 3})
-    toy.advantage.constant_reward = "skip"
+    toy.only.advantage.constant_reward = "skip"
     algorithm, ran, backend = FailsAtTheEnd(), Ran(), ToyBackend()
     with pytest.raises(RunFailed, match=r"algorithm 'toy' .* struck"):
         run(with_algorithm(algorithm, rewards={"light": Constant()}, backend=backend), toy, into=ran)

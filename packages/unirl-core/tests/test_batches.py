@@ -15,6 +15,7 @@ from unirl.core.errors import BatchError
 from unirl.core.types.batch import Batch, same
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
+from unirl.core.types.serial import from_bytes, to_bytes
 from unirl.core.types.track import Conditions, LatentSegment, Sampler, Status, TextSegment, Track
 
 
@@ -41,7 +42,9 @@ def make_track(rows: int = 4, *, first: int = 0, **changed: Any) -> Track:
             sigmas=torch.tensor([1.0, 0.75, 0.5, 0.25, 0.0]),
             sampler=Sampler(kernel="flow-sde", eta=0.7),
         ),
-        "media": Media(kind="video", values=tuple(torch.full((n % 3 + 1, 3, 2, 2), float(n)) for n in numbers)),
+        "media": Media(
+            kind="video", values=tuple(torch.full((n % 3 + 1, 3, 2, 2), float(n)) for n in numbers), rate=8.0
+        ),
         "rewards": values,
         "reward_parts": {"shapes": values, "shapes/color": -values},
         "sample_weights": torch.ones(rows),
@@ -246,12 +249,49 @@ def test_prompts_of_different_origin_stand_side_by_side() -> None:
 
 def test_prompts_that_do_not_fit_together_are_named() -> None:
     one = Conditions(values={"e": torch.zeros(1, 4)}, index=torch.tensor([0]))
-    with pytest.raises(BatchError, match=r"Conditions.values\['e'\]: the pieces have rows of shapes"):
+    with pytest.raises(BatchError, match=r"Conditions.values\['e'\]: the pieces have rows of different shape"):
         Conditions.concat([one, Conditions(values={"e": torch.zeros(1, 5)}, index=torch.tensor([0]))])
-    with pytest.raises(BatchError, match=r"piece 0 has \['e'\], piece 1 has \['f'\]"):
+    with pytest.raises(BatchError, match=r"piece 0 has keys \['e'\], piece 1 has \['f'\]"):
         Conditions.concat([one, Conditions(values={"f": torch.zeros(1, 4)}, index=torch.tensor([0]))])
-    with pytest.raises(BatchError, match=r"found \{'e': 1, 'f': 2\}"):
+    with pytest.raises(BatchError, match=r"got \{'e': 1, 'f': 2\} entries"):
         Conditions(values={"e": torch.zeros(1), "f": torch.zeros(2)}, index=torch.tensor([0]))
+
+
+PATCHES = tuple(torch.full((size, 2), float(size)) for size in (3, 1, 2))
+"""Of three inputs, as the pixel patches of images of other sizes."""
+
+
+def ragged(*index: int) -> Conditions:
+    return Conditions(values={"patches": PATCHES, "grid": torch.arange(3)}, index=torch.tensor(index))
+
+
+def test_ragged_conditions_are_held_once_per_input_and_never_padded() -> None:
+    conditions = ragged(2, 0, 2, 1)
+    expanded = conditions.expanded()
+    assert [len(patches) for patches in expanded["patches"]] == [2, 3, 2, 1]
+    assert all(mine is PATCHES[at] for mine, at in zip(expanded["patches"], (2, 0, 2, 1), strict=True))
+    assert expanded["grid"].tolist() == [2, 0, 2, 1]
+    compact = conditions.select([2, 0]).compact()
+    assert compact.values["patches"] == (PATCHES[2],) and compact.index.tolist() == [0, 0]
+
+
+def test_ragged_conditions_are_split_joined_moved_and_written() -> None:
+    conditions = ragged(2, 0, 2, 1)
+    whole = Conditions.concat(conditions.split([1, 3]))
+    assert whole.values["patches"] is PATCHES and whole.index.tolist() == [2, 0, 2, 1]
+    both = Conditions.concat([ragged(1).compact(), ragged(0, 2).compact()])
+    assert [len(patches) for patches in both.expanded()["patches"]] == [1, 3, 2]
+    assert same(from_bytes(to_bytes(conditions), Conditions), conditions)
+    moved = conditions.to("meta").values["patches"]
+    assert isinstance(moved, tuple) and {patches.device.type for patches in moved} == {"meta"}
+
+
+def test_ragged_conditions_that_do_not_fit_together_are_named() -> None:
+    stacked = Conditions(values={"patches": torch.zeros(1, 3, 2), "grid": torch.arange(1)}, index=torch.tensor([0]))
+    with pytest.raises(BatchError, match=r"Conditions.values\['patches'\]: the pieces hold different kinds"):
+        Conditions.concat([ragged(0), stacked])
+    with pytest.raises(BatchError, match=r"got \{'patches': 3, 'grid': 2\} entries"):
+        Conditions(values={"patches": PATCHES, "grid": torch.arange(2)}, index=torch.tensor([0]))
 
 
 def test_the_final_latents_are_those_at_the_last_position_of_each_sample() -> None:

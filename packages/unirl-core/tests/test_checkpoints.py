@@ -42,7 +42,7 @@ def test_the_newest_comes_back_with_its_state(checkpoints: Checkpoints) -> None:
     result = checkpoints.load()
     assert result.step == 4
     assert result.state == {"plan_hash": "abc"}
-    assert (result.backend_folder / "weights.bin").read_bytes() == CONTENT
+    assert (result.backend_folder("") / "weights.bin").read_bytes() == CONTENT
 
 
 def test_only_the_newest_are_kept(checkpoints: Checkpoints) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from loop_toy import ToyBackend, ToyEngine, parts, plan, prompts, run
+from plans import changed
 from unirl.core.roles import WeightUpdate
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.config import BackendConfig, EvalConfig
@@ -40,7 +41,7 @@ class NotingEngine(ToyEngine):
 
 
 def wanted(**evaluation: Any) -> Plan:
-    return dataclasses.replace(plan(), eval=EvalConfig(every=1, **evaluation))
+    return changed(plan(), eval=EvalConfig(every=1, **evaluation))
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -72,11 +73,12 @@ def test_the_weights_go_in_the_form_that_the_engine_takes(
 ) -> None:
     toy = wanted(policy=policy)
     lora = {Cap.WEIGHTS_LORA: Support.NATIVE} if takes_lora else {}
-    spec = dataclasses.replace(toy.engine.spec, capabilities={**toy.engine.spec.capabilities, **lora})
-    toy = dataclasses.replace(
+    stage = toy.only
+    spec = dataclasses.replace(stage.engine.spec, capabilities={**stage.engine.spec.capabilities, **lora})
+    toy = changed(
         toy,
-        engine=dataclasses.replace(toy.engine, spec=spec),
-        backend=dataclasses.replace(toy.backend, config=BackendConfig(trains=trains)),
+        engine=dataclasses.replace(stage.engine, spec=spec),
+        backend=dataclasses.replace(stage.backend, config=BackendConfig(trains=trains)),
     )
     backend = AveragingBackend()
     run(parts(engine=NotingEngine(), backend=backend), toy, held_out=prompts(1))

@@ -24,7 +24,7 @@ class BestAndWorst(ToyAlgorithm):
 def test_the_backend_is_given_the_best_and_the_worst_of_each_group_as_units() -> None:
     backend = ToyBackend()
     toy = plan(groups=3, samples=4, run={"max_steps": 2})
-    ran = run(dataclasses.replace(parts(backend=backend), algorithm=BestAndWorst()), toy)  # type: ignore[arg-type]
+    ran = run(parts(backend=backend, algorithm=BestAndWorst()), toy)  # type: ignore[arg-type]
     assert len(backend.trained) == 2
     for step, (track, event) in enumerate(zip(backend.trained, ran.steps, strict=True)):
         # Brightness rises with the number of a sample.

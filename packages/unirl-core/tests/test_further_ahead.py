@@ -62,8 +62,8 @@ def test_without_a_copy_of_the_weights_the_next_rollout_is_begun_when_the_engine
 def synced(made_of: Parts) -> Parts:
     """Parts whose weights travel as a launcher's do."""
 
-    def sync() -> None:
-        made_of.engine.load_weights(made_of.backend.export_weights(kind="full"))
+    def sync(stage: Any) -> None:
+        made_of.only.engine.load_weights(made_of.only.backend.export_weights(kind="full"))
 
     return dataclasses.replace(made_of, sync=sync)
 

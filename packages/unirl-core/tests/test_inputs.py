@@ -10,6 +10,7 @@ from typing import Any
 import loop_toy
 import pytest
 import torch
+from plans import changed
 from unirl.core.errors import BatchError, DataError
 from unirl.core.loop.requests import build_request
 from unirl.core.loop.run_data import read_data
@@ -76,7 +77,7 @@ def test_prompts_of_one_text_are_tokenized_each_with_its_own_image() -> None:
         sampling=TextSamplingConfig(),
         samples_per_prompt=2,
         model=model,
-        algorithm=None,  # type: ignore[arg-type]
+        trajectory="none",
         seed=0,
         rollout=0,
         policy_version=0,
@@ -86,25 +87,28 @@ def test_prompts_of_one_text_are_tokenized_each_with_its_own_image() -> None:
 
 
 def data(folder: Path, *media: str, inputs: Any = None, takes: Support = Support.NATIVE) -> None:
-    """Read a file of two prompts, the second with media of these roles."""
+    """Read a file of two prompts with media of these roles: images, unless `role-modality` says otherwise."""
     (folder / "a.png").write_bytes(b"")
-    refs = [{"modality": "image", "role": role, "uri": "a.png"} for role in media]
+    refs = [
+        {"modality": modality or "image", "role": role, "uri": "a.png"}
+        for role, _, modality in (name.partition("-") for name in media)
+    ]
     rows = [{"prompt": "one", "media": refs}, {"prompt": "two", "media": refs}]
     file = folder / "edits.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     plan = loop_toy.plan(groups=2)
-    model = dataclasses.replace(plan.model, spec=dataclasses.replace(plan.model.spec, inputs=inputs or {}))
-    engine_spec = dataclasses.replace(plan.engine.spec, capabilities={Cap.MEDIA_REFS: takes})
-    engine = dataclasses.replace(plan.engine, spec=engine_spec)
+    model = dataclasses.replace(plan.only.model, spec=dataclasses.replace(plan.only.model.spec, inputs=inputs or {}))
+    engine_spec = dataclasses.replace(plan.only.engine.spec, capabilities={Cap.MEDIA_REFS: takes})
+    engine = dataclasses.replace(plan.only.engine, spec=engine_spec)
     settings = dataclasses.replace(plan.data, train=str(file))
-    read_data(dataclasses.replace(plan, model=model, engine=engine, data=settings))
+    read_data(changed(plan, model=model, engine=engine, data=settings))
 
 
 def test_media_that_the_model_takes_or_needs_are_read(tmp_path: Path) -> None:
     data(tmp_path)
     data(tmp_path, inputs={"image": {"source": "takes"}})
     data(tmp_path, "source", inputs={"image": {"source": "needs", "condition": "takes"}})
-    data(tmp_path, "source", "condition", inputs={"image": {"source": "needs"}, "text": {"condition": "takes"}})
+    data(tmp_path, "source", "condition", inputs={"image": {"source": "needs", "condition": "takes"}})
 
 
 @pytest.mark.parametrize(
@@ -127,6 +131,12 @@ def test_media_that_the_model_takes_or_needs_are_read(tmp_path: Path) -> None:
             {"image": {"source": "needs"}},
             Support.NATIVE,
             r":1: got no media of role 'source', which model 'toy' needs",
+        ),
+        (
+            ["source-video"],
+            {"image": {"source": "takes"}},
+            Support.NATIVE,
+            r":1: got video '.*a\.png', expected image, which model 'toy' reads",
         ),
         (
             ["source"],

@@ -46,7 +46,7 @@ class Toy(PartConfig):
     options: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     big: int = 0
 
-    def problems(self, plan: object) -> Iterator[Reason]:
+    def problems(self, plan: object, stage: object) -> Iterator[Reason]:
         if self.mode == "slow" and self.count > 2:
             yield Reason(key=".count", text="slow takes 2 at most.")
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from plans import changed, one_stage
+from unirl.core.errors import PluginBroken
+from unirl.core.limits import limit
 from unirl.core.loop.build import with_batch_invariance
 from unirl.core.match.match import match, match_pair, match_parts
 from unirl.core.specs.capability import Cap, Needs, Support
 from unirl.core.specs.config import (
-    AdvantageConfig,
     BackendConfig,
     DataConfig,
     EvalConfig,
@@ -84,25 +86,17 @@ def make_plan(**changes: Any) -> Plan:
             key=key, spec=changes.pop(key, spec), config=changes.pop(f"{key}_config", config), dist="toy", version="1"
         )
 
-    plan = Plan(
-        recipe="toy",
+    plan = one_stage(
         model=choice("model", MODEL, PartConfig()),
         engine=choice("engine", ENGINE, PartConfig()),
         backend=choice("backend", BACKEND, Backend()),
         algorithm=choice("algorithm", ALGORITHM, Algorithm()),
         rewards={"score": choice("reward.score", REWARD, RewardConfig())},
-        trackers={},
-        sampling={"image": LatentSamplingConfig()},
-        run=RunConfig(),
+        track="image",
+        sampling=LatentSamplingConfig(),
         data=DataConfig(train="prompts.txt"),
-        advantage=AdvantageConfig(),
-        train=TrainConfig(),
-        eval=EvalConfig(),
-        resolved={},
-        origins={},
-        hash="",
     )
-    return dataclasses.replace(plan, **changes)
+    return changed(plan, **changes)
 
 
 def refusals(plan: Plan) -> list[str]:
@@ -210,7 +204,7 @@ def test_an_algorithm_with_a_critic_needs_tokens_and_a_backend_that_keeps_one() 
             "sampling.kernel: got 'dance-sde'; engine 'inside' supports cps, euler, flow-sde.",
         ),
         ({"num_inference_steps": 0}, "sampling.num_inference_steps: got 0, expected 1 to 10000."),
-        ({"guidance_mode": "double"}, "sampling.guidance_mode: got 'double', expected one of"),
+        ({"guidance_mode": "double"}, "sampling.guidance_mode: got 'double'; engine 'inside' supports batched"),
         (
             {"sde": SdeStepsConfig(mode="fixed", steps=[3, 20])},
             "sampling.sde.steps: step 20 is past the last step 9. Steps count from 0.",
@@ -243,7 +237,7 @@ def test_an_algorithm_with_a_critic_needs_tokens_and_a_backend_that_keeps_one() 
     ],
 )
 def test_sampling_that_cannot_work_is_refused(changes: dict[str, Any], says: str) -> None:
-    result = refusals(make_plan(sampling={"image": LatentSamplingConfig(**changes)}))
+    result = refusals(make_plan(sampling=LatentSamplingConfig(**changes)))
     assert len(result) >= 1
     assert any(line.startswith(says) for line in result), result
 
@@ -251,7 +245,7 @@ def test_sampling_that_cannot_work_is_refused(changes: dict[str, Any], says: str
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"guidance_mode": "double"}, "eval.sampling.guidance_mode: got 'double', expected one of"),
+        ({"guidance_mode": "double"}, "eval.sampling.guidance_mode: got 'double'; engine 'inside' supports batched"),
         ({"num_inference_steps": 0}, "eval.sampling.num_inference_steps: got 0, expected 1 to 10000."),
         ({"kernel": "dance-sde"}, "eval.sampling.kernel: got 'dance-sde'; engine 'inside' supports"),
     ],
@@ -262,7 +256,7 @@ def test_evaluation_is_held_to_what_training_is(changed: dict[str, Any], says: s
 
 
 def test_what_evaluation_takes_over_from_training_is_refused_once() -> None:
-    (result,) = refusals(make_plan(sampling={"image": LatentSamplingConfig(guidance_mode="double")}))
+    (result,) = refusals(make_plan(sampling=LatentSamplingConfig(guidance_mode="double")))
     assert result.startswith("sampling.guidance_mode: ")
 
 
@@ -289,7 +283,8 @@ def test_guidance_of_evaluation_alone_is_asked_of_the_engine() -> None:
 )
 def test_geometry_and_closed_sets_are_checked(section: str, changes: dict[str, Any], says: str) -> None:
     plan = make_plan()
-    plan = dataclasses.replace(plan, **{section: dataclasses.replace(getattr(plan, section), **changes)})
+    before = getattr(plan.only if section in ("train", "advantage", "sampling") else plan, section)
+    plan = changed(plan, **{section: dataclasses.replace(before, **changes)})
     assert any(line.startswith(says) for line in refusals(plan)), refusals(plan)
 
 
@@ -304,7 +299,9 @@ def test_rewards_must_exist_weigh_something_and_score_what_is_made() -> None:
     zero = make_plan(**{"reward.score_config": RewardConfig(weight=0.0)})
     assert any("weight 0" in line for line in refusals(zero))
     video = make_plan(**{"reward.score": dataclasses.replace(REWARD, media="video")})
-    assert refusals(video) == ["reward.score: reward 'score' scores video; model 'toy' generates image."]
+    assert refusals(video) == [
+        "reward.score: reward 'score' scores video; stage 'image' of model 'toy' generates image."
+    ]
     text = make_plan(**{"reward.score": dataclasses.replace(REWARD, media="text")})
     assert refusals(text) == ["reward.score: reward 'score' scores text; model 'toy' generates latent tracks."]
 
@@ -327,8 +324,60 @@ def test_parts_fit_when_one_way_of_training_does() -> None:
     ]
 
 
+@dataclass
+class Options:
+    strength: float = limit(1.0, least=0)
+    layers: int = 2
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"strength": 2, "layers": 3}, None),
+        ({"strength": -1.0}, "sampling.options.strength: got -1.0, expected 0 or more."),
+        ({"strength": "much"}, "sampling.options.strength: got 'much', expected a value of type float."),
+        ({"layers": 1.5}, "sampling.options.layers: got 1.5, expected a value of type int."),
+        ({"layer": 1}, "sampling.options.layer: Options has no such option; did you mean 'layers'? It has layers, st"),
+    ],
+)
+def test_options_of_the_model_are_checked_as_its_dataclass_says(given: dict[str, Any], says: str | None) -> None:
+    model = dataclasses.replace(MODEL, options={"image": f"{__name__}:Options"})
+    sampling = LatentSamplingConfig(options=given)
+    result = refusals(make_plan(sampling=sampling, model=model))
+    assert (result == []) if says is None else result[0].startswith(says), result
+    evaluated = refusals(make_plan(eval=EvalConfig(sampling={"options": given}), model=model))
+    assert (evaluated == []) if says is None else evaluated[0].startswith(f"eval.{says}"), evaluated
+
+
+def test_videos_need_a_rate_of_the_request_or_of_the_model() -> None:
+    """Of a model that states none, and of one that does."""
+    score = {"reward.score": dataclasses.replace(REWARD, media="video")}
+    (result,) = refusals(make_plan(**score, sampling=LatentSamplingConfig(frames=5)))
+    assert result.startswith("sampling.fps: got 0 for videos, and model 'toy' states no rate of its own")
+    given = LatentSamplingConfig(frames=5, fps=8.0)
+    assert refusals(make_plan(**score, sampling=given)) == []
+    model = dataclasses.replace(MODEL, fps=16.0)
+    plain = LatentSamplingConfig(frames=5)
+    assert refusals(make_plan(**score, sampling=plain, model=model)) == []
+
+
+def test_options_that_nobody_reads_are_refused() -> None:
+    sampling = LatentSamplingConfig(options={"strength": 2.0})
+    assert refusals(make_plan(sampling=sampling)) == [
+        "sampling.options: got strength; model 'toy' has no options of track 'image'. Remove them."
+    ]
+    model = dataclasses.replace(MODEL, options={"image": f"{__name__}:Options"}, bridges={"inside": "toy:BRIDGE"})
+    (result,) = refusals(
+        make_plan(sampling=sampling, model=model, engine=dataclasses.replace(ENGINE, needs_bridge=True))
+    )
+    assert result.startswith("sampling.options: engine 'inside' has a pipeline of its own, which takes no options")
+    broken = dataclasses.replace(MODEL, options={"image": "nowhere:Options"})
+    with pytest.raises(PluginBroken, match="names 'nowhere:Options' as its options"):
+        refusals(make_plan(sampling=sampling, model=broken))
+
+
 def test_guidance_needs_both_the_engine_and_the_model() -> None:
-    sampling = {"image": LatentSamplingConfig(guidance_scale=4.5)}
+    sampling = LatentSamplingConfig(guidance_scale=4.5)
     assert refusals(make_plan(sampling=sampling)) == []
     assert len(refusals(make_plan(sampling=sampling, engine=without(ENGINE, Cap.GUIDANCE)))) == 1
     assert len(refusals(make_plan(sampling=sampling, model=without(MODEL, Cap.GUIDANCE)))) == 1
@@ -372,10 +421,10 @@ def test_rollouts_ahead_need_an_algorithm_that_states_that_it_can_use_them() -> 
 
 def test_a_setting_of_the_algorithm_can_take_it_back() -> None:
     plan = ahead_plan()
-    strict = dataclasses.replace(plan.algorithm.spec, when={"kl_coef": Needs(staleness="none")})
-    plan = dataclasses.replace(plan, algorithm=dataclasses.replace(plan.algorithm, spec=strict))
+    strict = dataclasses.replace(plan.only.algorithm.spec, when={"kl_coef": Needs(staleness="none")})
+    plan = changed(plan, algorithm=dataclasses.replace(plan.only.algorithm, spec=strict))
     assert refusals(plan) == []
-    plan.algorithm.config.kl_coef = 0.1  # type: ignore[attr-defined]
+    plan.only.algorithm.config.kl_coef = 0.1  # type: ignore[attr-defined]
     assert len(refusals(plan)) == 1
 
 
@@ -456,17 +505,22 @@ def test_without_a_need_for_rewards_there_need_be_none() -> None:
     assert result == "eval.threshold: got 0.5, but the plan has no reward; leave it out, or add a reward."
 
 
-def test_a_reward_that_cannot_score_one_of_several_tracks_is_refused_with_that_track() -> None:
+def test_of_several_tracks_a_reward_scores_those_of_its_medium_and_the_others_have_no_signal() -> None:
     both = {**MODEL.capabilities, Cap.TEXT_STAGE: NATIVE}
     model = dataclasses.replace(MODEL, tracks={"caption": "text", **MODEL.tracks}, capabilities=both)
     engine = dataclasses.replace(ENGINE, capabilities={**ENGINE.capabilities, Cap.TEXT_ROLLOUT: NATIVE})
-    plan = make_plan(
-        model=model, engine=engine, sampling={"caption": TextSamplingConfig(), "image": LatentSamplingConfig()}
+    plan = make_plan(model=model, engine=engine)
+    image = plan.only
+    any_kind = dataclasses.replace(ALGORITHM, needs=Needs())
+    algorithm = dataclasses.replace(image.algorithm, spec=any_kind)
+    caption = dataclasses.replace(image, name="caption", track="caption", sampling=TextSamplingConfig(), rewards=())
+    plan = dataclasses.replace(
+        plan, stages=tuple(dataclasses.replace(each, algorithm=algorithm) for each in (caption, image))
     )
     (result,) = refusals(plan)
     assert result == (
-        "reward.score: reward 'score' scores image, and every reward scores every track; track 'caption' of model "
-        "'toy' is text. Choose a model whose tracks are all image."
+        "algorithm: stage 'caption' trains, and neither a reward nor credit of another stage gives it a signal. Add a "
+        "reward that scores text."
     )
 
 
@@ -486,7 +540,7 @@ def test_batch_invariance_of_an_engine_in_a_process_of_its_own_needs_its_own_mod
 
 def test_batch_invariance_of_the_run_is_that_of_its_engine() -> None:
     plan = make_plan(engine_config=ExternalTextConfig(), run=RunConfig(batch_invariant=True))
-    assert with_batch_invariance(plan).engine.config == ExternalTextConfig(batch_invariant=True)
+    assert with_batch_invariance(plan).only.engine.config == ExternalTextConfig(batch_invariant=True)
     plan = make_plan(engine_config=ExternalTextConfig(batch_invariant=True))
     assert with_batch_invariance(plan) == plan
 

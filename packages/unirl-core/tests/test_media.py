@@ -27,7 +27,7 @@ STACKED = {
 
 @pytest.mark.parametrize(("kind", "values"), [*RAGGED.items(), *STACKED.items()])
 def test_rows_of_every_kind_are_taken_and_joined(kind: Any, values: Any) -> None:
-    media = Media(kind=kind, values=values)
+    media = Media(kind=kind, values=values, rate=8.0 if kind == "video" else None)
     assert len(media) == 3
     turned = media.select([2, 0, 1])
     assert same(turned.values[0], values[2]) and same(turned.values[1], values[0])
@@ -48,12 +48,13 @@ def test_rows_of_every_kind_are_taken_and_joined(kind: Any, values: Any) -> None
             {"kind": "image", "values": (torch.rand(3, 4, 4), torch.rand(1, 4, 4))},
             r"\[1, 4, 4\] in row 1, .*\[3, H, W\]",
         ),
-        ({"kind": "video", "values": torch.rand(2, 3, 5, 4, 4)}, r"\[N, F, 3, H, W\]"),
+        ({"kind": "video", "values": torch.rand(2, 3, 5, 4, 4), "rate": 8.0}, r"\[N, F, 3, H, W\]"),
         ({"kind": "image", "values": ("a.png",)}, r"got str in row 0"),
         ({"kind": "text", "values": ["a", "b"]}, "got list, expected a tuple of strings"),
         ({"kind": "text", "values": ("a", 2)}, "got int in row 1, expected a tuple of strings"),
         ({"kind": "image", "values": torch.rand(2, 3, 4, 4), "rate": 8.0}, "rate: got 8.0 for image"),
         ({"kind": "video", "values": torch.rand(2, 5, 3, 4, 4), "rate": 0.0}, "rate: got 0.0 for video"),
+        ({"kind": "video", "values": torch.rand(2, 5, 3, 4, 4)}, "rate: got none for video"),
     ],
 )
 def test_media_of_another_form_are_refused(fields: Any, message: str) -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from loop_toy import ToyBackend, parts, plan, run
+from plans import changed
 from unirl.core.match.mismatch_bounds import MismatchBounds, mismatch_bounds
-from unirl.core.roles import TrainReport
+from unirl.core.roles import Job, TrainReport
 from unirl.core.specs.capability import Needs
 from unirl.core.specs.config import PartConfig, TrainConfig
 from unirl.core.specs.plan import Plan
 from unirl.core.specs.spec import AlgorithmSpec
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
-from unirl.core.types.track import Track
 
 PARTS = {"summary": "toy", "build": "toy:build", "config": "toy:Config"}
 
@@ -35,53 +36,57 @@ def a_plan(sampling: Any, *, dtypes: tuple[str, str] = ("float32", "auto"), clip
     """With these dtypes of the model and the engine."""
     toy = plan()
     spec = AlgorithmSpec(name="toy", needs=Needs(), clip_key="clip" if clip else "", **PARTS)
-    return dataclasses.replace(
+    stage = toy.only
+    return changed(
         toy,
-        sampling={"track": sampling},
-        model=dataclasses.replace(toy.model, config=Precise(dtype=dtypes[0])),
-        engine=dataclasses.replace(toy.engine, config=Precise(dtype=dtypes[1])),
-        algorithm=dataclasses.replace(toy.algorithm, spec=spec, config=Clipped()),
+        sampling=sampling,
+        model=dataclasses.replace(stage.model, config=Precise(dtype=dtypes[0])),
+        engine=dataclasses.replace(stage.engine, config=Precise(dtype=dtypes[1])),
+        algorithm=dataclasses.replace(stage.algorithm, spec=spec, config=Clipped()),
         train=TrainConfig(**train),
     )
 
 
 def test_latents_may_be_off_by_the_clip_range() -> None:
-    assert mismatch_bounds(a_plan(LatentSamplingConfig())) == MismatchBounds(largest=3e-4)
-    assert mismatch_bounds(a_plan(LatentSamplingConfig(), dtypes=("float16", "auto"))) == MismatchBounds(largest=3e-4)
-    assert mismatch_bounds(a_plan(LatentSamplingConfig(), clip=False)) == MismatchBounds()
+    assert mismatch_bounds(a_plan(LatentSamplingConfig()).only) == MismatchBounds(largest=3e-4)
+    assert mismatch_bounds(a_plan(LatentSamplingConfig(), dtypes=("float16", "auto")).only) == MismatchBounds(
+        largest=3e-4
+    )
+    assert mismatch_bounds(a_plan(LatentSamplingConfig(), clip=False).only) == MismatchBounds()
 
 
 @pytest.mark.parametrize("clip", [True, False], ids=["with a clip range", "without one"])
 def test_texts_may_be_off_by_what_their_precision_makes(clip: bool) -> None:
     for dtypes in (("float32", "auto"), ("float32", "float32")):
-        assert mismatch_bounds(a_plan(TextSamplingConfig(), dtypes=dtypes, clip=clip)) == MismatchBounds(
+        assert mismatch_bounds(a_plan(TextSamplingConfig(), dtypes=dtypes, clip=clip).only) == MismatchBounds(
             largest=0.01, mean=0.001
         )
     for dtypes in (("bfloat16", "auto"), ("float32", "bfloat16"), ("float32", "half")):
-        assert mismatch_bounds(a_plan(TextSamplingConfig(), dtypes=dtypes, clip=clip)) == MismatchBounds(
+        assert mismatch_bounds(a_plan(TextSamplingConfig(), dtypes=dtypes, clip=clip).only) == MismatchBounds(
             largest=1.0, mean=0.05
         )
 
 
 def test_a_recipe_may_say_otherwise_of_each() -> None:
-    assert mismatch_bounds(a_plan(TextSamplingConfig(), logp_mismatch_max=0.3)) == MismatchBounds(
+    assert mismatch_bounds(a_plan(TextSamplingConfig(), logp_mismatch_max=0.3).only) == MismatchBounds(
         largest=0.3, mean=0.001
     )
-    assert mismatch_bounds(a_plan(TextSamplingConfig(), logp_mismatch_mean=0.3)) == MismatchBounds(
+    assert mismatch_bounds(a_plan(TextSamplingConfig(), logp_mismatch_mean=0.3).only) == MismatchBounds(
         largest=0.01, mean=0.3
     )
-    assert mismatch_bounds(a_plan(LatentSamplingConfig(), logp_mismatch_mean=1e-5)) == MismatchBounds(
+    assert mismatch_bounds(a_plan(LatentSamplingConfig(), logp_mismatch_mean=1e-5).only) == MismatchBounds(
         largest=3e-4, mean=1e-5
     )
 
 
 def test_half_of_a_bound_is_said_once() -> None:
     class Off(ToyBackend):
-        def train(self, track: Track, algorithm: Any, *, progress: float) -> TrainReport:
-            report = super().train(track, algorithm, progress=progress)
+        def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+            track, algorithm = jobs[0].track, jobs[0].algorithm
+            report = super().train([Job(track=track, algorithm=algorithm)], progress=progress)
             return dataclasses.replace(report, metrics={"logp_mismatch_max": 0.4, "logp_mismatch_mean": 0.06})
 
-    toy = dataclasses.replace(plan(), train=TrainConfig(logp_mismatch_max=1.0, logp_mismatch_mean=0.1))
+    toy = changed(plan(), train=TrainConfig(logp_mismatch_max=1.0, logp_mismatch_mean=0.1))
     result = [event.data["text"] for event in run(parts(backend=Off()), toy).events if event.kind == "finding"]
     assert result == [
         "logp_mismatch_mean: log-probs of engine 'own' differ by 6.00e-02; the run stops at 1.00e-01 (train.logp_mismatch_mean)."

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from unirl.core.errors import RecipeError
-from unirl.core.loop.requests import evaluation_sampling
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose, split_sweep
 from unirl.core.specs.plan import Origin, leaves
@@ -24,18 +23,18 @@ def origin(source: str, detail: str) -> Origin:
 def test_a_recipe_becomes_a_plan_with_typed_configs(toy_catalog: Catalog, toy_folder: Path) -> None:
     plan = compose("toy/base", [DATA], catalog=toy_catalog)
 
-    assert (plan.model.name, plan.engine.name, plan.backend.name, plan.algorithm.name) == (
+    assert (plan.only.model.name, plan.only.engine.name, plan.only.backend.name, plan.only.algorithm.name) == (
         "toy",
         "near",
         "plain",
         "grpo-like",
     )
-    assert type(plan.model.config).__name__ == "ToyModelConfig"
-    assert vars(plan.model.config) == {"use": "toy", "path": "some/folder", "dtype": "float32"}
+    assert type(plan.only.model.config).__name__ == "ToyModelConfig"
+    assert vars(plan.only.model.config) == {"use": "toy", "path": "some/folder", "dtype": "float32"}
     assert list(plan.rewards) == ["size"] and plan.rewards["size"].key == "reward.size"
-    assert list(plan.sampling) == ["image"] and plan.sampling["image"].num_inference_steps == 8
-    assert plan.sampling["image"].sde.last == 0.5
-    assert (plan.model.dist, plan.model.version) == ("unirl-toy", "1.2")
+    assert plan.only.name == "image" and plan.only.sampling.num_inference_steps == 8
+    assert plan.only.sampling.sde.last == 0.5
+    assert (plan.only.model.dist, plan.only.model.version) == ("unirl-toy", "1.2")
     assert plan.run.max_steps == 100 and plan.data.train == "prompts.txt"
 
 
@@ -52,7 +51,7 @@ def test_what_evaluation_samples_with_is_typed_and_laid_over_what_training_does(
 ) -> None:
     changes = ["sampling.schedule.variant=diffusers-default", "+eval.sampling.schedule.shift=2"]
     plan = compose("toy/child", [DATA, *changes, "+eval.sampling.guidance_scale=4"], catalog=toy_catalog)
-    (evaluated,) = evaluation_sampling(plan).values()
+    evaluated = plan.only.evaluation
 
     assert isinstance(evaluated, LatentSamplingConfig)
     assert evaluated.schedule == ScheduleConfig(shift=2.0, variant="diffusers-default")
@@ -128,7 +127,7 @@ def test_a_preset_of_a_part_is_a_file_in_a_folder_of_its_kind(toy_catalog: Catal
 
     plan = compose("toy/base", [DATA, "model=toy-half"], catalog=toy_catalog)
 
-    assert plan.model.name == "toy" and plan.resolved["model"]["dtype"] == "float16"
+    assert plan.only.model.name == "toy" and plan.resolved["model"]["dtype"] == "float16"
     assert plan.origins["model.dtype"] == origin("recipe", "model/toy-half.yaml")
     assert plan.origins["model.path"] == origin("recipe", "toy/base.yaml")
 
@@ -166,8 +165,11 @@ def test_several_tracks_have_a_sampling_section_each(toy_catalog: Catalog, toy_f
 
     plan = compose("two", [DATA, "sampling.final.num_inference_steps=5"], catalog=toy_catalog)
 
-    assert {name: settings.num_inference_steps for name, settings in plan.sampling.items()} == {"draft": 3, "final": 5}
-    with pytest.raises(RecipeError, match=r"each track of model 'pair' \(draft, final\)"):
+    assert {stage.name: stage.sampling.num_inference_steps for stage in plan.stages} == {
+        "draft": 3,
+        "final": 5,
+    }
+    with pytest.raises(RecipeError, match=r"sampling: got one section, expected one for each of 'draft', 'final'"):
         compose("toy/base", overrides[:2], catalog=toy_catalog)
 
 

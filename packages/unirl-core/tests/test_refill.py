@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
 import torch
 from loop_toy import Ran, ToyBackend, parts, plan, run
+from plans import changed
 from unirl.core.errors import RewardFailed
 from unirl.core.loop.prompts import PromptOrder
 from unirl.core.match.match import match
-from unirl.core.roles import ScoreInput, Scores, TrainReport
+from unirl.core.roles import Job, ScoreInput, Scores, TrainReport
 from unirl.core.specs.config import DataConfig
 from unirl.core.specs.plan import Plan
-from unirl.core.types.track import Track
 
 
 class Easy:
@@ -39,9 +39,10 @@ class Easy:
 class Noting(ToyBackend):
     """A backend that notes which groups it is trained on."""
 
-    def train(self, track: Track, algorithm: Any, *, progress: float) -> TrainReport:
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        track, algorithm = jobs[0].track, jobs[0].algorithm
         self.groups = [*getattr(self, "groups", []), list(track.groups())]
-        return super().train(track, algorithm, progress=progress)
+        return super().train([Job(track=track, algorithm=algorithm)], progress=progress)
 
 
 def a_plan(*, rounds: int, groups: int = 2, **run: Any) -> Plan:
@@ -140,13 +141,13 @@ def test_what_cannot_be_refilled_is_refused() -> None:
         (DataConfig(prompts_per_step=4, samples_per_prompt=1, dynamic_sampling_rounds=1), "a group of 1 always is one"),
         (DataConfig(prompts_per_step=4, samples_per_prompt=2, dynamic_sampling_rounds=-1), "expected 0 or more"),
     ):
-        (refusal,) = refusals(dataclasses.replace(toy, data=data))
+        (refusal,) = refusals(changed(toy, data=data))
         assert text in refusal
     (refusal,) = refusals(
         dataclasses.replace(
             toy,
             data=DataConfig(prompts_per_step=4, samples_per_prompt=2, dynamic_sampling_rounds=1),
-            sampling={**toy.sampling, "other": toy.sampling["image"]},
+            stages=(toy.only, dataclasses.replace(toy.only, name="other")),
         )
     )
     assert "several tracks (image, other)" in refusal

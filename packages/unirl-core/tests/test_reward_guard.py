@@ -145,7 +145,7 @@ def test_a_video_changed_in_place_is_refused() -> None:
         return GOOD
 
     with pytest.raises(RewardFailed, match="changed pixels in place"):
-        videos = Media(kind="video", values=(torch.zeros(2, 3, 4, 4), torch.zeros(5, 3, 4, 4)))
+        videos = Media(kind="video", values=(torch.zeros(2, 3, 4, 4), torch.zeros(5, 3, 4, 4)), rate=8.0)
         scored(cuts, videos, spec=dataclasses.replace(SPEC, media="video"))
 
 

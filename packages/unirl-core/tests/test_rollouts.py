@@ -152,19 +152,17 @@ class Painter:
         return track.select([0]) if request.track in self.forgotten else track
 
 
-def test_a_rollout_has_the_track_of_each_request() -> None:
-    requests = {name: dataclasses.replace(make_request(), track=name) for name in ("draft", "final")}
+def test_a_track_knows_the_stage_that_it_goes_on_from() -> None:
     engine: Any = Painter()
-    rollout = generate(engine, requests)
-    assert {name: track.name for name, track in rollout.tracks.items()} == {"draft": "draft", "final": "final"}
-    assert rollout.num_samples == 3
+    track = generate(engine, dataclasses.replace(make_request(), track="final"), parent="draft")
+    assert (track.name, track.parent_track, track.num_rows) == ("final", "draft", 3)
 
 
 def test_the_echo_of_every_request_is_compared() -> None:
-    requests = {name: dataclasses.replace(make_request(), track=name) for name in ("draft", "final")}
     engine: Any = Painter("final")
+    generate(engine, dataclasses.replace(make_request(), track="draft"))
     with pytest.raises(EchoMismatch, match=r"final\.sample_ids: the request says '3 rows', the engine used '1 rows'"):
-        generate(engine, requests)
+        generate(engine, dataclasses.replace(make_request(), track="final"))
 
 
 def test_children_know_their_parents() -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from loop_toy import ToyBackend, ToyEngine, parts, plan, prompts, run
+from loop_toy import ToyAlgorithm, ToyBackend, ToyEngine, parts, plan, prompts, run
+from plans import changed
 from unirl.core.loop.parts import sync_weights
-from unirl.core.roles import WeightReceipt, WeightUpdate
+from unirl.core.roles import Job, WeightReceipt, WeightUpdate
 from unirl.core.specs.capability import Cap, Needs, Support
 from unirl.core.specs.config import EvalConfig
 from unirl.core.specs.plan import Plan
@@ -80,13 +81,14 @@ class HoldingEngine(ToyEngine):
 
 def lagged_plan(*, shares: bool = False) -> Plan:
     toy = plan()
-    algorithm = dataclasses.replace(toy.algorithm.spec, needs=Needs(sampler="lagged"))
+    stage = toy.only
+    algorithm = dataclasses.replace(stage.algorithm.spec, needs=Needs(sampler="lagged"))
     shared = {Cap.WEIGHTS_SHARED: Support.NATIVE if shares else Support.NO}
-    engine = dataclasses.replace(toy.engine.spec, capabilities={**toy.engine.spec.capabilities, **shared})
-    return dataclasses.replace(
+    engine = dataclasses.replace(stage.engine.spec, capabilities={**stage.engine.spec.capabilities, **shared})
+    return changed(
         toy,
-        algorithm=dataclasses.replace(toy.algorithm, spec=algorithm),
-        engine=dataclasses.replace(toy.engine, spec=engine),
+        algorithm=dataclasses.replace(stage.algorithm, spec=algorithm),
+        engine=dataclasses.replace(stage.engine, spec=engine),
         eval=EvalConfig(every=1),
     )
 
@@ -139,22 +141,25 @@ def test_a_policy_that_moves_without_an_optimizer_step_is_sent_again() -> None:
 def test_without_rewards_a_run_trains_on_what_was_made(shares: bool) -> None:
     toy = lagged_plan(shares=shares)
     needs = Needs(reward="none")
-    toy = dataclasses.replace(
+    chosen = toy.only.algorithm
+    toy = changed(
         toy,
-        algorithm=dataclasses.replace(toy.algorithm, spec=dataclasses.replace(toy.algorithm.spec, needs=needs)),
+        algorithm=dataclasses.replace(chosen, spec=dataclasses.replace(chosen.spec, needs=needs)),
         rewards={},
     )
     trained: list[Track] = []
 
     class Backend(ToyBackend):
-        def train(self, track: Track, algorithm: Any, *, progress: float) -> Any:
+        def train(self, jobs: Sequence[Job], *, progress: float) -> Any:
+            track, algorithm = jobs[0].track, jobs[0].algorithm
             trained.append(track)
             return super().train(
-                dataclasses.replace(track, rewards=torch.ones(track.num_rows)), algorithm, progress=progress
+                [Job(track=dataclasses.replace(track, rewards=torch.ones(track.num_rows)), algorithm=algorithm)],
+                progress=progress,
             )
 
-    algorithm: Any = parts().algorithm
+    algorithm: Any = ToyAlgorithm()
     algorithm.advantages = lambda track: (track, {})
-    made_of = dataclasses.replace(parts(engine=ToyEngine(), backend=Backend(), rewards={}), algorithm=algorithm)
+    made_of = parts(engine=ToyEngine(), backend=Backend(), algorithm=algorithm, rewards={})
     run(made_of, toy, held_out=prompts(1))
     assert len(trained) == 3 and all(track.rewards is None for track in trained)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from loop_toy import LIMIT_S, Light, ToyEngine, at, met, parts, passed, plan, prompts, threads
+from plans import changed
 from unirl.core.errors import EchoMismatch, RewardFailed, RunFailed
 from unirl.core.loop.parts import Parts
 from unirl.core.loop.requests import step_requests
@@ -28,8 +29,9 @@ def maker(
     rows: Sequence[int] | None = None,
 ) -> RolloutMaker:
     """Of a request for 2 samples of each group, or of these rows of it."""
-    made_of.engine.version, made_of.engine.weight = 0, 0.25  # type: ignore[attr-defined]
+    made_of.only.engine.version, made_of.only.engine.weight = 0, 0.25  # type: ignore[attr-defined]
     toy = plan(groups=groups, run={"reward_overlap_groups": pieces_of})
+    toy = changed(toy, rewards=dict.fromkeys(made_of.rewards, toy.rewards["light"]))
     requests = step_requests(made_of, toy, prompts(groups), step=0)
     chosen = {name: request if rows is None else request.select(rows) for name, request in requests.items()}
     return RolloutMaker(made_of, toy, chosen, phases=phases or Phases())

@@ -40,6 +40,10 @@ class Scene:
     negatives: dict[str, Tensor]
     ids: tuple[str, ...]
 
+    @property
+    def branches(self):
+        return {"positive": self.conditions, "negative": self.negatives}
+
     def step_noise(self, step, rows):
         ids = [self.ids[int(row)] for row in rows]
         return noise(seed=0, rollout=0, ids=ids, step=step, shape=self.initial.shape[1:])

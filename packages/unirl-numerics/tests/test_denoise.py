@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from unirl.numerics.diffusion.denoise import all_positions, denoise
-from unirl.numerics.diffusion.guidance import Guidance
+from unirl.numerics.diffusion.guidance import make_guidance
 from unirl.numerics.diffusion.kernels import Cps, DanceSde, DdimEta, Dpm2, EulerOde, FlowSde
 from unirl.numerics.diffusion.schedules import ddpm_sigmas, static_sigmas
 
@@ -24,9 +24,8 @@ def roll(scene, *, kernel=None, sde_steps=MIXED, **changes):
             sigmas=SIGMAS,
             kernel=kernel or FlowSde(),
             sde_steps=sde_steps,
-            conditions=scene.conditions,
             step_noise=scene.step_noise,
-            **changes,
+            **{"conditions": scene.branches, **changes},
         )
 
 
@@ -154,16 +153,16 @@ def test_the_emitted_latent_is_rounded_before_it_is_scored(scene):
 @pytest.mark.parametrize(
     ("guidance", "calls"),
     [
-        (Guidance(), [5] * NUM_STEPS),
-        (Guidance(scale=4.0), [10] * NUM_STEPS),
-        (Guidance(scale=4.0, mode="two-pass"), [5] * 2 * NUM_STEPS),
-        (Guidance(scale=4.0, mode="norm-corrected"), [5] * 2 * NUM_STEPS),
+        (make_guidance("batched"), [5] * NUM_STEPS),
+        (make_guidance("batched", scale=4.0), [10] * NUM_STEPS),
+        (make_guidance("two-pass", scale=4.0), [5] * 2 * NUM_STEPS),
+        (make_guidance("norm-corrected", scale=4.0), [5] * 2 * NUM_STEPS),
     ],
     ids=["none", "batched", "two-pass", "norm-corrected"],
 )
 def test_the_velocity_is_called_once_per_step_and_pass(scene, guidance, calls):
     scene = scene()
-    roll(scene, guidance=guidance, negatives=scene.negatives)
+    roll(scene, guidance=guidance)
     assert scene.velocity.batch_sizes == calls
     assert len(calls) == NUM_STEPS * guidance.num_forwards
 
@@ -182,7 +181,7 @@ def test_noise_is_asked_for_exactly_once_per_stochastic_step_and_row(scene):
             sigmas=SIGMAS,
             kernel=FlowSde(),
             sde_steps=MIXED,
-            conditions=scene.conditions,
+            conditions=scene.branches,
             step_noise=step_noise,
         )
     assert asked == [(0, [0, 4]), (1, [0]), (2, [1]), (3, [1]), (5, [2, 4])]
@@ -230,7 +229,7 @@ def test_ddim_walks_as_diffusers_does_where_it_is_not_stochastic():
         sigmas=ddpm_sigmas(scheduler.alphas_cumprod.tolist(), timesteps=scheduler.timesteps.tolist()),
         kernel=DdimEta(1.0),
         sde_steps=np.array([[2], [2]]),
-        conditions={},
+        conditions={"positive": {}},
         step_noise=lambda _step, _rows: drawn,
     )
     # Six fp32 steps that divide by sqrt(abar) from 0.1 up.
@@ -253,7 +252,7 @@ def test_the_final_latent_carries_the_gradient_through_the_sampler_if_it_is_on(s
         sigmas=SIGMAS,
         kernel=FlowSde(),
         sde_steps=MIXED,
-        conditions=scene.conditions,
+        conditions=scene.branches,
         step_noise=scene.step_noise,
         with_means=True,
     )
@@ -277,7 +276,7 @@ def test_the_final_latent_carries_the_gradient_through_the_sampler_if_it_is_on(s
         ({"sde_steps": MIXED[:, ::-1]}, r"row 0 is \[1, 0\]; steps must rise"),
         ({"keep": MIXED[:3]}, r"keep: got shape \[3, 2\], expected \[5, P\]"),
         ({"keep": MIXED + 2}, "keep: got positions from 1 to 7; they count from 0 to 6"),
-        ({"guidance": Guidance(scale=2.0)}, "needs negatives"),
+        ({"guidance": make_guidance("batched", scale=2.0), "conditions": {"positive": {}}}, "'negative' is missing"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(scene, changes, message):
@@ -287,7 +286,7 @@ def test_arguments_that_do_not_fit_are_refused(scene, changes, message):
 
 def test_missing_noise_and_rising_sigmas_are_refused(scene):
     scene = scene()
-    arguments = {"kernel": FlowSde(), "sde_steps": MIXED, "conditions": scene.conditions}
+    arguments = {"kernel": FlowSde(), "sde_steps": MIXED, "conditions": scene.branches}
     with pytest.raises(ValueError, match="step_noise is None"):
         denoise(scene.velocity, scene.initial, sigmas=SIGMAS, **arguments)
     with pytest.raises(ValueError, match="fall strictly"):

@@ -1,8 +1,11 @@
 """Guidance: the formula, and how often the velocity is called."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
-from unirl.numerics.diffusion.guidance import Guidance, guided_velocity
+from unirl.core.limits import limit
+from unirl.numerics.diffusion.guidance import Cfg, Guidance, guided_velocity, make_guidance
 
 CONDITIONS = {"text": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}
 NEGATIVES = {"text": torch.tensor([[0.5, -1.0], [0.0, 1.0]])}
@@ -19,18 +22,18 @@ def counted():
     return velocity, calls
 
 
-def guided(velocity, guidance, negatives=NEGATIVES, conditions=CONDITIONS):
-    return guided_velocity(velocity, X, SIGMA, conditions=conditions, negatives=negatives, guidance=guidance)
+def guided(velocity, guidance, negatives=NEGATIVES):
+    conditions = {"positive": CONDITIONS, **({} if negatives is None else {"negative": negatives})}
+    return guided_velocity(velocity, X, SIGMA, conditions=conditions, guidance=guidance)
 
 
-def norm_corrected(positive, negative, *, dims, scale=3.0):
+def norm_corrected(positive, negative, *, scale=3.0):
     return guided_velocity(
         lambda _x, _sigma, conditions: conditions["v"],
         torch.zeros_like(positive),
         torch.full((len(positive),), 0.5),
-        conditions={"v": positive},
-        negatives={"v": negative},
-        guidance=Guidance(scale=scale, mode="norm-corrected", norm_dims=dims),
+        conditions={"positive": {"v": positive}, "negative": {"v": negative}},
+        guidance=make_guidance("norm-corrected", scale=scale),
     )
 
 
@@ -38,16 +41,16 @@ def test_a_scale_of_1_is_one_forward_without_negatives():
     velocity, calls = counted()
     for mode in ("batched", "two-pass", "norm-corrected"):
         for negatives in (None, NEGATIVES):
-            result = guided(velocity, Guidance(mode=mode), negatives)
+            result = guided(velocity, make_guidance(mode), negatives)
             assert torch.equal(result, X * SIGMA[:, None] + CONDITIONS["text"])
     assert calls == [2] * 6
-    assert Guidance(mode="two-pass").num_forwards == 1
+    assert make_guidance("two-pass").num_forwards == 1
 
 
 @pytest.mark.parametrize(("mode", "calls_expected"), [("batched", [4]), ("two-pass", [2, 2])])
 def test_guidance_extrapolates_from_the_negative(mode, calls_expected):
     velocity, calls = counted()
-    guidance = Guidance(scale=3.0, mode=mode)
+    guidance = make_guidance(mode, scale=3.0)
     # By hand: base + neg + 3 (pos - neg), base = x sigma = 0.5 for both rows.
     expected = torch.tensor([[0.5 + 0.5 + 1.5, 0.5 - 1 + 9.0], [0.5 + 0 + 9.0, 0.5 + 1 + 9.0]])
     torch.testing.assert_close(guided(velocity, guidance), expected, rtol=0, atol=0)  # exact binary fractions
@@ -55,14 +58,22 @@ def test_guidance_extrapolates_from_the_negative(mode, calls_expected):
     assert len(calls) == guidance.num_forwards
 
 
-def test_norm_correction_keeps_the_norm_of_the_conditional_prediction():
-    velocity, calls = counted()
-    result = guided(velocity, Guidance(scale=3.0, mode="norm-corrected"))
-    positive = X * SIGMA[:, None] + CONDITIONS["text"]
-    plain = guided(velocity, Guidance(scale=3.0))
-    torch.testing.assert_close(result.norm(dim=-1), positive.norm(dim=-1))  # fp32
-    torch.testing.assert_close(torch.cosine_similarity(result, plain), torch.ones(2))  # the direction is unchanged
-    assert calls[:2] == [2, 2]
+@pytest.mark.parametrize("mode", ["batched", "two-pass"])
+def test_ragged_conditions_are_guided_row_by_row(mode):
+    """Tensors of any shape, here of other lengths in each row and each branch: a row sees the sum of its own."""
+
+    def velocity(x, sigma, conditions):
+        return x * sigma[:, None] + torch.stack([patches.sum(dim=0) for patches in conditions["patches"]])
+
+    conditions = {
+        "positive": {"patches": (torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 1.0], [2.0, 3.0]]))},
+        "negative": {"patches": (torch.tensor([[0.25, -0.5], [0.25, -0.5]]), torch.tensor([[0.0, 1.0]]))},
+    }
+    # The sums are those of CONDITIONS and NEGATIVES, for which the test above has the result by hand.
+    expected = torch.tensor([[0.5 + 0.5 + 1.5, 0.5 - 1 + 9.0], [0.5 + 0 + 9.0, 0.5 + 1 + 9.0]])
+    guidance = make_guidance(mode, scale=3.0)
+    result = guided_velocity(velocity, X, SIGMA, conditions=conditions, guidance=guidance)
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)  # exact binary fractions
 
 
 @pytest.mark.parametrize(("shape", "dims"), [((2, 3, 2, 2), (1,)), ((2, 4, 3), (-1,)), ((2, 3, 2, 2, 2), (1,))])
@@ -70,7 +81,7 @@ def test_the_norm_is_taken_at_each_place_of_each_row(shape, dims):
     generator = torch.Generator().manual_seed(0)
     positive, negative = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
     positive[1] *= 100  # a norm over rows would show
-    result = norm_corrected(positive, negative, dims=dims)
+    result = norm_corrected(positive, negative)
     # Channel vectors one by one, in fp64.
     vectors = [value.double().movedim(dims[0], -1).reshape(-1, 3) for value in (positive, negative, result)]
     for p, n, vector in zip(*vectors, strict=True):
@@ -83,7 +94,7 @@ def test_norm_correction_has_a_gradient_where_a_norm_is_zero():
     """Rows: neither is 0; the conditional velocity is; the combination is (n + 3 (p - n) with p = 2, n = 3); both are."""
     positive = torch.tensor([[[1.0, 2.0]], [[0.0, 0.0]], [[2.0, 4.0]], [[0.0, 0.0]]], requires_grad=True)
     negative = torch.tensor([[[0.5, -1.0]], [[1.0, 3.0]], [[3.0, 6.0]], [[0.0, 0.0]]], requires_grad=True)
-    result = norm_corrected(positive, negative, dims=(-1,))
+    result = norm_corrected(positive, negative)
     assert not result[1:].detach().any()
     pull = torch.tensor([0.3, -0.7])
     (result * pull).sum().backward()
@@ -96,16 +107,83 @@ def test_norm_correction_has_a_gradient_where_a_norm_is_zero():
         torch.testing.assert_close(mine.grad[0].double(), other.grad, rtol=1e-5, atol=1e-6)  # fp32
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "scales"),
+    [
+        # Guided where low < sigma <= high; sigmas are 1, 0.75, 0.5, 0.25.
+        ("interval", {"low": 0.25, "high": 0.75}, [1.0, 3.0, 3.0, 1.0]),
+        # From the boundary on the high scale, below it the low one.
+        ("two-scale", {"scale_low": 2.0, "boundary": 0.75}, [3.0, 3.0, 2.0, 2.0]),
+    ],
+)
+def test_the_scale_depends_on_the_sigma_of_each_row(name, options, scales):
+    generator = torch.Generator().manual_seed(2)
+    positive, negative = torch.randn(4, 2, 3, generator=generator), torch.randn(4, 2, 3, generator=generator)
+    guidance = make_guidance(name, scale=3.0, **options)
+    result = guided_velocity(
+        lambda _x, _sigma, conditions: conditions["v"],
+        torch.zeros_like(positive),
+        torch.tensor([1.0, 0.75, 0.5, 0.25]),
+        conditions={"positive": {"v": positive}, "negative": {"v": negative}},
+        guidance=guidance,
+    )
+    p, n, scale = positive.double(), negative.double(), torch.tensor(scales).double()[:, None, None]
+    # Three roundings of fp32, 2^-24 each, of numbers up to 3 |p - n| + |n|.
+    torch.testing.assert_close(result.double(), n + scale * (p - n), rtol=0, atol=3 * 2.0**-24 * 4 * 8)
+    off = torch.tensor(scales) == 1.0
+    assert torch.equal(result[off], positive[off])
+    assert guidance.num_forwards == 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextAndImage(Guidance):
+    """Three branches with a scale each, as models that edit images have them."""
+
+    image_scale: float = limit(2.0, least=0)
+
+    @property
+    def branches(self):
+        return ("positive", "without_text", "without_image")
+
+    def combine(self, velocities, sigma):
+        p, text, image = (velocities[branch] for branch in self.branches)
+        return p + (self.scale - 1) * (p - text) + (self.image_scale - 1) * (p - image)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_guidance_of_three_branches_gets_the_velocity_of_each(batched):
+    velocity, calls = counted()
+    guidance = make_guidance(f"{__name__}:TextAndImage", scale=3.0, image_scale=1.5)
+    kind = type("Batched", (TextAndImage,), {"is_batched": True}) if batched else TextAndImage
+    guidance = kind(scale=3.0, image_scale=1.5)
+    values = {"positive": [1.0, 2.0], "without_text": [0.5, 4.0], "without_image": [3.0, -1.0]}
+    conditions = {branch: {"text": torch.tensor([row, row])} for branch, row in values.items()}
+    result = guided_velocity(velocity, X, SIGMA, conditions=conditions, guidance=guidance)
+    # base + p + 2 (p - text) + 0.5 (p - image), base = x sigma = 0.5: exact binary fractions.
+    expected = torch.tensor([[0.5 + 1 + 1 - 1, 0.5 + 2 - 4 + 1.5]] * 2)
+    assert torch.equal(result, expected)
+    assert calls == ([6] if batched else [2, 2, 2])
+    assert guidance.num_forwards == len(calls)
+
+
+class NoBranch(Cfg):
+    branches = ("negative",)
+
+
 def test_what_cannot_be_guided_is_refused():
     velocity, calls = counted()
-    with pytest.raises(ValueError, match=r"scale = 4.5 needs negatives"):
-        guided(velocity, Guidance(scale=4.5), None)
+    with pytest.raises(ValueError, match=r"'batched': needs conditions 'positive', 'negative'; 'negative' is missing"):
+        guided(velocity, make_guidance("batched", scale=4.5), None)
     with pytest.raises(ValueError, match="Give both the same keys"):
-        guided(velocity, Guidance(scale=2.0), {"other": X})
-    with pytest.raises(ValueError, match=r"'text' has shape \[2, 2\], its negative \[2, 1\].*two-pass"):
-        guided(velocity, Guidance(scale=2.0), {"text": X[:, :1]})
-    with pytest.raises(ValueError, match="finite number >= 0"):
-        Guidance(scale=float("nan"))
-    with pytest.raises(ValueError, match="mode 'rescaled' is not known"):
-        Guidance(mode="rescaled")
+        guided(velocity, make_guidance("batched", scale=2.0), {"other": X})
+    with pytest.raises(ValueError, match=r"'text' has shape \[2, 2\] in 'positive' and \[2, 1\] in .*two-pass"):
+        guided(velocity, make_guidance("batched", scale=2.0), {"text": X[:, :1]})
+    with pytest.raises(ValueError, match="'batched': scale: got nan, expected a finite number, 0 or more"):
+        make_guidance("batched", scale=float("nan"))
+    with pytest.raises(ValueError, match="guidance 'rescaled' is not known; choose one of batched, two-pass"):
+        make_guidance("rescaled")
+    with pytest.raises(ValueError, match="expected low < high"):
+        make_guidance("interval", scale=2.0, low=0.5, high=0.25)
+    with pytest.raises(ValueError, match="expected different ones with 'positive' among them"):
+        make_guidance(f"{__name__}:NoBranch", scale=2.0)
     assert calls == []

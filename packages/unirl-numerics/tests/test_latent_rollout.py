@@ -9,15 +9,15 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import Tensor
-from unirl.core.errors import EchoMismatch
+from unirl.core.errors import BatchError, EchoMismatch
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import LatentRequest, Request
 from unirl.core.types.rollout import verify_echo
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import Conditions, LatentSegment, Sampler
+from unirl.numerics.diffusion.guidance import Cfg
 from unirl.numerics.diffusion.kernels import FlowSde
-from unirl.numerics.diffusion.rollout import latent_track, sample_latents
-from unirl.numerics.diffusion.sampler import guidance_of
+from unirl.numerics.diffusion.rollout import branch_inputs, latent_track, sample_latents
 from unirl.numerics.noise import INITIAL, noise, noise_digest
 from unirl.numerics.train.track_replay import TrackReplay
 
@@ -103,7 +103,7 @@ def test_guidance_takes_the_negatives() -> None:
     rollout = sample(a_request(2, guidance_scale=3.0), 1.0, 0.5)
     # v = ((x - n) + 3 (n - p)) / sigma points at n + 3 (p - n) = 2.
     torch.testing.assert_close(rollout.final, torch.full((2, *SHAPE), 2.0), rtol=0, atol=1e-6)
-    with pytest.raises(ValueError, match="needs negatives, found none"):
+    with pytest.raises(ValueError, match="'negative' is missing"):
         sample(a_request(2, guidance_scale=3.0), 1.0)
 
 
@@ -165,23 +165,47 @@ def test_a_track_echoes_its_request() -> None:
     assert track.media is None
 
 
-def test_media_of_rank_five_are_videos() -> None:
-    request = a_request(2)
+def test_media_of_rank_five_are_videos_at_the_rate_of_the_request() -> None:
+    request = a_request(2, fps=12.5)
     segment, conditions = sample(request, 1.0), conditions_of(2, 1.0)
     images, videos = torch.zeros(2, 3, 8, 8), torch.zeros(2, 5, 3, 8, 8)
     one = latent_track(request, segment=segment, conditions=conditions, media=images, policy_version=(4, 4))
     two = latent_track(request, segment=segment, conditions=conditions, media=videos, policy_version=(4, 4))
     assert one.media is not None and one.media.kind == "image" and one.media.values is images
     assert two.media is not None and two.media.kind == "video" and two.media.values is videos
+    assert (one.media.rate, two.media.rate) == (None, 12.5)
+    plain = a_request(2)
+    with pytest.raises(BatchError, match="rate: got none for video"):
+        latent_track(plain, segment=segment, conditions=conditions, media=videos, policy_version=(4, 4))
 
 
-def a_sampler(mode: str) -> Sampler:
-    return Sampler(kernel="euler", eta=0.0, guidance_scale=2.0, guidance_mode=mode)
+class WithoutMedia(Cfg):
+    """A guidance of three branches, the third with the inputs of another prompt."""
+
+    @property
+    def branches(self) -> tuple[str, ...]:
+        return ("positive", "negative", "empty")
+
+    def inputs(self, branch: str, inputs: Inputs, *, negative_prompt: str) -> Inputs:
+        return (
+            inputs.negative("")
+            if branch == "empty"
+            else super().inputs(branch, inputs, negative_prompt=negative_prompt)
+        )
 
 
-@pytest.mark.parametrize(("rank", "dims"), [(3, (-1,)), (4, (1,)), (5, (1,))])
-def test_norms_are_taken_over_the_channels(rank: int, dims: tuple[int, ...]) -> None:
-    guidance = guidance_of(a_sampler("norm-corrected"), latent_rank=rank)
-    assert guidance.norm_dims == dims
-    with pytest.raises(ValueError, match="'bached' is not known"):
-        guidance_of(a_sampler("bached"), latent_rank=rank)
+def test_the_guidance_says_what_its_branches_are_encoded_from() -> None:
+    plain = branch_inputs(a_request(2))
+    assert {branch: one.texts for branch, one in plain.items()} == {"positive": ("s0", "s1")}
+    guided = branch_inputs(a_request(2, guidance_scale=2.0, negative_prompt="blurred"))
+    assert {branch: one.texts for branch, one in guided.items()} == {
+        "positive": ("s0", "s1"),
+        "negative": ("blurred", "blurred"),
+    }
+    name = f"{__name__}:WithoutMedia"
+    own = branch_inputs(a_request(2, guidance_mode=name, negative_prompt="blurred"))
+    assert {branch: one.texts for branch, one in own.items()} == {
+        "positive": ("s0", "s1"),
+        "negative": ("blurred", "blurred"),
+        "empty": ("", ""),
+    }

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from unirl.numerics.diffusion.denoise import all_positions, denoise
-from unirl.numerics.diffusion.guidance import Guidance
+from unirl.numerics.diffusion.guidance import NO_GUIDANCE, make_guidance
 from unirl.numerics.diffusion.kernels import Cps, DanceSde, FlowSde
 from unirl.numerics.diffusion.replay import replay
 from unirl.numerics.diffusion.schedules import static_sigmas
@@ -16,7 +16,7 @@ MIXED = np.array([[0, 1, 4], [2, 3, -1], [4, -1, -1], [-1, -1, -1], [0, 3, 4]])
 KERNELS = [FlowSde(), DanceSde(), Cps(0.8), Cps(0.8, constants=False)]
 
 
-def roll(scene, *, kernel, sde_steps, guidance=Guidance(), **changes):  # noqa: B008
+def roll(scene, *, kernel, sde_steps, guidance=NO_GUIDANCE, **changes):
     with torch.no_grad():
         return denoise(
             scene.velocity,
@@ -24,8 +24,7 @@ def roll(scene, *, kernel, sde_steps, guidance=Guidance(), **changes):  # noqa: 
             sigmas=SIGMAS,
             kernel=kernel,
             sde_steps=sde_steps,
-            conditions=scene.conditions,
-            negatives=scene.negatives,
+            conditions=scene.branches,
             guidance=guidance,
             step_noise=scene.step_noise,
             with_means=True,
@@ -33,7 +32,7 @@ def roll(scene, *, kernel, sde_steps, guidance=Guidance(), **changes):  # noqa: 
         ).segment()
 
 
-def replayed(scene, trajectory, *, kernel, guidance=Guidance(), **changes):  # noqa: B008
+def replayed(scene, trajectory, *, kernel, guidance=NO_GUIDANCE, **changes):
     return replay(
         scene.velocity,
         latents=trajectory.latents,
@@ -41,8 +40,7 @@ def replayed(scene, trajectory, *, kernel, guidance=Guidance(), **changes):  # n
         sigmas=trajectory.sigmas,
         sde_steps=trajectory.sde_steps,
         kernel=kernel,
-        conditions=scene.conditions,
-        negatives=scene.negatives,
+        conditions=scene.branches,
         guidance=guidance,
         **changes,
     )
@@ -63,14 +61,14 @@ def test_the_first_ratio_is_exactly_1_at_the_rollouts_batch_shape(scene, kernel,
 
 @pytest.mark.parametrize("mode", ["batched", "two-pass", "norm-corrected"])
 def test_the_first_ratio_is_exactly_1_under_guidance(scene, mode):
-    scene, guidance = scene(), Guidance(scale=4.5, mode=mode)
+    scene, guidance = scene(), make_guidance(mode, scale=4.5)
     trajectory = roll(scene, kernel=FlowSde(), sde_steps=SHARED, guidance=guidance)
     result = replayed(scene, trajectory, kernel=FlowSde(), guidance=guidance, stacked=False)
     assert float(((result.log_probs.detach() - trajectory.log_probs).exp() - 1).abs().max()) == 0.0
 
 
 @pytest.mark.parametrize("shape", [(6,), (3, 4), (2, 4, 4), (2, 3, 4, 4), (1, 2, 2, 4, 4)], ids=str)
-@pytest.mark.parametrize("guidance", [Guidance(), Guidance(scale=3.0)], ids=["plain", "guided"])
+@pytest.mark.parametrize("guidance", [NO_GUIDANCE, make_guidance("batched", scale=3.0)], ids=["plain", "guided"])
 def test_stacked_and_serial_replay_agree(scene, shape, guidance):
     scene = scene(shape)
     trajectory = roll(scene, kernel=FlowSde(), sde_steps=MIXED, guidance=guidance)
@@ -86,14 +84,14 @@ def test_stacked_and_serial_replay_agree(scene, shape, guidance):
 
 
 def test_the_velocity_is_called_once_stacked_and_once_per_column_serially(scene):
-    scene, guidance = scene(), Guidance(scale=3.0, mode="two-pass")
+    scene, guidance = scene(), make_guidance("two-pass", scale=3.0)
     trajectory = roll(scene, kernel=FlowSde(), sde_steps=MIXED)
     for stacked, how, calls in (
-        (True, Guidance(), [15]),
-        (False, Guidance(), [5, 5, 5]),
+        (True, NO_GUIDANCE, [15]),
+        (False, NO_GUIDANCE, [5, 5, 5]),
         (True, guidance, [15, 15]),
         (False, guidance, [5] * 6),
-        (True, Guidance(scale=3.0), [30]),
+        (True, make_guidance("batched", scale=3.0), [30]),
     ):
         scene.velocity.batch_sizes.clear()
         replayed(scene, trajectory, kernel=FlowSde(), guidance=how, stacked=stacked)
@@ -112,7 +110,7 @@ def test_rows_can_be_replayed_apart(scene):
         sigmas=SIGMAS,
         sde_steps=trajectory.sde_steps[rows],
         kernel=FlowSde(),
-        conditions={"text": scene.conditions["text"][rows]},
+        conditions={"positive": {"text": scene.conditions["text"][rows]}},
         stacked=False,
     )
     # Two rows instead of five: another order of summation, fp32.

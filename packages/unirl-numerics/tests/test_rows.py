@@ -34,8 +34,11 @@ def encoded(inputs: Inputs) -> Conditions:
     """Each id once."""
     first = {name: inputs.ids.index(name) for name in inputs.ids}
     values = conditions_of(inputs.select(list(first.values())))
+    # Ragged as well: as many patches as the text has letters, and one.
+    patches = tuple(torch.full((1 + int(length), 2), is_cat) for length, is_cat in values)
     return Conditions(
-        values={"text": torch.tensor(values)}, index=torch.tensor([[*first].index(i) for i in inputs.ids])
+        values={"text": torch.tensor(values), "patches": patches},
+        index=torch.tensor([[*first].index(i) for i in inputs.ids]),
     )
 
 
@@ -45,7 +48,7 @@ def made(request: Request, *, guided: bool) -> list[dict[str, Any]]:
         conditions["negative"] = encoded(request.inputs.negative(""))
     return rows_of(
         request,
-        segment=sample(request, 1.0),
+        segment=sample(request, 1.0, *([0.5] if guided else [])),
         conditions=conditions,
         media=None,
         texts=request.inputs.texts,
@@ -58,7 +61,7 @@ def made(request: Request, *, guided: bool) -> list[dict[str, Any]]:
 # Batches as an engine may make them: rows of one input apart, and in another order than in the request.
 @pytest.mark.parametrize("batches", [[[0, 1, 2, 3]], [[0, 2], [1, 3]], [[2, 0], [3, 1]], [[3], [2], [1], [0]]])
 def test_every_row_comes_back_with_the_conditions_of_its_own_input(batches: list[list[int]], inputs: Inputs) -> None:
-    request = dataclasses.replace(a_request(4), inputs=inputs)
+    request = dataclasses.replace(a_request(4, guidance_scale=2.0), inputs=inputs)
     rows: dict[int, dict[str, Any]] = {}
     for batch in batches:
         rows |= zip(batch, made(request.select(batch), guided=True), strict=True)
@@ -67,7 +70,10 @@ def test_every_row_comes_back_with_the_conditions_of_its_own_input(batches: list
     for kind, own in (("positive", inputs), ("negative", inputs.negative(""))):
         result = track.conditions[kind]
         assert result.expanded()["text"].tolist() == conditions_of(own)
-        assert len(result.values["text"]) == len(set(own.ids))
+        assert len(result.values["text"]) == len(result.values["patches"]) == len(set(own.ids))
+        patches = result.expanded()["patches"]
+        assert isinstance(patches, tuple)
+        assert [[len(rows) - 1.0, float(rows[0, 0])] for rows in patches] == conditions_of(own)
 
 
 def test_conditions_travel_once_per_input_of_a_batch() -> None:

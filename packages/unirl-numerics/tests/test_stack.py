@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unirl.core.errors import BatchError, RunFailed
 from unirl.core.match.mismatch_bounds import MismatchBounds
-from unirl.core.roles import Losses, LossTerm, Metric, Replayed
+from unirl.core.roles import Job, Losses, LossTerm, Metric, Replayed
+from unirl.core.specs.config import TrainConfig
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import LatentSegment, Sampler, Status, Track
 from unirl.numerics.loss.tally import Tally
@@ -195,8 +196,7 @@ def make_track(num_rows=8, *, groups=None, log_probs=None):
 def run(track, algorithm=None, *, rank=None, logp_mismatch_max=None, logp_mismatch_mean=None, **settings):
     rank = rank or Alone()
     report = train_on(
-        track,
-        algorithm or Weighted(),
+        [Job(track=track, algorithm=algorithm or Weighted())],
         forward=rank.replay,
         updater=rank,
         settings=UpdateSettings(
@@ -595,3 +595,45 @@ def test_ranks_with_other_metrics_fail_instead_of_hanging():
     track = make_track()
     result = run_ranks([track.select(range(4)), track.select(range(4, 8))], algorithm=Chatty())
     assert all(isinstance(error, BatchError) and "report different ones" in str(error) for error in result)
+
+
+def run_jobs(jobs, *, rank=None, **settings):
+    rank = rank or Alone()
+    report = train_on(jobs, forward=rank.replay, updater=rank, settings=UpdateSettings(**settings), progress=0.25)
+    return rank, report
+
+
+@pytest.mark.parametrize("micro_batch_size", [0, 3])
+def test_the_gradient_of_a_joint_step_is_the_weighted_sum_of_those_of_its_jobs(micro_batch_size):
+    one, other = make_track(8), make_track(5, groups=("h",) * 5)
+    jobs = [Job(name="one", track=one, algorithm=Weighted()), Job(name="other", track=other, algorithm=Weighted())]
+    alone = [run(track, micro_batch_size=micro_batch_size)[0].gradients[0] for track in (one, other)]
+    jobs[1] = dataclasses.replace(jobs[1], weight=3.0)
+    joint, report = run_jobs(jobs, micro_batch_size=micro_batch_size)
+    (gradient,) = joint.gradients
+    # Sums of the same fp64 terms in another order; the log-probs that they come from are fp32.
+    torch.testing.assert_close(gradient, alone[0] + 3 * alone[1], rtol=1e-6, atol=1e-9)
+    assert report.num_updates == 1 and {"one/loss", "other/loss", "grad_norm"} <= set(report.metrics)
+
+
+def test_jobs_take_settings_of_their_own_and_equally_many_updates():
+    track = make_track(8)
+    job = Job(name="one", track=track, algorithm=Weighted(), train=TrainConfig(updates_per_step=2))
+    rank, report = run_jobs([job, dataclasses.replace(job, name="other", train=TrainConfig(updates_per_step=2))])
+    assert report.num_updates == len(rank.gradients) == 2
+    with pytest.raises(BatchError, match=r"train\.updates_per_step: got jobs of \[1, 2\] updates"):
+        run_jobs([job, dataclasses.replace(job, name="other", train=None)])
+
+
+def test_a_job_without_weight_leaves_the_step_to_the_others():
+    track = make_track(8)
+    empty = dataclasses.replace(track, sample_weights=torch.zeros(8))
+    alone, _ = run(track)
+    joint, report = run_jobs(
+        [
+            Job(name="one", track=track, algorithm=Weighted()),
+            Job(name="empty", track=empty, algorithm=Weighted()),
+        ]
+    )
+    torch.testing.assert_close(joint.gradients[0], alone.gradients[0], rtol=0, atol=0)
+    assert report.num_updates == 1 and "updates_empty" not in report.metrics

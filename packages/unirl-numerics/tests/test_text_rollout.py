@@ -11,12 +11,13 @@ from tiny_text_model import VOCABULARY, TinyTextModel
 from unirl.core.errors import BatchError
 from unirl.core.loop.requests import sample_seed
 from unirl.core.match.mismatch_bounds import MismatchBounds
-from unirl.core.roles import Losses, LossTerm
+from unirl.core.roles import Job, Losses, LossTerm
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import TextRequest
 from unirl.core.types.sampling import TextSamplingConfig
-from unirl.core.types.track import PER_TOKEN, Status, TextSegment, Track
+from unirl.core.types.track import PER_TOKEN, Conditions, Status, TextSegment, Track
 from unirl.numerics.tokens.draws import BLOCK, choose_tokens, draws
+from unirl.numerics.tokens.log_probs import token_log_probs
 from unirl.numerics.tokens.replay import per_token, replay_text
 from unirl.numerics.tokens.rollout import generate_text, visible_texts
 from unirl.numerics.train.stack import StepReport, UpdateSettings, train_on
@@ -91,7 +92,7 @@ def test_replay_gives_the_log_probs_of_the_rollout(packing):
     """The ratio of a first update is 1: the engine's log-probs and the replayed ones are the same function."""
     model, request = TinyTextModel(), wanted(["a", "cab", "bbbbb"], temperature=0.7)
     segment = a_segment(model, request)
-    result = replay_text(model, segment, packing=packing)
+    result = replay_text(model, a_track(segment), packing=packing)
     torch.testing.assert_close(
         result.log_probs.detach().float(), per_token(segment, "log_probs"), rtol=0, atol=ROUNDING
     )
@@ -108,15 +109,58 @@ def test_tokens_that_are_masked_are_not_valid():
     model, request = TinyTextModel(), wanted(["a"], per_prompt=2)
     segment = a_segment(model, request)
     mask = tuple(torch.arange(length) % 2 == 0 for length in segment.lengths)
-    result = replay_text(model, dataclasses.replace(segment, mask=mask), packing=True)
+    result = replay_text(model, a_track(dataclasses.replace(segment, mask=mask)), packing=True)
     assert result.valid[0].sum() == (segment.lengths[0] + 1) // 2
     assert not result.log_probs[~result.valid].any()
+
+
+class LooksAtPatches(TinyTextModel):
+    """Starts each row from the sum of its patches: a model that reads ragged media beside its tokens."""
+
+    def states(self, tokens, positions, mask, start):
+        return super().states(tokens, positions + 1, mask, start)
+
+    def first(self, conditions):
+        return torch.stack([patches.sum(dim=0) for patches in conditions["patches"]])
+
+    def score(self, batch, *, temperature, with_entropy=False):
+        mask = batch.attention_mask
+        states = self.states(batch.tokens, batch.positions, mask, self.first(batch.conditions))
+        hidden = states.flatten(0, 1)[batch.target_index]
+        return token_log_probs(hidden, self.head, batch.targets, temperature=temperature, with_entropy=with_entropy)
+
+    def next_logits(self, tokens, *, positions, attention_mask, cache, conditions=None):
+        start = self.first(conditions) if cache is None else cache
+        state = self.states(tokens, positions, attention_mask[:, -tokens.shape[1] :], start)[:, -1]
+        return (state @ self.head.T).float(), state
+
+
+def test_equal_prompts_over_other_media_are_other_prompts():
+    """Two images under one instruction, with as many tokens each: their texts are their own, and are replayed so."""
+    model, request = LooksAtPatches(), wanted(["ab"], per_prompt=6, temperature=0.7)
+    patches = tuple(torch.full((size, 6), value, dtype=torch.float64) for size, value in ((1, 0.9), (3, -0.4)))
+    conditions = Conditions(values={"patches": patches}, index=torch.tensor([0, 1, 0, 1, 0, 1]))
+    whole = generate_text(model, request, conditions=conditions)
+    assert model.num_forwards == 1 + max(map(len, whole.tokens)) - 1, "one prefill of both"
+    for row in range(request.num_rows):
+        alone = generate_text(model, request.select([row]), conditions=conditions.select([row]))
+        assert torch.equal(alone.tokens[0], whole.tokens[row])
+        torch.testing.assert_close(alone.log_probs[0], whole.log_probs[row], rtol=0, atol=ROUNDING)
+    other = dataclasses.replace(conditions, index=1 - conditions.index)
+    moved = generate_text(model, request, conditions=other)
+    assert all(a[0] != b[0] for a, b in zip(moved.log_probs, whole.log_probs, strict=True))
+    segment = a_segment(model, request, conditions=conditions)
+    track = dataclasses.replace(a_track(segment), conditions={"positive": conditions}).select([5, 0, 3])
+    result = replay_text(model, track, packing=False)
+    torch.testing.assert_close(
+        result.log_probs.detach().float(), per_token(track.text, "log_probs"), rtol=0, atol=ROUNDING
+    )
 
 
 def test_greedy_text_cannot_be_trained_on():
     model, request = TinyTextModel(), wanted(["a"], temperature=0.0)
     with pytest.raises(BatchError, match="sampled at temperature 0"):
-        replay_text(model, a_segment(model, request), packing=True)
+        replay_text(model, a_track(a_segment(model, request)), packing=True)
 
 
 def test_temperature_0_is_greedy():
@@ -222,8 +266,7 @@ def test_micro_batches_by_tokens_give_the_gradient_of_the_whole_batch():
         updater = Plain(model)
         replay = TrackReplay(model, stacked=True, policy_context=None, packing=packing)
         report = train_on(
-            track,
-            Reinforce(),
+            [Job(track=track, algorithm=Reinforce())],
             forward=replay,
             updater=updater,
             settings=UpdateSettings(
@@ -250,8 +293,7 @@ def test_a_rank_with_fewer_micro_batches_fills_up_with_rows_of_weight_0():
     updater.all_reduce_max = lambda values: torch.maximum(values, torch.tensor([7.0])) if len(values) == 1 else values
     replay = TrackReplay(model, stacked=True, policy_context=None)
     train_on(
-        track,
-        Reinforce(),
+        [Job(track=track, algorithm=Reinforce())],
         forward=replay,
         updater=updater,
         settings=UpdateSettings(micro_batch_tokens=10_000),
@@ -260,7 +302,13 @@ def test_a_rank_with_fewer_micro_batches_fills_up_with_rows_of_weight_0():
     assert updater.num_backwards == 7
     filled = model.head.grad.clone()
     updater.all_reduce_max = lambda values: values
-    train_on(track, Reinforce(), forward=replay, updater=updater, settings=UpdateSettings(), progress=0.0)
+    train_on(
+        [Job(track=track, algorithm=Reinforce())],
+        forward=replay,
+        updater=updater,
+        settings=UpdateSettings(),
+        progress=0.0,
+    )
     torch.testing.assert_close(filled, model.head.grad, rtol=1e-12, atol=1e-14)
 
 
@@ -284,7 +332,9 @@ def test_micro_batches_by_tokens_keep_units(packing):
         updater = Plain(model)
         replay = TrackReplay(model, stacked=True, policy_context=None, packing=packing)
         settings = UpdateSettings(micro_batch_tokens=budget, packing=packing)
-        train_on(track, Noting(), forward=replay, updater=updater, settings=settings, progress=0.0)
+        train_on(
+            [Job(track=track, algorithm=Noting())], forward=replay, updater=updater, settings=settings, progress=0.0
+        )
         gradients.append(model.head.grad.clone())
     # The sums of fp64 gradients, in another order.
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-12, atol=1e-14)
@@ -292,7 +342,9 @@ def test_micro_batches_by_tokens_keep_units(packing):
     settings = UpdateSettings(micro_batch_tokens=max(costs) - 1, packing=packing)
     worst = units[3 * costs.index(max(costs))]
     with pytest.raises(BatchError) as caught:
-        train_on(track, Noting(), forward=replay, updater=updater, settings=settings, progress=0.0)
+        train_on(
+            [Job(track=track, algorithm=Noting())], forward=replay, updater=updater, settings=settings, progress=0.0
+        )
     assert str(caught.value) == (
         f"train.micro_batch_tokens: got {max(costs) - 1}, but unit {worst!r} of track 'text' has {max(costs)} tokens, "
         f"and a unit is never split. Use {max(costs)} or more."
@@ -305,7 +357,9 @@ def test_a_track_of_which_nothing_weighs_takes_no_step_also_by_tokens():
     track = dataclasses.replace(track, sample_weights=torch.zeros(3))
     updater, replay = Plain(model), TrackReplay(model, stacked=True, policy_context=None)
     settings = UpdateSettings(micro_batch_tokens=40)
-    report = train_on(track, Reinforce(), forward=replay, updater=updater, settings=settings, progress=0.0)
+    report = train_on(
+        [Job(track=track, algorithm=Reinforce())], forward=replay, updater=updater, settings=settings, progress=0.0
+    )
     assert report.num_updates == 0 and report.metrics["updates_empty"] == 1
     assert updater.num_backwards == 0
 
@@ -315,8 +369,7 @@ def test_tokens_are_counted_on_text_alone():
     track = dataclasses.replace(a_track(a_segment(model, wanted(["a"]))), segment=None)
     with pytest.raises(BatchError, match=r"train.micro_batch_tokens: got 5; track 'text' is not a text"):
         train_on(
-            track,
-            Reinforce(),
+            [Job(track=track, algorithm=Reinforce())],
             forward=None,
             updater=Plain(model),
             settings=UpdateSettings(micro_batch_tokens=5),
@@ -332,8 +385,8 @@ def test_a_field_that_nothing_filled_in_is_named():
                 per_token(segment, name)
 
 
-def a_segment(model, request):
-    result = generate_text(model, request)
+def a_segment(model, request, conditions=None):
+    result = generate_text(model, request, conditions=conditions)
     assert all(int(token) < VOCABULARY for row in result.tokens for token in row)
     return TextSegment(
         prompt_tokens=request.prompt_tokens,

@@ -11,7 +11,7 @@ from unirl.core.errors import BatchError
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import Conditions, LatentSegment, Sampler, Status, TextSegment, Track
 from unirl.numerics.diffusion.denoise import denoise
-from unirl.numerics.diffusion.guidance import Guidance
+from unirl.numerics.diffusion.guidance import make_guidance
 from unirl.numerics.diffusion.kernels import make_kernel
 from unirl.numerics.train.track_replay import TrackReplay
 
@@ -46,9 +46,8 @@ def make_track(model, *, kernel="flow-sde", eta=0.7, options=(), scale=1.0, mode
             sigmas=SIGMAS,
             kernel=make_kernel(kernel, eta=eta, **dict(options)),
             sde_steps=STEPS.numpy(),
-            conditions=positive.expanded(),
-            negatives=negative.expanded() if scale != 1.0 else None,
-            guidance=Guidance(scale=scale, mode=mode),
+            conditions={branch: one.expanded() for branch, one in conditions.items()},
+            guidance=make_guidance(mode, scale=scale),
             step_noise=lambda step, rows: noise[step][rows],
         ).segment()
     segment = LatentSegment(
@@ -152,7 +151,7 @@ def test_what_cannot_be_replayed_is_refused():
     with pytest.raises(BatchError, match="it is a text track, but the trained model is not a TextModel"):
         replay(dataclasses.replace(track, segment=tokens))
     unguided = dataclasses.replace(track.latent, sampler=dataclasses.replace(track.latent.sampler, guidance_scale=2.0))
-    with pytest.raises(ValueError, match="needs negatives"):
+    with pytest.raises(ValueError, match="'negative' is missing"):
         replay(dataclasses.replace(track, segment=unguided))
     misspelt = dataclasses.replace(track.latent, sampler=Sampler(kernel="flow", eta=0.7))
     with pytest.raises(ValueError, match="flow-sde"):

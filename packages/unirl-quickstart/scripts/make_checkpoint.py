@@ -10,17 +10,18 @@ Seeded throughout; the same machine and library versions give the same bytes.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import diffusers
 import torch
 import torch.nn.functional as F
 import transformers
+from checkpoint_files import arguments_given, size_kb, write_prompts
 from diffusers import (
     AutoencoderKL,
     FlowMatchEulerDiscreteScheduler,
@@ -362,19 +363,9 @@ lengths, as in an engine that always pads CLIP to 77, it runs, but paints badly.
 """
 
 
-def write_prompts(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, held_out in (("train", False), ("heldout", True)):
-        rows = [
-            {
-                "prompt": scene.caption,
-                "prompt_id": f"{scene.color}-{scene.shape}-{scene.place}",
-                "metadata": {"color": scene.color, "shape": scene.shape, "place": scene.place},
-            }
-            for scene in ALL_SCENES
-            if scene.is_held_out is held_out
-        ]
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+def prompt_row(scene: Scene) -> dict[str, Any]:
+    facts = {"color": scene.color, "shape": scene.shape, "place": scene.place}
+    return {"prompt": scene.caption, "prompt_id": "-".join(facts.values()), "metadata": facts}
 
 
 def write_checkpoint(pipeline: StableDiffusion3Pipeline, folder: Path) -> StableDiffusion3Pipeline:
@@ -400,9 +391,8 @@ def write_card(pipeline: StableDiffusion3Pipeline, folder: Path, *, seed: int, a
         for name, part in sorted(pipeline.components.items())
         if isinstance(part, torch.nn.Module)
     }
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     card = CARD.format(
-        kilobytes=round(size / 1000),
+        kilobytes=size_kb(folder),
         arguments=arguments,
         torch=torch.__version__.split("+")[0],
         diffusers=diffusers.__version__,
@@ -464,13 +454,12 @@ def main() -> None:
     )
     folder = args.out / "checkpoint"
     reloaded = write_checkpoint(pipeline, folder)
-    write_prompts(args.out / "prompts")
-    given = "".join(
-        f" --{name.replace('_', '-')}={value}"
-        for name, value in vars(args).items()
-        if name != "out" and value != parser.get_default(name)
-    )
-    write_card(reloaded, folder, seed=args.seed, arguments=given, scenes=args.scenes)
+    rows = {
+        split: [prompt_row(scene) for scene in ALL_SCENES if scene.is_held_out is held_out]
+        for split, held_out in (("train", False), ("heldout", True))
+    }
+    write_prompts(args.out / "prompts", rows)
+    write_card(reloaded, folder, seed=args.seed, arguments=arguments_given(args, parser), scenes=args.scenes)
 
 
 if __name__ == "__main__":

@@ -11,26 +11,24 @@ Seeded throughout; the same machine and library versions give the same bytes.
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import random
-import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from checkpoint_files import arguments_given, size_kb, write_prompts
+from tiny_qwen3 import build_model, build_tokenizer, complete, corpus_rows, pretrain
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 from unirl.models.qwen3.tiny import CHAT_TEMPLATE
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src/unirl/quickstart/text"
 HELD_OUT, TRAIN = 128, 512
 """Problems of the prompt files, half of them sums."""
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 THOUGHT = ("<think>", "</think>")
 WORDS = ("What", " is", "user", "system", "assistant", "\n\n", ", ")
 """Pieces of text that are one token each, so that prompts are short."""
@@ -98,51 +96,8 @@ def draw_splits(*, seed: int) -> dict[str, list[Problem]]:
 # ------------------------------------------------------------------------------------------ model, tokenizer
 
 
-def build_tokenizer() -> Any:
-    """Byte-level BPE, as Qwen's: every text has tokens, digits one each, and `WORDS` one each."""
-    symbols = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    vocab = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    merges: list[tuple[str, str]] = []
-    for word in WORDS:
-        whole, *letters = symbols.pre_tokenize_str(word)[0][0]
-        for letter in letters:
-            if (whole, letter) not in merges:
-                merges.append((whole, letter))
-            whole += letter
-            vocab.setdefault(whole, len(vocab))
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    tokenizer.pre_tokenizer = symbols
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(SPECIAL))
-    tokenizer.add_tokens(list(THOUGHT))
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=512
-    )
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
-
-
-def build_model(tokenizer: Any) -> Qwen3ForCausalLM:
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=64,
-            intermediate_size=192,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=512,
-            rope_theta=10_000.0,
-            tie_word_embeddings=True,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=None,
-            bos_token_id=None,
-        )
-    )
-    model.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.pad_token_id]
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    return model
+def text_tokenizer() -> Any:
+    return build_tokenizer(WORDS, added=THOUGHT, chat_template=CHAT_TEMPLATE)
 
 
 def chat(tokenizer: Any, problem: Problem) -> str:
@@ -153,82 +108,36 @@ def chat(tokenizer: Any, problem: Problem) -> str:
 # ------------------------------------------------------------------------------------------------ training
 
 
-def corpus_rows(
-    tokenizer: Any, problems: list[Problem], prompts: list[list[int]], *, is_careful: bool
-) -> tuple[Tensor, Tensor]:
-    """Tokens [n, L], padded on the right, and the labels of the answers [n, L], -100 elsewhere."""
-    answers = tokenizer([p.solution(is_careful=is_careful) + "<|im_end|>" for p in problems])["input_ids"]
-    longest = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
-    tokens = torch.full((len(problems), longest), tokenizer.pad_token_id)
-    labels = torch.full_like(tokens, -100)
-    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        end = len(prompt) + len(answer)
-        tokens[row, :end] = torch.tensor(prompt + answer)
-        labels[row, len(prompt) : end] = torch.tensor(answer)
-    return tokens, labels
-
-
-def pretrain(
-    model: Qwen3ForCausalLM,
-    tokenizer: Any,
-    problems: list[Problem],
-    *,
-    steps: int,
-    batch: int,
-    careful: float,
-    learning_rate: float,
-    seed: int,
-) -> None:
-    """Next-token loss on the answers alone, padding on the right; a share `careful` of each batch is worked out."""
+def batches(
+    tokenizer: Any, problems: list[Problem], *, batch: int, careful: float, seed: int
+) -> Callable[[], Iterator[tuple[Tensor, Tensor]]]:
+    """What draws the batch of a step; a share `careful` of it is worked out."""
     generator = torch.Generator().manual_seed(seed)
     prompts = tokenizer([chat(tokenizer, problem) for problem in problems])["input_ids"]
-    kinds = [corpus_rows(tokenizer, problems, prompts, is_careful=is_careful) for is_careful in (False, True)]
+    kinds = [
+        corpus_rows(tokenizer, prompts, [problem.solution(is_careful=is_careful) for problem in problems])
+        for is_careful in (False, True)
+    ]
     counts = (batch - round(careful * batch), round(careful * batch))
-    optimizer = torch.optim.AdamW(model.parameters(), learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    model.train()
-    started = time.monotonic()
-    for step in range(steps):
-        progress = step / steps
-        rate = min(1.0, (step + 1) / 50) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate * rate
-        loss = torch.zeros(())
+
+    def draw() -> Iterator[tuple[Tensor, Tensor]]:
         # The two kinds apart: worked-out rows are four times as long.
-        total = 0
         for (tokens, labels), count in zip(kinds, counts, strict=True):
             rows = torch.randint(len(problems), (count,), generator=generator)
-            logits = model(tokens[rows]).logits[:, :-1]
-            expected = labels[rows, 1:]
-            total += int((expected != -100).sum())
-            loss = loss + torch.nn.functional.cross_entropy(logits.flatten(0, 1), expected.flatten(), reduction="sum")
-        optimizer.zero_grad()
-        (loss / total).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if step % 100 == 0 or step == steps - 1:
-            print(f"{step} loss {float(loss.detach()) / total:.4f} {time.monotonic() - started:.0f}s", flush=True)
-    model.eval()
+            yield tokens[rows], labels[rows]
+
+    return draw
 
 
 # ---------------------------------------------------------------------------------------------- evaluation
 
 
-@torch.no_grad()
 def measure(
     model: Qwen3ForCausalLM, tokenizer: Any, problems: list[Problem], *, greedy: bool, seed: int
 ) -> dict[str, float]:
     """Of one text a problem: shares that are right, that are worked out, and that of the latter which is right."""
-    tokenizer.padding_side = "left"
-    inputs = tokenizer([chat(tokenizer, problem) for problem in problems], return_tensors="pt", padding=True)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        output = model.generate(
-            input_ids=inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
-            max_new_tokens=40,
-            **({"do_sample": False} if greedy else {"do_sample": True, "top_k": 0, "temperature": 1.0}),
-        )
-    texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    prompts = [chat(tokenizer, problem) for problem in problems]
+    texts = complete(model, tokenizer, prompts, max_new_tokens=40, greedy=greedy, seed=seed)
     is_right = [t.split("</think>")[-1].strip() == str(p.answer) for t, p in zip(texts, problems, strict=True)]
     is_careful = ["</think>" in text for text in texts]
     both = sum(right and careful for right, careful in zip(is_right, is_careful, strict=True))
@@ -269,14 +178,9 @@ given at once are right for {careless:.3f} of the held-out problems.
 """
 
 
-def write_prompts(splits: dict[str, list[Problem]], folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for split in ("train", "heldout"):
-        rows = [
-            {"prompt": p.prompt, "prompt_id": f"{p.a}{p.sign}{p.b}", "metadata": {"answer": str(p.answer)}}
-            for p in splits[split]
-        ]
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+def row(problem: Problem) -> dict[str, Any]:
+    name = f"{problem.a}{problem.sign}{problem.b}"
+    return {"prompt": problem.prompt, "prompt_id": name, "metadata": {"answer": str(problem.answer)}}
 
 
 def main() -> None:
@@ -296,22 +200,16 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     splits = draw_splits(seed=args.seed)
-    tokenizer = build_tokenizer()
+    tokenizer = text_tokenizer()
     model = build_model(tokenizer)
-    pretrain(
-        model,
-        tokenizer,
-        splits["corpus"],
-        steps=args.steps,
-        batch=args.batch,
-        careful=args.careful,
-        learning_rate=args.learning_rate,
-        seed=args.seed,
-    )
+    draw = batches(tokenizer, splits["corpus"], batch=args.batch, careful=args.careful, seed=args.seed)
+    pretrain(model, draw, steps=args.steps, learning_rate=args.learning_rate)
     folder = args.out / "checkpoint"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    write_prompts(splits, args.out / "prompts")
+    write_prompts(
+        args.out / "prompts", {split: [row(problem) for problem in splits[split]] for split in ("train", "heldout")}
+    )
     write_card(folder, tokenizer, splits, args=args, parser=parser)
 
 
@@ -330,16 +228,10 @@ def write_card(
             shares = measure(model, tokenizer, splits[split][: args.measured], greedy=greedy, seed=args.seed + 1000)
             how = "greedy" if greedy else "temperature 1"
             rows.append(f"| {split} | {how} | {' | '.join(f'{share:.3f}' for share in shares.values())} |")
-    given = "".join(
-        f" --{name.replace('_', '-')}={value}"
-        for name, value in vars(args).items()
-        if name != "out" and value != parser.get_default(name)
-    )
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and file.name != "README.md")
     card = CARD.format(
-        kilobytes=round(size / 1000),
+        kilobytes=size_kb(folder),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        arguments=given,
+        arguments=arguments_given(args, parser),
         torch=torch.__version__.split("+")[0],
         transformers=transformers.__version__,
         corpus=len(splits["corpus"]),

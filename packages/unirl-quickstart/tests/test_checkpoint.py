@@ -6,9 +6,7 @@ import json
 import logging
 import re
 import socket
-import sys
-from collections.abc import Iterator
-from importlib.util import module_from_spec, spec_from_file_location
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -17,20 +15,14 @@ import pytest
 import torch
 from unirl.quickstart import checkpoint_path, prompts_path
 
-SCRIPT = Path(__file__).parents[1] / "scripts/make_checkpoint.py"
+RunScript = Callable[..., dict[str, bytes]]
 BAND = 0.03
 """Samples near a threshold fall either way on another machine: 576 samples, about 17 may turn."""
 
 
 @pytest.fixture(scope="module")
-def make_checkpoint() -> Iterator[ModuleType]:
-    spec = spec_from_file_location("make_checkpoint", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+def make_checkpoint(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("make_checkpoint")
 
 
 @pytest.fixture(scope="module")
@@ -181,20 +173,9 @@ def test_the_vae_keeps_images_readable(pipeline, make_checkpoint: ModuleType) ->
 
 
 @pytest.mark.slow
-def test_the_script_writes_the_same_bytes_twice(
-    tmp_path: Path, make_checkpoint: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_script_writes_the_same_bytes_twice(tmp_path: Path, run_script: RunScript) -> None:
     settings = ["--vae-steps=2", "--steps=2", "--images-per-scene=1", "--batch=8"]
-    threads = torch.get_num_threads()
-    written = []
-    for name in ("first", "second"):
-        monkeypatch.setattr(sys, "argv", ["make_checkpoint.py", f"--out={tmp_path / name}", *settings])
-        make_checkpoint.main()
-        files = sorted(file for file in (tmp_path / name).rglob("*") if file.is_file())
-        written.append({file.relative_to(tmp_path / name): file.read_bytes() for file in files})
-    torch.set_num_threads(threads)
+    written = [run_script("make_checkpoint", tmp_path / name, *settings) for name in ("first", "second")]
     assert written[0] == written[1]
-    settings_line = re.search(
-        r"make_checkpoint\.py (.*)$", written[0][Path("checkpoint/README.md")].decode(), re.MULTILINE
-    )
+    settings_line = re.search(r"make_checkpoint\.py (.*)$", written[0]["checkpoint/README.md"].decode(), re.MULTILINE)
     assert settings_line is not None and sorted(settings_line[1].split()) == sorted(settings)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-import sys
-from collections.abc import Iterator
-from importlib.util import module_from_spec, spec_from_file_location
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,18 +14,13 @@ import pytest
 import torch
 from unirl.quickstart import text_checkpoint_path, text_prompts_path
 
-SCRIPT = Path(__file__).parents[1] / "scripts/make_text_checkpoint.py"
+RunScript = Callable[..., dict[str, bytes]]
+QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
 @pytest.fixture(scope="module")
-def script() -> Iterator[ModuleType]:
-    spec = spec_from_file_location("make_text_checkpoint", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+def script(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("make_text_checkpoint")
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +107,7 @@ def test_digits_words_and_thoughts_are_single_tokens(loaded: tuple[Any, Any], sc
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     # What, is, a space, 47+85?: nine.
     assert len(tokenizer("What is 47+85?")["input_ids"]) == 9
-    for word in (*script.WORDS, *script.THOUGHT, *script.SPECIAL, *"0123456789"):
+    for word in (*script.WORDS, *script.THOUGHT, *QWEN_SPECIAL, *"0123456789"):
         assert len(tokenizer(word)["input_ids"]) == 1, word
 
 
@@ -138,18 +131,9 @@ def test_it_is_as_good_as_its_card_says(loaded: tuple[Any, Any], script: ModuleT
     assert stated["heldout", "temperature 1"][1] > 0.1
 
 
-def test_the_script_writes_the_same_bytes_twice(
-    tmp_path: Path, script: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads = torch.get_num_threads()
+def test_the_script_writes_the_same_bytes_twice(tmp_path: Path, run_script: RunScript) -> None:
     settings = ["--steps=2", "--batch=8", "--measured=4"]
-    written = []
-    for name in ("first", "second"):
-        monkeypatch.setattr(sys, "argv", ["make_text_checkpoint.py", f"--out={tmp_path / name}", *settings])
-        script.main()
-        files = sorted(file for file in (tmp_path / name).rglob("*") if file.is_file())
-        written.append({str(file.relative_to(tmp_path / name)): file.read_bytes() for file in files})
-    torch.set_num_threads(threads)
+    written = [run_script("make_text_checkpoint", tmp_path / name, *settings) for name in ("first", "second")]
     assert written[0] == written[1]
     for file in ("prompts/train.jsonl", "prompts/heldout.jsonl"):
         assert written[0][file] == text_prompts_path(Path(file).stem).read_bytes()  # type: ignore[arg-type]

@@ -482,7 +482,8 @@ def here(array: Any) -> torch.Tensor:
 def test_media_of_every_kind_are_fetched_for_trackers(kind: str):
     shelf, values = Shelf(), {"image": numbered(2, 3, 8, 8) / 7, "video": numbered(2, 4, 3, 8, 8) / 7}
     ragged = (numbered(2, 3, 8, 8), numbered(3, 3, 8, 8) / 7)
-    media = Media(kind="video", values=ragged) if kind == "ragged" else Media(kind=kind, values=values[kind])
+    rate = None if kind == "image" else 8.0
+    media = Media(kind="image" if kind == "image" else "video", values=values.get(kind, ragged), rate=rate)
     left = pickle.loads(pickle.dumps(dehydrated(media, shelf.keep)))
     assert all(isinstance(value, RemoteRows) for value in (left.values if kind == "ragged" else (left.values,)))
     with pytest.raises(TypeError, match="cannot fetch"):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plans import changed
 from small_runs import catalog, plan, run
 from unirl.core.specs.capability import Cap, Support
 from unirl.runtime.actors import Call
@@ -58,16 +59,16 @@ def test_a_device_is_free_before_the_other_one_takes_it(
 def asked_of_the_plan(plan) -> list[str]:
     """What the settings of the launcher say of a plan."""
     assert plan.launcher is not None
-    return [str(reason.under("launcher")) for reason in plan.launcher.config.problems(plan)]
+    return [str(reason.under("launcher")) for reason in plan.launcher.config.problems(plan, plan.only)]
 
 
 def test_an_engine_that_cannot_sleep_is_refused_for_a_device_that_it_shares() -> None:
     expected = plan("launcher=ray", "launcher.placement=colocate")
     assert asked_of_the_plan(expected) == []
     awake = {Cap.WEIGHTS_SHARED: Support.NO, Cap.WEIGHTS_FULL: Support.NATIVE, Cap.SLEEP: Support.NO}
-    spec = expected.engine.spec
+    spec = expected.only.engine.spec
     spec = dataclasses.replace(spec, capabilities={**spec.capabilities, **awake})
-    sleepless = dataclasses.replace(expected, engine=dataclasses.replace(expected.engine, spec=spec))
+    sleepless = changed(expected, engine=dataclasses.replace(expected.only.engine, spec=spec))
     (reason,) = asked_of_the_plan(sleepless)
     assert reason.startswith("launcher.placement: got 'colocate', but engine 'trainside' cannot sleep")
     assert catalog().check_plan(expected) == []
@@ -76,8 +77,8 @@ def test_an_engine_that_cannot_sleep_is_refused_for_a_device_that_it_shares() ->
 def test_an_engine_whose_sleep_is_not_switched_on_is_refused_for_a_device_that_it_shares() -> None:
     """Whatever the setting is called: the spec of the engine says what switches sleep on."""
     expected = plan("launcher=ray", "launcher.placement=colocate")
-    spec = dataclasses.replace(expected.engine.spec, enabled_by={Cap.SLEEP: {"forward_batch": 3}})
-    switched = dataclasses.replace(expected, engine=dataclasses.replace(expected.engine, spec=spec))
+    spec = dataclasses.replace(expected.only.engine.spec, enabled_by={Cap.SLEEP: {"forward_batch": 3}})
+    switched = changed(expected, engine=dataclasses.replace(expected.only.engine, spec=spec))
     (reason,) = asked_of_the_plan(switched)
     assert reason.startswith("engine.forward_batch: got 0, but with launcher.placement=colocate")
     assert reason.endswith("set engine.forward_batch=3.")
@@ -86,9 +87,9 @@ def test_an_engine_whose_sleep_is_not_switched_on_is_refused_for_a_device_that_i
 def test_an_engine_with_weights_of_its_own_is_refused_where_none_are_sent() -> None:
     expected = plan("launcher=ray")
     assert asked_of_the_plan(expected) == []
-    spec = expected.engine.spec
+    spec = expected.only.engine.spec
     own = {Cap.WEIGHTS_SHARED: Support.NO, Cap.WEIGHTS_FULL: Support.NATIVE}
     spec = dataclasses.replace(spec, capabilities={**spec.capabilities, **own})
-    (reason,) = asked_of_the_plan(dataclasses.replace(expected, engine=dataclasses.replace(expected.engine, spec=spec)))
+    (reason,) = asked_of_the_plan(changed(expected, engine=dataclasses.replace(expected.only.engine, spec=spec)))
     assert reason.startswith("launcher.placement: got 'trainside'")
     assert reason.endswith("would never receive the trained ones. Use separate, or colocate.")

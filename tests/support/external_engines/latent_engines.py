@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from unirl.conformance.doubles.requests import params_of_another_kind
 from unirl.conformance.doubles.trained import full_update, perturb, with_adapter
 from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
 from unirl.core.roles import DiffusionModel
@@ -136,8 +137,8 @@ def test_requests_that_it_cannot_honour_are_refused(
     request = ask(engine)
     with pytest.raises(RecipeError, match="got 'ddim-eta'"):
         engine.generate(ask(engine, kernel="ddim-eta"))
-    with pytest.raises(RecipeError, match="no-such"):
-        engine.generate(dataclasses.replace(request, track="no-such"))
+    with pytest.raises(RecipeError, match="another"):
+        engine.generate(dataclasses.replace(request, track="another", params=params_of_another_kind(request)))
     with pytest.raises(RunFailed, match="got a request for weights version 2, but it holds version 1"):
         engine.generate(dataclasses.replace(request, policy_version=2))
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from unirl.conformance.doubles.requests import params_of_another_kind
 from unirl.conformance.doubles.trained import full_update, lora_update, perturb, with_adapter
 from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.roles import TextModel
@@ -157,8 +158,8 @@ def test_requests_that_it_cannot_honour_are_refused(engine: ExternalTextEngine, 
     request = ask(engine)
     with pytest.raises(RecipeError, match=r"takes 512 \(engine.max_model_len\)"):
         engine.generate(ask(engine, max_new_tokens=512))
-    with pytest.raises(RecipeError, match="no-such"):
-        engine.generate(dataclasses.replace(request, track="no-such"))
+    with pytest.raises(RecipeError, match="another"):
+        engine.generate(dataclasses.replace(request, track="another", params=params_of_another_kind(request)))
     engine.sleep()
     with pytest.raises(RunFailed, match="asleep"):
         engine.generate(request)

@@ -70,7 +70,7 @@ def ask(folder: Path) -> Ask:
 
 def gap(track: Track, model: TextModel) -> float:
     """Largest difference to the trainer's log-probs of the same tokens."""
-    result = replay_text(model, track.text, packing=False, with_entropy=False).log_probs.detach()
+    result = replay_text(model, track, packing=False, with_entropy=False).log_probs.detach()
     assert track.text.log_probs is not None
     return max(float((result[row, : len(own)] - own).abs().max()) for row, own in enumerate(track.text.log_probs))
 

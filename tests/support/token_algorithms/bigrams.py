@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.core.roles import Algorithm, Policy
+from unirl.core.roles import Algorithm, Job, Policy
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import Status, TextSegment, Track
 from unirl.numerics.tokens.log_probs import token_log_probs
@@ -139,8 +139,7 @@ class Bench(Steps):
         """The metrics of the updates; `gradient` is then that of the last."""
         further = {name: settings.pop(name) for name in ("progress", "critic") if name in settings}
         report = train_on(
-            track or self.track,
-            algorithm,
+            [Job(track=track or self.track, algorithm=algorithm)],
             forward=self.replay(packing=packing),
             updater=self,
             settings=UpdateSettings(packing=packing, **settings),

@@ -24,7 +24,6 @@ from unirl.core.specs.capability import Needs
 from unirl.core.specs.config import TrainConfig
 from unirl.core.specs.plan import Plan
 from unirl.core.specs.spec import AlgorithmSpec, Gap
-from unirl.core.types.request import LatentRequest
 from unirl.core.types.track import Track
 
 from conformance_mutants import algorithm_critic, algorithm_state, algorithm_text
@@ -160,46 +159,6 @@ class NeedsTwo(FlowGrpo):
         return _with_advantages(result, lambda values: values.masked_fill(alone, math.nan)), metrics
 
 
-@mutant(
-    claim="a-request-is-a-pure-function-of-its-arguments", breaks="draws random SDE steps from torch's global generator"
-)
-class DrawsFromTheGlobalGenerator(FlowGrpo):
-    def latent_request(self, sampling: Any, **arguments: Any) -> LatentRequest:
-        request = super().latent_request(sampling, **arguments)
-        if sampling.sde.mode != "random":
-            return request
-        rows, count = request.sde_steps.shape
-        drawn = torch.randperm(len(request.sigmas) - 1)[:count].sort().values
-        return dataclasses.replace(request, sde_steps=drawn.expand(rows, count).contiguous())
-
-
-@mutant(
-    claim="sde-steps-are-in-range-and-shared-by-a-group", breaks="draws random SDE steps for each sample of its own"
-)
-class DrawsForEachSample(FlowGrpo):
-    def latent_request(self, sampling: Any, **arguments: Any) -> LatentRequest:
-        request = super().latent_request(sampling, **arguments)
-        if sampling.sde.mode != "random":
-            return request
-        alone = dataclasses.replace(sampling, sde=dataclasses.replace(sampling.sde, per_group=True))
-        own = super().latent_request(alone, **{**arguments, "group_ids": arguments["sample_ids"]})
-        return dataclasses.replace(request, sde_steps=own.sde_steps)
-
-
-@mutant(claim="noise-ids-follow-same-initial-noise", breaks="ignores same_initial_noise")
-class KeepsNoiseApart(FlowGrpo):
-    def latent_request(self, sampling: Any, **arguments: Any) -> LatentRequest:
-        request = super().latent_request(sampling, **arguments)
-        return dataclasses.replace(request, noise_ids=tuple(arguments["sample_ids"]))
-
-
-@mutant(claim="a-request-keeps-the-sampling-that-it-is-given", breaks="rounds sigmas to bf16")
-class RoundsSigmas(FlowGrpo):
-    def latent_request(self, sampling: Any, **arguments: Any) -> LatentRequest:
-        request = super().latent_request(sampling, **arguments)
-        return dataclasses.replace(request, sigmas=request.sigmas.to(torch.bfloat16).float())
-
-
 @mutant(claim="training-raises-the-reward", breaks="learns backwards after a tenth of the run")
 class TurnsRound(FlowGrpo):
     def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
@@ -320,9 +279,9 @@ def _spec(kind: type[FlowGrpo]) -> AlgorithmSpec:
 @hookimpl
 def _check_plan(plan: Plan) -> list[Reason]:
     """Real runs take a quarter of a minute each; one is enough to see that the claim about them can fail."""
-    if plan.algorithm.name == BROKEN[TurnsRound].name:
+    if plan.only.algorithm.name == BROKEN[TurnsRound].name:
         return []
-    return [Reason(key="algorithm", text=f"{plan.algorithm.name!r} is tried on the workbench model alone.")]
+    return [Reason(key="algorithm", text=f"{plan.only.algorithm.name!r} is tried on the workbench model alone.")]
 
 
 def _terms(losses: Losses) -> list[LossTerm]:

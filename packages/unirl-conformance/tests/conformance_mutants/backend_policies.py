@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from unirl.core.errors import RecipeError
-from unirl.core.roles import Policy, TrainReport, WeightUpdate
+from unirl.core.roles import Job, Policy, TrainReport, WeightUpdate
 from unirl.core.specs.capability import Cap
-from unirl.core.types.track import Track
-from unirl.core.types.weights import checksum
+from unirl.core.types.weights import MadeTensors, checksum, forms
 
 from conformance_mutants.backend_training import FULL, LORA
 from conformance_mutants.backend_wrapped import Wrapped, is_enabled, put, with_tensors
@@ -82,7 +82,11 @@ class IgnoresTheSeed(Wrapped):
 @mutant(
     claim="lora-leaves-the-base-weights-alone",
     breaks="decays the weights that do not train",
-    also=("weight-decay-is-decoupled", "a-resumed-training-is-the-uninterrupted-one"),
+    also=(
+        "weight-decay-is-decoupled",
+        "a-resumed-training-is-the-uninterrupted-one",
+        "frozen-weights-stay-frozen",
+    ),
     promises=LORA,
 )
 class DecaysTheBase(Wrapped):
@@ -92,8 +96,8 @@ class DecaysTheBase(Wrapped):
             if not param.requires_grad:
                 param.mul_((1 - self.config.lr * self.config.weight_decay) ** num_updates)
 
-    def train(self, track: Track, algorithm: Any, *, progress: float) -> TrainReport:
-        report = super().train(track, algorithm, progress=progress)
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        report = super().train(jobs, progress=progress)
         self.decay(report.num_updates)
         return report
 
@@ -147,9 +151,23 @@ class SumsOneTensor(Wrapped):
 @mutant(claim="weights-are-copies", breaks="hands out the weights that train", promises=FULL)
 class ExportsViews(Wrapped):
     def export_weights(self, *, policy: Policy = "live", kind: Any) -> WeightUpdate:
-        params = self.trained()
+        params = dict(self.model.trainable.named_parameters())
         update = super().export_weights(policy=policy, kind=kind)
         return dataclasses.replace(update, tensors={name: params[name].detach() for name in update.tensors})
+
+
+@mutant(
+    claim="weights-are-copies", name="makes-newer-ones", breaks="makes tensors of the weights of later", promises=FULL
+)
+class MakesNewerOnes(Wrapped):
+    def export_weights(self, *, policy: Policy = "live", kind: Any) -> WeightUpdate:
+        update = super().export_weights(policy=policy, kind=kind)
+
+        def make(name: str) -> Tensor:
+            return super(MakesNewerOnes, self).export_weights(policy=policy, kind=kind).tensors[name]
+
+        made = MadeTensors({name: partial(make, name) for name in update.tensors}, forms=forms(update.tensors))
+        return dataclasses.replace(update, tensors=made)
 
 
 @mutant(claim="exported-weights-are-those-in-use", breaks="trains a copy of the module", promises=FULL)
@@ -258,6 +276,45 @@ class FallsBackToTheLivePolicy(Wrapped):
             return super().export_weights(policy=policy, kind=kind)
         except RecipeError:
             return super().export_weights(kind=kind)
+
+
+@mutant(claim="frozen-weights-stay-frozen", breaks="trains what the model has frozen", promises=FULL)
+class TrainsFrozenWeights(Wrapped):
+    def __init__(self, config: Any, *, model: Any, **context: Any) -> None:
+        params = list(model.trainable.parameters())
+        model.trainable.requires_grad_(any(param.requires_grad for param in params))
+        super().__init__(config, model=model, **context)
+
+
+@mutant(claim="frozen-weights-stay-frozen", name="adapts-frozen-layers", breaks="adapts frozen layers", promises=LORA)
+class AdaptsFrozenLayers(TrainsFrozenWeights):
+    pass
+
+
+@mutant(claim="a-model-that-is-frozen-whole-is-refused", breaks="trains a model that is frozen whole", promises=FULL)
+class ThawsAModelThatIsFrozenWhole(Wrapped):
+    def __init__(self, config: Any, *, model: Any, **context: Any) -> None:
+        if not any(param.requires_grad for param in model.trainable.parameters()):
+            model.trainable.requires_grad_(True)
+        super().__init__(config, model=model, **context)
+
+
+@mutant(
+    claim="a-model-without-values-trains-as-one-with-them",
+    breaks="leaves a tensor at 0",
+    promises=(*FULL, Cap.LAZY_BUILD),
+)
+class LeavesATensorAt0(Wrapped):
+    def __init__(self, config: Any, *, model: Any, **context: Any) -> None:
+        view = copy.copy(model)
+        view.fill = self.fill
+        self.original = model
+        super().__init__(config, model=view, **context)
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        self.original.fill(tensors)
+        with torch.no_grad():
+            list(tensors.values())[-1].zero_()
 
 
 BROKEN = mutants_in(__name__)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from unirl.core.roles import Algorithm, Losses, LossTerm, Metric, TrainReport, WeightUpdate
+from unirl.core.roles import Job, Losses, LossTerm, Metric, TrainReport, WeightUpdate
 from unirl.core.specs.capability import Cap
-from unirl.core.types.track import TextSegment, Track
+from unirl.core.types.track import TextSegment
 
 from conformance_mutants.backend_wrapped import (
     LiveAlone,
@@ -48,10 +49,10 @@ class SwapsBetasOfAdapters(SwapsBetas):
     promises=FULL,
 )
 class FreezesBiases(Wrapped):
-    def train(self, track: Track, algorithm: Any, *, progress: float) -> TrainReport:
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
         params = self.trained()
         biases = {name: param.detach().clone() for name, param in params.items() if name.endswith("bias")}
-        report = super().train(track, algorithm, progress=progress)
+        report = super().train(jobs, progress=progress)
         put(params, biases)
         return report
 
@@ -60,10 +61,14 @@ class FreezesBiases(Wrapped):
 class TrainsAtTemperature1(Wrapped):
     """Replays texts as if they had been sampled at temperature 1."""
 
-    def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
-        if isinstance(track.segment, TextSegment):
-            track = dataclasses.replace(track, segment=dataclasses.replace(track.segment, temperature=1.0))
-        return super().train(track, algorithm, progress=progress)
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        def changed(job: Job) -> Job:
+            track, algorithm = job.track, job.algorithm
+            if isinstance(track.segment, TextSegment):
+                track = dataclasses.replace(track, segment=dataclasses.replace(track.segment, temperature=1.0))
+            return dataclasses.replace(job, track=track, algorithm=algorithm)
+
+        return super().train([changed(job) for job in jobs], progress=progress)
 
 
 @mutant(claim="weight-decay-is-decoupled", breaks="adds the decay to the gradient", promises=FULL)
@@ -72,23 +77,27 @@ class CouplesDecay(Wrapped):
         super().__init__(dataclasses.replace(config, weight_decay=0.0), **context)
         self.decay = config.weight_decay
 
-    def train(self, track: Track, algorithm: Any, *, progress: float) -> TrainReport:
-        params, decay = self.trained(), self.decay
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        def changed(job: Job) -> Job:
+            track, algorithm = job.track, job.algorithm
+            params, decay = self.trained(), self.decay
 
-        class Decayed(WrappedAlgorithm):
-            def loss_weights(self, track: Any) -> Any:
-                return {**super().loss_weights(track), "decay": torch.ones_like(track.sample_weights)}
+            class Decayed(WrappedAlgorithm):
+                def loss_weights(self, track: Any) -> Any:
+                    return {**super().loss_weights(track), "decay": torch.ones_like(track.sample_weights)}
 
-            def loss(self, track: Any, replay: Any, *, progress: float) -> Losses:
-                losses = super().loss(track, replay, progress=progress)
-                # Its gradient is the decay of a weight times the weight.
-                size = decay / 2 * sum(param.square().sum() for param in params.values())
-                ones = torch.ones_like(track.sample_weights)
-                return dataclasses.replace(
-                    losses, terms=[*losses.terms, LossTerm(name="decay", values=size * ones, weights=ones)]
-                )
+                def loss(self, track: Any, replay: Any, *, progress: float) -> Losses:
+                    losses = super().loss(track, replay, progress=progress)
+                    # Its gradient is the decay of a weight times the weight.
+                    size = decay / 2 * sum(param.square().sum() for param in params.values())
+                    ones = torch.ones_like(track.sample_weights)
+                    return dataclasses.replace(
+                        losses, terms=[*losses.terms, LossTerm(name="decay", values=size * ones, weights=ones)]
+                    )
 
-        return super().train(track, Decayed(algorithm) if decay else algorithm, progress=progress)
+            return dataclasses.replace(job, track=track, algorithm=Decayed(algorithm) if decay else algorithm)
+
+        return super().train([changed(job) for job in jobs], progress=progress)
 
 
 @mutant(claim="gradients-are-clipped-by-their-global-norm", breaks="clips tensors one by one", promises=FULL)
@@ -108,8 +117,12 @@ class ClipsEachTensor(Wrapped):
     promises=LORA,
 )
 class ReplaysTheLivePolicyAlone(Wrapped):
-    def train(self, track: Track, algorithm: Any, *, progress: float) -> TrainReport:
-        return super().train(track, LiveAlone(algorithm), progress=progress)
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        def changed(job: Job) -> Job:
+            track, algorithm = job.track, job.algorithm
+            return dataclasses.replace(job, track=track, algorithm=LiveAlone(algorithm))
+
+        return super().train([changed(job) for job in jobs], progress=progress)
 
 
 @mutant(
@@ -118,8 +131,12 @@ class ReplaysTheLivePolicyAlone(Wrapped):
     promises=FULL,
 )
 class ShiftsTheSigmas(Wrapped):
-    def train(self, track: Track, algorithm: Any, *, progress: float) -> TrainReport:
-        return super().train(track, ShiftsSigmas(algorithm), progress=progress)
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        def changed(job: Job) -> Job:
+            track, algorithm = job.track, job.algorithm
+            return dataclasses.replace(job, track=track, algorithm=ShiftsSigmas(algorithm))
+
+        return super().train([changed(job) for job in jobs], progress=progress)
 
 
 @mutant(
@@ -162,17 +179,22 @@ class CountsRollouts(Wrapped):
     promises=FULL,
 )
 class AnchorsLate(Wrapped):
-    def train(self, track: Any, algorithm: Any, *, progress: float) -> TrainReport:
-        class Late(WrappedAlgorithm):
-            def with_old_log_probs(self, track: Any, replay: Any) -> Any:
-                return track
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        def changed(job: Job) -> Job:
+            track, algorithm = job.track, job.algorithm
 
-            def loss(self, track: Any, replay: Any, *, progress: float) -> Losses:
-                with torch.no_grad():
-                    track = self.inner.with_old_log_probs(track, replay)
-                return super().loss(track, replay, progress=progress)
+            class Late(WrappedAlgorithm):
+                def with_old_log_probs(self, track: Any, replay: Any) -> Any:
+                    return track
 
-        return super().train(track, Late(algorithm), progress=progress)
+                def loss(self, track: Any, replay: Any, *, progress: float) -> Losses:
+                    with torch.no_grad():
+                        track = self.inner.with_old_log_probs(track, replay)
+                    return super().loss(track, replay, progress=progress)
+
+            return dataclasses.replace(job, track=track, algorithm=Late(algorithm))
+
+        return super().train([changed(job) for job in jobs], progress=progress)
 
 
 # Those of texts hold other numbers of tokens.
@@ -183,28 +205,41 @@ class AnchorsLate(Wrapped):
     promises=FULL,
 )
 class AveragesAverages(Wrapped):
-    def train(self, track: Any, algorithm: Any, *, progress: float) -> TrainReport:
-        class Averaged(WrappedAlgorithm):
-            def loss(self, track: Any, replay: Any, *, progress: float) -> Losses:
-                losses = super().loss(track, replay, progress=progress)
-                return scaled(losses, sum(self.sums) / len(self.sums) / float(track.sample_weights.sum()))
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        def changed(job: Job) -> Job:
+            track, algorithm = job.track, job.algorithm
 
-        return super().train(track, Averaged(algorithm), progress=progress)
+            class Averaged(WrappedAlgorithm):
+                def loss(self, track: Any, replay: Any, *, progress: float) -> Losses:
+                    losses = super().loss(track, replay, progress=progress)
+                    return scaled(losses, sum(self.sums) / len(self.sums) / float(track.sample_weights.sum()))
+
+            return dataclasses.replace(job, track=track, algorithm=Averaged(algorithm))
+
+        return super().train([changed(job) for job in jobs], progress=progress)
 
 
 @mutant(claim="units-stay-whole", breaks="cuts units into rows", promises=FULL)
 class CutsUnits(Wrapped):
-    def train(self, track: Track, algorithm: Any, *, progress: float) -> TrainReport:
-        return super().train(dataclasses.replace(track, unit_ids=None), algorithm, progress=progress)
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        def changed(job: Job) -> Job:
+            track, algorithm = job.track, job.algorithm
+            return dataclasses.replace(job, track=dataclasses.replace(track, unit_ids=None), algorithm=algorithm)
+
+        return super().train([changed(job) for job in jobs], progress=progress)
 
 
 @mutant(claim="units-stay-whole", breaks="cuts units that are larger than a micro-batch", promises=FULL)
 class CutsLargeUnits(Wrapped):
-    def train(self, track: Track, algorithm: Any, *, progress: float) -> TrainReport:
-        size = self.train_config.micro_batch_size
-        if size and max(map(len, track.units())) > size:
-            track = dataclasses.replace(track, unit_ids=None)
-        return super().train(track, algorithm, progress=progress)
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        def changed(job: Job) -> Job:
+            track, algorithm = job.track, job.algorithm
+            size = self.train_config.micro_batch_size
+            if size and max(map(len, track.units())) > size:
+                track = dataclasses.replace(track, unit_ids=None)
+            return dataclasses.replace(job, track=track, algorithm=algorithm)
+
+        return super().train([changed(job) for job in jobs], progress=progress)
 
 
 @mutant(
@@ -214,35 +249,50 @@ class CutsLargeUnits(Wrapped):
     promises=FULL,
 )
 class MatchesAdvantagesWithSortedIds(Wrapped):
-    def train(self, track: Any, algorithm: Any, *, progress: float) -> TrainReport:
-        order = sorted(range(track.num_rows), key=lambda row: track.sample_ids[row])
-        return super().train(
-            dataclasses.replace(track, advantages=track.advantages[order]), algorithm, progress=progress
-        )
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        def changed(job: Job) -> Job:
+            track, algorithm = job.track, job.algorithm
+            order = sorted(range(track.num_rows), key=lambda row: track.sample_ids[row])
+            return dataclasses.replace(
+                job, track=dataclasses.replace(track, advantages=track.advantages[order]), algorithm=algorithm
+            )
+
+        return super().train([changed(job) for job in jobs], progress=progress)
 
 
 @mutant(claim="rows-of-weight-0-change-nothing", breaks="trains on rows of weight 0", promises=FULL)
 class CountsPadding(Wrapped):
-    def train(self, track: Any, algorithm: Any, *, progress: float) -> TrainReport:
-        weights = torch.where(track.sample_weights == 0, 1.0, track.sample_weights)
-        return super().train(dataclasses.replace(track, sample_weights=weights), algorithm, progress=progress)
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        def changed(job: Job) -> Job:
+            track, algorithm = job.track, job.algorithm
+            weights = torch.where(track.sample_weights == 0, 1.0, track.sample_weights)
+            return dataclasses.replace(
+                job, track=dataclasses.replace(track, sample_weights=weights), algorithm=algorithm
+            )
+
+        return super().train([changed(job) for job in jobs], progress=progress)
 
 
 @mutant(
     claim="metrics-of-an-algorithm-add-up", breaks="averages the averages of micro-batches in metrics", promises=FULL
 )
 class AveragesMetrics(Wrapped):
-    def train(self, track: Any, algorithm: Any, *, progress: float) -> TrainReport:
-        class Averaged(WrappedAlgorithm):
-            def loss(self, track: Any, replay: Any, *, progress: float) -> Losses:
-                losses = super().loss(track, replay, progress=progress)
-                metrics = {
-                    name: Metric(total=metric.total / metric.weight, reduce=metric.reduce)
-                    for name, metric in losses.metrics.items()
-                }
-                return dataclasses.replace(losses, metrics=metrics)
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        def changed(job: Job) -> Job:
+            track, algorithm = job.track, job.algorithm
 
-        return super().train(track, Averaged(algorithm), progress=progress)
+            class Averaged(WrappedAlgorithm):
+                def loss(self, track: Any, replay: Any, *, progress: float) -> Losses:
+                    losses = super().loss(track, replay, progress=progress)
+                    metrics = {
+                        name: Metric(total=metric.total / metric.weight, reduce=metric.reduce)
+                        for name, metric in losses.metrics.items()
+                    }
+                    return dataclasses.replace(losses, metrics=metrics)
+
+            return dataclasses.replace(job, track=track, algorithm=Averaged(algorithm))
+
+        return super().train([changed(job) for job in jobs], progress=progress)
 
 
 @mutant(
@@ -252,14 +302,28 @@ class AveragesMetrics(Wrapped):
     promises=(*FULL, Cap.MANY_RANKS),
 )
 class TakesTheMeanOfRanksForTheSum(Wrapped):
-    def train(self, track: Track, algorithm: Any, *, progress: float) -> TrainReport:
-        num_ranks = dist.get_world_size() if dist.is_initialized() else 1
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        def changed(job: Job) -> Job:
+            track, algorithm = job.track, job.algorithm
+            num_ranks = dist.get_world_size() if dist.is_initialized() else 1
 
-        class Averaged(WrappedAlgorithm):
-            def loss(self, track: Any, replay: Any, *, progress: float) -> Losses:
-                return scaled(super().loss(track, replay, progress=progress), 1 / num_ranks)
+            class Averaged(WrappedAlgorithm):
+                def loss(self, track: Any, replay: Any, *, progress: float) -> Losses:
+                    return scaled(super().loss(track, replay, progress=progress), 1 / num_ranks)
 
-        return super().train(track, Averaged(algorithm), progress=progress)
+            return dataclasses.replace(job, track=track, algorithm=Averaged(algorithm))
+
+        return super().train([changed(job) for job in jobs], progress=progress)
+
+
+@mutant(
+    claim="a-step-over-several-jobs-is-one-step-of-their-summed-gradients",
+    breaks="takes a step for each job",
+    promises=FULL,
+)
+class StepsForEachJob(Wrapped):
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        return [super(StepsForEachJob, self).train([job], progress=progress) for job in jobs][-1]
 
 
 BROKEN = mutants_in(__name__)

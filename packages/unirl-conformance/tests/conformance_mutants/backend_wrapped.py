@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import Tensor
 from unirl.backends.fsdp2.plugin import SPEC
 from unirl.conformance.doubles.forward import SameForward
 from unirl.core.plugins.catalog import Catalog
-from unirl.core.roles import Losses, Policy, TrainReport, WeightUpdate
+from unirl.core.roles import Job, Losses, Policy, TrainReport, WeightUpdate
 from unirl.core.specs.capability import Cap
 from unirl.core.types.track import Track
 from unirl.core.types.weights import joined, tensor_digests
@@ -57,8 +57,8 @@ class Wrapped:
         with self.inner.policy(which) if kept is None else self.holding(kept):
             yield
 
-    def train(self, track: Track, algorithm: Any, *, progress: float) -> TrainReport:
-        return self.inner.train(track, algorithm, progress=progress)
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        return self.inner.train(jobs, progress=progress)
 
     def with_reference(self, track: Track, *, policy: Policy = "reference") -> Track:
         return self.inner.with_reference(track, policy=policy)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from unirl.algorithms.flow_grpo import plugin as flow_grpo
 from unirl.conformance.doubles import model as latent_model
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.roles import Algorithm, Forward, Losses, Policy, TrainReport, WeightUpdate
+from unirl.core.roles import Forward, Job, Losses, Policy, TrainReport, WeightUpdate
 from unirl.core.types.track import Track
 from unirl.engines.trainside import plugin as trainside
 
@@ -33,8 +33,9 @@ class CannotCount(Wrapped):
 
     training: str
 
-    def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
-        report = super().train(track, algorithm, progress=progress)
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        track, algorithm = jobs[0].track, jobs[0].algorithm
+        report = super().train([Job(track=track, algorithm=algorithm)], progress=progress)
         norm = math.nan if self.config.trains == self.training else report.metrics["grad_norm"]
         return dataclasses.replace(report, metrics={**report.metrics, "grad_norm": norm})
 
@@ -60,9 +61,10 @@ class TrainsACopy(Wrapped):
 
     _now: Mapping[str, Tensor] | None = None
 
-    def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        track, algorithm = jobs[0].track, jobs[0].algorithm
         before = copies(self.trained())
-        report = super().train(track, algorithm, progress=progress)
+        report = super().train([Job(track=track, algorithm=algorithm)], progress=progress)
         self._now = copies(self.trained())
         put(self.trained(), before)
         return report
@@ -73,7 +75,8 @@ class TrainsACopy(Wrapped):
         untrained = copies(self.trained())
         put(self.trained(), self._now)
         try:
-            return super().export_weights(policy=policy, kind=kind)
+            update = super().export_weights(policy=policy, kind=kind)
+            return dataclasses.replace(update, tensors=dict(update.tensors))
         finally:
             put(self.trained(), untrained)
 
@@ -90,7 +93,9 @@ def copies(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class CountsMicroBatchesTwice(Wrapped):
     """All but the last micro-batch of an update weigh double."""
 
-    def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        track, algorithm = jobs[0].track, jobs[0].algorithm
+
         class Doubled(WrappedAlgorithm):
             num_seen = 0
 
@@ -99,7 +104,7 @@ class CountsMicroBatchesTwice(Wrapped):
                 self.num_seen += 1
                 return losses if self.num_seen % len(self.sums) == 0 else scaled(losses, 2)
 
-        return super().train(track, Doubled(algorithm), progress=progress)
+        return super().train([Job(track=track, algorithm=Doubled(algorithm))], progress=progress)
 
 
 @mutant(claim="a-run-resumes-exactly", name="forgets", breaks="rounds the weights to bf16 on resume")
@@ -115,7 +120,9 @@ class RoundsOnResume(Wrapped):
 class MovesItsAnchor(Wrapped):
     """Old log-probs are a little off by the time that the loss sees them."""
 
-    def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        track, algorithm = jobs[0].track, jobs[0].algorithm
+
         def with_old_log_probs(track: Track, forward: Forward) -> Track:
             result = algorithm.with_old_log_probs(track, forward)
             assert result.latent.log_probs is not None
@@ -125,7 +132,7 @@ class MovesItsAnchor(Wrapped):
         moved: Any = SimpleNamespace(
             with_old_log_probs=with_old_log_probs, loss_weights=algorithm.loss_weights, loss=algorithm.loss
         )
-        return super().train(track, moved, progress=progress)
+        return super().train([Job(track=track, algorithm=moved)], progress=progress)
 
 
 @mutant(
@@ -138,8 +145,9 @@ class ReplaysOtherwise(Wrapped):
 
     off = 1e-5
 
-    def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
-        return super().train(self.moved(track), algorithm, progress=progress)
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        track, algorithm = jobs[0].track, jobs[0].algorithm
+        return super().train([Job(track=self.moved(track), algorithm=algorithm)], progress=progress)
 
     def moved(self, track: Track) -> Track:
         assert track.latent.log_probs is not None
@@ -155,8 +163,9 @@ class ReplaysOtherwise(Wrapped):
 class HasOnePolicy(Wrapped):
     """Gives the live weights whatever policy is asked for."""
 
-    def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
-        return super().train(track, LiveAlone(algorithm), progress=progress)
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        track, algorithm = jobs[0].track, jobs[0].algorithm
+        return super().train([Job(track=track, algorithm=LiveAlone(algorithm))], progress=progress)
 
     def with_reference(self, track: Track, *, policy: Policy = "reference") -> Track:
         return super().with_reference(track, policy="live")

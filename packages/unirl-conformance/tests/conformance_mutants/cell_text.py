@@ -4,6 +4,7 @@ weights, one that is sent them, and backends."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from unirl.conformance.doubles import text_model
 from unirl.conformance.doubles.text_model import TextWorkbenchModel
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.roles import Algorithm, Engine, Forward, TrainReport, WeightReceipt, WeightUpdate
+from unirl.core.roles import Engine, Forward, Job, TrainReport, WeightReceipt, WeightUpdate
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.types.track import Track
 from unirl.engines.trainside.engine import TrainsideEngine
@@ -67,8 +68,9 @@ class ScoresRawLogits(Rescored):
 
     def scored(self, track: Track) -> tuple[Tensor, ...]:
         model: Any = self._model
-        raw = replay_text(model, dataclasses.replace(track.text, temperature=1.0), packing=False).log_probs
-        return tuple(row[:length] for row, length in zip(raw, track.text.lengths, strict=True))
+        raw = dataclasses.replace(track, segment=dataclasses.replace(track.text, temperature=1.0))
+        log_probs = replay_text(model, raw, packing=False).log_probs
+        return tuple(row[:length] for row, length in zip(log_probs, track.text.lengths, strict=True))
 
 
 @mutant(claim=GAPS, name="swaps-rows", breaks="swaps the log-probs of texts in rounds")
@@ -92,7 +94,9 @@ class ScoresOneTokenLate(Rescored):
 class MovesItsTextAnchor(Wrapped):
     """Old log-probs are a little off by the time that the loss sees them."""
 
-    def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        track, algorithm = jobs[0].track, jobs[0].algorithm
+
         def with_old_log_probs(track: Track, forward: Forward) -> Track:
             result = algorithm.with_old_log_probs(track, forward)
             assert result.text.log_probs is not None
@@ -102,7 +106,7 @@ class MovesItsTextAnchor(Wrapped):
         moved: Any = SimpleNamespace(
             with_old_log_probs=with_old_log_probs, loss_weights=algorithm.loss_weights, loss=algorithm.loss
         )
-        return super().train(track, moved, progress=progress)
+        return super().train([Job(track=track, algorithm=moved)], progress=progress)
 
 
 class ReplaysTextOtherwise(cell.ReplaysOtherwise):

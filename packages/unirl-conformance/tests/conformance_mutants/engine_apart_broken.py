@@ -32,6 +32,7 @@ from conformance_mutants.mutant import Mutant, mutant, mutants_in
 
 SPLIT, CONDITIONS = "samples-do-not-depend-on-how-a-request-is-split", "returned-conditions-are-those-used"
 NOT_SHARED = "inputs-of-one-text-are-not-shared"
+OF_PLUGINS = "kernels-and-guidances-of-plugins-are-computed"
 
 
 # Samples of other rows, with the conditions of those, wherever rows are not in that order.
@@ -71,7 +72,7 @@ class SortsItsTexts(SortsItsSamples):
         return super().named(request, dataclasses.replace(track, segment=segment))
 
 
-@mutant(claim=CONDITIONS, breaks="encodes prompts without their last word", also=(NOT_SHARED,))
+@mutant(claim=CONDITIONS, breaks="encodes prompts without their last word", also=(NOT_SHARED, OF_PLUGINS))
 class DropsTheLastWord(Changes, CopyingEngine):
     """Of prompts before it encodes them; the conditions that come back are those that it used."""
 

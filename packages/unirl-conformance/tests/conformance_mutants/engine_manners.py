@@ -8,9 +8,10 @@ import threading
 from typing import Any
 
 import torch
+from unirl.core.errors import RecipeError
 from unirl.core.roles import WeightReceipt, WeightUpdate
 from unirl.core.types.request import LatentRequest, Request
-from unirl.core.types.track import Track
+from unirl.core.types.track import Status, Track
 from unirl.engines.trainside.engine import TrainsideEngine
 
 from conformance_mutants.engine_changes import Changes, segment_with
@@ -34,11 +35,36 @@ class DropsOut(TrainsideEngine):
             return self._latents(request)
 
 
-@mutant(claim="an-unknown-track-is-refused", breaks="generates images for any track")
-class TakesAnyTrack(Changes):
+@mutant(
+    claim="any-stage-of-its-kind-is-generated-and-another-kind-refused",
+    breaks="refuses stages that are not called as in the model's spec",
+)
+class KnowsTracksByName(Changes):
     def generate(self, request: Request) -> Track:
-        track = super().generate(dataclasses.replace(request, track="image"))
-        return dataclasses.replace(track, name=request.track)
+        if request.track not in self._model.spec.tracks:
+            raise RecipeError(f"sampling: no track {request.track!r}.")
+        return super().generate(request)
+
+
+@mutant(
+    claim="any-stage-of-its-kind-is-generated-and-another-kind-refused",
+    name="answers-other-kinds",
+    breaks="answers requests of another kind with nothing",
+)
+class AnswersOtherKinds(Changes):
+    def generate(self, request: Request) -> Track:
+        if isinstance(request.params, LatentRequest):
+            return super().generate(request)
+        return Track(
+            name=request.track,
+            sample_ids=request.sample_ids,
+            group_ids=request.group_ids,
+            inputs=request.inputs,
+            metadata=request.metadata,
+            sample_weights=torch.ones(request.num_rows),
+            status=(Status.COMPLETED,) * request.num_rows,
+            policy_version=(self.version,) * request.num_rows,
+        )
 
 
 @mutant(claim="a-kernel-that-is-not-in-its-spec-is-refused", breaks="runs flow-sde for kernels that it does not know")
@@ -47,8 +73,8 @@ class TakesAnyKernel(Changes):
         """Whatever it is."""
 
     def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
-        known = latent.sampling.kernel in ("flow-sde", "dance-sde", "cps", "euler", "dpm2")
-        if known:
+        kernel = latent.sampling.kernel
+        if ":" in kernel or kernel in ("flow-sde", "dance-sde", "cps", "euler", "dpm2"):
             return latent
         return dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, kernel="flow-sde"))
 

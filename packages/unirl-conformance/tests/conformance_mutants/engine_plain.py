@@ -15,7 +15,7 @@ from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
 
 __all__ = ["SPECS", "PlainEngine", "build"]
 
-UNSTATED = (Cap.CONDITIONS, Cap.GUIDANCE, Cap.LOG_PROBS_GAUSSIAN, Cap.STEP_NOISE)
+UNSTATED = (Cap.CONDITIONS, Cap.GUIDANCE, Cap.LOG_PROBS_GAUSSIAN, Cap.PLUGIN_SAMPLERS, Cap.STEP_NOISE)
 
 
 def _without(name: str, *caps: Cap, kernels: tuple[str, ...] = TRAINSIDE.kernels) -> EngineSpec:

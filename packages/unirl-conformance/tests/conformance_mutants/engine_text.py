@@ -65,9 +65,8 @@ def _segment(track: Track, **changes: Any) -> Track:
 
 def _scored(engine: TrainsideEngine, track: Track, *, temperature: float) -> tuple[Tensor, ...]:
     """Log-probs of a track's tokens at a temperature."""
-    segment = dataclasses.replace(track.text, temperature=temperature)
-    result = replay_text(engine._model, segment, packing=False).log_probs  # type: ignore[arg-type]
-    return tuple(row[:length] for row, length in zip(result, segment.lengths, strict=True))
+    result = replay_text(engine._model, _segment(track, temperature=temperature), packing=False).log_probs  # type: ignore[arg-type]
+    return tuple(row[:length] for row, length in zip(result, track.text.lengths, strict=True))
 
 
 class PlainTextEngine(TextEngine):

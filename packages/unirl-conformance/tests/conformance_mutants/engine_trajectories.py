@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+from unirl.conformance.doubles.samplers import ComposedCfg
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import LatentRequest, Request
 from unirl.core.types.track import Conditions, Track
 from unirl.numerics.train.track_replay import TrackReplay
@@ -84,7 +89,11 @@ class ScoresWithoutGuidance(Changes):
 @mutant(claim="guidance-and-its-mode-are-honoured", breaks="echoes norm-corrected and does not do it")
 class IgnoresGuidanceModes(Changes):
     def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
-        return dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, guidance_mode="batched"))
+        if ":" in latent.sampling.guidance_mode:
+            return latent
+        return dataclasses.replace(
+            latent, sampling=dataclasses.replace(latent.sampling, guidance_mode="batched", guidance_options={})
+        )
 
 
 @mutant(
@@ -105,10 +114,60 @@ class DropsKernelOptions(ChangesHonestly):
 )
 class HasOneGuidanceMode(ChangesHonestly):
     def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
-        return dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, guidance_mode="batched"))
+        if ":" in latent.sampling.guidance_mode:
+            return latent
+        return dataclasses.replace(
+            latent, sampling=dataclasses.replace(latent.sampling, guidance_mode="batched", guidance_options={})
+        )
 
 
-@mutant(claim="negative-prompts-are-used-and-returned", breaks="always guides away from the empty prompt")
+@dataclass(frozen=True, kw_only=True)
+class SwapsTwo(ComposedCfg):
+    def combine(self, velocities: Mapping[str, Tensor], sigma: Tensor) -> Tensor:
+        swapped = {**velocities, "negative": velocities["empty"], "empty": velocities["negative"]}
+        return super().combine(swapped, sigma)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodesTwo(ComposedCfg):
+    def inputs(self, branch: str, inputs: Inputs, *, negative_prompt: str) -> Inputs:
+        branch = "negative" if branch == "empty" else branch
+        return super().inputs(branch, inputs, negative_prompt=negative_prompt)
+
+
+class TakesAnotherGuidance(Changes):
+    """Of a plugin's guidance this one."""
+
+    other: type[ComposedCfg]
+
+    def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
+        if ":" not in latent.sampling.guidance_mode:
+            return latent
+        name = f"{self.other.__module__}:{self.other.__name__}"
+        return dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, guidance_mode=name))
+
+
+@mutant(
+    claim="kernels-and-guidances-of-plugins-are-computed",
+    breaks="hands two branches of a plugin's guidance over under each other's names",
+)
+class SwapsBranches(TakesAnotherGuidance):
+    other = SwapsTwo
+
+
+@mutant(
+    claim="kernels-and-guidances-of-plugins-are-computed",
+    breaks="encodes the negative prompt for every branch but the positive one",
+)
+class EncodesTwoBranches(TakesAnotherGuidance):
+    other = EncodesTwo
+
+
+@mutant(
+    claim="negative-prompts-are-used-and-returned",
+    breaks="always guides away from the empty prompt",
+    also=("kernels-and-guidances-of-plugins-are-computed",),
+)
 class IgnoresNegatives(Changes):
     def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
         return dataclasses.replace(latent, sampling=dataclasses.replace(latent.sampling, negative_prompt=""))

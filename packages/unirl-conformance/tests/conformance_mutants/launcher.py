@@ -40,7 +40,7 @@ class LoadsNothing(LocalLauncher):
         def load(folder: Path) -> None:
             assert folder.exists()
 
-        parts.backend.load = load  # type: ignore[method-assign]
+        parts.only.backend.load = load  # type: ignore[method-assign]
         return parts
 
 

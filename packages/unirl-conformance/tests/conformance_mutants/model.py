@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from safetensors.numpy import load_file as load_numpy
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from unirl.conformance.doubles import model as latent_model
 from unirl.conformance.doubles.model import WorkbenchConfig, WorkbenchModel
@@ -86,6 +85,22 @@ class LeavesTheEncoderLoose(WorkbenchModel):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.parts = {"encoder": nn.Linear(2, 2)}
+
+
+class ForgetsATensor(WorkbenchModel):
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        super().fill(dict(list(tensors.items())[:-1]))
+
+
+class RoundsItsValues(WorkbenchModel):
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        self.values = {name: value.bfloat16() for name, value in self.values.items()}
+        super().fill(tensors)
+
+
+class IsNotLazy(WorkbenchModel):
+    def __init__(self, *, lazy: bool = False, **settings: Any) -> None:
+        super().__init__(**settings)
 
 
 class Encodes(WorkbenchModel):
@@ -300,6 +315,11 @@ BROKEN = (
            spec={"tiny": dataclasses.replace(TINY, lora_layers=5)}),
     Broken("wrap-blocks-match-what-the-miniature-promises", "no-such-block", "names a class that no block has",
            spec={"wrap_blocks": ("Block", "Attention")}),
+    Broken("a-lazy-build-is-filled-with-the-weights-of-an-eager-one", "forgets-a-tensor", "leaves a tensor empty",
+           ForgetsATensor),
+    Broken("a-lazy-build-is-filled-with-the-weights-of-an-eager-one", "rounds-values", "fills in values of 16 bits",
+           RoundsItsValues),
+    Broken("a-lazy-build-is-filled-with-the-weights-of-an-eager-one", "not-lazy", "has its values at once", IsNotLazy),
     Broken("conditions-have-a-row-for-each-prompt", "keeps-gradient", "gives conditions with a gradient",
            KeepsTheEncodersGradient),
     Broken("different-prompts-give-different-conditions", "no-plural", "drops the last letter of a prompt", MissesThePlural),
@@ -345,11 +365,10 @@ MUTANTS = [
 SPECS = {"workbench": WELL, **{one.name: dataclasses.replace(WELL, name=one.name, **one.spec) for one in BROKEN}}
 
 
-def build(config: WorkbenchConfig, *, device: Any) -> WorkbenchModel:
+def build(config: WorkbenchConfig, *, device: Any, lazy: bool = False) -> WorkbenchModel:
     """The model that the config's `use` names."""
     kind = {one.name: one.model for one in BROKEN}.get(config.use, WorkbenchModel)
-    model = kind(device=device)
-    model.net.load_state_dict(load_file(Path(config.path) / latent_model.WEIGHTS_FILE))
+    model = latent_model.load(kind(device=device, lazy=lazy), config)
     model.spec = SPECS[config.use]
     return model
 

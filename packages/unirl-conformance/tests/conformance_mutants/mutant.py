@@ -26,7 +26,7 @@ KINDS: tuple[SubjectKind, ...] = tuple(
 
 CATALOGS: dict[SubjectKind, tuple[str, ...]] = {
     # Those of which one start serves many claims are apart.
-    "engine": ("engine:catalog", "engine_apart_broken:catalog"),
+    "engine": ("engine:catalog", "engine_apart_broken:catalog", "engine_media:catalog"),
     # Parts that are broken would meet in cells of their own, so each kind of them has a catalog.
     "cell": ("cell:catalog", "cell_sampler:catalog", "cell_text:broken_engines", "cell_text:broken_backends"),
 }

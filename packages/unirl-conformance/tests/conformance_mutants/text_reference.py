@@ -11,16 +11,17 @@ import torch
 from safetensors.numpy import load_file
 from unirl.conformance.doubles import text_model
 from unirl.conformance.reference import TextReferenceRun
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import TextSamplingConfig
 
 __all__ = ["run"]
 
 
-def run(folder: Path, *, prompts: Sequence[str], sampling: TextSamplingConfig) -> TextReferenceRun:
+def run(folder: Path, *, inputs: Inputs, sampling: TextSamplingConfig) -> TextReferenceRun:
     """Fits `unirl.conformance.reference.RunTextReference`."""
     file = load_file(folder / text_model.WEIGHTS_FILE)
     net = {name: value.astype(np.float64) for name, value in file.items()}
-    asked = [_prompt(prompt, sampling) for prompt in prompts]
+    asked = [_prompt(prompt, sampling) for prompt in inputs.texts]
     texts: list[list[int]] = []
     scores: list[list[float]] = []
     for tokens in asked:

@@ -14,7 +14,6 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.inputs import Inputs
-from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
 from unirl.core.types.track import LatentSegment, Sampler, Status, Track
 from unirl.numerics import forward_process
 from unirl.numerics.loss.reduction import reduce_terms, weight_totals
@@ -143,27 +142,13 @@ def test_points_are_those_of_the_forward_process_of_each_sample() -> None:
     assert algorithm.loss_weights(track)["policy"].shape == (3, 5)
 
 
-def test_a_request_asks_for_clean_latents_alone() -> None:
-    request = make().latent_request(
-        LatentSamplingConfig(kernel="flow-sde", eta=0.7, sde=SdeStepsConfig(mode="all")),
-        sigmas=torch.tensor([1.0, 0.5, 0.0]),
-        latent_shape=(2,),
-        seed=1,
-        rollout=0,
-        sample_ids=("a", "b"),
-        group_ids=("g", "g"),
-    )
-    assert request.sde_steps.tolist() == [[0, 1], [0, 1]], "samples are made as the recipe says"
-    assert request.scored_steps.shape == (2, 0) and request.keep.shape == (2, 0)
-
-
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["sampling.guidance_scale=2"], "sampling.guidance_scale: got 2.0 for track 'image', expected 1"),
+        (["sampling.guidance_scale=2"], "sampling.guidance_scale: got 2.0, expected 1"),
         (
             ["sampling.kernel=flow-sde", "sampling.eta=0.7", "sampling.sde={mode: all, train_fraction: 0.5}"],
-            "sampling.sde.train_fraction: got 0.5 for track 'image', expected 1",
+            "sampling.sde.train_fraction: got 0.5, expected 1",
         ),
         (
             ["backend.lagged.kind=none"],

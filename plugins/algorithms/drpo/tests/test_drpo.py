@@ -20,7 +20,7 @@ from unirl.algorithms.drpo.plugin import DRPO, SPO
 from unirl.algorithms.drpo.reference import loss
 from unirl.conformance.reference import TokenLossInputs
 from unirl.core.limits import broken_limits
-from unirl.core.roles import ReplayedTokens
+from unirl.core.roles import Job, ReplayedTokens
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Status, TextSegment, Track
 from unirl.numerics.loss.reduction import reduce_terms, weight_totals
@@ -180,13 +180,13 @@ def test_a_setting_that_makes_no_sense_is_refused_in_one_sentence(settings: dict
     normalize = settings.pop("normalize", False)
     for spec, kind in ((DRPO, DrpoConfig), (SPO, SpoConfig)):
         config = kind(**settings)
-        plan: Any = SimpleNamespace(
+        stage: Any = SimpleNamespace(
             algorithm=SimpleNamespace(name=spec.name, config=config), advantage=AdvantageConfig(normalize=normalize)
         )
-        (reason,) = list(broken_limits(config, key="algorithm")) or config.problems(plan)
+        (reason,) = list(broken_limits(config, key="algorithm")) or config.problems(None, stage)
         assert says in str(reason.under("algorithm"))
-    plan.advantage = AdvantageConfig(normalize=False)
-    assert list(SpoConfig().problems(plan)) == []
+    stage.advantage = AdvantageConfig(normalize=False)
+    assert list(SpoConfig().problems(None, stage)) == []
 
 
 def random_inputs() -> TokenLossInputs:
@@ -274,8 +274,7 @@ class Unigram:
 
 def train(model: Unigram, algorithm: Drpo, track: Track, *, micro_batch_size: int = 0) -> dict[str, float]:
     report = train_on(
-        track,
-        algorithm,
+        [Job(track=track, algorithm=algorithm)],
         forward=model.replay(),
         updater=model,
         settings=UpdateSettings(micro_batch_size=micro_batch_size),

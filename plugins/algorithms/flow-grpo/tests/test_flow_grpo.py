@@ -16,7 +16,6 @@ from unirl.core.recipe.compose import compose
 from unirl.core.roles import Replayed
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.inputs import Inputs
-from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
 from unirl.core.types.track import LatentSegment, Sampler, Status, Track
 from unirl.numerics.loss.reduction import reduce_terms, weight_totals
 
@@ -231,23 +230,3 @@ def test_a_dual_clip_inside_the_clip_range_is_refused_at_compose(overrides: list
 def test_a_dual_clip_above_the_clip_range_is_accepted() -> None:
     catalog = Catalog.discover()
     assert not match(compose("quickstart", ["algorithm.dual_clip=3"], catalog=catalog), catalog=catalog).reasons
-
-
-def test_a_request_shares_noise_and_steps_within_a_group() -> None:
-    sampling = LatentSamplingConfig(
-        num_inference_steps=4, same_initial_noise=True, sde=SdeStepsConfig(mode="random", count=2, per_group=True)
-    )
-    ids = tuple(f"{group}/{number}" for group in "abcdefgh" for number in range(2))
-    request = make().latent_request(
-        sampling,
-        sigmas=torch.linspace(1, 0, 5),
-        latent_shape=(4, 2, 2),
-        seed=0,
-        rollout=3,
-        sample_ids=ids,
-        group_ids=tuple(i[0] for i in ids),
-    )
-    assert request.noise_ids == tuple(i[0] for i in ids)
-    pairs = request.sde_steps.view(8, 2, 2)
-    assert torch.equal(pairs[:, 0], pairs[:, 1]), "the samples of a group share their steps"
-    assert len({tuple(row) for row in pairs[:, 0].tolist()}) > 1, "groups draw their own"

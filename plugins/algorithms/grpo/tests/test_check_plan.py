@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from plans import one_stage
 from unirl.algorithms.grpo.plugin import SPECS
 from unirl.core.limits import broken_limits
 from unirl.core.plugins.catalog import Catalog
@@ -13,13 +14,10 @@ from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.config import (
     AdvantageConfig,
     BackendConfig,
-    DataConfig,
-    EvalConfig,
     PartConfig,
-    RunConfig,
     TrainConfig,
 )
-from unirl.core.specs.plan import Choice, Plan
+from unirl.core.specs.plan import Choice
 from unirl.core.specs.spec import BackendSpec, EngineSpec, ModelSpec
 from unirl.core.types.sampling import TextSamplingConfig
 
@@ -51,27 +49,19 @@ def reasons(name: str, *, log_probs: Support = Support.NATIVE, **settings: Any) 
             of, **{k.partition(".")[2]: v for k, v in settings.items() if k.startswith(f"{name}.")}
         )
 
-    plan = Plan(
-        recipe="test",
+    plan = one_stage(
         model=choice(ModelSpec(name="model", tracks={"text": "text"}, trainable="net", **facts), PartConfig()),
         engine=choice(EngineSpec(name="engine", capabilities={Cap.LOG_PROBS_TOKEN: log_probs}, **facts), PartConfig()),
         backend=choice(BackendSpec(name="backend", **facts), BackendConfig()),
         algorithm=choice(spec, config(**given)),
-        rewards={},
-        trackers={},
-        sampling={"text": TextSamplingConfig(max_new_tokens=64)},
-        run=RunConfig(),
-        data=DataConfig(),
+        track="text",
+        sampling=TextSamplingConfig(max_new_tokens=64),
         advantage=section(AdvantageConfig(), "advantage"),
         train=section(TrainConfig(), "train"),
-        eval=EvalConfig(),
-        resolved={},
-        origins={},
-        hash="",
     )
-    algorithm = plan.algorithm.config
+    algorithm = plan.only.algorithm.config
     result = list(broken_limits(algorithm, key="algorithm"))
-    return [str(reason) for reason in result or (one.under("algorithm") for one in algorithm.problems(plan))]
+    return [str(reason) for reason in result or (one.under("algorithm") for one in algorithm.problems(plan, plan.only))]
 
 
 @pytest.mark.parametrize("name", NAMED)

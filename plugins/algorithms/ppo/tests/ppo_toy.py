@@ -30,7 +30,7 @@ class Critic(bigrams.Steps):
         def of_batch(batch: Any) -> Tensor:
             return (self.net.hidden(batch) @ self.net.head.T).squeeze(1)
 
-        return replay_values(of_batch, self.net, track.text, packing=self.packing)
+        return replay_values(of_batch, self.net, track, packing=self.packing)
 
 
 class Bench(bigrams.Bench):

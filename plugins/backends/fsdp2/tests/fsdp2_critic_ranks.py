@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from fsdp2_text_toy import Judged, critic_weights, make_judged, make_texts
+from unirl.core.roles import Job
 from unirl.core.specs.config import TrainConfig
 
 ROWS = ([0, 1, 2, 3], [4, 5, 6, 7]), ([0, 1, 2, 4, 5], [3, 6, 7])
@@ -27,8 +28,8 @@ def run(case, rows, *, folder):
         rows = list(range(8))
     backend, _ = make_judged(train=TrainConfig(micro_batch_size=2), **settings)
     track = make_texts().select(rows)
-    backend.train(track, Judged(), progress=0.0)
-    report = backend.train(track, Judged(), progress=0.0)
+    backend.train([Job(track=track, algorithm=Judged())], progress=0.0)
+    report = backend.train([Job(track=track, algorithm=Judged())], progress=0.0)
     backend.save(folder)
     result = {"critic": critic_weights(backend), "live": dict(backend.export_weights(kind="full").tensors)}
     backend.close()

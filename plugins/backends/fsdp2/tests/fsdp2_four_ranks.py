@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from fsdp2_toy import SPEC, Clipped, ToyModel, gradients, make_backend, make_track
 from unirl.backends.fsdp2.config import AverageConfig, LoraSettings, MeshConfig
+from unirl.core.roles import Job
 from unirl.core.specs.config import TrainConfig
 
 SPLIT = dataclasses.replace(SPEC, tensor_parallel={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"})
@@ -38,13 +39,13 @@ def run(case, *, rank=0, world=1, folder=None):
     track = make_track(ToyModel())
     mine = track.select([row for row in range(8) if row % holders == rank // tensor])
     first = gradients(backend, mine, Clipped(to="reference"))
-    backend.train(mine, Clipped(to="ema"), progress=0.0)
-    report = backend.train(mine, Clipped(), progress=0.0)
+    backend.train([Job(track=mine, algorithm=Clipped(to="ema"))], progress=0.0)
+    report = backend.train([Job(track=mine, algorithm=Clipped())], progress=0.0)
     if folder is not None:
         backend.save(folder)
-    live = backend.export_weights(kind="merged").tensors
+    live = dict(backend.export_weights(kind="merged").tensors)
     backend.close()
-    return {"gradients": first, "metrics": dict(report.metrics), "live": dict(live)}
+    return {"gradients": first, "metrics": dict(report.metrics), "live": live}
 
 
 def main():

@@ -57,7 +57,7 @@ class ToyLm(nn.Module):
 
 
 class ToyTextModel:
-    packs, pad_token, stop_tokens = True, 0, (0,)
+    packs, pad_token, stop_tokens, hidden_size = True, 0, (0,), WIDTH
 
     def __init__(self, *, seed: int = 0) -> None:
         with torch.random.fork_rng():

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from unirl.backends.fsdp2.backend import build
 from unirl.backends.fsdp2.config import Fsdp2Config, LoraSettings
-from unirl.core.roles import Losses, LossTerm, Metric
+from unirl.core.roles import Job, Losses, LossTerm, Metric
 from unirl.core.specs.config import TrainConfig
 from unirl.core.specs.spec import ModelSpec
 from unirl.core.types.inputs import Inputs
@@ -128,7 +128,7 @@ def make_track(model, *, num_rows: int = 8, seed: int = 1, shape=(2, 2, 2), text
             sigmas=SIGMAS,
             kernel=make_kernel("flow-sde", eta=0.7),
             sde_steps=steps.numpy(),
-            conditions=conditions.expanded(),
+            conditions={"positive": conditions.expanded()},
             step_noise=lambda step, rows: noise[step][rows],
         ).segment()
     model.net.train(was_training)
@@ -191,7 +191,7 @@ def gradients(backend, track, algorithm) -> dict[str, torch.Tensor]:
 
     backend._optimizer.step = catch
     try:
-        backend.train(track, algorithm, progress=0.0)
+        backend.train([Job(track=track, algorithm=algorithm)], progress=0.0)
     finally:
         backend._optimizer.step = step
     return caught

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from fsdp2_toy import Clipped, ToyModel, gradients, make_backend, make_track
 from unirl.backends.fsdp2.config import AverageConfig, LoraSettings
+from unirl.core.roles import Job
 from unirl.core.specs.config import TrainConfig
 
 CASES = {
@@ -34,15 +35,15 @@ def run(case, rows, *, folder=None):
     if not rows:
         assert mine.num_rows == 1 and mine.sample_weights.tolist() == [0.0]
     first = gradients(backend, mine, Clipped(to="reference"))
-    backend.train(mine, Clipped(to="ema"), progress=0.0)
-    report = backend.train(mine, Clipped(), progress=0.0)
+    backend.train([Job(track=mine, algorithm=Clipped(to="ema"))], progress=0.0)
+    report = backend.train([Job(track=mine, algorithm=Clipped())], progress=0.0)
     with backend.policy("ema"):
-        sent = backend.export_weights(kind="merged", policy="ema").tensors
+        sent = dict(backend.export_weights(kind="merged", policy="ema").tensors)
     if folder is not None:
         backend.save(folder)
-    live = backend.export_weights(kind="merged").tensors
+    live = dict(backend.export_weights(kind="merged").tensors)
     backend.close()
-    return {"gradients": first, "metrics": dict(report.metrics), "ema": dict(sent), "live": dict(live)}
+    return {"gradients": first, "metrics": dict(report.metrics), "ema": sent, "live": live}
 
 
 def main():

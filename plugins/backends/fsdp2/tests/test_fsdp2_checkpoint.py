@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from unirl.backends.fsdp2.checkpoint import read_tensors, write
 from unirl.backends.fsdp2.config import AverageConfig, LoraSettings
 from unirl.core.errors import CheckpointError
+from unirl.core.roles import Job
 
 pytestmark = pytest.mark.keyed
 
@@ -35,8 +36,12 @@ CASES = {
 def run(backend, steps):
     for step in steps:
         backend.train(
-            make_track(ToyModel(), seed=step),
-            Clipped(to="reference" if backend.num_lora_layers else None),
+            [
+                Job(
+                    track=make_track(ToyModel(), seed=step),
+                    algorithm=Clipped(to="reference" if backend.num_lora_layers else None),
+                )
+            ],
             progress=0.0,
         )
         backend.end_rollout()

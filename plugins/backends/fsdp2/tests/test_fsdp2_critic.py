@@ -16,6 +16,7 @@ from unirl.backends.fsdp2.config import CriticConfig, Fsdp2Config, LoraSettings
 from unirl.backends.fsdp2.critic import CriticNet
 from unirl.core.errors import CheckpointError, RecipeError
 from unirl.core.limits import broken_limits
+from unirl.core.roles import Job
 from unirl.core.specs.config import TrainConfig
 from unirl.numerics.tokens.replay import per_token
 
@@ -61,7 +62,7 @@ def test_values_are_0_at_first_fp32_and_learnt_by_its_own_optimizer(settings):
     track = make_texts()
     assert all(not bool(values.any()) for values in backend.with_values(track).text.values)
     before = critic_weights(backend)
-    reports = [backend.train(track, Judged(), progress=0.0).metrics for _ in range(12)]
+    reports = [backend.train([Job(track=track, algorithm=Judged())], progress=0.0).metrics for _ in range(12)]
     losses = trained_by_torch(track, steps=12)[2]
     # fp32 sums in another order; or weights, activations and gradients of 8 bits, of which each is off by 2^-9 at most.
     bound = 2.0**-8 if "mixed_precision" in settings else 1e-5
@@ -82,7 +83,7 @@ def test_the_critic_starts_as_the_checkpoint_and_trains_by_torchs_adamw():
     backend, _ = make_judged(critic={"max_grad_norm": 0.5})
     track = make_texts()
     for _ in range(2):
-        backend.train(track, Judged(), progress=0.0)
+        backend.train([Job(track=track, algorithm=Judged())], progress=0.0)
     trunk, head, _ = trained_by_torch(track, steps=2, max_grad_norm=0.5)
     result = critic_weights(backend)
     for module, prefix in ((trunk, "trunk"), (head, "head")):
@@ -104,7 +105,7 @@ def test_no_micro_batch_or_packing_changes_what_is_learnt(settings):
     for train in splits:
         backend, _ = make_judged(train=train, eps=1.0, critic={"lr": 1.0}, **settings)
         for _ in range(2):
-            report = backend.train(make_texts(), Judged(), progress=0.0)
+            report = backend.train([Job(track=make_texts(), algorithm=Judged())], progress=0.0)
         result.append((critic_weights(backend), backend.export_weights(kind="full").tensors, report.metrics))
         backend.close()
     for critic, live, metrics in result[1:]:
@@ -123,13 +124,13 @@ def test_two_steps_a_resume_and_two_steps_are_four_steps_bit_for_bit(settings, t
     for number in range(4):
         if number == 2:
             straight.save(tmp_path)
-        straight.train(make_texts(seed=number), Judged(), progress=0.0)
+        straight.train([Job(track=make_texts(seed=number), algorithm=Judged())], progress=0.0)
     assert (tmp_path / "critic" / ".metadata").is_file()
     resumed, _ = make_judged(**how)
-    resumed.train(make_texts(seed=7), Judged(), progress=0.0)
+    resumed.train([Job(track=make_texts(seed=7), algorithm=Judged())], progress=0.0)
     resumed.load(tmp_path)
     for number in (2, 3):
-        resumed.train(make_texts(seed=number), Judged(), progress=0.0)
+        resumed.train([Job(track=make_texts(seed=number), algorithm=Judged())], progress=0.0)
     for one, other in (
         (critic_weights(straight), critic_weights(resumed)),
         (straight._critic.optimizer.moments(), resumed._critic.optimizer.moments()),
@@ -143,7 +144,7 @@ def test_two_steps_a_resume_and_two_steps_are_four_steps_bit_for_bit(settings, t
 
 def test_a_checkpoint_without_a_critic_or_with_a_broken_one_changes_nothing(tmp_path):
     with_critic, _ = make_judged()
-    with_critic.train(make_texts(), Judged(), progress=0.0)
+    with_critic.train([Job(track=make_texts(), algorithm=Judged())], progress=0.0)
     with_critic.save(tmp_path / "with")
     without = build(Fsdp2Config(trains="full"), model=ToyTextModel(), train=TrainConfig(), steps=10)
     without.save(tmp_path / "without")
@@ -152,7 +153,7 @@ def test_a_checkpoint_without_a_critic_or_with_a_broken_one_changes_nothing(tmp_
     with pytest.raises(CheckpointError, match="made with critic = None; this recipe has True"):
         with_critic.load(tmp_path / "without")
     (tmp_path / "with" / "critic" / ".metadata").unlink()
-    with_critic.train(make_texts(), Judged(), progress=0.0)
+    with_critic.train([Job(track=make_texts(), algorithm=Judged())], progress=0.0)
     before = {**critic_weights(with_critic), **with_critic.export_weights(kind="full").tensors}
     with pytest.raises(CheckpointError, match=r"critic: \.metadata is missing"):
         with_critic.load(tmp_path / "with")
@@ -168,7 +169,7 @@ def test_no_weight_of_the_critic_is_ever_in_an_update_for_engines(trains):
     for kind in (trains, "merged"):
         sent, expected = backend.export_weights(kind=kind), alone.export_weights(kind=kind)
         assert sent.tensors.keys() == expected.tensors.keys() and sent.checksum == expected.checksum
-    backend.train(make_texts(), Judged(), progress=0.0)
+    backend.train([Job(track=make_texts(), algorithm=Judged())], progress=0.0)
     critic = {value.data_ptr() for value in backend._critic.net.parameters()}
     assert critic.isdisjoint(value.data_ptr() for value in backend._module.parameters())
     assert backend.export_weights(kind=trains).tensors.keys() == alone.export_weights(kind=trains).tensors.keys()
@@ -179,7 +180,7 @@ def test_while_the_critic_warms_up_the_policy_keeps_every_bit():
     start = backend.export_weights(kind="full").tensors
     versions = []
     for number in range(3):
-        report = backend.train(make_texts(seed=number), Judged(), progress=0.0)
+        report = backend.train([Job(track=make_texts(seed=number), algorithm=Judged())], progress=0.0)
         versions.append((backend.version, report.num_updates, report.metrics["critic_updates"]))
         if number == 1:
             assert all(torch.equal(value, start[n]) for n, value in backend.export_weights(kind="full").tensors.items())
@@ -189,7 +190,7 @@ def test_while_the_critic_warms_up_the_policy_keeps_every_bit():
 
 def test_offloading_takes_the_critic_along_and_changes_nothing():
     backend, _ = make_judged()
-    backend.train(make_texts(), Judged(), progress=0.0)
+    backend.train([Job(track=make_texts(), algorithm=Judged())], progress=0.0)
     before = critic_weights(backend)
     backend.offload()
     assert all(value.device.type == "cpu" for value in backend._critic.net.parameters())
@@ -216,7 +217,7 @@ def test_two_ranks_learn_what_one_does_and_either_goes_on_from_the_others_checkp
         settings = {key: value for key, value in CASES[case].items() if key != "mesh"}
         alone, _ = make_judged(train=TrainConfig(micro_batch_size=2), **settings)
         for _ in range(2):
-            report = alone.train(make_texts(), Judged(), progress=0.0)
+            report = alone.train([Job(track=make_texts(), algorithm=Judged())], progress=0.0)
         expected, live = critic_weights(alone), alone.export_weights(kind="full").tensors
         for number in range(len(ROWS)):
             result = everything[case, number]
@@ -235,7 +236,7 @@ def test_two_ranks_learn_what_one_does_and_either_goes_on_from_the_others_checkp
 def test_values_stand_before_the_token_that_they_are_of():
     """The value of a token depends on the tokens before it, not on itself."""
     backend, _ = make_judged()
-    backend.train(make_texts(), Judged(), progress=0.0)
+    backend.train([Job(track=make_texts(), algorithm=Judged())], progress=0.0)
     track = make_texts()
     values = per_token(backend.with_values(track).text, "values")
     tokens = list(track.text.tokens)

@@ -15,22 +15,22 @@ from unirl.core.specs.spec import AlgorithmSpec, ModelSpec
 def plan(
     config, *, needs=None, when=None, kl_coef=0.0, wrap_blocks=("Block",), has_reference_workers=False, **of_model
 ):
-    """The part of a plan that the check reads."""
+    """The parts of a plan and its stage that the check reads."""
     algorithm = AlgorithmSpec(name="a", summary="", build="", config="", needs=needs or Needs(), when=when or {})
     model = ModelSpec(name="m", summary="", build="", config="", tracks={}, trainable="net", wrap_blocks=wrap_blocks)
-    return SimpleNamespace(
+    stage = SimpleNamespace(
         backend=SimpleNamespace(name="fsdp2", config=config),
         algorithm=SimpleNamespace(name="a", spec=algorithm, config=SimpleNamespace(kl_coef=kl_coef)),
         model=SimpleNamespace(name="m", spec=model, config=SimpleNamespace(**of_model)),
-        has_reference_workers=has_reference_workers,
         needs=algorithm.needs.merged(algorithm.when["kl_coef"]) if kl_coef else algorithm.needs,
     )
+    return SimpleNamespace(only=stage, has_reference_workers=has_reference_workers)
 
 
 def reasons(plan) -> list[str]:
-    config = plan.backend.config
+    config = plan.only.backend.config
     result = list(broken_limits(config, key="backend"))
-    return [str(reason) for reason in result or (one.under("backend") for one in config.problems(plan))]
+    return [str(reason) for reason in result or (one.under("backend") for one in config.problems(plan, plan.only))]
 
 
 def test_listing_the_plugin_imports_no_torch():
@@ -46,7 +46,7 @@ def test_the_config_is_a_structured_config():
 
 
 def test_the_defaults_are_accepted():
-    assert list(Fsdp2Config().problems(None)) == []
+    assert list(Fsdp2Config().problems(None, None)) == []
     assert reasons(plan(Fsdp2Config())) == []
     assert SPEC.support(Cap.THROUGH_SAMPLER) is Support.NO
 

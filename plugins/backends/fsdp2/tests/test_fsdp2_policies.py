@@ -9,7 +9,8 @@ from fsdp2_toy import SPEC, Clipped, ToyModel, make_backend, make_track
 from peft.tuners.lora import Linear as LoraLinear
 from unirl.backends.fsdp2.averages import decay_at
 from unirl.backends.fsdp2.config import AverageConfig, LoraSettings
-from unirl.core.errors import RecipeError
+from unirl.core.errors import RecipeError, RunFailed
+from unirl.core.roles import Job
 from unirl.core.types.weights import checksum
 
 pytestmark = pytest.mark.keyed
@@ -30,7 +31,7 @@ def test_the_reference_of_lora_is_the_base_model(shard):
     with backend.policy("reference"):
         off = velocity(model)
     live = velocity(model)
-    backend.train(make_track(model), Clipped(to="reference"), progress=0.0)
+    backend.train([Job(track=make_track(model), algorithm=Clipped(to="reference"))], progress=0.0)
     with backend.policy("reference"):
         again = velocity(model)
     backend.close()
@@ -49,7 +50,7 @@ def test_a_policy_is_undone_bit_for_bit_also_on_an_error(shard, which):
         lagged=AverageConfig(kind="constant", decay=0.9, every="rollout"),
     )
     initial = velocity(model)
-    backend.train(make_track(model), Clipped(), progress=0.0)
+    backend.train([Job(track=make_track(model), algorithm=Clipped())], progress=0.0)
     live, sent = velocity(model), backend.export_weights(kind="full").checksum
     with backend.policy(which):
         inside = velocity(model)
@@ -74,7 +75,7 @@ def test_the_averages_follow_their_formula(trains):
     track = make_track(model)
     history = [{n: p.detach().clone() for n, p in backend._params.items()}]
     for _ in range(3):
-        backend.train(track, Clipped(), progress=0.0)
+        backend.train([Job(track=track, algorithm=Clipped())], progress=0.0)
         backend.end_rollout()
         history.append({n: p.detach().clone() for n, p in backend._params.items()})
     # adaptive: min((1 + t) / (10 + t), 0.15) for t = 0, 1, 2; warmup: 0 at t = 0 and 1, then 0.25.
@@ -128,9 +129,12 @@ def test_lora_weights_are_named_by_their_layer_and_are_no_views():
     assert sorted(update.tensors)[:2] == ["blocks.0.down.lora_A.weight", "blocks.0.down.lora_B.weight"]
     assert len(update.tensors) == 8 and update.version == 0
     assert update.tensors["blocks.0.up.lora_A.weight"].shape == (4, 12)
-    assert update.checksum == checksum(update.tensors)
-    backend.train(make_track(model), Clipped(), progress=0.0)
-    assert update.checksum == checksum(update.tensors), "a later step must not reach what was sent"
+    kept = dict(update.tensors)
+    assert update.checksum == checksum(kept)
+    backend.train([Job(track=make_track(model), algorithm=Clipped())], progress=0.0)
+    assert update.checksum == checksum(kept), "a later step must not reach what was sent"
+    with pytest.raises(RunFailed, match=r"version 0 of the live policy was asked for, which is at version 1 by now"):
+        checksum(update.tensors)
     later = backend.export_weights(kind="lora")
     assert later.version == 1 and later.checksum != update.checksum
 
@@ -157,7 +161,7 @@ def test_targets_that_match_nothing_name_the_nearest():
 
 def test_the_number_of_adapted_layers_is_reported():
     backend, model = make_backend(lora=LoraSettings(rank=2, targets=["blocks.0.up", "leave"]))
-    report = backend.train(make_track(model), Clipped(), progress=0.0)
+    report = backend.train([Job(track=make_track(model), algorithm=Clipped())], progress=0.0)
     assert backend.num_lora_layers == 2
     assert report.metrics["lora_layers"] == 2
     # Rank 2: A and B of 12 -> 24 and of 12 -> 8.
@@ -187,9 +191,41 @@ def test_offload_and_onload_leave_training_as_it_was():
     plain, model = make_backend(ema=AverageConfig(kind="constant"))
     moved, other = make_backend(ema=AverageConfig(kind="constant"))
     for backend, its in ((plain, model), (moved, other)):
-        backend.train(make_track(its), Clipped(), progress=0.0)
+        backend.train([Job(track=make_track(its), algorithm=Clipped())], progress=0.0)
         if backend is moved:
             backend.offload()
             backend.onload()
-        backend.train(make_track(ToyModel()), Clipped(), progress=0.0)
+        backend.train([Job(track=make_track(ToyModel()), algorithm=Clipped())], progress=0.0)
     assert plain.export_weights(kind="lora").checksum == moved.export_weights(kind="lora").checksum
+
+
+@pytest.mark.parametrize("shard", ["auto", "always"])
+def test_what_the_model_has_frozen_gets_no_adapter_no_moments_and_keeps_its_dtype(shard):
+    for trains in ("full", "lora"):
+        model = ToyModel()
+        model.net.blocks[0].to(torch.bfloat16).requires_grad_(False)
+        before = {name: param.detach().clone() for name, param in model.net.blocks[0].named_parameters()}
+        backend, _ = make_backend(model, trains=trains, shard=shard)
+        assert not any(name.startswith("blocks.0.") for name in backend._params)
+        assert not any(name.startswith("adam/blocks.0.") for name in backend._optimizer.moments(create=True))
+        # An engine gets all weights, those that cannot change included.
+        sent = dict(backend.export_weights(kind="merged").tensors)
+        for name, value in before.items():
+            assert sent[f"blocks.0.{name}"].dtype is torch.bfloat16 and torch.equal(sent[f"blocks.0.{name}"], value)
+        backend.close()
+
+
+def test_lora_targets_that_the_model_has_frozen_are_refused():
+    model = ToyModel()
+    for block in model.net.blocks:
+        block.up.requires_grad_(False)
+    with pytest.raises(
+        RecipeError, match=r"'up' matches 2 layers of ToyNet, such as 'blocks\.0\.up', and the model has"
+    ):
+        make_backend(model)
+    model.net.requires_grad_(False)
+    for trains in ("full", "lora"):
+        with pytest.raises(
+            RecipeError, match=r"model 'toy' has frozen every parameter of its 'net', so there is nothing"
+        ):
+            make_backend(model, trains=trains)

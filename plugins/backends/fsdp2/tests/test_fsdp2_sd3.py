@@ -7,6 +7,7 @@ import pytest
 import torch
 from diffusers import SD3Transformer2DModel
 from fsdp2_toy import SPEC, Clipped, gradients, make_backend, make_track
+from unirl.core.roles import Job
 from unirl.core.specs.config import TrainConfig
 
 pytestmark = pytest.mark.keyed
@@ -103,7 +104,7 @@ def test_sd3_in_bf16_is_the_bf16_module_fed_like_a_pipeline():
             timestep=sigma * 1000,
             return_dict=False,
         )[0]
-    report = backend.train(track_of(model), Clipped(), progress=0.0)
+    report = backend.train([Job(track=track_of(model), algorithm=Clipped())], progress=0.0)
     backend.close()
     assert torch.equal(result, expected.float())
     assert report.num_updates == 1

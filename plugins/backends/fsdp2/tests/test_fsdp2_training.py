@@ -10,7 +10,7 @@ from fsdp2_toy import SPEC, Clipped, ToyModel, gradients, make_backend, make_tra
 from unirl.backends.fsdp2.config import AverageConfig
 from unirl.backends.fsdp2.optimizer import learning_rate
 from unirl.core.errors import RecipeError, RunFailed
-from unirl.core.roles import Losses
+from unirl.core.roles import Job, Losses
 from unirl.core.specs.config import TrainConfig
 from unirl.core.types.track import Status
 from unirl.numerics.diffusion.kernels import make_kernel
@@ -36,7 +36,7 @@ def test_one_full_step_is_torchs_adamw_bit_for_bit(shard):
     segment = track.latent
     path = dict(latents=segment.latents, positions=segment.positions, sigmas=segment.sigmas)
     path |= dict(sde_steps=segment.sde_steps, kernel=make_kernel("flow-sde", eta=0.7))
-    path["conditions"] = track.conditions["positive"].expanded()
+    path["conditions"] = {"positive": track.conditions["positive"].expanded()}
     with torch.no_grad():
         old = replay(bare.velocity, **path).log_probs
     ratio = (replay(bare.velocity, **path).log_probs - old).exp()
@@ -49,7 +49,7 @@ def test_one_full_step_is_torchs_adamw_bit_for_bit(shard):
     backend, model = make_backend(
         model, trains="full", shard=shard, lr=3e-3, betas=[0.9, 0.95], eps=1e-7, weight_decay=0.1, max_grad_norm=0.05
     )
-    report = backend.train(track, Clipped(), progress=0.0)
+    report = backend.train([Job(track=track, algorithm=Clipped())], progress=0.0)
     tensors = backend.export_weights(kind="full").tensors
     backend.close()
 
@@ -60,6 +60,20 @@ def test_one_full_step_is_torchs_adamw_bit_for_bit(shard):
     assert report.metrics["grad_norm"] == float(norm)
     assert report.metrics["ratio_max_dev_first"] == 0.0
     assert backend.version == report.num_updates == 1
+
+
+@pytest.mark.parametrize("shard", ["auto", "always"])
+def test_what_the_model_froze_stays_frozen_and_is_exported(shard):
+    model = ToyModel()
+    model.net.blocks[0].requires_grad_(False)
+    before = {name: param.clone() for name, param in model.net.named_parameters()}
+    backend, model = make_backend(model, trains="full", shard=shard)
+    backend.train([Job(track=make_track(model), algorithm=Clipped())], progress=0.0)
+    tensors = backend.export_weights(kind="full").tensors
+    assert tensors.keys() == before.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, before[name]) == name.startswith("blocks.0."), name
+    backend.close()
 
 
 @pytest.mark.parametrize("trains", ["lora", "full"])
@@ -115,7 +129,7 @@ def test_wrapped_on_one_rank_gives_the_same_bits_as_unwrapped(trains, policy):
         )
         track = make_track(model)
         # The second call compares with a reference and an average that differ from the live weights.
-        backend.train(track, Clipped(to=policy), progress=0.0)
+        backend.train([Job(track=track, algorithm=Clipped(to=policy))], progress=0.0)
         result[shard] = gradients(backend, track, Clipped(to=policy)), backend.export_weights(kind="merged").checksum
         backend.close()
     assert all(torch.equal(result["always"][0][name], grad) for name, grad in result["auto"][0].items())
@@ -148,7 +162,7 @@ def test_bf16_computes_as_a_pipeline_in_bf16_and_keeps_fp32_masters():
         expected = low(x.flatten(1).bfloat16(), text.bfloat16(), sigma)
     assert torch.equal(result.flatten(1), expected.float())
     assert sorted(map(str, seen)) == ["torch.bfloat16", "torch.float32"]
-    backend.train(make_track(model), Clipped(), progress=0.0)
+    backend.train([Job(track=make_track(model), algorithm=Clipped())], progress=0.0)
     tensors = backend.export_weights(kind="full").tensors
     backend.close()
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
@@ -167,8 +181,8 @@ def test_fp32_adapters_on_a_bf16_base_train_in_bf16():
     model.net.to(torch.bfloat16)
     backend, model = make_backend(model, mixed_precision="bf16", activation_checkpointing=True)
     track = make_track(model)
-    before = backend.export_weights(kind="lora").tensors
-    report = backend.train(track, Clipped(to="reference"), progress=0.0)
+    before = dict(backend.export_weights(kind="lora").tensors)
+    report = backend.train([Job(track=track, algorithm=Clipped(to="reference"))], progress=0.0)
     after, merged = backend.export_weights(kind="lora").tensors, backend.export_weights(kind="merged").tensors
     backend.close()
     assert report.num_updates == 1 and report.metrics["ratio_max_dev_first"] == 0.0
@@ -181,7 +195,7 @@ def test_fp16_skips_on_overflow_and_halves_its_scale():
     backend, model = make_backend(trains="full", mixed_precision="fp16")
     track = make_track(model)
     backend._optimizer.loss_scale = 2.0**40
-    skipped = backend.train(track, Clipped(), progress=0.0)
+    skipped = backend.train([Job(track=track, algorithm=Clipped())], progress=0.0)
     assert (skipped.num_skipped, backend.version, backend._optimizer.loss_scale) == (1, 0, 2.0**39)
     backend._optimizer.loss_scale = 2.0**10
     scaled = gradients(backend, track, Clipped())
@@ -208,7 +222,9 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
         return report
 
     backend._optimizer.step = step
-    report = backend.train(dataclasses.replace(track, advantages=advantages), Clipped(), progress=0.0)
+    report = backend.train(
+        [Job(track=dataclasses.replace(track, advantages=advantages), algorithm=Clipped())], progress=0.0
+    )
     assert [entry.skipped for entry, _ in steps] == [True, False]
     assert all(torch.equal(steps[0][1][name], before[name]) for name in before)
     assert (report.num_updates, report.num_skipped, backend.version) == (1, 1, 1)
@@ -219,7 +235,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
 def test_gradients_near_adams_eps_are_reported():
     for eps, expected in ((1e-8, 0.0), (1.0, 1.0)):
         backend, model = make_backend(eps=eps)
-        report = backend.train(make_track(model), Clipped(), progress=0.0)
+        report = backend.train([Job(track=make_track(model), algorithm=Clipped())], progress=0.0)
         assert report.metrics["grad_rms_near_eps"] == expected
 
 
@@ -232,7 +248,7 @@ def test_a_loss_that_does_not_reach_the_weights_is_an_error():
 
     backend, model = make_backend()
     with pytest.raises(RunFailed, match="none of the 8 weights"):
-        backend.train(make_track(model), Detached(), progress=0.0)
+        backend.train([Job(track=make_track(model), algorithm=Detached())], progress=0.0)
 
 
 def test_the_learning_rate_follows_its_schedule():
@@ -250,8 +266,8 @@ def test_the_learning_rate_follows_its_schedule():
 
 def test_the_rate_of_each_update_is_reported_and_used():
     backend, model = make_backend(train=TrainConfig(updates_per_step=2), steps=2, lr=1e-2, lr_schedule="linear")
-    first = backend.train(make_track(model), Clipped(), progress=0.0)
-    second = backend.train(make_track(model), Clipped(), progress=1.0)
+    first = backend.train([Job(track=make_track(model), algorithm=Clipped())], progress=0.0)
+    second = backend.train([Job(track=make_track(model), algorithm=Clipped())], progress=1.0)
     # Steps 0 to 3 of 4: 1, 3/4, 1/2, 1/4 of the rate; the report is their mean over a call.
     assert first.metrics["lr"] == pytest.approx(0.875e-2)
     assert second.metrics["lr"] == pytest.approx(0.375e-2)
@@ -274,5 +290,5 @@ def test_padding_is_never_a_finding_of_its_own():
     hidden = dataclasses.replace(
         track, sample_weights=track.sample_weights * 0, status=(Status.PADDING,) * track.num_rows
     )
-    report = backend.train(hidden, Clipped(), progress=0.0)
+    report = backend.train([Job(track=hidden, algorithm=Clipped())], progress=0.0)
     assert (report.num_updates, report.metrics["updates_empty"], backend.version) == (0, 1.0, 0)

@@ -25,12 +25,20 @@ def test_a_row_does_not_depend_on_the_batch_that_it_is_made_in(engine: ExternalL
     check_rows(engine, ask, batches=(2,))
 
 
-@pytest.mark.parametrize("mode", ["two-pass", "norm-corrected"])
-def test_modes_of_guidance_that_sglang_does_not_have_for_a_model_are_those_of_trainside(
-    engine: ExternalLatentEngine, model: DiffusionModel, ask: Ask, mode: str
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("two-pass", {}),
+        ("norm-corrected", {}),
+        ("interval", {"low": 0.3, "high": 0.9}),
+        ("two-scale", {"scale_low": 1.5, "boundary": 0.8}),
+    ],
+)
+def test_guidances_that_sglang_does_not_have_for_a_model_are_those_of_trainside(
+    engine: ExternalLatentEngine, model: DiffusionModel, ask: Ask, mode: str, options: dict[str, float]
 ) -> None:
     engine.load_weights(full_update(model, version=1))
-    request = ask(engine, guidance_scale=3.5, guidance_mode=mode, negative_prompt="blurred")
+    request = ask(engine, guidance_scale=3.5, guidance_mode=mode, guidance_options=options, negative_prompt="blurred")
     result = engine.generate(request)
     assert gap(result, model) < ROUNDING
     assert_same(result, trainside(model, request))

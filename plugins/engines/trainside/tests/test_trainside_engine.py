@@ -15,9 +15,9 @@ from unirl.core.errors import EchoMismatch, RecipeError
 from unirl.core.roles import WeightUpdate
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs
-from unirl.core.types.request import LatentRequest, Request
+from unirl.core.types.request import LatentRequest, Request, TextRequest
 from unirl.core.types.rollout import verify_echo
-from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.core.types.track import Status, Track
 from unirl.engines.trainside.config import TrainsideConfig
 from unirl.engines.trainside.engine import TrainsideEngine, build
@@ -315,6 +315,10 @@ def test_the_cache_tells_inputs_apart_by_id_text_and_media() -> None:
     assert (
         cache.conditions(other, sampling=sampling).expanded()["text"].tolist() == conditions.expanded()["text"].tolist()
     )
+    before = len(model.encoded)
+    for value in (1, 1, 2):
+        cache.conditions(edits, sampling=dataclasses.replace(sampling, options={"clip_skip": value}))
+    assert len(model.encoded) == before + 4
     turned = dataclasses.replace(edits, texts=("make it blue!",) * 3)
     assert cache.conditions(turned, sampling=sampling).expanded()["text"][:, 0].tolist() == [13.0] * 3
 
@@ -404,8 +408,14 @@ def test_what_it_cannot_do_is_refused_in_one_sentence(model: Sd3Model) -> None:
     with pytest.raises(RecipeError, match=r"version 9, but .* shares the trained module's weights"):
         engine.load_weights(WeightUpdate(version=9, tensors={}, kind="full"))
     request = a_request(model)
-    with pytest.raises(RecipeError, match=r"got latent track 'video', but model 'sd3' has image \(latent\)"):
-        engine.generate(dataclasses.replace(request, track="video"))
+    text = TextRequest(
+        sampling=TextSamplingConfig(),
+        prompt_tokens=(torch.tensor([1]),) * request.num_rows,
+        stop_tokens=(),
+        seeds=(0,) * request.num_rows,
+    )
+    with pytest.raises(RecipeError, match=r"got text track 'image', but model 'sd3' has image \(latent\)"):
+        engine.generate(dataclasses.replace(request, params=text))
     with pytest.raises(RecipeError, match=r"sampling\.kernel: got 'ddim-eta'; trainside supports flow-sde, dance-sde"):
         engine.generate(a_request(model, kernel="ddim-eta"))
     with pytest.raises(RecipeError, match=r"engine\.forward_batch: got -1"):

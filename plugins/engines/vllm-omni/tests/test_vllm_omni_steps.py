@@ -49,7 +49,11 @@ def together(engine: ExternalLatentEngine, requests: dict[str, Request]) -> tupl
     return batches, {name: from_bytes(data.numpy().tobytes(), Track) for name, data in result.items()}
 
 
-@pytest.mark.parametrize("guidance", [{}, {"guidance_scale": 3.5, "negative_prompt": "blurred"}], ids=["none", "on"])
+GUIDED: dict[str, Any] = {"guidance_scale": 3.5, "negative_prompt": "blurred"}
+TWO_SCALES = {"guidance_mode": "two-scale", "guidance_options": {"scale_low": 1.5, "boundary": 0.8}}
+
+
+@pytest.mark.parametrize("guidance", [{}, GUIDED, GUIDED | TWO_SCALES], ids=["none", "on", "two scales"])
 def test_rows_of_two_schedules_share_their_batches_and_are_what_each_is_by_itself(
     stepwise: ExternalLatentEngine, model: Sd3Model, ask: Ask, guidance: dict[str, Any]
 ) -> None:

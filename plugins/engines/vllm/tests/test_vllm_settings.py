@@ -79,8 +79,8 @@ def test_plans_that_cannot_work_are_refused_before_anything_starts(words: list[s
 def test_a_run_keeps_the_log_in_its_folder(tmp_path: Path) -> None:
     plan = compose("quickstart-text", ["engine=vllm"], catalog=Catalog.discover())
     placed = with_run_folder(plan, tmp_path)
-    assert isinstance(placed.engine.config, VllmConfig)
-    assert placed.engine.config.log_file == f"{tmp_path.resolve()}/logs/{{part}}-{{pid}}.log"
+    assert isinstance(placed.only.engine.config, VllmConfig)
+    assert placed.only.engine.config.log_file == f"{tmp_path.resolve()}/logs/{{part}}-{{pid}}.log"
     assert placed.hash == plan.hash
     other = compose("quickstart-text", ["engine=vllm", "engine.log_file=/there/vllm.log"], catalog=Catalog.discover())
     assert with_run_folder(other, tmp_path) == other

@@ -12,13 +12,12 @@ from diffusers import FlowMatchEulerDiscreteScheduler, QwenImagePipeline
 from torch import Tensor
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
-from unirl.core.types.track import Sampler
 from unirl.models.qwen_image import tiny
 from unirl.models.qwen_image.config import QwenImageConfig
 from unirl.models.qwen_image.model import QwenImageModel, build
 from unirl.numerics.diffusion.denoise import denoise
+from unirl.numerics.diffusion.guidance import make_guidance
 from unirl.numerics.diffusion.kernels import make_kernel
-from unirl.numerics.diffusion.sampler import guidance_of
 from unirl.numerics.model_files import scheduler_config
 
 PROMPTS = ["a red ring on the left", "a dog", "two green discs, one above the other"]
@@ -73,10 +72,7 @@ def run_pipeline(
 def sample(model: QwenImageModel, x: Tensor, sampling: LatentSamplingConfig, rows: slice = slice(None)) -> Tensor:
     """Final latents of the shared sampler without noise, of these rows."""
     x, prompts, negatives = x[rows], PROMPTS[rows], NEGATIVES[rows]
-    is_guided = sampling.guidance_scale != 1
-    asked = Sampler(
-        kernel="euler", eta=0.0, guidance_scale=sampling.guidance_scale, guidance_mode=sampling.guidance_mode
-    )
+    texts = {"positive": prompts, "negative": negatives}
     with torch.no_grad():
         return denoise(
             model.velocity,
@@ -84,9 +80,8 @@ def sample(model: QwenImageModel, x: Tensor, sampling: LatentSamplingConfig, row
             sigmas=model.schedule(sampling),
             kernel=make_kernel("euler", eta=0.0),
             sde_steps=torch.zeros((len(x), 0), dtype=torch.int64),
-            conditions=model.encode(Inputs.of_texts(prompts), sampling=sampling),
-            negatives=model.encode(Inputs.of_texts(negatives), sampling=sampling) if is_guided else None,
-            guidance=guidance_of(asked, latent_rank=x.ndim),
+            conditions={branch: model.encode(Inputs.of_texts(own), sampling=sampling) for branch, own in texts.items()},
+            guidance=make_guidance(sampling.guidance_mode, scale=sampling.guidance_scale),
         ).x
 
 

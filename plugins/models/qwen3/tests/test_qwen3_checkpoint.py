@@ -13,6 +13,7 @@ from checkpoints import as_hub_id, cut
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from unirl.core.errors import RecipeError
+from unirl.core.specs.facts import names_in
 from unirl.models.qwen3 import tiny
 from unirl.models.qwen3.config import Qwen3Config
 from unirl.models.qwen3.model import Qwen3Model, build, build_moe
@@ -118,16 +119,21 @@ def test_the_miniature_is_the_same_bytes_for_the_same_seed(tmp_path: Path, write
     assert sum(map(len, files["one"].values())) < 1_000_000
 
 
-@pytest.mark.parametrize(("kind", "spec"), [("dense", SPEC), ("moe", MOE)])
-def test_what_the_spec_names_exists(kind: str, spec, load: Callable[..., Qwen3Model]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "spec", "block"), [("dense", SPEC, "Qwen3DecoderLayer"), ("moe", MOE, "Qwen3MoeDecoderLayer")]
+)
+def test_what_the_spec_names_exists(kind: str, spec, block: str, load: Callable[..., Qwen3Model]) -> None:
     model = load(kind)
     assert model.spec is spec
     assert getattr(model, spec.trainable) is model.trainable
     assert not model.trainable.training
     names = {name for name, part in model.trainable.named_modules() if isinstance(part, torch.nn.Linear)}
-    for target in spec.lora_targets:
+    targets = names_in(spec.lora_targets, model.trainable)
+    assert targets == tuple(f"self_attn.{name}_proj" for name in "qkvo")
+    for target in targets:
         assert sum(name.endswith(f".{target}") for name in names) == 2, target
     classes = [type(part).__name__ for part in model.trainable.modules()]
-    assert [classes.count(name) for name in spec.wrap_blocks] == [spec.tiny.wrap_blocks]
+    assert names_in(spec.wrap_blocks, model.trainable) == (block,)
+    assert classes.count(block) == spec.tiny.wrap_blocks
     for pattern in spec.tensor_parallel:
         assert {pattern.replace("*", layer) for layer in "01"} <= names

@@ -9,4 +9,4 @@ def test_the_spec_states_what_it_has_and_what_it_lacks() -> None:
     assert SPEC.tracks == MOE.tracks == {"text": "text"}
     for spec in (SPEC, MOE):
         native = {cap for cap, support in spec.capabilities.items() if support == "native"}
-        assert native == {Cap.TEXT_STAGE, Cap.LORA}
+        assert native == {Cap.TEXT_STAGE, Cap.LORA, Cap.LAZY_BUILD}

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 from unirl.core.errors import RecipeError
 from unirl.core.roles import TokenBatch
-from unirl.models.qwen3.model import Qwen3Model, packed_offsets
+from unirl.core.specs.facts import names_in
+from unirl.models.qwen3.model import Qwen3Model
 from unirl.models.qwen3.plugin import MOE, SPEC
 from unirl.numerics.tokens.batches import pack_batch, pad_batch
+from unirl.numerics.tokens.causal_lm import packed_offsets
 
 KINDS = ("dense", "untied", "moe")
 TOLERANCE = {"rtol": 0.0, "atol": 2e-5}
@@ -124,10 +126,9 @@ def test_full_gradients_are_those_of_transformers(
 @pytest.mark.parametrize(("kind", "spec"), [("dense", SPEC), ("untied", SPEC), ("moe", MOE)])
 def test_lora_gradients_reach_every_target(kind: str, spec: Any, load: Callable[..., Qwen3Model], texts: Texts) -> None:
     model = load(kind)
+    targets = tuple(f".{target}" for target in names_in(spec.lora_targets, model.trainable))
     names = [
-        name
-        for name, part in model.trainable.named_modules()
-        if isinstance(part, nn.Linear) and name.endswith(tuple(f".{target}" for target in spec.lora_targets))
+        name for name, part in model.trainable.named_modules() if isinstance(part, nn.Linear) and name.endswith(targets)
     ]
     assert len(names) == spec.tiny.lora_layers
     inject_adapter_in_model(LoraConfig(r=2, target_modules=names, init_lora_weights=False), model.trainable)

@@ -12,4 +12,5 @@ def test_the_spec_states_what_it_has_and_what_it_lacks() -> None:
         Cap.LORA,
         Cap.GUIDANCE,
         Cap.CONDITIONS,
+        Cap.LAZY_BUILD,
     }

@@ -17,13 +17,14 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 from torch import Tensor
+from unirl.core.errors import RecipeError
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
 from unirl.models.sd3 import tiny
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import Sd3Model, build
 from unirl.numerics.diffusion.denoise import denoise
-from unirl.numerics.diffusion.guidance import Guidance, guided_velocity
+from unirl.numerics.diffusion.guidance import guided_velocity, make_guidance
 from unirl.numerics.diffusion.kernels import make_kernel
 
 Load = Callable[..., StableDiffusion3Pipeline]
@@ -94,6 +95,19 @@ def test_conditions_are_those_of_the_pipeline_bit_for_bit(model: Sd3Model, sampl
         )
     assert torch.equal(result["prompt_embeds"], embeds)
     assert torch.equal(result["pooled"], pooled)
+
+
+def test_clip_skip_is_that_of_the_pipeline(model: Sd3Model, sampling: LatentSamplingConfig) -> None:
+    asked = dataclasses.replace(sampling, options={"clip_skip": 1})
+    result = model.encode(Inputs.of_texts(PROMPTS), sampling=asked)
+    with torch.no_grad():
+        embeds, _, _, _ = on_the_same_weights(model).encode_prompt(
+            PROMPTS, None, None, do_classifier_free_guidance=False, max_sequence_length=48, clip_skip=1
+        )
+    assert torch.equal(result["prompt_embeds"], embeds)
+    assert not torch.equal(model.encode(Inputs.of_texts(PROMPTS), sampling=sampling)["prompt_embeds"], embeds)
+    with pytest.raises(RecipeError, match=r"sampling\.options\.clip_skip: got 9; this checkpoint takes 0 to 1\."):
+        model.encode(Inputs.of_texts(PROMPTS), sampling=dataclasses.replace(sampling, options={"clip_skip": 9}))
 
 
 def test_a_negative_is_what_the_pipeline_makes_of_a_negative_prompt(
@@ -167,9 +181,8 @@ def test_the_first_velocity_is_the_pipelines(model: Sd3Model, sampling: LatentSa
             model.velocity,
             x,
             torch.ones(len(x)),
-            conditions=positive,
-            negatives=negative,
-            guidance=Guidance(scale=scale),
+            conditions={"positive": positive, "negative": negative},
+            guidance=make_guidance("batched", scale=scale),
         )
     unconditional, conditional = velocities[0].chunk(2)
     # The negative was encoded in a batch of one here and of three there.
@@ -201,9 +214,11 @@ def test_final_latents_and_images_without_noise_are_the_pipelines(
             sigmas=model.schedule(asked),
             kernel=make_kernel("euler", eta=0.0),
             sde_steps=torch.zeros((len(x), 0), dtype=torch.int64),
-            conditions=model.encode(Inputs.of_texts(PROMPTS), sampling=sampling),
-            negatives=model.encode(Inputs.of_texts([NEGATIVE] * len(x)), sampling=sampling) if scale != 1 else None,
-            guidance=Guidance(scale=scale),
+            conditions={
+                "positive": model.encode(Inputs.of_texts(PROMPTS), sampling=sampling),
+                "negative": model.encode(Inputs.of_texts([NEGATIVE] * len(x)), sampling=sampling),
+            },
+            guidance=make_guidance("batched", scale=scale),
         ).x
         decoded = model.decode(result)
     torch.testing.assert_close(result, latents, rtol=LATENT_TOLERANCE, atol=LATENT_TOLERANCE)

@@ -13,14 +13,14 @@ from torch import Tensor
 from unirl.core.errors import RecipeError
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
-from unirl.core.types.track import Sampler
 from unirl.models.wan21 import tiny
 from unirl.models.wan21.config import Wan21Config
 from unirl.models.wan21.model import Wan21Model, build
+from unirl.models.wan21.parity import EulerScheduler
 from unirl.numerics.diffusion.denoise import denoise
+from unirl.numerics.diffusion.guidance import make_guidance
 from unirl.numerics.diffusion.kernels import FlowSde, make_kernel
 from unirl.numerics.diffusion.replay import replay
-from unirl.numerics.diffusion.sampler import guidance_of
 from unirl.numerics.diffusion.schedules import dynamic_sigmas, flux2_mu, linear_mu
 
 Pipelines = Callable[[Wan21Model], WanPipeline]
@@ -40,7 +40,7 @@ def initial(model: Wan21Model, sampling: LatentSamplingConfig) -> Tensor:
 
 
 def run_pipeline(
-    pipeline: WanPipeline, x: Tensor, sampling: LatentSamplingConfig, *, output: str = "latent"
+    pipeline: WanPipeline, x: Tensor, sampling: LatentSamplingConfig, *, output: str = "latent", **further: float
 ) -> tuple[Tensor, list[tuple[dict[str, Tensor], Tensor]]]:
     """Its result, and what its transformer was given and gave at each call."""
     calls: list[tuple[dict[str, Tensor], Tensor]] = []
@@ -59,10 +59,27 @@ def run_pipeline(
             latents=x,
             max_sequence_length=sampling.max_sequence_length,
             output_type=output,
+            **further,
         ).frames
     finally:
         handle.remove()
     return result, calls
+
+
+def sample(model: Wan21Model, x: Tensor, sampling: LatentSamplingConfig) -> Tensor:
+    """Final latents of the shared sampler without noise."""
+    texts = {"positive": PROMPTS, "negative": NEGATIVES}
+    guidance = make_guidance(sampling.guidance_mode, scale=sampling.guidance_scale, **sampling.guidance_options)
+    with torch.no_grad():
+        return denoise(
+            model.velocity,
+            x,
+            sigmas=model.schedule(sampling),
+            kernel=make_kernel("euler", eta=0.0),
+            sde_steps=torch.zeros((len(x), 0), dtype=torch.int64),
+            conditions={branch: model.encode(Inputs.of_texts(own), sampling=sampling) for branch, own in texts.items()},
+            guidance=guidance,
+        ).x
 
 
 def test_the_weights_are_those_that_diffusers_loads(model: Wan21Model, tiny_folder: Path) -> None:
@@ -189,23 +206,35 @@ def test_final_latents_and_videos_without_noise_are_the_pipelines(
     pipeline = on_the_same_weights(model)
     latents, _ = run_pipeline(pipeline, x, asked)
     videos, _ = run_pipeline(pipeline, x, asked, output="pt")
-    sampler = Sampler(kernel="euler", eta=0.0, guidance_scale=scale, guidance_mode=mode)
+    result = sample(model, x, asked)
     with torch.no_grad():
-        result = denoise(
-            model.velocity,
-            x,
-            sigmas=model.schedule(asked),
-            kernel=make_kernel("euler", eta=0.0),
-            sde_steps=torch.zeros((len(x), 0), dtype=torch.int64),
-            conditions=model.encode(Inputs.of_texts(PROMPTS), sampling=asked),
-            negatives=model.encode(Inputs.of_texts(NEGATIVES), sampling=asked),
-            guidance=guidance_of(sampler, latent_rank=x.ndim),
-        ).x
         decoded = model.decode(result)
     torch.testing.assert_close(result, latents, rtol=0, atol=LATENT_TOLERANCE)
     assert decoded.shape == videos.shape == (len(PROMPTS), frames, 3, height, width)
     torch.testing.assert_close(decoded, videos, rtol=0, atol=LATENT_TOLERANCE)
     assert float(decoded.std()) > 0.01
+
+
+def test_two_scales_are_those_of_the_pipeline_of_wan22(model: Wan21Model, sampling: LatentSamplingConfig) -> None:
+    """Wan 2.2 has two transformers, a guidance scale each, and a boundary between them; here both are the same one."""
+    transformer = model.pipeline.components["transformer"]
+    parts = {**model.pipeline.components, "scheduler": EulerScheduler(shift=3.0), "transformer_2": transformer}
+    pipeline = WanPipeline(**parts, boundary_ratio=0.8)
+    pipeline.set_progress_bar_config(disable=True)
+    asked = dataclasses.replace(
+        sampling,
+        guidance_scale=4.0,
+        guidance_mode="two-scale",
+        guidance_options={"scale_low": 1.5, "boundary": 0.8},
+    )
+    sides = [bool(sigma >= 0.8) for sigma in model.schedule(asked)[:-1]]
+    assert True in sides and False in sides
+    x = initial(model, asked)
+    latents, _ = run_pipeline(pipeline, x, asked, guidance_scale_2=1.5)
+    result = sample(model, x, asked)
+    torch.testing.assert_close(result, latents, rtol=0, atol=LATENT_TOLERANCE)
+    one = sample(model, x, dataclasses.replace(asked, guidance_mode="two-pass", guidance_options={}))
+    assert float((one - latents).abs().max()) > 100 * LATENT_TOLERANCE
 
 
 def test_a_trajectory_of_videos_is_replayed_stacked_as_one_by_one(
@@ -221,7 +250,7 @@ def test_a_trajectory_of_videos_is_replayed_stacked_as_one_by_one(
             sigmas=sigmas,
             kernel=kernel,
             sde_steps=torch.tensor([[0, 2], [1, 3]]),
-            conditions=conditions,
+            conditions={"positive": conditions},
             step_noise=lambda _step, rows: torch.randn((len(rows), *x.shape[1:]), generator=generator),
         ).segment()
     serial, stacked = (
@@ -232,7 +261,7 @@ def test_a_trajectory_of_videos_is_replayed_stacked_as_one_by_one(
             sigmas=segment.sigmas,
             sde_steps=segment.sde_steps,
             kernel=kernel,
-            conditions=conditions,
+            conditions={"positive": conditions},
             stacked=is_stacked,
         )
         for is_stacked in (False, True)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
@@ -25,6 +26,26 @@ SMALL = [
     "eval=null",
 ]
 FP32 = ["model.dtype=float32", "model.text_dtype=float32", "backend.mixed_precision=none"]
+
+
+@pytest.mark.parametrize(("fps", "frame_ms"), [([], 62), (["sampling.fps=8"], 125)], ids=["default", "asked"])
+def test_samples_are_shown_as_strips_and_animations_at_their_rate(
+    fps: list[str], frame_ms: int, tiny_folder: Path, tmp_path: Path
+) -> None:
+    """16 frames per second by default: 62.5 ms each, of which files hold whole ones."""
+    (prompts := tmp_path / "prompts.txt").write_text("a red ring rolls\na blue disc\n")
+    paths = [f"data.train={prompts}", f"model.path={tiny_folder}", f"run.dir={tmp_path / 'run'}"]
+    words = [*SMALL, *FP32, *paths, *fps, "run.max_steps=1", "run.media_every=1", "+tracker@tracker.report=report"]
+    catalog = Catalog.discover()
+    result = train(compose("wan21/flow-grpo", words, catalog=catalog), catalog=catalog, overrides=words)
+    folder = result.folder / "media"
+    strips, animations = sorted(folder.rglob("*.png")), sorted(folder.rglob("*.webp"))
+    assert [file.stem for file in strips] == [file.stem for file in animations] != []
+    with Image.open(strips[0]) as strip, Image.open(animations[0]) as animation:
+        assert strip.size == (5 * 48, 32)
+        assert (animation.n_frames, animation.size) == (5, (48, 32))
+        animation.load()
+        assert animation.info["duration"] == frame_ms
 
 
 @pytest.mark.parametrize(

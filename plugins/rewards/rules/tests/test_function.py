@@ -76,7 +76,7 @@ def test_images_are_pil_images_of_the_rounded_pixels(file: Path) -> None:
 def test_videos_are_lists_of_pil_images(file: Path) -> None:
     videos = (torch.zeros(2, 3, 4, 4), torch.ones(5, 3, 4, 4))
     code = "def score(videos): return [len(v) + v[-1].getpixel((0, 0))[2] / 255 for v in videos]"
-    assert scored(file, code, samples(media=Media(kind="video", values=videos))).values.tolist() == [2.0, 6.0]
+    assert scored(file, code, samples(media=Media(kind="video", values=videos, rate=8.0))).values.tolist() == [2.0, 6.0]
 
 
 def test_a_function_that_draws_on_an_image_leaves_the_sample_as_it_is(file: Path) -> None:
@@ -160,11 +160,11 @@ def test_the_motion_of_a_video_is_the_mean_difference_of_its_frames() -> None:
     still, flicker = torch.zeros(3, 3, 4, 4), torch.tensor([0.0, 1.0, 0.8])[:, None, None, None].expand(3, 3, 4, 4)
     reward = build(FunctionConfig(target="unirl.rewards.rules.function:mean_motion"), device="cpu")
     # Steps of 1 and of 0.2; a single frame does not move.
-    assert reward.score(samples(media=Media(kind="video", values=(still, flicker)))).values.tolist() == pytest.approx(
-        [0.0, 0.6]
-    )
     assert reward.score(
-        samples(media=Media(kind="video", values=(still[:1], flicker)))
+        samples(media=Media(kind="video", values=(still, flicker), rate=8.0))
+    ).values.tolist() == pytest.approx([0.0, 0.6])
+    assert reward.score(
+        samples(media=Media(kind="video", values=(still[:1], flicker), rate=8.0))
     ).values.tolist() == pytest.approx([0.0, 0.6])
 
 

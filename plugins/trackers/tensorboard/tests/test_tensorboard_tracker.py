@@ -157,7 +157,7 @@ def test_videos_become_strips_of_evenly_spread_frames(tmp_path: Path):
     tracker = started(tmp_path)
     # Eleven frames of rising brightness; strips show frames 0, 2, 4, 6, 8 and 10.
     long = torch.linspace(0, 1, 11).view(11, 1, 1, 1).expand(11, 3, 4, 4)
-    tracker.samples("eval", Media(kind="video", values=(long, long[:2])), ["long", "short"], step=1)
+    tracker.samples("eval", Media(kind="video", values=(long, long[:2]), rate=8.0), ["long", "short"], step=1)
     tracker.finish("done")
     (image,) = read_back(tmp_path).Images("eval")
     picture = Image.open(io.BytesIO(image.encoded_image_string)).convert("RGB")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -124,7 +125,13 @@ class EnginePool:
         rows: dict[str, Any] = {"prompts": (PROBE,), "samples_per_prompt": 1, "policy_version": version}
         if "text" in cast(ModelSpec, of.spec).tracks.values():
             text = self._workshop.text_sampling(of, temperature=0.0)
-            return make_text_request(cast(TextModel, model), text, track=self._workshop.track(of, "text"), **rows)
+            return make_text_request(
+                cast(TextModel, model),
+                text,
+                track=self._workshop.track(of, "text"),
+                media=partial(self._workshop.media, of),
+                **rows,
+            )
         steps = {"sde.mode": "none", "sde.steps": list[int]()}
         latent = self._workshop.sampling(of, kernel=QUIET, eta=0.0, decode=False, **steps)
         return make_request(cast(DiffusionModel, model), latent, track=self._workshop.track(of, "latent"), **rows)

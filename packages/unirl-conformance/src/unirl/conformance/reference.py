@@ -15,6 +15,7 @@ from unirl.core.types.array import Array
 
 if TYPE_CHECKING:
     from unirl.core.specs.config import PartConfig
+    from unirl.core.types.inputs import Inputs
     from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
     from unirl.numerics.loss.kl_config import TokenKlConfig
     from unirl.numerics.tokens.policy_config import TokenPolicyConfig
@@ -75,8 +76,9 @@ class RunTextReference(Protocol):
     """Runs the implementation named by a model's `reference` from a checkpoint folder, in fp32 and without any code of
     the model."""
 
-    def __call__(self, folder: Path, *, prompts: Sequence[str], sampling: TextSamplingConfig) -> TextReferenceRun:
-        """sampling: the chat settings, `max_new_tokens` and `stop_token_ids` are honoured."""
+    def __call__(self, folder: Path, *, inputs: Inputs, sampling: TextSamplingConfig) -> TextReferenceRun:
+        """inputs: texts, with their media where the model reads them.
+        sampling: the chat settings, `max_new_tokens` and `stop_token_ids` are honoured."""
         ...
 
 

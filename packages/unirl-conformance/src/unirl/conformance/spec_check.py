@@ -137,10 +137,18 @@ def _model(spec: ModelSpec, resolve: Resolve) -> Iterator[str]:
             yield f"tracks: the model {has}, and its capability {cap} is {spec.support(cap)}."
     if spec.support(Cap.LORA) is Support.NATIVE and not spec.lora_targets:
         yield f"lora_targets: empty, but the capability {Cap.LORA} is claimed."
+    for field, fact in (("lora_targets", spec.lora_targets), ("wrap_blocks", spec.wrap_blocks)):
+        if isinstance(fact, str):
+            yield from _function(field, fact, resolve, "function(module)", None)
     if spec.tiny is not None:
         yield from _function("tiny.write", spec.tiny.write, resolve, "write(folder, seed=)", None, seed=0)
+        if not spec.tiny.media and any("needs" in roles.values() for roles in spec.inputs.values()):
+            yield "tiny.media: empty, but the model needs media."
+        if spec.tiny.media:
+            yield from _function("tiny.media", spec.tiny.media, resolve, "media(folder, number=)", None, number=0)
         for name in spec.tiny.idle_layers:
-            if not f".{name}".endswith(tuple(f".{target}" for target in spec.lora_targets)):
+            targets = spec.lora_targets
+            if isinstance(targets, tuple) and not f".{name}".endswith(tuple(f".{target}" for target in targets)):
                 yield f"tiny.idle_layers: {name!r} is not a layer that `lora_targets` match."
     for engine, target in spec.bridges.items():
         try:
@@ -152,8 +160,8 @@ def _model(spec: ModelSpec, resolve: Resolve) -> Iterator[str]:
         keywords = dict.fromkeys(("prompts", "sampling", "initial"))
         yield from _function("parity", spec.parity, resolve, call, None, **keywords)
     if spec.text_parity:
-        call = "text_parity(folder, prompts=, sampling=)"
-        keywords = dict.fromkeys(("prompts", "sampling"))
+        call = "text_parity(folder, inputs=, sampling=)"
+        keywords = dict.fromkeys(("inputs", "sampling"))
         yield from _function("text_parity", spec.text_parity, resolve, call, None, **keywords)
 
 

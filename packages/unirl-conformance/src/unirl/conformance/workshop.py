@@ -16,6 +16,7 @@ from unirl.core.roles import Engine, Model
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import PartConfig
 from unirl.core.specs.spec import EngineSpec, Miniature, ModelSpec
+from unirl.core.types.data import MediaRef
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 
 from .progress import Status
@@ -146,6 +147,20 @@ class Workshop:
             partial.rename(folder)
         return folder
 
+    def media(self, found: Found, number: int) -> tuple[MediaRef, ...]:
+        """What sample `number` of the model's miniature is generated from besides its text; written once a run."""
+        target = self.miniature(found).media
+        if not target:
+            return ()
+
+        def written() -> tuple[MediaRef, ...]:
+            folder = self.folder / "media" / found.spec.name
+            folder.mkdir(parents=True, exist_ok=True)
+            write: Callable[..., tuple[MediaRef, ...]] = self.resolved(found, target)
+            return write(folder, number=number)
+
+        return self.shared(f"media {number} of {found.spec.name}", written)
+
     def sampling(self, found: Found, **settings: object) -> LatentSamplingConfig:
         """Sampling settings of latents that the model's miniature takes, with `settings` laid over them."""
         laid = {"num_inference_steps": 4, **self.miniature(found).sampling, **settings}
@@ -173,11 +188,11 @@ class Workshop:
         """Name of the model's first track of a kind."""
         return next(name for name, of in cast(ModelSpec, found.spec).tracks.items() if of == kind)
 
-    def fresh_model(self, found: Found, *, device: str = "cpu", seed: int = 0) -> Model:
-        """The model on its miniature, for a claim that changes it."""
+    def fresh_model(self, found: Found, *, device: str = "cpu", seed: int = 0, lazy: bool = False) -> Model:
+        """The model on its miniature, for a claim that changes it. lazy: see `unirl.core.roles.LazyModel`."""
         spec = cast(ModelSpec, found.spec)
         config = self.config(found, {spec.path_key: str(self.checkpoint(found, seed=seed))})
-        return cast(Model, self.build(found, config, device=device))
+        return cast(Model, self.build(found, config, device=device, **({"lazy": True} if lazy else {})))
 
     def model(self, found: Found, *, device: str = "cpu") -> Model:
         """The model on its miniature, shared by all claims that only look at it."""

@@ -11,7 +11,7 @@ from unirl.core.specs.config import PartConfig
 from unirl.numerics.model_files import DTYPES
 
 if TYPE_CHECKING:
-    from unirl.core.specs.plan import Plan
+    from unirl.core.specs.plan import Plan, Stage
 
 __all__ = ["ExternalConfig"]
 
@@ -54,16 +54,18 @@ class ExternalConfig(PartConfig):
     has_batch_invariant_mode: ClassVar[bool] = False
     """Whether the engine has a batch-invariant mode, and a setting `batch_invariant` for it."""
 
-    def problems(self, plan: Plan | None) -> Iterator[Reason]:
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """An unsupported mode, and a release without a lock file; without a plan the environment reports the latter."""
-        if plan is not None and plan.run.batch_invariant and not self.has_batch_invariant_mode:
+        if plan is None or stage is None:
+            return
+        if plan.run.batch_invariant and not self.has_batch_invariant_mode:
             yield Reason(
                 key="run.batch_invariant",
-                text=f"got true; engine {plan.engine.name!r} is an external engine without a batch-invariant "
+                text=f"got true; engine {stage.engine.name!r} is an external engine without a batch-invariant "
                 "mode. Use an in-process engine, such as trainside, or unset it.",
             )
-        if plan is None or self.release in ("", *plan.engine.spec.releases):
+        if self.release in ("", *stage.engine.spec.releases):
             return
-        releases = plan.engine.spec.releases
+        releases = stage.engine.spec.releases
         has = f"{', '.join(releases)}, or empty for the newest" if releases else "empty, for its only release"
-        yield Reason(key=".release", text=f"got {self.release!r}; engine {plan.engine.spec.name!r} accepts {has}.")
+        yield Reason(key=".release", text=f"got {self.release!r}; engine {stage.engine.spec.name!r} accepts {has}.")

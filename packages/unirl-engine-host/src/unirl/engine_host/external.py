@@ -13,6 +13,7 @@ from typing import Any
 
 from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
 from unirl.core.roles import Model, WeightReceipt, WeightUpdate
+from unirl.core.types.weights import forms
 from unirl.engine_host.config import ExternalConfig
 
 from .process import EngineProcess, EngineRaised, Program
@@ -150,7 +151,7 @@ class ExternalEngine:
                 version=update.version,
                 checksum=update.checksum,
                 num_tensors=len(update.tensors),
-                size_bytes=sum(tensor.numel() * tensor.element_size() for tensor in update.tensors.values()),
+                size_bytes=sum(form.nbytes for form in forms(update.tensors).values()),
             )
 
     def sleep(self) -> None:
@@ -228,7 +229,7 @@ class ExternalEngine:
             if mismatch and not full_mismatch(update, self._held, rounds=True):
                 mismatch += " Or set engine.dtype, to which fp32 weights are then rounded."
         elif update.tensors and not self._hosting.lora_rank:
-            rank = next(iter(update.tensors.values())).shape[0]
+            rank = next(iter(forms(update.tensors).values())).shape[0]
             raise RecipeError(f"{what}: {self._name} was started without LoRA support; set engine.lora_rank={rank}.")
         elif self._unusable and self._has_other_base:
             raise RunFailed(f"{what}: an adapter update is not enough, since {self._unusable} Send full weights.")

@@ -12,11 +12,12 @@ from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
 from unirl.core.plugins.bridges import bridge_name, import_bridge
 from unirl.core.roles import DiffusionModel, Model
 from unirl.core.specs.spec import EngineSpec
+from unirl.core.types.array import Ragged
 from unirl.core.types.request import Request, TextRequest
 from unirl.core.types.rollout import verify_echo
 from unirl.core.types.serial import from_bytes, to_bytes
 from unirl.core.types.track import Track
-from unirl.numerics.diffusion.rollout import encoded
+from unirl.numerics.diffusion.rollout import branch_inputs, encoded
 
 from .external import ExternalEngine, Hosting
 
@@ -84,8 +85,8 @@ class ExternalLatentEngine(ExternalEngine):
 
     def _compare(self, request: Request, used: Mapping[str, Any]) -> None:
         """Checks the inputs of each row, which `verify_echo` does not see."""
-        sampling = request.latent.sampling
-        negative = sampling.negative_prompt if sampling.guidance_scale != 1.0 else None
+        is_guided = "negative" in branch_inputs(request)
+        negative = request.latent.sampling.negative_prompt if is_guided else None
         expected = {
             "sample_id": list(request.sample_ids),
             "text": list(request.inputs.texts),
@@ -104,8 +105,7 @@ class ExternalLatentEngine(ExternalEngine):
         """Compares the probe's conditions with the model's own. Training reuses the returned conditions, so ratios and
         log-prob mismatch look perfect even if they were encoded wrongly."""
         sampling = self._probe.latent.sampling
-        negative = self._probe.inputs.negative(sampling.negative_prompt)
-        for kind, inputs in (("positive", self._probe.inputs), ("negative", negative)):
+        for kind, inputs in branch_inputs(self._probe).items():
             expected = encoded(self._encoder, inputs, sampling=sampling).expanded()
             result = track.conditions[kind].expanded()
             for part in sorted(expected.keys() | result.keys()):
@@ -119,7 +119,7 @@ class ExternalLatentEngine(ExternalEngine):
 
     def _check(self, request: Request) -> None:
         known, expected = self._model.spec.tracks, request.params
-        if isinstance(expected, TextRequest) or known.get(request.track) != "latent":
+        if isinstance(expected, TextRequest) or "latent" not in known.values():
             raise RecipeError(
                 f"sampling: got track {request.track!r}, but {self._name} generates latents, and model "
                 f"{self._model.spec.name!r} has {', '.join(f'{track} ({kind})' for track, kind in known.items())}."
@@ -139,10 +139,14 @@ def fitting_bridge(model: Model, engine: EngineSpec) -> tuple[str, Any]:
     return bridge_name(model.spec, engine), bridge
 
 
-def _condition_gap(wanted: torch.Tensor | None, found: torch.Tensor | None) -> str:
+def _condition_gap(wanted: Ragged | None, found: Ragged | None) -> str:
     """How a condition differs beyond rounding; empty when it does not."""
     if wanted is None or found is None:
         return f"{'the model' if wanted is None else 'the engine'} has none"
+    if isinstance(wanted, tuple) or isinstance(found, tuple):
+        if type(wanted) is not type(found) or len(wanted) != len(found):
+            return f"got {type(found).__name__} of {len(found)}, expected {type(wanted).__name__} of {len(wanted)}"
+        return next(filter(None, map(_condition_gap, wanted, found)), "")
     if wanted.shape != found.shape:
         return f"got shape {list(found.shape)}, expected {list(wanted.shape)}"
     is_fp32 = wanted.dtype == found.dtype == torch.float32

@@ -11,7 +11,7 @@ from unirl.core.limits import Reason, limit
 from .config import ExternalConfig
 
 if TYPE_CHECKING:
-    from unirl.core.specs.plan import Plan
+    from unirl.core.specs.plan import Plan, Stage
 
 __all__ = ["ExternalTextConfig"]
 
@@ -40,16 +40,17 @@ class ExternalTextConfig(ExternalConfig):
 
     has_batch_invariant_mode: ClassVar[bool] = True
 
-    def problems(self, plan: Plan | None) -> Iterator[Reason]:
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Also LoRA training with a `lora_rank` of 0."""
-        yield from super().problems(plan)
-        if plan is not None and plan.run.batch_invariant and plan.run.device == "cpu":
+        yield from super().problems(plan, stage)
+        if plan is not None and stage is not None and plan.run.batch_invariant and plan.run.device == "cpu":
             yield Reason(
                 key="run.batch_invariant",
-                text=f"got true with run.device=cpu; engine {plan.engine.name!r} has its batch-invariant mode only on "
+                text=f"got true with run.device=cpu; engine {stage.engine.name!r} has its batch-invariant mode only on "
                 "GPUs. Use an in-process engine, such as trainside, or unset it.",
             )
-        if plan is not None and plan.backend.config.trains == "lora" and not self.lora_rank:
+        backend = None if stage is None else stage.backend
+        if backend is not None and backend.config.trains == "lora" and not self.lora_rank:
             yield Reason(
                 key=".lora_rank",
                 text="got 0, but the backend trains LoRA adapters; set their rank, such as "

@@ -87,7 +87,7 @@ class ExternalTextEngine(ExternalEngine):
 
     def _check(self, request: Request) -> None:
         known, expected = self._model.spec.tracks, request.params
-        if not isinstance(expected, TextRequest) or known.get(request.track) != "text":
+        if not isinstance(expected, TextRequest) or "text" not in known.values():
             raise RecipeError(
                 f"sampling: got track {request.track!r}, but {self._name} generates text, and model "
                 f"{self._model.spec.name!r} has {', '.join(f'{track} ({kind})' for track, kind in known.items())}."

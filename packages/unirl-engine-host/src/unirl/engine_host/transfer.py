@@ -16,7 +16,7 @@ from torch import Tensor
 from unirl.core.errors import RunFailed
 from unirl.core.names import did_you_mean
 from unirl.core.roles import WeightUpdate
-from unirl.core.types.weights import weight_mismatch
+from unirl.core.types.weights import forms, weight_mismatch
 
 __all__ = ["Held", "adapter_mismatch", "files_of", "full_mismatch", "inventory"]
 
@@ -41,7 +41,7 @@ def inventory(found: Sequence[Sequence[Any]]) -> dict[str, Held]:
 def full_mismatch(update: WeightUpdate, held: Mapping[str, Held], *, rounds: bool) -> str:
     """Why full weights are incompatible; empty when they fit. rounds: fp32 weights are rounded to the engine's
     dtype."""
-    sent = {name: _described(tensor) for name, tensor in update.tensors.items()}
+    sent = {name: _described(form) for name, form in forms(update.tensors).items()}
     if rounds:
         sent = {
             name: Held(dtype=held[name].dtype, shape=one.shape) if one.dtype == "float32" and name in held else one
@@ -52,12 +52,13 @@ def full_mismatch(update: WeightUpdate, held: Mapping[str, Held], *, rounds: boo
 
 def adapter_mismatch(update: WeightUpdate, held: Mapping[str, Held], *, most_rank: int) -> str:
     """Why an adapter is incompatible; empty when it fits. Its tensors are fp32, or of their layer's dtype."""
-    layers = sorted({name.rpartition(".lora_")[0] for name in update.tensors})
+    sent = forms(update.tensors)
+    layers = sorted({name.rpartition(".lora_")[0] for name in sent})
     linear = sorted(name.removesuffix(".weight") for name, one in held.items() if len(one.shape) == 2)
     if not layers:
         return "the update has no tensors."
     for layer in layers:
-        pair = [update.tensors.get(f"{layer}.lora_{side}.weight") for side in "AB"]
+        pair = [sent.get(f"{layer}.lora_{side}.weight") for side in "AB"]
         if layer not in linear:
             return f"the engine has no layer {layer!r}{did_you_mean(layer, linear) or '.'}"
         down, up = pair
@@ -72,13 +73,13 @@ def adapter_mismatch(update: WeightUpdate, held: Mapping[str, Held], *, most_ran
             )
         if rank > most_rank:
             return f"the adapter of {layer!r} has rank {rank}, but engine.lora_rank is {most_rank}; set it to {rank}."
-        if rank != next(iter(update.tensors.values())).shape[0]:
+        if rank != next(iter(sent.values())).shape[0]:
             return f"the adapter of {layer!r} has rank {rank}, others differ; all must have the same rank."
         for tensor in (down, up):
             if _described(tensor).dtype not in ("float32", base.dtype):
                 return f"the adapter of {layer!r} is {_described(tensor).dtype}, expected float32 or {base.dtype}."
-    if len(update.tensors) != 2 * len(layers):
-        return f"got {len(update.tensors)} tensors for {len(layers)} layers, expected one lora_A and lora_B per layer."
+    if len(sent) != 2 * len(layers):
+        return f"got {len(sent)} tensors for {len(layers)} layers, expected one lora_A and lora_B per layer."
     return ""
 
 
@@ -88,7 +89,7 @@ def files_of(update: WeightUpdate, *, folder: str) -> Iterator[list[str]]:
 
     folder: for the files; empty uses shared memory, or the temporary folder if they do not fit.
     """
-    size = sum(tensor.numel() * tensor.element_size() for tensor in update.tensors.values())
+    size = sum(form.nbytes for form in forms(update.tensors).values())
     places = [Path(folder)] if folder else [SHARED_MEMORY, Path(tempfile.gettempdir())]
     fitting = [place for place in places if place.is_dir() and shutil.disk_usage(place).free > 1.05 * size]
     if not fitting:

@@ -126,15 +126,16 @@ def loading_pipeline(
         ) from error
 
 
-def check_filled(folder: Path, components: Mapping[str, object]) -> None:
+def check_filled(folder: Path, components: Mapping[str, object], *, given: Mapping[str, object]) -> None:
     """Raise RecipeError for a weight of a loaded pipeline that its checkpoint has no values for.
 
     components: those of the pipeline by name. diffusers leaves such weights on the meta device, without values.
+    given: components that were not loaded from the checkpoint; not checked.
     """
     import torch
 
     for name, part in components.items():
-        if isinstance(part, torch.nn.Module):
+        if isinstance(part, torch.nn.Module) and name not in given:
             empty = [key for key, weight in part.state_dict().items() if weight.is_meta]
             if empty:
                 more = f" and {len(empty) - 1} more" if empty[1:] else ""

@@ -1,4 +1,4 @@
-"""Checkpoints, prompts and recipes of the two quickstarts, images and text, as files of this package."""
+"""Checkpoints, prompts and recipes of the quickstarts, images, text and both, as files of this package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["checkpoint_path", "prompts_path", "text_checkpoint_path", "text_prompts_path"]
+__all__ = [
+    "checkpoint_path",
+    "enhancer_checkpoint_path",
+    "enhancer_prompts_path",
+    "prompts_path",
+    "text_checkpoint_path",
+    "text_prompts_path",
+]
 
 
 def checkpoint_path() -> Path:
@@ -27,6 +34,16 @@ def text_checkpoint_path() -> Path:
 def text_prompts_path(split: Literal["train", "heldout"]) -> Path:
     """File of sums and differences, one JSON row each. No problem of `heldout` is in `train`."""
     return _path(f"text/prompts/{split}.jsonl")
+
+
+def enhancer_checkpoint_path() -> Path:
+    """Folder of the tiny Qwen3 that rewrites captions, in the layout of transformers."""
+    return _path("enhancer/checkpoint")
+
+
+def enhancer_prompts_path(split: Literal["train", "heldout"]) -> Path:
+    """File of clumsy captions, one JSON row each. No scene of `heldout` is in `train`."""
+    return _path(f"enhancer/prompts/{split}.jsonl")
 
 
 def _path(name: str) -> Path:

@@ -13,7 +13,7 @@ from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.config import PartConfig
 
 if TYPE_CHECKING:
-    from unirl.core.specs.plan import Plan
+    from unirl.core.specs.plan import Plan, Stage
 
 __all__ = ["LocalConfig", "RayConfig", "WorkerStoreConfig"]
 
@@ -75,7 +75,7 @@ class RayConfig(PartConfig):
     environment: dict[str, str] = field(default_factory=lambda: dict[str, str]())
     """Environment variables of the workers."""
 
-    def problems(self, plan: Plan | None) -> Iterator[Reason]:
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Devices, carriers and engines that are incompatible with the placement."""
         if self.placement == "colocate" and self.gpus > 1:
             yield Reason(
@@ -84,14 +84,18 @@ class RayConfig(PartConfig):
             )
         if self.carrier == "disk" and not self.carrier_dir:
             yield Reason(key=".carrier_dir", text="the carrier 'disk' needs a folder shared by all machines; set one.")
-        if plan is None:
+        if plan is None or stage is None:
             return
         if self.carrier == "cuda-ipc":
             yield from self._without_shared_memory(plan.run.device)
         if self.placement == "colocate":
-            yield from _memory_kept(plan)
-        engine = plan.engine.spec
-        if self.placement == "trainside" and engine.support(Cap.WEIGHTS_SHARED) is not Support.NATIVE:
+            yield from _memory_kept(stage)
+        engine = stage.engine.spec
+        if (
+            self.placement == "trainside"
+            and stage.backend is not None
+            and engine.support(Cap.WEIGHTS_SHARED) is not Support.NATIVE
+        ):
             yield Reason(
                 key=".placement",
                 text=f"got 'trainside', where each train rank samples with the module it trains; engine "
@@ -119,9 +123,9 @@ class WorkerStoreConfig(PartConfig):
     """No settings: workers keep tensors in memory and pass them on through Ray's object store."""
 
 
-def _memory_kept(plan: Plan) -> Iterator[Reason]:
+def _memory_kept(stage: Stage) -> Iterator[Reason]:
     """Reasons the engine could not release the memory of a device it shares with training."""
-    spec = plan.engine.spec
+    spec = stage.engine.spec
     if Support.NATIVE not in (spec.support(Cap.SLEEP), spec.support(Cap.WEIGHTS_SHARED)):
         yield Reason(
             key=".placement",
@@ -129,10 +133,10 @@ def _memory_kept(plan: Plan) -> Iterator[Reason]:
             "training. Use separate.",
         )
     for key, expected in spec.enabled_by.get(Cap.SLEEP, {}).items():
-        result = reduce(getattr, key.split("."), plan.engine.config)
+        result = reduce(getattr, key.split("."), stage.engine.config)
         if result != expected:
             yield Reason(
-                key=f"engine.{key}",
+                key=f"{stage.engine.key}.{key}",
                 text=f"got {json.dumps(result)}, but with launcher.placement=colocate training needs that memory in "
-                f"turn; set engine.{key}={json.dumps(expected)}.",
+                f"turn; set {stage.engine.key}.{key}={json.dumps(expected)}.",
             )

@@ -6,12 +6,12 @@ import dataclasses
 from typing import Any
 
 from unirl.core.errors import PlanRejected
-from unirl.core.loop.build import build_algorithm, build_parts, reward_weights
+from unirl.core.loop.build import build_algorithms, build_parts, reward_weights
 from unirl.core.loop.parts import Noted, Parts
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.check import check_config
-from unirl.core.specs.plan import Plan
+from unirl.core.specs.plan import Learner, Plan
 
 from .actors import Actor, Call
 from .cluster import Cluster
@@ -58,11 +58,8 @@ class RayLauncher:
         self._cluster = cluster = Cluster(config)
         try:
             nodes = cluster.nodes()
-            if config.reference == "separate" and plan.needs.reference == "none":
-                raise PlanRejected(
-                    f"launcher.reference: got 'separate', but algorithm {plan.algorithm.name!r} uses no reference "
-                    "policy as configured. Use trainside, or enable its KL penalty."
-                )
+            if config.reference == "separate":
+                _check_reference(plan)
             workers = places(config, on_cuda=_on_cuda(plan, sum(node.gpus for node in nodes)))
             reason = misfit(workers, nodes)
             if reason:
@@ -85,11 +82,25 @@ class RayLauncher:
         session = self._session(plan, cluster, by_role)
         weights = WeightSync(plan, self._config, session) if session.rollout else None
         samples = Samples(cluster, weights, retries=self._config.retries)
+        learners = plan.learners
         return Parts(
-            model=RemoteModel(plan.model.spec, cluster, session.train[0]),
-            backend=RemoteBackend(session, samples, lend=weights.lend if weights else None),
-            engine=RemoteEngine(session, samples),
-            algorithm=build_algorithm(plan, catalog=catalog),
+            models={
+                name: RemoteModel(learner.model.spec, cluster, session.train[0], learner=name)
+                for name, learner in learners.items()
+            },
+            backends={
+                name: RemoteBackend(
+                    session,
+                    samples,
+                    learner=name,
+                    references=by_role["reference"] if name in _asking_for_reference(plan) else (),
+                    lend=weights.lend_all(name) if weights else None,
+                )
+                for name, learner in learners.items()
+                if learner.backend is not None
+            },
+            engines={stage.name: RemoteEngine(session, samples, stage) for stage in plan.stages},
+            algorithms=build_algorithms(plan, catalog=catalog),
             rewards={
                 name: RemoteReward(
                     name, session, samples, scores_groups=choice.spec.support(Cap.REWARD_GROUP) is Support.NATIVE
@@ -108,17 +119,21 @@ class RayLauncher:
             timeouts = {"timeout_s": config.call_timeout_s, "within_s": config.start_timeout_s}
             cluster.meet(train, "open_group", "join_group", phase="build", **timeouts)
         self._build(cluster, by_role)
-        trained, *_ = cluster.call(train, "version", phase="build")
+        trained, *_ = cluster.call(train, "versions", phase="build")
+        frozen = {stage.name for stage in plan.stages if stage.backend is None}
         return Session(
             cluster=cluster,
             train=train,
             rollout=rollout,
             reference=by_role["reference"],
             reward=by_role["reward"],
-            copies=_copies(plan, config.train_ranks),
+            copies={name: _copies(learner, config.train_ranks) for name, learner in plan.learners.items()},
             turns=Turns(cluster, train=train, rollout=rollout, is_shared=config.placement == "colocate"),
             # Rollout workers start from the checkpoint and seeded adapters; the first sync replaces both.
-            versions=WeightVersions(trained=trained, sampled=NOTHING if rollout else 0),
+            versions=WeightVersions(
+                trained=trained,
+                sampled={stage.name: NOTHING if rollout and stage.name not in frozen else 0 for stage in plan.stages},
+            ),
         )
 
     def _build(self, cluster: Cluster, by_role: dict[str, list[Actor]]) -> None:
@@ -143,14 +158,32 @@ class RayLauncher:
             call.actor.setup.append((call.method, call.args, call.named))
 
 
-def _copies(plan: Plan, train_ranks: int) -> int:
+def _asking_for_reference(plan: Plan) -> set[str]:
+    """Learners whose algorithms compare with the reference policy."""
+    return {stage.learner.name for stage in plan.trained if stage.needs.reference != "none"}
+
+
+def _check_reference(plan: Plan) -> None:
+    """Raise PlanRejected where nothing asks for reference workers."""
+    if not _asking_for_reference(plan):
+        names = ", ".join(repr(stage.parts["algorithm"].name) for stage in plan.trained)
+        raise PlanRejected(
+            f"launcher.reference: got 'separate', but algorithm {names} uses no reference policy as configured. Use "
+            "trainside, or enable its KL penalty."
+        )
+
+
+def _copies(learner: Learner, train_ranks: int) -> int:
     """Neighbouring ranks that get the same rows: the backend's tensor-parallel size, `mesh.tensor`."""
-    config: Any = plan.backend.config
+    if learner.backend is None:
+        return 1
+    config: Any = learner.backend.config
     has_mesh = "mesh" in {item.name for item in dataclasses.fields(config)}
     copies = int(config.mesh.tensor) if has_mesh else 1
     if train_ranks % copies:
         raise PlanRejected(
-            f"backend.mesh.tensor: got {copies}, but launcher.train_ranks = {train_ranks} is not a multiple of it."
+            f"{learner.backend.key}.mesh.tensor: got {copies}, but launcher.train_ranks = {train_ranks} is not a "
+            "multiple of it."
         )
     return copies
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from unirl.core.errors import UniRLError
 from unirl.core.loop.algorithm_state import algorithm_state
 from unirl.core.loop.balance import balance
-from unirl.core.roles import Algorithm, Policy, ScoreInput, Scores, TrainReport, WeightReceipt, WeightUpdate
+from unirl.core.roles import Job, Policy, ScoreInput, Scores, TrainReport, WeightReceipt, WeightUpdate
+from unirl.core.specs.plan import Stage
 from unirl.core.specs.spec import ModelSpec
 from unirl.core.types.batch import inverse, rows_by_group
 from unirl.core.types.inputs import Inputs
@@ -26,6 +27,7 @@ from .cluster import Cluster
 from .remote_rows import RemoteRows, fetchable
 from .samples import Named, Samples
 from .session import Session
+from .worker import RemoteJob
 
 __all__ = ["RemoteBackend", "RemoteEngine", "RemoteModel", "RemoteReward", "shares"]
 
@@ -77,8 +79,9 @@ def shares(
 class RemoteModel:
     """The driver's view of a model: sizes and schedules. Everything else runs on the workers."""
 
-    def __init__(self, spec: ModelSpec, cluster: Cluster, actor: Actor) -> None:
+    def __init__(self, spec: ModelSpec, cluster: Cluster, actor: Actor, *, learner: str) -> None:
         self.spec = spec
+        self._learner = learner
         self.device = torch.device("cpu")
         self._cluster, self._actor = cluster, actor
         self._schedules: dict[str, Tensor] = {}
@@ -100,47 +103,53 @@ class RemoteModel:
     def schedule(self, sampling: LatentSamplingConfig) -> Tensor:
         key = repr(sampling)
         if key not in self._schedules:
-            (self._schedules[key],) = self._cluster.call([self._actor], "schedule", sampling, phase="request")
+            (self._schedules[key],) = self._cluster.call(
+                [self._actor], "schedule", self._learner, sampling, phase="request"
+            )
         return self._schedules[key]
 
     def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
-        (shape,) = self._cluster.call([self._actor], "latent_shape", sampling, phase="request")
+        (shape,) = self._ask("latent_shape", sampling)
         return shape
 
     def prompt_tokens(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> list[Tensor]:
-        (tokens,) = self._cluster.call([self._actor], "prompt_tokens", inputs, sampling, phase="request")
+        (tokens,) = self._ask("prompt_tokens", inputs, sampling)
         return tokens
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
         result = self._stop_tokens
         if result is None:
-            (result,) = self._cluster.call([self._actor], "stop_tokens", phase="request")
+            (result,) = self._ask("stop_tokens")
             self._stop_tokens = result
         return result
+
+    def _ask(self, method: str, *args: Any) -> list[Any]:
+        return self._cluster.call([self._actor], method, self._learner, *args, phase="request")
 
 
 class RemoteEngine:
     """Tracks from several workers, each generating a share of the request."""
 
-    def __init__(self, session: Session, samples: Samples) -> None:
+    def __init__(self, session: Session, samples: Samples, stage: Stage) -> None:
         """samples: records the generated samples, so that lost ones can be regenerated."""
         self._session, self._cluster, self._samples = session, session.cluster, samples
+        self._stage = stage.name
         self._actors = session.rollout or session.train
         # Ranks that hold shards of one module run collective forwards: each gets equally many rows, padded where
         # needed. Of neighbours that generate the same rows together, the first one's answer counts.
-        self._lockstep = not session.rollout and len(session.train) > 1
-        self._copies = 1 if session.rollout else session.copies
+        self._lockstep = not session.rollout and len(session.train) > 1 and stage.backend is not None
+        self._copies = 1 if session.rollout else session.copies[stage.learner.name]
 
     @property
     def version(self) -> int:
-        return self._session.versions.sampled
+        return self._session.versions.sampled[self._stage]
 
     @version.setter
     def version(self, value: int) -> None:
         if value != self.version:
-            self._cluster.call(self._actors, "set_version", value, phase="sync")
-        self._session.versions.sampled = value
+            self._cluster.call(self._actors, "set_version", self._stage, value, phase="sync")
+        self._session.versions.sampled[self._stage] = value
 
     def generate(self, request: Request) -> Track:
         self._session.turns.rollout()
@@ -187,21 +196,26 @@ class RemoteBackend:
         session: Session,
         samples: Samples,
         *,
+        learner: str,
+        references: Sequence[Actor],
         lend: Callable[[Policy], AbstractContextManager[None]] | None,
     ) -> None:
         """samples: record of the rollout workers' samples.
 
+        references: workers that hold its reference policy; empty where the train ranks do, or nothing asks for it.
+
         lend: temporarily loads another policy into rollout workers; None when the train ranks generate.
         """
         self._session, self._cluster, self._samples, self._lend = session, session.cluster, samples, lend
-        self._actors, self._copies, self._references = session.train, session.copies, session.reference
+        self._learner, self._actors, self._references = learner, session.train, references
+        self._copies = session.copies[learner]
 
     @property
     def version(self) -> int:
-        return self._session.versions.trained
+        return self._session.versions.trained[self._learner]
 
     def version_of(self, policy: Policy = "live") -> int:
-        return self._session.version_of(policy)
+        return self._session.version_of(self._learner, policy)
 
     @contextmanager
     def policy(self, which: Policy = "live") -> Iterator[None]:
@@ -213,33 +227,38 @@ class RemoteBackend:
         try:
             yield
         finally:
-            self._call("leave_policy", phase="policy")
+            self._cluster.call(self._actors, "leave_policy", phase="policy")
 
-    def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
-        """Each rank trains on its share with its own instance of the algorithm, given the state of `algorithm`, the
-        driver's, which made requests and advantages."""
-        if self._references:
-            track = self.with_reference(track)
-        partition = _track_shares(track, len(self._actors) // self._copies)
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        """Each rank trains on its share with its own instances of the algorithms, given the states of the driver's,
+        which made the advantages."""
+        tracks = [self.with_reference(job.track) if self._references else job.track for job in jobs]
+        workers = len(self._actors) // self._copies
+        partitions = [_track_shares(track, workers) for track in tracks]
 
         def bring(named: Named) -> None:
             self._session.turns.train()
             calls: list[Call] = []
             for number, actor in enumerate(self._actors):
-                rows = partition[number // self._copies]
-                share = named(_for_training(track.select(rows) if rows else _empty(track)))
-                calls.append(Call(actor=actor, method="bring", args=(share,)))
+                shares = [
+                    named(_share(track, partition[number // self._copies]))
+                    for track, partition in zip(tracks, partitions, strict=True)
+                ]
+                calls.append(Call(actor=actor, method="bring", args=(shares,)))
             self._cluster.run(calls, phase="fetch")
 
         try:
             self._samples.needed(bring)
-            state = algorithm_state(algorithm)
-            answers = self._call("train", progress=progress, state=state, phase="train")
+            remote = [
+                RemoteJob(name=job.name, weight=job.weight, train=job.train, state=algorithm_state(job.algorithm))
+                for job in jobs
+            ]
+            answers = self._call("train", remote, progress=progress, phase="train")
         except BaseException:
-            self._session.versions.trained = self._version_after_failure()
+            self._session.versions.trained[self._learner] = self._version_after_failure()
             raise
         report: TrainReport
-        report, self._session.versions.trained = answers[0]
+        report, self._session.versions.trained[self._learner] = answers[0]
         return report
 
     def with_reference(self, track: Track, *, policy: Policy = "reference") -> Track:
@@ -248,7 +267,7 @@ class RemoteBackend:
 
         def ask(named: Named) -> list[Track]:
             calls = [
-                Call(actor=actor, method="reference", args=(named(_for_training(track.select(rows))),))
+                Call(actor=actor, method="reference", args=(self._learner, named(_share(track, rows))))
                 for actor, rows in zip(self._references, partition, strict=False)
             ]
             return self._cluster.run(calls, phase="reference", restart=lambda actor: None)
@@ -264,13 +283,13 @@ class RemoteBackend:
 
     def adopt(self, update: WeightUpdate) -> None:
         self._call("adopt", update, phase="adopt")
-        self._session.versions.trained = update.version
+        self._session.versions.trained[self._learner] = update.version
 
     def save(self, folder: Path) -> None:
         self._call("save", folder.resolve(), phase="checkpoint")
 
     def load(self, folder: Path) -> None:
-        self._session.versions.trained = self._call("load", folder.resolve(), phase="resume")[0]
+        self._session.versions.trained[self._learner] = self._call("load", folder.resolve(), phase="resume")[0]
 
     def end_rollout(self) -> None:
         self._call("end_rollout", phase="train")
@@ -286,14 +305,15 @@ class RemoteBackend:
 
     def _call(self, method: str, *args: Any, phase: str, **named: Any) -> list[Any]:
         self._session.turns.train()
-        return self._cluster.call(self._actors, method, *args, phase=phase, **named)
+        return self._cluster.call(self._actors, method, self._learner, *args, phase=phase, **named)
 
     def _version_after_failure(self) -> int:
         """The ranks' version if all agree; else -1: their weights are not those of any one step."""
         try:
-            result: list[int] = self._cluster.call(self._actors, "version", phase="train", timeout_s=SETTLE_S)
+            versions = self._cluster.call(self._actors, "versions", phase="train", timeout_s=SETTLE_S)
         except UniRLError:
             return -1
+        result: list[int] = [version[self._learner] for version in versions]
         return result[0] if len(set(result)) == 1 else -1
 
 
@@ -331,6 +351,11 @@ def _track_shares(track: Track, workers: int) -> list[list[int]]:
     """Rows of each worker that runs forwards over a track, units whole; those of text cost their tokens."""
     costs = track.segment.total_lengths if isinstance(track.segment, TextSegment) else None
     return shares(track.group_ids, workers, units=track.units(), costs=costs)
+
+
+def _share(track: Track, rows: Sequence[int]) -> Track:
+    """What a worker needs of its rows."""
+    return _for_training(track.select(rows) if rows else _empty(track))
 
 
 def _padded(request: Request, rows: Sequence[int], *, to: int) -> Request:

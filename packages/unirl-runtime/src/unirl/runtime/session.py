@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from unirl.core.roles import Policy
@@ -21,10 +21,10 @@ NOTHING = -1
 class WeightVersions:
     """Versions of the weights, as the driver knows them."""
 
-    trained: int
-    """Of the live policy on the train ranks: optimizer steps taken."""
-    sampled: int
-    """Of the workers that generate, of the policy that samples."""
+    trained: dict[str, int]
+    """Of the live policy of each learner on the train ranks: optimizer steps taken."""
+    sampled: dict[str, int]
+    """Of the workers that generate, of the policy that each stage samples with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +38,15 @@ class Session:
     reference: Sequence[Actor]
     """Empty when the reference policy runs on the train ranks."""
     reward: Sequence[Actor]
-    copies: int
-    """Neighbouring train ranks that split the layers (tensor parallelism), and so work on the same rows."""
+    copies: Mapping[str, int]
+    """Of each learner: neighbouring train ranks that split the layers (tensor parallelism), and so work on the same
+    rows."""
     turns: Turns
     versions: WeightVersions
 
-    def version_of(self, policy: Policy) -> int:
-        """Of a policy of the train ranks."""
+    def version_of(self, learner: str, policy: Policy) -> int:
+        """Of a policy of a learner on the train ranks."""
         if policy == "live":
-            return self.versions.trained
-        version: int = self.cluster.call(self.train[:1], "version_of", policy, phase="sync")[0]
+            return self.versions.trained[learner]
+        version: int = self.cluster.call(self.train[:1], "version_of", learner, policy, phase="sync")[0]
         return version

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 from unirl.core.errors import EchoMismatch
 from unirl.core.loop.parts import Parts
 from unirl.core.roles import Policy, WeightReceipt, WeightUpdate
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.plan import Plan
+from unirl.core.types.weights import MadeTensors, forms, tensor_digests
 
 from .weights.carriers import (
     ByValueCarrier,
@@ -46,12 +53,15 @@ class Shipped:
 class WeightEnds:
     """Sends and receives the weights of one worker; others call its methods as `weights.<name>`."""
 
-    def __init__(self, name: str, *, parts: Parts, tell: Tell, device: torch.device, shares_module: bool) -> None:
-        """name: of the worker.  shares_module: its engine samples with the module that trains, and has no weights."""
+    def __init__(self, name: str, *, parts: Parts, plan: Plan, tell: Tell, device: torch.device) -> None:
+        """name: of the worker."""
         self._name, self._parts, self._tell, self._device = name, parts, tell, device
-        self._shares_module = shares_module
+        self._plan = plan
         self._export: WeightUpdate | None = None
-        self._receiver: Receiver | None = None
+        self._receivers: dict[str, Receiver] = {}
+        """By stage."""
+        self._taking = ""
+        """Stage whose weights are being received."""
         self._collective = CollectiveCarrier()
         self._rendezvous: Store | None = None
 
@@ -80,16 +90,20 @@ class WeightEnds:
 
     # Sending.
 
-    def hold_export(self, *, policy: Policy, kind: Literal["full", "lora", "merged"]) -> None:
-        """Collective. Export the weights; `ship` sends them."""
-        self._export = self._parts.backend.export_weights(policy=policy, kind=kind)
+    def hold_export(self, learner: str, *, policy: Policy, kind: Literal["full", "lora", "merged"]) -> None:
+        """Collective. Export the weights; then one rank calls `ship` while the others call `assist`."""
+        update = self._parts.backends[learner].export_weights(policy=policy, kind=kind)
+        digests = update.digests or tensor_digests(update.tensors)
+        self._export = dataclasses.replace(update, digests=digests)
 
-    def ship(self, receivers: Sequence[str], *, carrier: tuple[str, str], bucket_bytes: int) -> Shipped:
-        """Send the exported weights to the named workers. Several receive the same buckets concurrently.
+    def ship(self, stage: str, receivers: Sequence[str], *, carrier: tuple[str, str], bucket_bytes: int) -> Shipped:
+        """Send the exported weights to the engine of a stage on the named workers, bucket by bucket. Several receive
+        the same ones concurrently.
 
         Raises EchoMismatch when a receiver ends up with other weights, and any error a receiver raises.
         """
-        assert self._export is not None, f"worker {self._name!r} has exported nothing"
+        update = self._exported()
+        making = _InStep(update.tensors)
         announced = 0
 
         def to(method: str, *args: Any) -> list[Any]:
@@ -105,7 +119,7 @@ class WeightEnds:
                 raise
 
         def begin(manifest: Manifest) -> None:
-            to("weights.begin", manifest)
+            to("weights.begin", stage, manifest)
 
         def take(number: int, ticket: Any) -> None:
             to("weights.take", number, ticket)
@@ -120,23 +134,35 @@ class WeightEnds:
                     )
             return receipts[0]
 
-        report = send(
-            self._export,
-            carrier=self._carrier(*carrier),
-            begin=begin,
-            take=take,
-            finish=finish,
-            bucket_bytes=bucket_bytes,
-        )
+        with making:
+            report = send(
+                dataclasses.replace(update, tensors=making),
+                carrier=self._carrier(*carrier),
+                begin=begin,
+                take=take,
+                finish=finish,
+                bucket_bytes=bucket_bytes,
+            )
         return Shipped(report=report, announced_bytes=announced)
+
+    def assist(self) -> None:
+        """Take part in the gather of every tensor that another rank ships, and keep none."""
+        with _InStep(self._exported().tensors):
+            pass
 
     def forget_export(self) -> None:
         self._export = None
 
+    def _exported(self) -> WeightUpdate:
+        assert self._export is not None, f"worker {self._name!r} has exported nothing"
+        return self._export
+
     # Taking.
 
-    def open_receiver(self, *, carrier: tuple[str, str]) -> None:
-        """Prepare to receive weights: for the engine, or for the module it samples with."""
+    def open_receiver(self, stage: str, *, carrier: tuple[str, str]) -> None:
+        """Prepare to receive weights for the engine of a stage, or for the module that it samples with."""
+        chosen, engine = self._plan.stage(stage), self._parts.engines[stage]
+        shares_module = chosen.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE
 
         def apply(manifest: Manifest, tensors: dict[str, Tensor]) -> None:
             update = WeightUpdate(
@@ -147,15 +173,16 @@ class WeightEnds:
                 adapter_scale=manifest.adapter_scale,
                 checksum=manifest.checksum,
             )
-            if self._shares_module:
-                self._parts.backend.adopt(update)
-                self._parts.engine.version = manifest.version
+            if shares_module:
+                self._parts.backends[chosen.learner.name].adopt(update)
+                engine.version = manifest.version
             else:
-                self._parts.engine.load_weights(update)
+                engine.load_weights(update)
 
-        self._receiver = Receiver(self._carrier(*carrier), apply=apply)
+        self._receivers[stage] = Receiver(self._carrier(*carrier), apply=apply)
 
-    def begin(self, manifest: Manifest) -> None:
+    def begin(self, stage: str, manifest: Manifest) -> None:
+        self._taking = stage
         self._open().begin(manifest)
 
     def take(self, number: int, ticket: Any) -> None:
@@ -165,8 +192,8 @@ class WeightEnds:
         return self._open().finish()
 
     def _open(self) -> Receiver:
-        assert self._receiver is not None, f"worker {self._name!r} has no receiver"
-        return self._receiver
+        assert self._taking in self._receivers, f"worker {self._name!r} has no receiver for {self._taking!r}"
+        return self._receivers[self._taking]
 
     def _carrier(self, name: str, folder: str) -> Carrier:
         """The configured carrier; both ends use this."""
@@ -178,3 +205,29 @@ class WeightEnds:
             "shared-memory": SharedMemoryCarrier,
         }
         return carriers[name]()
+
+
+class _InStep(MadeTensors):
+    """Tensors that all train ranks make together, in the order of their names.
+
+    At the end of the block the rest of them is made, also after an error: the other ranks wait in their gathers.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        def make(name: str) -> Tensor:
+            assert name == self._left[0], f"{name!r} was asked for, but {self._left[0]!r} is next on all ranks"
+            self._left.popleft()
+            return tensors[name]
+
+        super().__init__({name: functools.partial(make, name) for name in tensors}, forms=forms(tensors))
+        self._left = deque(sorted(tensors))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or dist.is_initialized():
+            # A rank that fails in a gather fails in the next one too; the first error is the one to tell.
+            with nullcontext() if kind is None else suppress(RuntimeError):
+                while self._left:
+                    self[self._left[0]]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
 from unirl.core.errors import EchoMismatch, RunFailed
 from unirl.core.roles import Policy
 from unirl.core.specs.capability import Cap, Support
-from unirl.core.specs.plan import Plan
+from unirl.core.specs.plan import Plan, Stage
 
 from .actors import Actor, Call, WorkerDied
 from .carrier_choice import carrier_between, sender_of
@@ -21,7 +21,8 @@ __all__ = ["WeightSync"]
 
 
 class WeightSync:
-    """All ranks export collectively; rank 0 sends to the rollout workers, and both sides compare checksums.
+    """All train ranks gather each tensor together; rank 0 sends it to the rollout workers, and the others drop it. Both
+    sides compare checksums.
 
     With the carrier `collective` all workers receive the same buckets at once, in a process group formed before the
     first transfer and re-formed when its members change. With any other carrier, workers are served one by one.
@@ -29,68 +30,83 @@ class WeightSync:
 
     def __init__(self, plan: Plan, config: RayConfig, session: Session) -> None:
         """Raises PlanRejected when the configured carrier cannot reach every rollout worker."""
-        spec = plan.engine.spec
-        is_shared = spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE
-        trains = plan.backend.config.trains
-        takes_lora = is_shared or spec.support(Cap.WEIGHTS_LORA) is Support.NATIVE
-        self._kind: Literal["full", "lora", "merged"] = (
-            "full" if trains == "full" else ("lora" if takes_lora else "merged")
-        )
+        self._stages = [stage for stage in plan.stages if stage.backend is not None]
         self._session, self._cluster = session, session.cluster
         self._carrier = (carrier_between(config, session.train, session.rollout), config.carrier_dir)
         self._group: list[Any] = []
         """Handles of the processes in the current group, sender first."""
-        self._sampler: Policy = plan.needs.sampler
-        self._policy: Policy = self._sampler
-        """Whose weights the rollout workers are sent."""
+        self._lent: dict[str, Policy] = {}
+        """Learner -> the policy whose weights the rollout workers are sent, where it is not the one that samples."""
         self._config = config
         self._bucket_bytes = config.bucket_mb * 2**20
-        self._cluster.prepare(session.rollout, "weights.open_receiver", carrier=self._carrier)
+        for stage in self._stages:
+            self._cluster.prepare(session.rollout, "weights.open_receiver", stage.name, carrier=self._carrier)
         if self._is_collective:
             # Now rather than at the first transfer: unreachable machines should fail at start-up.
             self._meet([session.train[0], *session.rollout])
 
-    def sync(self) -> None:
-        """Send the current weights of the policy that samples to every rollout worker."""
-        self._session.versions.sampled = self._send(self._session.rollout)
+    def sync(self, stage: Stage) -> None:
+        """Send the current weights of the policy that a stage samples with to every rollout worker."""
+        self._session.versions.sampled[stage.name] = self._send(stage, self._session.rollout)
 
     @property
     def are_current(self) -> bool:
         """Whether rollouts use the current weights, and so can be regenerated."""
-        return self._session.versions.sampled == self._session.version_of(self._sampler)
+        return all(self._is_current(stage) for stage in self._stages)
 
     def refresh(self, actor: Actor) -> None:
         """Send the current rollout's weights to one worker. Raises RunFailed if training has since updated them."""
-        if not self.are_current:
-            raise RunFailed(
-                f"launcher: {actor} is new and needs version {self._session.versions.sampled} of the weights; training "
-                f"is at version {self._session.version_of(self._sampler)}, and old versions are not kept. Resume the "
-                "run."
-            )
-        self._send([actor])
+        for stage in self._stages:
+            if not self._is_current(stage):
+                raise RunFailed(
+                    f"launcher: {actor} is new and needs version {self._session.versions.sampled[stage.name]} of the "
+                    f"weights; training is at version {self._version(stage)}, and old versions are not kept. Resume "
+                    "the run."
+                )
+        for stage in self._stages:
+            self._send(stage, [actor])
+
+    def lend_all(self, learner: str) -> Callable[[Policy], AbstractContextManager[None]]:
+        """What lends another policy of a learner to all of its stages."""
+        return lambda which: self._lend(learner, which)
 
     @contextmanager
-    def lend(self, which: Policy) -> Iterator[None]:
+    def _lend(self, learner: str, which: Policy) -> Iterator[None]:
         """Within the block the rollout workers hold another policy's weights; they need a sync afterwards."""
-        if which == self._sampler:
+        stages = [stage for stage in self._stages if stage.learner.name == learner and stage.needs.sampler != which]
+        if not stages:
             yield
             return
-        self._policy = which
+        self._lent[learner] = which
         try:
-            self._send(self._session.rollout)
+            for stage in stages:
+                self._send(stage, self._session.rollout)
             yield
         finally:
-            self._policy = self._sampler
-            self._session.versions.sampled = NOTHING
+            del self._lent[learner]
+            for stage in stages:
+                self._session.versions.sampled[stage.name] = NOTHING
 
-    def _send(self, receivers: Sequence[Actor]) -> int:
+    def _policy(self, stage: Stage) -> Policy:
+        return self._lent.get(stage.learner.name, stage.needs.sampler)
+
+    def _version(self, stage: Stage) -> int:
+        return self._session.version_of(stage.learner.name, stage.needs.sampler)
+
+    def _is_current(self, stage: Stage) -> bool:
+        return self._session.versions.sampled[stage.name] == self._version(stage)
+
+    def _send(self, stage: Stage, receivers: Sequence[Actor]) -> int:
         """Returns the version that they now hold."""
-        cluster, train, version = self._cluster, self._session.train, self._session.version_of(self._policy)
+        cluster, train, policy = self._cluster, self._session.train, self._policy(stage)
+        version = self._session.version_of(stage.learner.name, policy)
         self._session.turns.train()
-        cluster.call(train, "weights.hold_export", policy=self._policy, kind=self._kind, phase="sync")
+        cluster.call(
+            train, "weights.hold_export", stage.learner.name, policy=policy, kind=_kind_of(stage), phase="sync"
+        )
         self._session.turns.rollout()
         for together in [receivers] if self._is_collective else [[actor] for actor in receivers]:
-            shipped = self._shipped(together)
+            shipped = self._shipped(stage, together)
             report = shipped.report
             if report.receipt.version != version:
                 raise EchoMismatch(
@@ -107,18 +123,20 @@ class WeightSync:
     def _is_collective(self) -> bool:
         return self._carrier[0] == "collective"
 
-    def _shipped(self, receivers: Sequence[Actor]) -> Shipped:
+    def _shipped(self, stage: Stage, receivers: Sequence[Actor]) -> Shipped:
         """Send to the workers, and again if one of them died and was replaced."""
         source = sender_of(receivers[0], self._carrier[0], self._session.train)
         named = {"carrier": self._carrier, "bucket_bytes": self._bucket_bytes}
-        call = Call(actor=source, method="weights.ship", args=([actor.name for actor in receivers],), named=named)
+        names = [actor.name for actor in receivers]
+        ship = Call(actor=source, method="weights.ship", args=(stage.name, names), named=named)
+        others = [Call(actor=actor, method="weights.assist") for actor in self._session.train if actor is not source]
         left = self._config.retries
         while True:
             handles = {actor.name: actor.handle for actor in receivers}
             try:
                 if self._is_collective:
                     self._meet([source, *receivers])
-                (shipped,) = self._cluster.run([call], phase="sync")
+                shipped, *_ = self._cluster.run([ship, *others], phase="sync")
                 return shipped
             except WorkerDied as died:
                 lost = next((actor for actor in receivers if actor.name == died.worker), None)
@@ -141,6 +159,16 @@ class WeightSync:
         """Abort a broadcast that cannot complete because a member is gone."""
         self._cluster.aside(members, "weights.leave_group")
         self._group = []
+
+
+def _kind_of(stage: Stage) -> Literal["full", "lora", "merged"]:
+    """What an engine takes of the weights."""
+    assert stage.backend is not None
+    spec = stage.engine.spec
+    if stage.backend.config.trains == "full":
+        return "full"
+    takes_lora = Support.NATIVE in (spec.support(Cap.WEIGHTS_SHARED), spec.support(Cap.WEIGHTS_LORA))
+    return "lora" if takes_lora else "merged"
 
 
 def _names(actors: Sequence[Actor]) -> str:

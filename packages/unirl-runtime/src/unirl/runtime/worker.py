@@ -25,6 +25,9 @@ from unirl.core.loop.parts import Parts
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.files import file_version, import_plugin_file
 from unirl.core.roles import (
+    Backend,
+    Engine,
+    Job,
     Policy,
     ScoreInput,
     Scores,
@@ -36,8 +39,8 @@ from unirl.core.roles import (
     text_model,
 )
 from unirl.core.specs.capability import Cap, Support
-from unirl.core.specs.config import DataConfig, RunConfig
-from unirl.core.specs.plan import Plan
+from unirl.core.specs.config import DataConfig, RunConfig, TrainConfig
+from unirl.core.specs.plan import Plan, Stage
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import Request
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
@@ -48,7 +51,18 @@ from .transports import make_transport
 from .weight_ends import Tell, WeightEnds
 from .weights.group import Address, listen, reach
 
-__all__ = ["Worker", "WorkerFacts", "load_files"]
+__all__ = ["RemoteJob", "Worker", "WorkerFacts", "load_files"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RemoteJob:
+    """A `Job` for workers, which have its track and an algorithm of their own."""
+
+    name: str
+    weight: float
+    train: TrainConfig | None
+    state: Mapping[str, Any]
+    """Of the driver's algorithm, authoritative for all ranks; empty if it is stateless."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,7 +103,7 @@ class Worker:
         self._weights: WeightEnds | None = None
         self._rewards: Mapping[str, Any] = {}
         self._policy: ExitStack | None = None
-        self._brought: Track | None = None
+        self._brought: list[Track] | None = None
         self._kept: dict[tuple[int, str], list[Any]] = {}
         """Rollout number and track -> handles of its tensors stored here."""
         self._said: list[Any] = []
@@ -139,13 +153,16 @@ class Worker:
         if role == "reward":
             self._rewards = build_rewards(plan, catalog=catalog)
         else:
-            self._parts = build_parts(plan, catalog=catalog, with_rewards=False, with_engine=with_engine)
+            is_sharded = role == "train" and dist.is_initialized() and dist.get_world_size() > 1
+            self._parts = build_parts(
+                plan, catalog=catalog, with_rewards=False, with_engine=with_engine, lazy=is_sharded
+            )
             self._weights = WeightEnds(
                 self._name,
                 parts=self._parts,
+                plan=plan,
                 tell=self._tell,
                 device=self._device,
-                shares_module=self._samples_with_module,
             )
 
     @property
@@ -161,17 +178,17 @@ class Worker:
 
     # Model.
 
-    def schedule(self, sampling: LatentSamplingConfig) -> Tensor:
-        return diffusion_model(self.parts.model).schedule(sampling)
+    def schedule(self, learner: str, sampling: LatentSamplingConfig) -> Tensor:
+        return diffusion_model(self.parts.models[learner]).schedule(sampling)
 
-    def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, ...]:
-        return diffusion_model(self.parts.model).latent_shape(sampling)
+    def latent_shape(self, learner: str, sampling: LatentSamplingConfig) -> tuple[int, ...]:
+        return diffusion_model(self.parts.models[learner]).latent_shape(sampling)
 
-    def prompt_tokens(self, inputs: Inputs, sampling: TextSamplingConfig) -> list[Tensor]:
-        return text_model(self.parts.model).prompt_tokens(inputs, sampling=sampling)
+    def prompt_tokens(self, learner: str, inputs: Inputs, sampling: TextSamplingConfig) -> list[Tensor]:
+        return text_model(self.parts.models[learner]).prompt_tokens(inputs, sampling=sampling)
 
-    def stop_tokens(self) -> tuple[int, ...]:
-        return text_model(self.parts.model).stop_tokens
+    def stop_tokens(self, learner: str) -> tuple[int, ...]:
+        return text_model(self.parts.models[learner]).stop_tokens
 
     # Engine.
 
@@ -180,7 +197,7 @@ class Worker:
         key = (request.rollout, request.track)
         if over := _superseded(self._kept, by=key, run=self._plan.run, data=self._plan.data):
             self.transport.drop([name for old in over for name in self._kept.pop(old)])
-        track = self.parts.engine.generate(request)
+        track = self.parts.engines[request.track].generate(request)
 
         def keep(tensors: Sequence[Tensor]) -> list[Any]:
             names = self.transport.keep(tensors)
@@ -189,57 +206,70 @@ class Worker:
 
         return dehydrated(_even(track, request), keep)
 
-    def set_version(self, version: int) -> None:
-        self.parts.engine.version = version
+    def set_version(self, stage: str, version: int) -> None:
+        self.parts.engines[stage].version = version
 
     def sleep(self) -> None:
         """Free the device for training."""
-        self.parts.engine.sleep()
-        if self._samples_with_module:
-            self.parts.backend.offload()
+        for engine in self._engines:
+            engine.sleep()
+        for backend in self._sampled_modules:
+            backend.offload()
 
     def wake(self) -> None:
-        if self._samples_with_module:
-            self.parts.backend.onload()
-        self.parts.engine.wake()
+        for backend in self._sampled_modules:
+            backend.onload()
+        for engine in self._engines:
+            engine.wake()
 
     @property
-    def _samples_with_module(self) -> bool:
-        """Whether the engine samples with this worker's module rather than its own weights."""
-        return self._plan.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE
+    def _engines(self) -> list[Engine]:
+        return list({id(engine): engine for engine in self.parts.engines.values()}.values())
 
-    # Backend.
+    @property
+    def _sampled_modules(self) -> list[Backend]:
+        """Backends whose module an engine of this worker samples with, having no weights of its own."""
+        sampled = {
+            stage.learner.name
+            for stage in self._plan.stages
+            if stage.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE
+        }
+        return [backend for name, backend in self.parts.backends.items() if name in sampled]
+
+    # Backends.
 
     def offload(self) -> None:
-        self.parts.backend.offload()
+        for backend in self.parts.backends.values():
+            backend.offload()
 
     def onload(self) -> None:
-        self.parts.backend.onload()
+        for backend in self.parts.backends.values():
+            backend.onload()
 
-    def bring(self, track: Track) -> None:
+    def bring(self, tracks: Sequence[Track]) -> None:
         """Fetch this rank's rows for the next `train`. Has no side effects elsewhere, so it may be repeated."""
-        self._brought = hydrated(track, self.transport.fetch)
+        self._brought = [hydrated(track, self.transport.fetch) for track in tracks]
 
-    def train(self, *, progress: float, state: Mapping[str, Any]) -> tuple[TrainReport, int]:
-        """Train on the fetched rows; returns the report and the new version. Collective.
-
-        state: of the driver's algorithm, authoritative for all ranks; empty if it is stateless.
-        """
+    def train(self, learner: str, jobs: Sequence[RemoteJob], *, progress: float) -> tuple[TrainReport, int]:
+        """Train on the fetched rows, one track for each job; returns the report and the new version. Collective."""
         here, self._brought = self._brought, None
         assert here is not None, f"worker {self._name!r} has no fetched rows"
-        algorithm = self.parts.algorithm
-        if state:
-            assert isinstance(algorithm, StatefulAlgorithm), "the driver's algorithm is stateful, this one is not"
-            algorithm.load_state(state)
-        report = self.parts.backend.train(here, algorithm, progress=progress)
-        return report, self.parts.backend.version
+        own: list[Job] = []
+        for job, track in zip(jobs, here, strict=True):
+            algorithm = self.parts.algorithms[job.name]
+            if job.state:
+                assert isinstance(algorithm, StatefulAlgorithm), "the driver's algorithm is stateful, this one is not"
+                algorithm.load_state(job.state)
+            own.append(Job(track=track, algorithm=algorithm, name=job.name, weight=job.weight, train=job.train))
+        backend = self.parts.backends[learner]
+        return backend.train(own, progress=progress), backend.version
 
-    def reference(self, track: Track) -> Track:
+    def reference(self, learner: str, track: Track) -> Track:
         """The track with the reference policy's outputs, which stay here until the next call."""
         if self._said:
             self.transport.drop(self._said)
             self._said = []
-        here = self.parts.backend.with_reference(hydrated(track, self.transport.fetch), policy="live").segment
+        here = self.parts.backends[learner].with_reference(hydrated(track, self.transport.fetch), policy="live").segment
         if isinstance(here, TextSegment):
             assert isinstance(track.segment, TextSegment)
             segment = dataclasses.replace(track.segment, reference_log_probs=here.reference_log_probs)
@@ -253,9 +283,9 @@ class Worker:
 
         return dehydrated(dataclasses.replace(track, segment=segment), keep)
 
-    def enter_policy(self, which: Policy) -> None:
+    def enter_policy(self, learner: str, which: Policy) -> None:
         stack = ExitStack()
-        stack.enter_context(self.parts.backend.policy(which))
+        stack.enter_context(self.parts.backends[learner].policy(which))
         self._policy = stack
 
     def leave_policy(self) -> None:
@@ -263,32 +293,37 @@ class Worker:
             self._policy.close()
             self._policy = None
 
-    def end_rollout(self) -> None:
-        self.parts.backend.end_rollout()
+    def end_rollout(self, learner: str) -> None:
+        self.parts.backends[learner].end_rollout()
 
-    def save(self, folder: Path) -> None:
-        self.parts.backend.save(folder)
+    def save(self, learner: str, folder: Path) -> None:
+        self.parts.backends[learner].save(folder)
 
-    def load(self, folder: Path) -> int:
-        self.parts.backend.load(folder)
-        return self.parts.backend.version
+    def load(self, learner: str, folder: Path) -> int:
+        self.parts.backends[learner].load(folder)
+        return self.parts.backends[learner].version
 
-    def version(self) -> int:
-        return self.parts.backend.version
+    def versions(self) -> dict[str, int]:
+        return self.parts.versions
 
-    def version_of(self, policy: Policy) -> int:
-        return self.parts.backend.version_of(policy)
+    def version_of(self, learner: str, policy: Policy) -> int:
+        return self.parts.backends[learner].version_of(policy)
 
     # Weights.
 
-    def export_weights(self, *, policy: Policy, kind: Literal["full", "lora", "merged"]) -> WeightUpdate | None:
+    def export_weights(
+        self, learner: str, *, policy: Policy, kind: Literal["full", "lora", "merged"]
+    ) -> WeightUpdate | None:
         """Collective. Rank 0 returns the gathered weights, other ranks None."""
-        update = self.parts.backend.export_weights(policy=policy, kind=kind)
-        is_first = not dist.is_initialized() or dist.get_rank() == 0
-        return update if is_first else None
+        update = self.parts.backends[learner].export_weights(policy=policy, kind=kind)
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            return dataclasses.replace(update, tensors=dict(update.tensors))
+        for _ in update.tensors.values():
+            pass  # its part in the gathers
+        return None
 
-    def adopt(self, update: WeightUpdate) -> None:
-        self.parts.backend.adopt(update)
+    def adopt(self, learner: str, update: WeightUpdate) -> None:
+        self.parts.backends[learner].adopt(update)
 
     # Rewards.
 
@@ -309,8 +344,10 @@ class Worker:
         if self._weights is not None:
             self._weights.leave_group()
         if self._parts is not None:
-            self._parts.engine.close()
-            self._parts.backend.close()
+            for engine in self._engines:
+                engine.close()
+            for backend in self._parts.backends.values():
+                backend.close()
         for reward in self._rewards.values():
             reward.close()
         self.transport.close()
@@ -349,12 +386,17 @@ def _even(track: Track, request: Request) -> Track:
 
 def _alone(plan: Plan) -> Plan:
     """The plan for a process with complete weights that does not train: without the train ranks' mesh and critic."""
-    config: Any = plan.backend.config
-    names = {item.name for item in dataclasses.fields(config)} & {"mesh", "critic"}
-    own = {name: type(getattr(config, name))() for name in names}
-    return dataclasses.replace(
-        plan, backend=dataclasses.replace(plan.backend, config=dataclasses.replace(config, **own))
-    )
+
+    def alone(stage: Stage) -> Stage:
+        if stage.backend is None:
+            return stage
+        config: Any = stage.backend.config
+        names = {item.name for item in dataclasses.fields(config)} & {"mesh", "critic"}
+        own = {name: type(getattr(config, name))() for name in names}
+        backend = dataclasses.replace(stage.backend, config=dataclasses.replace(config, **own))
+        return dataclasses.replace(stage, learner=dataclasses.replace(stage.learner, backend=backend))
+
+    return plan.with_stages(alone)
 
 
 def load_files(files: Sequence[Path], *, machine: str) -> None:

@@ -41,6 +41,6 @@ class PlainCritic(PlainUpdater):
         def critic(batch: TokenBatch) -> Tensor:
             return self.net["head"](self._model.hidden(batch, trunk=self.net["trunk"])).squeeze(1)
 
-        result = replay_values(critic, self._model, track.text, packing=self.packing)
+        result = replay_values(critic, self._model, track, packing=self.packing)
         fills = torch.tensor([status is Status.PADDING for status in track.status], device=result.device)
         return result.masked_fill(fills[:, None], torch.nan)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from unirl.core.errors import RecipeError
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.config import PartConfig
@@ -22,7 +23,7 @@ from unirl.core.specs.spec import Miniature, ModelSpec
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
 
-__all__ = ["SPEC", "WorkbenchConfig", "WorkbenchModel", "build", "write"]
+__all__ = ["SPEC", "WorkbenchConfig", "WorkbenchModel", "build", "load", "write"]
 
 CHANNELS, TEXT, WIDTH, FACTOR = 4, 6, 16, 8
 WEIGHTS_FILE = "workbench.safetensors"
@@ -44,6 +45,7 @@ SPEC = ModelSpec(
         Cap.TEXT_STAGE: Support.NO,
         Cap.LORA: Support.NATIVE,
         Cap.GUIDANCE: Support.NATIVE,
+        Cap.LAZY_BUILD: Support.NATIVE,
     },
     tracks={"image": "latent"},
     inputs={"image": {"source": "takes"}},
@@ -97,17 +99,28 @@ class WorkbenchModel:
 
     spec: ModelSpec = SPEC
 
-    def __init__(self, *, seed: int = 0, device: Any = "cpu") -> None:
+    def __init__(self, *, seed: int = 0, device: Any = "cpu", lazy: bool = False) -> None:
+        """lazy: the net is without values until `fill`, see `unirl.core.roles.LazyModel`."""
         with torch.random.fork_rng(devices=[]):
             # Not `torch.manual_seed`, which notes a stack trace for each kind of device: milliseconds, of thousands.
             torch.default_generator.manual_seed(seed)
             self.net = Net().eval()
         self.device = torch.device(device)
-        self.net.to(self.device)
+        self.values = {name: value.clone() for name, value in self.net.state_dict().items()} if lazy else {}
+        """Of the net, where it was built lazily."""
+        self.net.to("meta" if lazy else self.device)
 
     @property
     def trainable(self) -> nn.Module:
         return self.net
+
+    @torch.no_grad()
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            value = self.values[name].to(tensor)
+            if isinstance(tensor, DTensor):
+                value = distribute_tensor(value, tensor.device_mesh, tensor.placements)
+            tensor.copy_(value)
 
     def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> dict[str, Tensor]:
         given = zip(inputs.texts, inputs.media, strict=True)
@@ -136,9 +149,17 @@ class WorkbenchModel:
         return latents[:, :3].float().sigmoid().repeat_interleave(FACTOR, 2).repeat_interleave(FACTOR, 3)
 
 
-def build(config: WorkbenchConfig, *, device: Any) -> WorkbenchModel:
-    model = WorkbenchModel(device=device)
-    model.net.load_state_dict(load_file(Path(config.path) / WEIGHTS_FILE))
+def build(config: WorkbenchConfig, *, device: Any, lazy: bool = False) -> WorkbenchModel:
+    return load(WorkbenchModel(device=device, lazy=lazy), config)
+
+
+def load(model: WorkbenchModel, config: WorkbenchConfig) -> WorkbenchModel:
+    """The model with the weights of its checkpoint, or ready to be filled with them."""
+    stored = load_file(Path(config.path) / WEIGHTS_FILE)
+    if model.values:
+        model.values = stored
+    else:
+        model.net.load_state_dict(stored)
     return model
 
 

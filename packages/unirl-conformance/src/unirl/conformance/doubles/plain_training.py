@@ -74,7 +74,7 @@ class PlainTraining:
             sigmas=segment.sigmas,
             sde_steps=segment.sde_steps,
             kernel=kernel_of(segment.sampler),
-            conditions=track.conditions["positive"].expanded(),
+            conditions={"positive": track.conditions["positive"].expanded()},
         )
 
     def step(self, track: Track, *, pull_to: Weights | None = None) -> float:

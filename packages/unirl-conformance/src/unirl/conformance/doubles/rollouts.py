@@ -6,8 +6,8 @@ import torch
 from unirl.core.roles import DiffusionModel, TextModel
 from unirl.core.types.request import Request
 from unirl.core.types.track import Track
-from unirl.numerics.diffusion.rollout import encoded, latent_track, sample_latents
-from unirl.numerics.tokens.rollout import generate_text, text_track, visible_texts
+from unirl.numerics.diffusion.rollout import branch_inputs, encoded, latent_track, sample_latents
+from unirl.numerics.tokens.rollout import generate_text, text_conditions, text_track, visible_texts
 
 __all__ = ["sample_text", "sample_track"]
 
@@ -16,10 +16,10 @@ def sample_track(model: DiffusionModel, request: Request) -> Track:
     """The latent track of a request, sampled with the model as it is, decoded where the sampling says so."""
     expected = request.latent
     with torch.no_grad():
-        conditions = {"positive": encoded(model, request.inputs, sampling=expected.sampling)}
-        if expected.sampling.guidance_scale != 1.0:
-            negative = request.inputs.negative(expected.sampling.negative_prompt)
-            conditions["negative"] = encoded(model, negative, sampling=expected.sampling)
+        conditions = {
+            branch: encoded(model, inputs, sampling=expected.sampling)
+            for branch, inputs in branch_inputs(request).items()
+        }
         segment = sample_latents(
             model.velocity,
             request,
@@ -40,6 +40,7 @@ def sample_track(model: DiffusionModel, request: Request) -> Track:
 def sample_text(model: TextModel, request: Request) -> Track:
     """The text track of a request, generated with the model as it is."""
     expected = request.text
-    generated = generate_text(model, expected)
+    conditions = text_conditions(model, request.inputs, sampling=expected.sampling)
+    generated = generate_text(model, expected, conditions=conditions)
     texts = visible_texts(model, generated.tokens, expected.sampling)
-    return text_track(request, generated=generated, texts=texts, version=request.policy_version)
+    return text_track(request, generated=generated, texts=texts, version=request.policy_version, conditions=conditions)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from unirl.core.roles import Forward, Losses, LossTerm, Metric, Policy
-from unirl.core.types.request import LatentRequest
-from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import Track
-from unirl.numerics.diffusion.request import plan_latents
 
 __all__ = ["CLIP", "PULL", "Call", "Pairs", "Surrogate", "clipped", "squared_distance"]
 
@@ -45,27 +42,6 @@ class Surrogate:
     def __init__(self, *, pull_to: Policy | None = None) -> None:
         self._pull_to: Policy | None = pull_to
         self.calls: list[Call] = []
-
-    def latent_request(
-        self,
-        sampling: LatentSamplingConfig,
-        *,
-        sigmas: Tensor,
-        latent_shape: tuple[int, ...],
-        seed: int,
-        rollout: int,
-        sample_ids: Sequence[str],
-        group_ids: Sequence[str],
-    ) -> LatentRequest:
-        return plan_latents(
-            sampling,
-            sigmas=sigmas,
-            latent_shape=latent_shape,
-            seed=seed,
-            rollout=rollout,
-            sample_ids=sample_ids,
-            group_ids=group_ids,
-        )
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         """The rewards themselves."""

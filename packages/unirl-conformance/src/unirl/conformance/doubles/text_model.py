@@ -52,6 +52,7 @@ SPEC = ModelSpec(
         Cap.TEXT_STAGE: Support.NATIVE,
         Cap.LORA: Support.NATIVE,
         Cap.GUIDANCE: Support.NO,
+        Cap.LAZY_BUILD: Support.NO,
     },
     tracks={"text": "text"},
     trainable="net",
@@ -144,6 +145,10 @@ class TextWorkbenchModel:
     def trunk(self) -> nn.Module:
         """The whole net: its output projection is left out of the forward."""
         return self.net
+
+    @property
+    def hidden_size(self) -> int:
+        return WIDTH
 
     def prompt_tokens(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> list[Tensor]:
         """The bytes of each prompt; with `chat` between the roles, after the bytes of the system prompt."""

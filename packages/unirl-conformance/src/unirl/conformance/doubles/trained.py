@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from unirl.core.roles import Model, WeightUpdate
+from unirl.core.specs.facts import names_in
 from unirl.core.specs.spec import ModelSpec
 from unirl.core.types.weights import checksum
 
@@ -40,13 +41,13 @@ def full_update(model: Model, *, version: int, kind: Literal["full", "merged"] =
 
 def lora_layers(model: Model, spec: ModelSpec) -> dict[str, nn.Linear]:
     """The linear layers whose names end as the spec's `lora_targets`, by name."""
+    targets = names_in(spec.lora_targets, model.trainable)
     result = {
         name: part
         for name, part in model.trainable.named_modules()
-        if isinstance(part, nn.Linear)
-        and any(name == target or name.endswith(f".{target}") for target in spec.lora_targets)
+        if isinstance(part, nn.Linear) and any(name == target or name.endswith(f".{target}") for target in targets)
     }
-    assert result, f"lora_targets {spec.lora_targets} match no linear layer of model {spec.name!r}"
+    assert result, f"lora_targets {targets} match no linear layer of model {spec.name!r}"
     return result
 
 

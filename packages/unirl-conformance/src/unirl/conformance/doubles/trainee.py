@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from unirl.core.roles import Algorithm, Backend, Policy, TrainReport
+from unirl.core.roles import Algorithm, Backend, Job, Policy, TrainReport
 from unirl.core.types.track import Track
 
 from .model import WorkbenchModel
@@ -65,7 +65,7 @@ class Trainee:
 
     def train(self, track: Track, algorithm: Algorithm | None = None) -> TrainReport:
         """One call of the backend's `train`, with the kit's surrogate by default."""
-        return self.backend.train(track, algorithm or Surrogate(), progress=0.25)
+        return self.backend.train([Job(track=track, algorithm=algorithm or Surrogate())], progress=0.25)
 
 
 def largest_gap(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 from unirl.core.match.match import DETERMINISTIC_KERNELS
 from unirl.core.roles import DiffusionModel
+from unirl.core.types.array import Ragged
 from unirl.core.types.request import Request
+from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import LatentSegment
 from unirl.numerics.noise import INITIAL, noise
 
 from .kernel_formulas import Step, log_density, multistep, ode_step, sde_step
+from .samplers import GUIDANCE, KERNEL
 
 __all__ = ["Walk", "follow"]
 
@@ -77,17 +80,18 @@ def follow(
     request: Request,
     segment: LatentSegment,
     *,
-    positive: Mapping[str, Tensor],
-    negative: Mapping[str, Tensor] | None,
+    conditions: Mapping[str, Mapping[str, Ragged]],
     knows_start: bool,
 ) -> Walk:
     """Walk every row of the request with the model's velocity, as the request says, along the stored latents.
 
-    positive, negative: conditions of each row.  knows_start: x_T is the recipe's where it was not stored.
+    conditions: branch of the guidance -> those of each row.  knows_start: x_T is the recipe's where it was not stored.
     """
     expected = request.latent
     sampling, device = expected.sampling, model.device
-    kernel, options = sampling.kernel, sampling.kernel_options
+    kernel, eta, options = sampling.kernel, sampling.eta, sampling.kernel_options
+    if kernel == KERNEL:
+        kernel, eta = "dance-sde", eta * options["factor"]
     sigmas = [float(sigma) for sigma in expected.sigmas]
     stored, is_stored = _dense(segment, num_steps=len(sigmas) - 1, device=device)
     rows, shape = stored.shape[0], stored.shape[2:]
@@ -97,9 +101,7 @@ def follow(
     before: tuple[Tensor, float] | None = None
     columns: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]] = []
     for step, (sigma, after) in enumerate(itertools.pairwise(sigmas)):
-        v = _guided(
-            model, x.float(), sigma, positive, negative, scale=sampling.guidance_scale, mode=sampling.guidance_mode
-        )
+        v = _guided(model, x.float(), sigma, conditions, sampling)
         drawn = noise(seed=request.seed, rollout=request.rollout, ids=request.sample_ids, step=step, shape=shape)
         drawn = drawn.to(device).double()
         if kernel == "dpm2":
@@ -111,7 +113,7 @@ def follow(
             plain = ode_step(kernel, sigma=sigma, after=after, options=options)
             noisy = plain
             if kernel not in DETERMINISTIC_KERNELS:
-                noisy = sde_step(kernel, sigma=sigma, after=after, second=sigmas[1], eta=sampling.eta, options=options)
+                noisy = sde_step(kernel, sigma=sigma, after=after, second=sigmas[1], eta=eta, options=options)
             mean = torch.where(_rows(is_sde, x.ndim), _mean(noisy, x, v), _mean(plain, x, v))
             std = noisy.std * is_sde.double()
             density = torch.zeros_like(std)
@@ -131,25 +133,31 @@ def _guided(
     model: DiffusionModel,
     x: Tensor,
     sigma: float,
-    positive: Mapping[str, Tensor],
-    negative: Mapping[str, Tensor] | None,
-    *,
-    scale: float,
-    mode: str,
+    conditions: Mapping[str, Mapping[str, Ragged]],
+    sampling: LatentSamplingConfig,
 ) -> Tensor:
     """Classifier-free guidance, arXiv 2207.12598; `norm-corrected` gives it the norm of the conditional velocity over
-    the channels: dim 1, or the last of packed latents [B, tokens, C]."""
+    the channels: dim 1, or the last of packed latents [B, tokens, C]; `interval` and `two-scale` have a scale for each
+    sigma; the guidance of `samplers` has three branches."""
     at = torch.full((x.shape[0],), sigma, dtype=torch.float32, device=x.device)
+    mode, scale, options = sampling.guidance_mode, sampling.guidance_scale, sampling.guidance_options
     with torch.no_grad():
-        v = model.velocity(x, at, positive).double()
-        if scale == 1.0:
-            return v
-        assert negative is not None, "guidance is on and there are no negative conditions"
-        away = model.velocity(x, at, negative).double()
-    guided = away + scale * (v - away)
+        v = {branch: model.velocity(x, at, own).double() for branch, own in conditions.items()}
+    if mode == GUIDANCE:
+        pulls = scale * (v["positive"] - v["empty"]) - options["away"] * (v["negative"] - v["empty"])
+        return v["empty"] + pulls
+    if mode == "interval" and not options["low"] < sigma <= options["high"]:
+        scale = 1.0
+    if mode == "two-scale" and sigma < options["boundary"]:
+        scale = options["scale_low"]
+    if scale == 1.0:
+        return v["positive"]
+    assert "negative" in v, "guidance is on and there are no negative conditions"
+    guided = v["negative"] + scale * (v["positive"] - v["negative"])
     if mode == "norm-corrected":
         dim = -1 if x.ndim == 3 else 1
-        guided = guided * v.norm(dim=dim, keepdim=True) / guided.norm(dim=dim, keepdim=True).clamp_min(1e-30)
+        norm = guided.norm(dim=dim, keepdim=True).clamp_min(1e-30)
+        guided = guided * v["positive"].norm(dim=dim, keepdim=True) / norm
     return guided
 
 

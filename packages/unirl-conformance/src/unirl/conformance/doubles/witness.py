@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor
 from unirl.core.roles import (
     Algorithm,
     CriticAlgorithm,
     Forward,
-    LatentAlgorithm,
     Losses,
     Metric,
     Policy,
     Replayed,
     ReplayedTokens,
 )
-from unirl.core.types.request import LatentRequest
-from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import Track
 
 from .forward import SameForward
@@ -41,9 +38,6 @@ class Witness:
         """Largest |log-prob of the engine - of the replay| of each old-log-prob pass, in the order of the rounds."""
         self.log_ratios: list[float] = []
         """Largest |log-prob - old log-prob| of each forward of a loss, in their order."""
-
-    def latent_request(self, sampling: LatentSamplingConfig, **context: Any) -> LatentRequest:
-        return cast("LatentAlgorithm", self._algorithm).latent_request(sampling, **context)
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         return self._algorithm.advantages(track)

@@ -104,7 +104,7 @@ def _plan(bench: AlgorithmBench) -> Plan:
         dist=result.dist,
         version=result.version,
     )
-    return dataclasses.replace(plan, algorithm=choice)
+    return plan.with_stages(lambda stage: dataclasses.replace(stage, algorithm=choice))
 
 
 def _train(plan: Plan, bench: AlgorithmBench) -> tuple[Sequence[float], Sequence[float]]:
@@ -121,7 +121,7 @@ def _train(plan: Plan, bench: AlgorithmBench) -> tuple[Sequence[float], Sequence
                 run_step(parts, plan, chosen, step=step, events=events, trackers=Trackers({}, events))
         finally:
             events.close()
-            for part in (parts.engine, *parts.rewards.values(), parts.backend):
+            for part in (parts.only.engine, *parts.rewards.values(), parts.only.backend):
                 part.close()
     metrics = [step.data["metrics"] for step in steps]
     return [result["reward_mean"] for result in metrics], [result["reward_std"] ** 2 for result in metrics]

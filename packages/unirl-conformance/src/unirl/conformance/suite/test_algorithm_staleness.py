@@ -13,14 +13,14 @@ from unirl.conformance.doubles.track_numbers import advantages_of, with_advantag
 from unirl.conformance.fixtures.algorithm import ROUNDING, AlgorithmBench
 from unirl.conformance.fixtures.trial import CLIP, apart, of_policy
 from unirl.core.match.match import match
+from unirl.core.recipe.stages import stages_of
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.config import (
-    AdvantageConfig,
     BackendConfig,
-    DataConfig,
-    EvalConfig,
     PartConfig,
+    RecipeConfig,
     RunConfig,
+    StageConfig,
     TrainConfig,
 )
 from unirl.core.specs.plan import Choice, Plan
@@ -114,22 +114,28 @@ def _refusals(bench: AlgorithmBench, on: Collection[str], train: TrainConfig) ->
     def choice(spec: Any, config: PartConfig) -> Any:
         return Choice(key=spec.kind, spec=spec, config=config, dist=dist, version=version(dist))
 
-    plan = Plan(
-        recipe="conformance",
-        model=choice(bench.model_spec, PartConfig()),
-        engine=choice(EngineSpec(name="weights-of-its-own", capabilities=own, **parts), PartConfig()),
-        backend=choice(BackendSpec(name="any", **parts), BackendConfig(trains="full")),
-        algorithm=Choice(
+    chosen = {
+        "model": choice(bench.model_spec, PartConfig()),
+        "backend": choice(BackendSpec(name="any", **parts), BackendConfig(trains="full")),
+        "engine": choice(EngineSpec(name="weights-of-its-own", capabilities=own, **parts), PartConfig()),
+        "algorithm": Choice(
             key="algorithm", spec=bench.spec, config=bench.config(on), dist=result.dist, version=result.version
         ),
+    }
+    recipe = RecipeConfig(
+        run=RunConfig(max_staleness=1),
+        stages={bench.track: StageConfig(track=bench.track)},
+        sampling=bench.text_sampling() if bench.kind == "text" else bench.sampling(bench.needs(on)),
+        train=train,
+    )
+    plan = Plan(
+        recipe="conformance",
+        stages=stages_of(recipe, {kind: {"": choice} for kind, choice in chosen.items()}, {}),
         rewards={},
         trackers={},
-        sampling={bench.track: bench.text_sampling() if bench.kind == "text" else bench.sampling(bench.needs(on))},
-        run=RunConfig(max_staleness=1),
-        data=DataConfig(),
-        advantage=AdvantageConfig(),
-        train=train,
-        eval=EvalConfig(),
+        run=recipe.run,
+        data=recipe.data,
+        eval=recipe.eval,
         resolved={},
         origins={},
         hash="",

@@ -17,7 +17,7 @@ from unirl.conformance.doubles.updates import PlainUpdater
 from unirl.conformance.fixtures.algorithm import REWARD_WEIGHTS, AlgorithmBench, scored
 from unirl.conformance.fixtures.trial import AlreadyAnchored, of_policy
 from unirl.core.loop.requests import build_request
-from unirl.core.roles import Policy
+from unirl.core.roles import Job, Policy
 from unirl.core.types.track import Track
 from unirl.numerics.train.stack import UpdateSettings, train_on
 from unirl.numerics.train.track_replay import TrackReplay
@@ -86,7 +86,7 @@ def test_training_on_text_raises_the_reward(bench: AlgorithmBench) -> None:
             sampling=bench.text_sampling(max_new_tokens=TOKENS, temperature=1.0),
             samples_per_prompt=SAMPLES,
             model=model,
-            algorithm=algorithm,
+            trajectory="none",
             seed=3,
             rollout=step,
             policy_version=step,
@@ -98,8 +98,7 @@ def test_training_on_text_raises_the_reward(bench: AlgorithmBench) -> None:
             spread += sum((value - means[-1]) ** 2 for value in rewards) / len(rewards)
         track, _ = algorithm.advantages(_scored(track, rewards))
         train_on(
-            track,
-            algorithm,
+            [Job(track=track, algorithm=algorithm)],
             forward=replay,
             updater=updater,
             settings=UpdateSettings(micro_batch_tokens=600),

@@ -12,11 +12,12 @@ from torch import Tensor
 from unirl.conformance.claims import claim
 from unirl.conformance.doubles.surrogate import Pairs, Surrogate
 from unirl.conformance.doubles.trainee import Training, largest_gap
-from unirl.conformance.doubles.two_ranks import Found, Job, train_here, train_on_two_ranks
+from unirl.conformance.doubles.two_ranks import Found, train_here, train_on_two_ranks
+from unirl.conformance.doubles.two_ranks import Job as RankJob
 from unirl.conformance.fixtures.backend import GRADIENT, BackendBench, refuses
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.errors import BatchError
-from unirl.core.roles import Algorithm
+from unirl.core.roles import Algorithm, Job
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import TrainConfig
 from unirl.core.types.track import Track
@@ -184,10 +185,10 @@ def test_two_ranks_update_as_one(bench: BackendBench) -> None:
     pairs = [paired(track) for track in whole]
     units = [(track.select([0, 2, 1, 4]), track.select([3, 5])) for track in pairs]
     one: dict[str, Found] = {}
-    jobs: dict[str, Job] = {}
+    jobs: dict[str, RankJob] = {}
     for training in bench.trainings:
         config = bench.config(training, *bench.extras(training), **GRADIENT)
-        job = Job(
+        job = RankJob(
             build=found.spec.build,
             config=config,
             training=training,
@@ -215,3 +216,34 @@ def test_two_ranks_update_as_one(bench: BackendBench) -> None:
 def _by_rank(parts: Sequence[tuple[Track, Track]]) -> tuple[tuple[Track, ...], ...]:
     """Of each rank its part of every track."""
     return tuple(tuple(part[rank] for part in parts) for rank in range(2))
+
+
+@claim("backend", needs={"backend": (Cap.TRAIN_FULL,)})
+def test_a_step_over_several_jobs_is_one_step_of_their_summed_gradients(bench: BackendBench) -> None:
+    """Tracks that train the same weights are trained on in one optimizer step, whose gradient is the weighted sum of
+    theirs: with a learning rate and an eps of a million, AdamW's first step is the gradient.
+
+    If it fails: `train` takes a step for each job, or leaves one out; `unirl.numerics.train.stack.train_on` takes all
+    of them.
+    """
+    tracks = [bench.track(number) for number in range(2)]
+    weights = (1.0, 3.0)
+
+    def step(*numbers: int) -> dict[str, Tensor]:
+        jobs = [
+            Job(name=f"job {number}", track=tracks[number], algorithm=Surrogate(), weight=weights[number])
+            for number in numbers
+        ]
+        with bench.backend("full", lr=1e6, eps=1e6, max_grad_norm=None) as trainee:
+            before, version = trainee.trained(), trainee.backend.version
+            report = trainee.backend.train(jobs, progress=0.25)
+            taken = trainee.backend.version - version
+            assert (report.num_updates, taken) == (1, 1), (
+                f"{len(jobs)} jobs took {taken} steps and report {report.num_updates}; 1 was expected"
+            )
+            return {name: value - before[name] for name, value in trainee.trained().items()}
+
+    one, other, joint = step(0), step(1), step(0, 1)
+    largest = max(float(value.abs().max()) for value in joint.values())
+    expected = {name: one[name] + other[name] for name in joint}
+    bench.record("relative gap to the sum", largest_gap(joint, expected) / largest, bound=BOUND)

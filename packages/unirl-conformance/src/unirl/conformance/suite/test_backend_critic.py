@@ -18,7 +18,7 @@ from unirl.conformance.doubles.text_surrogate import TextSurrogate
 from unirl.conformance.doubles.trainee import Training
 from unirl.conformance.fixtures.backend import BackendBench, refuses
 from unirl.core.errors import CheckpointError, RecipeError
-from unirl.core.roles import CriticBackend
+from unirl.core.roles import CriticBackend, Job
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import TrainConfig
 from unirl.core.types.sampling import TextSamplingConfig
@@ -47,7 +47,7 @@ def test_a_critic_starts_at_zero_and_trains_by_torchs_adamw(bench: BackendBench)
             first = _values(backend, tracks[0])
             assert not bool(first.any()), f"before any update a value is {float(first.abs().max()):.3g}; it must be 0"
             for track in tracks:
-                backend.train(track.to(bench.device), Judged(), progress=0.0)
+                backend.train([Job(track=track.to(bench.device), algorithm=Judged())], progress=0.0)
             result = _values(backend, tracks[0])
         gap = float((result - expected).abs().max()) / RATE
         bench.record(f"values off, in learning rates, {train.micro_batch_tokens or 'all'} tokens", gap, bound=BOUND)
@@ -72,7 +72,10 @@ def test_a_critic_stays_with_the_backend(bench: BackendBench) -> None:
                     rewards = track.rewards
                     assert rewards is not None
                     still = dataclasses.replace(track, rewards=rewards * 0)
-                    backend.train((track if is_learning else still).to(bench.device), Judged(), progress=0.0)
+                    backend.train(
+                        [Job(track=(track if is_learning else still).to(bench.device), algorithm=Judged())],
+                        progress=0.0,
+                    )
                 sent.append(
                     {name: value.clone() for name, value in backend.export_weights(kind=training).tensors.items()}
                 )
@@ -118,7 +121,7 @@ def test_values_without_a_critic_are_refused(bench: BackendBench) -> None:
     with _backend(bench, has_critic=False) as backend:
         with refuses(RecipeError, "the values of a critic that is not kept"):
             backend.with_values(_track(0).to(bench.device))
-        backend.train(_track(0).to(bench.device), TextSurrogate(), progress=0.0)
+        backend.train([Job(track=_track(0).to(bench.device), algorithm=TextSurrogate())], progress=0.0)
 
 
 @contextmanager
@@ -139,7 +142,7 @@ def _backend(
 
 def _train(backend: CriticBackend, *numbers: int, device: str) -> None:
     for number in numbers:
-        backend.train(_track(number).to(device), Judged(), progress=0.0)
+        backend.train([Job(track=_track(number).to(device), algorithm=Judged())], progress=0.0)
 
 
 def _values(backend: CriticBackend, track: Track) -> Tensor:

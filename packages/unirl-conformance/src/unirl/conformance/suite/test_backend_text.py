@@ -14,7 +14,7 @@ from unirl.conformance.doubles.text_surrogate import TextSurrogate, trained_plai
 from unirl.conformance.doubles.trainee import largest_gap
 from unirl.conformance.fixtures.backend import BackendBench
 from unirl.conformance.fixtures.trial import digest
-from unirl.core.roles import Backend
+from unirl.core.roles import Backend, Job
 from unirl.core.specs.config import TrainConfig
 from unirl.core.types.sampling import TextSamplingConfig
 from unirl.core.types.track import Track
@@ -51,7 +51,7 @@ def test_training_on_text_is_torchs_adamw(bench: BackendBench) -> None:
                 before = backend.export_weights(kind=training)
                 start = {name: value.clone().cpu() for name, value in before.tensors.items()}
                 for track in tracks:
-                    backend.train(track.to(bench.device), TextSurrogate(), progress=0.25)
+                    backend.train([Job(track=track.to(bench.device), algorithm=TextSurrogate())], progress=0.25)
                 after = {
                     name: value.clone().cpu() for name, value in backend.export_weights(kind=training).tensors.items()
                 }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 from unirl.conformance.claims import claim
 from unirl.conformance.doubles.plain_training import velocity_of, with_adapters
 from unirl.conformance.doubles.trainee import largest_gap
 from unirl.conformance.fixtures.backend import GRADIENT, BackendBench
+from unirl.core.errors import RunFailed
 from unirl.core.roles import Policy
 from unirl.core.types.weights import checksum
 
@@ -57,18 +60,23 @@ def test_weights_carry_version_kind_and_checksum(bench: BackendBench) -> None:
 
 @claim("backend")
 def test_weights_are_copies(bench: BackendBench) -> None:
-    """Exported weights are a snapshot: further training does not change them, and changing them does not affect
-    training.
+    """Exported tensors are copies: further training does not change them, and changing them does not affect training.
+    An update whose tensors are made when they are asked for never gives newer ones than its version says.
 
-    If it fails: look for a `detach()` without `clone()`, or a `state_dict()` handed out as it is.
+    If it fails: look for a `detach()` without `clone()`, or a `state_dict()` handed out as it is; and raise a RunFailed
+    for a tensor that is asked for after its policy has moved on.
     """
     for training in bench.trainings:
         with bench.backend(training, **GRADIENT) as trainee:
             for kind in ("full",) if training == "full" else ("lora", "merged"):
                 update = trainee.backend.export_weights(kind=kind)
-                kept = {name: tensor.clone() for name, tensor in update.tensors.items()}
+                made = dict(update.tensors)
+                kept = {name: tensor.clone() for name, tensor in made.items()}
                 trainee.train(bench.track())
-                assert largest_gap(dict(update.tensors), kept) == 0, f"an update changed {kind!r} weights of before"
+                assert largest_gap(made, kept) == 0, f"an update changed {kind!r} weights of before"
+                with suppress(RunFailed):
+                    later = dict(update.tensors)
+                    assert largest_gap(later, kept) == 0, f"{kind!r} weights of version {update.version} are newer ones"
                 trained, before = trainee.trained(), trainee.velocity()
                 for tensor in trainee.backend.export_weights(kind=kind).tensors.values():
                     tensor.zero_()

@@ -55,10 +55,10 @@ def test_second_rollout_is_made_with_the_new_weights(bench: CellBench) -> None:
     """
     with bench.cell(lr=1e-2) as cell:
         before = cell.rollout(0)
-        cell.parts.backend.train(cell.judged(before), cell.parts.algorithm, progress=0.0)
-        cell.parts.backend.end_rollout()
+        cell.train(cell.judged(before))
+        cell.backend.end_rollout()
         sync_weights(cell.parts, cell.plan)
-        versions = cell.parts.engine.version, cell.parts.backend.version_of(cell.plan.needs.sampler)
+        versions = cell.engine.version, cell.backend.version_of(cell.plan.only.needs.sampler)
         assert versions[0] == versions[1], f"the engine is at version {versions[0]}, the backend at {versions[1]}"
         after = cell.rollout(0)
         assert set(after.policy_version) == {versions[1]}, f"samples of version {set(after.policy_version)} came"
@@ -85,7 +85,7 @@ def test_micro_batches_of_a_round_give_the_same_update(bench: CellBench) -> None
         with bench.cell(train=TrainConfig(micro_batch_size=micro_batch_size), **LINEAR) as cell:
             before = cell.weights()
             track = track or cell.judged(cell.rollout(0))
-            cell.parts.backend.train(track, cell.parts.algorithm, progress=0.0)
+            cell.train(track)
             updates.append(_less(cell.weights(), before))
     bench.record("relative gap in norm", _gap(updates[1], updates[0]), bound=BATCHING_BOUND)
 
@@ -104,15 +104,15 @@ def test_a_run_resumes_exactly(bench: CellBench) -> None:
         start = cell.weights()
         cell.run(0)
         cell.run(1)
-        straight, version = cell.weights(), cell.parts.backend.version
+        straight, version = cell.weights(), cell.backend.version
     with bench.cell(**{**LINEAR, "lr": 1e-2}) as cell:
         cell.run(0)
-        checkpoints.save(1, write=cell.parts.backend.save, state={})
+        checkpoints.save(1, write=cell.backend.save, state={})
     with bench.cell(**{**LINEAR, "lr": 1e-2}) as cell:
-        cell.parts.backend.load(checkpoints.load().backend_folder)
+        cell.backend.load(checkpoints.load().backend_folder(""))
         cell.run(1)
         resumed = cell.weights()
-        assert cell.parts.backend.version == version, f"version {cell.parts.backend.version}, at a stretch {version}"
+        assert cell.backend.version == version, f"version {cell.backend.version}, at a stretch {version}"
     on_cpu = 0.0 if bench.is_in_process else BATCHING_BOUND
     bound = on_cpu if bench.device == "cpu" else CUDA_BOUND
     bench.record("relative gap in norm", _gap(_less(resumed, start), _less(straight, start)), bound=bound)
@@ -152,13 +152,13 @@ def _less(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, T
 
 def _round(bench: CellBench, training: Training) -> None:
     with bench.cell(training) as cell:
-        version, before = cell.parts.backend.version, cell.weights()
+        version, before = cell.backend.version, cell.weights()
         metrics = cell.run(0)
         after = cell.weights()
         wild = {key: value for key, value in metrics.items() if not math.isfinite(value)}
         assert not wild, f"numbers of the round are not finite: {wild}"
         assert metrics["updates"] >= 1, f"no update was made: {metrics['updates_skipped']:g} were skipped"
-        result = cell.parts.backend.version - version
+        result = cell.backend.version - version
         assert result == metrics["updates"], f"{metrics['updates']:g} updates raised the version by {result}"
     assert after.keys() == before.keys(), "the names of the weights changed"
     broken = [name for name, value in after.items() if not bool(torch.isfinite(value).all())]

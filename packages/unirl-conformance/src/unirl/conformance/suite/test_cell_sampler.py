@@ -33,15 +33,15 @@ def test_rollouts_come_from_the_policy_whose_samples_are_trained_on(bench: CellB
     if sampler == "live":
         raise NotApplicable(f"algorithm {bench.algorithm.name!r} trains on samples of the live policy")
     with bench.cell(lr=1e-2) as cell:
-        engine = _Noting(cell.parts.engine)
-        cell = dataclasses.replace(cell, parts=dataclasses.replace(cell.parts, engine=engine))
-        backend, model = cell.parts.backend, diffusion_model(cell.parts.model)
-        backend.train(cell.judged(cell.rollout(0)), cell.parts.algorithm, progress=0.0)
+        engine = _Noting(cell.engine)
+        cell = dataclasses.replace(cell, parts=dataclasses.replace(cell.parts, engines={cell.track: engine}))
+        backend, model = cell.backend, diffusion_model(cell.parts.only.model)
+        cell.train(cell.judged(cell.rollout(0)))
         backend.end_rollout()
         sync_weights(cell.parts, cell.plan)
         (request,) = step_requests(cell.parts, cell.plan, cell.prompts, step=1).values()
         result = cell.rollout(1)
-        lagged, live = (_sampled(cell.parts.backend.policy(policy), model, request) for policy in (sampler, "live"))
+        lagged, live = (_sampled(backend.policy(policy), model, request) for policy in (sampler, "live"))
         if not bench.shares_weights:
             assert engine.receipt is not None and engine.update is not None, "the engine was sent no weights"
             expected = backend.export_weights(policy=sampler, kind=engine.update.kind).checksum

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from unirl.conformance.claims import claim
 from unirl.conformance.doubles.processes import Running
+from unirl.conformance.doubles.requests import params_of_another_kind
 from unirl.conformance.fixtures.engine import ROUNDING, EngineBench
 from unirl.conformance.fixtures.latent_engine import LatentEngineBench
 from unirl.conformance.verdicts import NotApplicable
@@ -57,14 +58,21 @@ def test_dropout_is_off_while_sampling(bench: EngineBench) -> None:
 
 
 @claim("engine", track="any")
-def test_an_unknown_track_is_refused(bench: EngineBench) -> None:
-    """A request for a track that the model does not have is rejected by an error that names it, and the engine still
-    works afterwards.
+def test_any_stage_of_its_kind_is_generated_and_another_kind_refused(bench: EngineBench) -> None:
+    """A track is called what its stage is called, whatever the model's spec names it. A request for text from a model
+    of latents, or the other way round, is rejected by an error that names the track, and the engine still works
+    afterwards.
 
-    If it fails: look up the request's `track` in `model.spec.tracks` before anything is generated.
+    If it fails: look at the kind of `params`, not at the name, and compare it with `model.spec.tracks` before anything
+    is generated.
     """
-    request = bench.plain_request(bench.model())
-    _refuses(bench, dataclasses.replace(request, track="no-such"), naming="no-such")
+    model = bench.model()
+    request = bench.plain_request(model)
+    with bench.engine(model) as engine:
+        bench.sample(engine, dataclasses.replace(request, track="a stage"))
+    _refuses(
+        bench, dataclasses.replace(request, track="another", params=params_of_another_kind(request)), naming="another"
+    )
 
 
 @claim("engine", proves=Cap.LATENT_ROLLOUT)

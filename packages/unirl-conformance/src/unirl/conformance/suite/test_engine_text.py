@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from unirl.conformance.claims import claim
 from unirl.conformance.fixtures.text_engine import TextEngineBench
+from unirl.conformance.verdicts import NotApplicable
 from unirl.core.roles import TextModel
 from unirl.core.specs.capability import Cap
+from unirl.core.types.batch import same
 from unirl.core.types.request import Request
 from unirl.core.types.rollout import verify_echo
 from unirl.core.types.track import Status, Track
+from unirl.numerics.tokens.rollout import text_conditions
 
 MIXED = (0, 3, 1, 4, 2, 5)
 """Rows of a request so that its groups take turns."""
@@ -57,6 +60,39 @@ def test_every_text_comes_back_with_its_lineage(bench: TextEngineBench) -> None:
     )
     verify_echo(request, track)
     bench.check_made_by(model, greedy, likeliest, name="off the likeliest text")
+
+
+@claim("engine", proves=(Cap.MEDIA_REFS, Cap.TEXT_ROLLOUT), track="text")
+def test_texts_are_about_their_own_media(bench: TextEngineBench) -> None:
+    """One prompt over different images is as many prompts, also where all have the same tokens: each text is the
+    likeliest one for the image of its row, and the conditions that come back hold each input once.
+
+    If it fails: group rows by `unirl.core.types.inputs.distinct`, keep encodings by id, text and media, and prefixes by
+    tokens and media.
+    """
+    model = bench.model()
+    if not model.spec.inputs.get(bench.track):
+        raise NotApplicable(f"model {model.spec.name!r} takes no media")
+    prompts = ("what is it?",) * 4
+    request = bench.request(model, sampling={"temperature": 0.0}, prompts=prompts, samples_per_prompt=1)
+    groups = [
+        [row for row in range(len(prompts)) if torch.equal(request.text.prompt_tokens[row], tokens)]
+        for tokens in request.text.prompt_tokens
+    ]
+    bench.record("prompts with the same tokens", max(map(len, groups)))
+    with bench.engine(model) as engine:
+        # Sent twice, because what is wrong may be what is kept.
+        for rows in ((0, 1, 2, 3), (3, 1, 0, 2)):
+            asked = request.select(rows)
+            track = bench.sample(engine, asked)
+            bench.check_made_by(model, asked, track, name="off the text about its image")
+            if bench.native(Cap.CONDITIONS):
+                expected = text_conditions(model, asked.inputs, sampling=asked.text.sampling)
+                result = track.conditions["positive"].to("cpu")
+                assert expected is not None
+                assert same(result.expanded(), expected.to("cpu").expanded()), "conditions are of other inputs"
+                counts = {name: len(value) for name, value in result.values.items()}
+                assert set(counts.values()) == {len(rows)}, f"{len(rows)} inputs are distinct, and {counts} came back"
 
 
 @claim("engine", proves=Cap.TEXT_ROLLOUT, track="text")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from unirl.conformance.claims import claim
 from unirl.conformance.fixtures.text_engine import TextEngineBench
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.specs.capability import Cap
+from unirl.core.types.inputs import distinct
 from unirl.core.types.request import Request
 from unirl.core.types.track import Track
 from unirl.numerics.tokens.replay import per_token, replay_text
@@ -35,7 +37,7 @@ def test_log_probs_are_those_of_the_model_at_the_temperature(bench: TextEngineBe
         expected = [(torch.float32, length) for length in track.text.lengths]
         assert shapes == expected, f"log-probs are {shapes}; {expected} is wanted"
         with torch.no_grad():
-            replayed = replay_text(bench.model(), track.text, packing=False, with_entropy=False)
+            replayed = replay_text(bench.model(), track, packing=False, with_entropy=False)
         gap = (replayed.log_probs.cpu() - per_token(track.text, "log_probs").cpu()).abs()[replayed.valid.cpu()]
         bench.record_gap(f"log-prob gap at {temperature:g}", gap)
 
@@ -123,11 +125,13 @@ def test_prompts_are_read_as_tokens(bench: TextEngineBench) -> None:
     model = bench.model()
     request = bench.decided_request(model)
     tokens = request.text.prompt_tokens
-    # The first prompt's tokens, less one in the middle, under the words of all prompts.
-    cut = torch.cat([tokens[0][: len(tokens[0]) // 2], tokens[0][len(tokens[0]) // 2 + 1 :]])
-    if not len(cut):
+    # The first prompt's tokens, less the last but one, under the words of all prompts and over the first one's media.
+    cut = torch.cat([tokens[0][:-2], tokens[0][-1:]])
+    if len(cut) == len(tokens[0]):
         raise NotApplicable("the prompts of the miniature have a single token")
     request = bench.with_text(request, prompt_tokens=(cut,) * request.num_rows)
+    inputs = dataclasses.replace(request.inputs, media=request.inputs.media[:1] * request.num_rows)
+    request = dataclasses.replace(request, inputs=inputs)
     with bench.engine(model) as engine:
         track = bench.sample(engine, request)
     bench.check_made_by(model, request, track, name="off the text of these tokens")
@@ -144,10 +148,7 @@ def _tokens(track: Track) -> Tensor:
 
 def _scores(bench: TextEngineBench, request: Request, *, temperature: float) -> Tensor:
     """[N, V] log-probs of the first token of each row, by the model, on the CPU."""
-    prompts = request.text.prompt_tokens
-    distinct = list({tuple(prompt.tolist()): prompt for prompt in prompts}.values())
+    rows, index = distinct(request.inputs)
     nothing = torch.zeros(1, dtype=torch.int64)
-    logits = bench.logits(bench.model(), distinct, [nothing] * len(distinct)).cpu()
-    row = {tuple(prompt.tolist()): number for number, prompt in enumerate(distinct)}
-    index = torch.tensor([row[tuple(prompt.tolist())] for prompt in prompts])
+    logits = bench.logits(bench.model(), request.select(rows), [nothing] * len(rows)).cpu()
     return torch.log_softmax(logits.double() / temperature, dim=1)[index]

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import torch
 from unirl.conformance.claims import claim
+from unirl.conformance.doubles.samplers import GUIDANCE, KERNEL
 from unirl.conformance.doubles.walk import distance
 from unirl.conformance.fixtures.engine import ROUNDING
 from unirl.conformance.fixtures.latent_engine import LatentEngineBench
@@ -160,14 +161,19 @@ def test_log_probs_under_guidance_are_those_of_the_replay(bench: LatentEngineBen
 @claim("engine", proves=Cap.GUIDANCE, needs={"model": (Cap.GUIDANCE,)})
 def test_guidance_and_its_mode_are_honoured(bench: LatentEngineBench) -> None:
     """Scale and mode of guidance are echoed, and the steps are those of the guided velocity: v- + scale (v+ - v-), in
-    `norm-corrected` with the norm of v+.
+    `norm-corrected` with the norm of v+; `interval` and `two-scale` take a scale for each sigma.
 
     If it fails: look for a scale of the engine's own (diffusers pipelines have one), a conditional and an unconditional
     half that are swapped, or a mode that is ignored; a mode other than `batched` that it cannot do must be rejected
     with its name.
     """
-    for mode in ("batched", "two-pass", "norm-corrected"):
-        sampling = bench.with_kernel(bench.quiet_kernel) | GUIDED | {"guidance_mode": mode}
+    quiet = bench.with_kernel(bench.quiet_kernel)
+    sigmas = bench.request(bench.model(), sampling=quiet).latent.sigmas
+    # Two steps of four on either side.
+    middle = float(sigmas[1] + sigmas[2]) / 2
+    options = {"interval": {"low": middle}, "two-scale": {"scale_low": 1.5, "boundary": middle}}
+    for mode in bench.spec.guidances:
+        sampling = quiet | GUIDED | {"guidance_mode": mode, "guidance_options": options.get(mode, {})}
         try:
             request, track = bench.generate(sampling=sampling, **bench.storing_most())
         except RecipeError as refusal:
@@ -180,6 +186,34 @@ def test_guidance_and_its_mode_are_honoured(bench: LatentEngineBench) -> None:
         if not bool(walk.deterministic.any()):
             raise NotApplicable(f"engine {bench.spec.name!r} promises neither a known start nor a trajectory to see")
         bench.record(f"{mode} off", walk.error(walk.deterministic), bound=ROUNDING)
+
+
+@claim("engine", proves=Cap.PLUGIN_SAMPLERS, needs={"model": (Cap.GUIDANCE,)})
+def test_kernels_and_guidances_of_plugins_are_computed(bench: LatentEngineBench) -> None:
+    """A kernel and a guidance named `module:Class` take the steps and combine the branches as their classes say, and
+    are echoed with their options; each branch gets the velocity under its own conditions, which come back.
+
+    The guidance has a third branch, of the empty prompt.
+
+    If it fails: take kernel and guidance of the request's sampler by name, encode `branch_inputs(request)`, and hand
+    the velocities to `combine` under the names of their branches.
+    """
+    stochastic = (0, 1, 2) if bench.native(Cap.SDE_STEPS) else ()
+    sampling = bench.with_kernel(KERNEL, eta=0.25, sde_steps=stochastic) | GUIDED
+    sampling |= {"kernel_options": {"factor": 1.5}, "guidance_mode": GUIDANCE, "guidance_options": {"away": 0.5}}
+    request, track = bench.generate(sampling=sampling, **bench.storing_most())
+    sampler = track.latent.sampler
+    echoed = (sampler.kernel, dict(sampler.options), sampler.guidance_mode, dict(sampler.guidance_options))
+    expected = (KERNEL, {"factor": 1.5}, GUIDANCE, {"away": 0.5})
+    assert echoed == expected, f"got {echoed} in the echo, expected {expected}"
+    if bench.native(Cap.CONDITIONS):
+        for branch in ("positive", "negative", "empty"):
+            bench.check_conditions(request, track, branch)
+    walk = bench.walk(request, track)
+    chosen = walk.seen if bench.native(Cap.STEP_NOISE) else walk.deterministic
+    if not bool(chosen.any()):
+        raise NotApplicable(f"engine {bench.spec.name!r} promises neither a known start nor a trajectory to see")
+    bench.record("off the way", walk.error(chosen, with_noise=True), bound=ROUNDING)
 
 
 @claim("engine", proves=(Cap.GUIDANCE, Cap.CONDITIONS), needs={"model": (Cap.GUIDANCE,)})

@@ -28,7 +28,7 @@ def test_a_launched_run_gives_the_numbers_of_one_process(bench: LauncherBench) -
         weights = cell.weights()
     with bench.launched(plan) as cell:
         result = [cell.run(step) for step in range(2)]
-        assert cell.parts.backend.version == 2, f"version {cell.parts.backend.version} after two updates"
+        assert cell.backend.version == 2, f"version {cell.backend.version} after two updates"
         gap = largest_gap(cell.weights(), weights)
     for step, (here, there) in enumerate(zip(expected, result, strict=True)):
         missing = sorted(here.keys() - there.keys())
@@ -53,13 +53,13 @@ def test_checkpoints_move_between_launchers(bench: LauncherBench) -> None:
         cell.run(1)
         expected = cell.weights()
     with bench.launched(plan) as cell:
-        cell.parts.backend.load(first)
+        cell.backend.load(first)
         cell.run(1)
         second = bench.save(cell, "second")
         bench.record("gap of the weights, launched", largest_gap(cell.weights(), expected), bound=BOUND)
     with bench.in_process(plan) as cell:
-        cell.parts.backend.load(second)
-        assert cell.parts.backend.version == 2, f"a checkpoint of two steps is loaded as {cell.parts.backend.version}"
+        cell.backend.load(second)
+        assert cell.backend.version == 2, f"a checkpoint of two steps is loaded as {cell.backend.version}"
         bench.record("gap of the weights, back in process", largest_gap(cell.weights(), expected), bound=BOUND)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from unirl.conformance.claims import claim
 from unirl.conformance.doubles.requests import PROMPTS
@@ -23,9 +26,10 @@ def test_conditions_have_a_row_for_each_prompt(bench: LatentModelBench) -> None:
         conditions = bench.encode(model, PROMPTS)
     assert conditions, "`encode` gave no conditions"
     for name, value in conditions.items():
-        assert value.shape[0] == len(PROMPTS), f"{name!r} has {value.shape[0]} rows for {len(PROMPTS)} prompts"
-        assert not value.requires_grad, f"{name!r} carries a gradient: encoders are frozen, it would only cost memory"
-        assert bool(torch.isfinite(value.float()).all()), f"{name!r} holds numbers that are not finite"
+        assert len(value) == len(PROMPTS), f"{name!r} has {len(value)} rows for {len(PROMPTS)} prompts"
+        for row in value:
+            assert not row.requires_grad, f"{name!r} carries a gradient: encoders are frozen, it would only cost memory"
+            assert bool(torch.isfinite(row.float()).all()), f"{name!r} holds numbers that are not finite"
 
 
 @claim("model")
@@ -57,7 +61,7 @@ def test_conditions_do_not_depend_on_the_batch(bench: LatentModelBench) -> None:
         beside = bench.encode(model, [long, short, short])
     for name, value in beside.items():
         assert torch.equal(value[1], value[2]), f"{name!r}: one prompt in one batch got two different rows"
-        shapes = alone[name].shape[1:], value.shape[1:]
+        shapes = alone[name][0].shape, value[1].shape
         assert shapes[0] == shapes[1], f"{name!r}: {shapes[0]} for a prompt alone, {shapes[1]} beside a longer one"
         gap = relative_gap(value[1].float(), alone[name][0].float())
         bench.record(f"gap of {name}", gap, bound=ENCODE_BOUND)
@@ -71,7 +75,15 @@ def test_negative_conditions_have_the_shapes_of_positive_ones(bench: LatentModel
     If it fails: pad all prompts to one length, and return the same names whatever the prompt.
     """
     with bench.model() as model:
-        positive = {name: (v.shape, v.dtype) for name, v in bench.encode(model, [max(PROMPTS, key=len)]).items()}
+        positive = _shapes(bench.encode(model, [max(PROMPTS, key=len)]))
         for prompt in ("", NEGATIVE, "many words " * 200):
-            result = {name: (v.shape, v.dtype) for name, v in bench.encode(model, [prompt]).items()}
+            result = _shapes(bench.encode(model, [prompt]))
             assert result == positive, f"{prompt[:20]!r} gives {result}; {max(PROMPTS, key=len)!r} gives {positive}"
+
+
+def _shapes(conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """name -> shape and dtype; no shape of ragged ones, of which each row has its own."""
+    return {
+        name: ("ragged", value[0].dtype) if isinstance(value, tuple) else (value.shape, value.dtype)
+        for name, value in conditions.items()
+    }

@@ -17,6 +17,7 @@ from unirl.conformance.claims import claim
 from unirl.conformance.fixtures.model import ModelBench
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.specs.capability import Cap
+from unirl.core.specs.facts import names_in
 
 MAX_BYTES = 20_000_000
 """A hundred miniatures of this size still fit on a small machine, and each is read many times a run."""
@@ -126,11 +127,12 @@ def test_wrap_blocks_match_what_the_miniature_promises(bench: ModelBench) -> Non
     If it fails: compare `wrap_blocks` with the class names in `model.trainable.modules()`, or correct
     `tiny.wrap_blocks`.
     """
-    names = bench.spec.wrap_blocks
-    if not names:
+    if not bench.spec.wrap_blocks:
         raise NotApplicable(f"model {bench.spec.name!r} names no `wrap_blocks`: it is sharded as a whole")
     with bench.model() as model:
+        names = names_in(bench.spec.wrap_blocks, model.trainable)
         result = [type(part).__name__ for part in model.trainable.modules()]
+    assert names, f"{bench.spec.wrap_blocks!r} found no class of blocks in {bench.spec.trainable!r}"
     absent = [name for name in names if name not in result]
     assert not absent, f"no module of class {', '.join(absent)} is in {bench.spec.trainable!r}"
     count = sum(result.count(name) for name in names)

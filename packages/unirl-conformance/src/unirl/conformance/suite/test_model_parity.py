@@ -10,10 +10,9 @@ from unirl.conformance.reference import ReferenceRun
 from unirl.core.roles import DiffusionModel
 from unirl.core.specs.capability import Cap
 from unirl.core.types.sampling import LatentSamplingConfig
-from unirl.core.types.track import Sampler
 from unirl.numerics.diffusion.denoise import denoise
+from unirl.numerics.diffusion.guidance import Guidance, make_guidance
 from unirl.numerics.diffusion.kernels import make_kernel
-from unirl.numerics.diffusion.sampler import guidance_of
 
 SIGMA_BOUND = 2.4e-7
 """Four times the spacing of fp32 numbers just below 1: pipelines shift in fp32, where a grid and exp(mu) are
@@ -93,7 +92,7 @@ def _compare(bench: LatentModelBench, *, scale: float) -> None:
     sampling = _sampling(bench, scale=scale)
     with bench.model() as model:
         expected = bench.reference(model, sampling)
-        result = _final(bench, model, expected, scale=scale, mode=sampling.guidance_mode)
+        result = _final(bench, model, expected, make_guidance(sampling.guidance_mode, scale=scale))
     assert expected.final.shape == result.shape, (
         f"latents {list(result.shape)}, the pipeline's are {expected.final.shape}"
     )
@@ -112,21 +111,16 @@ def _largest_gap(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double().cpu() - expected.double().cpu()).abs().max())
 
 
-def _final(
-    bench: LatentModelBench, model: DiffusionModel, expected: ReferenceRun, *, scale: float, mode: str
-) -> torch.Tensor:
+def _final(bench: LatentModelBench, model: DiffusionModel, expected: ReferenceRun, guidance: Guidance) -> torch.Tensor:
     """Final latents at the pipeline's own sigmas: whether they are the model's too is another claim."""
     initial = bench.latents(model, len(PROMPTS))
-    guidance = guidance_of(
-        Sampler(kernel="euler", eta=0.0, guidance_scale=scale, guidance_mode=mode), latent_rank=initial.ndim
-    )
+    prompts = {"positive": PROMPTS, "negative": [NEGATIVE] * len(initial)}
     return denoise(
         model.velocity,
         initial,
         sigmas=expected.sigmas,
         kernel=make_kernel("euler", eta=0.0),
         sde_steps=torch.zeros((len(initial), 0), dtype=torch.int64),
-        conditions=bench.encode(model, PROMPTS),
-        negatives=bench.encode(model, [NEGATIVE] * len(initial)) if guidance.is_on else None,
+        conditions={branch: bench.encode(model, prompts[branch]) for branch in guidance.branches},
         guidance=guidance,
     ).x

@@ -6,11 +6,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from unirl.conformance.claims import claim
-from unirl.conformance.fixtures.text_model import SCORE, TextModelBench
+from unirl.conformance.fixtures.text_model import PIECES, SCORE, TextModelBench, prefilled
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.roles import TextModel
 from unirl.core.specs.capability import Cap
-from unirl.numerics.tokens.batches import pack_batch, pad_batch
 from unirl.numerics.tokens.replay import per_token
 
 TEMPERATURES = (0.6, 1.7)
@@ -28,13 +27,13 @@ def test_scores_are_the_log_softmax_of_the_plain_logits(bench: TextModelBench) -
     with bench.model() as model:
         prompts, tokens = bench.pieces(model)
         prefixes = [torch.cat([p, t[:end]]) for p, t in zip(prompts, tokens, strict=True) for end in range(len(t))]
-        logits = bench.next_logits(model, prefixes)
+        numbers = [number for number, row in zip(PIECES, tokens, strict=True) for _ in row]
+        logits = bench.next_logits(model, prefixes, numbers)
         assert logits.dtype == torch.float32, f"next_logits gives {logits.dtype}; float32 is promised"
         targets = torch.cat(tokens).to(logits.device)
         for temperature in TEMPERATURES:
             expected = torch.log_softmax(logits.double() / temperature, dim=1)
-            batch = pad_batch(prompts, tokens, pad_token=model.pad_token)
-            result, entropy = model.score(batch, temperature=temperature, with_entropy=True)
+            result, entropy = model.score(bench.batch(model), temperature=temperature, with_entropy=True)
             assert entropy is not None, "`score` returned no entropy, although it was requested"
             for name, values in (("log-probs", result), ("entropies", entropy)):
                 assert values.dtype == torch.float32 and values.shape == targets.shape, (
@@ -53,15 +52,15 @@ def test_padded_packed_and_single_rows_score_alike(bench: TextModelBench) -> Non
     positions that start again, in each attention implementation.
     """
     with bench.model() as model:
-        prompts, tokens = bench.pieces(model)
-        alone = torch.cat([_scores(model, [p], [t]) for p, t in zip(prompts, tokens, strict=True)])
-        _hold(bench, "padded", _scores(model, prompts, tokens), alone)
-        order = list(range(len(prompts)))[::-1]
-        mixed = _scores(model, [prompts[row] for row in order], [tokens[row] for row in order])
-        parts = mixed.split([len(tokens[row]) for row in order])
+        lengths = bench.batch(model).lengths
+        order = list(range(len(lengths)))
+        alone = torch.cat([_scores(bench, model, [row]) for row in order])
+        _hold(bench, "padded", _scores(bench, model, order), alone)
+        mixed = _scores(bench, model, order[::-1])
+        parts = mixed.split(lengths[::-1])
         _hold(bench, "padded in another order", torch.cat([*reversed(parts)]), alone)
         if model.packs:
-            packed = model.score(pack_batch(prompts, tokens), temperature=1.0)[0]
+            packed = model.score(bench.batch(model, packed=True), temperature=1.0)[0]
             _hold(bench, "packed", packed, alone)
 
 
@@ -82,8 +81,10 @@ def test_cached_logits_are_those_of_the_whole_text(bench: TextModelBench) -> Non
             padded[row, longest - len(prompt) :], mask[row, longest - len(prompt) :] = prompt, True
         positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
         padded, mask, positions = (value.to(bench.device) for value in (padded, mask, positions))
-        logits, cache = model.next_logits(padded, positions=positions, attention_mask=mask, cache=None)
-        _hold(bench, "after the prompts", logits, bench.next_logits(model, prompts))
+        conditions = bench.conditions(model, PIECES)
+        logits, cache = prefilled(model, padded, positions=positions, attention_mask=mask, conditions=conditions)
+        _hold(bench, "after the prompts", logits, bench.next_logits(model, prompts, PIECES))
+        numbers = list(PIECES)
         last, texts = positions[:, -1], list(prompts)
         # Rows leave, and one goes on twice.
         for step, rows in enumerate(([0, 1, 2, 3, 4], [4, 0, 3, 3], [1, 2])):
@@ -92,10 +93,11 @@ def test_cached_logits_are_those_of_the_whole_text(bench: TextModelBench) -> Non
             last, mask = last[index] + 1, torch.cat([mask[index], mask.new_ones(len(rows), 1)], dim=1)
             drawn = torch.stack([tokens[row][step % len(tokens[row])] for row in rows])
             texts = [torch.cat([texts[row], drawn[place : place + 1]]) for place, row in enumerate(rows)]
+            numbers = [numbers[row] for row in rows]
             logits, cache = model.next_logits(
                 drawn[:, None].to(bench.device), positions=last[:, None], attention_mask=mask, cache=cache
             )
-            _hold(bench, f"after {step + 1} tokens with a cache", logits, bench.next_logits(model, texts))
+            _hold(bench, f"after {step + 1} tokens with a cache", logits, bench.next_logits(model, texts, numbers))
 
 
 @claim("model", track="text")
@@ -126,9 +128,8 @@ def test_packing_does_not_change_the_gradient(bench: TextModelBench) -> None:
     model = bench.learner()
     if not model.packs:
         raise NotApplicable(f"model {bench.spec.name!r} takes no packed batches")
-    prompts, tokens = bench.pieces(model)
     result: list[list[Tensor]] = []
-    for batch in (pad_batch(prompts, tokens, pad_token=model.pad_token), pack_batch(prompts, tokens)):
+    for batch in (bench.batch(model), bench.batch(model, packed=True)):
         model.trainable.zero_grad()
         log_probs = model.score(batch, temperature=1.0)[0]
         (log_probs * torch.linspace(-1, 2, len(log_probs), device=log_probs.device)).sum().backward()
@@ -141,8 +142,8 @@ def test_packing_does_not_change_the_gradient(bench: TextModelBench) -> None:
     bench.record("relative gap in norm", apart / size, bound=1e-4)
 
 
-def _scores(model: TextModel, prompts: list[Tensor], tokens: list[Tensor]) -> Tensor:
-    return model.score(pad_batch(prompts, tokens, pad_token=model.pad_token), temperature=1.0)[0]
+def _scores(bench: TextModelBench, model: TextModel, rows: list[int]) -> Tensor:
+    return model.score(bench.batch(model, rows), temperature=1.0)[0]
 
 
 def _hold(bench: TextModelBench, name: str, found: Tensor, expected: Tensor) -> None:

@@ -60,7 +60,9 @@ def test_greedy_texts_are_those_of_the_reference(bench: TextModelBench) -> None:
     """
     with bench.model() as model:
         sampling = bench.sampling(temperature=0.0, max_new_tokens=LENGTH)
-        request = make_text_request(model, sampling, track=bench.track, prompts=PROMPTS, samples_per_prompt=1)
+        request = make_text_request(
+            model, sampling, track=bench.track, prompts=PROMPTS, media=bench.media, samples_per_prompt=1
+        )
         result = sample_text(model, request).text.tokens
         expected = bench.reference(sampling).tokens
     for prompt, mine, its in zip(PROMPTS, result, expected, strict=True):
@@ -78,7 +80,8 @@ def test_log_probs_are_those_of_the_reference(bench: TextModelBench) -> None:
     with bench.model() as model:
         expected = bench.reference(bench.sampling(max_new_tokens=LENGTH))
         prompts, texts = list(expected.prompt_tokens), list(expected.tokens)
-        batch = pad_batch(prompts, texts, pad_token=model.pad_token)
+        conditions = bench.conditions(model, range(len(prompts)))
+        batch = pad_batch(prompts, texts, pad_token=model.pad_token, conditions=conditions)
         result = model.score(batch, temperature=1.0)[0].cpu()
     gap = (result - torch.cat([row.cpu() for row in expected.log_probs]).to(result)).abs().max()
     bench.record("gap of log-probs", float(gap), bound=SCORE)

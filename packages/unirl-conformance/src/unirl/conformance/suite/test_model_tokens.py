@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,8 +30,9 @@ def test_prompt_tokens_are_those_of_the_prompt_alone(bench: TextModelBench) -> N
     prompts = (*PROMPTS, f"{PROMPTS[-1]}s")
     with bench.model() as model:
         together = bench.prompts(model, prompts)
-        again = bench.prompts(model, prompts[::-1])[::-1]
-        alone = [bench.prompts(model, [prompt])[0] for prompt in prompts]
+        order = range(len(prompts))
+        again = bench.prompts(model, prompts[::-1], numbers=order[::-1])[::-1]
+        alone = [bench.prompts(model, [prompts[number]], numbers=[number])[0] for number in order]
     assert len(together) == len(prompts), f"{len(prompts)} prompts got {len(together)} rows of tokens"
     for number, (prompt, tokens) in enumerate(zip(prompts, together, strict=True)):
         assert tokens.ndim == 1 and tokens.dtype == torch.int64 and tokens.device.type == "cpu", (
@@ -90,7 +92,7 @@ def test_stop_tokens_and_padding_are_tokens_of_the_model(bench: TextModelBench) 
     have more tokens than the output projection.
     """
     with bench.model() as model:
-        vocabulary = bench.next_logits(model, bench.prompts(model)[:1]).shape[1]
+        vocabulary = bench.next_logits(model, bench.prompts(model)[:1], [0]).shape[1]
         stops, pad = tuple(model.stop_tokens), model.pad_token
     bench.record("tokens that it can generate", vocabulary)
     assert stops, "`stop_tokens` is empty"
@@ -99,7 +101,7 @@ def test_stop_tokens_and_padding_are_tokens_of_the_model(bench: TextModelBench) 
     assert not strange, f"tokens {strange} are beyond the {vocabulary} that the model has logits for"
 
 
-def _tokens(bench: TextModelBench, model: TextModel, prompts: Sequence[str], **settings: object) -> list[Tensor] | None:
+def _tokens(bench: TextModelBench, model: TextModel, prompts: Sequence[str], **settings: Any) -> list[Tensor] | None:
     """The tokens, or None where the model rejects the settings by name."""
     try:
         return bench.prompts(model, prompts, **settings)

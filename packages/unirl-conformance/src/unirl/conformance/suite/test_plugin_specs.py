@@ -203,6 +203,7 @@ def _targets(spec: Spec) -> list[tuple[str, str]]:
             ("parity", spec.parity),
             ("text_parity", spec.text_parity),
             ("tiny.write", spec.tiny.write if spec.tiny else ""),
+            ("tiny.media", spec.tiny.media if spec.tiny else ""),
         ]
     if isinstance(spec, AlgorithmSpec):
         result.append(("reference", spec.reference))

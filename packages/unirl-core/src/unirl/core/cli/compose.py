@@ -69,6 +69,17 @@ def plan_json(plan: Plan, verdict: Verdict) -> dict[str, Any]:
             {"key": part.key, "kind": part.spec.kind, "name": part.name, "dist": part.dist, "version": part.version}
             for part in plan.choices
         ],
+        "stages": [
+            {
+                "name": stage.name,
+                "parent": stage.parent,
+                "samples": stage.samples,
+                "parts": {kind: part.key for kind, part in stage.parts.items()},
+                "rewards": list(stage.rewards),
+                "credit": stage.settings.credit,
+            }
+            for stage in plan.stages
+        ],
         "resolved": plan.resolved,
         "origins": {
             path: {"source": plan.origins[path].source, "detail": plan.origins[path].detail}
@@ -109,6 +120,9 @@ def show_plan(plan: Plan, verdict: Verdict, readiness: Readiness, *, changed: bo
     out = console()
     out.print(table)
     out.print()
+    if len(plan.stages) > 1:
+        out.print(_drawn(plan))
+        out.print()
     out.print(f"recipe {plan.recipe}   hash {plan.hash}", soft_wrap=True)
     for value in plan.left_out:
         out.print(Text(f"note: {value}", style="yellow"), soft_wrap=True)
@@ -121,6 +135,25 @@ def show_plan(plan: Plan, verdict: Verdict, readiness: Readiness, *, changed: bo
         out.print(Text(f"refused, for {len(verdict.reasons)} reason{'s' * (len(verdict.reasons) > 1)}:", style="red"))
         for reason in verdict.reasons:
             out.print(Text(f"  {reason}"), soft_wrap=True)
+
+
+def _drawn(plan: Plan) -> Any:
+    """The stages as a tree, from the prompts down."""
+    from rich.tree import Tree
+
+    tree = Tree(f"{plan.data.prompts_per_step} prompts", guide_style="dim")
+    nodes = {"": tree}
+    for stage in plan.stages:
+        trained = f"trains with {stage.algorithm.name}" if stage.algorithm is not None else "frozen"
+        facts = [f"{stage.model.name} on {stage.engine.name}", trained]
+        if stage.rewards:
+            facts.append(f"scored by {', '.join(stage.rewards)}")
+        if stage.settings.credit != "none":
+            facts.append(f"{stage.settings.credit} credit to {stage.parent}")
+        each = f"{stage.samples} of each {'sample' if stage.parent else 'prompt'}"
+        label = f"{stage.name}: {stage.medium}, {each}; {'; '.join(facts)}"
+        nodes[stage.name] = nodes[stage.parent or ""].add(label)
+    return tree
 
 
 def _shown(value: Any) -> str:

@@ -68,9 +68,9 @@ def command(
     plan = compose(recipe, overrides, catalog=catalog)
     refuse_unless_matched(plan, catalog=catalog)
     if make_env:
-        from ..loop.readiness import make_environment
+        from ..loop.readiness import make_environments
 
-        make_environment(plan, catalog=catalog)
+        make_environments(plan, catalog=catalog)
     result, summary = run_plan(plan, overrides=overrides, resume=resume, catalog=catalog)
     _say_how_it_ended(result, summary)
     asked_to_stop = plan.run.stop_at > 0 and result.step >= plan.run.stop_at

@@ -24,8 +24,8 @@ __all__ = ["RolloutsAhead"]
 @dataclass(frozen=True, kw_only=True)
 class _Begun:
     step: int
-    version: int
-    """Of the weights that it is made with."""
+    versions: dict[str, int]
+    """Of the weights that each stage is made with."""
     maker: RolloutMaker
     made: Future[MadeRollout]
 
@@ -42,7 +42,7 @@ class RolloutsAhead:
 
     def __init__(self, parts: Parts, plan: Plan) -> None:
         self._parts, self._plan = parts, plan
-        self._engine = f"engine {plan.engine.name!r}"
+        self._engine = " or ".join(dict.fromkeys(f"engine {stage.engine.name!r}" for stage in plan.stages))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollout")
         self._begun: deque[_Begun] = deque()
         self._is_over = threading.Event()
@@ -74,12 +74,12 @@ class RolloutsAhead:
         assert not self._begun or step == self._begun[-1].step + 1, f"step {step} does not follow those begun"
         with phases("sync", owner=self._engine):
             bring = self._weights()
-        with phases("request", owner=f"algorithm {self._plan.algorithm.name!r}"):
+        with phases("request", owner="the sampling of a stage"):
             requests = step_requests(self._parts, self._plan, prompts.chosen, step=step)
         maker = RolloutMaker(self._parts, self._plan, requests, phases=Phases(), spare=prompts.spare)
         self._count(+1)
         made = self._thread.submit(self._make, maker, bring)
-        self._begun.append(_Begun(step=step, version=self._version, maker=maker, made=made))
+        self._begun.append(_Begun(step=step, versions=self._versions, maker=maker, made=made))
 
     def begin_after(self, step: int, following: Sequence[StepPrompts], *, phases: Phases) -> None:
         """Begin the rollouts of the steps after `step` that are not begun yet.
@@ -107,36 +107,37 @@ class RolloutsAhead:
         # What they raise is for the steps that take them.
         wait([begun.made for begun in self._begun])
 
-    def _weights(self) -> Callable[[], None] | None:
-        """Give the engine the weights that train now; what does so later, while it has rollouts to make before."""
+    def _weights(self) -> list[Callable[[], None]]:
+        """Give the engines the weights that train now; what does so later, while they have rollouts to make before."""
         if self._is_busy:
-            if self._begun[-1].version == self._version:
-                return None
-            bring = kept_weights(self._parts, self._plan)
-            if bring is not None:
-                return bring
+            before = self._begun[-1].versions
+            moved = [stage for stage in self._plan.stages if before[stage.name] != self._versions[stage.name]]
+            if not moved:
+                return []
+            if self._parts.sync is None:
+                return [kept_weights(self._parts, stage) for stage in moved]
             self.settle()
         if not self._is_over.is_set():
             sync_weights(self._parts, self._plan)
-        return None
+        return []
 
     @property
-    def _version(self) -> int:
+    def _versions(self) -> dict[str, int]:
         """Of the weights that a rollout begun now is made with."""
-        return self._parts.backend.version_of(self._plan.needs.sampler)
+        return {stage.name: self._parts.version(stage) for stage in self._plan.stages}
 
     @property
     def _is_busy(self) -> bool:
         with self._counting:
             return self._unmade > 0
 
-    def _make(self, maker: RolloutMaker, bring: Callable[[], None] | None) -> MadeRollout:
+    def _make(self, maker: RolloutMaker, bring: Sequence[Callable[[], None]]) -> MadeRollout:
         try:
             if self._is_over.is_set():
                 raise CancelledError
-            if bring is not None:
-                with attributed(self._engine, phase="sync"):
-                    bring()
+            with attributed(self._engine, phase="sync"):
+                for one in bring:
+                    one()
             return maker.make()
         except BaseException:
             self._is_over.set()

@@ -22,33 +22,39 @@ __all__ = ["announce", "loading", "predicted_costs"]
 
 def loading(plan: Plan, *, step: int) -> Event:
     """The parts that take time to load, with the size of the checkpoint if it is a local folder."""
-    path = Path(str(getattr(plan.model.config, "path", ""))).expanduser()
-    size = ""
-    if path.is_dir():
-        total = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        size = f" ({total / 2**30:.1f} GiB)" if total >= 2**30 else f" ({total / 2**20:.1f} MiB)"
+    models: list[str] = []
+    for learner in plan.learners.values():
+        path = Path(str(getattr(learner.model.config, "path", ""))).expanduser()
+        size = ""
+        if path.is_dir():
+            total = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+            size = f" ({total / 2**30:.1f} GiB)" if total >= 2**30 else f" ({total / 2**20:.1f} MiB)"
+        models.append(f"model {learner.model.name} from {path}{size}")
+    engines = ", ".join(dict.fromkeys(f"engine {stage.engine.name}" for stage in plan.stages))
     rewards = ", ".join(choice.name for choice in plan.rewards.values())
-    text = f"model {plan.model.name} from {path}{size}, engine {plan.engine.name}, rewards {rewards}"
+    text = f"{', '.join(models)}, {engines}, rewards {rewards}"
     return Event(kind="loading", step=step, data={"text": text})
 
 
 def predicted_costs(
     plan: Plan, parts: Parts, prompts: Sequence[Prompt], checkpoint: Checkpoint | None
 ) -> dict[str, Mapping[str, float]]:
-    """Track -> the cost of the first step. The model may refuse its request, such as one for images of a size that it
-    cannot generate."""
+    """Stage -> the cost of the first step, for stages made from prompts. The model may refuse its request, such as one
+    for images of a size that it cannot generate."""
     first = checkpoint.step if checkpoint else 0
     requests = step_requests(parts, plan, prompts[: plan.data.prompts_per_step], step=first)
     predicted: dict[str, Mapping[str, float]] = {}
     for name, request in requests.items():
         if not isinstance(request.params, LatentRequest):
             continue  # Completion lengths are not known in advance.
-        if plan.needs.trajectory == "none":
+        stage = plan.stage(name)
+        if stage.needs.trajectory == "none":
             continue  # Which points such a loss evaluates is its own affair.
+        model = diffusion_model(parts.models[stage.learner.name])
         cost = latent_step_cost(
             request.params,
-            latent_shape=diffusion_model(parts.model).latent_shape(request.params.sampling),
-            anchors=plan.train.old_log_probs == "replay",
+            latent_shape=model.latent_shape(request.params.sampling),
+            anchors=stage.train.old_log_probs == "replay",
         )
         predicted[name] = {**vars(cost), "generate_share": cost.generate_share}
     return predicted

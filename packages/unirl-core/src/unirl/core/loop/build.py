@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PlanRejected, RunFailed, UniRLError
-from ..match.mismatch_bounds import mismatch_bounds
-from ..roles import Algorithm, Reward
-from ..specs.config import PartConfig, TrainConfig
-from ..specs.plan import Choice, Plan
+from ..match.mismatch_bounds import train_settings
+from ..roles import Algorithm, Backend, Engine, Model, Reward
+from ..specs.capability import Cap, Support
+from ..specs.config import PartConfig
+from ..specs.plan import Choice, Learner, Plan, Stage
 from .parts import Launcher, NoEngine, Parts, attributed
 from .reward_guard import GuardedReward, errors_under
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ..specs.spec import Spec
 
 __all__ = [
-    "build_algorithm",
+    "build_algorithms",
     "build_part",
     "build_parts",
     "build_rewards",
@@ -48,10 +49,13 @@ def built_parts(plan: Plan, *, catalog: Catalog) -> Generator[Parts]:
             launcher.close()
 
 
-def build_parts(plan: Plan, *, catalog: Catalog, with_rewards: bool = True, with_engine: bool = True) -> Parts:
+def build_parts(
+    plan: Plan, *, catalog: Catalog, with_rewards: bool = True, with_engine: bool = True, lazy: bool = False
+) -> Parts:
     """Build the parts of a plan in this process, in the order model, backend, engine, algorithm, rewards.
 
-    with_rewards, with_engine: False where another process scores or generates.
+    with_rewards, with_engine: False where another process scores or generates.  lazy: this process is one of several
+    ranks that train, so the model is built without values and the backend fills in this rank's shards, if both can.
     """
     import torch
 
@@ -60,21 +64,50 @@ def build_parts(plan: Plan, *, catalog: Catalog, with_rewards: bool = True, with
     # Adapters are initialised from torch's global generator; all later noise is counter-based.
     torch.manual_seed(plan.run.seed)  # pyright: ignore[reportUnknownMemberType]
     device = _device(plan.run.device)
-    model = build_part(plan.model, catalog, device=device)
-    backend = build_part(
-        plan.backend, catalog, model=model, train=_train_settings(plan), steps=plan.run.max_steps, seed=plan.run.seed
-    )
-    engine = build_part(plan.engine, catalog, model=model, device=device) if with_engine else NoEngine()
-    algorithm = build_algorithm(plan, catalog=catalog)
-    rewards = build_rewards(plan, catalog=catalog) if with_rewards else {}
+    models: dict[str, Model] = {}
+    backends: dict[str, Backend] = {}
+    for name, learner in plan.learners.items():
+        both = (learner.model, learner.backend)
+        is_lazy = lazy and all(
+            part is not None and part.spec.support(Cap.LAZY_BUILD) is Support.NATIVE for part in both
+        )
+        models[name] = model = build_part(learner.model, catalog, device=device, **({"lazy": True} if is_lazy else {}))
+        if learner.backend is not None:
+            train = train_settings(next(stage for stage in plan.trained if stage.learner.name == name))
+            backends[name] = build_part(
+                learner.backend, catalog, model=model, train=train, steps=plan.run.max_steps, seed=plan.run.seed
+            )
+        else:
+            _freeze(model)
     return Parts(
-        model=model,
-        backend=backend,
-        engine=engine,
-        algorithm=algorithm,
-        rewards=rewards,
+        models=models,
+        backends=backends,
+        engines=_engines(plan, models, catalog=catalog, device=device) if with_engine else _no_engines(plan),
+        algorithms=build_algorithms(plan, catalog=catalog),
+        rewards=build_rewards(plan, catalog=catalog) if with_rewards else {},
         reward_weights=reward_weights(plan),
     )
+
+
+def _engines(plan: Plan, models: Mapping[str, Model], *, catalog: Catalog, device: Any) -> dict[str, Engine]:
+    """The engine of each stage. Stages of one model that chose the same section share it."""
+    built: dict[tuple[str, str], Engine] = {}
+    for stage in plan.stages:
+        key = (stage.engine.key, stage.learner.name)
+        if key not in built:
+            built[key] = build_part(stage.engine, catalog, model=models[stage.learner.name], device=device)
+    return {stage.name: built[stage.engine.key, stage.learner.name] for stage in plan.stages}
+
+
+def _no_engines(plan: Plan) -> dict[str, Engine]:
+    return {stage.name: NoEngine() for stage in plan.stages}
+
+
+def _freeze(model: Model) -> None:
+    """No gradient and no dropout in a model that nothing trains."""
+    module = model.trainable
+    module.requires_grad_(False)
+    module.eval()
 
 
 def build_rewards(plan: Plan, *, catalog: Catalog) -> dict[str, Reward]:
@@ -92,18 +125,22 @@ def reward_weights(plan: Plan) -> dict[str, float]:
     return {key: float(choice.config.weight) for key, choice in plan.rewards.items()}
 
 
-def build_algorithm(plan: Plan, *, catalog: Catalog) -> Algorithm:
-    """Build only the algorithm of a plan, which plans requests and turns rewards into advantages."""
-    weights, train = reward_weights(plan), _train_settings(plan)
-    return build_part(
-        plan.algorithm, catalog, advantage=plan.advantage, reward_weights=weights, train=train, seed=plan.run.seed
-    )
-
-
-def _train_settings(plan: Plan) -> TrainConfig:
-    """`train` of the plan, with the default mismatch bounds filled in."""
-    bounds = mismatch_bounds(plan)
-    return dataclasses.replace(plan.train, logp_mismatch_max=bounds.largest, logp_mismatch_mean=bounds.mean)
+def build_algorithms(plan: Plan, *, catalog: Catalog) -> dict[str, Algorithm]:
+    """Build only the algorithms of a plan, by stage; they turn rewards into advantages and losses."""
+    weights = reward_weights(plan)
+    result: dict[str, Algorithm] = {}
+    for stage in plan.trained:
+        assert stage.algorithm is not None
+        credited = (child.name for child in plan.children(stage.name) if child.settings.credit != "none")
+        result[stage.name] = build_part(
+            stage.algorithm,
+            catalog,
+            advantage=stage.advantage,
+            reward_weights={key: weights[key] for key in stage.rewards} | dict.fromkeys(credited, 1.0),
+            train=train_settings(stage),
+            seed=plan.run.seed,
+        )
+    return result
 
 
 def build_part(choice: Choice[Spec, PartConfig], catalog: Catalog, **context: Any) -> Any:
@@ -124,39 +161,46 @@ def build_part(choice: Choice[Spec, PartConfig], catalog: Catalog, **context: An
 
 def with_batch_invariance(plan: Plan) -> Plan:
     """The plan with `engine.batch_invariant` set if the run is batch-invariant and the engine has such a mode."""
-    config = plan.engine.config
-    if not plan.run.batch_invariant or "batch_invariant" not in {item.name for item in dataclasses.fields(config)}:
+    if not plan.run.batch_invariant:
         return plan
-    return dataclasses.replace(
-        plan, engine=dataclasses.replace(plan.engine, config=dataclasses.replace(config, **{"batch_invariant": True}))
+    return plan.with_stages(
+        lambda stage: _with_engine(
+            stage, {"batch_invariant": True} if "batch_invariant" in vars(stage.engine.config) else {}
+        )
     )
 
 
 def with_run_folder(plan: Plan, folder: Path) -> Plan:
-    """The plan with `{run}` in its engine's settings replaced by the run folder."""
-    config = plan.engine.config
-    texts = {item.name: getattr(config, item.name) for item in dataclasses.fields(config)}
-    named = {
-        name: text.replace("{run}", str(folder.resolve()))
-        for name, text in texts.items()
-        if isinstance(text, str) and "{run}" in text
-    }
-    return (
-        dataclasses.replace(plan, engine=dataclasses.replace(plan.engine, config=dataclasses.replace(config, **named)))
-        if named
-        else plan
+    """The plan with `{run}` in its engines' settings replaced by the run folder."""
+    return plan.with_stages(
+        lambda stage: _with_engine(
+            stage,
+            {
+                name: text.replace("{run}", str(folder.resolve()))
+                for name, text in vars(stage.engine.config).items()
+                if isinstance(text, str) and "{run}" in text
+            },
+        )
     )
+
+
+def _with_engine(stage: Stage, settings: Mapping[str, Any]) -> Stage:
+    """The stage with these settings of its engine."""
+    if not settings:
+        return stage
+    config = dataclasses.replace(stage.engine.config, **settings)
+    return dataclasses.replace(stage, engine=dataclasses.replace(stage.engine, config=config))
 
 
 def _close(parts: Parts, plan: Plan) -> None:
     """Close every part. The first failure is raised, or added as a note to the error that ends the run."""
     ending, failures = sys.exception(), list[UniRLError]()
-    owned = {
-        f"engine {plan.engine.name!r}": parts.engine,
-        **{f"reward.{key}": reward for key, reward in parts.rewards.items()},
-        f"backend {plan.backend.name!r}": parts.backend,
-    }
-    for owner, part in owned.items():
+    owned: list[tuple[str, Engine | Reward | Backend]] = []
+    engines = {id(parts.engines[stage.name]): stage for stage in plan.stages}
+    owned += [(f"engine {stage.engine.name!r}", parts.engines[stage.name]) for stage in engines.values()]
+    owned += [(f"reward.{key}", reward) for key, reward in parts.rewards.items()]
+    owned += [(_backend_name(plan.learners[name]), backend) for name, backend in parts.backends.items()]
+    for owner, part in owned:
         try:
             with attributed(owner, phase="close"):
                 part.close()
@@ -167,6 +211,11 @@ def _close(parts: Parts, plan: Plan) -> None:
             ending.add_note(str(failure))
     elif failures:
         raise failures[0]
+
+
+def _backend_name(learner: Learner) -> str:
+    assert learner.backend is not None
+    return f"backend {learner.backend.name!r}"
 
 
 def _device(asked: str) -> Any:

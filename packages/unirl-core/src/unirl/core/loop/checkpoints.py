@@ -29,9 +29,9 @@ class Checkpoint:
     state: Mapping[str, Any]
     """What the run wrote beside the backend's files."""
 
-    @property
-    def backend_folder(self) -> Path:
-        return self.folder / "backend"
+    def backend_folder(self, learner: str) -> Path:
+        """Files of the backend of a learner; "" is the only one."""
+        return self.folder / "backend" / learner
 
 
 class Checkpoints:

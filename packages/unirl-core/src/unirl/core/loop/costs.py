@@ -33,11 +33,11 @@ class StepCost:
 def latent_step_cost(request: LatentRequest, *, latent_shape: Sequence[int], anchors: bool) -> StepCost:
     """Cost of one step on a latent track.
 
-    Rollout: N*T rows, twice that under guidance.  Training: every scored step once forward and backward, once more
+    Rollout: N*T rows for each branch of the guidance.  Training: every scored step once forward and backward, once more
     forward when the old log-probs are replayed.  Stored: positions {i, i+1 for scored step i}, T and `keep`, fp32.
     """
     rows, steps = request.num_rows, int(request.sigmas.shape[0]) - 1
-    branches = 2 if request.sampling.guidance_scale != 1.0 else 1
+    branches = request.num_branches
     scored_rows = int((request.scored_steps >= 0).sum())
     positions = 0
     for row, keep in zip(request.scored_steps, request.keep, strict=True):

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, cast
 from ..observe.events import EventStream
 from ..observe.tracking import Trackers
 from ..types.data import Prompt
-from .parts import Parts, attributed, generate, sampled_policy, sync_weights
+from .generation import generate_stages
+from .parts import Parts, attributed, sync_weights
 from .requests import evaluation_requests
 from .scoring import score
 
@@ -30,14 +31,20 @@ def evaluate(
     """
     started = time.perf_counter()
     sync_weights(parts, plan)
-    requests = evaluation_requests(parts, plan, prompts)
-    owner = f"engine {plan.engine.name!r}"
-    with attributed(owner, phase="evaluate"), sampled_policy(parts, plan, cast("Policy", plan.eval.policy)):
-        rollout = generate(parts.engine, requests)
+    policy = cast("Policy", plan.eval.policy)
+    rollout = generate_stages(
+        parts,
+        plan,
+        evaluation_requests(parts, plan, prompts),
+        versions={stage.name: parts.version(stage, policy) for stage in plan.stages},
+        during=lambda stage: attributed(f"engine {stage.engine.name!r}", phase="evaluate"),
+        evaluated=policy,
+    )
     metrics: dict[str, float] = {}
-    for name, unscored in rollout.tracks.items():
-        track = score(unscored, parts.rewards, parts.reward_weights)
-        prefix = f"{name}/" if len(rollout.tracks) > 1 else ""
+    for stage in plan.stages:
+        rewards = {key: parts.rewards[key] for key in stage.rewards}
+        track = score(rollout.tracks[stage.name], rewards, parts.reward_weights)
+        prefix = plan.prefix(stage)
         if track.rewards is not None:
             metrics[f"{prefix}score_mean"] = float(track.rewards.mean())
             if plan.eval.threshold is not None:
@@ -45,7 +52,7 @@ def evaluate(
                 reached = track.rewards >= plan.eval.threshold - 1e-6
                 metrics[f"{prefix}share_at_threshold"] = float(reached.float().mean())
         metrics |= {f"{prefix}reward/{part}": float(v.mean()) for part, v in track.reward_parts.items()}
-        trackers.samples("eval", track, step=step)
+        trackers.samples(f"eval/{prefix}".rstrip("/"), track, step=step)
     seconds = time.perf_counter() - started
     events.emit("evaluated", step=step, metrics=metrics, samples=rollout.num_samples, phases={"evaluate": seconds})
     return metrics

@@ -8,11 +8,11 @@ from contextlib import nullcontext
 from typing import Literal
 
 from ..errors import RewardFailed, RunFailed
-from ..match.mismatch_bounds import mismatch_bounds
+from ..match.mismatch_bounds import mismatch_bounds, train_settings
 from ..observe.events import EventStream
 from ..observe.tracking import Trackers
-from ..roles import StatefulAlgorithm
-from ..specs.plan import Plan
+from ..roles import Job, StatefulAlgorithm
+from ..specs.plan import Plan, Stage
 from ..types.data import Prompt
 from ..types.track import Track
 from .ahead import RolloutsAhead
@@ -69,8 +69,8 @@ def run_loop(
                 if saved != step:
                     save(step)
                 return step, "stopped"
-            version, done = parts.backend.version, step + 1
-            state = algorithm_state(parts.algorithm)
+            versions, done = parts.versions, step + 1
+            states = {name: algorithm_state(algorithm) for name, algorithm in parts.algorithms.items()}
             try:
                 prompts_now = chosen(step)
                 run_step(
@@ -85,10 +85,11 @@ def run_loop(
                     following=chosen_from(done),
                 )
             except Exception:
-                if parts.backend.version == version and saved != step:
-                    if state and isinstance(parts.algorithm, StatefulAlgorithm):
-                        # A step that took no update may have come as far as the end of it.
-                        parts.algorithm.load_state(state)
+                if parts.versions == versions and saved != step:
+                    for name, algorithm in parts.algorithms.items():
+                        if states[name] and isinstance(algorithm, StatefulAlgorithm):
+                            # A step that took no update may have come as far as the end of it.
+                            algorithm.load_state(states[name])
                     save(step)
                 raise
             if held_out and (done == last or (plan.eval.every and done % plan.eval.every == 0)):
@@ -121,27 +122,33 @@ def run_step(
     """
     began, phases = time.perf_counter(), Phases()
     waiting = ahead.num_waiting if ahead else 0
-    own = StepPrompts(chosen=prompts, spare=spare)
-    made = ahead.take(step, own, phases=phases) if ahead else _make(parts, plan, own, step=step, phases=phases)
+    taken = StepPrompts(chosen=prompts, spare=spare)
+    made = ahead.take(step, taken, phases=phases) if ahead else _make(parts, plan, taken, step=step, phases=phases)
     if ahead:
         ahead.begin_after(step, following, phases=phases)
-    newest = parts.backend.version_of(plan.needs.sampler)
-    metrics = {**_staleness(plan, made, version=newest), **_drawn(made, step=step + 1, events=events)}
-    for name, track in made.rollout.tracks.items():
-        prefix = f"{name}/" if len(made.rollout.tracks) > 1 else ""
-        result = _learn(parts, plan, track, step=step, phases=phases, trackers=trackers)
-        metrics |= {prefix + key: value for key, value in result.items()}
-        if result.get("steps_skipped"):
+    metrics: dict[str, float] = _drawn(made, step=step + 1, events=events)
+    found = {stage.name: _staleness(plan, stage, made, version=parts.version(stage)) for stage in plan.stages}
+    jobs = [
+        _job(parts, plan, stage, made.rollout.tracks, step=step, phases=phases, trackers=trackers, metrics=found)
+        for stage in plan.stages
+    ]
+    for name in parts.backends:
+        _train(parts, plan, name, [job for job in jobs if job is not None], step=step, phases=phases, metrics=found)
+    for stage in plan.stages:
+        own = found[stage.name]
+        if own.get("steps_skipped"):
             text = (
-                f"reward: all {track.num_rows} samples of step {step} got {result['reward_mean']:g}, so there was "
-                "nothing to learn from and the step made no update. Look at the samples and the reward; "
-                "advantage.constant_reward=fail stops the run instead."
+                f"reward: all {made.rollout.tracks[stage.name].num_rows} samples of step {step} got "
+                f"{own['reward_mean']:g}, so there was nothing to learn from and the step made no update. Look at the "
+                "samples and the reward; advantage.constant_reward=fail stops the run instead."
             )
             events.finding(text, step=step + 1, once="constant reward")
-    parts.backend.end_rollout()
-    with attributed(f"algorithm {plan.algorithm.name!r}", phase="end of the step"):
-        metrics |= end_algorithm_step(parts.algorithm, metrics, samples=made.rollout.num_samples)
-    _watch_mismatch(plan, metrics, step=step + 1, events=events)
+        if stage.algorithm is not None:
+            algorithm, samples = parts.algorithms[stage.name], made.rollout.tracks[stage.name].num_rows
+            with attributed(f"algorithm {stage.algorithm.name!r}", phase="end of the step"):
+                own |= end_algorithm_step(algorithm, own, samples=samples)
+            _watch_mismatch(stage, own, step=step + 1, events=events)
+        metrics |= {plan.prefix(stage) + key: value for key, value in own.items()}
     if plan.run.reward_overlap_groups or plan.run.max_staleness:
         metrics |= _overlap(made, train_s=phases.seconds.get("train", 0.0), step_s=time.perf_counter() - began)
     if ahead:
@@ -156,34 +163,95 @@ def run_step(
 
 def _make(parts: Parts, plan: Plan, prompts: StepPrompts, *, step: int, phases: Phases) -> MadeRollout:
     """The rollout of a step, with the weights that train now."""
-    with phases("sync", owner=f"engine {plan.engine.name!r}"):
+    with phases("sync", owner=_engines(plan)):
         sync_weights(parts, plan)
-    with phases("request", owner=f"algorithm {plan.algorithm.name!r}"):
+    with phases("request", owner="the sampling of a stage"):
         requests = step_requests(parts, plan, prompts.chosen, step=step)
     return RolloutMaker(parts, plan, requests, phases=phases, spare=prompts.spare).make()
 
 
-def _learn(
-    parts: Parts, plan: Plan, track: Track, *, step: int, phases: Phases, trackers: Trackers
-) -> dict[str, float]:
-    """Turn the scores of one track into advantages and train on it; returns the numbers of the step."""
-    metrics = _reward_metrics(track)
+def _engines(plan: Plan) -> str:
+    return " or ".join(dict.fromkeys(f"engine {stage.engine.name!r}" for stage in plan.stages))
+
+
+def _job(
+    parts: Parts,
+    plan: Plan,
+    stage: Stage,
+    tracks: Mapping[str, Track],
+    *,
+    step: int,
+    phases: Phases,
+    trackers: Trackers,
+    metrics: Mapping[str, dict[str, float]],
+) -> Job | None:
+    """What a stage trains on: its track with advantages; None where there is nothing to learn, or nobody who does.
+
+    metrics: of each stage, takes the numbers of this one.
+    """
+    track, own = tracks[stage.name], metrics[stage.name]
+    own |= _reward_metrics(track)
     if plan.run.media_every and step % plan.run.media_every == 0:
-        trackers.samples("train", track, step=step)
+        trackers.samples(f"train/{plan.prefix(stage)}".rstrip("/"), track, step=step)
+    if stage.algorithm is None:
+        return None
     value = None if track.rewards is None else constant_reward(track)
     if value is not None:
-        if plan.advantage.constant_reward == "fail":
+        if stage.advantage.constant_reward == "fail":
             raise RewardFailed(
                 f"reward: all {track.num_rows} samples of step {step} got {value:g}: there is nothing to learn from. "
                 "Look at the samples and the reward; advantage.constant_reward=skip leaves out such steps instead."
             )
-        return {**metrics, "steps_skipped": 1.0}
-    with phases("advantages", owner=f"algorithm {plan.algorithm.name!r}"):
-        track, result = parts.algorithm.advantages(track)
-    with phases("train", owner=f"backend {plan.backend.name!r} with algorithm {plan.algorithm.name!r}"):
-        progress = step / max(1, plan.run.max_steps - 1)
-        report = parts.backend.train(track, parts.algorithm, progress=progress)
-    return {**metrics, **result, **report.metrics, "updates": report.num_updates, "updates_skipped": report.num_skipped}
+        own["steps_skipped"] = 1.0
+        return None
+    with phases("advantages", owner=f"algorithm {stage.algorithm.name!r}"):
+        track, result = parts.algorithms[stage.name].advantages(track)
+    own |= result
+    return Job(
+        track=track,
+        algorithm=parts.algorithms[stage.name],
+        name=stage.name,
+        weight=stage.settings.weight,
+        # A single stage has the settings that its backend was built with.
+        train=train_settings(stage) if len(plan.trained) > 1 else None,
+    )
+
+
+def _train(
+    parts: Parts,
+    plan: Plan,
+    learner: str,
+    jobs: Sequence[Job],
+    *,
+    step: int,
+    phases: Phases,
+    metrics: Mapping[str, dict[str, float]],
+) -> None:
+    """Train a model on the jobs of its stages, and let what follows rollouts move."""
+    backend, chosen = parts.backends[learner], plan.learners[learner].backend
+    assert chosen is not None
+    own = [job for job in jobs if plan.stage(job.name).learner.name == learner]
+    if own:
+        names = " or ".join(repr(plan.stage(job.name).parts["algorithm"].name) for job in own)
+        with phases("train", owner=f"backend {chosen.name!r} with algorithm {names}"):
+            report = backend.train(own, progress=step / max(1, plan.run.max_steps - 1))
+        common = {**report.metrics, "updates": report.num_updates, "updates_skipped": report.num_skipped}
+        for job in own:
+            metrics[job.name].update(_of_job(common, job, own))
+    backend.end_rollout()
+
+
+def _of_job(metrics: Mapping[str, float], job: Job, jobs: Sequence[Job]) -> Mapping[str, float]:
+    """The metrics of one job and those of the steps that it shares, without its name."""
+    if len(jobs) == 1:
+        return metrics
+    named = tuple(f"{each.name}/" for each in jobs)
+    mine = f"{job.name}/"
+    return {
+        key.removeprefix(mine): value
+        for key, value in metrics.items()
+        if key.startswith(mine) or not key.startswith(named)
+    }
 
 
 def _reward_metrics(track: Track) -> dict[str, float]:
@@ -198,24 +266,23 @@ def _reward_metrics(track: Track) -> dict[str, float]:
     }
 
 
-def _staleness(plan: Plan, made: MadeRollout, *, version: int) -> dict[str, float]:
+def _staleness(plan: Plan, stage: Stage, made: MadeRollout, *, version: int) -> dict[str, float]:
     """How many updates the weights that made the samples are behind `version`, the newest of the policy that samples.
 
     Raises RunFailed when that is more than `run.max_staleness` rounds of updates. The numbers are for runs ahead.
     """
-    tracks = made.rollout.tracks.values()
-    bound = plan.run.max_staleness * plan.train.updates_per_step * len(tracks)
+    track = made.rollout.tracks[stage.name]
+    bound = plan.run.max_staleness * stage.train.updates_per_step
     ages: list[int] = []
-    for track in tracks:
-        for row in (row for row in range(track.num_rows) if float(track.sample_weights[row])):
-            made_with = track.policy_version[row]
-            ages.append(version - made_with)
-            if not 0 <= ages[-1] <= bound:
-                raise RunFailed(
-                    f"run.max_staleness: sample {track.sample_ids[row]!r} was made with version {made_with} of the "
-                    f"weights, and version {version} trains; with run.max_staleness={plan.run.max_staleness} a sample "
-                    f"may be {bound} versions behind."
-                )
+    for row in (row for row in range(track.num_rows) if float(track.sample_weights[row])):
+        made_with = track.policy_version[row]
+        ages.append(version - made_with)
+        if not 0 <= ages[-1] <= bound:
+            raise RunFailed(
+                f"run.max_staleness: sample {track.sample_ids[row]!r} was made with version {made_with} of the "
+                f"weights, and version {version} trains; with run.max_staleness={plan.run.max_staleness} a sample "
+                f"may be {bound} versions behind."
+            )
     if not plan.run.max_staleness or not ages:
         return {}
     return {"staleness_mean": sum(ages) / len(ages), "staleness_max": float(max(ages))}
@@ -253,14 +320,14 @@ def _overlap(made: MadeRollout, *, train_s: float, step_s: float) -> dict[str, f
     }
 
 
-def _watch_mismatch(plan: Plan, metrics: Mapping[str, float], *, step: int, events: EventStream) -> None:
+def _watch_mismatch(stage: Stage, metrics: Mapping[str, float], *, step: int, events: EventStream) -> None:
     """Say once when the engine's log-probs are off by more than half of what is allowed; past it the stack stops."""
-    bounds = mismatch_bounds(plan)
+    bounds = mismatch_bounds(stage)
     for key, gap in metrics.items():
         for ending, bound in (("logp_mismatch_max", bounds.largest), ("logp_mismatch_mean", bounds.mean)):
             if key.endswith(ending) and bound is not None and gap > bound / 2:
                 text = (
-                    f"{key}: log-probs of engine {plan.engine.name!r} differ by {gap:.2e}; the run stops at "
+                    f"{key}: log-probs of engine {stage.engine.name!r} differ by {gap:.2e}; the run stops at "
                     f"{bound:.2e} (train.{ending})."
                 )
                 events.finding(text, step=step, once=ending)

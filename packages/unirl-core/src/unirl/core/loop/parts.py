@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,11 +12,11 @@ from typing import TYPE_CHECKING, Protocol
 from ..errors import EchoMismatch, RunFailed, UniRLError
 from ..roles import Algorithm, Backend, Engine, Model, Policy, Reward, WeightReceipt, WeightUpdate
 from ..specs.capability import Cap, Support
-from ..types.rollout import Rollout, verify_echo
+from ..types.rollout import verify_echo
 
 if TYPE_CHECKING:
     from ..plugins.catalog import Catalog
-    from ..specs.plan import Plan
+    from ..specs.plan import Plan, Stage
     from ..types.request import Request
     from ..types.track import Track
 
@@ -24,6 +25,7 @@ __all__ = [
     "NoEngine",
     "Noted",
     "Parts",
+    "StageParts",
     "attributed",
     "generate",
     "kept_weights",
@@ -43,22 +45,52 @@ class Noted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """The objects of a run, one for each choice of its plan."""
+class StageParts:
+    """The objects of one stage."""
 
     model: Model
     backend: Backend
     engine: Engine
     algorithm: Algorithm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The objects of a run."""
+
+    models: Mapping[str, Model]
+    """By learner."""
+    backends: Mapping[str, Backend]
+    """By learner, for those that train."""
+    engines: Mapping[str, Engine]
+    """By stage; stages of one model and one choice share an object."""
+    algorithms: Mapping[str, Algorithm]
+    """By stage, for those that are trained on."""
     rewards: Mapping[str, Reward]
     reward_weights: Mapping[str, float]
-    sync: Callable[[], None] | None = None
-    """Brings the weights that train to an engine that lives elsewhere and sets its version; checks what it then holds.
-    None: the engine shares the weights, or takes them by `load_weights`, in this process."""
+    sync: Callable[[Stage], None] | None = None
+    """Brings the weights that train to a stage's engine that lives elsewhere and sets its version; checks what it then
+    holds. None: the engine shares the weights, or takes them by `load_weights`, in this process."""
     noted: Callable[[], Noted] | None = None
     """What moving data and weights took; the loop asks once a step."""
     generating: threading.Lock = field(default_factory=threading.Lock)
     """Held while a rollout is made on another thread: the engine's weights must stay as they are."""
+
+    def version(self, stage: Stage, policy: Policy | None = None) -> int:
+        """Version of the weights that a stage samples with, or of another policy of its model; 0 of a frozen one."""
+        backend = self.backends.get(stage.learner.name)
+        return 0 if backend is None else backend.version_of(policy or stage.needs.sampler)
+
+    @property
+    def only(self) -> StageParts:
+        """The parts of a run with one stage that trains."""
+        ((stage, engine),), ((learner, model),) = self.engines.items(), self.models.items()
+        return StageParts(model=model, backend=self.backends[learner], engine=engine, algorithm=self.algorithms[stage])
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """Optimizer steps that each learner has taken."""
+        return {name: backend.version for name, backend in self.backends.items()}
 
 
 class Launcher(Protocol):
@@ -112,47 +144,48 @@ class NoEngine:
         """Nothing is held."""
 
 
-def generate(engine: Engine, requests: Mapping[str, Request]) -> Rollout:
-    """The rollout of these requests, by track: one call of the engine for each.
+def generate(engine: Engine, request: Request, *, parent: str | None = None) -> Track:
+    """The track of a request. parent: the stage that it goes on from.
 
-    Raises EchoMismatch when the engine did not use what a request said.
+    Raises EchoMismatch when the engine did not use what the request said.
     """
-    tracks: dict[str, Track] = {}
-    for name, request in requests.items():
-        tracks[name] = engine.generate(request)
-        verify_echo(request, tracks[name])
-    return Rollout(tracks=tracks)
+    track = engine.generate(request)
+    verify_echo(request, track)
+    return dataclasses.replace(track, parent_track=parent)
 
 
 def sync_weights(parts: Parts, plan: Plan) -> None:
-    """Give the engine the weights of the policy that samples, and check that it holds just those.
+    """Give every engine the weights of the policy that samples, and check that it holds just those.
 
-    Nothing to do when it shares them: `sampled_policy` switches them. Never while a rollout is made on another thread.
+    Nothing to do where it shares them, `sampled_policy` switches them, and for a frozen model. Never while a rollout is
+    made on another thread.
     """
     assert not parts.generating.locked(), "weights updated while a rollout is in flight"
-    backend, engine = parts.backend, parts.engine
-    sampler = plan.needs.sampler
-    version = backend.version_of(sampler)
-    if parts.sync is not None:
-        if engine.version != version:
-            parts.sync()
-    elif _shares_weights(plan):
-        engine.version = version
-    elif engine.version != version:
-        _load(parts, plan, _exported(parts, plan, policy=sampler))
+    for stage in plan.stages:
+        engine, version = parts.engines[stage.name], parts.version(stage)
+        if stage.backend is None or engine.version == version:
+            continue
+        if parts.sync is not None:
+            parts.sync(stage)
+        elif _shares_weights(stage):
+            engine.version = version
+        else:
+            _load(parts, stage, _exported(parts, stage, policy=stage.needs.sampler))
 
 
 @contextmanager
-def sampled_policy(parts: Parts, plan: Plan, policy: Policy) -> Generator[None]:
-    """Within the block the engine samples with the weights of this policy; call `sync_weights` before.
+def sampled_policy(parts: Parts, stage: Stage, policy: Policy | None = None) -> Generator[None]:
+    """Within the block the stage's engine samples with the weights of this policy; call `sync_weights` before.
 
+    policy: None is the one that samples rollouts.
     An engine that shares the trained module samples inside `Backend.policy`. One with weights of its own holds those of
-    the policy that samples rollouts; it is sent any others, and those again afterwards.
+    the policy that samples rollouts; it is sent any others, and those again afterwards. A frozen model has one policy.
     Raises RecipeError for a policy that the backend does not keep.
     """
-    backend, engine, sampler = parts.backend, parts.engine, plan.needs.sampler
-    is_shared = parts.sync is None and _shares_weights(plan)
-    if policy == sampler and (policy == "live" or not is_shared):
+    backend, engine, sampler = parts.backends.get(stage.learner.name), parts.engines[stage.name], stage.needs.sampler
+    policy = policy or sampler
+    is_shared = parts.sync is None and _shares_weights(stage)
+    if backend is None or (policy == sampler and (policy == "live" or not is_shared)):
         yield
     elif parts.sync is not None:
         with backend.policy(policy):
@@ -166,40 +199,40 @@ def sampled_policy(parts: Parts, plan: Plan, policy: Policy) -> Generator[None]:
             finally:
                 engine.version = synced
     else:
-        _load(parts, plan, _exported(parts, plan, policy=policy))
+        _load(parts, stage, _exported(parts, stage, policy=policy))
         yield
-        _load(parts, plan, _exported(parts, plan, policy=sampler))
+        _load(parts, stage, _exported(parts, stage, policy=sampler))
 
 
-def kept_weights(parts: Parts, plan: Plan) -> Callable[[], None] | None:
+def kept_weights(parts: Parts, stage: Stage) -> Callable[[], None]:
     """A copy of the weights that sample now, for an engine that is busy: what is returned gives them to it, once.
 
-    None where a launcher brings them, which it does at once only. Never for an engine that shares them.
+    Not where a launcher brings them, which it does at once only, nor for an engine that shares them.
     """
-    if parts.sync is not None:
-        return None
-    assert not _shares_weights(plan)
-    update = _exported(parts, plan, policy=plan.needs.sampler)
-    return lambda: _load(parts, plan, update)
+    assert parts.sync is None and not _shares_weights(stage)
+    update = _exported(parts, stage, policy=stage.needs.sampler)
+    kept = dataclasses.replace(update, tensors=dict(update.tensors))
+    return lambda: _load(parts, stage, kept)
 
 
-def _shares_weights(plan: Plan) -> bool:
-    return plan.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE
+def _shares_weights(stage: Stage) -> bool:
+    return stage.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE
 
 
-def _exported(parts: Parts, plan: Plan, *, policy: Policy) -> WeightUpdate:
+def _exported(parts: Parts, stage: Stage, *, policy: Policy) -> WeightUpdate:
+    assert stage.backend is not None
     # The reference is what adapters are added to, and has none.
-    lora = plan.engine.spec.support(Cap.WEIGHTS_LORA) is Support.NATIVE and policy != "reference"
-    trains = plan.backend.config.trains
-    return parts.backend.export_weights(
-        policy=policy, kind="full" if trains == "full" else ("lora" if lora else "merged")
+    lora = stage.engine.spec.support(Cap.WEIGHTS_LORA) is Support.NATIVE and policy != "reference"
+    is_full = stage.backend.config.trains == "full"
+    return parts.backends[stage.learner.name].export_weights(
+        policy=policy, kind="full" if is_full else ("lora" if lora else "merged")
     )
 
 
-def _load(parts: Parts, plan: Plan, update: WeightUpdate) -> None:
-    receipt = parts.engine.load_weights(update)
+def _load(parts: Parts, stage: Stage, update: WeightUpdate) -> None:
+    receipt = parts.engines[stage.name].load_weights(update)
     if (receipt.version, receipt.checksum) != (update.version, update.checksum):
         raise EchoMismatch(
-            f"weights: version {update.version} with checksum {update.checksum} was sent; engine {plan.engine.name!r} "
+            f"weights: version {update.version} with checksum {update.checksum} was sent; engine {stage.engine.name!r} "
             f"holds version {receipt.version} with checksum {receipt.checksum}."
         )

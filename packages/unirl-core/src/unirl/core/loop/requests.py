@@ -1,4 +1,7 @@
-"""Turning prompts into requests, one per track: groups, ids, noise keys, SDE steps. Pure functions of the step."""
+"""Turning prompts, and samples of a parent stage, into requests: groups, ids, noise keys, SDE steps.
+
+Pure functions of the step.
+"""
 
 from __future__ import annotations
 
@@ -6,63 +9,69 @@ import dataclasses
 import hashlib
 import struct
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from ..errors import DataError, PlanRejected, RecipeError
+from ..errors import BatchError, DataError, RecipeError
 from ..roles import diffusion_model, text_model
-from ..specs.eval_sampling import evaluation_base
 from ..types.data import Prompt
 from ..types.inputs import Inputs, distinct
 from ..types.request import LatentRequest, Request, TextRequest
 from ..types.sampling import SamplingConfig, TextSamplingConfig
 
 if TYPE_CHECKING:
-    from ..roles import Algorithm, LatentAlgorithm, Model, Policy, TextModel
-    from ..specs.plan import Plan
+    from ..roles import Model, Policy, TextModel
+    from ..specs.plan import Plan, Stage
+    from ..types.track import Track
     from .parts import Parts
 
-__all__ = ["build_request", "evaluation_requests", "evaluation_sampling", "sample_seed", "step_requests"]
+__all__ = ["build_request", "child_request", "evaluation_requests", "sample_seed", "step_requests"]
+
+
+PLANNER = "unirl.numerics.diffusion.request"
+"""Module whose `plan_latents` plans latent tracks; core has no tensors of its own."""
 
 
 def step_requests(parts: Parts, plan: Plan, prompts: Sequence[Prompt], *, step: int) -> dict[str, Request]:
-    """Track name -> its request of a step to the engine, for the current weights of the policy that samples."""
-    version = parts.backend.version_of(plan.needs.sampler)
+    """Stage -> its request of a step to the engine, for stages made from prompts and the weights that sample now."""
     return {
-        name: build_request(
+        stage.name: build_request(
             prompts,
-            track=name,
-            sampling=sampling,
-            samples_per_prompt=plan.data.samples_per_prompt,
-            model=parts.model,
-            algorithm=parts.algorithm,
+            track=stage.name,
+            sampling=stage.sampling,
+            samples_per_prompt=stage.samples,
+            model=parts.models[stage.learner.name],
+            trajectory=stage.needs.trajectory,
             seed=plan.run.seed,
             rollout=step,
-            policy_version=version,
+            policy_version=parts.version(stage),
         )
-        for name, sampling in plan.sampling.items()
+        for stage in plan.stages
+        if stage.parent is None
     }
 
 
 def evaluation_requests(parts: Parts, plan: Plan, prompts: Sequence[Prompt]) -> dict[str, Request]:
-    """Track name -> its request of an evaluation to the engine, for the current weights of `eval.policy` and the same
-    noise every time.
+    """Stage -> its request of an evaluation to the engine, for stages made from prompts, the current weights of
+    `eval.policy` and the same noise every time.
 
     prompts: the held-out ones, of which the first `eval.num_prompts` are taken.
     """
-    version = parts.backend.version_of(cast("Policy", plan.eval.policy))
+    policy = cast("Policy", plan.eval.policy)
     return {
-        name: build_request(
+        stage.name: build_request(
             prompts[: plan.eval.num_prompts or len(prompts)],
-            track=name,
-            sampling=sampling,
+            track=stage.name,
+            sampling=stage.evaluation,
             samples_per_prompt=plan.eval.samples_per_prompt,
-            model=parts.model,
-            algorithm=parts.algorithm,
+            model=parts.models[stage.learner.name],
+            trajectory=stage.needs.trajectory,
             seed=plan.eval.seed,
             rollout=0,
-            policy_version=version,
+            policy_version=parts.version(stage, policy),
         )
-        for name, sampling in evaluation_sampling(plan).items()
+        for stage in plan.stages
+        if stage.parent is None
     }
 
 
@@ -73,7 +82,7 @@ def build_request(
     sampling: SamplingConfig,
     samples_per_prompt: int,
     model: Model,
-    algorithm: Algorithm,
+    trajectory: Literal["none", "window", "full"],
     seed: int,
     rollout: int,
     policy_version: int,
@@ -81,38 +90,108 @@ def build_request(
     """A request for a track of `samples_per_prompt` samples of each prompt, the samples of a prompt forming a group.
 
     Ids are `r<rollout>/<prompt id>` for groups and `.../<number>` for samples, so they never repeat in a run.
+    trajectory: the latents of a latent track that come back, see `unirl.core.specs.capability.Needs`.
     Raises RecipeError for sampling settings that cannot be.
     """
     expanded = [(prompt, number) for prompt in prompts for number in range(samples_per_prompt)]
-    inputs = Inputs.of_prompts([prompt for prompt, _ in expanded])
     group_ids = tuple(f"r{rollout}/{prompt.prompt_id}" for prompt, _ in expanded)
-    sample_ids = tuple(f"{group}/{number}" for group, (_, number) in zip(group_ids, expanded, strict=True))
+    return _request(
+        Inputs.of_prompts([prompt for prompt, _ in expanded]),
+        metadata=tuple(prompt.metadata for prompt, _ in expanded),
+        track=track,
+        sample_ids=tuple(f"{group}/{number}" for group, (_, number) in zip(group_ids, expanded, strict=True)),
+        group_ids=group_ids,
+        sampling=sampling,
+        model=model,
+        trajectory=trajectory,
+        seed=seed,
+        rollout=rollout,
+        policy_version=policy_version,
+    )
 
-    def planned() -> LatentRequest | TextRequest:
-        if isinstance(sampling, TextSamplingConfig):
-            seeds = [sample_seed(seed=seed, rollout=rollout, sample_id=sample) for sample in sample_ids]
-            return _text_request(inputs, sampling, model=text_model(model), seeds=seeds)
+
+def child_request(
+    parent: Track,
+    *,
+    stage: Stage,
+    prompt_ids: Sequence[str],
+    model: Model,
+    like: Request,
+    policy_version: int,
+    evaluates: bool = False,
+) -> Request:
+    """A request for a stage that goes on from the texts of its parent's samples.
+
+    Ids are `<parent's sample id>/<stage>-<number>`. prompt_ids: group of the root sample behind each row of the parent.
+    like: a request of the same rollout.  evaluates: one sample of each row, with the sampling of evaluation.
+    """
+    if parent.media is None or parent.media.kind != "text":
+        raise BatchError(f"stage {stage.name!r}: its parent {parent.name!r} gave no texts to go on from.")
+    number = 1 if evaluates else stage.samples
+    rows = [row for row in range(parent.num_rows) for _ in range(number)]
+    texts = parent.media.texts
+    names = tuple(parent.sample_ids[row] for row in rows)
+    by_prompt = stage.settings.group == "prompt"
+    return _request(
+        Inputs(
+            ids=names,
+            prompts=tuple(parent.inputs.prompts[row] for row in rows),
+            texts=tuple(texts[row] for row in rows),
+            media=((),) * len(rows),
+        ),
+        metadata=tuple(parent.metadata[row] for row in rows),
+        track=stage.name,
+        sample_ids=tuple(f"{name}/{stage.name}-{place % number}" for place, name in enumerate(names)),
+        group_ids=tuple(prompt_ids[row] for row in rows) if by_prompt else names,
+        sampling=stage.evaluation if evaluates else stage.sampling,
+        model=model,
+        trajectory=stage.needs.trajectory,
+        seed=like.seed,
+        rollout=like.rollout,
+        policy_version=policy_version,
+    )
+
+
+def _request(
+    inputs: Inputs,
+    *,
+    metadata: tuple[Mapping[str, Any], ...],
+    track: str,
+    sample_ids: tuple[str, ...],
+    group_ids: tuple[str, ...],
+    sampling: SamplingConfig,
+    model: Model,
+    trajectory: Literal["none", "window", "full"],
+    seed: int,
+    rollout: int,
+    policy_version: int,
+) -> Request:
+    params: LatentRequest | TextRequest
+    if isinstance(sampling, TextSamplingConfig):
+        seeds = [sample_seed(seed=seed, rollout=rollout, sample_id=sample) for sample in sample_ids]
+        params = _text_request(inputs, sampling, model=text_model(model), seeds=seeds)
+    else:
         latent = diffusion_model(model)
         try:
-            return cast("LatentAlgorithm", algorithm).latent_request(
-                sampling,
+            params = import_module(PLANNER).plan_latents(
+                dataclasses.replace(sampling, fps=sampling.fps or latent.spec.fps),
                 sigmas=latent.schedule(sampling),
                 latent_shape=latent.latent_shape(sampling),
                 seed=seed,
                 rollout=rollout,
                 sample_ids=sample_ids,
                 group_ids=group_ids,
+                trajectory=trajectory,
             )
         except ValueError as error:
             raise RecipeError(f"sampling of track {track!r}: {error}") from error
-
     return Request(
         track=track,
         sample_ids=sample_ids,
         group_ids=group_ids,
         inputs=inputs,
-        metadata=tuple(prompt.metadata for prompt, _ in expanded),
-        params=planned(),
+        metadata=metadata,
+        params=params,
         seed=seed,
         rollout=rollout,
         policy_version=policy_version,
@@ -143,23 +222,3 @@ def _text_request(
         stop_tokens=tuple(dict.fromkeys([*model.stop_tokens, *settings.stop_token_ids])),
         seeds=tuple(seeds),
     )
-
-
-def evaluation_sampling(plan: Plan) -> dict[str, SamplingConfig]:
-    """The sampling of evaluation: that of training with `eval.sampling` laid over it, and nothing to train on.
-
-    Latent tracks are sampled without noise, by `euler`, and text tracks greedily, unless `eval.sampling` says
-    otherwise. Raises PlanRejected for a key that sampling does not have.
-    """
-    return {name: _evaluated(settings, plan.eval.sampling) for name, settings in plan.sampling.items()}
-
-
-def _evaluated(settings: SamplingConfig, given: Mapping[str, Any]) -> SamplingConfig:
-    allowed = {item.name for item in dataclasses.fields(settings)}
-    unknown = sorted(set(given) - allowed)
-    if unknown:
-        raise PlanRejected(
-            f"eval.sampling.{unknown[0]}: sampling of a {settings.kind} track has no such key; it has "
-            f"{', '.join(sorted(allowed))}."
-        )
-    return dataclasses.replace(evaluation_base(settings), **given)

@@ -18,14 +18,14 @@ from .run_folder import CHECKPOINTS
 __all__ = ["checkpoint_state", "checkpoint_to_resume"]
 
 
-def checkpoint_state(plan: Plan, *, data: RunData, algorithm: Algorithm) -> dict[str, Any]:
+def checkpoint_state(plan: Plan, *, data: RunData, algorithms: Mapping[str, Algorithm]) -> dict[str, Any]:
     """The state of a run that a checkpoint keeps, as plain JSON."""
     return {
         "plan_hash": plan.hash,
         "numbers": numeric_leaves(plan.resolved),
         "steps": plan.run.max_steps,
         "data": dict(data.hashes),
-        "algorithm": algorithm_state(algorithm),
+        "algorithms": {name: algorithm_state(algorithm) for name, algorithm in algorithms.items()},
     }
 
 

@@ -99,8 +99,11 @@ class _Run:
     def _restore(self, parts: Parts) -> None:
         checkpoint = self._checkpoint
         if checkpoint is not None:
-            resume_algorithm(parts.algorithm, checkpoint.state.get("algorithm", {}), folder=checkpoint.folder)
-            parts.backend.load(checkpoint.backend_folder)
+            states = checkpoint.state.get("algorithms", {})
+            for name, algorithm in parts.algorithms.items():
+                resume_algorithm(algorithm, states.get(name, {}), folder=checkpoint.folder)
+            for name, backend in parts.backends.items():
+                backend.load(checkpoint.backend_folder(name))
 
     def _recorded(self, parts: Parts, events: EventStream, trackers: Trackers, predicted: Costs) -> RunResult:
         """Run the steps; whatever happens, the events and the trackers get an end."""
@@ -156,8 +159,14 @@ class _Run:
 
     def _save(self, step: int, parts: Parts, events: EventStream) -> None:
         began = time.perf_counter()
-        state = checkpoint_state(self._plan, data=self._data, algorithm=parts.algorithm)
-        path = self._checkpoints.save(step, write=parts.backend.save, state=state)
+        state = checkpoint_state(self._plan, data=self._data, algorithms=parts.algorithms)
+
+        def write(folder: Path) -> None:
+            for name, backend in parts.backends.items():
+                (folder / name).mkdir(exist_ok=True)
+                backend.save(folder / name)
+
+        path = self._checkpoints.save(step, write=write, state=state)
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         seconds = time.perf_counter() - began
         events.emit("checkpoint_saved", step=step, folder=path.name, size_bytes=size, seconds=seconds)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
 from ..names import did_you_mean
@@ -15,7 +15,7 @@ from ..types.data import Prompt
 from .prompts import kind_of, read_prompts
 
 if TYPE_CHECKING:
-    from ..specs.plan import Plan
+    from ..specs.plan import Plan, Stage
 
 __all__ = ["RunData", "read_data"]
 
@@ -48,7 +48,7 @@ def read_data(plan: Plan) -> RunData:
             "prompts."
         )
     for row in (row for rows in read.values() for row in rows):
-        _check_media(row, plan)
+        _check_media(row, [stage for stage in plan.stages if stage.parent is None])
     for key, file in files.items():
         for reward, choice in plan.rewards.items():
             for row in read[key]:
@@ -70,22 +70,34 @@ def read_data(plan: Plan) -> RunData:
     return RunData(prompts=prompts, held_out=read.get("data.eval", ()), hashes=_hashes(files))
 
 
-def _check_media(row: Prompt, plan: Plan) -> None:
-    """Raise DataError for media that model or engine do not take, and where media that the model needs are missing."""
-    model, engine = plan.model.spec, plan.engine.spec
-    uses = [(role, use) for roles in model.inputs.values() for role, use in roles.items()]
-    takes, given = sorted({role for role, _ in uses}), [ref.role for ref in row.media]
-    missing = sorted({role for role, use in uses if use == "needs"} - set(given))
-    if other := [role for role in given if role not in takes]:
-        expected = " or ".join(takes) or "none"
-        problem = f"got media of role {other[0]!r}, expected {expected}, which model {model.name!r} takes"
-    elif missing:
-        problem = f"got no media of role {missing[0]!r}, which model {model.name!r} needs"
-    elif given and engine.support(Cap.MEDIA_REFS) is not Support.NATIVE:
-        problem = f"got media of role {given[0]!r}, but engine {engine.name!r} takes none"
-    else:
-        return
-    raise DataError(f"{row.where}: {problem}. Change the prompt file, or choose another model or engine.")
+def _check_media(row: Prompt, stages: Sequence[Stage]) -> None:
+    """Raise DataError for media that no model or engine takes, and where media that a model needs are missing."""
+    given = [ref.role for ref in row.media]
+    taken = sorted({role for stage in stages for role in _roles(stage)})
+    models = " or ".join(dict.fromkeys(repr(stage.model.name) for stage in stages))
+    problem = ""
+    if other := [role for role in given if role not in taken]:
+        expected = " or ".join(taken) or "none"
+        problem = f"got media of role {other[0]!r}, expected {expected}, which model {models} takes"
+    for stage in stages:
+        missing = sorted(role for role, use in _roles(stage).items() if use == "needs" and role not in given)
+        here = [role for role in given if role in _roles(stage)]
+        unread = [ref for ref in row.media if ref.role in here and ref.modality not in stage.model.spec.reads]
+        if unread and not problem:
+            expected = " or ".join(stage.model.spec.reads)
+            problem = f"got {unread[0].modality} {unread[0].uri!r}, expected {expected}, which model "
+            problem += f"{stage.model.name!r} reads"
+        elif missing and not problem:
+            problem = f"got no media of role {missing[0]!r}, which model {stage.model.name!r} needs"
+        elif here and not problem and stage.engine.spec.support(Cap.MEDIA_REFS) is not Support.NATIVE:
+            problem = f"got media of role {here[0]!r}, but engine {stage.engine.name!r} takes none"
+    if problem:
+        raise DataError(f"{row.where}: {problem}. Change the prompt file, or choose another model or engine.")
+
+
+def _roles(stage: Stage) -> Mapping[Any, str]:
+    """Roles of media that the track of a stage is generated from, and whether it `takes` or `needs` them."""
+    return stage.model.spec.inputs.get(stage.track, {})
 
 
 def _hashes(files: Mapping[str, Path]) -> dict[str, str]:

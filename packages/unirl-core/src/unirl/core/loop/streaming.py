@@ -10,14 +10,16 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 from ..types.array import Array
 from ..types.batch import inverse, rows_by_group
 from ..types.request import Request
 from ..types.rollout import Rollout
 from ..types.track import Track
-from .parts import Parts, attributed, generate, sampled_policy
+from .credit import credited
+from .generation import generate_stages
+from .parts import Parts, attributed
 from .refill import Drawn, Refill
 from .requests import step_requests
 from .scoring import combined, score, score_by
@@ -84,7 +86,7 @@ class RolloutMaker:
         phases: Phases,
         spare: Sequence[Prompt] = (),
     ) -> None:
-        """requests: track name -> its request; all are for the same samples.
+        """requests: stage -> its request, for those made from prompts.
 
         phases: where the seconds of the thread that calls `make` go: `generate` and `score`, which is the wait.
 
@@ -92,6 +94,7 @@ class RolloutMaker:
         """
         self._parts, self._plan, self._requests, self._phases = parts, plan, requests, phases
         self._spare = spare
+        self._versions = {stage.name: parts.version(stage) for stage in plan.stages}
         self._cancelled = threading.Event()
         self._scorers: _Scorers | None = None
 
@@ -101,9 +104,11 @@ class RolloutMaker:
         The pieces and their order are a matter of the requests alone, so the numbers do not depend on who is faster.
         The first failure, of the engine or of a reward, ends it. Raises CancelledError after `cancel`.
         """
-        with sampled_policy(self._parts, self._plan, self._plan.needs.sampler):
-            made = self._made(self._requests)
-            return self._refilled(made) if self._plan.data.dynamic_sampling_rounds else made
+        made = self._made(self._requests)
+        if self._plan.data.dynamic_sampling_rounds:
+            made = self._refilled(made)
+        rollout = Rollout(tracks=credited(made.rollout.tracks, self._plan.stages))
+        return dataclasses.replace(made, rollout=rollout)
 
     def cancel(self) -> None:
         """End `make`, which runs on another thread, when the call that it is in returns."""
@@ -145,7 +150,14 @@ class RolloutMaker:
         began = time.perf_counter()
         with self._phases("score"):
             parts = self._parts
-            scored = {name: score(track, parts.rewards, parts.reward_weights) for name, track in rollout.tracks.items()}
+            scored = {
+                stage.name: score(
+                    rollout.tracks[stage.name],
+                    {key: parts.rewards[key] for key in stage.rewards},
+                    parts.reward_weights,
+                )
+                for stage in self._plan.stages
+            }
         score_s = time.perf_counter() - began
         return MadeRollout(
             rollout=Rollout(tracks=scored),
@@ -160,7 +172,8 @@ class RolloutMaker:
         pieces = group_pieces(group_ids, self._plan.run.reward_overlap_groups)
         rollouts: list[Rollout] = []
         generate_s = 0.0
-        with _Scorers(self._parts.rewards, self._cancelled) as scorers:
+        scored_by = {stage.name: stage.rewards for stage in self._plan.stages}
+        with _Scorers(self._parts.rewards, self._cancelled, scored_by=scored_by) as scorers:
             self._scorers = scorers
             for rows in pieces:
                 with self._phases("score"):
@@ -184,8 +197,13 @@ class RolloutMaker:
 
     def _generated(self, requests: Mapping[str, Request]) -> tuple[Rollout, float]:
         began = time.perf_counter()
-        with self._phases("generate", owner=f"engine {self._plan.engine.name!r}"):
-            rollout = generate(self._parts.engine, requests)
+        rollout = generate_stages(
+            self._parts,
+            self._plan,
+            requests,
+            versions=self._versions,
+            during=lambda stage: self._phases("generate", owner=f"engine {stage.engine.name!r}"),
+        )
         return rollout, time.perf_counter() - began
 
     def _check_cancelled(self) -> None:
@@ -203,7 +221,13 @@ class RolloutMaker:
                     for number, rollout in enumerate(rollouts)
                 ]
             )
-            tracks[name] = track if order == back else track.select(back)
+            if track.parent_track is not None:
+                place = {sample: row for row, sample in enumerate(tracks[track.parent_track].sample_ids)}
+                parents = cast("tuple[str, ...]", track.parent_ids)
+                track = track.select(sorted(range(track.num_rows), key=lambda row: place[parents[row]]))
+            elif order != back:
+                track = track.select(back)
+            tracks[name] = track
         return Rollout(tracks=tracks)
 
 
@@ -216,8 +240,11 @@ def group_pieces(group_ids: Sequence[str], groups: int) -> list[list[int]]:
 class _Scorers:
     """A queue of pieces for each reward, worked off by one thread."""
 
-    def __init__(self, rewards: Mapping[str, Reward], cancelled: threading.Event) -> None:
-        self._rewards, self._cancelled = rewards, cancelled
+    def __init__(
+        self, rewards: Mapping[str, Reward], cancelled: threading.Event, *, scored_by: Mapping[str, Sequence[str]]
+    ) -> None:
+        """scored_by: track -> the rewards that score it."""
+        self._rewards, self._cancelled, self._scored_by = rewards, cancelled, scored_by
         self._threads = {name: ThreadPoolExecutor(1, thread_name_prefix=f"reward-{name}") for name in rewards}
         self._changed = threading.Condition()
         self._failures: list[BaseException] = []
@@ -271,13 +298,17 @@ class _Scorers:
 
     def scores(self, number: int, track: str) -> dict[str, dict[str, Array]]:
         """What each reward said of a track of a piece, in the order of the rewards."""
-        return {name: self._found[number][name][track] for name in self._rewards}
+        return {name: self._found[number][name][track] for name in self._scored_by[track]}
 
     def _score(self, name: str, tracks: Mapping[str, Track], number: int, submitted: float) -> None:
         if self._failures or self._cancelled.is_set():
             return
         began = time.perf_counter()
-        result = {key: score_by(name, self._rewards[name], track) for key, track in tracks.items()}
+        result = {
+            key: score_by(name, self._rewards[name], track)
+            for key, track in tracks.items()
+            if name in self._scored_by[key]
+        }
         with self._changed:
             self.busy_s[name] += time.perf_counter() - began
             self._found[number][name] = result

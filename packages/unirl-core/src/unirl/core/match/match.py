@@ -7,24 +7,24 @@ Every refusal says in a sentence or two what it got, what it expected and what t
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ..limits import Reason, broken_limits
 from ..plugins.bridges import bridged_models, lacks_bridge
 from ..plugins.loading import describe_failure
 from ..specs.capability import Cap, Needs, Support
 from ..specs.config import PartConfig
-from ..specs.eval_sampling import evaluation_base
 from ..specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec
-from ..types.sampling import LatentSamplingConfig, TextSamplingConfig
 from .asynchrony import asynchrony
+from .lineage import lineage
+from .sampling import DETERMINISTIC_KERNELS, sampling_problems
+from .wording import lacks, listed
 
 if TYPE_CHECKING:
     from ..plugins.catalog import Catalog
-    from ..specs.plan import Choice, Plan
-    from ..types.sampling import SamplingConfig
+    from ..specs.plan import Choice, Plan, Stage
 
 __all__ = [
     "DETERMINISTIC_KERNELS",
@@ -33,16 +33,10 @@ __all__ = [
     "match",
     "match_pair",
     "match_parts",
-    "medium_of",
     "objections",
 ]
 
-DETERMINISTIC_KERNELS = ("euler", "dpm2")
-"""Kernels without noise: they have no log-prob, so no algorithm that takes ratios can train on them."""
-
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
-
-S = TypeVar("S", bound="SamplingConfig")
 
 ECHOED = (Cap.SIGMAS, Cap.INITIAL_NOISE, Cap.STEP_NOISE, Cap.SDE_STEPS)
 """Inputs that an engine must take from the request for its trajectories to be trained on."""
@@ -60,18 +54,27 @@ class Verdict:
 def match(plan: Plan, *, catalog: Catalog | None = None) -> Verdict:
     """Whether a plan can run. With a catalog, plugins may add reasons through `unirl_check_plan`."""
     out_of_limits = _limits(plan)
-    reasons = [*out_of_limits, *_chosen_parts(plan, catalog)]
+    reasons = [*out_of_limits]
+    for stage in plan.stages:
+        reasons += _chosen_parts(plan, stage, catalog)
     if not out_of_limits:
         # Combinations of values are only checked once each value is within its limits.
-        reasons += _sections(plan)
+        reasons += _sections(plan, catalog)
         reasons += objections(plan, catalog=catalog)
-    return Verdict(reasons=tuple(reasons))
+    return Verdict(reasons=tuple(dict.fromkeys(reasons)))
 
 
 def objections(plan: Plan, *, catalog: Catalog | None = None) -> list[Reason]:
     """Reasons from the plan's parts about their own settings, and from plugins about the whole plan."""
-    own = [reason for choice in plan.choices for reason in _problems(choice, plan)]
-    return own + (catalog.check_plan(plan) if catalog is not None else [])
+    own: list[Reason] = []
+    for choice in plan.choices:
+        for stage in plan.stages:
+            serves = choice in stage.parts.values() or any(plan.rewards[key] is choice for key in stage.rewards)
+            if choice.spec.kind in ("backend", "algorithm"):
+                serves = serves and stage.algorithm is not None and stage.backend is not None
+            if serves or choice.spec.kind in ("launcher", "transport", "tracker"):
+                own += _problems(choice, plan, stage)
+    return list(dict.fromkeys(own)) + (catalog.check_plan(plan) if catalog is not None else [])
 
 
 def match_parts(
@@ -96,16 +99,19 @@ def match_pair(*, model: ModelSpec, engine: EngineSpec) -> Verdict:
     return Verdict(reasons=tuple(_pair(model, engine)))
 
 
-def _pair(model: ModelSpec, engine: EngineSpec, *, bridged: Collection[str] = ()) -> Iterator[Reason]:
+def _pair(
+    model: ModelSpec, engine: EngineSpec, *, bridged: Collection[str] = (), kind: str | None = None
+) -> Iterator[Reason]:
+    """kind: of the track that is generated; None is every kind that the model has."""
     result: list[Reason] = []
-    for kind in sorted(set(model.tracks.values())):
+    for each in sorted(set(model.tracks.values()) if kind is None else {kind}):
         stage, rollout = (
-            (Cap.LATENT_STAGE, Cap.LATENT_ROLLOUT) if kind == "latent" else (Cap.TEXT_STAGE, Cap.TEXT_ROLLOUT)
+            (Cap.LATENT_STAGE, Cap.LATENT_ROLLOUT) if each == "latent" else (Cap.TEXT_STAGE, Cap.TEXT_ROLLOUT)
         )
-        result += _lacks("model", model, stage, asks=f"a {kind} track")
-        result += _lacks("engine", engine, rollout, asks=f"the {kind} track of model {model.name!r}")
+        result += lacks("model", model, stage, asks=f"a {each} track")
+        result += lacks("engine", engine, rollout, asks=f"the {each} track of model {model.name!r}")
     if any("needs" in roles.values() for roles in model.inputs.values()):
-        result += _lacks("engine", engine, Cap.MEDIA_REFS, asks=f"model {model.name!r}, which needs media,")
+        result += lacks("engine", engine, Cap.MEDIA_REFS, asks=f"model {model.name!r}, which needs media,")
     yield from result
     if not result and model.name in engine.refuses:
         text = f"engine {engine.name!r} does not run model {model.name!r}, because {engine.refuses[model.name]}."
@@ -124,24 +130,25 @@ def _parts(
     needs: Needs,
     trains: Collection[Cap],
     bridged: Collection[str] = (),
+    kind: str | None = None,
 ) -> Iterator[Reason]:
     asks = f"algorithm {algorithm.name!r}"
-    kinds = set(model.tracks.values())
+    kinds = set(model.tracks.values()) if kind is None else {kind}
     if needs.track != "any" and needs.track not in kinds:
         yield Reason(
             key="algorithm",
-            text=f"{asks} trains {needs.track} tracks; model {model.name!r} generates {_names(kinds)}. "
+            text=f"{asks} trains {needs.track} tracks; model {model.name!r} generates {listed(kinds)}. "
             f"Choose a model with a {needs.track} track.",
         )
-    yield from _pair(model, engine, bridged=bridged)
+    yield from _pair(model, engine, bridged=bridged, kind=kind)
     if needs.trajectory != "none":
         for cap in ECHOED:
-            yield from _lacks("engine", engine, cap, asks=f"{asks}, which trains on trajectories,")
+            yield from lacks("engine", engine, cap, asks=f"{asks}, which trains on trajectories,")
         window = engine.support(Cap.TRAJECTORY_WINDOW) is Support.NATIVE
         full = engine.support(Cap.TRAJECTORY_FULL) is Support.NATIVE
         if not full and (needs.trajectory == "full" or not window):
             cap = Cap.TRAJECTORY_FULL if needs.trajectory == "full" else Cap.TRAJECTORY_WINDOW
-            yield from _lacks("engine", engine, cap, asks=asks)
+            yield from lacks("engine", engine, cap, asks=asks)
     if needs.sampler != "live" and needs.log_probs != "none":
         yield Reason(
             key="algorithm",
@@ -159,9 +166,9 @@ def _parts(
     expected = {"group": Cap.REWARD_GROUP, "differentiable": Cap.REWARD_DIFFERENTIABLE}.get(needs.reward)
     for key, reward in rewards.items():
         if expected is not None:
-            yield from _lacks(f"reward.{key}", reward, expected, asks=asks)
+            yield from lacks(f"reward.{key}", reward, expected, asks=asks)
         if reward.media != "any" and ("text" if reward.media == "text" else "latent") not in kinds:
-            result = f"model {model.name!r} generates {_names(kinds)} tracks"
+            result = f"model {model.name!r} generates {listed(kinds)} tracks"
             yield Reason(key=f"reward.{key}", text=f"reward {reward.name!r} scores {reward.media}; {result}.")
 
 
@@ -176,166 +183,181 @@ def _backend(
 ) -> Iterator[Reason]:
     asks = f"algorithm {algorithm.name!r}"
     if not any(backend.support(cap) is Support.NATIVE for cap in trains):
-        yield Reason(key="backend", text=f"backend {backend.name!r} does not support {_names(trains)}.")
+        yield Reason(key="backend", text=f"backend {backend.name!r} does not support {listed(trains)}.")
     if tuple(trains) == (Cap.TRAIN_LORA,):
-        yield from _lacks("model", model, Cap.LORA, asks="training LoRA adapters")
+        yield from lacks("model", model, Cap.LORA, asks="training LoRA adapters")
     if engine.support(Cap.WEIGHTS_SHARED) is not Support.NATIVE:
         carriers = {Cap.TRAIN_LORA: (Cap.WEIGHTS_LORA, Cap.WEIGHTS_FULL), Cap.TRAIN_FULL: (Cap.WEIGHTS_FULL,)}
         if not any(engine.support(c) is Support.NATIVE for cap in trains for c in carriers[cap]):
             yield Reason(
                 key="engine",
                 text=f"engine {engine.name!r} neither shares the training weights nor accepts weight updates "
-                f"({_names(trains)}); its rollouts would always come from the initial policy.",
+                f"({listed(trains)}); its rollouts would always come from the initial policy.",
             )
     if needs.reference == "policy":
         ways = [Cap.REFERENCE_ADAPTER_OFF if cap is Cap.TRAIN_LORA else Cap.REFERENCE_COPY for cap in trains]
         if not any(backend.support(cap) is Support.NATIVE for cap in ways):
-            yield from _lacks("backend", backend, ways[0], asks=f"{asks} with a KL penalty to the reference policy")
+            yield from lacks("backend", backend, ways[0], asks=f"{asks} with a KL penalty to the reference policy")
     if needs.critic:
-        yield from _lacks("backend", backend, Cap.CRITIC, asks=asks)
+        yield from lacks("backend", backend, Cap.CRITIC, asks=asks)
     if needs.sampler != "live":
         cap = Cap.LAGGED_POLICY if needs.sampler == "lagged" else Cap.EMA
-        yield from _lacks(
+        yield from lacks(
             "backend", backend, cap, asks=f"{asks}, which trains on samples from the {needs.sampler} policy,"
         )
     if needs.reward == "differentiable":
-        yield from _lacks("backend", backend, Cap.THROUGH_SAMPLER, asks=asks)
-
-
-def _lacks(key: str, spec: Spec, cap: Cap, *, asks: str) -> Iterator[Reason]:
-    result = spec.support(cap)
-    if result is not Support.NATIVE:
-        says = "does not state it" if result is Support.UNKNOWN else f"states {result.value!r}"
-        yield Reason(key=key, text=f"{asks} needs {cap.value!r}; {spec.kind} {spec.name!r} {says}.")
+        yield from lacks("backend", backend, Cap.THROUGH_SAMPLER, asks=asks)
 
 
 def _limits(plan: Plan) -> list[Reason]:
     """A reason for each value of the plan that is outside its field's limits, at most one per key."""
+    sections: dict[str, Any] = {"run": plan.run, "data": plan.data, "eval": plan.eval}
+    sections |= {choice.key: choice.config for choice in plan.choices}
     reasons: list[Reason] = []
-    sections = {"run": plan.run, "data": plan.data, "advantage": plan.advantage, "train": plan.train, "eval": plan.eval}
-    for key, config in (sections | _sampling_sections(plan) | {c.key: c.config for c in plan.choices}).items():
-        reasons += broken_limits(config, key=key)
-    for sampling in plan.sampling.values():
-        result = broken_limits(_evaluation(sampling, plan), key="eval.sampling")
+    for stage in plan.stages:
+        at = _of_stage(plan, stage)
+        settings = {f"stages.{stage.name}": stage.settings}
+        sections |= {at("sampling"): stage.sampling, at("advantage"): stage.advantage, at("train"): stage.train}
+        sections |= settings if plan.resolved.get("stages") else {}
+        result = broken_limits(stage.evaluation, key=f"eval.{at('sampling')}")
         # Values inherited from the training settings are refused there.
-        reasons += [reason for reason in result if reason.key.split(".")[2] in plan.eval.sampling]
+        depth = at("sampling").count(".") + 2
+        reasons += [reason for reason in result if reason.key.split(".")[depth] in stage.eval_sampling]
+    for key, config in sections.items():
+        reasons += broken_limits(config, key=key)
     return list({reason.key: reason for reason in reasons}.values())
 
 
-def _chosen_parts(plan: Plan, catalog: Catalog | None) -> Iterator[Reason]:
-    """Compatibility of the chosen parts, with their settings."""
-    return _parts(
-        plan.model.spec,
-        plan.engine.spec,
-        plan.algorithm.spec,
-        plan.backend.spec,
-        {key: choice.spec for key, choice in plan.rewards.items()},
-        needs=plan.needs,
-        trains=(Cap.TRAIN_LORA if plan.backend.config.trains == "lora" else Cap.TRAIN_FULL,),
-        bridged=bridged_models(plan.engine.spec, catalog),
-    )
+def _of_stage(plan: Plan, stage: Stage) -> Callable[[str], str]:
+    """Config path of a section -> where this stage's values of it stand."""
+
+    def at(section: str) -> str:
+        if len(plan.stages) == 1:
+            return section
+        if section == "sampling":
+            return f"sampling.{stage.name}"
+        return f"stages.{stage.name}.{section}" if getattr(stage.settings, section) else section
+
+    return at
 
 
-def _problems(choice: Choice[Spec, PartConfig], plan: Plan) -> list[Reason]:
+def _chosen_parts(plan: Plan, stage: Stage, catalog: Catalog | None) -> Iterator[Reason]:
+    """Compatibility of the parts chosen for a stage, with their settings."""
+    rewards = {key: plan.rewards[key].spec for key in stage.rewards}
+    bridged = bridged_models(stage.engine.spec, catalog)
+    model, engine, backend = stage.model.spec, stage.engine.spec, stage.backend
+    if stage.algorithm is None:
+        reasons = [*_pair(model, engine, bridged=bridged, kind=stage.kind), *_media_of(stage, rewards)]
+    elif backend is None:
+        reasons = [
+            *_pair(model, engine, bridged=bridged, kind=stage.kind),
+            Reason(
+                key="algorithm",
+                text=f"got {stage.algorithm.name!r}, but model {model.name!r} is frozen: no backend trains it. Add "
+                f"`/backend@backend.{stage.learner.name}: NAME`, or leave the algorithm out.",
+            ),
+        ]
+    else:
+        reasons = _parts(
+            model,
+            engine,
+            stage.algorithm.spec,
+            backend.spec,
+            rewards,
+            needs=stage.needs,
+            trains=(Cap.TRAIN_LORA if backend.config.trains == "lora" else Cap.TRAIN_FULL,),
+            bridged=bridged,
+            kind=stage.kind,
+        )
+    for reason in reasons:
+        part, dot, rest = reason.key.partition(".")
+        choice = stage.parts.get(part)
+        yield replace(reason, key=f"{choice.key}{dot}{rest}") if choice is not None else reason
+
+
+def _media_of(stage: Stage, rewards: Mapping[str, RewardSpec]) -> Iterator[Reason]:
+    for key, reward in rewards.items():
+        if reward.media not in ("any", stage.medium):
+            yield Reason(
+                key=f"reward.{key}",
+                text=f"reward {reward.name!r} scores {reward.media}; stage {stage.name!r} of model "
+                f"{stage.model.name!r} generates {stage.medium}.",
+            )
+
+
+def _problems(choice: Choice[Spec, PartConfig], plan: Plan, stage: Stage) -> list[Reason]:
     """A part's check of its own settings."""
     try:
-        return [reason.under(choice.key) for reason in choice.config.problems(plan)]
+        return [reason.under(choice.key) for reason in choice.config.problems(plan, stage)]
     except Exception as error:  # noqa: BLE001 - refuses the plan, in the name of the part
         text = f"{choice.spec.kind} {choice.name!r} of {choice.dist} {choice.version} could not check its settings: "
         return [Reason(key=choice.key, text=text + describe_failure(error))]
 
 
-def _sections(plan: Plan) -> Iterator[Reason]:
+def _sections(plan: Plan, catalog: Catalog | None) -> Iterator[Reason]:
     """Checks of the sections that belong to no part, against each other and the parts."""
     if not DEVICE.fullmatch(plan.run.device):
         yield Reason(key="run.device", text=f"got {plan.run.device!r}, expected `auto`, `cpu`, `cuda` or `cuda:N`.")
-    needs = plan.needs
-    yield from _geometry(plan, needs)
+    yield from lineage(plan)
     yield from _rewards(plan)
-    yield from _old_log_probs(plan)
-    yield from asynchrony(plan, needs)
-    for key, sampling in _sampling_sections(plan).items():
-        if isinstance(sampling, TextSamplingConfig):
-            yield from _text_sampling(key, sampling, plan, needs)
-        else:
-            yield from _latent_sampling(key, sampling, plan, needs)
+    yield from asynchrony(plan)
+    for stage in plan.stages:
+        at = _of_stage(plan, stage)
+        if stage.algorithm is not None:
+            yield from _geometry(plan, stage, at)
+            yield from _old_log_probs(stage)
+        yield from sampling_problems(stage, key=at("sampling"), catalog=catalog)
 
 
-def _sampling_sections(plan: Plan) -> dict[str, SamplingConfig]:
-    """Key path -> how that track is sampled."""
-    is_only = len(plan.sampling) == 1
-    return {"sampling" if is_only else f"sampling.{track}": sampling for track, sampling in plan.sampling.items()}
-
-
-def _evaluation(sampling: S, plan: Plan) -> S:
-    """How evaluation samples a track."""
-    base = evaluation_base(sampling)
-    return replace(base, **{name: value for name, value in plan.eval.sampling.items() if name in vars(base)})
-
-
-def _geometry(plan: Plan, needs: Needs) -> Iterator[Reason]:
-    data, train = plan.data, plan.train
-    samples = data.prompts_per_step * data.samples_per_prompt
-    if train.updates_per_step > samples:
+def _geometry(plan: Plan, stage: Stage, at: Callable[[str], str]) -> Iterator[Reason]:
+    assert stage.algorithm is not None
+    data, updates = plan.data, stage.train.updates_per_step
+    samples = data.prompts_per_step * plan.rows_per_prompt(stage)
+    if updates > samples:
         yield Reason(
-            key="train.updates_per_step",
-            text=f"got {train.updates_per_step}, expected at most {samples}, the samples of a rollout "
-            f"(data.prompts_per_step {data.prompts_per_step} x data.samples_per_prompt {data.samples_per_prompt}).",
+            key=f"{at('train')}.updates_per_step",
+            text=f"got {updates}, expected at most {samples}, the samples of a rollout "
+            f"(data.prompts_per_step {data.prompts_per_step} x {samples // data.prompts_per_step} samples of each).",
         )
-    if train.updates_per_step > 1 and not needs.multi_update:
+    if updates > 1 and not stage.needs.multi_update:
         yield Reason(
-            key="train.updates_per_step",
-            text=f"got {train.updates_per_step}, expected 1: algorithm {plan.algorithm.name!r} is valid for one update "
-            "per rollout.",
+            key=f"{at('train')}.updates_per_step",
+            text=f"got {updates}, expected 1: algorithm {stage.algorithm.name!r} is valid for one update per rollout.",
         )
-    if data.samples_per_prompt < 2 and plan.advantage.center == "group" and needs.compares_groups:
+    compared = plan.rows_per_prompt(stage) if stage.settings.group == "prompt" else stage.samples
+    if compared < 2 and stage.advantage.center == "group" and stage.needs.compares_groups:
+        is_own = stage.parent is not None or stage.settings.samples
         yield Reason(
-            key="data.samples_per_prompt",
-            text="got 1, so every group has zero variance and all advantages would be 0; use 2 or more, or "
-            "advantage.center=global.",
+            key=f"stages.{stage.name}.samples" if is_own else "data.samples_per_prompt",
+            text=f"got {stage.samples}, so every group has zero variance and all advantages would be 0; use 2 or more, "
+            f"or {at('advantage')}.center=global.",
         )
-    if data.dynamic_sampling_rounds > 0 and data.samples_per_prompt < 2:
+    if data.dynamic_sampling_rounds > 0 and stage.samples < 2:
         yield Reason(
             key="data.dynamic_sampling_rounds",
             text=f"got {data.dynamic_sampling_rounds}, which drops zero-variance groups; a group of 1 always is one. "
             "Use data.samples_per_prompt of 2 or more, or 0 rounds.",
         )
-    if data.dynamic_sampling_rounds > 0 and len(plan.sampling) > 1:
-        yield Reason(
-            key="data.dynamic_sampling_rounds",
-            text=f"got {data.dynamic_sampling_rounds}, expected 0: dynamic sampling does not support models with "
-            f"several tracks ({_names(plan.sampling)}).",
-        )
 
 
 def _rewards(plan: Plan) -> Iterator[Reason]:
-    if not plan.rewards and plan.needs.reward == "none":
+    if not plan.rewards and all(stage.needs.reward == "none" for stage in plan.stages):
         yield from _without_rewards(plan)
     elif not plan.rewards:
         yield Reason(key="reward", text="no reward was chosen; add one, such as `+reward@reward.shapes=shapes`.")
+    scored = {key for stage in plan.stages for key in stage.rewards}
     for key, choice in plan.rewards.items():
-        media = choice.spec.media
-        given = {track: _media(kind, plan.sampling.get(track)) for track, kind in plan.model.spec.tracks.items()}
-        kinds = set(given.values())
-        # Of a latent model, the number of frames decides between images and videos.
-        if media == "any" and len(kinds) > 1:
+        if key not in scored:
+            made = ", ".join(f"{stage.name} ({stage.medium})" for stage in plan.stages)
             yield Reason(
                 key=f"reward.{key}",
-                text=f"reward {choice.name!r} scores any one medium; model {plan.model.name!r} generates several, "
-                f"{_names(kinds)}. Choose a reward for one of them.",
+                text=f"reward {choice.name!r} scores {choice.spec.media}, which no stage generates; there is {made}.",
             )
-        if media in ("image", "video") and media not in kinds and kinds & {"image", "video"}:
-            yield Reason(
-                key=f"reward.{key}",
-                text=f"reward {choice.name!r} scores {media}; model {plan.model.name!r} generates {_names(kinds)}.",
-            )
-        others = sorted(track for track, other in given.items() if other != media)
-        if media in kinds and others:
-            yield Reason(
-                key=f"reward.{key}",
-                text=f"reward {choice.name!r} scores {media}, and every reward scores every track; track {others[0]!r} "
-                f"of model {plan.model.name!r} is {given[others[0]]}. Choose a model whose tracks are all {media}.",
-            )
+    for stage in plan.stages:
+        specs = {key: plan.rewards[key].spec for key in stage.rewards}
+        if stage.kind == "latent":
+            # That a reward of texts does not fit is said of the parts, whatever their settings.
+            yield from _media_of(stage, {key: spec for key, spec in specs.items() if spec.media != "text"})
     if plan.rewards and not any(choice.config.weight for choice in plan.rewards.values()):
         yield Reason(key="reward", text="every reward has weight 0, so there is no training signal; raise one.")
 
@@ -352,91 +374,7 @@ def _without_rewards(plan: Plan) -> Iterator[Reason]:
             yield Reason(key=key, text=f"got {value}, but the plan has no reward; leave it out, or add a reward.")
 
 
-def medium_of(plan: Plan) -> str:
-    """What the first track of a plan becomes: `image`, `video` or `text`."""
-    track, kind = next(iter(plan.model.spec.tracks.items()))
-    return _media(kind, plan.sampling.get(track))
-
-
-def _media(kind: str, sampling: SamplingConfig | None) -> str:
-    if kind == "text":
-        return "text"
-    return "video" if isinstance(sampling, LatentSamplingConfig) and sampling.frames > 1 else "image"
-
-
-def _old_log_probs(plan: Plan) -> Iterator[Reason]:
-    if plan.train.old_log_probs == "engine":
-        for kind in sorted(set(plan.model.spec.tracks.values())):
-            cap = Cap.LOG_PROBS_GAUSSIAN if kind == "latent" else Cap.LOG_PROBS_TOKEN
-            yield from _lacks("engine", plan.engine.spec, cap, asks="train.old_log_probs=engine")
-
-
-def _latent_sampling(key: str, sampling: LatentSamplingConfig, plan: Plan, needs: Needs) -> Iterator[Reason]:
-    own = list(_rollouts(key, sampling, plan))
-    yield from own
-    reply = {reason.text for reason in own}
-    evaluated = _rollouts("eval.sampling", _evaluation(sampling, plan), plan)
-    yield from (reason for reason in evaluated if reason.text not in reply)
-    if sampling.sde.per_group:
-        yield from _lacks("engine", plan.engine.spec, Cap.SDE_STEPS_PER_GROUP, asks=f"{key}.sde.per_group")
-    if needs.stochastic:
-        yield from _stochastic(key, sampling, plan)
-    yield from (reason.under(f"{key}.sde") for reason in sampling.sde.problems(sampling.num_inference_steps))
-
-
-def _rollouts(key: str, sampling: LatentSamplingConfig, plan: Plan) -> Iterator[Reason]:
-    """Whether the engine supports the latent sampling settings at `key`, of training or of evaluation."""
-    engine = plan.engine.spec
-    if sampling.kernel not in engine.kernels:
-        yield Reason(
-            key=f"{key}.kernel",
-            text=f"got {sampling.kernel!r}; engine {engine.name!r} supports {_names(engine.kernels)}.",
-        )
-    if sampling.guidance_scale != 1.0:
-        asks = f"guidance_scale {sampling.guidance_scale}"
-        yield from _lacks("engine", engine, Cap.GUIDANCE, asks=asks)
-        yield from _lacks("model", plan.model.spec, Cap.GUIDANCE, asks=asks)
-
-
-def _stochastic(key: str, sampling: LatentSamplingConfig, plan: Plan) -> Iterator[Reason]:
-    asks = f"algorithm {plan.algorithm.name!r} takes ratios of log-probs"
-    if sampling.kernel in DETERMINISTIC_KERNELS:
-        yield Reason(
-            key=f"{key}.kernel",
-            text=f"{asks}, and {sampling.kernel!r} is deterministic; use flow-sde, dance-sde or cps.",
-        )
-    elif sampling.eta <= 0:
-        yield Reason(
-            key=f"{key}.eta",
-            text=f"{asks}, and with eta {sampling.eta} the steps are deterministic; use eta above 0, such as 0.7.",
-        )
-    if sampling.sde.mode == "none":
-        yield Reason(key=f"{key}.sde.mode", text=f"{asks}, and mode 'none' makes no step stochastic.")
-
-
-def _text_sampling(key: str, sampling: TextSamplingConfig, plan: Plan, needs: Needs) -> Iterator[Reason]:
-    evaluated = _evaluation(sampling, plan)
-    for where, settings in ((key, sampling), ("eval.sampling", evaluated)):
-        if "" in settings.stop and (where == key or settings.stop != sampling.stop):
-            yield Reason(
-                key=f"{where}.stop", text="got an empty string, which would stop every completion at once; remove it."
-            )
-    if needs.log_probs != "token":
-        return
-    asks = f"algorithm {plan.algorithm.name!r} takes ratios of log-probs"
-    if sampling.temperature == 0:
-        yield Reason(
-            key=f"{key}.temperature",
-            text=f"{asks}, and at temperature 0 decoding is greedy; use a temperature above 0, such as 1.",
-        )
-    for name, value, whole in (("top_p", sampling.top_p, 1.0), ("top_k", sampling.top_k, 0)):
-        if value != whole:
-            yield Reason(
-                key=f"{key}.{name}",
-                text=f"got {value}, expected {whole}: {asks} over the whole vocabulary, so training must sample from "
-                f"all of it. eval.sampling.{name} may differ.",
-            )
-
-
-def _names(values: Iterable[str]) -> str:
-    return ", ".join(sorted(str(value) for value in values)) or "nothing"
+def _old_log_probs(stage: Stage) -> Iterator[Reason]:
+    if stage.train.old_log_probs == "engine":
+        cap = Cap.LOG_PROBS_GAUSSIAN if stage.kind == "latent" else Cap.LOG_PROBS_TOKEN
+        yield from lacks(stage.engine.key, stage.engine.spec, cap, asks="train.old_log_probs=engine")

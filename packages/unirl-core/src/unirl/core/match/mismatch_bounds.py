@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..types.sampling import TextSamplingConfig
 
 if TYPE_CHECKING:
-    from ..specs.plan import Plan
+    from ..specs.config import TrainConfig
+    from ..specs.plan import Stage
 
-__all__ = ["SIXTEEN_BITS", "TEXT_16_BITS", "TEXT_FP32", "MismatchBounds", "mismatch_bounds"]
+__all__ = ["SIXTEEN_BITS", "TEXT_16_BITS", "TEXT_FP32", "MismatchBounds", "mismatch_bounds", "train_settings"]
 
 SIXTEEN_BITS = frozenset({"bf16", "bfloat16", "fp16", "float16", "half"})
 """Dtype settings that make a part compute in 16 bits."""
@@ -35,23 +36,31 @@ TEXT_16_BITS = MismatchBounds(largest=1.0, mean=5e-2)
 by a few tenths. A single token of a long rollout says little; the mean tells rounding from different weights."""
 
 
-def mismatch_bounds(plan: Plan) -> MismatchBounds:
-    """The bounds of a run: `train.logp_mismatch_max` and `train.logp_mismatch_mean`, else the default for its tracks.
+def mismatch_bounds(stage: Stage) -> MismatchBounds:
+    """The bounds of a stage: `train.logp_mismatch_max` and `train.logp_mismatch_mean`, else the default for its track.
 
     Latents: the algorithm's clip range, so that no log-prob (a mean over a latent) is off by more than the ratio may
     move. Text: the fp32 bounds, or the 16-bit ones where a setting of the model, engine or backend names such a dtype.
     """
-    own = _of_tracks(plan)
+    own = _of_track(stage)
     return MismatchBounds(
-        largest=own.largest if plan.train.logp_mismatch_max is None else plan.train.logp_mismatch_max,
-        mean=own.mean if plan.train.logp_mismatch_mean is None else plan.train.logp_mismatch_mean,
+        largest=own.largest if stage.train.logp_mismatch_max is None else stage.train.logp_mismatch_max,
+        mean=own.mean if stage.train.logp_mismatch_mean is None else stage.train.logp_mismatch_mean,
     )
 
 
-def _of_tracks(plan: Plan) -> MismatchBounds:
-    if plan.sampling and all(isinstance(sampling, TextSamplingConfig) for sampling in plan.sampling.values()):
-        values = [value for choice in (plan.model, plan.engine, plan.backend) for value in vars(choice.config).values()]
+def train_settings(stage: Stage) -> TrainConfig:
+    """`train` of a stage, with the default bounds filled in."""
+    bounds = mismatch_bounds(stage)
+    return replace(stage.train, logp_mismatch_max=bounds.largest, logp_mismatch_mean=bounds.mean)
+
+
+def _of_track(stage: Stage) -> MismatchBounds:
+    if isinstance(stage.sampling, TextSamplingConfig):
+        parts = [choice for kind, choice in stage.parts.items() if kind != "algorithm"]
+        values = [value for choice in parts for value in vars(choice.config).values()]
         is_narrow = any(isinstance(value, str) and value in SIXTEEN_BITS for value in values)
         return TEXT_16_BITS if is_narrow else TEXT_FP32
-    key = plan.algorithm.spec.clip_key
-    return MismatchBounds(largest=float(getattr(plan.algorithm.config, key)) if key else None)
+    if stage.algorithm is None or not stage.algorithm.spec.clip_key:
+        return MismatchBounds()
+    return MismatchBounds(largest=float(getattr(stage.algorithm.config, stage.algorithm.spec.clip_key)))

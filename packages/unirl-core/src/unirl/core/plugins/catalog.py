@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from ..errors import PluginBroken, PluginConflict, PluginNotFound, PluginNotInstalled
 from ..limits import Reason
@@ -136,6 +136,11 @@ class Catalog:
             dists = " and ".join(f"{part.dist} {part.version}" for part in result)
             raise PluginConflict(f"{kind} {name!r}: provided by {dists}. {LEAVE_OUT}")
         return result[0] if result else self._missing(kind, name)
+
+    def offered(self, kind: Literal["kernels", "guidances"]) -> dict[str, str]:
+        """`module:Class` of each kernel or guidance that a loaded plugin offers -> the dist that provides it."""
+        loaded = [record for record in self.records if record.status == "loaded"]
+        return {name: record.dist for record in loaded for name in getattr(record, kind)}
 
     def resolve(self, target: str) -> Any:
         """The object that `"module:attribute"` names; imports the module.

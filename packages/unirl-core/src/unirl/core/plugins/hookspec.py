@@ -81,6 +81,23 @@ class HookSpecs:
         raise NotImplementedError
 
     @hookspec
+    def unirl_kernels(self) -> Iterable[str]:
+        """The SDE kernels that this plugin provides, `module:Class` each: the names that `sampling.kernel` takes.
+
+        Classes inherit `unirl.numerics.diffusion.kernels.Kernel`. Their modules are imported when a recipe names them.
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def unirl_guidances(self) -> Iterable[str]:
+        """The guidances that this plugin provides, `module:Class` each: the names that `sampling.guidance_mode` takes.
+
+        Classes inherit `unirl.numerics.diffusion.guidance.Guidance`. Their modules are imported when a recipe names
+        them.
+        """
+        raise NotImplementedError
+
+    @hookspec
     def unirl_check_plan(self, plan: Plan) -> Iterable[Reason]:
         """Reasons to refuse this plan that concern several parts; none to accept it.
 

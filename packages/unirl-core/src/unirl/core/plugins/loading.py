@@ -8,7 +8,7 @@ import threading
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint, distributions
 from types import FrameType
@@ -54,6 +54,8 @@ SPEC_HOOKS: dict[str, type[Spec]] = {
     "unirl_transports": TransportSpec,
 }
 """Hook -> the spec that it must return."""
+NAME_HOOKS = ("unirl_kernels", "unirl_guidances")
+"""Hooks that return `module:Class` of each class that they offer."""
 
 PART_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 TARGET = re.compile(r"\w+(\.\w+)*:\w+(\.\w+)*")
@@ -78,6 +80,10 @@ class PluginRecord:
     """Why it is not loaded, as one sentence."""
     specs: tuple[Spec, ...] = ()
     """Its parts. A broken plugin lists those that could still be read; the catalog does not offer them."""
+    kernels: tuple[str, ...] = ()
+    """`module:Class` of its SDE kernels."""
+    guidances: tuple[str, ...] = ()
+    """`module:Class` of its guidances."""
     conflicts: tuple[str, ...] = ()
     """One sentence for each of its parts that another plugin also provides."""
     cause: BaseException | None = field(default=None, compare=False, repr=False)
@@ -195,7 +201,8 @@ def register(plugin: object, blank: PluginRecord) -> Plugin:
     problems = [*_strange_hooks(manager, plugin)]
     specs: list[Spec] = []
     cause: BaseException | None = None
-    for hook, kind in SPEC_HOOKS.items():
+    offered: dict[str, tuple[str, ...]] = {}
+    for hook in (*SPEC_HOOKS, *NAME_HOOKS):
         if not getattr(manager.hook, hook).get_hookimpls():
             continue
         implementations = getattr(manager.hook, hook).get_hookimpls()
@@ -207,16 +214,21 @@ def register(plugin: object, blank: PluginRecord) -> Plugin:
             continue
         # pluggy leaves out those that return None.
         if len(answers) < len(implementations):
-            problems.append(f"{hook} returned None, expected a list of specs")
+            problems.append(f"{hook} returned None, expected a list of {'names' if hook in NAME_HOOKS else 'specs'}")
         for answer in answers:
-            good, bad = _checked(hook, answer, kind)
-            specs += good
+            if hook in NAME_HOOKS:
+                names, bad = _checked_names(hook, answer)
+                offered[hook.removeprefix("unirl_")] = tuple(names)
+            else:
+                good, bad = _checked(hook, answer, SPEC_HOOKS[hook])
+                specs += good
             problems += bad
     names = [(spec.kind, spec.name) for spec in specs]
     problems += [f"it provides {k} {n!r} twice" for k, n in sorted({x for x in names if names.count(x) > 1})]
     if problems:
         return Plugin(record=_failed(blank, "; ".join(problems) + ".", specs=specs, cause=cause))
-    return Plugin(record=_failed(blank, None, status="loaded", specs=specs), hooks=manager.hook)
+    record = replace(_failed(blank, None, status="loaded", specs=specs), **offered)
+    return Plugin(record=record, hooks=manager.hook)
 
 
 def describe_failure(error: BaseException) -> str:
@@ -337,6 +349,16 @@ def _checked(hook: str, answer: object, kind: type[Spec]) -> tuple[list[Spec], l
         else:
             good.append(item)
     return good, bad
+
+
+def _checked_names(hook: str, answer: object) -> tuple[list[str], list[str]]:
+    """The names of classes in one answer, and a sentence for each entry that is none."""
+    expected = "a list of strings 'package.module:Class'"
+    if isinstance(answer, (str, bytes)) or not isinstance(answer, Iterable):
+        return [], [f"{hook} returned {_brief(answer)}, expected {expected}"]
+    items = list(cast(Iterable[object], answer))
+    names = [item for item in items if isinstance(item, str) and TARGET.fullmatch(item)]
+    return names, [f"{hook} returned {_brief(item)}, expected {expected}" for item in items if item not in names]
 
 
 def _wrong_fields(spec: Spec) -> Iterator[str]:

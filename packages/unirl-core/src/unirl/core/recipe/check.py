@@ -29,6 +29,8 @@ REQUIRED = ("model", "engine", "backend", "algorithm", "sampling")
 """Sections without which there is no plan."""
 NAMED = ("reward", "tracker")
 """Sections that hold any number of parts, each under its own name."""
+EITHER = ("model", "backend", "engine", "algorithm", "sampling")
+"""Sections that hold one part, or several by the name of a model or a stage."""
 HYDRA_KEYS = ("hydra.searchpath", "hydra.sweep.dir")
 """Hydra's own settings that have an effect here."""
 
@@ -104,6 +106,14 @@ def check_slots(
                     f"{path}: got {value!r}, but the part chosen here is {placed[package].name!r}. "
                     f"Choose the part instead of setting `use`: `{at}={value}`."
                 )
+    for group in EITHER:
+        here = [key for key, slot in slots.items() if slot.group == group]
+        if group in here and len(here) > 1:
+            named = next(key for key in here if key != group)
+            raise RecipeError(
+                f"{group}: got {slots[group].name!r} as the whole section and {slots[named].name!r} as {named}; use "
+                "one way for all of them."
+            )
     chosen = {slot.group for slot in slots.values()}
     missing = [group for group in REQUIRED if group not in chosen]
     if missing:
@@ -113,8 +123,8 @@ def check_slots(
 
 def check_keys(config: DictConfig, slots: Mapping[str, Slot]) -> None:
     """Refuse keys that are not fields of their dataclass (`+key=` can add them), and sections without a chosen part."""
-    for group in NAMED:
-        for key in cast(DictConfig, config[group]):
+    for group in (*NAMED, *EITHER):
+        for key in () if group in slots else cast(DictConfig, config[group]):
             if f"{group}.{key}" not in slots:
                 raise RecipeError(
                     f"{group}.{key}: has settings, but no {group} is chosen for it; add "
@@ -135,7 +145,7 @@ def check_missing(config: DictConfig) -> None:
 def _check_place(slot: Slot) -> None:
     group, package = slot.group, slot.package
     under, _, name = package.partition(".")
-    is_named = group in NAMED or (group == "sampling" and package != "sampling")
+    is_named = group in NAMED or (group in EITHER and package != group)
     if under == group and bool(name) == is_named and "." not in name:
         return
     at = f"{group}@{group}.{slot.name.replace('-', '_')}" if group in NAMED else group

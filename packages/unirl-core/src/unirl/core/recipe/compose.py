@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -20,11 +20,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from ..errors import RecipeError
 from ..specs.config import PartConfig, RecipeConfig
-from ..specs.eval_sampling import typed_evaluation
 from ..specs.plan import Choice, LeftOut, Origin, Plan, leaves, plan_hash
-from ..specs.spec import Kind, ModelSpec, Spec
+from ..specs.spec import Kind, Spec
 from ..types.sampling import SamplingConfig
 from .assets import asset, by_name_only
 from .check import check_hydra_overrides, check_keys, check_missing, check_schema, check_slots, switched_off
@@ -34,6 +32,7 @@ from .exchanged import exchanges
 from .files import RecipeFile, find_recipe, list_recipes, recipe_roots
 from .hydra_source import ROOT, config_class, exchanging, sources
 from .origins import Layer, Slot, layers_of, origin_below, origin_of, trace
+from .stages import stages_of
 
 if TYPE_CHECKING:
     from ..plugins.catalog import Catalog
@@ -147,20 +146,20 @@ def plan_of(composed: Composed, *, catalog: Catalog) -> Plan:
             key=key, spec=result.spec, config=config, dist=result.dist, version=result.version
         )
 
-    model = choice("model", filled.model)
-    parts = {
-        "model": model,
-        "engine": choice("engine", filled.engine),
-        "backend": choice("backend", filled.backend),
-        "algorithm": choice("algorithm", filled.algorithm),
-    }
-    rewards = {key: choice(f"reward.{key}", value) for key, value in filled.reward.items()}
-    trackers = {key: choice(f"tracker.{key}", value) for key, value in filled.tracker.items()}
+    def chosen(group: str, section: Any) -> dict[str, Choice[Any, Any]]:
+        """The parts of a section by name; one that is the section itself is ""."""
+        if group in slots:
+            return {"": choice(group, section)}
+        named = cast("dict[str, Any]", section or {})
+        return {key: choice(f"{group}.{key}", value) for key, value in named.items()}
+
+    rewards, trackers = chosen("reward", filled.reward), chosen("tracker", filled.tracker)
     launcher = choice("launcher", filled.launcher) if filled.launcher is not None else None
     transport = choice("transport", filled.transport) if filled.transport is not None else None
-    sampling, result = _sampling(filled.sampling, model), trace(composed.layers)
+    result = trace(composed.layers)
     try:
-        evaluated = typed_evaluation(filled.eval.sampling, sampling.values())
+        parts = {group: chosen(group, getattr(filled, group)) for group in ("model", "backend", "engine", "algorithm")}
+        stages = stages_of(filled, parts, rewards)
     except OmegaConfBaseException as error:
         origin = origin_below(str(error.full_key), result)
         raise explain(error, recipe=composed.recipe.name, catalog=catalog, origin=origin) from error
@@ -168,21 +167,21 @@ def plan_of(composed: Composed, *, catalog: Catalog) -> Plan:
         result["run.name"] = _name_origin(result["run.name"], composed)
     return Plan(
         recipe=composed.name,
-        **parts,
+        stages=stages,
         rewards=rewards,
         trackers=trackers,
         launcher=launcher,
         transport=transport,
-        sampling=sampling,
         run=filled.run,
         data=filled.data,
-        advantage=filled.advantage,
-        train=filled.train,
-        eval=replace(filled.eval, sampling=evaluated),
+        eval=filled.eval,
         resolved=resolved,
         origins={path: origin_of(path, result) for path in leaves(resolved)},
         hash=plan_hash(portable),
         left_out=composed.left_out,
+        sampler_dists=_sampler_dists(
+            [settings for stage in stages for settings in (stage.sampling, stage.evaluation)], catalog
+        ),
     )
 
 
@@ -215,31 +214,11 @@ def _source(found: DictConfig) -> ConfigSource:
     return SourcesRegistry.instance().resolve(found.schema)(found.provider, f"{found.schema}://{found.path}")
 
 
-def _sampling(filled: Any, model: Choice[ModelSpec, PartConfig]) -> Mapping[str, SamplingConfig]:
-    """Track name -> its settings. A single track takes the whole section, several tracks have one section each."""
-    tracks = list(model.spec.tracks)
-    if isinstance(filled, SamplingConfig):
-        if len(tracks) != 1:
-            keys = ", ".join(f"/sampling@sampling.{track}" for track in tracks)
-            raise RecipeError(
-                f"sampling: got one section, expected one for each track of model {model.name!r} "
-                f"({', '.join(tracks)}): {keys}."
-            )
-        result: Mapping[str, SamplingConfig] = {tracks[0]: filled}
-    else:
-        result = cast(Mapping[str, SamplingConfig], filled)
-    if set(result) != set(tracks):
-        raise RecipeError(
-            f"sampling: got sections for {', '.join(sorted(result))}, expected one for each track of model "
-            f"{model.name!r}: {', '.join(tracks)}. Name them `/sampling@sampling.<track>`."
-        )
-    for track, kind in model.spec.tracks.items():
-        if result[track].kind != kind:
-            raise RecipeError(
-                f"sampling: got settings of a {result[track].kind} track; track {track!r} of model {model.name!r} is a "
-                f"{kind} track. Choose `/sampling: {kind}`."
-            )
-    return {track: result[track] for track in tracks}
+def _sampler_dists(settings: Iterable[SamplingConfig], catalog: Catalog) -> tuple[str, ...]:
+    """Dists of the plugins that offer the kernels and guidances of these sampling settings."""
+    offered = catalog.offered("kernels") | catalog.offered("guidances")
+    named = {str(vars(one).get(key)) for one in settings for key in ("kernel", "guidance_mode")}
+    return tuple(sorted({offered[name] for name in named if name in offered}))
 
 
 def _name_origin(origin: Origin, composed: Composed) -> Origin:

@@ -6,14 +6,25 @@ into a track; a backend owns what trains; an algorithm returns loss terms and ne
 
 from .critic import CriticAlgorithm, CriticBackend
 from .engine import Engine, WeightReceipt, WeightUpdate
-from .model import DiffusionModel, Model, TextModel, TokenBatch, diffusion_model, text_model
+from .model import (
+    DiffusionModel,
+    LazyModel,
+    MediaTextModel,
+    Model,
+    TextModel,
+    TokenBatch,
+    diffusion_model,
+    lazy_model,
+    media_text_model,
+    text_model,
+)
 from .reward import Reward, ScoreInput, Scores
 from .tracker import RunInfo, Tracker
 from .training import (
     Algorithm,
     Backend,
     Forward,
-    LatentAlgorithm,
+    Job,
     Losses,
     LossTerm,
     Metric,
@@ -33,9 +44,11 @@ __all__ = [
     "DiffusionModel",
     "Engine",
     "Forward",
-    "LatentAlgorithm",
+    "Job",
+    "LazyModel",
     "LossTerm",
     "Losses",
+    "MediaTextModel",
     "Metric",
     "Model",
     "PieceLike",
@@ -58,5 +71,7 @@ __all__ = [
     "WeightReceipt",
     "WeightUpdate",
     "diffusion_model",
+    "lazy_model",
+    "media_text_model",
     "text_model",
 ]

@@ -21,8 +21,12 @@ class WeightUpdate:
 
     version: int
     tensors: Mapping[str, Array]
-    """`full`, `merged`: by the parameter names of the plain module. `lora`: `<layer>.lora_A.weight` [rank, in] and
-    `<layer>.lora_B.weight` [out, rank] of every adapted layer, by the layer's name in the plain module."""
+    """`full`, `merged`: all parameters by their names in the plain module, frozen ones included. `lora`:
+    `<layer>.lora_A.weight` [rank, in] and `<layer>.lora_B.weight` [out, rank] of every adapted layer, by the layer's
+    name in the plain module.
+
+    They may be `unirl.core.types.weights.MadeTensors`, each made when it is asked for: go through `items()` once, one
+    tensor at a time, and look at names, dtypes and shapes through `unirl.core.types.weights.forms`."""
     kind: Literal["full", "lora", "merged"]
     """`full` when all weights train; `lora`, or `merged` (folded into the base), when adapters do."""
     adapter: str = "default"

@@ -3,45 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from ..types.array import Array, Module
+from ..specs.capability import Cap, Support
+from ..types.array import Array, Module, Ragged
 
 if TYPE_CHECKING:
     from ..specs.spec import ModelSpec
     from ..types.inputs import Inputs
     from ..types.sampling import LatentSamplingConfig, TextSamplingConfig
 
-__all__ = ["DiffusionModel", "Model", "TextModel", "TokenBatch", "diffusion_model", "text_model"]
+__all__ = [
+    "DiffusionModel",
+    "LazyModel",
+    "MediaTextModel",
+    "Model",
+    "TextModel",
+    "TokenBatch",
+    "diffusion_model",
+    "lazy_model",
+    "media_text_model",
+    "text_model",
+]
 
 
 class Model(Protocol):
-    """What every model has. Build: `build(config, *, device) -> Model`, a `DiffusionModel` or a `TextModel`."""
+    """What every model has. Build: `build(config, *, device) -> Model`, a `DiffusionModel` or a `TextModel`.
+
+    One with the capability `lazy-build` also takes `lazy`: true makes it a `LazyModel`.
+    """
 
     spec: ModelSpec
     device: Any
 
     @property
     def trainable(self) -> Module:
-        """The module that trains. A backend may wrap its blocks in place, never replace it."""
+        """The module that trains: those of its parameters that require a gradient when a backend takes it. The others
+        stay as they are. A backend may wrap its blocks in place, never replace it."""
+        ...
+
+
+class LazyModel(Model, Protocol):
+    """A model with the capability `lazy-build`, built with `lazy=True`.
+
+    The parameters of `trainable` are on the meta device, without values, in the dtypes that they have otherwise.
+    Buffers, and all that is outside of it, have their values. The backend shards `trainable` and then calls `fill`.
+    """
+
+    def fill(self, tensors: Mapping[str, Array]) -> None:
+        """Set these parameters and persistent buffers of `trainable`, or this rank's
+        shards of them, to the values of the checkpoint.
+
+        tensors: by their names in the module as it was built, any of them, in any floating dtype. Values are those of a
+        model that is not lazy: rounded to its dtypes first. Not collective; no rank holds more than a piece of a tensor
+        besides its shards.
+        """
         ...
 
 
 class DiffusionModel(Model, Protocol):
     """A denoiser with its encoders and decoder."""
 
-    def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Array]:
-        """Conditions of each input: name -> [len(inputs), ...]. No gradient.
+    def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Ragged]:
+        """Conditions of each input: name -> [len(inputs), ...], or as many arrays of any shape. No gradient.
 
         inputs: distinct ones. Media among them have roles that `ModelSpec.inputs` names.
         """
         ...
 
-    def velocity(self, x: Array, sigma: Array, conditions: Mapping[str, Array]) -> Array:
+    def velocity(self, x: Array, sigma: Array, conditions: Mapping[str, Any]) -> Array:
         """Velocity x1 - x0 at noise level sigma.
 
-        x: [B, ...] fp32.  sigma: [B] in [0, 1].  conditions: name -> [B, ...].  Returns [B, ...] fp32.
+        x: [B, ...] fp32.  sigma: [B] in [0, 1].  conditions: as `encode` gives them, one entry per row.
+        Returns [B, ...] fp32.
         """
         ...
 
@@ -83,6 +118,8 @@ class TokenBatch:
     """[T] int64. The row of each target, rising."""
     lengths: tuple[int, ...]
     """Generated tokens of each row; `to_rows` takes them."""
+    conditions: Mapping[str, Ragged] = field(default_factory=lambda: dict[str, Ragged]())
+    """name -> one entry per row, of models that read media; see `MediaTextModel`."""
 
 
 class TextModel(Model, Protocol):
@@ -126,6 +163,11 @@ class TextModel(Model, Protocol):
         """The part of `trainable` whose outputs are the hidden states, without the output projection."""
         ...
 
+    @property
+    def hidden_size(self) -> int:
+        """Size D of the hidden states."""
+        ...
+
     def hidden(self, batch: TokenBatch, *, trunk: Module | None = None) -> Array:
         """Last hidden state [T, D] at each target's position, what the output projection would be given there.
 
@@ -146,6 +188,30 @@ class TextModel(Model, Protocol):
         ...
 
 
+class MediaTextModel(TextModel, Protocol):
+    """A text model that reads media: its `ModelSpec.inputs` says which. Its token batches have conditions."""
+
+    def conditions(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> Mapping[str, Ragged]:
+        """What the model reads of each input besides its `prompt_tokens`, such as pixel patches: name -> one entry per
+        input. A function of each input alone. No gradient.
+
+        inputs: distinct ones. Raises DataError for media that cannot be read.
+        """
+        ...
+
+    def next_logits(
+        self,
+        tokens: Array,
+        *,
+        positions: Array,
+        attention_mask: Array,
+        cache: Any,
+        conditions: Mapping[str, Ragged] | None = None,
+    ) -> tuple[Array, Any]:
+        """As `TextModel.next_logits`. conditions: one entry per row, with the prompts alone, where `cache` is None."""
+        ...
+
+
 def diffusion_model(model: Model) -> DiffusionModel:
     """The model of a latent track, as what its spec declares."""
     assert "latent" in model.spec.tracks.values(), f"model {model.spec.name!r} has no latent track"
@@ -156,3 +222,15 @@ def text_model(model: Model) -> TextModel:
     """The model of a text track, as what its spec declares."""
     assert "text" in model.spec.tracks.values(), f"model {model.spec.name!r} has no text track"
     return cast("TextModel", model)
+
+
+def lazy_model(model: Model) -> LazyModel:
+    """A model that was built lazily."""
+    assert model.spec.support(Cap.LAZY_BUILD) is Support.NATIVE, f"model {model.spec.name!r} cannot be built lazily"
+    return cast("LazyModel", model)
+
+
+def media_text_model(model: Model) -> MediaTextModel:
+    """The model of a text track that reads media, as what its spec declares."""
+    assert model.spec.inputs, f"model {model.spec.name!r} takes no media"
+    return cast("MediaTextModel", text_model(model))

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from ..types.array import Array
 
 if TYPE_CHECKING:
-    from ..types.request import LatentRequest
-    from ..types.sampling import LatentSamplingConfig
+    from ..specs.config import TrainConfig
     from ..types.track import Track
     from .engine import WeightUpdate
 
@@ -20,7 +19,7 @@ __all__ = [
     "Algorithm",
     "Backend",
     "Forward",
-    "LatentAlgorithm",
+    "Job",
     "LossTerm",
     "Losses",
     "Metric",
@@ -179,8 +178,8 @@ class StatefulAlgorithm(Protocol):
     def end_step(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
         """Move the state to that of the next step; returns numbers for the log of this one.
 
-        metrics: of the whole step over all micro-batches, updates and ranks, as they are logged (`<track>/<name>`
-        where there are several tracks), and `samples`, the number of them. What only updates give is missing in a step
+        metrics: of its stage in the whole step, over all micro-batches, updates and ranks, and `samples`, the number
+        of them. What only updates give is missing in a step
         without any.
         """
         ...
@@ -197,22 +196,18 @@ class StatefulAlgorithm(Protocol):
         ...
 
 
-class LatentAlgorithm(Algorithm, Protocol):
-    """An algorithm for latent tracks: it also says which of their steps are stochastic."""
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A track to train on, one of those that a step of the same weights is made of."""
 
-    def latent_request(
-        self,
-        sampling: LatentSamplingConfig,
-        *,
-        sigmas: Array,
-        latent_shape: tuple[int, ...],
-        seed: int,
-        rollout: int,
-        sample_ids: Sequence[str],
-        group_ids: Sequence[str],
-    ) -> LatentRequest:
-        """How a latent track is to be sampled so that this algorithm can train on it: noise ids and SDE steps."""
-        ...
+    track: Track
+    algorithm: Algorithm
+    name: str = ""
+    """Of its stage; its metrics begin with it where there are several jobs."""
+    weight: float = 1.0
+    """Factor of its loss."""
+    train: TrainConfig | None = None
+    """Mini-batches, micro-batches and bounds of its stage; None takes those of the backend."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +244,10 @@ class Backend(Protocol):
         """Use these weights inside the block; restores the live ones after it, also on an error."""
         ...
 
-    def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport: ...
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        """Optimizer steps over a rollout. Each takes a share of every job; its gradient is their weighted sum."""
+        ...
+
     def with_reference(self, track: Track, *, policy: Policy = "reference") -> Track:
         """The track with what these weights say of it, where a replay of the reference policy then finds it.
 
@@ -258,14 +256,19 @@ class Backend(Protocol):
         ...
 
     def export_weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
-        """Whole copies of a policy's weights; the update's version is `version_of(policy)`."""
+        """Whole weights of a policy; the update's version is `version_of(policy)`.
+
+        Collective where there are several ranks. So is each of its tensors, which may be made when it is asked for: all
+        ranks then ask for all of them, in the order of their names, and need to hold one at a time. A tensor is a copy.
+        One that is asked for after the policy has moved on raises RunFailed; `dict(update.tensors)` keeps them all.
+        """
         ...
 
     def adopt(self, update: WeightUpdate) -> None:
         """Take weights that another backend of the same recipe exported, and its version. `full` or `lora`.
 
         A module that then samples gives the very numbers of the one that trains. Raises EchoMismatch, before anything
-        changes, for names, shapes or dtypes that are not those of `weights`.
+        changes, for names, shapes or dtypes that are not those of its own.
         """
         ...
 

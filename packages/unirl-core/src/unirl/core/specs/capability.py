@@ -58,6 +58,8 @@ class Cap(StrEnum):
     """Returns the conditions (prompt embeddings) that it generated from."""
     GUIDANCE = "guidance"
     """Honours classifier-free guidance, negative prompts included, and echoes the scale."""
+    PLUGIN_SAMPLERS = "plugin-samplers"
+    """Computes with the kernels and guidances of plugins, named `module:Class`."""
     MEDIA_REFS = "media-refs"
     """Generates from the media of a request, where the model takes them."""
     # Weights of an engine.
@@ -69,6 +71,10 @@ class Cap(StrEnum):
     """Takes LoRA weights under a name."""
     SLEEP = "sleep"
     """Gives its device memory back between rollouts."""
+    # Models and backends.
+    LAZY_BUILD = "lazy-build"
+    """Of a model: can be built without the values of `trainable`. Of a backend: shards such a module and fills in what
+    each rank keeps, so that no rank ever holds the whole of it."""
     # Models.
     LATENT_STAGE = "latent-stage"
     """Has a denoiser: encode, velocity, schedule, decode."""
@@ -105,7 +111,7 @@ class Cap(StrEnum):
 
 
 CAPABILITIES_OF: Mapping[Kind, tuple[Cap, ...]] = {
-    "model": (Cap.LATENT_STAGE, Cap.TEXT_STAGE, Cap.LORA, Cap.CONDITIONS, Cap.GUIDANCE),
+    "model": (Cap.LATENT_STAGE, Cap.TEXT_STAGE, Cap.LORA, Cap.CONDITIONS, Cap.GUIDANCE, Cap.LAZY_BUILD),
     "engine": (
         Cap.LATENT_ROLLOUT,
         Cap.TEXT_ROLLOUT,
@@ -121,6 +127,7 @@ CAPABILITIES_OF: Mapping[Kind, tuple[Cap, ...]] = {
         Cap.LOG_PROBS_TOKEN,
         Cap.CONDITIONS,
         Cap.GUIDANCE,
+        Cap.PLUGIN_SAMPLERS,
         Cap.MEDIA_REFS,
         Cap.WEIGHTS_SHARED,
         Cap.WEIGHTS_FULL,
@@ -137,6 +144,7 @@ CAPABILITIES_OF: Mapping[Kind, tuple[Cap, ...]] = {
         Cap.MANY_RANKS,
         Cap.CRITIC,
         Cap.THROUGH_SAMPLER,
+        Cap.LAZY_BUILD,
     ),
     "algorithm": (),
     "reward": (Cap.REWARD_SAMPLE, Cap.REWARD_GROUP, Cap.REWARD_DIFFERENTIABLE),

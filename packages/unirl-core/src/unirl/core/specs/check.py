@@ -15,6 +15,6 @@ def check_config(config: PartConfig, *, key: str) -> None:
     key: path of the part's settings in a recipe, such as `backend`.
     """
     # Relations between values mean nothing while one of them is out of its limits.
-    reasons = list(broken_limits(config, key=key)) or [reason.under(key) for reason in config.problems(None)]
+    reasons = list(broken_limits(config, key=key)) or [reason.under(key) for reason in config.problems(None, None)]
     if reasons:
         raise RecipeError(" ".join(map(str, reasons)))

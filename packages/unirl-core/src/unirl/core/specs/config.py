@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..limits import LARGEST_INT, Reason, limit, one_of
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from .plan import Plan, Stage
 
 __all__ = [
     "CONFIG_BASES",
@@ -25,6 +25,7 @@ __all__ = [
     "RecipeConfig",
     "RewardConfig",
     "RunConfig",
+    "StageConfig",
     "TrainConfig",
 ]
 
@@ -36,10 +37,11 @@ class PartConfig:
     use: str = ""
     """Short name of the part. Set by choosing the part (`engine=trainside`), never by hand."""
 
-    def problems(self, plan: Plan | None) -> Iterable[Reason]:
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterable[Reason]:
         """Invalid combinations of settings, each within its own limits, and conflicts with the rest of the plan.
 
-        plan: None when the part is built on its own; then only its own settings are checked.
+        Asked once for each stage that the part serves; launchers, transports and trackers serve all of them.
+        plan, stage: None when the part is built on its own; then only its own settings are checked.
         A key that begins with a dot, such as `.lora.rank`, is relative to this config.
         """
         return ()
@@ -58,6 +60,8 @@ class RewardConfig(PartConfig):
 
     weight: float = limit(1.0, least=-1e9, most=1e9)
     """Weight of this reward in the combined reward."""
+    stage: str = ""
+    """Stage whose samples it scores; empty scores every stage that generates its medium."""
 
     def required_metadata(self) -> Sequence[str]:
         """Metadata keys that every prompt must have with these settings, besides those of the spec."""
@@ -200,10 +204,35 @@ class EvalConfig:
     seed: int = limit(20_000, least=0, most=LARGEST_INT)
     """Seed of the evaluation noise, which is the same at every evaluation and separate from that of training."""
     sampling: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
-    """Overrides of `sampling` for evaluation. Unless set here, latent tracks use `kernel: euler` and `eta: 0`, text
-    tracks `temperature: 0`."""
+    """Overrides of `sampling` for evaluation, by stage where there are several. Unless set here, latent tracks use
+    `kernel: euler` and `eta: 0`, text tracks `temperature: 0`."""
     threshold: float | None = None
     """Also report the fraction of samples whose reward is at least this value."""
+
+
+@dataclass
+class StageConfig:
+    """One track of a rollout, in a recipe with several models or stages."""
+
+    model: str = ""
+    """Key of the model that generates it, under `model`; empty where there is one."""
+    track: str = ""
+    """Which track of a model with several; empty takes the one named like the stage, or the only one."""
+    parent: str = ""
+    """Stage whose completions are the texts that this one is made from; empty takes the prompts."""
+    samples: int = limit(0, least=0, most=10**6)
+    """Samples of each row of the parent stage. 0 is 1 below a parent, and data.samples_per_prompt without one."""
+    group: str = one_of("parent", "prompt", default="parent")
+    """Samples that advantages compare: those of one sample of the `parent`, or of one `prompt`."""
+    credit: str = one_of("none", "mean", "max", "sum", "best", default="none")
+    """What a sample of the parent stage gets of the rewards of its samples here: nothing, their `mean`, `max` or
+    `sum`, or that of the `best`, with the others left out of training."""
+    weight: float = limit(1.0, above=0)
+    """Weight of this stage's loss beside those of other stages of the same model."""
+    advantage: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Overrides of `advantage` for this stage."""
+    train: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Overrides of `train` for this stage."""
 
 
 @dataclass
@@ -215,7 +244,7 @@ class RecipeConfig:
     data: DataConfig = field(default_factory=DataConfig)
     """Prompt files, and how many prompts a step takes."""
     sampling: Any = None
-    """How the model's tracks are sampled."""
+    """How each track is sampled."""
     model: Any = None
     """The model to train."""
     engine: Any = None
@@ -224,6 +253,8 @@ class RecipeConfig:
     """The training backend: optimizer, sharding, checkpoints."""
     algorithm: Any = None
     """The RL algorithm and its loss."""
+    stages: dict[str, StageConfig] = field(default_factory=lambda: dict[str, StageConfig]())
+    """Tracks of a rollout by name, where several models or stages work together; by default those of the model."""
     launcher: Any = None
     """Where the parts run; in this process by default."""
     transport: Any = None

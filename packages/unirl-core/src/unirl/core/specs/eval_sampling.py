@@ -1,40 +1,44 @@
-"""What evaluation samples with: the sampling of training, with `eval.sampling` laid over it and nothing to train on."""
+"""Values of a recipe laid over others: `eval.sampling` over the sampling of training, a stage's own over a section."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from ..types.sampling import SamplingConfig, SdeStepsConfig, TextSamplingConfig
 
-__all__ = ["evaluation_base", "typed_evaluation"]
+__all__ = ["evaluation_base", "laid_over"]
 
 S = TypeVar("S", bound=SamplingConfig)
+T = TypeVar("T")
 
 
-def evaluation_base(settings: S) -> S:
-    """What `eval.sampling` is laid over: latents without noise, by `euler`, and greedy texts."""
+def evaluation_base(settings: S, given: Collection[str]) -> S:
+    """What `eval.sampling` is laid over: latents without noise, by `euler`, and greedy texts.
+
+    given: keys of `eval.sampling`.
+    """
     if isinstance(settings, TextSamplingConfig):
         return dataclasses.replace(settings, temperature=0.0)
-    # Options belong to the kernel that they were written for.
+    # Options belong to the kernel, or the guidance, that they were written for.
     kernel: dict[str, Any] = {"kernel": "euler", "eta": 0.0, "kernel_options": {}}
-    return dataclasses.replace(settings, **kernel, sde=SdeStepsConfig(mode="none"))
+    guidance: dict[str, Any] = {"guidance_options": {}} if "guidance_mode" in given else {}
+    return dataclasses.replace(settings, **kernel, **guidance, sde=SdeStepsConfig(mode="none"))
 
 
-def typed_evaluation(given: Mapping[str, Any], tracks: Iterable[SamplingConfig]) -> dict[str, Any]:
-    """The values of `eval.sampling` in the types of what they are laid over, nested ones whole.
+def laid_over(base: T, given: Mapping[str, Any], *, key: str) -> T:
+    """The dataclass `base` with the values of `given`, in the types of its fields, nested ones whole.
 
-    tracks: the sampling of each track in training. Raises OmegaConf's errors, of `eval.sampling` and what is below it,
-    for a key that one of them does not have and for a value that is of another type.
+    key: config path of `given`. Raises OmegaConf's errors, of that path and what is below it, for a key that the
+    dataclass does not have and for a value of another type.
     """
+    if not given:
+        return base
     # Not above: what decides whether parts go together imports this, and must stay light.
     from omegaconf import OmegaConf
 
-    typed: dict[str, Any] = {}
-    for settings in tracks:
-        config = OmegaConf.create({"eval": {"sampling": OmegaConf.structured(evaluation_base(settings))}})
-        OmegaConf.update(config, "eval.sampling", dict(given), merge=True)
-        laid = OmegaConf.to_object(config.eval.sampling)
-        typed |= {key: getattr(laid, key) for key in given}
-    return typed
+    config = OmegaConf.create({})
+    OmegaConf.update(config, key, OmegaConf.structured(base))
+    OmegaConf.update(config, key, dict(given), merge=True)
+    return OmegaConf.to_object(OmegaConf.select(config, key))  # type: ignore[return-value]

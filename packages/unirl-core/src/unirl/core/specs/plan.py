@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
-from ..types.sampling import SamplingConfig
+from ..types.sampling import LatentSamplingConfig, SamplingConfig
+from .capability import Needs
 from .config import (
     AdvantageConfig,
     BackendConfig,
@@ -18,8 +19,10 @@ from .config import (
     PartConfig,
     RewardConfig,
     RunConfig,
+    StageConfig,
     TrainConfig,
 )
+from .eval_sampling import evaluation_base
 from .spec import (
     AlgorithmSpec,
     BackendSpec,
@@ -32,11 +35,18 @@ from .spec import (
     TransportSpec,
 )
 
-if TYPE_CHECKING:
-    from .capability import Needs
-    from .plan import LeftOut
-
-__all__ = ["Choice", "LeftOut", "Origin", "Plan", "leaves", "numeric_leaves", "plan_hash"]
+__all__ = [
+    "Choice",
+    "Learner",
+    "LeftOut",
+    "Origin",
+    "Plan",
+    "Stage",
+    "leaves",
+    "medium_of",
+    "numeric_leaves",
+    "plan_hash",
+]
 
 S = TypeVar("S", bound=Spec, covariant=True)
 C = TypeVar("C", bound=PartConfig, covariant=True)
@@ -101,21 +111,100 @@ class LeftOut:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Learner:
+    """A model of a plan, and what trains it."""
+
+    name: str
+    """The key of its model under `model`; "" in a recipe with one model section."""
+    model: Choice[ModelSpec, PartConfig]
+    backend: Choice[BackendSpec, BackendConfig] | None
+    """None: the model is frozen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One track of a plan: whose weights generate it, on which engine, and what trains on it."""
+
+    name: str
+    """Of its track in every rollout."""
+    learner: Learner
+    track: str
+    """Which of the model's tracks it is, a key of `ModelSpec.tracks`."""
+    engine: Choice[EngineSpec, PartConfig]
+    algorithm: Choice[AlgorithmSpec, PartConfig] | None
+    """None: it is generated and not trained on."""
+    sampling: SamplingConfig
+    advantage: AdvantageConfig
+    train: TrainConfig
+    samples: int
+    """Of each row of the parent stage, or of each prompt."""
+    settings: StageConfig = field(default_factory=StageConfig)
+    """As the recipe gives them."""
+    rewards: tuple[str, ...] = ()
+    """Keys of the rewards that score it."""
+    eval_sampling: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """What evaluation samples with in place of values of `sampling`."""
+
+    @property
+    def model(self) -> Choice[ModelSpec, PartConfig]:
+        return self.learner.model
+
+    @property
+    def backend(self) -> Choice[BackendSpec, BackendConfig] | None:
+        return self.learner.backend
+
+    @property
+    def parent(self) -> str | None:
+        """Stage whose samples it goes on from; None for the prompts."""
+        return self.settings.parent or None
+
+    @property
+    def kind(self) -> str:
+        """`latent` or `text`."""
+        return self.model.spec.tracks[self.track]
+
+    @property
+    def medium(self) -> str:
+        """What its samples become: `text`, `image` or `video`."""
+        return medium_of(self.kind, self.sampling)
+
+    @property
+    def needs(self) -> Needs:
+        """What the algorithm needs with its settings."""
+        if self.algorithm is None:
+            return Needs(reward="none")
+        needs = self.algorithm.spec.needs
+        for key, further in self.algorithm.spec.when.items():
+            if getattr(self.algorithm.config, key):
+                needs = needs.merged(further)
+        return needs
+
+    @property
+    def evaluation(self) -> SamplingConfig:
+        """The sampling of evaluation: that of training with `eval.sampling` laid over it, and nothing to train on.
+
+        Latent tracks are sampled without noise, by `euler`, and text tracks greedily, unless `eval.sampling` says
+        otherwise.
+        """
+        return replace(evaluation_base(self.sampling, self.eval_sampling), **self.eval_sampling)
+
+    @property
+    def parts(self) -> dict[str, Choice[Spec, PartConfig]]:
+        """Kind -> the part of this stage, in the order in which they are built."""
+        parts = {"model": self.model, "backend": self.backend, "engine": self.engine, "algorithm": self.algorithm}
+        return {kind: choice for kind, choice in parts.items() if choice is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     recipe: str
     """Name of the recipe."""
-    model: Choice[ModelSpec, PartConfig]
-    engine: Choice[EngineSpec, PartConfig]
-    backend: Choice[BackendSpec, BackendConfig]
-    algorithm: Choice[AlgorithmSpec, PartConfig]
+    stages: tuple[Stage, ...]
+    """Parents before their children."""
     rewards: Mapping[str, Choice[RewardSpec, RewardConfig]]
     trackers: Mapping[str, Choice[TrackerSpec, PartConfig]]
-    sampling: Mapping[str, SamplingConfig]
-    """Track name -> how it is sampled."""
     run: RunConfig
     data: DataConfig
-    advantage: AdvantageConfig
-    train: TrainConfig
     eval: EvalConfig
     resolved: Mapping[str, Any]
     """The whole recipe as plain data, every interpolation resolved."""
@@ -129,15 +218,44 @@ class Plan:
     """How tensors go from worker to worker; None is the launcher's own way."""
     left_out: tuple[LeftOut, ...] = ()
     """Values of the recipe for a part that another one took the place of."""
+    sampler_dists: tuple[str, ...] = ()
+    """Dists, or files, of the plugins whose kernels and guidances it names."""
 
     @property
-    def needs(self) -> Needs:
-        """What the algorithm needs with its settings."""
-        needs = self.algorithm.spec.needs
-        for key, further in self.algorithm.spec.when.items():
-            if getattr(self.algorithm.config, key):
-                needs = needs.merged(further)
-        return needs
+    def learners(self) -> dict[str, Learner]:
+        """Every model of the plan by name, in the order of their first stages."""
+        return {stage.learner.name: stage.learner for stage in self.stages}
+
+    @property
+    def trained(self) -> list[Stage]:
+        """The stages that are trained on."""
+        return [stage for stage in self.stages if stage.algorithm is not None]
+
+    def stage(self, name: str) -> Stage:
+        """The stage of this name."""
+        return next(stage for stage in self.stages if stage.name == name)
+
+    @property
+    def only(self) -> Stage:
+        """The stage of a plan that has one."""
+        (stage,) = self.stages
+        return stage
+
+    def children(self, name: str) -> list[Stage]:
+        """The stages that go on from this one."""
+        return [stage for stage in self.stages if stage.parent == name]
+
+    def rows_per_prompt(self, stage: Stage) -> int:
+        """Samples that a stage generates of each prompt."""
+        return stage.samples * (self.rows_per_prompt(self.stage(stage.parent)) if stage.parent else 1)
+
+    def prefix(self, stage: Stage) -> str:
+        """What a stage's metrics begin with: nothing where there is one."""
+        return f"{stage.name}/" if len(self.stages) > 1 else ""
+
+    def with_stages(self, change: Callable[[Stage], Stage]) -> Plan:
+        """The plan with every stage changed."""
+        return replace(self, stages=tuple(change(stage) for stage in self.stages))
 
     @property
     def has_reference_workers(self) -> bool:
@@ -149,22 +267,30 @@ class Plan:
 
     @property
     def plugin_files(self) -> list[Path]:
-        """Plugins of its parts that are single files, see `unirl.core.plugins.files`."""
-        return sorted({Path(choice.dist) for choice in self.choices if choice.dist.endswith(".py")})
+        """Plugins of its parts, kernels and guidances that are single files, see `unirl.core.plugins.files`."""
+        dists = [*(choice.dist for choice in self.choices), *self.sampler_dists]
+        return sorted({Path(dist) for dist in dists if dist.endswith(".py")})
 
     @property
     def choices(self) -> list[Choice[Spec, PartConfig]]:
-        """Every part, in the order in which it is built."""
-        return [
-            self.model,
-            self.backend,
-            self.engine,
-            self.algorithm,
+        """Every part once, in the order in which they are built."""
+        parts = [stage.parts for stage in self.stages]
+        chosen: list[Choice[Spec, PartConfig]] = [
+            *(part[kind] for kind in ("model", "backend", "engine", "algorithm") for part in parts if kind in part),
             *self.rewards.values(),
             *self.trackers.values(),
             *([self.launcher] if self.launcher else []),
             *([self.transport] if self.transport else []),
         ]
+        return list({choice.key: choice for choice in chosen}.values())
+
+
+def medium_of(kind: str, sampling: SamplingConfig) -> str:
+    """What a track of this kind becomes: `text`, `image` or `video`."""
+    if kind == "text":
+        return "text"
+    # The number of frames decides between images and videos.
+    return "video" if isinstance(sampling, LatentSamplingConfig) and sampling.frames > 1 else "image"
 
 
 def leaves(values: Mapping[str, Any], *, under: str = "") -> dict[str, Any]:

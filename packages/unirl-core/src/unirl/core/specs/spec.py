@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
+from ..types.sampling import PLAIN_GUIDANCE
 from .capability import Cap, Needs, Support
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "MediaRole",
     "Miniature",
     "ModelSpec",
+    "NamesInModule",
     "RewardExample",
     "RewardSpec",
     "Spec",
@@ -33,6 +35,9 @@ __all__ = [
 
 MediaRole = Literal["source", "first_frame", "condition"]
 """What an image, video or sound of a prompt is to a model: what it edits, what it goes on from, what it looks at."""
+NamesInModule: TypeAlias = tuple[str, ...] | str
+"""Names, or `"module:function"` of a function that finds them in the trainable module, as a checkpoint has it. Read it
+through `unirl.core.specs.facts.names_in`."""
 Kind = Literal["model", "engine", "backend", "algorithm", "reward", "tracker", "launcher", "transport"]
 KINDS: tuple[Kind, ...] = (
     "model",
@@ -103,6 +108,9 @@ class Miniature:
 
     write: str
     """`"module:function"` that writes it: `write(folder, *, seed) -> None`; same seed, same bytes."""
+    media: str = ""
+    """`"module:function"` that writes what sample `number` is generated from: `media(folder, *, number) ->
+    tuple[MediaRef, ...]`, other media for every number; empty where the model's `inputs` are."""
     sampling: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Sampling settings that it takes, by dotted key, such as `{"height": 64, "width": 64}`."""
     lora_layers: int = 0
@@ -124,11 +132,19 @@ class ModelSpec(Spec):
     )
     """Name of a track -> roles of the media that it is generated from besides the text, and whether each may be there
     or must be. Prompt files are checked before anything is built."""
+    reads: tuple[Literal["image", "video", "audio"], ...] = ("image",)
+    """Modalities that those media may have."""
+    options: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
+    """Name of a track -> `"module:Class"` of a dataclass with the fields of `sampling.options`, which are checked when
+    a recipe is composed. The model reads them in `encode` and `schedule`; what `velocity` needs of them, `encode` puts
+    into the conditions. Engines with a bridge take none."""
+    fps: float = 0.0
+    """Frames per second of its videos where `sampling.fps` is 0; 0 for a model of images."""
     trainable: str
     """Attribute of the model that holds the trained module, such as `transformer`."""
-    lora_targets: tuple[str, ...] = ()
+    lora_targets: NamesInModule = ()
     """Endings of the module names that LoRA adapts by default."""
-    wrap_blocks: tuple[str, ...] = ()
+    wrap_blocks: NamesInModule = ()
     """Class names of the blocks that are sharded and checkpointed one by one."""
     tensor_parallel: Mapping[str, Literal["colwise", "rowwise"]] = field(
         default_factory=lambda: dict[str, Literal["colwise", "rowwise"]]()
@@ -155,7 +171,10 @@ class EngineSpec(Spec):
     kind: ClassVar[Kind] = "engine"
 
     kernels: tuple[str, ...] = ()
-    """SDE kernels that it runs, by their names in `unirl.numerics.diffusion.kernels`."""
+    """SDE kernels that it runs, by their short names in `unirl.numerics.diffusion.kernels`; those of plugins are
+    `Cap.PLUGIN_SAMPLERS`."""
+    guidances: tuple[str, ...] = PLAIN_GUIDANCE
+    """Guidances that it computes, by their short names in `unirl.numerics.diffusion.guidance`."""
     needs_bridge: bool = False
     """Runs only models that bring a bridge for it, see `unirl.core.plugins.bridges`."""
     refuses: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())

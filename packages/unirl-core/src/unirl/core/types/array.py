@@ -9,8 +9,11 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = torch.Tensor
     Module: TypeAlias = torch.nn.Module
+    Ragged: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
+    """[U, ...], or U arrays of any shape."""
 else:
     Array = Any
     Module = Any
+    Ragged = Any
 
-__all__ = ["Array", "Module"]
+__all__ = ["Array", "Module", "Ragged"]

@@ -15,7 +15,7 @@ from typing import Any, Self, cast
 from ..errors import BatchError
 from ..names import shortened
 
-__all__ = ["Batch", "inverse", "rows", "rows_by_group", "same", "shared"]
+__all__ = ["Batch", "inverse", "join", "rows", "rows_by_group", "same", "shared", "take"]
 
 _KIND = "unirl.batch"
 
@@ -60,7 +60,7 @@ class Batch:
         bad = [i for i in expected if not 0 <= i < self.num_rows]
         if bad:
             raise BatchError(f"{type(self).__name__}.select: got row {bad[0]}, expected 0 to {self.num_rows - 1}.")
-        return self._map_rows(lambda value: _take(value, expected))
+        return self._map_rows(lambda value: take(value, expected))
 
     def split(self, sizes: Sequence[int]) -> list[Self]:
         """Consecutive pieces of these sizes, which must add up to the number of rows."""
@@ -106,7 +106,7 @@ class Batch:
             values = [getattr(batch, name) for batch in batches]
             where = f"{type(first).__name__}.{name}"
             if kind == "rows":
-                changed[name] = _join(where, values)
+                changed[name] = join(where, values)
             elif kind == "shared":
                 for index, value in enumerate(values[1:], start=1):
                     if not same(values[0], value):
@@ -175,7 +175,8 @@ def _apply(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-def _take(value: Any, indices: list[int]) -> Any:
+def take(value: Any, indices: list[int]) -> Any:
+    """The rows of a value of a `rows()` field at `indices`."""
     if isinstance(value, Batch):
         return value.select(indices)
     if _is_tensor(value):
@@ -200,7 +201,8 @@ def _check_length(where: str, value: Any, num_rows: int) -> None:
         raise BatchError(f"{where}: {result} entries for {num_rows} samples; it needs one entry per sample.")
 
 
-def _join(where: str, values: list[Any]) -> Any:
+def join(where: str, values: list[Any]) -> Any:
+    """Values of a `rows()` field after each other. BatchError, with the path `where`, when they do not fit together."""
     absent = [value is None for value in values]
     if all(absent):
         return None
@@ -218,7 +220,7 @@ def _join(where: str, values: list[Any]) -> Any:
                     f"{where}: piece 0 has keys {sorted(keys)}, piece {index} has {sorted(value)}; they must agree."
                 )
         names = cast(Mapping[str, Any], first)
-        return {key: _join(f"{where}[{key!r}]", [value[key] for value in values]) for key in names}
+        return {key: join(f"{where}[{key!r}]", [value[key] for value in values]) for key in names}
     if isinstance(first, Batch):
         return type(first).concat(values)
     kinds = {"tensor" if _is_tensor(value) else type(value).__name__ for value in values}

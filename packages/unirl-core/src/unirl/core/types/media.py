@@ -28,13 +28,15 @@ class Media(Batch):
     `audio`: [N, C, S], or N arrays [C, S].  `text`: N strings.  Arrays are floating; pixels lie in [0, 1], sound in
     [-1, 1]."""
     rate: float | None = shared(default=None)
-    """Frames per second of videos, Hz of audio; None where it is not known."""
+    """Frames per second of videos, Hz of audio where it is known."""
 
     def __post_init__(self) -> None:
         if self.kind != "text" and self.kind not in DIMS:
             raise BatchError(f"Media.kind: got {self.kind!r}, expected one of {', '.join(DIMS)}, text.")
         if self.rate is not None and (self.kind not in ("video", "audio") or not self.rate > 0):
             raise BatchError(f"Media.rate: got {self.rate} for {self.kind}, expected more than 0, of video or audio.")
+        if self.kind == "video" and self.rate is None:
+            raise BatchError("Media.rate: got none for video, expected its frames per second.")
         is_ragged = isinstance(cast(object, self.values), tuple)
         dims = DIMS.get(self.kind, ()) if is_ragged else ("N", *DIMS.get(self.kind, ()))
         expected = "a tuple of strings" if self.kind == "text" else f"a floating tensor [{', '.join(dims)}]"

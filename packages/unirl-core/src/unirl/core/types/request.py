@@ -25,7 +25,7 @@ class LatentRequest(Batch):
     """How one latent track is sampled."""
 
     sampling: LatentSamplingConfig = shared()
-    """Its `kernel_options` name every option of the kernel, also those at their defaults."""
+    """Its `kernel_options` and `guidance_options` name every option, also those at their defaults."""
     sigmas: Array = shared()
     """[T+1] fp32, falling, ending in 0. The single source of truth: engines use these and echo them."""
     sde_steps: Array = rows()
@@ -38,6 +38,8 @@ class LatentRequest(Batch):
     """Digest of the x_T that a sample must start from; "" where it is not checked (one row of a request is enough)."""
     keep: Array = rows()
     """[N, P] int64, -1 is none: positions whose latents come back besides those around the scored steps and the end."""
+    num_branches: int = shared(default=1)
+    """Branches of the guidance: velocities that a step takes of each row."""
 
     def __post_init__(self) -> None:
         self._check_rows()
@@ -61,6 +63,7 @@ class LatentRequest(Batch):
             options=tuple(sorted(sampling.kernel_options.items())),
             guidance_scale=float(sampling.guidance_scale),
             guidance_mode=sampling.guidance_mode,
+            guidance_options=tuple(sorted(sampling.guidance_options.items())),
         )
 
 

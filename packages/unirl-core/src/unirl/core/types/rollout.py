@@ -84,7 +84,10 @@ def _compare_latent(name: str, wanted: LatentRequest, track: Track) -> None:
     _compare(f"{name}.sde_steps", wanted.sde_steps, segment.sde_steps)
     _compare(f"{name}.train_steps", wanted.train_steps, segment.train_steps)
     _check_kept(name, wanted, track)
-    asked, used = ({**vars(one), "options": dict(one.options)} for one in (wanted.sampler, segment.sampler))
+    asked, used = (
+        {**vars(one), "options": dict(one.options), "guidance_options": dict(one.guidance_options)}
+        for one in (wanted.sampler, segment.sampler)
+    )
     for what in asked:
         _compare(f"{name}.sampler.{what}", asked[what], used[what])
     echoed = segment.initial_noise or ("",) * len(wanted.initial_noise)

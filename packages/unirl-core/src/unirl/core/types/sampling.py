@@ -8,7 +8,17 @@ from typing import Any
 
 from ..limits import Reason, limit, one_of
 
-__all__ = ["LatentSamplingConfig", "SamplingConfig", "ScheduleConfig", "SdeStepsConfig", "TextSamplingConfig"]
+__all__ = [
+    "PLAIN_GUIDANCE",
+    "LatentSamplingConfig",
+    "SamplingConfig",
+    "ScheduleConfig",
+    "SdeStepsConfig",
+    "TextSamplingConfig",
+]
+
+PLAIN_GUIDANCE = ("batched", "two-pass", "norm-corrected")
+"""Guidances that a scale of 1 turns off."""
 
 
 @dataclass
@@ -109,14 +119,18 @@ class LatentSamplingConfig:
     """Width in pixels."""
     frames: int = limit(1, least=1, most=100_000)
     """Frames of a video; 1 for images."""
+    fps: float = limit(0.0, least=0, most=1000)
+    """Frames per second at which videos are meant to be played; 0 takes the model's own."""
     guidance_scale: float = 1.0
     """Scale of classifier-free guidance; 1 disables it and needs no negative prompt."""
-    guidance_mode: str = one_of("batched", "two-pass", "norm-corrected", default="batched")
-    """`batched`, `two-pass` or `norm-corrected`."""
+    guidance_mode: str = "batched"
+    """Guidance: `batched`, `two-pass`, `norm-corrected`, `interval`, `two-scale`, or `module:Class` of a plugin."""
+    guidance_options: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Further arguments of the guidance, such as `scale_low: 3.0` for two-scale."""
     negative_prompt: str = ""
     """Negative prompt of classifier-free guidance, the same for all prompts."""
     kernel: str = "flow-sde"
-    """SDE kernel: `flow-sde`, `dance-sde`, `cps`, `ddim-eta`, `euler`, `dpm2`."""
+    """SDE kernel: `flow-sde`, `dance-sde`, `cps`, `ddim-eta`, `euler`, `dpm2`, or `module:Class` of a plugin."""
     eta: float = limit(0.7, least=0)
     """Noise level of the kernel; 0 is deterministic."""
     kernel_options: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
@@ -129,8 +143,15 @@ class LatentSamplingConfig:
     """Give all samples of a group the same initial noise."""
     max_sequence_length: int = limit(256, least=1, most=10**7)
     """Token limit of the longest text encoder."""
+    options: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Settings that only the model has, see its README and `ModelSpec.options`."""
     decode: bool = True
     """Decode the final latents to images or videos for the rewards."""
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether guidance may be on. Only the plain modes are known to be off at a scale of 1."""
+        return self.guidance_scale != 1.0 or self.guidance_mode not in PLAIN_GUIDANCE
 
 
 @dataclass
@@ -160,6 +181,8 @@ class TextSamplingConfig:
     """System message of the chat template; empty for none."""
     thinking: bool | None = None
     """Passed to the chat template as `enable_thinking`; None keeps the template's default."""
+    options: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Settings that only the model has, see its README and `ModelSpec.options`."""
 
 
 SamplingConfig = LatentSamplingConfig | TextSamplingConfig

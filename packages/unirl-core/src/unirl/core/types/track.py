@@ -9,8 +9,8 @@ from enum import IntEnum
 from typing import Any, Self, cast
 
 from ..errors import BatchError
-from .array import Array
-from .batch import Batch, rows, rows_by_group, shared
+from .array import Array, Ragged
+from .batch import Batch, join, rows, rows_by_group, shared, take
 from .inputs import Inputs
 from .media import Media
 
@@ -33,63 +33,56 @@ class Status(IntEnum):
 class Conditions(Batch):
     """Conditioning of the samples (prompt embeddings), stored once per input however many samples share it."""
 
-    values: Mapping[str, Array] = shared()
-    """name -> [U, ...], one row per distinct input."""
+    values: Mapping[str, Ragged] = shared()
+    """name -> [U, ...], or U arrays of any shape: one per distinct input."""
     index: Array = rows()
-    """[N] int64, the row of `values` of each sample."""
+    """[N] int64, the entry of `values` of each sample."""
 
     def __post_init__(self) -> None:
         self._check_rows()
-        prompts = {name: int(value.shape[0]) for name, value in self.values.items()}
-        if len(set(prompts.values())) > 1:
-            raise BatchError(f"Conditions.values: one row per prompt is needed in each; found {prompts}.")
+        inputs = {name: len(value) for name, value in self.values.items()}
+        if len(set(inputs.values())) > 1:
+            raise BatchError(f"Conditions.values: got {inputs} entries, expected one per input in each.")
 
     @property
     def num_rows(self) -> int:
         return int(self.index.shape[0])
 
-    def expanded(self) -> dict[str, Array]:
-        """name -> [N, ...], one row per sample."""
-        return {name: value.index_select(0, self.index) for name, value in self.values.items()}
+    def expanded(self) -> dict[str, Ragged]:
+        """name -> [N, ...], or N arrays: one per sample."""
+        return self._at(self.index)
 
     def compact(self) -> Self:
-        """The same samples, without unused prompts."""
+        """The same samples, without unused inputs."""
         import torch
 
         # Its own signature is untyped.
         unique = cast(Callable[..., tuple[Array, Array]], cast(Any, torch).unique)
         used, index = unique(self.index, return_inverse=True)
-        values = {name: value.index_select(0, used) for name, value in self.values.items()}
-        return dataclasses.replace(self, values=values, index=index)
+        return dataclasses.replace(self, values=self._at(used), index=index)
+
+    def _at(self, index: Array) -> dict[str, Ragged]:
+        """The entries of these inputs."""
+        inputs = cast("list[int]", cast(Any, index).tolist())
+        return {
+            name: take(value, inputs) if isinstance(value, tuple) else value.index_select(0, index)
+            for name, value in self.values.items()
+        }
 
     @classmethod
     def _concat(cls, batches: Sequence[Self]) -> Self:
-        """All samples. Prompts of the pieces stand side by side, or once where the pieces came from one batch."""
+        """All samples. Inputs of the pieces stand side by side, or once where the pieces came from one batch."""
         import torch
 
         first = batches[0].values
         if all(b.values.keys() == first.keys() and all(b.values[n] is first[n] for n in first) for b in batches):
             return cls(values=first, index=torch.cat([batch.index for batch in batches]))
-        names = set(first)
-        for piece, batch in enumerate(batches):
-            if set(batch.values) != names:
-                raise BatchError(
-                    f"Conditions.values: piece 0 has {sorted(names)}, piece {piece} has {sorted(batch.values)}."
-                )
-        values: dict[str, Array] = {}
-        for name in batches[0].values:
-            shapes = {tuple(batch.values[name].shape[1:]) for batch in batches}
-            if len(shapes) > 1:
-                raise BatchError(
-                    f"Conditions.values[{name!r}]: the pieces have rows of shapes {sorted(map(str, shapes))}; "
-                    "encode the prompts of one request together."
-                )
-            values[name] = torch.cat([batch.values[name] for batch in batches])
+        values = join("Conditions.values", [batch.values for batch in batches])
         offset = 0
         index: list[Array] = []
         for batch in batches:
             index.append(batch.index + offset)
-            offset += int(next(iter(batch.values.values())).shape[0]) if batch.values else 0
+            offset += len(next(iter(batch.values.values()))) if batch.values else 0
         return cls(values=values, index=torch.cat(index))
 
 
@@ -99,12 +92,15 @@ class Sampler:
     and the training forward pass uses the latter."""
 
     kernel: str
-    """Name of the SDE kernel."""
+    """Name of the SDE kernel, a short one or `module:Class`."""
     eta: float
     options: tuple[tuple[str, Any], ...] = ()
     """Every other setting of the kernel, by name, including those at their defaults."""
     guidance_scale: float = 1.0
     guidance_mode: str = "batched"
+    """Name of the guidance."""
+    guidance_options: tuple[tuple[str, Any], ...] = ()
+    """Every other setting of the guidance, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +276,7 @@ class Track(Batch):
     """What the samples were made from."""
     metadata: tuple[Mapping[str, Any], ...] = rows()
     conditions: Mapping[str, Conditions] = rows(default_factory=lambda: dict[str, Conditions]())
-    """`positive`, and `negative` under guidance."""
+    """By branch of the guidance: `positive`, and `negative` or others under guidance."""
     segment: LatentSegment | TextSegment | None = rows(default=None)
     media: Media | None = rows(default=None)
     """What the samples are decoded to; None where they are not decoded."""

@@ -3,13 +3,40 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from ..names import did_you_mean
 from .array import Array
 
-__all__ = ["checksum", "joined", "tensor_digest", "tensor_digests", "weight_mismatch"]
+__all__ = ["MadeTensors", "checksum", "forms", "joined", "tensor_digest", "tensor_digests", "weight_mismatch"]
+
+
+class MadeTensors(Mapping[str, Array]):
+    """Tensors by name that are made when they are asked for, and kept by nobody: weights larger than one device.
+
+    Where making one is collective, all ranks ask for the same ones in the same order. Asking twice makes it twice: go
+    through `items()` once, and look at dtypes and shapes through `forms`.
+    """
+
+    def __init__(self, make: Mapping[str, Callable[[], Array]], *, forms: Mapping[str, Array]) -> None:
+        """make: of each tensor.  forms: a tensor of the same dtype and shape on the meta device, by the same names."""
+        assert make.keys() == forms.keys(), "forms are of other tensors"
+        self._make, self.forms = dict(make), dict(forms)
+
+    def __getitem__(self, name: str) -> Array:
+        return self._make[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._make)
+
+    def __len__(self) -> int:
+        return len(self._make)
+
+
+def forms(tensors: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Tensors of the same names, dtypes and shapes, for a look at nothing else: none is made for it."""
+    return tensors.forms if isinstance(tensors, MadeTensors) else tensors
 
 
 def checksum(tensors: Mapping[str, Array]) -> str:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from unirl.core.types.track import LatentSegment, Sampler
-from unirl.numerics.diffusion.guidance import NO_GUIDANCE, Conditions, Guidance, Velocity, guided_velocity
+from unirl.numerics.diffusion.guidance import NO_GUIDANCE, Branches, Guidance, Velocity, guided_velocity
 from unirl.numerics.diffusion.kernels import History, Kernel
 from unirl.numerics.diffusion.sampler import sampler_of
 
@@ -24,8 +24,7 @@ def denoise(
     sigmas: Tensor,
     kernel: Kernel,
     sde_steps: Tensor | NDArray[np.int64],
-    conditions: Conditions,
-    negatives: Conditions | None = None,
+    conditions: Branches,
     guidance: Guidance = NO_GUIDANCE,
     step_noise: StepNoise | None = None,
     keep: Tensor | NDArray[np.int64] | None = None,
@@ -43,6 +42,7 @@ def denoise(
     kernel takes every step.
     train_steps: [N, R], a subset of each row's sde_steps, padded the same way: only these are scored, and only their
     latents kept. None scores all.
+    conditions: of each branch of the guidance, [N, ...] per tensor.
     step_noise: returns the noise of stochastic steps; no global generator is used.
     keep: [N, P], positions to store besides i and i + 1 of every scored step i, and T; -1 is none.
     storage_dtype: latents are rounded to it after every step and before scoring, so that replay sees the
@@ -66,15 +66,15 @@ def denoise(
         storage_dtype=storage_dtype,
         train_steps=train_steps,
     )
-    finish(walk, velocity, conditions=conditions, negatives=negatives)
+    finish(walk, velocity, conditions=conditions)
     return walk
 
 
-def finish(walk: Walk, velocity: Velocity, *, conditions: Conditions, negatives: Conditions | None = None) -> None:
+def finish(walk: Walk, velocity: Velocity, *, conditions: Branches) -> None:
     """Take all remaining steps of a walk, with its guidance."""
     for sigma in walk.sigmas[walk.step : -1]:
         rows = sigma.expand(walk.x.shape[0])
-        v = guided_velocity(velocity, walk.x, rows, conditions=conditions, negatives=negatives, guidance=walk.guidance)
+        v = guided_velocity(velocity, walk.x, rows, conditions=conditions, guidance=walk.guidance)
         walk.advance(v)
 
 
@@ -93,7 +93,7 @@ class Walk:
     kernel: Kernel
     """Takes the steps."""
     guidance: Guidance
-    """Combines positive and negative velocities."""
+    """Combines the velocities of its branches."""
 
     def __init__(
         self,

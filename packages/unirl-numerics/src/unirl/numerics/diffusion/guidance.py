@@ -1,110 +1,280 @@
-"""Classifier-free guidance: one or two forwards of the velocity, combined."""
+"""Guidance: velocities under several conditions, combined to the one to step along.
+
+A guidance names its branches, each with conditions of its own, and combines their velocities. Plugins bring further
+ones: frozen dataclasses that inherit `Guidance` or `Cfg`, named `module:Class` in recipes.
+"""
 
 from __future__ import annotations
 
-import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from unirl.core.limits import limit
+from unirl.core.types.array import Ragged
+from unirl.core.types.batch import join
+from unirl.core.types.inputs import Inputs
 
-Conditions = Mapping[str, Tensor]
-"""Per-row tensors, [B, ...] each."""
-Velocity = Callable[[Tensor, Tensor, Conditions], Tensor]
+from .named import check_limits, class_of, made, name_of, options_of
+
+__all__ = [
+    "GUIDANCES",
+    "NO_GUIDANCE",
+    "BatchedCfg",
+    "Branches",
+    "Cfg",
+    "Conditions",
+    "Guidance",
+    "IntervalCfg",
+    "NormCorrectedCfg",
+    "TwoScaleCfg",
+    "Velocity",
+    "guided_velocity",
+    "make_guidance",
+]
+
+Conditions = Mapping[str, Ragged]
+"""One entry per row: tensors [B, ...], or B tensors of any shape."""
+Branches = Mapping[str, Conditions]
+"""Branch of a guidance -> its conditions."""
+Velocity = Callable[[Tensor, Tensor, Mapping[str, Any]], Tensor]
 """velocity(x [B, ...], sigma [B], conditions) -> [B, ...]."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Guidance:
-    """Scale and mode of classifier-free guidance."""
+class Guidance(ABC):
+    """Combines the velocities of several branches. Subclasses are frozen dataclasses; their fields besides `scale` are
+    its options, with limits as configs have them. Two equal guidances combine equally.
+    """
 
-    scale: float = 1.0
-    """1 turns guidance off: one forward, no negatives."""
-    mode: Literal["batched", "two-pass", "norm-corrected"] = "batched"
-    """"batched": one forward of 2 B rows, which needs equal shapes.  "two-pass": two forwards of B rows.
-    "norm-corrected": two passes, the result rescaled to the norm of the conditional prediction."""
-    norm_dims: tuple[int, ...] = (-1,)
-    """Dims the norm is taken over in "norm-corrected": the last one, the channels of a packed [B, tokens,
-    channels] latent.  Use (1,) for [B, C, H, W] latents."""
+    is_batched: ClassVar[bool] = False
+    """One forward for the rows of all branches, whose conditions then need equal names and shapes, instead of one
+    forward for each branch."""
+
+    scale: float = limit(1.0, least=0)
+    """Strength, `sampling.guidance_scale`."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.scale) and self.scale >= 0):
-            raise ValueError(f"guidance: scale = {self.scale}; it must be a finite number >= 0, where 1 is off.")
-        if self.mode not in ("batched", "two-pass", "norm-corrected"):
-            raise ValueError(f"guidance: mode '{self.mode}' is not known; choose batched, two-pass or norm-corrected.")
+        check_limits(self, what=f"guidance '{self.name}'")
 
     @property
-    def is_on(self) -> bool:
-        return self.scale != 1.0
+    def name(self) -> str:
+        """Name in recipes: a short one, or `module:Class`."""
+        return name_of(type(self), GUIDANCES)
+
+    @property
+    @abstractmethod
+    def branches(self) -> tuple[str, ...]:
+        """Names of the conditions that it needs with these settings, `positive` among them."""
+
+    @abstractmethod
+    def combine(self, velocities: Mapping[str, Tensor], sigma: Tensor) -> Tensor:
+        """The velocity to step along.  Returns [B, ...] fp32.
+
+        velocities: branch -> [B, ...] fp32, of every branch.  sigma: [B] fp32.
+        """
+
+    def inputs(self, branch: str, inputs: Inputs, *, negative_prompt: str) -> Inputs:
+        """What a branch's conditions are encoded from: the samples' inputs for `positive`, with `negative_prompt` in
+        place of their texts for `negative`. A guidance with other branches overrides it.
+
+        Raises ValueError for a branch that it does not know.
+        """
+        if branch == "positive":
+            return inputs
+        if branch == "negative":
+            return inputs.negative(negative_prompt)
+        raise ValueError(f"guidance '{self.name}': it does not say what branch '{branch}' is encoded from.")
 
     @property
     def num_forwards(self) -> int:
         """Calls of the velocity per evaluation."""
-        return 2 if self.is_on and self.mode != "batched" else 1
+        return 1 if self.is_batched else len(self.branches)
 
 
-NO_GUIDANCE = Guidance()
+@dataclass(frozen=True, kw_only=True)
+class Cfg(Guidance):
+    """Classifier-free guidance, v_neg + scale (v_pos - v_neg); one forward for each branch.
+
+    A scale of 1 turns it off: one forward, no negatives. Subclasses may make the scale depend on sigma.
+    Source: arXiv 2207.12598.
+    """
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it ever differs from the positive velocity."""
+        return self.scale != 1.0
+
+    @property
+    def branches(self) -> tuple[str, ...]:
+        return ("positive", "negative") if self.is_on else ("positive",)
+
+    def scale_at(self, sigma: Tensor) -> Tensor:
+        """The scale of each row.  sigma: [B].  Returns [B] fp32."""
+        return torch.full_like(sigma, self.scale)
+
+    def combine(self, velocities: Mapping[str, Tensor], sigma: Tensor) -> Tensor:
+        positive = velocities["positive"]
+        if not self.is_on:
+            return positive
+        negative = velocities["negative"]
+        scale = self.scale_at(sigma).view(-1, *(1,) * (positive.ndim - 1))
+        # A scale of 1 gives the positive velocity bit for bit.
+        return torch.where(scale == 1.0, positive, negative + scale * (positive - negative))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchedCfg(Cfg):
+    """Classifier-free guidance in one forward of 2 B rows, which needs positive and negative conditions of equal
+    shapes."""
+
+    is_batched: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormCorrectedCfg(Cfg):
+    """Classifier-free guidance with the norm of the positive velocity at each place of each row.
+
+    The norm is taken over the channels: the last dim of packed latents [B, tokens, C], dim 1 of [B, C, ...].
+    Source: the Qwen-Image pipeline of diffusers.
+    """
+
+    def combine(self, velocities: Mapping[str, Tensor], sigma: Tensor) -> Tensor:
+        combined = super().combine(velocities, sigma)
+        if not self.is_on:
+            return combined
+        dim = -1 if combined.ndim == 3 else 1
+        target, norm = _norm(velocities["positive"], dim), _norm(combined, dim)
+        # A combination of norm 0 stays 0, with gradient 0, instead of becoming NaN.
+        is_zero = norm == 0
+        return combined * torch.where(is_zero, 0.0, target / torch.where(is_zero, 1.0, norm))
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntervalCfg(Cfg):
+    """Classifier-free guidance where low < sigma <= high; the positive velocity elsewhere.
+
+    Both branches are computed at every step. Source: arXiv 2404.07724, equation 3.
+    """
+
+    low: float = limit(0.0, least=0, below=1)
+    """Lower end of the interval of sigma, exclusive."""
+    high: float = limit(1.0, above=0, most=1)
+    """Upper end of the interval of sigma."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.low < self.high:
+            raise ValueError(f"guidance '{self.name}': got low {self.low} and high {self.high}, expected low < high.")
+
+    def scale_at(self, sigma: Tensor) -> Tensor:
+        return torch.where((sigma > self.low) & (sigma <= self.high), self.scale, torch.ones_like(sigma))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoScaleCfg(Cfg):
+    """Classifier-free guidance with another scale below a boundary of sigma: that of Wan 2.2, whose experts for high
+    and for low noise each have a scale.
+
+    Source: diffusers' `WanPipeline`, `guidance_scale_2` and `boundary_ratio`.
+    """
+
+    scale_low: float = limit(3.0, least=0)
+    """Scale where sigma < boundary."""
+    boundary: float = limit(0.875, least=0, most=1)
+    """Sigma from which on `scale` applies."""
+
+    @property
+    def is_on(self) -> bool:
+        return self.scale != 1.0 or self.scale_low != 1.0
+
+    def scale_at(self, sigma: Tensor) -> Tensor:
+        return torch.where(sigma >= self.boundary, torch.full_like(sigma, self.scale), self.scale_low)
+
+
+GUIDANCES: Mapping[str, type[Guidance]] = {
+    "batched": BatchedCfg,
+    "two-pass": Cfg,
+    "norm-corrected": NormCorrectedCfg,
+    "interval": IntervalCfg,
+    "two-scale": TwoScaleCfg,
+}
+"""Short name -> guidance."""
+NO_GUIDANCE = BatchedCfg()
+
+
+def make_guidance(name: str, *, scale: float = 1.0, **options: Any) -> Guidance:
+    """The guidance with this name, a short one or `module:Class`. options: its further fields.
+
+    Raises ValueError for a name that leads to no guidance, for an unknown option, and for one out of its limits.
+    """
+    cls = class_of(name, known=GUIDANCES, base=Guidance, what="guidance")
+    known = options_of(cls, main="scale")
+    guidance = made(cls, main={"scale": float(scale)}, known=known, options=options, what=f"guidance '{name}'")
+    branches = guidance.branches
+    if "positive" not in branches or len(set(branches)) != len(branches):
+        raise ValueError(
+            f"guidance '{name}': got branches {list(branches)}, expected different ones with 'positive' among them."
+        )
+    return guidance
 
 
 def guided_velocity(
-    velocity: Velocity,
-    x: Tensor,
-    sigma: Tensor,
-    *,
-    conditions: Conditions,
-    negatives: Conditions | None = None,
-    guidance: Guidance = NO_GUIDANCE,
+    velocity: Velocity, x: Tensor, sigma: Tensor, *, conditions: Branches, guidance: Guidance = NO_GUIDANCE
 ) -> Tensor:
-    """The velocity to step along: v_neg + scale (v_pos - v_neg).  Returns [B, ...] fp32.
+    """The velocity to step along: those of the guidance's branches, combined.  Returns [B, ...] fp32.
 
-    x: [B, ...].  sigma: [B].  Calls `velocity` exactly `guidance.num_forwards` times; a scale of 1 never
-    touches the negatives.
+    x: [B, ...].  sigma: [B].  conditions: of each branch of the guidance; others are left alone.
+    Calls `velocity` exactly `guidance.num_forwards` times.
 
-    Raises ValueError if guidance is on without negatives, or if they cannot be batched.
-    Source: classifier-free guidance, arXiv 2207.12598; "norm-corrected" as in the Qwen-Image pipeline of
-    diffusers.
+    Raises ValueError if a branch has no conditions, or if they cannot be batched.
     """
-    if not guidance.is_on:
-        return velocity(x, sigma, conditions).float()
-    if negatives is None:
+    branches = guidance.branches
+    missing = [branch for branch in branches if branch not in conditions]
+    if missing:
         raise ValueError(
-            f"guidance: scale = {guidance.scale} needs negatives, found none. Encode negative prompts, or "
-            "set the scale to 1."
+            f"guidance '{guidance.name}': needs conditions {', '.join(map(repr, branches))}; "
+            f"{', '.join(map(repr, missing))} is missing. Encode it, or turn guidance off."
         )
-    if guidance.mode == "batched":
-        both = velocity(torch.cat([x, x]), torch.cat([sigma, sigma]), _batched(negatives, conditions))
-        negative, positive = both.float().chunk(2)
+    if guidance.is_batched and len(branches) > 1:
+        # In the order of diffusers' pipelines, the negative first.
+        order = branches[::-1]
+        together = _batched({branch: conditions[branch] for branch in order})
+        rows = velocity(torch.cat([x] * len(order)), torch.cat([sigma] * len(order)), together)
+        velocities = dict(zip(order, rows.float().chunk(len(order)), strict=True))
     else:
-        positive = velocity(x, sigma, conditions).float()
-        negative = velocity(x, sigma, negatives).float()
-    combined = negative + guidance.scale * (positive - negative)
-    if guidance.mode == "norm-corrected":
-        target, norm = _norm(positive, guidance.norm_dims), _norm(combined, guidance.norm_dims)
-        # A combination of norm 0 stays 0, with gradient 0, instead of becoming NaN.
-        is_zero = norm == 0
-        combined = combined * torch.where(is_zero, 0.0, target / torch.where(is_zero, 1.0, norm))
-    return combined
+        velocities = {branch: velocity(x, sigma, conditions[branch]).float() for branch in branches}
+    return guidance.combine(velocities, sigma.float())
 
 
-def _batched(negatives: Conditions, conditions: Conditions) -> dict[str, Tensor]:
-    if negatives.keys() != conditions.keys():
-        raise ValueError(
-            f"guidance: conditions have {sorted(conditions)}, negatives have {sorted(negatives)}. "
-            "Give both the same keys, or use mode 'two-pass'."
-        )
-    for key, value in conditions.items():
-        if negatives[key].shape != value.shape:
+def _batched(conditions: Branches) -> dict[str, Ragged]:
+    """Conditions of all branches, one below the other."""
+    (first, own), *others = conditions.items()
+    for branch, other in others:
+        if other.keys() != own.keys():
             raise ValueError(
-                f"guidance: condition '{key}' has shape {list(value.shape)}, its negative "
-                f"{list(negatives[key].shape)}. Pad them to one shape, or use mode 'two-pass'."
+                f"guidance: conditions '{branch}' have {sorted(other)}, '{first}' have {sorted(own)}. Give both the "
+                "same keys, or use guidance 'two-pass'."
             )
-    return {key: torch.cat([negatives[key], value]) for key, value in conditions.items()}
+        for key, value in own.items():
+            if _shape(other[key]) != _shape(value):
+                raise ValueError(
+                    f"guidance: condition '{key}' has shape {_shape(other[key])} in '{branch}' and {_shape(value)} in "
+                    f"'{first}'. Pad them to one shape, or use guidance 'two-pass'."
+                )
+    return {key: join(f"conditions[{key!r}]", [one[key] for one in conditions.values()]) for key in own}
 
 
-def _norm(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """The Euclidean norm over `dims`, which are kept.  At 0, where it has no derivative, its gradient is 0, not NaN."""
-    squares = x.square().sum(dim=dims, keepdim=True)
+def _shape(value: Ragged) -> list[Any]:
+    """Its shape; of B tensors of any shape just their number, for those are never stacked."""
+    return [len(value), "ragged"] if isinstance(value, tuple) else list(value.shape)
+
+
+def _norm(x: Tensor, dim: int) -> Tensor:
+    """The Euclidean norm over `dim`, which is kept.  At 0, where it has no derivative, its gradient is 0, not NaN."""
+    squares = x.square().sum(dim=dim, keepdim=True)
     is_zero = squares == 0
     return torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, squares).sqrt())

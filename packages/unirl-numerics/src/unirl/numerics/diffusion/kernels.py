@@ -9,15 +9,35 @@ coefficient g = s / sqrt(-dt).
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from unirl.core.limits import one_of
+
+from .named import check_limits, class_of, made, name_of, options_of
+
+__all__ = [
+    "KERNELS",
+    "Coefficients",
+    "Cps",
+    "DanceSde",
+    "DdimEta",
+    "Dpm2",
+    "EulerOde",
+    "FlowSde",
+    "History",
+    "Kernel",
+    "OneStepKernel",
+    "Transition",
+    "euler_step",
+    "make_kernel",
+    "score_corrected_euler",
+]
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _SINGULAR_WIDTH = 1e-6
@@ -59,10 +79,19 @@ class Coefficients(NamedTuple):
 
 @dataclass(frozen=True)
 class Kernel(ABC):
-    """A step rule.  Subclasses are frozen dataclasses; two equal kernels take equal steps."""
+    """A step rule.  Subclasses are frozen dataclasses; two equal kernels take equal steps.
 
-    name: ClassVar[str]
-    """Name in recipes."""
+    Plugins bring further ones, named `module:Class` in recipes. A field `eta` is `sampling.eta`; the other fields are
+    the kernel's options, with limits as configs have them.
+    """
+
+    def __post_init__(self) -> None:
+        check_limits(self, what=f"kernel '{self.name}'")
+
+    @property
+    def name(self) -> str:
+        """Name in recipes: a short one, or `module:Class`."""
+        return name_of(type(self), KERNELS)
 
     @property
     @abstractmethod
@@ -144,7 +173,7 @@ class Kernel(ABC):
 
 
 @dataclass(frozen=True)
-class _OneStepKernel(Kernel):
+class OneStepKernel(Kernel):
     """A kernel whose step depends only on x, v and the two sigmas."""
 
     eta: float
@@ -153,6 +182,7 @@ class _OneStepKernel(Kernel):
     def __post_init__(self) -> None:
         if not (math.isfinite(self.eta) and self.eta >= 0):
             raise ValueError(f"kernel '{self.name}': eta = {self.eta}; it must be a finite number >= 0.")
+        super().__post_init__()
 
     @property
     def is_stochastic(self) -> bool:
@@ -179,38 +209,36 @@ class _OneStepKernel(Kernel):
 
 
 @dataclass(frozen=True)
-class FlowSde(_OneStepKernel):
+class FlowSde(OneStepKernel):
     """Flow-GRPO's SDE: Euler plus half g^2 of the score, g = eta sqrt(sigma / (1 - sigma)).
 
     At sigma = 1, where g is infinite, 1 - sigma is taken at `sigma_max`: the first std is then exactly eta.
     Source: Flow-GRPO, arXiv 2505.05470, its SDE sampling step.
     """
 
-    name: ClassVar[str] = "flow-sde"
     eta: float = 0.7
 
     def coefficients(self, sigma: Tensor, *, sigma_next: Tensor, sigma_max: float | Tensor) -> Coefficients:
         gap = torch.where(sigma >= 1.0 - _SINGULAR_WIDTH, 1.0 - sigma_max, 1.0 - sigma)
         g = self.eta * (sigma / gap).sqrt()
-        return _score_corrected_euler(sigma, sigma_next=sigma_next, g=g)
+        return score_corrected_euler(sigma, sigma_next=sigma_next, g=g)
 
 
 @dataclass(frozen=True)
-class DanceSde(_OneStepKernel):
+class DanceSde(OneStepKernel):
     """DanceGRPO's SDE: the same drift as `FlowSde` with a constant g = eta.
 
     Source: DanceGRPO, arXiv 2505.07818, its rectified-flow SDE.
     """
 
-    name: ClassVar[str] = "dance-sde"
     eta: float = 0.3
 
     def coefficients(self, sigma: Tensor, *, sigma_next: Tensor, sigma_max: float | Tensor) -> Coefficients:
-        return _score_corrected_euler(sigma, sigma_next=sigma_next, g=torch.full_like(sigma, self.eta))
+        return score_corrected_euler(sigma, sigma_next=sigma_next, g=torch.full_like(sigma, self.eta))
 
 
 @dataclass(frozen=True)
-class Cps(_OneStepKernel):
+class Cps(OneStepKernel):
     """Coefficient-preserving sampling: the emitted latent keeps noise level sigma_next exactly.
 
     s = sigma_next sin(eta pi / 2); eta in [0, 1], and eta = 1 redraws all of the noise.  At sigma_next = 0
@@ -218,7 +246,6 @@ class Cps(_OneStepKernel):
     Source: arXiv 2509.05952.
     """
 
-    name: ClassVar[str] = "cps"
     eta: float = 0.8
     constants: bool = True
     """False scores -mean (x' - mean)^2, as the published code does: no 1/(2 s^2), no normaliser, hence not
@@ -246,7 +273,7 @@ class Cps(_OneStepKernel):
 
 
 @dataclass(frozen=True)
-class DdimEta(_OneStepKernel):
+class DdimEta(OneStepKernel):
     """DDIM with noise, for DDPM models; eta = 1 is ancestral sampling.
 
     Here a sigma is k = sqrt((1 - abar) / abar), the noise-to-signal ratio (`schedules.ddpm_sigmas`): the
@@ -255,9 +282,8 @@ class DdimEta(_OneStepKernel):
     Source: DDIM, arXiv 2010.02502, equations 12 and 16.
     """
 
-    name: ClassVar[str] = "ddim-eta"
     eta: float = 1.0
-    prediction: Literal["epsilon", "v"] = "epsilon"
+    prediction: str = one_of("epsilon", "v", default="epsilon")
     """The model's prediction: the noise e, or v = sqrt(abar) e - sqrt(1 - abar) x0."""
 
     def coefficients(self, sigma: Tensor, *, sigma_next: Tensor, sigma_max: float | Tensor) -> Coefficients:
@@ -281,10 +307,9 @@ class DdimEta(_OneStepKernel):
 
 
 @dataclass(frozen=True)
-class EulerOde(_OneStepKernel):
+class EulerOde(OneStepKernel):
     """The plain sampler, x + dt v."""
 
-    name: ClassVar[str] = "euler"
     eta: float = dataclasses.field(default=0.0, init=False)
 
     def coefficients(self, sigma: Tensor, *, sigma_next: Tensor, sigma_max: float | Tensor) -> Coefficients:
@@ -300,8 +325,6 @@ class Dpm2(Kernel):
     `Transition.history`, which the caller passes back in.
     Source: DPM-Solver++(2M), arXiv 2211.01095, algorithm 2.
     """
-
-    name: ClassVar[str] = "dpm2"
 
     @property
     def is_stochastic(self) -> bool:
@@ -348,41 +371,38 @@ def euler_step(x: Tensor, *, velocity: Tensor, sigma: Tensor, sigma_next: Tensor
     return x.float() + _rows(sigma_next - sigma, x) * velocity.float()
 
 
-KERNELS: Mapping[str, Callable[..., Kernel]] = {
-    kernel.name: kernel for kernel in (FlowSde, DanceSde, Cps, DdimEta, EulerOde, Dpm2)
+KERNELS: Mapping[str, type[Kernel]] = {
+    "flow-sde": FlowSde,
+    "dance-sde": DanceSde,
+    "cps": Cps,
+    "ddim-eta": DdimEta,
+    "euler": EulerOde,
+    "dpm2": Dpm2,
 }
+"""Short name -> kernel."""
 
 
-def make_kernel(name: str, *, eta: float | None = None, **options: object) -> Kernel:
-    """The kernel with this name. `eta` None uses the kernel's default.
+def make_kernel(name: str, *, eta: float | None = None, **options: Any) -> Kernel:
+    """The kernel with this name, a short one or `module:Class`. `eta` None uses the kernel's default.
 
     options: further fields of the kernel, such as `constants` of 'cps' or `prediction` of 'ddim-eta'.
 
-    Raises ValueError for an unknown name or option, and for an eta > 0 on a deterministic kernel.
+    Raises ValueError for a name that leads to no kernel, for an unknown option, for one out of its limits, and for an
+    eta > 0 on a deterministic kernel.
     """
-    if name not in KERNELS:
-        near = difflib.get_close_matches(name, KERNELS, n=1, cutoff=0.4)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise ValueError(f"kernel '{name}' is not known; choose one of {', '.join(KERNELS)}.{hint}")
-    known = {field.name for field in _init_fields(KERNELS[name])}
-    unknown = sorted(set(options) - known)
-    if unknown:
-        listed = ", ".join(sorted(known)) or "none"
-        raise ValueError(f"kernel '{name}': option '{unknown[0]}' is not known; its options are: {listed}.")
-    if eta is not None and "eta" in known:
-        options["eta"] = float(eta)
-    elif eta:
+    cls = class_of(name, known=KERNELS, base=Kernel, what="kernel")
+    has_eta = any(field.init and field.name == "eta" for field in dataclasses.fields(cls))
+    if eta and not has_eta:
         raise ValueError(f"kernel '{name}': eta = {eta}, but it is deterministic. Leave eta out or set it to 0.")
-    return KERNELS[name](**options)
+    main = {"eta": float(eta)} if has_eta and eta is not None else {}
+    return made(cls, main=main, known=options_of(cls, main="eta"), options=options, what=f"kernel '{name}'")
 
 
-def _init_fields(kernel: Callable[..., Kernel]) -> list[dataclasses.Field[object]]:
-    assert isinstance(kernel, type) and dataclasses.is_dataclass(kernel)
-    return [field for field in dataclasses.fields(kernel) if field.init]
+def score_corrected_euler(sigma: Tensor, *, sigma_next: Tensor, g: Tensor) -> Coefficients:
+    """Euler plus (g^2 / 2) dt (x + (1 - sigma) v) / sigma, the marginal-preserving SDE for any g.
 
-
-def _score_corrected_euler(sigma: Tensor, *, sigma_next: Tensor, g: Tensor) -> Coefficients:
-    """Euler plus (g^2 / 2) dt (x + (1 - sigma) v) / sigma, the marginal-preserving SDE for any g."""
+    sigma, sigma_next, g: [B] fp32; g is finite and 0 or more.
+    """
     dt = sigma_next - sigma
     correction = g.square() / (2.0 * sigma)
     return Coefficients(1.0 + correction * dt, (1.0 + correction * (1.0 - sigma)) * dt, g * (-dt).sqrt(), g)

@@ -18,7 +18,8 @@ from unirl.core.specs.spec import ModelSpec
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.numerics.diffusion.pipeline_config import PipelineConfig
-from unirl.numerics.model_files import dtype_of, scheduler_config
+from unirl.numerics.lazy_weights import CheckpointValues, empty_parameters, weight_files
+from unirl.numerics.model_files import dtype_of, read_json, scheduler_config
 
 from .schedules import MuRule, Variant, sigmas_from_scheduler_config
 
@@ -41,21 +42,35 @@ class PipelineModel(ABC):
     """How a dynamic shift depends on the number of tokens."""
 
     def __init__(
-        self, config: C, *, find: Callable[[C], Path], load: Callable[[Path, C], Any], device: torch.device
+        self,
+        config: C,
+        *,
+        find: Callable[[C], Path],
+        load: Callable[[Path, C, Mapping[str, Any]], Any],
+        transformer: Any,
+        device: torch.device,
+        lazy: bool,
     ) -> None:
         """find: returns the folder of the checkpoint.  load: loads a `diffusers.DiffusionPipeline` from it, with a
-        `transformer` and a `vae`; all but the transformer is frozen.
+        `transformer` and a `vae`, taking the components that it is given in place of the checkpoint's; all but the
+        transformer is frozen.  transformer: its class, a `diffusers.ModelMixin`.  lazy: see `unirl.core.roles.Model`.
 
         Raises RecipeError for an invalid setting, before anything is looked up or loaded.
         """
         check_config(config, key="model")
         folder = find(config)
-        pipeline = load(folder, config)
         name = self.spec.name
         self.device = device
         self.dtype = dtype_of(config.dtype, key="model.dtype", model=name)
         self.autocast = None if config.autocast is None else dtype_of(config.autocast, key="model.autocast", model=name)
-        self.pipeline = pipeline.to(device)
+        self._values: CheckpointValues | None = None
+        parts: dict[str, Any] = {}
+        if lazy:
+            place = folder / "transformer"
+            parts["transformer"] = empty = _empty(transformer, place, dtype=self.dtype)
+            files = weight_files(place, "diffusion_pytorch_model", variant=config.variant)
+            self._values = CheckpointValues(empty, files)
+        self.pipeline = load(folder, config, parts)
         self.scheduler_config = scheduler_config(folder)
         self.transformer: torch.nn.Module = self.pipeline.transformer
         self.vae: Any = self.pipeline.vae
@@ -65,10 +80,17 @@ class PipelineModel(ABC):
                 part.eval()
                 if part is not self.trainable:
                     part.requires_grad_(False)
+                if part not in parts.values():
+                    part.to(device)
 
     @property
     def trainable(self) -> torch.nn.Module:
         return self.transformer
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """See `unirl.core.roles.Model`."""
+        assert self._values is not None, "the model was not built lazily"
+        self._values.fill(tensors)
 
     @torch.no_grad()
     def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Tensor]:
@@ -76,11 +98,12 @@ class PipelineModel(ABC):
         length, most = sampling.max_sequence_length, self.max_sequence_length
         if not 1 <= length <= most:
             raise RecipeError(f"sampling.max_sequence_length: got {length}; {self.spec.name} takes 1 to {most}.")
-        return self.encode_texts(inputs.texts, length=length)
+        return self.encode_texts(inputs.texts, sampling=sampling)
 
     @abstractmethod
-    def encode_texts(self, texts: Sequence[str], *, length: int) -> Mapping[str, Tensor]:
-        """Conditions of these prompts, [n, ...]. length: tokens per prompt; longer prompts are truncated."""
+    def encode_texts(self, texts: Sequence[str], *, sampling: LatentSamplingConfig) -> Mapping[str, Tensor]:
+        """Conditions of these prompts, [n, ...], of `sampling.max_sequence_length` tokens each; longer prompts are
+        truncated."""
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -187,6 +210,17 @@ class PipelineModel(ABC):
         if media.ndim == 4:
             return media
         return media[:, :, 0] if media.shape[2] == 1 else media.transpose(1, 2)
+
+
+def _empty(cls: Any, folder: Path, *, dtype: torch.dtype) -> torch.nn.Module:
+    """A diffusers module without values, its tensors in the dtypes that `from_pretrained(dtype=)` gives them."""
+    with empty_parameters(dtype):
+        module: torch.nn.Module = cls.from_config(read_json(folder / "config.json"))
+    kept = set(cls._keep_in_fp32_modules or ())
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(torch.float32 if kept & set(name.split(".")) else dtype)
+    return module
 
 
 def _check_size(name: str, size: int, *, first: int, step: int, largest: int | None) -> None:

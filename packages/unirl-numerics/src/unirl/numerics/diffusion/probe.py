@@ -35,6 +35,7 @@ def probe_request(model: DiffusionModel, *, kernel: str = "flow-sde") -> Request
     sampling = dataclasses.replace(
         LatentSamplingConfig(**size),
         num_inference_steps=4,
+        fps=model.spec.fps,
         guidance_scale=1.75,
         negative_prompt="noise",
         kernel=kernel,

@@ -7,8 +7,10 @@ import dataclasses
 import torch
 from torch import Tensor
 from unirl.core.roles import Replayed
+from unirl.core.types.array import Ragged
+from unirl.core.types.batch import join
 from unirl.numerics.diffusion.denoise import check_sde_steps, check_sigmas
-from unirl.numerics.diffusion.guidance import NO_GUIDANCE, Conditions, Guidance, Velocity, guided_velocity
+from unirl.numerics.diffusion.guidance import NO_GUIDANCE, Branches, Conditions, Guidance, Velocity, guided_velocity
 from unirl.numerics.diffusion.kernels import Kernel, Transition
 
 
@@ -20,8 +22,7 @@ def replay(
     sigmas: Tensor,
     sde_steps: Tensor,
     kernel: Kernel,
-    conditions: Conditions,
-    negatives: Conditions | None = None,
+    conditions: Branches,
     guidance: Guidance = NO_GUIDANCE,
     stacked: bool = True,
     means: Tensor | None = None,
@@ -29,7 +30,7 @@ def replay(
     """Recompute the log-probs of the stored steps.
 
     latents [n, K, ...], positions [n, K], sigmas [T + 1], sde_steps [n, S]: of a `LatentSegment`, any subset of
-    its rows; where it has `train_steps`, these.  conditions, negatives: [n, ...] per tensor.
+        its rows; where it has `train_steps`, these.  conditions: of each branch of the guidance, an entry per row.
     stacked: one forward of n * S rows, or one forward of n rows per column.  The results agree to fp32
     rounding; with False and the rollout's batch they repeat the rollout's arithmetic exactly.
 
@@ -67,7 +68,6 @@ def replay(
                 block_sigma,
                 columns=len(columns),
                 conditions=conditions,
-                negatives=negatives,
                 guidance=guidance,
             )
         else:
@@ -106,14 +106,13 @@ def velocity_at(
     x: Tensor,
     sigma: Tensor,
     *,
-    conditions: Conditions,
-    negatives: Conditions | None = None,
+    conditions: Branches,
     guidance: Guidance = NO_GUIDANCE,
     stacked: bool = True,
 ) -> Tensor:
     """The velocity at k points of each of n rows.  Returns [n, k, ...] fp32, with gradient.
 
-    x: [n, k, ...].  sigma: [n, k].  conditions, negatives: [n, ...] per tensor.
+    x: [n, k, ...].  sigma: [n, k].  conditions: of each branch of the guidance, an entry per row.
     stacked: one forward of n * k rows, or k forwards of n rows; they agree to fp32 rounding.
 
     Calls the velocity (1 if stacked else k) * guidance.num_forwards times.
@@ -126,7 +125,6 @@ def velocity_at(
             sigma[:, columns].T.flatten().to(x.device),
             columns=len(columns),
             conditions=conditions,
-            negatives=negatives,
             guidance=guidance,
         )
 
@@ -141,8 +139,7 @@ def _block_velocity(
     sigma: Tensor,
     *,
     columns: int,
-    conditions: Conditions,
-    negatives: Conditions | None,
+    conditions: Branches,
     guidance: Guidance,
 ) -> Tensor:
     """At blocks of n rows after each other: x [columns * n, ...], the conditions those of one block."""
@@ -150,8 +147,9 @@ def _block_velocity(
         velocity,
         x,
         sigma,
-        conditions=_tiled(conditions, columns),
-        negatives=None if negatives is None else _tiled(negatives, columns),
+        conditions={
+            branch: _tiled(conditions[branch], columns) for branch in guidance.branches if branch in conditions
+        },
         guidance=guidance,
     )
 
@@ -175,7 +173,7 @@ def _slots(positions: Tensor, steps: Tensor, valid: Tensor) -> tuple[Tensor, Ten
     return start_slots, torch.where(valid, ends.int().argmax(dim=2), 0)
 
 
-def _tiled(conditions: Conditions, count: int) -> dict[str, Tensor]:
+def _tiled(conditions: Conditions, count: int) -> dict[str, Ragged]:
     if count == 1:
         return dict(conditions)
-    return {key: torch.cat([value] * count) for key, value in conditions.items()}
+    return {key: join(f"conditions[{key!r}]", [value] * count) for key, value in conditions.items()}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 from unirl.core.types.request import LatentRequest
 from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
+from unirl.numerics.diffusion.denoise import all_positions
+from unirl.numerics.diffusion.guidance import make_guidance
 from unirl.numerics.diffusion.sampler import with_every_option
 from unirl.numerics.diffusion.sde_steps import select_sde_steps, select_train_steps
 from unirl.numerics.noise import INITIAL, noise, noise_digest
@@ -24,19 +27,18 @@ def plan_latents(
     rollout: int,
     sample_ids: Sequence[str],
     group_ids: Sequence[str],
-    scores: bool = True,
-    keep: Tensor | None = None,
+    trajectory: Literal["none", "window", "full"] = "window",
 ) -> LatentRequest:
     """The parameters of a latent request.  Samples of a group share their SDE steps, and x_T if `same_initial_noise`.
 
     sigmas: [T+1].  latent_shape: of one sample.  sample_ids, group_ids: [N].
-    scores: whether the SDE steps are trained on; without it only the clean latents come back.
-    keep: [N, P], further positions that come back.
+    trajectory: the latents that come back, as `unirl.core.specs.capability.Needs` has it: the clean ones alone, also
+    those around the SDE steps, which are then scored, or all of them.
     Digests of two rows' x_T are sent along, to detect an engine with other initial noise: those of the first row and of
     another one, chosen anew in every rollout, which detects equal noise in all rows. More digests would have the caller
     generate all the noise a second time.
 
-    Raises ValueError for SDE steps outside the schedule, and for unknown options of the kernel.
+    Raises ValueError for SDE steps outside the schedule, and for unknown options of the kernel or the guidance.
     """
     noise_ids = tuple(group_ids if sampling.same_initial_noise else sample_ids)
     digests = [""] * len(noise_ids)
@@ -47,21 +49,25 @@ def plan_latents(
     steps = sde_steps_of(
         sampling.sde, num_steps=int(sigmas.shape[0]) - 1, rollout=rollout, group_ids=group_ids, seed=seed
     )
-    trained = None if scores else steps[:, :0]
-    if scores and sampling.sde.train_fraction != 1:
+    trained = None if trajectory != "none" else steps[:, :0]
+    if trajectory != "none" and sampling.sde.train_fraction != 1:
         fraction = float(sampling.sde.train_fraction)
         trained = torch.tensor(
             select_train_steps(steps.numpy(), fraction=fraction, seed=seed, rollout=rollout, sample_ids=sample_ids)
         )
+    kept = all_positions(len(noise_ids), num_steps=int(sigmas.shape[0]) - 1)
+    sampling = with_every_option(sampling)
+    guidance = make_guidance(sampling.guidance_mode, scale=sampling.guidance_scale, **sampling.guidance_options)
     return LatentRequest(
-        sampling=with_every_option(sampling),
+        sampling=sampling,
+        num_branches=len(guidance.branches),
         # Echoes are compared bit for bit, on the CPU.
         sigmas=sigmas.cpu(),
         sde_steps=steps,
         train_steps=trained,
         noise_ids=noise_ids,
         initial_noise=tuple(digests),
-        keep=torch.zeros((len(noise_ids), 0), dtype=torch.int64) if keep is None else keep,
+        keep=kept if trajectory == "full" else kept[:, :0],
     )
 
 

@@ -20,7 +20,7 @@ from unirl.numerics.noise import INITIAL, noise, noise_digest
 if TYPE_CHECKING:
     from unirl.core.roles import DiffusionModel
 
-__all__ = ["encoded", "latent_track", "latent_walk", "sample_latents"]
+__all__ = ["branch_inputs", "encoded", "latent_track", "latent_walk", "sample_latents"]
 
 
 def sample_latents(
@@ -33,7 +33,7 @@ def sample_latents(
 ) -> LatentSegment:
     """Denoise every row of `request`, with the request's noise.
 
-    latent_shape: of one sample.  conditions: `positive`, and `negative` if the guidance scale is not 1.
+    latent_shape: of one sample.  conditions: of each branch of the guidance, see `branch_inputs`.
     Rows are independent: any split of the request gives the same result, up to the rounding of a forward at another
     batch size.
 
@@ -42,13 +42,8 @@ def sample_latents(
     walk = latent_walk(request, latent_shape=latent_shape, device=device)
     # Of the tensor that is actually denoised.
     digests = noise_digest(walk.x)
-    negative = conditions.get("negative") if walk.guidance.is_on else None
-    finish(
-        walk,
-        velocity,
-        conditions=conditions["positive"].expanded(),
-        negatives=None if negative is None else negative.expanded(),
-    )
+    branches = walk.guidance.branches
+    finish(walk, velocity, conditions={name: conditions[name].expanded() for name in branches if name in conditions})
     return walk.segment(initial_noise=digests)
 
 
@@ -78,12 +73,20 @@ def latent_walk(request: Request, *, latent_shape: Sequence[int], device: torch.
         initial,
         sigmas=expected.sigmas,
         kernel=kernel_of(sampler),
-        guidance=guidance_of(sampler, latent_rank=initial.ndim),
+        guidance=guidance_of(sampler),
         sde_steps=expected.sde_steps,
         step_noise=step_noise,
         keep=expected.keep,
         train_steps=expected.train_steps,
     )
+
+
+def branch_inputs(request: Request) -> dict[str, Inputs]:
+    """Branch of the request's guidance -> what its conditions are encoded from, row for row."""
+    guidance, negative_prompt = guidance_of(request.latent.sampler), request.latent.sampling.negative_prompt
+    return {
+        branch: guidance.inputs(branch, request.inputs, negative_prompt=negative_prompt) for branch in guidance.branches
+    }
 
 
 def encoded(model: DiffusionModel, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Conditions:
@@ -104,10 +107,12 @@ def latent_track(
     """The track of a whole request. The request supplies its name and the identity of its rows: ids, group, inputs,
     metadata. The settings used are only in the segment.
 
-    media: [N, 3, H, W] images or [N, F, 3, H, W] videos in [0, 1], or None when they were not decoded.
+    media: [N, 3, H, W] images or [N, F, 3, H, W] videos in [0, 1], or None when they were not decoded. Videos have the
+    rate of `sampling.fps`.
     policy_version: [N], of the weights that generated each row.
     """
     kind = "image" if media is None or media.ndim == 4 else "video"
+    rate = request.latent.sampling.fps or None if kind == "video" else None
     return Track(
         name=request.track,
         sample_ids=request.sample_ids,
@@ -117,7 +122,7 @@ def latent_track(
         metadata=request.metadata,
         conditions=conditions,
         segment=segment,
-        media=None if media is None else Media(kind=kind, values=media),
+        media=None if media is None else Media(kind=kind, values=media, rate=rate),
         sample_weights=torch.ones(request.num_rows),
         status=(Status.COMPLETED,) * request.num_rows,
         policy_version=tuple(policy_version),

@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from unirl.core.types.array import Ragged
+from unirl.core.types.batch import join
 from unirl.core.types.inputs import distinct
 from unirl.core.types.request import Request
 from unirl.core.types.serial import to_bytes
 from unirl.core.types.track import Conditions, LatentSegment, Sampler
-from unirl.numerics.diffusion.rollout import latent_track
+from unirl.numerics.diffusion.rollout import branch_inputs, latent_track
 
 __all__ = ["joined", "rows_of"]
 
@@ -88,7 +90,8 @@ def joined(request: Request, rows: Sequence[Mapping[str, Any]]) -> tuple[Any, Ma
 
 def _segment(row: Mapping[str, Any]) -> LatentSegment:
     sampler: dict[str, Any] = dict(row["sampler"])
-    sampler["options"] = tuple((name, value) for name, value in sampler["options"])
+    for key in ("options", "guidance_options"):
+        sampler[key] = tuple((name, value) for name, value in sampler[key])
     return LatentSegment(
         latents=row["latents"],
         positions=row["positions"],
@@ -102,15 +105,18 @@ def _segment(row: Mapping[str, Any]) -> LatentSegment:
 
 
 def _conditions(request: Request, rows: Sequence[Mapping[str, Any]]) -> dict[str, Conditions]:
-    """Once per input. Every batch brings those of its inputs; they are the same in each."""
-    negative = request.inputs.negative(request.latent.sampling.negative_prompt)
+    """Once per input. Every batch brings those of its inputs; they are the same in each. A branch that no row brings is
+    left out."""
     result: dict[str, Conditions] = {}
-    for kind in {kind: None for row in rows for kind in row["conditions"]}:
-        firsts, index = distinct(negative if kind == "negative" else request.inputs)
-        held = [(at, row["conditions"][kind]) for at, row in zip(index, rows, strict=True) if row["conditions"]]
+    for branch, inputs in branch_inputs(request).items():
+        firsts, index = distinct(inputs)
+        held = [
+            (at, row["conditions"][branch]) for at, row in zip(index, rows, strict=True) if branch in row["conditions"]
+        ]
         own = dict(reversed(held))
-        values = {name: torch.cat([own[at][name] for at in range(len(firsts))]) for name in own[0]}
-        result[kind] = Conditions(values=values, index=torch.tensor(index, dtype=torch.int64))
+        if own:
+            values = {name: join(name, [own[at][name] for at in range(len(firsts))]) for name in own[0]}
+            result[branch] = Conditions(values=values, index=torch.tensor(index, dtype=torch.int64))
     return result
 
 
@@ -119,6 +125,9 @@ def _row(values: Tensor, row: int) -> Tensor:
     return values[row : row + 1].to("cpu", copy=True)
 
 
-def _values(conditions: Conditions, row: int) -> dict[str, Tensor]:
+def _values(conditions: Conditions, row: int) -> dict[str, Ragged]:
     at = int(conditions.index[row])
-    return {name: _row(value, at) for name, value in conditions.values.items()}
+    return {
+        name: (value[at].to("cpu", copy=True),) if isinstance(value, tuple) else _row(value, at)
+        for name, value in conditions.values.items()
+    }

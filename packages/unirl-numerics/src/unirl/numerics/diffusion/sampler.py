@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 from unirl.core.types.track import Sampler
-from unirl.numerics.diffusion.guidance import Guidance
+from unirl.numerics.diffusion.guidance import Guidance, make_guidance
 from unirl.numerics.diffusion.kernels import KERNELS, Kernel, make_kernel
 
 if TYPE_CHECKING:
@@ -17,14 +17,15 @@ __all__ = ["guidance_of", "kernel_of", "sampler_of", "with_every_option"]
 
 def sampler_of(kernel: Kernel, guidance: Guidance) -> Sampler:
     """The record of a kernel and a guidance; deterministic kernels have eta 0."""
-    settings = {item.name: getattr(kernel, item.name) for item in dataclasses.fields(kernel) if item.init}
-    eta = float(settings.pop("eta", 0.0))
+    settings, guided = _settings(kernel), _settings(guidance)
+    eta, scale = float(settings.pop("eta", 0.0)), float(guided.pop("scale"))
     return Sampler(
         kernel=kernel.name,
         eta=eta,
         options=tuple(sorted(settings.items())),
-        guidance_scale=float(guidance.scale),
-        guidance_mode=guidance.mode,
+        guidance_scale=scale,
+        guidance_mode=guidance.name,
+        guidance_options=tuple(sorted(guided.items())),
     )
 
 
@@ -33,25 +34,28 @@ def kernel_of(sampler: Sampler) -> Kernel:
     return make_kernel(sampler.kernel, eta=sampler.eta, **dict(sampler.options))
 
 
-def guidance_of(sampler: Sampler, *, latent_rank: int) -> Guidance:
-    """The guidance of a record, for rollout and replay alike.
-
-    latent_rank: dims of a batch of latents.  "norm-corrected" takes norms over the channels: the last dim of packed
-    latents [B, tokens, C], dim 1 of [B, C, ...].  Raises ValueError for an unknown mode.
-    """
-    norm_dims = (-1,) if latent_rank == 3 else (1,)
-    mode = cast(Literal["batched", "two-pass", "norm-corrected"], sampler.guidance_mode)
-    return Guidance(scale=sampler.guidance_scale, mode=mode, norm_dims=norm_dims)
+def guidance_of(sampler: Sampler) -> Guidance:
+    """The guidance of a record, for rollout and replay alike. Raises ValueError for an unknown name or option."""
+    return make_guidance(sampler.guidance_mode, scale=sampler.guidance_scale, **dict(sampler.guidance_options))
 
 
 def with_every_option(sampling: LatentSamplingConfig) -> LatentSamplingConfig:
-    """The same settings with every option of the kernel named, as `sampler_of` names them.
+    """The same settings with every option of kernel and guidance named, as `sampler_of` names them.
 
-    A kernel outside `KERNELS` keeps its options as they are; the engine decides whether it supports it.
-    Raises ValueError for an unknown option, and for an invalid eta.
+    A short name of a kernel outside `KERNELS` keeps its options as they are; the engine decides whether it supports it.
+    Raises ValueError for a name that leads to nothing, an unknown option, and an invalid eta or scale.
     """
-    if sampling.kernel not in KERNELS:
-        return sampling
-    kernel = make_kernel(sampling.kernel, eta=sampling.eta, **sampling.kernel_options)
-    options = dict(sampler_of(kernel, Guidance()).options)
-    return dataclasses.replace(sampling, kernel_options=options)
+    if sampling.kernel in KERNELS or ":" in sampling.kernel:
+        settings = _settings(make_kernel(sampling.kernel, eta=sampling.eta, **sampling.kernel_options))
+        settings.pop("eta", None)
+        sampling = dataclasses.replace(sampling, kernel_options=dict(sorted(settings.items())))
+    settings = _settings(
+        make_guidance(sampling.guidance_mode, scale=sampling.guidance_scale, **sampling.guidance_options)
+    )
+    settings.pop("scale")
+    return dataclasses.replace(sampling, guidance_options=dict(sorted(settings.items())))
+
+
+def _settings(part: Kernel | Guidance) -> dict[str, Any]:
+    """Name -> value of everything that the part was made with."""
+    return {item.name: getattr(part, item.name) for item in dataclasses.fields(part) if item.init}

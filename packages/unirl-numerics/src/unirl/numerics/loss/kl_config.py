@@ -10,7 +10,7 @@ from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import PartConfig
 
 if TYPE_CHECKING:
-    from unirl.core.specs.plan import Plan
+    from unirl.core.specs.plan import Plan, Stage
 
 __all__ = ["KlConfig", "TokenKlConfig"]
 
@@ -29,7 +29,7 @@ class KlConfig(PartConfig):
     """Time scale of an adaptive coefficient, in samples: a step of n samples changes it by at most a fraction
     0.2 n / kl_horizon."""
 
-    def problems(self, plan: Plan | None) -> Iterable[Reason]:
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterable[Reason]:
         """A target that the coefficient cannot reach."""
         if self.kl_target is None:
             return
@@ -39,20 +39,14 @@ class KlConfig(PartConfig):
                 text=f"got {self.kl_target}, but a coefficient of 0 stays 0. Set algorithm.kl_coef to its start value, "
                 "such as 0.01.",
             )
-        if plan is None:
+        if plan is None or stage is None:
             return
-        samples = plan.data.prompts_per_step * plan.data.samples_per_prompt
+        samples = plan.data.prompts_per_step * plan.rows_per_prompt(stage)
         if self.kl_horizon < samples:
             yield Reason(
                 key=".kl_horizon",
                 text=f"got {self.kl_horizon:g}, expected at least the {samples} samples of one step; otherwise the "
                 "coefficient oscillates. Use a multiple, such as ten times as many.",
-            )
-        if len(plan.sampling) > 1:
-            yield Reason(
-                key=".kl_target",
-                text=f"one coefficient cannot control the KL of {len(plan.sampling)} tracks, "
-                f"{', '.join(sorted(plan.sampling))}; set it to null.",
             )
 
 
@@ -74,9 +68,9 @@ class TokenKlConfig(KlConfig):
         """The KL penalty is a term of the loss, so the gradient of its estimator matters."""
         return True
 
-    def problems(self, plan: Plan | None) -> Iterable[Reason]:
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterable[Reason]:
         """Also an estimator whose expected gradient is 0."""
-        yield from super().problems(plan)
+        yield from super().problems(plan, stage)
         has_gradient = self.kl_estimator != "k1" or self.kl_straight_through or self.kl_weighs_by_ratio
         if self.kl_is_loss and self.kl_coef and not has_gradient:
             yield Reason(

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from unirl.core.loop.balance import check_costs
 from unirl.core.roles import TokenBatch
+from unirl.core.types.array import Ragged
 
 __all__ = ["TokenLoad", "from_rows", "micro_batches_by_tokens", "pack_batch", "pad_batch", "to_rows"]
 
 
-def pad_batch(prompts: Sequence[Tensor], tokens: Sequence[Tensor], *, pad_token: int) -> TokenBatch:
+def pad_batch(
+    prompts: Sequence[Tensor],
+    tokens: Sequence[Tensor],
+    *,
+    pad_token: int,
+    conditions: Mapping[str, Ragged] | None = None,
+) -> TokenBatch:
     """[n, S]: in each row the prompt, the tokens, and padding on the right.
 
     prompts: n of [P_i] int64, P_i >= 1.  tokens: n of [L_i] int64; L_i = 0 is a row without targets.
+    conditions: name -> n entries, of models that read media.
     With padding on the right, causal attention never sees it, so the mask does not change the result, and S is the
     largest P_i + L_i, which may be less than the largest P plus the largest L. Positions keep counting over the
     padding, whose outputs are unused.
@@ -39,10 +47,13 @@ def pad_batch(prompts: Sequence[Tensor], tokens: Sequence[Tensor], *, pad_token:
         targets=torch.cat(list(tokens)),
         rows=rows,
         lengths=lengths,
+        conditions=conditions or {},
     )
 
 
-def pack_batch(prompts: Sequence[Tensor], tokens: Sequence[Tensor]) -> TokenBatch:
+def pack_batch(
+    prompts: Sequence[Tensor], tokens: Sequence[Tensor], *, conditions: Mapping[str, Ragged] | None = None
+) -> TokenBatch:
     """[1, sum of P_i + L_i]: all rows concatenated without padding, for attention that takes `cu_seqlens`.
 
     Arguments and errors as in `pad_batch`. Positions start again at 0 with each row.
@@ -63,6 +74,7 @@ def pack_batch(prompts: Sequence[Tensor], tokens: Sequence[Tensor]) -> TokenBatc
         targets=torch.cat(list(tokens)),
         rows=rows,
         lengths=lengths,
+        conditions=conditions or {},
     )
 
 

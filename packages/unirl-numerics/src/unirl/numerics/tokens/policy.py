@@ -79,7 +79,7 @@ def old_log_prob_tokens(track: Track, forward: Forward, *, replays: bool, keeps_
     if segment.log_probs is None and (keeps_engine or not replays):
         raise BatchError(
             f"TextSegment.log_probs: the engine's log-probs are needed, but track {track.name!r} came without "
-            "them. Use an engine that returns them, or train.old_log_probs=recompute without importance weights."
+            "them. Use an engine that returns them, or train.old_log_probs=replay without importance weights."
         )
     if keeps_engine:
         segment = dataclasses.replace(segment, engine_log_probs=segment.log_probs)

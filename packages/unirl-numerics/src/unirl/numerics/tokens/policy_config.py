@@ -12,7 +12,7 @@ from unirl.core.specs.capability import Cap, Support
 from ..loss.kl_config import TokenKlConfig
 
 if TYPE_CHECKING:
-    from unirl.core.specs.plan import Plan
+    from unirl.core.specs.plan import Plan, Stage
 
 __all__ = ["AGGREGATIONS", "TokenPolicyConfig"]
 
@@ -54,26 +54,26 @@ class TokenPolicyConfig(TokenKlConfig):
         """The loss is the clipped surrogate, so the dual clip must lie outside its clip range."""
         return True
 
-    def problems(self, plan: Plan | None) -> Iterable[Reason]:
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterable[Reason]:
         """Also a dual clip inside the clip range, and importance weights without engine log-probs to compare with."""
-        yield from super().problems(plan)
+        yield from super().problems(plan, stage)
         least = 1 + self.clip_bounds[1]
         if self.has_clipped_loss and self.dual_clip is not None and self.dual_clip <= least:
             yield Reason(
                 key=".dual_clip",
                 text=f"got {self.dual_clip}, expected more than {least:g}, the upper clip, such as 3; or null.",
             )
-        if self.tis == "none" or plan is None:
+        if self.tis == "none" or stage is None:
             return
-        if plan.train.old_log_probs == "engine":
+        if stage.train.old_log_probs == "engine":
             yield Reason(
                 key=".tis",
                 text="with train.old_log_probs=engine the old log-probs are the engine's, so every weight would be 1; "
-                "set train.old_log_probs=recompute, or algorithm.tis=none.",
+                "set train.old_log_probs=replay, or algorithm.tis=none.",
             )
-        if plan.engine.spec.support(Cap.LOG_PROBS_TOKEN) is not Support.NATIVE:
+        if stage.engine.spec.support(Cap.LOG_PROBS_TOKEN) is not Support.NATIVE:
             yield Reason(
                 key=".tis",
-                text=f"got {self.tis!r}, which needs the engine's token log-probs; engine {plan.engine.name!r} does "
+                text=f"got {self.tis!r}, which needs the engine's token log-probs; engine {stage.engine.name!r} does "
                 "not return any. Set algorithm.tis=none.",
             )

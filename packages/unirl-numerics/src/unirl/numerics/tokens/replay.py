@@ -15,23 +15,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from unirl.core.roles import TextModel
-    from unirl.core.types.track import TextSegment
+    from unirl.core.types.track import TextSegment, Track
 
 __all__ = ["per_sample", "per_token", "replay_text", "replay_values", "token_mask"]
 
 
-def replay_text(model: TextModel, segment: TextSegment, *, packing: bool, with_entropy: bool = True) -> ReplayedTokens:
-    """Recompute the log-probs of a segment's tokens.
+def replay_text(model: TextModel, track: Track, *, packing: bool, with_entropy: bool = True) -> ReplayedTokens:
+    """Recompute the log-probs of a text track's tokens.
 
     packing: concatenate rows without padding, if the model supports it; results agree to fp32 rounding.
-    Raises BatchError for a segment that was sampled greedily.
+    Raises BatchError for a track that was sampled greedily.
     """
+    segment = track.text
     if segment.temperature <= 0:
         raise BatchError(
             f"Track: its text was sampled at temperature {segment.temperature}, greedily, so its tokens have no "
             "log-probs to train on. Sample with a temperature above 0."
         )
-    batch = _batch(model, segment, packing=packing)
+    batch = _batch(model, track, packing=packing)
     flat, entropy = model.score(batch, temperature=segment.temperature, with_entropy=with_entropy)
     log_probs, _ = to_rows(flat, segment.lengths)
     valid = token_mask(segment)
@@ -43,23 +44,23 @@ def replay_text(model: TextModel, segment: TextSegment, *, packing: bool, with_e
     )
 
 
-def replay_values(
-    critic: Callable[[TokenBatch], Tensor], model: TextModel, segment: TextSegment, *, packing: bool
-) -> Tensor:
-    """[n, S] fp32: the critic's value before each token of a segment; 0 where not valid.
+def replay_values(critic: Callable[[TokenBatch], Tensor], model: TextModel, track: Track, *, packing: bool) -> Tensor:
+    """[n, S] fp32: the critic's value before each token of a text track; 0 where not valid.
 
     critic: returns [T] for the targets of a batch, differentiable outside no_grad.  model: decides their layout.
     """
-    flat = critic(_batch(model, segment, packing=packing)).float()
+    segment = track.text
+    flat = critic(_batch(model, track, packing=packing)).float()
     values, _ = to_rows(flat, segment.lengths)
     return torch.where(token_mask(segment), values, torch.zeros_like(values))
 
 
-def _batch(model: TextModel, segment: TextSegment, *, packing: bool) -> TokenBatch:
-    prompts, tokens = segment.prompt_tokens, segment.tokens
+def _batch(model: TextModel, track: Track, *, packing: bool) -> TokenBatch:
+    prompts, tokens = track.text.prompt_tokens, track.text.tokens
+    conditions = track.conditions["positive"].expanded() if "positive" in track.conditions else None
     if packing and model.packs:
-        return pack_batch(prompts, tokens)
-    return pad_batch(prompts, tokens, pad_token=model.pad_token)
+        return pack_batch(prompts, tokens, conditions=conditions)
+    return pad_batch(prompts, tokens, pad_token=model.pad_token, conditions=conditions)
 
 
 def token_mask(segment: TextSegment) -> Tensor:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from unirl.core.roles import media_text_model
+from unirl.core.types.inputs import Inputs, distinct
 from unirl.core.types.media import Media
 from unirl.core.types.request import Request
-from unirl.core.types.track import Status, TextSegment, Track
+from unirl.core.types.track import Conditions, Status, TextSegment, Track
 
 from .draws import BLOCK, TokenSampler, draws
 
 if TYPE_CHECKING:
     from unirl.core.roles import TextModel
+    from unirl.core.types.array import Ragged
     from unirl.core.types.request import TextRequest
     from unirl.core.types.sampling import TextSamplingConfig
 
-__all__ = ["GeneratedText", "generate_text", "text_track", "visible_texts"]
+__all__ = ["GeneratedText", "generate_text", "text_conditions", "text_track", "visible_texts"]
 
 _TAIL = 32
 """Number of last tokens decoded to look for a stop string, however long the completion."""
@@ -61,11 +64,14 @@ def generate_text(
     model: TextModel,
     wanted: TextRequest,
     *,
+    conditions: Conditions | None = None,
     anyone: Callable[[bool], bool] = bool,
 ) -> GeneratedText:
     """Generate from every prompt of `wanted` until a stop token, a stop string or the length limit.
 
-    Each distinct prompt is prefilled once, whatever its number of samples. The draws of a row depend on its seed, so
+    conditions: of each row, for a `MediaTextModel`.
+    Each distinct prompt is prefilled once, whatever its number of samples: prompts of equal tokens and other conditions
+    are different prompts. The draws of a row depend on its seed, so
     they are the same in any split of the request; logits differ only by the rounding of a forward at another batch
     size.
     anyone: takes whether rows are unfinished here, returns whether the model must run again. Ranks of a sharded model
@@ -74,8 +80,10 @@ def generate_text(
     sampling = wanted.sampling
     rows = _Rows(wanted)
     sampler = TokenSampler(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
-    prompts, mask, index = _distinct(model, wanted.prompt_tokens)
-    logits, cache, positions = _prefill(model, prompts, mask)
+    prompts, mask, index, first = _distinct(model, wanted.prompt_tokens, conditions)
+    logits, cache, positions = _prefill(
+        model, prompts, mask, {} if conditions is None else conditions.select(first).expanded()
+    )
     read = [row[is_token].cpu() for row, is_token in zip(prompts, mask, strict=True)]
     logits, cache = logits[index], model.select_cache(cache, index)
     positions, mask = positions[index], mask[index]
@@ -100,11 +108,28 @@ def generate_text(
     return rows.found(prompt_tokens=[read[int(at)] for at in index], temperature=sampler.temperature)
 
 
-def text_track(request: Request, *, generated: GeneratedText, texts: Sequence[str], version: int) -> Track:
+def text_conditions(model: TextModel, inputs: Inputs, *, sampling: TextSamplingConfig) -> Conditions | None:
+    """What the model reads of these inputs besides their tokens; None for a model that reads no media."""
+    if not model.spec.inputs:
+        return None
+    rows, index = distinct(inputs)
+    values = media_text_model(model).conditions(inputs.select(rows), sampling=sampling)
+    return Conditions(values=values, index=torch.tensor(index)).to(model.device)
+
+
+def text_track(
+    request: Request,
+    *,
+    generated: GeneratedText,
+    texts: Sequence[str],
+    version: int,
+    conditions: Conditions | None = None,
+) -> Track:
     """The track of a whole request. The request supplies its name and the identity of its rows: ids, group, inputs,
     metadata. The settings used are in `generated`.
 
     texts: the input of rewards, see `visible_texts`.  version: of the policy that generated the samples.
+    conditions: that they were generated with, for training to replay them.
     """
     return Track(
         name=request.track,
@@ -113,6 +138,7 @@ def text_track(request: Request, *, generated: GeneratedText, texts: Sequence[st
         parent_ids=request.inputs.ids,
         inputs=request.inputs,
         metadata=request.metadata,
+        conditions={} if conditions is None else {"positive": conditions},
         segment=TextSegment(
             prompt_tokens=generated.prompt_tokens,
             tokens=generated.tokens,
@@ -136,24 +162,34 @@ def _cut(text: str, stops: Sequence[str]) -> str:
     return text[: min(ends)] if ends else text
 
 
-def _distinct(model: TextModel, prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Each distinct prompt once, padded on the left: tokens [U, P], mask [U, P]; and each row's prompt index [N]."""
-    keys = [tuple(cast("Any", prompt).tolist()) for prompt in prompts]
+def _distinct(
+    model: TextModel, prompts: Sequence[Tensor], conditions: Conditions | None
+) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+    """Each distinct prompt once, padded on the left: tokens [U, P], mask [U, P]; each row's prompt index [N]; and the
+    first row of each prompt."""
+    inputs = [0] * len(prompts) if conditions is None else cast("list[int]", cast("Any", conditions.index).tolist())
+    keys = [(at, *cast("Any", prompt).tolist()) for at, prompt in zip(inputs, prompts, strict=True)]
     distinct = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    longest = max(len(key) for key in distinct)
+    longest = max(len(key) for key in distinct) - 1
     tokens = torch.full((len(distinct), longest), model.pad_token, dtype=torch.int64)
     mask = torch.zeros((len(distinct), longest), dtype=torch.bool)
-    for key, row in distinct.items():
+    for (_, *key), row in distinct.items():
         tokens[row, longest - len(key) :] = torch.tensor(key)
         mask[row, longest - len(key) :] = True
     index = torch.tensor([distinct[key] for key in keys], device=model.device)
-    return tokens.to(model.device), mask.to(model.device), index
+    first = [keys.index(key) for key in distinct]
+    return tokens.to(model.device), mask.to(model.device), index, first
 
 
-def _prefill(model: TextModel, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Any, Tensor]:
+def _prefill(
+    model: TextModel, tokens: Tensor, mask: Tensor, conditions: Mapping[str, Ragged]
+) -> tuple[Tensor, Any, Tensor]:
     """Logits [U, V] after prompts padded on the left, KV cache, last positions [U]."""
     positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
-    logits, cache = model.next_logits(tokens, positions=positions, attention_mask=mask, cache=None)
+    settings: dict[str, Any] = {"positions": positions, "attention_mask": mask, "cache": None}
+    if conditions:
+        settings["conditions"] = conditions
+    logits, cache = model.next_logits(tokens, **settings)
     return logits, cache, positions[:, -1]
 
 

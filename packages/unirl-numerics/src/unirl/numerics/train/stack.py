@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,14 +27,13 @@ from .partition import UpdateSettings, micro_batches
 from .updater import CriticUpdater, StepReport, Updater
 
 if TYPE_CHECKING:
-    from unirl.core.roles import Algorithm, CriticAlgorithm, Forward, Losses
+    from unirl.core.roles import Algorithm, CriticAlgorithm, Forward, Job, Losses
 
 __all__ = ["StepReport", "UpdateSettings", "Updater", "train_on"]
 
 
 def train_on(
-    track: Track,
-    algorithm: Algorithm,
+    jobs: Sequence[Job],
     *,
     forward: MeteredForward,
     updater: Updater,
@@ -42,12 +41,14 @@ def train_on(
     progress: float,
     critic: CriticUpdater | None = None,
 ) -> TrainReport:
-    """Train on this rank's samples: `settings.updates` optimizer steps.
+    """Train on this rank's samples: `settings.updates` optimizer steps, each over a share of every job.
 
     Units (`Track.unit_ids`) stay whole. Those without weight are left out; a rank with fewer than others repeats its
     last one at weight 0, since all ranks must run the same forwards. Old log-probs are recomputed before the first
     update, and the log-prob mismatch with the engine is measured there, or in the first update if the algorithm's
     old-log-prob pass recomputes nothing.
+    jobs: the same ones on every rank. The gradient of a step is the sum of theirs, each times its weight; their losses
+    are divided by their own total weights.  settings: of jobs that bring none.
     progress: fraction of the run that is done, 0 to 1.
     critic: for a `CriticAlgorithm`, whose critic takes a step after each step of the policy. Values are computed and
     `after_anchor` runs between the old-log-prob pass and the first update. The policy takes no step in critic warm-up.
@@ -55,124 +56,173 @@ def train_on(
     Metrics are exact over micro-batches and ranks: the algorithm's own, `loss`, `grad_norm` (mean and `_max`),
     `grad_rms`, `ratio_max_dev_first` (the `ratio_max_dev` of the first update), and `logp_mismatch_max` and
     `logp_mismatch_mean` where the engine gave log-probs; with a critic `critic_loss`, `critic_updates` and its
-    optimizer's metrics, such as `critic_grad_norm`. An update whose terms all have weight 0 takes no step:
-    `updates_empty` counts them.
+    optimizer's metrics, such as `critic_grad_norm`. Those of one of several jobs begin with its name, as in
+    `image/loss`. An update whose terms all have weight 0 takes no step: `updates_empty` counts them.
 
-    Raises BatchError when the geometry does not fit, such as a unit larger than a micro-batch, when the weights of a
-    loss differ from `loss_weights`, and for a critic without an algorithm that trains one or the other way round;
-    RunFailed, before any step is taken, when the log-prob mismatch is beyond either bound or a value of the critic is
-    not finite.
+    Raises BatchError when the geometry does not fit, such as a unit larger than a micro-batch or jobs of different
+    numbers of updates, when the weights of a loss differ from `loss_weights`, and for a critic without an algorithm
+    that trains one or the other way round; RunFailed, before any step is taken, when the log-prob mismatch is beyond
+    either bound or a value of the critic is not finite.
     """
-    trained_critic = critic_pair(algorithm, critic)
-    batches = micro_batches(track, settings, updater)
-    meter, bounds = MismatchMeter(version=settings.version), settings.mismatch_bounds
-    with metered(forward, meter):
-        batches = recompute_old_log_probs(batches, algorithm, forward, updater)
-    measures_first = not meter.was_called
-    meter.check(bounds, updater)
+    works = [_Work.of(job, settings, forward=forward, updater=updater, progress=progress) for job in jobs]
+    updates = {len(work.batches) for work in works}
+    if len(updates) != 1:
+        raise BatchError(f"train.updates_per_step: got jobs of {sorted(updates)} updates, expected one number for all.")
+    trained_critic = _critic_of(jobs, critic)
+    for work in works:
+        work.anchor()
     log, policy_waits = _UpdateLog(), critic is not None and critic.is_alone
     if trained_critic is not None:
-        batches = estimated(batches, *trained_critic, updater=updater, tally=log.tally)
-    for micros in batches:
-        tally = Tally()
+        (work,) = works
+        work.batches = estimated(work.batches, *trained_critic, updater=updater, tally=work.tally)
+    for number in range(updates.pop()):
+        shares = [work.share(number, measures=not log.policy) for work in works]
         if not policy_waits:
-            measuring = meter if measures_first and not log.policy else None
-            with metered(forward, measuring):
-                report = policy_update(
-                    micros, algorithm, forward, bounds=bounds, progress=progress, updater=updater, tally=tally
-                )
-            if report is None:
+            if not _accumulate(shares, into=updater, updater=updater):
                 log.num_empty += 1
                 continue
-            log.add_policy(report, tally)
+            for work in works:
+                work.check()
+            log.policy.append(updater.step())
         if trained_critic is not None:
-            report = critic_update(micros, *trained_critic, progress=progress, updater=updater, tally=tally)
-            log.critic += [] if report is None else [report]
-        log.tally.merge(tally)
-    log.tally.add(meter.metrics())
-    return log.report(updater, has_critic=critic is not None)
+            algorithm, net = trained_critic
+            judged = _critic_share(shares[0], algorithm, net, progress=progress)
+            log.critic += [net.step()] if _accumulate([judged], into=net, updater=updater) else []
+        for work, share in zip(works, shares, strict=True):
+            work.merge(share.tally)
+    return log.report(works, updater, has_critic=critic is not None)
 
 
-def recompute_old_log_probs(
-    batches: Sequence[Sequence[Track]], algorithm: Algorithm, forward: Forward, updater: Updater
-) -> list[list[Track]]:
-    """The micro-batches of every update with old log-probs, from the algorithm's old-log-prob pass.
+@dataclass(frozen=True, kw_only=True)
+class _Share:
+    """What one job adds to one update."""
 
-    It runs on the same micro-batches as the updates, because results in bf16 depend on the batch's shape.
-    """
-    return [[_anchored(micro, algorithm, forward, updater) for micro in micros] for micros in batches]
-
-
-def policy_update(
-    micros: Sequence[Track],
-    algorithm: Algorithm,
-    forward: MeteredForward,
-    *,
-    bounds: MismatchBounds,
-    progress: float,
-    updater: Updater,
-    tally: Tally,
-) -> StepReport | None:
-    """One optimizer step of the policy on these micro-batches; None, and no step, if nothing has weight.
-
-    forward: its meter, if it has one, is checked against `bounds` before the step.  tally: takes the metrics.
-    """
-
-    def losses(micro: Track) -> Losses:
-        return algorithm.loss(micro, forward, progress=progress)
-
-    if not _accumulate(micros, algorithm.loss_weights, losses, into=updater, updater=updater, tally=tally):
-        return None
-    if forward.meter is not None:
-        forward.meter.check(bounds, updater)
-    return updater.step()
+    name: str
+    micros: Sequence[Track]
+    weights: Callable[[Track], Mapping[str, Tensor]]
+    losses: Callable[[Track], Losses]
+    scale: float
+    tally: Tally = field(default_factory=Tally)
+    """Metrics of this update."""
+    loss: str = "loss"
+    """Name of the loss in the log."""
 
 
-def critic_update(
-    micros: Sequence[Track],
-    algorithm: CriticAlgorithm,
-    critic: CriticUpdater,
-    *,
-    progress: float,
-    updater: Updater,
-    tally: Tally,
-) -> StepReport | None:
-    """One optimizer step of the critic on these micro-batches; None, and no step, if nothing has weight.
+@dataclass(kw_only=True)
+class _Work:
+    """A job with its micro-batches on this rank, and what was measured of it."""
 
-    updater: joins the ranks.  tally: takes the metrics.
-    """
+    job: Job
+    batches: list[list[Track]]
+    """The micro-batches of each update."""
+    forward: MeteredForward
+    updater: Updater
+    bounds: MismatchBounds
+    progress: float
+    meter: MismatchMeter
+    _measures_first: bool = False
+    tally: Tally = field(default_factory=Tally)
+    first: Tally | None = None
+    """Of the first update of the policy alone."""
+
+    @classmethod
+    def of(
+        cls, job: Job, settings: UpdateSettings, *, forward: MeteredForward, updater: Updater, progress: float
+    ) -> _Work:
+        own = (
+            settings
+            if job.train is None
+            else replace(UpdateSettings.of(job.train, version=0), version=settings.version)
+        )
+        return cls(
+            job=job,
+            batches=micro_batches(job.track, own, updater),
+            forward=forward,
+            updater=updater,
+            bounds=own.mismatch_bounds,
+            progress=progress,
+            meter=MismatchMeter(version=own.version),
+        )
+
+    def anchor(self) -> None:
+        """Compute the old log-probs, on the same micro-batches as the updates: results in bf16 depend on the shape.
+
+        Checks the log-prob mismatch, if that pass replays anything.
+        """
+        with metered(self.forward, self.meter):
+            self.batches = [
+                [_anchored(micro, self.job.algorithm, self.forward, self.updater) for micro in micros]
+                for micros in self.batches
+            ]
+        self._measures_first = not self.meter.was_called
+        self.meter.check(self.bounds, self.updater)
+
+    def share(self, number: int, *, measures: bool) -> _Share:
+        """Its part of an update. measures: it is the first update of the policy."""
+        algorithm, meter = self.job.algorithm, self.meter if measures and self._measures_first else None
+
+        def losses(micro: Track) -> Losses:
+            with metered(self.forward, meter):
+                return algorithm.loss(micro, self.forward, progress=self.progress)
+
+        return _Share(
+            name=self.job.name,
+            micros=self.batches[number],
+            weights=algorithm.loss_weights,
+            losses=losses,
+            scale=self.job.weight,
+        )
+
+    def check(self) -> None:
+        """Check the mismatch measured in the first update, before its step. Collective."""
+        if self._measures_first and self.first is None:
+            self.meter.check(self.bounds, self.updater)
+
+    def merge(self, tally: Tally) -> None:
+        """Add the metrics of one update."""
+        self.first = self.first or tally
+        self.tally.merge(tally)
+
+    def metrics(self) -> dict[str, float]:
+        """Over all ranks. Collective."""
+        self.tally.add(self.meter.metrics())
+        metrics = self.tally.reduced(self.updater)
+        first = (self.first or Tally()).reduced(self.updater)
+        if "ratio_max_dev" in first:
+            metrics["ratio_max_dev_first"] = first["ratio_max_dev"]
+        return metrics
+
+
+def _critic_of(jobs: Sequence[Job], critic: CriticUpdater | None) -> tuple[CriticAlgorithm, CriticUpdater] | None:
+    pairs = [critic_pair(job.algorithm, critic) for job in jobs]
+    if len(jobs) > 1 and any(pair is not None for pair in pairs):
+        raise BatchError(f"algorithm: a critic is trained by one job, got {len(jobs)} jobs of one model.")
+    return pairs[0]
+
+
+def _critic_share(share: _Share, algorithm: CriticAlgorithm, critic: CriticUpdater, *, progress: float) -> _Share:
+    """The same micro-batches for the critic."""
 
     def losses(micro: Track) -> Losses:
         return algorithm.critic_loss(micro, critic.values(micro), progress=progress)
 
-    if not _accumulate(
-        micros, algorithm.critic_weights, losses, into=critic, updater=updater, tally=tally, name="critic_loss"
-    ):
-        return None
-    return critic.step()
+    return replace(share, weights=algorithm.critic_weights, losses=losses, scale=1.0, loss="critic_loss")
 
 
 @dataclass
 class _UpdateLog:
-    """The updates so far and their metrics."""
+    """The optimizer steps so far."""
 
-    tally: Tally = field(default_factory=Tally)
-    first: Tally = field(default_factory=Tally)
-    """Of the first update of the policy alone."""
     policy: list[StepReport] = field(default_factory=lambda: list[StepReport]())
     critic: list[StepReport] = field(default_factory=lambda: list[StepReport]())
     num_empty: int = 0
 
-    def add_policy(self, report: StepReport, tally: Tally) -> None:
-        self.first = self.first if self.policy else tally
-        self.policy.append(report)
-
-    def report(self, updater: Updater, *, has_critic: bool) -> TrainReport:
+    def report(self, works: Sequence[_Work], updater: Updater, *, has_critic: bool) -> TrainReport:
         """Over all ranks. Collective."""
-        metrics = self.tally.reduced(updater)
-        first = self.first.reduced(updater)
-        if "ratio_max_dev" in first:
-            metrics["ratio_max_dev_first"] = first["ratio_max_dev"]
+        metrics: dict[str, float] = {}
+        for work in works:
+            prefix = f"{work.job.name}/" if len(works) > 1 else ""
+            metrics |= {prefix + name: value for name, value in work.metrics().items()}
         metrics.update(_step_metrics(self.policy))
         if self.num_empty:
             metrics["updates_empty"] = float(self.num_empty)
@@ -210,35 +260,28 @@ def _all_reduced(totals: Mapping[str, Tensor], updater: Updater) -> dict[str, Te
     return dict(zip(names, summed, strict=True))
 
 
-def _accumulate(
-    micros: Sequence[Track],
-    weights: Callable[[Track], Mapping[str, Tensor]],
-    losses: Callable[[Track], Losses],
-    *,
-    into: Updater | CriticUpdater,
-    updater: Updater,
-    tally: Tally,
-    name: str = "loss",
-) -> bool:
+def _accumulate(shares: Sequence[_Share], *, into: Updater | CriticUpdater, updater: Updater) -> bool:
     """Forward and backward of every micro-batch of one update; False, before any of them, when nothing has weight.
 
-    into: the updater whose weights these losses train.  name: of the loss in the log.
+    into: the updater whose weights these losses train.  updater: joins the ranks.
     """
-    announced = _sum([weight_totals(weights(micro)) for micro in micros])
-    totals = _all_reduced(announced, updater)
-    if not any(total > 0 for total in totals.values()):
+    announced = [_sum([weight_totals(share.weights(micro)) for micro in share.micros]) for share in shares]
+    totals = [_all_reduced(each, updater) for each in announced]
+    if not any(total > 0 for each in totals for total in each.values()):
         return False
     into.zero_grad()
     factor = updater.num_ranks if updater.gradient_reduction == "mean" else 1
-    weighed: list[Mapping[str, Tensor]] = []
-    for number, micro in enumerate(micros, start=1):
-        result = losses(micro.to(updater.device))
-        terms = result.terms
-        loss = reduce_terms(terms, totals=totals)
-        weighed.append(weight_totals(terms))
-        tally.add({**result.metrics, name: Metric(total=float(loss.detach()), reduce="sum")})
-        into.backward(loss * factor, last=number == len(micros))
-    _check_weights(announced, _sum(weighed))
+    left = sum(len(share.micros) for share in shares)
+    for share, of_share, expected in zip(shares, totals, announced, strict=True):
+        weighed: list[Mapping[str, Tensor]] = []
+        for micro in share.micros:
+            result = share.losses(micro.to(updater.device))
+            loss = reduce_terms(result.terms, totals=of_share)
+            weighed.append(weight_totals(result.terms))
+            share.tally.add({**result.metrics, share.loss: Metric(total=float(loss.detach()), reduce="sum")})
+            left -= 1
+            into.backward(loss * (factor * share.scale), last=left == 0)
+        _check_weights(expected, _sum(weighed))
     return True
 
 

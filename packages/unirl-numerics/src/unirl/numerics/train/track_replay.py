@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from unirl.core.errors import BatchError
 from unirl.core.roles import Replayed, ReplayedTokens
+from unirl.core.types.array import Ragged
 from unirl.core.types.track import TextSegment
 
-from ..diffusion.guidance import NO_GUIDANCE
+from ..diffusion.guidance import NO_GUIDANCE, Guidance
 from ..diffusion.replay import replay, velocity_at
 from ..diffusion.sampler import guidance_of, kernel_of
 from ..tokens.replay import replay_text
@@ -77,15 +78,14 @@ class TrackReplay:
         """See `unirl.core.roles.Forward`. At the stored points it is the velocity of the replay, bit for bit."""
         segment = track.latent
         _check_points(track, x, sigma)
-        guidance = guidance_of(segment.sampler, latent_rank=segment.latents.ndim - 1) if guided else NO_GUIDANCE
+        guidance = guidance_of(segment.sampler) if guided else NO_GUIDANCE
 
         def at_points() -> Tensor:
             return velocity_at(
                 cast("DiffusionModel", self._model).velocity,
                 x if sigma.ndim == 2 else x[:, None],
                 sigma if sigma.ndim == 2 else sigma[:, None],
-                conditions=track.conditions["positive"].expanded(),
-                negatives=_negatives(track) if guided else None,
+                conditions=_conditions(track, guidance),
                 guidance=guidance,
                 stacked=self._stacked,
             ).reshape(x.shape)
@@ -114,11 +114,12 @@ class TrackReplay:
         if isinstance(track.segment, TextSegment):
             if not hasattr(self._model, "score"):
                 raise BatchError(f"Track {track.name!r}: it is a text track, but the trained model is not a TextModel.")
-            return replay_text(cast("TextModel", self._model), track.segment, packing=self._packing)
+            return replay_text(cast("TextModel", self._model), track, packing=self._packing)
         return self._latents(track)
 
     def _latents(self, track: Track, *, means: Tensor | None = None) -> Replayed:
         segment = track.latent
+        guidance = guidance_of(segment.sampler)
         return replay(
             cast("DiffusionModel", self._model).velocity,
             latents=segment.latents,
@@ -126,16 +127,17 @@ class TrackReplay:
             sigmas=segment.sigmas,
             sde_steps=segment.scored_steps,
             kernel=kernel_of(segment.sampler),
-            conditions=track.conditions["positive"].expanded(),
-            negatives=_negatives(track),
-            guidance=guidance_of(segment.sampler, latent_rank=segment.latents.ndim - 1),
+            conditions=_conditions(track, guidance),
+            guidance=guidance,
             stacked=self._stacked,
             means=means,
         )
 
 
-def _negatives(track: Track) -> dict[str, Tensor] | None:
-    return track.conditions["negative"].expanded() if "negative" in track.conditions else None
+def _conditions(track: Track, guidance: Guidance) -> dict[str, dict[str, Ragged]]:
+    """Branch of the guidance -> conditions of each row, of those that the track has."""
+    given = track.conditions
+    return {branch: given[branch].expanded() for branch in guidance.branches if branch in given}
 
 
 def _check_points(track: Track, x: Tensor, sigma: Tensor) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from unirl.core.errors import RecipeError
 from unirl.core.roles import WeightUpdate
-from unirl.core.types.weights import joined, tensor_digests
+from unirl.core.types.weights import forms, joined, tensor_digests
 
 __all__ = ["BUCKET_BYTES", "Manifest", "TensorInfo", "plan_transfer"]
 
@@ -73,8 +73,8 @@ def plan_transfer(update: WeightUpdate, *, bucket_bytes: int = BUCKET_BYTES) -> 
             f"weights: the {update.kind} update of version {update.version} has no tensors: there are no trainable "
             "parameters."
         )
-    tensors = update.tensors
-    digests = update.digests or tensor_digests(tensors)
+    tensors = forms(update.tensors)
+    digests = update.digests or tensor_digests(update.tensors)
     assert digests.keys() == tensors.keys(), "digests of an update are for other tensors"
     infos = tuple(
         TensorInfo(

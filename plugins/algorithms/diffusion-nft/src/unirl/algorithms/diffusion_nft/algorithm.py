@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import Tensor
 from unirl.algorithms.diffusion_nft.config import DiffusionNftConfig
 from unirl.core.roles import Forward, Losses, LossTerm
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
-from unirl.core.types.request import LatentRequest
-from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import Track
-from unirl.numerics.diffusion.request import plan_latents
 from unirl.numerics.forward_process import clean_estimate, forward_noise, forward_sigmas, noised, self_weighted_error
 from unirl.numerics.loss.policy_metrics import mean_over
 from unirl.numerics.train.track_advantages import track_advantages
@@ -49,29 +46,6 @@ class DiffusionNft:
         seed: int,
     ) -> None:
         self._config, self._advantage, self._reward_weights, self._seed = config, advantage, reward_weights, seed
-
-    def latent_request(
-        self,
-        sampling: LatentSamplingConfig,
-        *,
-        sigmas: Tensor,
-        latent_shape: tuple[int, ...],
-        seed: int,
-        rollout: int,
-        sample_ids: Sequence[str],
-        group_ids: Sequence[str],
-    ) -> LatentRequest:
-        """With any sampler; only the clean latents come back."""
-        return plan_latents(
-            sampling,
-            sigmas=sigmas,
-            latent_shape=latent_shape,
-            seed=seed,
-            rollout=rollout,
-            sample_ids=sample_ids,
-            group_ids=group_ids,
-            scores=False,
-        )
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         return track_advantages(track, self._advantage, reward_weights=self._reward_weights)

@@ -11,7 +11,7 @@ from unirl.core.specs.config import PartConfig
 from unirl.core.types.sampling import LatentSamplingConfig
 
 if TYPE_CHECKING:
-    from unirl.core.specs.plan import Plan
+    from unirl.core.specs.plan import Plan, Stage
 
 __all__ = ["DiffusionNftConfig"]
 
@@ -34,23 +34,23 @@ class DiffusionNftConfig(PartConfig):
     """Coefficient of the squared distance to the velocity of the initial policy, 1e-4 in the published code; 0 turns it
     off."""
 
-    def problems(self, plan: Plan | None) -> Iterator[Reason]:
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Sampling settings that have no meaning for the forward process, and a reference that lives elsewhere."""
-        for name, sampling in plan.sampling.items() if plan is not None else ():
-            if not isinstance(sampling, LatentSamplingConfig):
-                continue
-            if sampling.guidance_scale != 1.0:
-                yield Reason(
-                    key="sampling.guidance_scale",
-                    text=f"got {sampling.guidance_scale} for track {name!r}, expected 1: DiffusionNFT trains the "
-                    "velocity without guidance; its samples must be made without it too.",
-                )
-            if sampling.sde.train_fraction != 1:
-                yield Reason(
-                    key="sampling.sde.train_fraction",
-                    text=f"got {sampling.sde.train_fraction} for track {name!r}, expected 1: DiffusionNFT trains on "
-                    "clean latents, not on steps. Set algorithm.num_points instead.",
-                )
+        sampling = None if stage is None else stage.sampling
+        if isinstance(sampling, LatentSamplingConfig) and sampling.is_guided:
+            is_scaled = sampling.guidance_scale != 1.0
+            key, expected = ("guidance_scale", "1") if is_scaled else ("guidance_mode", "'batched'")
+            yield Reason(
+                key=f"sampling.{key}",
+                text=f"got {getattr(sampling, key)}, expected {expected}: DiffusionNFT trains the velocity without "
+                "guidance; its samples must be made without it too.",
+            )
+        if isinstance(sampling, LatentSamplingConfig) and sampling.sde.train_fraction != 1:
+            yield Reason(
+                key="sampling.sde.train_fraction",
+                text=f"got {sampling.sde.train_fraction}, expected 1: DiffusionNFT trains on clean latents, not on "
+                "steps. Set algorithm.num_points instead.",
+            )
         if plan is not None and plan.has_reference_workers and self.kl_coef:
             yield Reason(
                 key="launcher.reference",

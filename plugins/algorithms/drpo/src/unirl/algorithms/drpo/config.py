@@ -11,7 +11,7 @@ from unirl.numerics.loss.kl_config import TokenKlConfig
 from unirl.numerics.tokens.policy_config import AGGREGATIONS
 
 if TYPE_CHECKING:
-    from unirl.core.specs.plan import Plan
+    from unirl.core.specs.plan import Plan, Stage
 
 __all__ = ["DrpoConfig", "SpoConfig"]
 
@@ -34,13 +34,13 @@ class DrpoConfig(TokenKlConfig):
     """Completions cut off by the length limit: `keep` trains on them, `mask` leaves them out of the loss. Either way
     their rewards count in the group mean."""
 
-    def problems(self, plan: Plan | None) -> Iterator[Reason]:
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Also advantages divided by the group's standard deviation."""
-        yield from super().problems(plan)
-        if plan is not None and plan.advantage.normalize:
+        yield from super().problems(plan, stage)
+        if stage is not None and stage.algorithm is not None and stage.advantage.normalize:
             yield Reason(
                 key="advantage.normalize",
-                text=f"got true, but {plan.algorithm.name} is defined with rewards centred within their group and not "
+                text=f"got true, but {stage.algorithm.name} is defined with rewards centred within their group and not "
                 "divided by its standard deviation. Set advantage.normalize=false.",
             )
 

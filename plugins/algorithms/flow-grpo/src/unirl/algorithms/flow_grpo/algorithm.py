@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -12,10 +12,7 @@ from unirl.algorithms.flow_grpo.config import FlowGrpoConfig
 from unirl.core.roles import Forward, Losses, LossTerm, Replayed
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
-from unirl.core.types.request import LatentRequest
-from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import Track
-from unirl.numerics.diffusion.request import plan_latents
 from unirl.numerics.loss.adaptive_kl import AdaptiveKl
 from unirl.numerics.loss.losses import (
     ClipSchedule,
@@ -66,27 +63,6 @@ class FlowGrpo(AdaptiveKl):
         self._advantage = advantage
         self._reward_weights = reward_weights
         self._replays_anchor = train.old_log_probs == "replay" or config.ratio_norm
-
-    def latent_request(
-        self,
-        sampling: LatentSamplingConfig,
-        *,
-        sigmas: Tensor,
-        latent_shape: tuple[int, ...],
-        seed: int,
-        rollout: int,
-        sample_ids: Sequence[str],
-        group_ids: Sequence[str],
-    ) -> LatentRequest:
-        return plan_latents(
-            sampling,
-            sigmas=sigmas,
-            latent_shape=latent_shape,
-            seed=seed,
-            rollout=rollout,
-            sample_ids=sample_ids,
-            group_ids=group_ids,
-        )
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         return track_advantages(track, self._advantage, reward_weights=self._reward_weights)

@@ -11,7 +11,7 @@ from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.numerics.loss.kl_config import KlConfig
 
 if TYPE_CHECKING:
-    from unirl.core.specs.plan import Plan
+    from unirl.core.specs.plan import Plan, Stage
 
 __all__ = ["FlowGrpoConfig"]
 
@@ -38,22 +38,22 @@ class FlowGrpoConfig(KlConfig):
     kl_form: str = one_of("gaussian", "flow-grpo-code", default="gaussian")
     """KL per step: `gaussian` is exact; `flow-grpo-code` omits the step length, to reproduce results of that code."""
 
-    def problems(self, plan: Plan | None) -> Iterator[Reason]:
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Also a dual clip inside the clip range, and log-probs without the constants that a term divides by."""
-        yield from super().problems(plan)
+        yield from super().problems(plan, stage)
         least = 1 + (self.clip_range if self.clip_range_high is None else self.clip_range_high)
         if self.dual_clip is not None and self.dual_clip <= least:
             yield Reason(
                 key=".dual_clip",
                 text=f"got {self.dual_clip}, expected more than {least:g}, the upper clip, such as 3; or null.",
             )
-        for name, sampling in plan.sampling.items() if plan is not None else ():
-            if not isinstance(sampling, LatentSamplingConfig):
-                continue
-            without_constants = sampling.kernel == "cps" and sampling.kernel_options.get("constants") is False
-            if without_constants and (self.ratio_norm or self.kl_coef):
-                yield Reason(
-                    key="sampling.kernel_options.constants",
-                    text=f"track {name!r} drops the constants of the log-prob, which ratio_norm and kl_coef divide by; "
-                    "set it to true or turn those off.",
-                )
+        sampling = None if stage is None else stage.sampling
+        if not isinstance(sampling, LatentSamplingConfig):
+            return
+        without_constants = sampling.kernel == "cps" and sampling.kernel_options.get("constants") is False
+        if without_constants and (self.ratio_norm or self.kl_coef):
+            yield Reason(
+                key="sampling.kernel_options.constants",
+                text="got false, which drops the constants of the log-prob that ratio_norm and kl_coef divide by; set "
+                "it to true or turn those off.",
+            )

@@ -11,7 +11,7 @@ from unirl.core.types.sampling import TextSamplingConfig
 from unirl.numerics.tokens.policy_config import AGGREGATIONS, TokenPolicyConfig
 
 if TYPE_CHECKING:
-    from unirl.core.specs.plan import Plan
+    from unirl.core.specs.plan import Plan, Stage
 
 __all__ = [
     "CispoConfig",
@@ -59,29 +59,29 @@ class GrpoConfig(TokenPolicyConfig):
     def has_clipped_loss(self) -> bool:
         return self.loss == "clip"
 
-    def problems(self, plan: Plan | None) -> Iterator[Reason]:
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Also settings of another loss or aggregation, lengths, and advantages that the definition rules out."""
-        yield from super().problems(plan)
+        yield from super().problems(plan, stage)
         yield from self._of_the_loss()
         yield from self._lengths()
-        if plan is None:
+        if stage is None or stage.algorithm is None:
             return
-        name = plan.algorithm.name
+        name = stage.algorithm.name
         for key, expected in self.defined_with.items():
-            result = getattr(plan.advantage, key)
+            result = getattr(stage.advantage, key)
             if result != expected:
                 yield Reason(
                     key=f"advantage.{key}",
                     text=f"got {_yaml(result)}, expected {_yaml(expected)} by the definition of {name}. Set "
                     f"advantage.{key}={_yaml(expected)}, or use algorithm=grpo, which takes any advantage.",
                 )
-        for track, sampling in plan.sampling.items():
-            if isinstance(sampling, TextSamplingConfig) and self.max_length not in (0, sampling.max_new_tokens):
-                yield Reason(
-                    key=".max_length",
-                    text=f"got {self.max_length}, but track {track!r} has completions of up to "
-                    f"{sampling.max_new_tokens} tokens. Set algorithm.max_length='${{sampling.max_new_tokens}}'.",
-                )
+        sampling = stage.sampling
+        if isinstance(sampling, TextSamplingConfig) and self.max_length not in (0, sampling.max_new_tokens):
+            yield Reason(
+                key=".max_length",
+                text=f"got {self.max_length}, but track {stage.name!r} has completions of up to "
+                f"{sampling.max_new_tokens} tokens. Set algorithm.max_length='${{sampling.max_new_tokens}}'.",
+            )
 
     def _of_the_loss(self) -> Iterator[Reason]:
         if self.loss == "clip":

@@ -11,7 +11,7 @@ from unirl.core.limits import Reason, limit, one_of
 from unirl.numerics.tokens.policy_config import AGGREGATIONS, TokenPolicyConfig
 
 if TYPE_CHECKING:
-    from unirl.core.specs.plan import Plan
+    from unirl.core.specs.plan import Plan, Stage
 
 __all__ = ["PpoConfig"]
 
@@ -45,9 +45,9 @@ class PpoConfig(TokenPolicyConfig):
     def kl_is_loss(self) -> bool:
         return not self.kl_in_reward
 
-    def problems(self, plan: Plan | None) -> Iterator[Reason]:
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Also a horizon without its aggregation, gradient settings of a KL in the reward, and group advantages."""
-        yield from super().problems(plan)
+        yield from super().problems(plan, stage)
         has_constant = self.aggregation == "seq-mean-token-sum-norm"
         if (self.horizon is not None) != has_constant:
             yield Reason(
@@ -62,10 +62,10 @@ class PpoConfig(TokenPolicyConfig):
                     text="got true, but a KL penalty in the reward has no gradient; set it to false, or "
                     "algorithm.kl_in_reward=false.",
                 )
-        if plan is None:
+        if stage is None:
             return
-        for item in dataclasses.fields(plan.advantage):
-            result = getattr(plan.advantage, item.name)
+        for item in dataclasses.fields(stage.advantage):
+            result = getattr(stage.advantage, item.name)
             if item.name != "constant_reward" and result != item.default:
                 yield Reason(
                     key=f"advantage.{item.name}",

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import cast
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import Linear as LoraLinear
-from torch import Tensor, nn
+from torch import nn
 from unirl.core.errors import RecipeError
 
 from .config import LoraSettings
-from .sharding import full
+from .export import Delta
 
-__all__ = ["add_lora", "lora_parameters", "lora_weights", "merged_weights", "switch_lora"]
+__all__ = ["add_lora", "lora_deltas", "lora_names", "plain_names", "switch_lora"]
 
 ADAPTER = "default"
 
 
-def add_lora(module: nn.Module, settings: LoraSettings, *, default_targets: Sequence[str], seed: int) -> int:
+def add_lora(
+    module: nn.Module, settings: LoraSettings, *, default_targets: Sequence[str], seed: int, device: torch.device
+) -> int:
     """Add adapters to the target linear layers, in place; only they are trained. Returns the number of layers.
 
-    The adapters are fp32 and initialised from `seed` alone, so they are the same on every rank.
+    The adapters are fp32 and initialised from `seed` alone, so they are the same on every rank, and whether or not the
+    weights below them have values yet. Layers whose weight the model has frozen get none.
     Raises RecipeError when a target matches no linear layer.
     """
     names = _matched(module, list(settings.targets) or list(default_targets))
     module.requires_grad_(False)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), _stand_ins(module, names, device):
         torch.manual_seed(seed)
         inject_adapter_in_model(
             LoraConfig(
@@ -51,49 +56,50 @@ def switch_lora(module: nn.Module, *, on: bool) -> None:
         layer.enable_adapters(on)
 
 
-def lora_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Whole adapter weights, named `<layer>.lora_A.weight` and `<layer>.lora_B.weight`. Collective."""
-    return {name: full(param) for name, param in lora_parameters(module).items()}
+def lora_names(module: nn.Module) -> dict[str, str]:
+    """Names of the adapter's parameters in the module, by their names in an update: `<layer>.lora_A.weight`."""
+    return {
+        f"{name}.lora_{side}.weight": f"{name}.lora_{side}.{ADAPTER}.weight"
+        for name, _ in _layers(module)
+        for side in "AB"
+    }
 
 
-def lora_parameters(module: nn.Module) -> dict[str, Tensor]:
-    """The live adapter weights, by the names of `lora_weights`."""
-    result: dict[str, Tensor] = {}
-    for name, layer in _layers(module):
-        result[f"{name}.lora_A.weight"] = _weight(layer.lora_A[ADAPTER])
-        result[f"{name}.lora_B.weight"] = _weight(layer.lora_B[ADAPTER])
-    return result
+def lora_deltas(module: nn.Module) -> dict[str, Delta]:
+    """Name in the module of every adapted weight -> what its adapter adds to it."""
+    return {
+        f"{name}.base_layer.weight": Delta(
+            a=f"{name}.lora_A.{ADAPTER}.weight", b=f"{name}.lora_B.{ADAPTER}.weight", scale=layer.scaling[ADAPTER]
+        )
+        for name, layer in _layers(module)
+    }
 
 
-def merged_weights(module: nn.Module, *, is_on: bool) -> dict[str, Tensor]:
-    """Whole weights by the names of the base model, the adapters folded in where `is_on`. Collective.
+def plain_names(names: Iterable[str]) -> dict[str, str]:
+    """Of tensors of an adapted module: their names without adapters -> their names with them; no adapters' tensors."""
+    return {name.replace(".base_layer.", "."): name for name in names if ".lora_" not in name}
 
-    W + (B A) alpha / rank, computed in fp32 and rounded once to the dtype of W.
-    """
-    layers = dict(_layers(module))
-    result: dict[str, Tensor] = {}
-    for name, parameter in module.named_parameters():
-        if ".lora_A." in name or ".lora_B." in name:
-            continue
-        whole = full(parameter)
-        layer_name = name.removesuffix(".base_layer.weight")
-        if is_on and layer_name != name:
-            layer = layers[layer_name]
-            delta = full(_weight(layer.lora_B[ADAPTER])) @ full(_weight(layer.lora_A[ADAPTER]))
-            whole = (whole.float() + delta * layer.scaling[ADAPTER]).to(whole.dtype)
-        result[name.replace(".base_layer.", ".")] = whole
-    return result
+
+@contextmanager
+def _stand_ins(module: nn.Module, names: Sequence[str], device: torch.device) -> Generator[None]:
+    """Within the block layers without values have a weight that takes one element of memory: peft moves a new adapter
+    to the device of its layer, and on the meta device would lose its values."""
+    layers = [module.get_submodule(name) for name in names]
+    empty = [(layer, layer.get_parameter("weight")) for layer in layers if layer.get_parameter("weight").is_meta]
+    for layer, weight in empty:
+        stand_in = torch.empty(1, dtype=weight.dtype, device=device).expand(weight.shape)
+        layer.register_parameter("weight", nn.Parameter(stand_in, requires_grad=False))
+    try:
+        yield
+    finally:
+        for layer, weight in empty:
+            layer.register_parameter("weight", cast(nn.Parameter, weight))
 
 
 def _layers(module: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
     for name, part in module.named_modules():
         if isinstance(part, LoraLinear):
             yield name, part
-
-
-def _weight(part: nn.Module) -> Tensor:
-    assert isinstance(part, nn.Linear)
-    return part.weight
 
 
 def _matched(module: nn.Module, targets: Sequence[str]) -> list[str]:
@@ -105,7 +111,13 @@ def _matched(module: nn.Module, targets: Sequence[str]) -> list[str]:
     linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
     matched: list[str] = []
     for target in targets:
-        names = [name for name in linear if name == target or name.endswith("." + target)]
+        all_names = [name for name in linear if name == target or name.endswith("." + target)]
+        names = [name for name in all_names if module.get_parameter(f"{name}.weight").requires_grad]
+        if all_names and not names:
+            raise RecipeError(
+                f"backend.lora.targets: {target!r} matches {len(all_names)} layers of {type(module).__name__}, such as "
+                f"{all_names[0]!r}, and the model has frozen all of them. Leave it out, or name layers that may train."
+            )
         if not names:
             endings = sorted({".".join(name.split(".")[-depth:]) for name in linear for depth in (1, 2, 3)})
             near = difflib.get_close_matches(target, endings, n=5, cutoff=0.3) or endings[:5]

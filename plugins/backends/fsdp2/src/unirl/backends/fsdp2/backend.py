@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from unirl.core.errors import EchoMismatch, RecipeError
-from unirl.core.roles import TrainReport, WeightUpdate
+from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
+from unirl.core.roles import TrainReport, WeightUpdate, lazy_model
 from unirl.core.specs.check import check_config
-from unirl.core.types.weights import joined, tensor_digests, weight_mismatch
+from unirl.core.specs.facts import names_in
+from unirl.core.types.weights import forms, joined, tensor_digests, weight_mismatch
 from unirl.numerics.train.critic import with_values
 from unirl.numerics.train.reference import with_reference
 from unirl.numerics.train.stack import StepReport, UpdateSettings, train_on
@@ -23,12 +24,13 @@ from . import checkpoint
 from .averages import Average, WeightCopy
 from .config import Fsdp2Config
 from .critic import Critic, CriticNet
+from .export import Source, gathered
 from .optimizer import Optimizer
 from .ranks import Ranks
-from .sharding import fill, find_blocks, full, recompute, reshard, shard, split
+from .sharding import allocate, fill, find_blocks, is_empty, recompute, reshard, shard, split
 
 if TYPE_CHECKING:
-    from unirl.core.roles import Algorithm, Model, Policy
+    from unirl.core.roles import Job, Model, Policy
     from unirl.core.specs.config import TrainConfig
     from unirl.core.types.track import Track
 
@@ -59,7 +61,9 @@ class Fsdp2Backend:
         self._using: Policy = "live"
         # Dropout would make two replays of one latent differ, and the ratio of the first update not 1.
         self._module.eval()
-        blocks = find_blocks(self._module, model.spec.wrap_blocks)
+        # Sharding renames classes.
+        kinds = names_in(model.spec.wrap_blocks, self._module)
+        blocks = find_blocks(self._module, kinds)
         if config.activation_checkpointing and not blocks:
             raise RecipeError(
                 "backend.activation_checkpointing: the model's spec names no wrap_blocks, so there is nothing to "
@@ -77,15 +81,24 @@ class Fsdp2Backend:
         wraps = wants_wrap or self._ranks.num_ranks > 1
         if wraps:
             shard(self._module, blocks, ranks=self._ranks, precision=config.mixed_precision)
-        self._params: dict[str, Tensor] = {
-            name: param for name, param in self._module.named_parameters() if param.requires_grad
-        }
+        if is_empty(self._module):
+            allocate(self._module, self._device)
+            lazy_model(model).fill(self._plain(self._module.state_dict(keep_vars=True)))
+        self._held: dict[str, Tensor] = dict(self._module.named_parameters())
+        self._params = {name: param for name, param in self._held.items() if param.requires_grad}
         updates = steps * train.updates_per_step
         self._optimizer = Optimizer(self._params, config, total_steps=updates)
         self._critic: Critic | None = None
         if net is not None:
             self._critic = Critic(
-                net, config, model=model, ranks=self._ranks, wraps=wraps, packing=train.packing, steps=updates
+                net,
+                config,
+                model=model,
+                blocks=find_blocks(net, kinds),
+                ranks=self._ranks,
+                wraps=wraps,
+                packing=train.packing,
+                steps=updates,
             )
         self._copies = self._make_copies()
         self._updater = _Updater(self)
@@ -132,11 +145,10 @@ class Fsdp2Backend:
             switch(False)
             self._using = "live"
 
-    def train(self, track: Track, algorithm: Algorithm, *, progress: float) -> TrainReport:
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
         assert self._using == "live", f"training inside policy {self._using!r} would change its weights"
         report = train_on(
-            track,
-            algorithm,
+            jobs,
             forward=self._replay,
             updater=self._updater,
             settings=UpdateSettings.of(self._train, version=self.version),
@@ -165,7 +177,8 @@ class Fsdp2Backend:
         return type(track).concat([with_values(micro.to(self._device), self._critic).to(home) for micro in micros])
 
     def export_weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
-        """Whole copies of a policy's weights: `full` when all train, `lora` or `merged` (folded in) when adapters do.
+        """Whole weights of a policy, each gathered when it is asked for: `full` when all train, `lora` or `merged`
+        (folded in) when adapters do.
 
         With full training `merged` is `full`. Raises RecipeError for a kind that does not fit `backend.trains`.
         """
@@ -174,12 +187,22 @@ class Fsdp2Backend:
             raise RecipeError(f"backend.trains: got {trains!r}, which has no {kind!r} weights; export 'merged'.")
         if kind == "lora" and policy == "reference":
             raise RecipeError("backend: the reference policy is the base model and has no 'lora' weights to export.")
-        with torch.no_grad(), self.policy(policy):
-            reshard(self._module)
-            tensors = self._exported(kind, is_on=policy != "reference")
+        version = self.version_of(policy)
+
+        def shard_of(name: str) -> Tensor:
+            if self.version_of(policy) != version:
+                raise RunFailed(
+                    f"weights: tensor {name!r} of version {version} of the {policy} policy was asked for, which is at "
+                    f"version {self.version_of(policy)} by now. Take all tensors of an update before training goes on."
+                )
+            return self._shard_of(name, policy)
+
+        reshard(self._module)
+        sources = self._sources(kind, is_on=policy != "reference")
+        tensors = gathered(sources, held=self._held, shard_of=shard_of)
         digests = tensor_digests(tensors)
         return WeightUpdate(
-            version=self.version_of(policy),
+            version=version,
             tensors=tensors,
             kind=kind,
             adapter_scale=self._config.lora.alpha / self._config.lora.rank if kind == "lora" else 1.0,
@@ -191,7 +214,7 @@ class Fsdp2Backend:
         """Take `full` or `lora` weights that another backend of this recipe exported, and its version. Collective."""
         assert self._using == "live", f"adopting inside policy {self._using!r} would change its weights"
         held = self._holders(update.kind)
-        mismatch = weight_mismatch(update.tensors, held)
+        mismatch = weight_mismatch(forms(update.tensors), held)
         if mismatch:
             raise EchoMismatch(f"backend: {update.kind} weights of version {update.version}: {mismatch}")
         reshard(self._module)
@@ -251,15 +274,22 @@ class Fsdp2Backend:
         self._ranks.close()
 
     def _prepare(self, model: Model, seed: int) -> int:
-        """Choose the trainable parameters and cast them to fp32; returns the number of adapted layers."""
+        """Cast the trainable parameters, those that the model has not frozen, to fp32; returns the number of adapted
+        layers."""
+        trainable = [param for param in self._module.parameters() if param.requires_grad]
+        if not trainable:
+            raise RecipeError(
+                f"backend: model {model.spec.name!r} has frozen every parameter of its {model.spec.trainable!r}, so "
+                "there is nothing to train. The model must leave those that train with requires_grad=True."
+            )
         if self._config.trains == "full":
-            for param in self._module.parameters():
-                param.data = param.data.float() if param.is_floating_point() else param.data
-                param.requires_grad_(param.is_floating_point())
+            for param in trainable:
+                param.data = param.data.float()
             return 0
         from .adapters import add_lora
 
-        return add_lora(self._module, self._config.lora, default_targets=model.spec.lora_targets, seed=seed)
+        targets = names_in(model.spec.lora_targets, self._module)
+        return add_lora(self._module, self._config.lora, default_targets=targets, seed=seed, device=self._device)
 
     def _make_copies(self) -> dict[str, WeightCopy]:
         copies: dict[str, WeightCopy] = {}
@@ -290,23 +320,41 @@ class Fsdp2Backend:
         key = "reference_copy=true" if which == "reference" else f"{which}.kind, such as constant"
         raise RecipeError(f"backend: policy {which!r} is needed, but not kept. Set backend.{key}.")
 
-    def _exported(self, kind: str, *, is_on: bool) -> dict[str, Tensor]:
-        if self._config.trains == "full":
-            return {name: full(param) for name, param in self._module.named_parameters()}
-        from .adapters import lora_weights, merged_weights
+    def _shard_of(self, name: str, policy: Policy) -> Tensor:
+        """This rank's shard of a parameter under a policy; nothing is switched for it."""
+        held = self._held[name]
+        if policy == self._using:
+            return held
+        assert "live" in (policy, self._using), f"weights of {policy!r} were asked for inside policy {self._using!r}"
+        # Inside a policy its copy holds the live weights.
+        copy = self._copies.get(policy if self._using == "live" else self._using)
+        return held if copy is None else copy.values.get(name, held)
 
-        return lora_weights(self._module) if kind == "lora" else merged_weights(self._module, is_on=is_on)
+    def _sources(self, kind: str, *, is_on: bool) -> dict[str, Source]:
+        """What each exported tensor is made of. is_on: with the adapters."""
+        if self._config.trains == "full":
+            return {name: Source(name=name) for name in self._held}
+        from .adapters import lora_deltas, lora_names, plain_names
+
+        if kind == "lora":
+            return {exported: Source(name=name) for exported, name in lora_names(self._module).items()}
+        deltas = lora_deltas(self._module) if is_on else {}
+        return {plain: Source(name=name, delta=deltas.get(name)) for plain, name in plain_names(self._held).items()}
+
+    def _plain(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """These tensors of the module by the names that they have without adapters, and without those of adapters."""
+        if self._config.trains == "full":
+            return dict(tensors)
+        from .adapters import plain_names
+
+        return {plain: tensors[name] for plain, name in plain_names(tensors).items()}
 
     def _holders(self, kind: str) -> dict[str, Tensor]:
         """The live tensors, by the names that `weights` exports them under."""
         trains = self._config.trains
         if kind != trains:
             raise RecipeError(f"backend.trains: got {trains!r}, which cannot load {kind!r} weights.")
-        if kind == "full":
-            return dict(self._module.named_parameters())
-        from .adapters import lora_parameters
-
-        return lora_parameters(self._module)
+        return {exported: self._held[source.name] for exported, source in self._sources(kind, is_on=True).items()}
 
     def _setup(self) -> dict[str, Any]:
         """Settings that a check of tensor shapes would not tell apart."""

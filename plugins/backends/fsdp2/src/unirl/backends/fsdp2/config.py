@@ -11,7 +11,7 @@ from unirl.core.match.mismatch_bounds import SIXTEEN_BITS
 from unirl.core.specs.config import BackendConfig
 
 if TYPE_CHECKING:
-    from unirl.core.specs.plan import Plan
+    from unirl.core.specs.plan import Plan, Stage
 
 __all__ = ["AverageConfig", "CriticConfig", "Fsdp2Config", "LoraSettings", "MeshConfig"]
 
@@ -105,19 +105,20 @@ class Fsdp2Config(BackendConfig):
     """Reduce gradients over the ranks once per update instead of per micro-batch. Less communication, but each rank
     then holds the full, unsharded gradients of the trainable weights."""
 
-    def problems(self, plan: Plan | None) -> Iterator[Reason]:
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """A reference copy that LoRA does not need, and policies or a critic that do not fit the algorithm."""
         if self.trains == "lora" and self.reference_copy:
             yield Reason(
                 key=".reference_copy",
                 text="got true, but with LoRA the reference policy is the model without its adapter; leave it out.",
             )
-        if plan is not None:
-            yield from self._for_the_algorithm(plan)
-            yield from self._for_the_model(plan)
+        if plan is not None and stage is not None:
+            yield from self._for_the_algorithm(plan, stage)
+            yield from self._for_the_model(stage)
 
-    def _for_the_algorithm(self, plan: Plan) -> Iterator[Reason]:
-        needs, asks = plan.needs, f"algorithm {plan.algorithm.name!r}"
+    def _for_the_algorithm(self, plan: Plan, stage: Stage) -> Iterator[Reason]:
+        assert stage.algorithm is not None
+        needs, asks = stage.needs, f"algorithm {stage.algorithm.name!r}"
         keeps_reference = self.trains == "lora" or self.reference_copy or plan.has_reference_workers
         if needs.reference == "policy" and not keeps_reference:
             yield Reason(
@@ -143,8 +144,8 @@ class Fsdp2Config(BackendConfig):
                 "that does, such as ppo.",
             )
 
-    def _for_the_model(self, plan: Plan) -> Iterator[Reason]:
-        model = plan.model
+    def _for_the_model(self, stage: Stage) -> Iterator[Reason]:
+        model = stage.model
         dtype, autocast = (getattr(model.config, key, None) for key in ("dtype", "autocast"))
         if self.trains == "full" and dtype in SIXTEEN_BITS and autocast is None and self.mixed_precision == "none":
             yield Reason(

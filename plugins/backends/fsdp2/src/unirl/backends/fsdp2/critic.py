@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from unirl.core.errors import RecipeError
-from unirl.core.roles import TokenBatch, text_model
-from unirl.numerics.tokens.batches import pad_batch
+from unirl.core.roles import TokenBatch, lazy_model, text_model
 from unirl.numerics.tokens.replay import replay_values
 
 from .optimizer import Optimizer
-from .sharding import find_blocks, recompute, reshard, shard, split
+from .sharding import allocate, is_empty, recompute, reshard, shard, split
 
 if TYPE_CHECKING:
-    from unirl.core.roles import Model, TextModel
+    from unirl.core.roles import Model
     from unirl.core.types.track import Track
     from unirl.numerics.train.stack import StepReport
 
@@ -30,7 +29,8 @@ __all__ = ["Critic", "CriticNet"]
 
 
 class CriticNet(nn.Module):
-    """An fp32 copy of a text model's trunk with a linear value head that starts at 0, and so do the values.
+    """A copy of a text model's trunk, fp32 where it trains, with a linear value head that starts at 0, and so do the
+    values.
 
     Create it before the trunk is adapted or wrapped: it starts from the checkpoint's weights.
     """
@@ -48,10 +48,9 @@ class CriticNet(nn.Module):
         """Name of the trunk within the model's trainable module."""
         self.trunk = copy.deepcopy(original).eval()
         for param in self.trunk.parameters():
-            param.data = param.data.float() if param.is_floating_point() else param.data
-            param.requires_grad_(param.is_floating_point())
+            param.data = param.data.float() if param.requires_grad else param.data
         self._hidden = text.hidden
-        self.head = nn.Linear(self._width(text), 1, device=torch.device(model.device))
+        self.head = nn.Linear(text.hidden_size, 1, device=torch.device(model.device))
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -65,25 +64,38 @@ class CriticNet(nn.Module):
         prefix = f"{self.place}." if self.place else ""
         return {f"trunk.{name.removeprefix(prefix)}": how for name, how in plan.items() if name.startswith(prefix)}
 
-    @torch.no_grad()
-    def _width(self, model: TextModel) -> int:
-        token = torch.tensor([model.pad_token])
-        return int(model.hidden(pad_batch([token], [token], pad_token=model.pad_token), trunk=self.trunk).shape[1])
+    def fill(self, model: Model) -> None:
+        """Allocate a trunk without values, each rank its shards, and fill it from the checkpoint."""
+        allocate(self, torch.device(model.device))
+        prefix = f"{self.place}." if self.place else ""
+        tensors = self.trunk.state_dict(keep_vars=True)
+        lazy_model(model).fill({f"{prefix}{name}": tensor for name, tensor in tensors.items()})
 
 
 class Critic:
     """Implements `unirl.numerics.train.updater.CriticUpdater`. Methods that touch weights are collective."""
 
     def __init__(
-        self, net: CriticNet, config: Fsdp2Config, *, model: Model, ranks: Ranks, wraps: bool, packing: bool, steps: int
+        self,
+        net: CriticNet,
+        config: Fsdp2Config,
+        *,
+        model: Model,
+        blocks: Sequence[nn.Module],
+        ranks: Ranks,
+        wraps: bool,
+        packing: bool,
+        steps: int,
     ) -> None:
-        """wraps: shard it, as the policy is.  steps: of its optimizer over the run, for the schedule of its rate."""
+        """blocks: of its trunk, which are wrapped one by one.  wraps: shard it, as the policy is.
+
+        steps: of its optimizer over the run, for the schedule of its rate.
+        """
         assert config.critic.lr is not None
         self.net = net
         self._model, self._packing = text_model(model), packing
         self._warmup_steps = config.critic.warmup_steps
         self._defers = config.defer_gradient_sync
-        blocks = find_blocks(net, model.spec.wrap_blocks)
         if config.activation_checkpointing:
             recompute(blocks)
         if config.mesh.tensor > 1:
@@ -92,6 +104,8 @@ class Critic:
             # By itself, so that no mixed precision reaches it: 8 bits of a value are too few to learn from.
             fully_shard(net.head, mesh=ranks.shard_mesh, reshard_after_forward=True)
             shard(net, blocks, ranks=ranks, precision=config.mixed_precision)
+        if is_empty(net):
+            net.fill(model)
         params = {name: param for name, param in net.named_parameters() if param.requires_grad}
         own = dataclasses.replace(
             config,
@@ -109,7 +123,7 @@ class Critic:
         def critic(batch: TokenBatch) -> Tensor:
             return self.net(batch).squeeze(1)
 
-        return replay_values(critic, self._model, track.text, packing=self._packing)
+        return replay_values(critic, self._model, track, packing=self._packing)
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()

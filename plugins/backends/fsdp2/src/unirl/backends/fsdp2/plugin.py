@@ -25,6 +25,7 @@ SPEC = BackendSpec(
         Cap.MANY_RANKS: Support.NATIVE,
         Cap.CRITIC: Support.NATIVE,
         Cap.THROUGH_SAMPLER: Support.NO,
+        Cap.LAZY_BUILD: Support.NATIVE,
     },
     enabled_by={
         Cap.TRAIN_LORA: {"trains": "lora"},

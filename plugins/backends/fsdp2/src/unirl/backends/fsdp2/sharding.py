@@ -19,7 +19,18 @@ from unirl.core.errors import RecipeError
 
 from .ranks import Ranks
 
-__all__ = ["fill", "find_blocks", "full", "local", "recompute", "reshard", "shard", "split"]
+__all__ = [
+    "allocate",
+    "fill",
+    "find_blocks",
+    "full",
+    "is_empty",
+    "local",
+    "recompute",
+    "reshard",
+    "shard",
+    "split",
+]
 
 DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -94,6 +105,30 @@ def shard(module: nn.Module, blocks: Sequence[nn.Module], *, ranks: Ranks, preci
     fully_shard(module, mesh=mesh, mp_policy=root, reshard_after_forward=True)
 
 
+def is_empty(module: nn.Module) -> bool:
+    """Whether it has parameters without values, on the meta device."""
+    return any(param.is_meta for param in module.parameters())
+
+
+def allocate(module: nn.Module, device: torch.device) -> None:
+    """Allocate the parameters that have no values yet, each rank its shards, and move what has values to the device.
+
+    As `Module.to_empty`, which would empty buffers as well and part tied parameters. Call after `shard`.
+    """
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for owner in module.modules():
+        for name, param in owner.named_parameters(recurse=False, remove_duplicate=False):
+            places.setdefault(id(param), []).append((owner, name))
+
+    def allocated(tensor: Tensor) -> Tensor:
+        return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
+
+    module._apply(allocated)
+    for (owner, name), *others in places.values():
+        for other, other_name in others:
+            other.register_parameter(other_name, owner.get_parameter(name))
+
+
 def reshard(module: nn.Module) -> None:
     """Make sure that the module holds its shards, not gathered copies of them."""
     for part in module.modules():
@@ -108,8 +143,12 @@ def local(tensor: Tensor) -> Tensor:
 
 def full(tensor: Tensor) -> Tensor:
     """A detached copy of the whole tensor. Collective: every rank calls it."""
-    tensor = tensor.detach()
-    return tensor.full_tensor().clone() if isinstance(tensor, DTensor) else tensor.clone()
+    whole = tensor.detach()
+    if isinstance(whole, DTensor):
+        shard, whole = whole.to_local(), whole.full_tensor()
+        if whole.untyped_storage().data_ptr() != shard.untyped_storage().data_ptr():
+            return whole
+    return whole.clone()
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ ENVIRONMENT = EngineEnvironment(
         "unirl.numerics.noise",
         *(
             f"unirl.numerics.diffusion.{name}"
-            for name in ("denoise", "guidance", "kernels", "rollout", "rows", "sampler")
+            for name in ("denoise", "guidance", "kernels", "named", "rollout", "rows", "sampler")
         ),
         "unirl.engine_host.received",
         *(f"unirl.engines.sglang.{name}" for name in ("bridge", "control", "pipeline", "server", "stages", "weights")),

@@ -30,6 +30,7 @@ SPEC = EngineSpec(
         Cap.LOG_PROBS_TOKEN: Support.NO,
         Cap.CONDITIONS: Support.NATIVE,
         Cap.GUIDANCE: Support.NATIVE,
+        Cap.PLUGIN_SAMPLERS: Support.NO,
         Cap.MEDIA_REFS: Support.NO,
         Cap.WEIGHTS_SHARED: Support.NO,
         Cap.WEIGHTS_FULL: Support.NATIVE,
@@ -38,6 +39,7 @@ SPEC = EngineSpec(
     },
     # The step is computed by `unirl.numerics` in SGLang's loop, also where SGLang has a kernel of the same formula.
     kernels=("flow-sde", "dance-sde", "cps", "euler", "dpm2"),
+    guidances=("batched", "two-pass", "norm-corrected", "interval", "two-scale"),
     enabled_by={Cap.SLEEP: {"sleep_mode": True}},
     trial={"sleep_mode": True},
 )

@@ -22,7 +22,6 @@ from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.serial import from_bytes
 from unirl.core.types.track import Conditions
 from unirl.numerics.diffusion.denoise import Walk
-from unirl.numerics.diffusion.guidance import NO_GUIDANCE, Guidance, guided_velocity
 from unirl.numerics.diffusion.rollout import latent_walk
 from unirl.numerics.diffusion.rows import rows_of
 from unirl.numerics.diffusion.sampler import guidance_of
@@ -79,7 +78,7 @@ class Reading(InputValidationStage):
         batch.height, batch.width, batch.num_frames = sampling.height, sampling.width, sampling.frames
         batch.num_inference_steps = len(piece.latent.sigmas) - 1
         batch.guidance_scale, batch.guidance_rescale = sampling.guidance_scale, 0.0
-        batch.do_classifier_free_guidance = sampling.guidance_scale != 1.0
+        batch.do_classifier_free_guidance = len(guidance_of(piece.latent.sampler).branches) > 1
         return super().forward(batch, server_args)
 
 
@@ -139,19 +138,15 @@ class Latents(LatentPreparationStage):
 class Guided(CFGPolicy):
     """SGLang's guidance branches, combined by `unirl.numerics` in fp32, as in training."""
 
-    guidance: Guidance = NO_GUIDANCE
+    walk: Walk | None = None
 
     def combine(self, predictions: Any, *others: Any, **named: Any) -> Tensor:
-        positive, *negative = predictions
-        # Called on velocities that are already computed.
-        return guided_velocity(
-            lambda x, sigma, conditions: conditions["velocity"],
-            positive,
-            positive,
-            conditions={"velocity": positive},
-            negatives={"velocity": negative[0]} if negative else None,
-            guidance=self.guidance,
-        )
+        walk = self.walk
+        assert walk is not None
+        # SGLang packs the latents of some models, which moves the channel dim, as the guidance sees by their rank.
+        branches = ("positive", "negative")[: len(predictions)]
+        velocities: dict[str, Tensor] = dict(zip(branches, (one.float() for one in predictions), strict=True))
+        return walk.guidance.combine(velocities, walk.sigmas[walk.step].expand(len(predictions[0])))
 
 
 class Denoising(DenoisingStage):
@@ -162,9 +157,7 @@ class Denoising(DenoisingStage):
         walk: Walk = batch.extra[WALK]
         # SGLang's own scale, so that the rollout reports it if SGLang changed it.
         walk.guidance = replace(walk.guidance, scale=float(batch.guidance_scale))
-        # SGLang packs the latents of some models, which moves the channel dim.
-        guidance = guidance_of(walk.sampler, latent_rank=batch.latents.ndim)
-        context.cfg_policy = Guided(branches=context.cfg_policy.branches, guidance=guidance)
+        context.cfg_policy = Guided(branches=context.cfg_policy.branches, walk=walk)
         prepare_rollout_if_enabled(
             batch=batch,
             pipeline_config=server_args.pipeline_config,

@@ -14,7 +14,7 @@ from unirl.core.roles import Model, WeightReceipt, WeightUpdate, diffusion_model
 from unirl.core.specs.check import check_config
 from unirl.core.types.request import Request, TextRequest
 from unirl.core.types.track import Conditions, LatentSegment, Track
-from unirl.numerics.diffusion.rollout import latent_track, sample_latents
+from unirl.numerics.diffusion.rollout import branch_inputs, latent_track, sample_latents
 from unirl.numerics.tokens.rollout import GeneratedText, generate_text, text_track, visible_texts
 
 from .config import TrainsideConfig
@@ -76,32 +76,40 @@ class TrainsideEngine:
     def _check(self, request: Request) -> None:
         known, expected = self._model.spec.tracks, request.params
         kind = "text" if isinstance(expected, TextRequest) else "latent"
-        if known.get(request.track) != kind:
+        if kind not in known.values():
             raise RecipeError(
                 f"sampling: got {kind} track {request.track!r}, but model {self._model.spec.name!r} has "
                 f"{', '.join(f'{track} ({result})' for track, result in sorted(known.items()))}."
             )
-        if not isinstance(expected, TextRequest) and expected.sampling.kernel not in SPEC.kernels:
-            raise RecipeError(
-                f"sampling.kernel: got {expected.sampling.kernel!r}; trainside supports {', '.join(SPEC.kernels)}."
-            )
+        kernel = "" if isinstance(expected, TextRequest) else expected.sampling.kernel
+        if kernel and kernel not in SPEC.kernels and ":" not in kernel:
+            raise RecipeError(f"sampling.kernel: got {kernel!r}; trainside supports {', '.join(SPEC.kernels)}.")
 
     def _text(self, request: Request) -> Track:
         model, sampling = text_model(self._model), request.text.sampling
         module: Any = self._model.trainable
         anyone = _on_any_rank if isinstance(module, FSDPModule) and dist.is_initialized() else bool
-        pieces = request.text.chunks(self._forward_batch)
-        generated = GeneratedText.concat([generate_text(model, piece, anyone=anyone) for piece in pieces])
-        texts = visible_texts(model, generated.tokens, sampling)
-        return text_track(request, generated=generated, texts=texts, version=self.version)
+        conditions: Conditions | None = None
+        if model.spec.inputs.get(request.track):
+            conditions = self._encoded.conditions(request.inputs, sampling=sampling)
+        generated: list[GeneratedText] = []
+        start = 0
+        for piece in request.text.chunks(self._forward_batch):
+            rows = range(start, start + piece.num_rows)
+            start += piece.num_rows
+            own = None if conditions is None else conditions.select(rows)
+            generated.append(generate_text(model, piece, conditions=own, anyone=anyone))
+        whole = GeneratedText.concat(generated)
+        texts = visible_texts(model, whole.tokens, sampling)
+        return text_track(request, generated=whole, texts=texts, version=self.version, conditions=conditions)
 
     def _latents(self, request: Request) -> Track:
         model = diffusion_model(self._model)
         sampling = request.latent.sampling
-        conditions: dict[str, Conditions] = {"positive": self._encoded.conditions(request.inputs, sampling=sampling)}
-        if sampling.guidance_scale != 1.0:
-            negative = request.inputs.negative(sampling.negative_prompt)
-            conditions["negative"] = self._encoded.conditions(negative, sampling=sampling)
+        conditions = {
+            branch: self._encoded.conditions(inputs, sampling=sampling)
+            for branch, inputs in branch_inputs(request).items()
+        }
         sampled: list[LatentSegment] = []
         media: list[torch.Tensor] = []
         start = 0

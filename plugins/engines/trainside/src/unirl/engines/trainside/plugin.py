@@ -28,6 +28,7 @@ SPEC = EngineSpec(
         Cap.LOG_PROBS_TOKEN: Support.NATIVE,
         Cap.CONDITIONS: Support.NATIVE,
         Cap.GUIDANCE: Support.NATIVE,
+        Cap.PLUGIN_SAMPLERS: Support.NATIVE,
         Cap.MEDIA_REFS: Support.NATIVE,
         Cap.WEIGHTS_SHARED: Support.NATIVE,
         Cap.WEIGHTS_FULL: Support.NO,
@@ -36,6 +37,7 @@ SPEC = EngineSpec(
     },
     # Not ddim-eta: its sigmas are noise-to-signal ratios of DDPM models; these models predict velocities.
     kernels=("flow-sde", "dance-sde", "cps", "euler", "dpm2"),
+    guidances=("batched", "two-pass", "norm-corrected", "interval", "two-scale"),
 )
 
 

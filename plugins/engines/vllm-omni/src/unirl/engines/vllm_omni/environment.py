@@ -13,7 +13,10 @@ CARRIED = (
     *(f"unirl.core.types.{name}" for name in ("array", "batch", "data", "inputs", "media", "request")),
     *(f"unirl.core.types.{name}" for name in ("sampling", "serial", "track", "weights")),
     "unirl.numerics.noise",
-    *(f"unirl.numerics.diffusion.{name}" for name in ("denoise", "guidance", "kernels", "rollout", "rows", "sampler")),
+    *(
+        f"unirl.numerics.diffusion.{name}"
+        for name in ("denoise", "guidance", "kernels", "named", "rollout", "rows", "sampler")
+    ),
     "unirl.engine_host.received",
     *(f"unirl.engines.vllm_omni.{name}" for name in ("pipeline", "server", "worker_extension")),
 )

@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from unirl.core.types.array import Ragged
+from unirl.core.types.batch import join
 from unirl.core.types.inputs import Inputs, distinct
 from unirl.core.types.request import Request
 from unirl.core.types.serial import from_bytes
 from unirl.core.types.track import Conditions
 from unirl.numerics.diffusion.denoise import Walk, finish
 from unirl.numerics.diffusion.guidance import guided_velocity
-from unirl.numerics.diffusion.rollout import latent_walk
+from unirl.numerics.diffusion.rollout import branch_inputs, latent_walk
 from unirl.numerics.diffusion.rows import rows_of
 from unirl.numerics.noise import noise_digest
 from vllm.model_executor.layers.linear import LinearBase
@@ -80,9 +82,9 @@ class Underway:
     num_rows: int
     """Size of the largest batch that they were part of."""
 
-    def values(self, kind: str) -> dict[str, Tensor]:
-        """Name -> [rows, ...]."""
-        return self.conditions[kind].expanded()
+    def values(self, branch: str) -> Mapping[str, Ragged]:
+        """Name -> one entry per row."""
+        return self.conditions[branch].expanded()
 
 
 class RolloutPipeline:
@@ -113,12 +115,7 @@ class RolloutPipeline:
             # vLLM-Omni's warm-up, which needs all components in one dtype. The probe at start-up is a full rollout.
             return [DiffusionOutput() for _ in req.requests]
         rows = self._begun(Request.concat([_piece(parameters) for parameters in req.sampling_params_list]))
-        finish(
-            rows.walk,
-            self._velocity,
-            conditions=rows.values("positive"),
-            negatives=rows.values("negative") if rows.walk.guidance.is_on else None,
-        )
+        finish(rows.walk, self._velocity, conditions={branch: rows.values(branch) for branch in rows.conditions})
         return self._ended(rows)
 
     def prepare_encode(self, state: Any, **_: Any) -> Any:
@@ -143,8 +140,7 @@ class RolloutPipeline:
             self._velocity,
             torch.cat([row.walk.x for row in rows]),
             torch.stack([row.walk.sigmas[row.walk.step] for row in rows]),
-            conditions=_joined([row.values("positive") for row in rows]),
-            negatives=_joined([row.values("negative") for row in rows]) if guidance.is_on else None,
+            conditions={branch: _joined([row.values(branch) for row in rows]) for branch in guidance.branches},
             guidance=guidance,
         )
 
@@ -171,7 +167,7 @@ class RolloutPipeline:
             sampling=sampling,
             walk=walk,
             initial_noise=noise_digest(walk.x),
-            conditions=self._conditions(request, sampling, guided=walk.guidance.is_on),
+            conditions={branch: self._encoded(inputs, sampling) for branch, inputs in branch_inputs(request).items()},
             version=self.unirl_version,
             num_rows=request.num_rows,
         )
@@ -198,12 +194,6 @@ class RolloutPipeline:
         nothing = torch.zeros(1, 3, 8, 8)
         return [DiffusionOutput(nothing, trajectory_latents={ROW: {**row, "rows": rows.num_rows}}) for row in result]
 
-    def _conditions(self, request: Request, sampling: LatentSamplingConfig, *, guided: bool) -> dict[str, Conditions]:
-        result = {"positive": self._encoded(request.inputs, sampling)}
-        if guided:
-            result["negative"] = self._encoded(request.inputs.negative(sampling.negative_prompt), sampling)
-        return result
-
     def _encoded(self, inputs: Inputs, sampling: LatentSamplingConfig) -> Conditions:
         """Encode each input alone: its embedding then does not depend on the batch, and can come from vLLM-Omni's
         cache."""
@@ -224,5 +214,5 @@ def _piece(parameters: Any) -> Request:
     return from_bytes(result, Request)
 
 
-def _joined(each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.cat([one[name] for one in each]) for name in each[0]}
+def _joined(each: Sequence[Mapping[str, Ragged]]) -> dict[str, Ragged]:
+    return {name: join(name, [one[name] for one in each]) for name in each[0]}

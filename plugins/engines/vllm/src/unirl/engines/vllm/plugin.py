@@ -29,6 +29,7 @@ SPEC = EngineSpec(
         Cap.LOG_PROBS_TOKEN: Support.NATIVE,
         Cap.CONDITIONS: Support.NO,
         Cap.GUIDANCE: Support.NO,
+        Cap.PLUGIN_SAMPLERS: Support.NO,
         Cap.MEDIA_REFS: Support.NO,
         Cap.WEIGHTS_SHARED: Support.NO,
         Cap.WEIGHTS_FULL: Support.NATIVE,

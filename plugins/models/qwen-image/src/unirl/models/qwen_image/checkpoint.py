@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,8 @@ def find(config: QwenImageConfig) -> Path:
     return find_checkpoint(config.path, layout="diffusers", example="Qwen/Qwen-Image", fetch=fetch)
 
 
-def load_pipeline(folder: Path, config: QwenImageConfig) -> QwenImagePipeline:
-    """All components of the checkpoint in `folder`, each in its dtype, on the CPU.
+def load_pipeline(folder: Path, config: QwenImageConfig, parts: Mapping[str, Any]) -> QwenImagePipeline:
+    """All components of the checkpoint in `folder`, each in its dtype, on the CPU; `parts` in place of its own.
 
     Raises RecipeError, key `model.path`, when it is not there, incomplete, or of another pipeline or purpose.
     """
@@ -55,9 +56,9 @@ def load_pipeline(folder: Path, config: QwenImageConfig) -> QwenImagePipeline:
         folder, title="Qwen-Image", logs=(diffusers_logging, transformers_logging), errors=(SafetensorError,)
     ):
         pipeline = QwenImagePipeline.from_pretrained(
-            folder, dtype=dtypes, variant=config.variant, local_files_only=True, use_safetensors=True
+            folder, dtype=dtypes, variant=config.variant, local_files_only=True, use_safetensors=True, **parts
         )
-    check_filled(folder, pipeline.components)
+    check_filled(folder, pipeline.components, given=parts)
     _check_prefix(pipeline, folder)
     return pipeline
 

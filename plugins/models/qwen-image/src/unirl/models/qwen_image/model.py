@@ -1,3 +1,5 @@
+# diffusers exports its classes lazily, which pyright cannot see.
+# pyright: reportPrivateImportUsage=false
 """Qwen-Image as a diffusion stage, on the components of diffusers' own pipeline.
 
 Source: Qwen-Image technical report, arXiv 2508.02324; verified against diffusers' `QwenImagePipeline`.
@@ -10,6 +12,7 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+from diffusers import QwenImageTransformer2DModel
 from torch import Tensor
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.numerics.diffusion.pipeline_model import PipelineModel
@@ -24,9 +27,9 @@ _PATCH = 2
 """Side of the patches that the pipeline packs into tokens."""
 
 
-def build(config: QwenImageConfig, *, device: Any) -> QwenImageModel:
+def build(config: QwenImageConfig, *, device: Any, lazy: bool = False) -> QwenImageModel:
     """The model, its encoder and VAE frozen. Raises RecipeError when the checkpoint or a setting is wrong."""
-    return QwenImageModel(config, device=torch.device(device))
+    return QwenImageModel(config, device=torch.device(device), lazy=lazy)
 
 
 class QwenImageModel(PipelineModel):
@@ -39,13 +42,16 @@ class QwenImageModel(PipelineModel):
 
     spec = SPEC
 
-    def __init__(self, config: QwenImageConfig, *, device: torch.device) -> None:
-        super().__init__(config, find=find, load=load_pipeline, device=device)
+    def __init__(self, config: QwenImageConfig, *, device: torch.device, lazy: bool) -> None:
+        super().__init__(
+            config, find=find, load=load_pipeline, transformer=QwenImageTransformer2DModel, device=device, lazy=lazy
+        )
         self.max_sequence_length = self.pipeline.tokenizer_max_length
 
-    def encode_texts(self, texts: Sequence[str], *, length: int) -> Mapping[str, Tensor]:
+    def encode_texts(self, texts: Sequence[str], *, sampling: LatentSamplingConfig) -> Mapping[str, Tensor]:
         """Each prompt stands in the pipeline's template, whose tokens before it are dropped after the encoder has read
         them; those behind it count towards the length."""
+        length = sampling.max_sequence_length
         template, prefix = self.pipeline.prompt_template_encode, self.pipeline.prompt_template_encode_start_idx
         tokens = self.pipeline.tokenizer(
             [template.format(text) for text in texts],

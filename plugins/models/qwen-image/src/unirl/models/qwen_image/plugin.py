@@ -19,6 +19,7 @@ SPEC = ModelSpec(
         Cap.LORA: Support.NATIVE,
         Cap.GUIDANCE: Support.NATIVE,
         Cap.CONDITIONS: Support.NATIVE,
+        Cap.LAZY_BUILD: Support.NATIVE,
     },
     tracks={"image": "latent"},
     trainable="transformer",

@@ -1,75 +1,17 @@
-"""The checkpoint's own causal language models, whose forward can also end in log-probs in place of logits.
-
-Both ends lie inside the forward of the module that trains, so that whatever wraps that module (FSDP2 gathers what its
-root holds before the forward, and frees it after) has the output projection at hand.
-"""
+"""The checkpoint's own causal language models, whose forward can also end in log-probs in place of logits."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import Tensor
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3_moe import modeling_qwen3_moe
-from unirl.core.errors import RecipeError
-from unirl.numerics.tokens.log_probs import output_logits, token_log_probs
+from unirl.numerics.tokens.token_scores import TokenScores
 
 __all__ = ["Qwen3ForCausalLM", "Qwen3MoeForCausalLM"]
 
 
-class _TokenScores:
-    """Two further ends of the forward. Without `targets` and `last_logits` it is that of transformers."""
-
-    model: Any
-    lm_head: Any
-
-    def forward(
-        self,
-        *args: Any,
-        target_index: Tensor | None = None,
-        targets: Tensor | None = None,
-        temperature: float = 1.0,
-        with_entropy: bool = False,
-        chunk: int | None = None,
-        last_logits: bool = False,
-        **kwargs: Any,
-    ) -> Any:
-        """Log-probs, next logits, or what transformers gives.
-
-        targets: [T] int64, with target_index [T] into the flattened [B * L] positions: returns log-probs [T] of the
-        targets and their entropies [T] or None, see `token_log_probs`.
-        last_logits: returns logits [B, V] fp32 after the last position, and the cache.
-        """
-        if targets is None and not last_logits:
-            return super().forward(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
-        weight = self._output_weight()
-        outputs = self.model(*args, **kwargs)
-        hidden: Tensor = outputs.last_hidden_state
-        if targets is None:
-            return output_logits(hidden[:, -1], weight), outputs.past_key_values
-        return token_log_probs(
-            hidden.flatten(0, 1)[target_index],
-            weight,
-            targets,
-            temperature=temperature,
-            chunk=chunk,
-            with_entropy=with_entropy,
-        )
-
-    def _output_weight(self) -> Tensor:
-        # An adapter wraps the layer and shows the weight below it: its own part would be left out without a word.
-        if type(self.lm_head) is not torch.nn.Linear:
-            raise RecipeError(
-                "backend.lora.targets: got 'lm_head', but qwen3 computes log-probs from the output projection "
-                "itself and takes no adapter on it. Leave it out."
-            )
-        return self.lm_head.weight
-
-
-class Qwen3ForCausalLM(_TokenScores, modeling_qwen3.Qwen3ForCausalLM):
+class Qwen3ForCausalLM(TokenScores, modeling_qwen3.Qwen3ForCausalLM):
     """Named as in transformers, so that what `save_pretrained` writes is an ordinary checkpoint."""
 
 
-class Qwen3MoeForCausalLM(_TokenScores, modeling_qwen3_moe.Qwen3MoeForCausalLM):
+class Qwen3MoeForCausalLM(TokenScores, modeling_qwen3_moe.Qwen3MoeForCausalLM):
     """Named as in transformers, so that what `save_pretrained` writes is an ordinary checkpoint."""

@@ -4,26 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unirl.core.limits import limit, one_of
-from unirl.core.specs.config import PartConfig
-from unirl.numerics.model_files import DTYPES
+from unirl.numerics.tokens.causal_lm_config import CausalLmConfig
 
 __all__ = ["Qwen3Config"]
 
 
 @dataclass
-class Qwen3Config(PartConfig):
-    path: str = "???"
-    """Folder in the transformers layout, or hub id such as `Qwen/Qwen3-0.6B`."""
-    revision: str | None = None
-    """Branch, tag or commit of a hub id; None is its main branch."""
-    dtype: str = one_of(*DTYPES, default="float32")
-    """Dtype of the weights: `float32`, `bfloat16` or `float16`. Log-probs and sampled logits are always fp32."""
-    autocast: str | None = one_of(*DTYPES, default=None)
-    """Run the decoder under autocast to this dtype, keeping float32 master weights; None turns autocast off."""
-    attention: str = one_of("auto", "sdpa", "eager", "flash_attention_2", default="auto")
-    """`sdpa`, `eager` or `flash_attention_2`; `auto` uses flash attention if it is installed and the model runs on a
-    GPU in 16 bit, else sdpa."""
-    logits_chunk: int = limit(0, least=0)
-    """Tokens per chunk of logits when computing log-probs; 0 takes as many as fit in 256 MiB. Affects memory, not
-    results."""
+class Qwen3Config(CausalLmConfig):
+    """Those of every language model in the transformers layout."""

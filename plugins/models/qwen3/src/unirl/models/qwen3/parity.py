@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from unirl.conformance.reference import TextReferenceRun
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import TextSamplingConfig
 
 __all__ = ["run"]
 
 
 @torch.no_grad()
-def run(folder: Path, *, prompts: Sequence[str], sampling: TextSamplingConfig) -> TextReferenceRun:
+def run(folder: Path, *, inputs: Inputs, sampling: TextSamplingConfig) -> TextReferenceRun:
     """`apply_chat_template`, `generate` and a plain forward, in fp32 on the CPU, one prompt after the other: without
     padding, so without anything that padding could spoil. Fits `unirl.conformance.reference.RunTextReference`.
     """
@@ -27,7 +27,7 @@ def run(folder: Path, *, prompts: Sequence[str], sampling: TextSamplingConfig) -
     causal_lm.eval()
     ends = causal_lm.generation_config.eos_token_id
     stops = [*(ends if isinstance(ends, list) else [ends]), *sampling.stop_token_ids]
-    asked = [_prompt(tokenizer, prompt, sampling) for prompt in prompts]
+    asked = [_prompt(tokenizer, prompt, sampling) for prompt in inputs.texts]
     texts: list[Tensor] = []
     log_probs: list[Tensor] = []
     for tokens in asked:

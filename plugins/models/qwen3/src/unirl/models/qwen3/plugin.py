@@ -14,8 +14,9 @@ _CAPABILITIES = {
     Cap.LORA: Support.NATIVE,
     Cap.GUIDANCE: Support.NO,
     Cap.CONDITIONS: Support.NO,
+    Cap.LAZY_BUILD: Support.NATIVE,
 }
-_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+_TARGETS, _BLOCKS = (f"unirl.numerics.module_names:{function}" for function in ("attention_layers", "unsplit_blocks"))
 
 SPEC = ModelSpec(
     name="qwen3",
@@ -25,8 +26,8 @@ SPEC = ModelSpec(
     capabilities=_CAPABILITIES,
     tracks={"text": "text"},
     trainable="causal_lm",
-    lora_targets=_ATTENTION,
-    wrap_blocks=("Qwen3DecoderLayer",),
+    lora_targets=_TARGETS,
+    wrap_blocks=_BLOCKS,
     # Not attention: the norms of queries and keys are shared by all heads, and a rank would have the gradient of its
     # own heads alone.
     tensor_parallel={
@@ -53,8 +54,8 @@ MOE = ModelSpec(
     capabilities=_CAPABILITIES,
     tracks={"text": "text"},
     trainable="causal_lm",
-    lora_targets=_ATTENTION,
-    wrap_blocks=("Qwen3MoeDecoderLayer",),
+    lora_targets=_TARGETS,
+    wrap_blocks=_BLOCKS,
     tiny=Miniature(
         write="unirl.models.qwen3.tiny:write_moe", sampling={"max_new_tokens": 8}, lora_layers=8, wrap_blocks=2
     ),

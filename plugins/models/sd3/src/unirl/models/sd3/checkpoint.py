@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from diffusers import StableDiffusion3Pipeline
 from diffusers.utils import logging as diffusers_logging
@@ -38,8 +40,8 @@ _T5 = ("text_encoder_3", "tokenizer_3")
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "spiece.model")
 
 
-def load_pipeline(folder: Path, config: Sd3Config) -> StableDiffusion3Pipeline:
-    """All components of the checkpoint in `folder`, each in its dtype, on the CPU.
+def load_pipeline(folder: Path, config: Sd3Config, parts: Mapping[str, Any]) -> StableDiffusion3Pipeline:
+    """All components of the checkpoint in `folder`, each in its dtype, on the CPU; `parts` in place of its own.
 
     Raises RecipeError, key `model.path`, when it is not there, not a Stable Diffusion 3 checkpoint or incomplete.
     """
@@ -49,9 +51,9 @@ def load_pipeline(folder: Path, config: Sd3Config) -> StableDiffusion3Pipeline:
         folder, title="Stable Diffusion 3", logs=(diffusers_logging, transformers_logging), errors=(SafetensorError,)
     ):
         pipeline = StableDiffusion3Pipeline.from_pretrained(
-            folder, dtype=dtypes, variant=config.variant, local_files_only=True, use_safetensors=True, **absent
+            folder, dtype=dtypes, variant=config.variant, local_files_only=True, use_safetensors=True, **absent, **parts
         )
-    check_filled(folder, pipeline.components)
+    check_filled(folder, pipeline.components, given=parts)
     return pipeline
 
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unirl.core.limits import limit
 from unirl.numerics.diffusion.pipeline_config import PipelineConfig
 
-__all__ = ["Sd3Config"]
+__all__ = ["Sd3Config", "Sd3Options"]
 
 
 @dataclass
 class Sd3Config(PipelineConfig):
     use_t5: bool = True
     """Load the T5 encoder, if the checkpoint has one. Without it its embeddings are zeros, as in diffusers."""
+
+
+@dataclass
+class Sd3Options:
+    """`sampling.options` of its images."""
+
+    clip_skip: int = limit(0, least=0)
+    """Layers of both CLIP encoders to skip from the end; 0 takes the last but one, as the pipeline does by itself."""

@@ -1,3 +1,5 @@
+# diffusers exports its classes lazily, which pyright cannot see.
+# pyright: reportPrivateImportUsage=false
 """Stable Diffusion 3 and 3.5 as a diffusion stage, on the components of diffusers' own pipeline.
 
 Source: Stable Diffusion 3, arXiv 2403.03206; verified against diffusers' `StableDiffusion3Pipeline`.
@@ -9,20 +11,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
+from diffusers import SD3Transformer2DModel
 from torch import Tensor
+from unirl.core.errors import RecipeError
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.numerics.diffusion.pipeline_model import PipelineModel
 
 from .checkpoint import find, load_pipeline
-from .config import Sd3Config
+from .config import Sd3Config, Sd3Options
 from .plugin import SPEC
 
 __all__ = ["Sd3Model", "build"]
 
 
-def build(config: Sd3Config, *, device: Any) -> Sd3Model:
+def build(config: Sd3Config, *, device: Any, lazy: bool = False) -> Sd3Model:
     """The model, its encoders and VAE frozen. Raises RecipeError when the checkpoint or a setting is wrong."""
-    return Sd3Model(config, device=torch.device(device))
+    return Sd3Model(config, device=torch.device(device), lazy=lazy)
 
 
 class Sd3Model(PipelineModel):
@@ -35,19 +39,28 @@ class Sd3Model(PipelineModel):
     max_sequence_length = 512
     """What diffusers' pipeline allows the T5 tokens."""
 
-    def __init__(self, config: Sd3Config, *, device: torch.device) -> None:
-        super().__init__(config, find=find, load=load_pipeline, device=device)
+    def __init__(self, config: Sd3Config, *, device: torch.device, lazy: bool) -> None:
+        super().__init__(
+            config, find=find, load=load_pipeline, transformer=SD3Transformer2DModel, device=device, lazy=lazy
+        )
         self.token_side = self.pipeline.patch_size
+        encoders = (self.pipeline.text_encoder, self.pipeline.text_encoder_2)
+        self._clip_layers: list[int] = [encoder.config.num_hidden_layers for encoder in encoders]
         self.keep_timestep_fp32(cast(torch.nn.Module, self.transformer.time_text_embed))
 
-    def encode_texts(self, texts: Sequence[str], *, length: int) -> Mapping[str, Tensor]:
+    def encode_texts(self, texts: Sequence[str], *, sampling: LatentSamplingConfig) -> Mapping[str, Tensor]:
+        skipped = Sd3Options(**sampling.options).clip_skip
+        most = min(self._clip_layers) - 1
+        if skipped > most:
+            raise RecipeError(f"sampling.options.clip_skip: got {skipped}; this checkpoint takes 0 to {most}.")
         embeds, _, pooled, _ = self.pipeline.encode_prompt(
             prompt=texts,
             prompt_2=None,
             prompt_3=None,
             device=self.device,
             do_classifier_free_guidance=False,
-            max_sequence_length=length,
+            max_sequence_length=sampling.max_sequence_length,
+            clip_skip=skipped,
         )
         return {"prompt_embeds": embeds, "pooled": pooled}
 

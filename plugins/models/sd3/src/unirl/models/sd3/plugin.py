@@ -19,8 +19,10 @@ SPEC = ModelSpec(
         Cap.LORA: Support.NATIVE,
         Cap.GUIDANCE: Support.NATIVE,
         Cap.CONDITIONS: Support.NATIVE,
+        Cap.LAZY_BUILD: Support.NATIVE,
     },
     tracks={"image": "latent"},
+    options={"image": "unirl.models.sd3.config:Sd3Options"},
     trainable="transformer",
     lora_targets=(
         "attn.to_q",

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from diffusers import WanPipeline
 from diffusers.utils import logging as diffusers_logging
@@ -44,8 +46,8 @@ def find(config: Wan21Config) -> Path:
     return find_checkpoint(config.path, layout="diffusers", example=_EXAMPLE, fetch=fetch)
 
 
-def load_pipeline(folder: Path, config: Wan21Config) -> WanPipeline:
-    """All components of the checkpoint in `folder`, each in its dtype, on the CPU.
+def load_pipeline(folder: Path, config: Wan21Config, parts: Mapping[str, Any]) -> WanPipeline:
+    """All components of the checkpoint in `folder`, each in its dtype, on the CPU; `parts` in place of its own.
 
     Raises RecipeError, key `model.path`, when it is not there, incomplete, or of another pipeline or purpose.
     """
@@ -55,9 +57,9 @@ def load_pipeline(folder: Path, config: Wan21Config) -> WanPipeline:
         folder, title="Wan 2.1", logs=(diffusers_logging, transformers_logging), errors=(SafetensorError,)
     ):
         pipeline = WanPipeline.from_pretrained(
-            folder, dtype=dtypes, variant=config.variant, local_files_only=True, use_safetensors=True
+            folder, dtype=dtypes, variant=config.variant, local_files_only=True, use_safetensors=True, **parts
         )
-    check_filled(folder, pipeline.components)
+    check_filled(folder, pipeline.components, given=parts)
     return pipeline
 
 

@@ -1,3 +1,5 @@
+# diffusers exports its classes lazily, which pyright cannot see.
+# pyright: reportPrivateImportUsage=false
 """Wan 2.1 as a diffusion stage, on the components of diffusers' own pipeline.
 
 Source: Wan technical report, arXiv 2503.20314; verified against diffusers' `WanPipeline`.
@@ -9,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
+from diffusers import WanTransformer3DModel
 from torch import Tensor
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.numerics.diffusion.pipeline_model import PipelineModel
@@ -20,9 +23,9 @@ from .plugin import SPEC
 __all__ = ["Wan21Model", "build"]
 
 
-def build(config: Wan21Config, *, device: Any) -> Wan21Model:
+def build(config: Wan21Config, *, device: Any, lazy: bool = False) -> Wan21Model:
     """The model, its encoder and VAE frozen. Raises RecipeError when the checkpoint or a setting is wrong."""
-    return Wan21Model(config, device=torch.device(device))
+    return Wan21Model(config, device=torch.device(device), lazy=lazy)
 
 
 class Wan21Model(PipelineModel):
@@ -35,18 +38,20 @@ class Wan21Model(PipelineModel):
     spec = SPEC
     max_sequence_length = 512
 
-    def __init__(self, config: Wan21Config, *, device: torch.device) -> None:
-        super().__init__(config, find=find, load=load_pipeline, device=device)
+    def __init__(self, config: Wan21Config, *, device: torch.device, lazy: bool) -> None:
+        super().__init__(
+            config, find=find, load=load_pipeline, transformer=WanTransformer3DModel, device=device, lazy=lazy
+        )
         self.token_side = cast(Any, self.transformer.config).patch_size[-1]
         self.keep_timestep_fp32(cast(torch.nn.Module, self.transformer.condition_embedder))
         self.transformer.register_forward_hook(_own_memory)
 
-    def encode_texts(self, texts: Sequence[str], *, length: int) -> Mapping[str, Tensor]:
+    def encode_texts(self, texts: Sequence[str], *, sampling: LatentSamplingConfig) -> Mapping[str, Tensor]:
         embeds, _ = self.pipeline.encode_prompt(
             prompt=list(texts),
             do_classifier_free_guidance=False,
             device=self.device,
-            max_sequence_length=length,
+            max_sequence_length=sampling.max_sequence_length,
         )
         return {"prompt_embeds": embeds}
 

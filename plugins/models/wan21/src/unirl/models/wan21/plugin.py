@@ -19,8 +19,11 @@ SPEC = ModelSpec(
         Cap.LORA: Support.NATIVE,
         Cap.GUIDANCE: Support.NATIVE,
         Cap.CONDITIONS: Support.NATIVE,
+        Cap.LAZY_BUILD: Support.NATIVE,
     },
     tracks={"video": "latent"},
+    # What diffusers' example exports videos with.
+    fps=16.0,
     trainable="transformer",
     lora_targets=(
         "attn1.to_q",

@@ -11,7 +11,7 @@ from unirl.core.specs.config import RewardConfig
 from unirl.core.types.sampling import TextSamplingConfig
 
 if TYPE_CHECKING:
-    from unirl.core.specs.plan import Plan
+    from unirl.core.specs.plan import Plan, Stage
 
 __all__ = ["MathConfig"]
 
@@ -53,7 +53,7 @@ class MathConfig(RewardConfig):
     timeout_s: float = limit(5.0, above=0)
     """Maximum CPU seconds per answer, for `math-verify`."""
 
-    def problems(self, plan: Plan | None) -> Iterator[Reason]:
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Settings of another method, and a length penalty that no completion can reach."""
         if self.needs_box and self.method != "math-verify":
             yield Reason(key=".needs_box", text="got true, but it is for method=math-verify.")
@@ -61,9 +61,9 @@ class MathConfig(RewardConfig):
         if not (letters.isascii() and letters.isalpha()) or len(set(letters.upper())) < len(letters):
             yield Reason(key=".choices", text=f"got {letters!r}, expected one letter for each option, such as ABCDE.")
         if self.truncated == "soft":
-            yield from self._of_soft(plan)
+            yield from self._of_soft(stage)
 
-    def _of_soft(self, plan: Plan | None) -> Iterator[Reason]:
+    def _of_soft(self, stage: Stage | None) -> Iterator[Reason]:
         if self.max_tokens is None:
             yield Reason(
                 key=".max_tokens",
@@ -74,12 +74,11 @@ class MathConfig(RewardConfig):
                 key=".overlong_buffer",
                 text=f"got {self.overlong_buffer}, expected at most max_tokens = {self.max_tokens}.",
             )
-        elif plan is not None:
-            sampled = [one.max_new_tokens for one in plan.sampling.values() if isinstance(one, TextSamplingConfig)]
-            first = self.max_tokens - self.overlong_buffer
-            if sampled and first >= max(sampled):
+        elif stage is not None and isinstance(stage.sampling, TextSamplingConfig):
+            longest, first = stage.sampling.max_new_tokens, self.max_tokens - self.overlong_buffer
+            if first >= longest:
                 yield Reason(
                     key=".max_tokens",
                     text=f"the penalty of truncated=soft begins after {first} tokens, and no completion has more than "
-                    f"sampling.max_new_tokens = {max(sampled)}; set max_tokens=${{sampling.max_new_tokens}}.",
+                    f"sampling.max_new_tokens = {longest}; set max_tokens=${{sampling.max_new_tokens}}.",
                 )

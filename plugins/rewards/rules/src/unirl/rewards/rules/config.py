@@ -11,7 +11,7 @@ from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import RewardConfig
 
 if TYPE_CHECKING:
-    from unirl.core.specs.plan import Plan
+    from unirl.core.specs.plan import Plan, Stage
 
 __all__ = [
     "BrightnessConfig",
@@ -69,20 +69,18 @@ class FunctionConfig(RewardConfig):
         if colon and file.endswith(".py"):
             self.target = f"{Path(file).expanduser().absolute()}:{name}"
 
-    def problems(self, plan: Plan | None) -> Iterator[Reason]:
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Also a missing function or one for another medium, as far as can be told without running it."""
-        from unirl.core.match.match import medium_of
-
         from .function_target import Target, problems
 
-        yield from super().problems(plan)
+        yield from super().problems(plan, stage)
         try:
             target = Target.of(self.target)
         except ValueError as error:
             yield Reason(key=".target", text=str(error))
             return
-        if plan is not None:
-            yield from (Reason(key=".target", text=text) for text in problems(target, medium=medium_of(plan)))
+        if stage is not None:
+            yield from (Reason(key=".target", text=text) for text in problems(target, medium=stage.medium))
 
     def required_metadata(self) -> Sequence[str]:
         """Parameters without a default that are not media or prompts, as far as can be told without running it."""

@@ -25,8 +25,6 @@ ANIMATION = 320
 """Longest edge of an animation, in pixels."""
 STRIP = 6
 """Most frames of a strip."""
-DEFAULT_RATE = 8.0
-"""Frames per second of a video that does not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +87,7 @@ class MediaFolder:
             self._index("texts", key, files, captions, step=step)
         elif media.kind != "audio":
             shown = media.arrays[: self._max_images]
-            save = self._image if media.kind == "image" else partial(self._video, rate=media.rate or DEFAULT_RATE)
+            save = self._image if media.rate is None else partial(self._video, rate=media.rate)
             files = [save(key, number, array, step) for number, array in enumerate(shown)]
             self._index("images", key, files, captions, step=step)
 

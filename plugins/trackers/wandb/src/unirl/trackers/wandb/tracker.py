@@ -27,8 +27,6 @@ STEP = "step"
 """The axis of every chart: steps completed. W&B's own counter only counts calls."""
 
 
-DEFAULT_RATE = 8.0
-"""Frames per second of a video that does not say."""
 TEXT_COLUMNS = ("prompt", "text", "reward", "truncated")
 """Columns of a table of texts."""
 
@@ -135,11 +133,12 @@ class WandbTracker:
             self._run.log({STEP: step, f"{key}/texts": self._table(media.texts, captions)})
         elif media.kind != "audio":
             shown = list(zip(media.arrays[: self._config.max_images], captions, strict=False))
-            if media.kind == "image":
+            if media.rate is None:
                 sent = [wandb.Image(_pixels(image).numpy(), caption=caption) for image, caption in shown]
             else:
-                rate = media.rate or DEFAULT_RATE
-                sent = [wandb.Video(_gif(video, rate=rate), caption=caption, format="gif") for video, caption in shown]
+                sent = [
+                    wandb.Video(_gif(video, rate=media.rate), caption=caption, format="gif") for video, caption in shown
+                ]
             self._run.log({STEP: step, key: sent})
 
     def _table(self, texts: Sequence[str], captions: Sequence[str]) -> wandb.Table:

@@ -10,7 +10,7 @@ from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import PartConfig
 
 if TYPE_CHECKING:
-    from unirl.core.specs.plan import Plan
+    from unirl.core.specs.plan import Plan, Stage
 
 __all__ = ["TransferQueueConfig"]
 
@@ -36,7 +36,7 @@ class TransferQueueConfig(PartConfig):
     start_timeout_s: float = limit(120.0, above=0)
     """Maximum time for the processes that the run starts to come up, in seconds."""
 
-    def problems(self, plan: Plan | None) -> Iterator[Reason]:
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Settings of another storage or protocol, and an invalid address."""
         if self.master and not self.master.rpartition(":")[2].isdigit():
             yield Reason(key=".master", text=f"got {self.master!r}, expected host:port.")

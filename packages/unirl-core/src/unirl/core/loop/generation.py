@@ -1,0 +1,61 @@
+"""Generating a rollout stage by stage: children go on from what their parents wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from ..types.rollout import Rollout
+from .parts import Parts, generate, sampled_policy
+from .requests import child_request
+
+if TYPE_CHECKING:
+    from ..roles import Policy
+    from ..specs.plan import Plan, Stage
+    from ..types.request import Request
+    from ..types.track import Track
+
+__all__ = ["generate_stages"]
+
+
+def generate_stages(
+    parts: Parts,
+    plan: Plan,
+    requests: Mapping[str, Request],
+    *,
+    versions: Mapping[str, int],
+    during: Callable[[Stage], AbstractContextManager[None]],
+    evaluated: Policy | None = None,
+) -> Rollout:
+    """The tracks of all stages, parents first, their echoes verified.
+
+    requests: of the stages made from prompts.  versions: of the weights that each stage samples with.
+    during: entered around each call of an engine.  evaluated: generate for an evaluation of this policy.
+    """
+    tracks: dict[str, Track] = {}
+    prompt_of: dict[str, dict[str, str]] = {}
+    """Stage -> group of the root sample behind each of its samples."""
+    like = next(iter(requests.values()))
+    for stage in plan.stages:
+        with during(stage):
+            if stage.parent is None:
+                request = requests[stage.name]
+                roots = request.group_ids
+            else:
+                parent = tracks[stage.parent]
+                known = prompt_of[stage.parent]
+                request = child_request(
+                    parent,
+                    stage=stage,
+                    prompt_ids=[known[name] for name in parent.sample_ids],
+                    model=parts.models[stage.learner.name],
+                    like=like,
+                    policy_version=versions[stage.name],
+                    evaluates=evaluated is not None,
+                )
+                roots = tuple(known[name] for name in request.inputs.ids)
+            with sampled_policy(parts, stage, evaluated):
+                tracks[stage.name] = generate(parts.engines[stage.name], request, parent=stage.parent)
+        prompt_of[stage.name] = dict(zip(request.sample_ids, roots, strict=True))
+    return Rollout(tracks=tracks)

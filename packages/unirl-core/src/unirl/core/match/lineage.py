@@ -1,0 +1,115 @@
+"""Whether the stages of a plan fit together: who feeds whom, and who is trained on what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..limits import Reason
+
+if TYPE_CHECKING:
+    from ..specs.plan import Plan, Stage
+
+__all__ = ["lineage"]
+
+
+def lineage(plan: Plan) -> Iterator[Reason]:
+    """Yields a reason for each stage that the others leave without input, without a signal, or unused."""
+    if not plan.trained:
+        yield Reason(
+            key="algorithm", text="no stage is trained on: every model is frozen or has no algorithm. Add a backend."
+        )
+    for learner in plan.learners.values():
+        stages = [stage for stage in plan.trained if stage.learner.name == learner.name]
+        if learner.backend is not None and not stages:
+            yield Reason(
+                key=learner.backend.key,
+                text=f"got {learner.backend.name!r}, but no stage of this model has an algorithm, so it never trains. "
+                "Remove the backend, or give a stage an algorithm.",
+            )
+        yield from _same_updates(stages)
+    for stage in plan.stages:
+        if stage.settings.credit != "none" and stage.name in plan.rewards:
+            yield Reason(
+                key=f"reward.{stage.name}",
+                text=f"stage {stage.name!r} gives credit under its own name; name the reward otherwise.",
+            )
+        yield from _inputs(plan, stage)
+        yield from _signal(plan, stage)
+    if len(plan.stages) > 1 and plan.data.dynamic_sampling_rounds > 0:
+        yield Reason(
+            key="data.dynamic_sampling_rounds",
+            text=f"got {plan.data.dynamic_sampling_rounds}, expected 0: dynamic sampling does not support plans with "
+            f"several tracks ({', '.join(stage.name for stage in plan.stages)}).",
+        )
+
+
+def _same_updates(stages: list[Stage]) -> Iterator[Reason]:
+    """Stages of one model are trained together, in the same optimizer steps and by the same forward."""
+    for key in ("updates_per_step", "replay", "packing"):
+        values = {stage.name: getattr(stage.train, key) for stage in stages}
+        if len(set(values.values())) > 1:
+            yield Reason(
+                key=f"train.{key}",
+                text=f"got {values} for stages of one model, expected one value: each optimizer step takes a share of "
+                "all of them.",
+            )
+    if len(stages) > 1 and any(stage.needs.critic for stage in stages):
+        yield Reason(
+            key="algorithm",
+            text=f"stages {', '.join(stage.name for stage in stages)} train one model together, and an algorithm of "
+            "theirs trains a critic, which works for a model with one stage. Choose algorithms without a critic.",
+        )
+
+
+def _inputs(plan: Plan, stage: Stage) -> Iterator[Reason]:
+    settings, at = stage.settings, f"stages.{stage.name}"
+    if stage.parent is None:
+        if settings.credit != "none":
+            yield Reason(
+                key=f"{at}.credit", text=f"got {settings.credit!r}, but there is no parent stage to give credit to."
+            )
+        return
+    parent = plan.stage(stage.parent)
+    if parent.kind != "text":
+        yield Reason(
+            key=f"{at}.parent",
+            text=f"got {parent.name!r}, which generates {parent.medium}; expected a text stage, whose completions "
+            "are the prompts of this one.",
+        )
+    if any("needs" in roles.values() for roles in stage.model.spec.inputs.values()):
+        yield Reason(
+            key=f"{at}.parent",
+            text=f"model {stage.model.name!r} needs media, and stage {parent.name!r} gives it text alone. Choose "
+            "another model.",
+        )
+    if settings.credit != "none" and parent.algorithm is None:
+        yield Reason(
+            key=f"{at}.credit",
+            text=f"got {settings.credit!r}, but stage {parent.name!r} is not trained on. Use none, or train it.",
+        )
+    if settings.credit != "none" and not _has_rewards(plan, stage):
+        yield Reason(
+            key=f"{at}.credit",
+            text=f"got {settings.credit!r}, but nothing scores stage {stage.name!r}, so there is no reward to pass on. "
+            f"Add a reward for {stage.medium}, or use none.",
+        )
+
+
+def _signal(plan: Plan, stage: Stage) -> Iterator[Reason]:
+    if stage.algorithm is None or stage.needs.reward == "none" or not plan.rewards:
+        return
+    if not _has_rewards(plan, stage):
+        children = ", ".join(f"stages.{child.name}.credit=mean" for child in plan.children(stage.name))
+        advice = f"Set {children}, or add a reward" if children else "Add a reward"
+        yield Reason(
+            key=stage.algorithm.key,
+            text=f"stage {stage.name!r} trains, and neither a reward nor credit of another stage gives it a signal. "
+            f"{advice} that scores {stage.medium}.",
+        )
+
+
+def _has_rewards(plan: Plan, stage: Stage) -> bool:
+    """Whether samples of a stage get a reward: their own, or credit."""
+    credited = (child for child in plan.children(stage.name) if child.settings.credit != "none")
+    return bool(stage.rewards) or any(_has_rewards(plan, child) for child in credited)

@@ -1,0 +1,118 @@
+"""Whether a stage's sampling settings fit its engine, its model and what its algorithm needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
+
+from ..limits import Reason
+from ..specs.capability import Cap
+from ..specs.options import model_option_problems
+from ..specs.plan import Stage
+from ..types.sampling import LatentSamplingConfig, TextSamplingConfig
+from .samplers import noiseless, sampler_problems
+from .wording import lacks
+
+if TYPE_CHECKING:
+    from ..plugins.catalog import Catalog
+
+__all__ = ["DETERMINISTIC_KERNELS", "sampling_problems"]
+
+DETERMINISTIC_KERNELS = ("euler", "dpm2")
+"""Kernels without noise: they have no log-prob, so no algorithm that takes ratios can train on them."""
+
+
+def sampling_problems(stage: Stage, *, key: str, catalog: Catalog | None) -> Iterator[Reason]:
+    """Yields a reason for each setting that cannot be honoured.
+
+    key: of its sampling section; that of evaluation is `eval.` before it.  catalog: of plugins that offer kernels and
+    guidances.
+    """
+    yield from _options(stage, key=key)
+    if isinstance(stage.sampling, TextSamplingConfig):
+        yield from _text(key, stage.sampling, stage)
+    else:
+        yield from _latent(key, stage.sampling, stage, catalog=catalog)
+
+
+def _options(stage: Stage, *, key: str) -> Iterator[Reason]:
+    """Reasons against the model's own settings, of training and where evaluation has others."""
+    sections = {key: stage.sampling.options}
+    if "options" in stage.eval_sampling:
+        sections[f"eval.{key}"] = stage.evaluation.options
+    for where, given in sections.items():
+        yield from model_option_problems(
+            given, key=where, track=stage.track, model=stage.model.spec, engine=stage.engine.spec
+        )
+
+
+def _latent(key: str, sampling: LatentSamplingConfig, stage: Stage, *, catalog: Catalog | None) -> Iterator[Reason]:
+    own = list(_rollouts(key, sampling, stage, catalog=catalog))
+    yield from own
+    reply = {reason.text for reason in own}
+    evaluated = _rollouts(f"eval.{key}", cast(LatentSamplingConfig, stage.evaluation), stage, catalog=catalog)
+    yield from (reason for reason in evaluated if reason.text not in reply)
+    if sampling.sde.per_group:
+        yield from lacks(stage.engine.key, stage.engine.spec, Cap.SDE_STEPS_PER_GROUP, asks=f"{key}.sde.per_group")
+    if stage.needs.stochastic:
+        yield from _stochastic(key, sampling, stage)
+        if not own and stage.algorithm is not None and (why := noiseless(sampling)):
+            yield Reason(
+                key=f"{key}.kernel", text=f"algorithm {stage.algorithm.name!r} takes ratios of log-probs; {why}"
+            )
+    yield from (reason.under(f"{key}.sde") for reason in sampling.sde.problems(sampling.num_inference_steps))
+
+
+def _rollouts(key: str, sampling: LatentSamplingConfig, stage: Stage, *, catalog: Catalog | None) -> Iterator[Reason]:
+    """Whether the engine supports the latent sampling settings at `key`, of training or of evaluation."""
+    engine, model = stage.engine.spec, stage.model.spec
+    if sampling.frames > 1 and not (sampling.fps or model.fps):
+        text = f"got 0 for videos, and model {model.name!r} states no rate of its own; set frames per second."
+        yield Reason(key=f"{key}.fps", text=text)
+    yield from sampler_problems(key, sampling, engine, catalog=catalog)
+    if sampling.is_guided:
+        asks = f"guidance_scale {sampling.guidance_scale}"
+        asks = asks if sampling.guidance_scale != 1.0 else f"guidance_mode {sampling.guidance_mode!r}"
+        yield from lacks(stage.engine.key, engine, Cap.GUIDANCE, asks=asks)
+        yield from lacks(stage.model.key, model, Cap.GUIDANCE, asks=asks)
+
+
+def _stochastic(key: str, sampling: LatentSamplingConfig, stage: Stage) -> Iterator[Reason]:
+    assert stage.algorithm is not None
+    asks = f"algorithm {stage.algorithm.name!r} takes ratios of log-probs"
+    if sampling.kernel in DETERMINISTIC_KERNELS:
+        yield Reason(
+            key=f"{key}.kernel",
+            text=f"{asks}, and {sampling.kernel!r} is deterministic; use flow-sde, dance-sde or cps.",
+        )
+    elif sampling.eta <= 0:
+        yield Reason(
+            key=f"{key}.eta",
+            text=f"{asks}, and with eta {sampling.eta} the steps are deterministic; use eta above 0, such as 0.7.",
+        )
+    if sampling.sde.mode == "none":
+        yield Reason(key=f"{key}.sde.mode", text=f"{asks}, and mode 'none' makes no step stochastic.")
+
+
+def _text(key: str, sampling: TextSamplingConfig, stage: Stage) -> Iterator[Reason]:
+    evaluated = cast(TextSamplingConfig, stage.evaluation)
+    for where, settings in ((key, sampling), (f"eval.{key}", evaluated)):
+        if "" in settings.stop and (where == key or settings.stop != sampling.stop):
+            yield Reason(
+                key=f"{where}.stop", text="got an empty string, which would stop every completion at once; remove it."
+            )
+    if stage.algorithm is None or stage.needs.log_probs != "token":
+        return
+    asks = f"algorithm {stage.algorithm.name!r} takes ratios of log-probs"
+    if sampling.temperature == 0:
+        yield Reason(
+            key=f"{key}.temperature",
+            text=f"{asks}, and at temperature 0 decoding is greedy; use a temperature above 0, such as 1.",
+        )
+    for name, value, whole in (("top_p", sampling.top_p, 1.0), ("top_k", sampling.top_k, 0)):
+        if value != whole:
+            yield Reason(
+                key=f"{key}.{name}",
+                text=f"got {value}, expected {whole}: {asks} over the whole vocabulary, so training must sample from "
+                f"all of it. eval.{key}.{name} may differ.",
+            )

@@ -1,0 +1,22 @@
+"""Words that refusals share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ..limits import Reason
+from ..specs.capability import Cap, Support
+from ..specs.spec import Spec
+
+__all__ = ["lacks", "listed"]
+
+
+def lacks(key: str, spec: Spec, cap: Cap, *, asks: str) -> Iterator[Reason]:
+    result = spec.support(cap)
+    if result is not Support.NATIVE:
+        says = "does not state it" if result is Support.UNKNOWN else f"states {result.value!r}"
+        yield Reason(key=key, text=f"{asks} needs {cap.value!r}; {spec.kind} {spec.name!r} {says}.")
+
+
+def listed(values: Iterable[str]) -> str:
+    return ", ".join(sorted(str(value) for value in values)) or "nothing"

@@ -1,0 +1,196 @@
+"""Modules that are built without values, and filled from safetensors files once they are sharded.
+
+A rank then never holds more of the module than its own shards and one piece that is being read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from unirl.core.errors import RecipeError
+
+from .model_files import read_json
+
+__all__ = ["CheckpointValues", "Piece", "empty_parameters", "weight_files"]
+
+
+@contextmanager
+def empty_parameters(dtype: torch.dtype) -> Generator[None]:
+    """Within the block the parameters of new modules are on the meta device, in `dtype` unless they say otherwise.
+
+    Buffers get their values as always: rotary tables are in no checkpoint. Unlike accelerate's `init_empty_weights`
+    this keeps tied parameters tied.
+    """
+    register, default = nn.Module.register_parameter, torch.get_default_dtype()
+
+    def register_empty(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+        register(self, name, param)
+
+    nn.Module.register_parameter = register_empty
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register
+        torch.set_default_dtype(default)
+
+
+def weight_files(folder: Path, stem: str, *, variant: str | None = None) -> list[Path]:
+    """The safetensors files of a checkpoint: `<stem>.safetensors`, or those that its index names.
+
+    variant: such as `fp16`, as diffusers puts it into the file names. Raises RecipeError when there is none.
+    """
+    infix = f".{variant}" if variant else ""
+    single = folder / f"{stem}{infix}.safetensors"
+    index = folder / f"{stem}.safetensors.index{infix}.json"
+    if single.is_file():
+        return [single]
+    if index.is_file():
+        names: Mapping[str, str] = read_json(index).get("weight_map", {})
+        return [folder / name for name in sorted(set(names.values()))]
+    raise RecipeError(
+        f"model.path: {str(folder)!r} has neither {single.name} nor {index.name}. Fetch the whole checkpoint, or check "
+        "model.variant."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A tensor of a checkpoint, and the box of the module's tensor that it fills."""
+
+    name: str
+    """In the checkpoint. Its dims are the last ones of the box; the others have size 1."""
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+
+
+Pieces = Callable[[str, tuple[int, ...]], Sequence[Piece]]
+"""The pieces of a tensor of the module, by its name and shape; empty where the checkpoint has it under that name."""
+
+
+class CheckpointValues:
+    """The values of a module's parameters and persistent buffers, in safetensors files."""
+
+    def __init__(self, module: nn.Module, files: Sequence[Path], *, pieces: Pieces | None = None) -> None:
+        """module: as its library builds it, before anything wraps it; values are rounded to its dtypes, as they are
+        when it is loaded whole.  pieces: where the checkpoint stores a tensor in parts.
+
+        Raises RecipeError when the files lack a tensor, have one that the module does not know or one of another shape.
+        """
+        self._stored = {name: (file, shape) for file in files for name, shape in _shapes(file)}
+        self._dtypes: dict[str, torch.dtype] = {}
+        self._pieces: dict[str, Sequence[Piece]] = {}
+        tied: dict[int, list[str]] = {}
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            shape = tuple(tensor.shape)
+            self._dtypes[name] = tensor.dtype
+            whole = (Piece(name=name, start=(0,) * len(shape), size=shape),)
+            self._pieces[name] = (pieces(name, shape) if pieces else ()) or whole
+            tied.setdefault(id(tensor), []).append(name)
+        for names in tied.values():
+            # A tied weight is stored under one of its names, or under each of them.
+            stored = next((name for name in names if self._pieces[name][0].name in self._stored), names[0])
+            self._pieces |= dict.fromkeys(names, self._pieces[stored])
+        self._check(module, files[0].parent)
+
+    @torch.no_grad()
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set these tensors, or this rank's shards of them, to the checkpoint's values. Not collective.
+
+        tensors: parameters and persistent buffers by their names in the module, of any floating dtype.
+        """
+        done: set[int] = set()
+        with ExitStack() as stack:
+            opened: dict[Path, Any] = {}
+            for name, tensor in tensors.items():
+                if id(tensor) in done:
+                    continue
+                done.add(id(tensor))
+                local, start = _local(tensor)
+                for piece in self._pieces[name]:
+                    file, _ = self._stored[piece.name]
+                    if file not in opened:
+                        opened[file] = stack.enter_context(_opened(file))
+                    _read(opened[file], piece, into=local, start=start, dtype=self._dtypes[name])
+
+    def _check(self, module: nn.Module, folder: Path) -> None:
+        pieces = {piece.name: piece for parts in self._pieces.values() for piece in parts}
+        # Tensors that older versions of the library wrote.
+        ignored: Sequence[str] = getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
+        missing = sorted(pieces.keys() - self._stored.keys())
+        extra = sorted(
+            name
+            for name in self._stored.keys() - pieces.keys() - self._pieces.keys()
+            if not any(re.search(pattern, name) for pattern in ignored)
+        )
+        where = f"model.path: the weights in {str(folder)!r}"
+        if missing:
+            raise RecipeError(f"{where} lack {_some(missing)}. Fetch the whole checkpoint.")
+        if extra:
+            raise RecipeError(
+                f"{where} have {_some(extra)}, which {type(module).__name__} with the settings of config.json does not "
+                "have. Fetch the checkpoint again, its config.json included."
+            )
+        for name, piece in pieces.items():
+            shape = self._stored[name][1]
+            if shape != piece.size[len(piece.size) - len(shape) :]:
+                raise RecipeError(
+                    f"{where} have {name!r} as {list(shape)}, expected {list(piece.size)} by config.json. Fetch the "
+                    "checkpoint again."
+                )
+
+
+def _shapes(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    try:
+        with _opened(file) as opened:
+            for name in opened.keys():  # noqa: SIM118 - not a mapping
+                yield name, tuple(opened.get_slice(name).get_shape())
+    except (OSError, SafetensorError) as error:
+        raise RecipeError(f"model.path: {str(file)!r} cannot be read: {error} Fetch it again.") from error
+
+
+def _opened(file: Path) -> Any:
+    """safetensors has no types."""
+    return safe_open(file, framework="pt")
+
+
+def _local(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """This rank's shard, and where it starts in the whole tensor."""
+    if not isinstance(tensor, DTensor):
+        return tensor, (0,) * tensor.ndim
+    shard = tensor.to_local()
+    if not shard.numel():
+        return shard, (0,) * tensor.ndim
+    # DCP's own interface to tensors that are sharded.
+    chunks = cast("Any", tensor).__create_chunk_list__()
+    return shard, tuple(chunks[0].offsets)
+
+
+def _read(file: Any, piece: Piece, *, into: Tensor, start: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Copy the part of a piece that lies in the shard `into`, which starts at `start` of the whole tensor."""
+    ends = [begin + size for begin, size in zip(piece.start, piece.size, strict=True)]
+    first = [max(a, b) for a, b in zip(piece.start, start, strict=True)]
+    last = [min(end, begin + size) for end, begin, size in zip(ends, start, into.shape, strict=True)]
+    if any(low >= high for low, high in zip(first, last, strict=True)):
+        return
+    here = tuple(slice(low - begin, high - begin) for low, high, begin in zip(first, last, start, strict=True))
+    there = tuple(slice(low - begin, high - begin) for low, high, begin in zip(first, last, piece.start, strict=True))
+    stored = file.get_slice(piece.name)
+    num_dims = len(stored.get_shape())
+    values: Tensor = stored[there[len(there) - num_dims :]] if num_dims else file.get_tensor(piece.name)
+    into[here].copy_(values.to(dtype).view(into[here].shape))
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{names[0]!r}{f' and {len(names) - 1} more' if names[1:] else ''}"

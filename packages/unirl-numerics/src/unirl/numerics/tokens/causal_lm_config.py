@@ -1,0 +1,32 @@
+"""Settings shared by all language models that are loaded from a checkpoint in the transformers layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unirl.core.limits import limit, one_of
+from unirl.core.specs.config import PartConfig
+
+from ..model_files import DTYPES
+
+__all__ = ["CausalLmConfig"]
+
+
+@dataclass
+class CausalLmConfig(PartConfig):
+    """A model plugin subclasses it to add its own settings."""
+
+    path: str = "???"
+    """Folder in the transformers layout, or a hub id such as the one in the README of the model's package."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id; None is its main branch."""
+    dtype: str = one_of(*DTYPES, default="float32")
+    """Dtype of the weights: `float32`, `bfloat16` or `float16`. Log-probs and sampled logits are always fp32."""
+    autocast: str | None = one_of(*DTYPES, default=None)
+    """Run the decoder under autocast to this dtype, keeping float32 master weights; None turns autocast off."""
+    attention: str = one_of("auto", "sdpa", "eager", "flash_attention_2", default="auto")
+    """`sdpa`, `eager` or `flash_attention_2`; `auto` uses flash attention if it is installed and the model runs on a
+    GPU in 16 bit, else sdpa."""
+    logits_chunk: int = limit(0, least=0)
+    """Tokens per chunk of logits when computing log-probs; 0 takes as many as fit in 256 MiB. Affects memory, not
+    results."""

@@ -1,0 +1,68 @@
+"""Ends of a causal language model's forward: log-probs or the next logits in place of all logits.
+
+Both ends lie inside the forward of the module that trains, so that whatever wraps that module (FSDP2 gathers what its
+root holds before the forward, and frees it after) has the output projection at hand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from unirl.core.errors import RecipeError
+
+from .log_probs import output_logits, token_log_probs
+
+__all__ = ["TokenScores"]
+
+
+class TokenScores:
+    """Two further ends of the forward, mixed into a `...ForCausalLM` or `...ForConditionalGeneration` of transformers.
+    Without `targets` and `last_logits` the forward is that of transformers."""
+
+    model: Any
+    lm_head: Any
+
+    def forward(
+        self,
+        *args: Any,
+        target_index: Tensor | None = None,
+        targets: Tensor | None = None,
+        temperature: float = 1.0,
+        with_entropy: bool = False,
+        chunk: int | None = None,
+        last_logits: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Log-probs, next logits, or what transformers gives.
+
+        targets: [T] int64, with target_index [T] into the flattened [B * L] positions: returns log-probs [T] of the
+        targets and their entropies [T] or None, see `token_log_probs`.
+        last_logits: returns logits [B, V] fp32 after the last position, and the cache.
+        """
+        if targets is None and not last_logits:
+            own: Any = super()
+            return own.forward(*args, **kwargs)
+        weight = self._output_weight()
+        outputs = self.model(*args, **kwargs)
+        hidden: Tensor = outputs.last_hidden_state
+        if targets is None:
+            return output_logits(hidden[:, -1], weight), outputs.past_key_values
+        return token_log_probs(
+            hidden.flatten(0, 1)[target_index],
+            weight,
+            targets,
+            temperature=temperature,
+            chunk=chunk,
+            with_entropy=with_entropy,
+        )
+
+    def _output_weight(self) -> Tensor:
+        # An adapter wraps the layer and shows the weight below it: its own part would be left out without a word.
+        if type(self.lm_head) is not torch.nn.Linear:
+            raise RecipeError(
+                "backend.lora.targets: got 'lm_head', but the model computes log-probs from the output projection "
+                "itself and takes no adapter on it. Leave it out."
+            )
+        return self.lm_head.weight

@@ -1,0 +1,33 @@
+"""Prompt files and model cards, as all scripts of this folder write them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["arguments_given", "size_kb", "write_prompts"]
+
+
+def write_prompts(folder: Path, splits: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:
+    """One file `<split>.jsonl` per split, one JSON row per prompt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, rows in splits.items():
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def arguments_given(args: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
+    """The arguments that differ from their defaults, as a command line; `--out` changes no bytes and is left out."""
+    return "".join(
+        f" --{name.replace('_', '-')}={value}"
+        for name, value in vars(args).items()
+        if name != "out" and value != parser.get_default(name)
+    )
+
+
+def size_kb(folder: Path) -> int:
+    """Size of a checkpoint in units of 1000 bytes, without its card."""
+    files = [file for file in folder.rglob("*") if file.is_file() and file.name != "README.md"]
+    return round(sum(file.stat().st_size for file in files) / 1000)

@@ -1,0 +1,60 @@
+"""Whole weights for engines, gathered tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from unirl.core.types.weights import MadeTensors
+
+from .sharding import full
+
+__all__ = ["Delta", "Source", "gathered"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delta:
+    """What an adapter adds to a weight: scale (B A)."""
+
+    a: str
+    """Names of A and B in the module."""
+    b: str
+    scale: float
+    """alpha / rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What an exported tensor is made of."""
+
+    name: str
+    """Of a parameter in the module."""
+    delta: Delta | None = None
+
+
+def gathered(
+    sources: Mapping[str, Source], *, held: Mapping[str, Tensor], shard_of: Callable[[str], Tensor]
+) -> MadeTensors:
+    """The whole tensors by their exported names, in the order of these. Making one is collective.
+
+    held: the module's parameters by name.  shard_of: this rank's shard of a parameter, of the policy to export.
+    """
+
+    @torch.no_grad()
+    def whole(source: Source) -> Tensor:
+        weight = full(shard_of(source.name))
+        if source.delta is None:
+            return weight
+        change = full(shard_of(source.delta.b)) @ full(shard_of(source.delta.a))
+        # In fp32, rounded once to the dtype of the weight.
+        return (weight.float() + change * source.delta.scale).to(weight.dtype)
+
+    ordered = dict(sorted(sources.items()))
+    forms = {name: held[source.name] for name, source in ordered.items()}
+    return MadeTensors(
+        {name: partial(whole, source) for name, source in ordered.items()},
+        forms={name: torch.empty(form.shape, dtype=form.dtype, device="meta") for name, form in forms.items()},
+    )

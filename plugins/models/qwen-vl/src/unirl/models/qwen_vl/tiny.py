@@ -1,0 +1,158 @@
+"""Random miniature checkpoints in the ordinary layout, and images for them, for tests and the conformance matrix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLImageProcessorPil,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
+from transformers.utils import logging as transformers_logging
+from unirl.core.types.data import MediaRef
+from unirl.numerics.model_files import no_progress_bars
+
+__all__ = ["CHAT_TEMPLATE", "image_processor", "media", "tokenizer", "write", "write_qwen3"]
+
+_SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+
+CHAT_TEMPLATE = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.content is string %}
+{{- message.content }}
+{%- else %}
+{%- for part in message.content %}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' if part.type == 'image' else part.text }}
+{%- endfor %}
+{%- endif %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+"""As Qwen-VL's own template for chats with images: roles in turn, and a placeholder where an image is."""
+
+
+def write(folder: Path, *, seed: int) -> None:
+    """Write a `Qwen2_5_VLForConditionalGeneration` of about 0.1 M random parameters; same seed, same bytes."""
+    words = tokenizer()
+    config = Qwen2_5_VLConfig(
+        text_config={**_text(words), "rope_parameters": _rope(), "head_dim": 16},
+        vision_config={
+            **_vision(),
+            "num_heads": 2,
+            # A window of two merged patches; the second block sees all.
+            "window_size": 32,
+            "fullatt_block_indexes": [1],
+        },
+        **_tokens(words),
+    )
+    _save(folder, Qwen2_5_VLForConditionalGeneration, config, words, seed=seed)
+
+
+def write_qwen3(folder: Path, *, seed: int) -> None:
+    """Write a `Qwen3VLForConditionalGeneration` of the same size; same seed, same bytes."""
+    words = tokenizer()
+    config = Qwen3VLConfig(
+        text_config={**_text(words), "rope_parameters": {**_rope(), "mrope_interleaved": True}, "head_dim": 16},
+        vision_config={
+            **_vision(),
+            "num_heads": 2,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0],
+        },
+        **_tokens(words),
+    )
+    _save(folder, Qwen3VLForConditionalGeneration, config, words, seed=seed)
+
+
+def media(folder: Path, *, number: int) -> tuple[MediaRef, ...]:
+    """Write the image of sample `number`: random pixels in a size that depends on it, for all of them to be scaled."""
+    height, width = ((20, 36), (40, 20), (32, 32))[number % 3]
+    pixels = np.random.Generator(np.random.Philox(key=number)).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    file = folder / f"image-{number}.png"
+    Image.fromarray(pixels).save(file)
+    return (MediaRef(modality="image", role="condition", uri=str(file)),)
+
+
+def image_processor(*, patch_size: int = 8, most_pixels: int = 2048) -> Any:
+    """Images of 256 to `most_pixels` pixels, in square patches, of which 2 x 2 are a token."""
+    return Qwen2VLImageProcessorPil(patch_size=patch_size, size={"shortest_edge": 256, "longest_edge": most_pixels})
+
+
+def tokenizer() -> Any:
+    """Byte-level BPE without merges: a token a byte, so that every text has one."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    result = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
+    result.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+    result.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    result.add_special_tokens(list(_SPECIAL))
+    fast: Any = PreTrainedTokenizerFast(tokenizer_object=result, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def _text(words: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": len(words),
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "eos_token_id": words.eos_token_id,
+        "bos_token_id": None,
+        "pad_token_id": None,
+    }
+
+
+def _rope() -> dict[str, Any]:
+    """Time, height and width turn 2, 3 and 3 of the 8 pairs of a head."""
+    return {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+
+
+def _vision() -> dict[str, Any]:
+    return {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "patch_size": 8, "out_hidden_size": 64}
+
+
+def _tokens(words: Any) -> dict[str, Any]:
+    names = ("vision_start", "vision_end", "image_pad", "video_pad")
+    keys = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    return {key: words.convert_tokens_to_ids(f"<|{name}|>") for key, name in zip(keys, names, strict=True)}
+
+
+def _save(folder: Path, cls: type[PreTrainedModel], config: Any, words: Any, *, seed: int) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: Any = cls(config)
+        with torch.no_grad():
+            # Every weight moved, so that no zero or one of the initialisation hides a term.
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn(parameter.shape))
+    model.generation_config.eos_token_id = [words.eos_token_id, words.pad_token_id]
+    model.generation_config.pad_token_id = words.pad_token_id
+    with no_progress_bars(transformers_logging):
+        model.save_pretrained(folder)
+        words.save_pretrained(folder)
+        image_processor().save_pretrained(folder)

@@ -1,0 +1,188 @@
+"""Plans of several stages: what is refused, and runs of a writer and a painter on the quickstarts' checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unirl.core.errors import RecipeError
+from unirl.core.loop.run import train
+from unirl.core.match.match import match
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose
+from unirl.core.specs.plan import Plan
+from unirl.core.types.event import Event
+
+pytestmark = pytest.mark.keyed
+
+RECIPE = """
+defaults:
+  - /unirl
+  - /model@model.writer: qwen3
+  - /model@model.painter: sd3
+  - /backend@backend.writer: fsdp2
+  - /engine@engine.rewrite: trainside
+  - /engine@engine.image: trainside
+  - /algorithm@algorithm.rewrite: grpo
+  - /sampling@sampling.rewrite: text
+  - /sampling@sampling.image: latent
+  - /reward@reward.shapes: shapes
+  - _self_
+stages:
+  rewrite: {model: writer, samples: 2}
+  image: {model: painter, parent: rewrite, samples: 2, credit: mean}
+model:
+  writer: {path: "${asset:quickstart,enhancer/checkpoint}"}
+  painter: {path: "${asset:quickstart,checkpoint}"}
+backend: {writer: {trains: full}}
+data: {train: "${asset:quickstart,enhancer/prompts/train.jsonl}", prompts_per_step: 2}
+sampling:
+  rewrite: {chat: false, max_new_tokens: 8}
+  image: {num_inference_steps: 3, height: 64, width: 64, max_sequence_length: 8, eta: 0, kernel: euler, sde: {mode: none}}
+run: {max_steps: 4, save_every: 2, media_every: 0, threads: 1}
+"""
+JOINT = (
+    "+backend@backend.painter=fsdp2",
+    "backend.painter.trains=full",
+    "+algorithm@algorithm.image=flow-grpo",
+    "sampling.image.kernel=flow-sde",
+    "sampling.image.eta=0.7",
+    "sampling.image.sde={mode: fraction, last: 0.7}",
+)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    file = tmp_path / "writer.yaml"
+    file.write_text(RECIPE, encoding="utf-8")
+    return file
+
+
+def composed(recipe: Path, *overrides: str) -> Plan:
+    return compose(str(recipe), overrides, catalog=Catalog.discover())
+
+
+def refusals(recipe: Path, *overrides: str) -> list[str]:
+    catalog = Catalog.discover()
+    return [str(reason) for reason in match(composed(recipe, *overrides), catalog=catalog).reasons]
+
+
+def test_the_stages_of_a_plan(recipe: Path) -> None:
+    plan = composed(recipe, *JOINT)
+    rewrite, image = plan.stages
+    assert (rewrite.name, rewrite.parent, rewrite.kind, rewrite.samples) == ("rewrite", None, "text", 2)
+    assert (image.name, image.parent, image.medium, image.samples) == ("image", "rewrite", "image", 2)
+    assert rewrite.rewards == () and image.rewards == ("shapes",) and plan.rows_per_prompt(image) == 4
+    assert list(plan.learners) == ["writer", "painter"] and match(plan).accepted
+
+
+def test_a_stage_has_settings_of_its_own(recipe: Path) -> None:
+    overrides = ("+stages.image.advantage={scope: global}", "+stages.rewrite.train={micro_batch_size: 2}")
+    rewrite, image = composed(recipe, *JOINT, *overrides, "+eval.sampling.rewrite={temperature: 0.5}").stages
+    assert (rewrite.advantage.scope, image.advantage.scope) == ("group", "global")
+    assert (rewrite.train.micro_batch_size, image.train.micro_batch_size) == (2, 0)
+    assert rewrite.evaluation.temperature == 0.5  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["stages.rewrite.parent=image"], "the stages form a cycle: rewrite <- image <- rewrite"),
+        (["stages.image.parent=writer"], r"stages.image.parent: got 'writer'; the stages are 'rewrite', 'image'"),
+        (["stages.image.model=artist"], r"stages.image.model: got 'artist'; the recipe has models 'writer', 'painter'"),
+        (["stages.image.model=''"], r"stages.image.model: got none, expected one of 'writer', 'painter'"),
+        (
+            ["stages.image.model=writer"],
+            "model.painter: no stage uses this model",
+        ),
+        (["stages.image.track=video"], "stages.image.track: got 'video'; model 'sd3' has 'image'"),
+        (["+algorithm@algorithm.sketch=grpo"], "algorithm.sketch: no such stage; the stages are"),
+        (["+engine@engine.sketch=trainside"], "engine.sketch: no such stage; the stages are"),
+        (["+backend@backend.artist=fsdp2"], "backend.artist: the recipe has no model of that name"),
+        (["~sampling.image"], "sampling: got sections for 'rewrite', expected one for each of 'rewrite', 'image'"),
+        (["~engine.image"], "engine: stage 'image' has none"),
+        (["reward.shapes.stage=sketch"], "reward.shapes.stage: got 'sketch'; the stages are"),
+        (["+eval.sampling.temperature=1"], "eval.sampling.temperature: with several stages"),
+        (["+stages.image.advantage={scopes: global}"], "stages.image.advantage"),
+    ],
+)
+def test_stages_that_cannot_be_composed(recipe: Path, overrides: list[str], says: str) -> None:
+    with pytest.raises(RecipeError, match=says):
+        composed(recipe, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["+algorithm@algorithm.image=flow-grpo"], "algorithm.image: got 'flow-grpo', but model 'sd3' is frozen"),
+        (["stages.image.credit=none"], "algorithm.rewrite: stage 'rewrite' trains, and neither a reward nor credit"),
+        (["stages.rewrite.credit=mean"], "stages.rewrite.credit: got 'mean', but there is no parent stage"),
+        (["stages.image.samples=-1"], "stages.image.samples: got -1, expected 0"),
+        (["stages.image.credit=median"], "stages.image.credit: got 'median', expected one of"),
+        (["stages.rewrite.samples=1"], "stages.rewrite.samples: got 1, so every group has zero variance"),
+        (["data.dynamic_sampling_rounds=1"], "dynamic sampling does not support plans with several tracks"),
+        (["~algorithm.rewrite", *JOINT], "backend.writer: got 'fsdp2', but no stage of this model has an algorithm"),
+        (["run.max_staleness=1"], "engine 'trainside' shares its weights with training"),
+    ],
+)
+def test_stages_that_do_not_fit_together(recipe: Path, overrides: list[str], says: str) -> None:
+    reasons = refusals(recipe, *overrides)
+    assert any(says in reason for reason in reasons), reasons
+
+
+def numbers(plan: Plan, *, resume: Path | None = None) -> dict[int, dict[str, float]]:
+    """Step -> its metrics, of a run."""
+    steps: dict[int, dict[str, float]] = {}
+
+    def note(event: Event) -> None:
+        if event.kind == "step":
+            steps[event.step] = dict(event.data["metrics"])
+
+    train(plan, catalog=Catalog.discover(), resume=resume, listeners=[note])
+    return steps
+
+
+@pytest.fixture(scope="module")
+def joint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, dict[str, float]]]:
+    """A recipe that trains both, and the numbers of its run."""
+    folder = tmp_path_factory.mktemp("joint")
+    file = folder / "writer.yaml"
+    file.write_text(RECIPE, encoding="utf-8")
+    return file, numbers(composed(file, *JOINT, f"run.dir={folder / 'run'}"))
+
+
+def test_both_models_train_on_one_rollout(joint: tuple[Path, dict[int, dict[str, float]]]) -> None:
+    for step in joint[1].values():
+        assert step["rewrite/reward_mean"] == pytest.approx(step["image/reward_mean"], abs=1e-6), "mean credit"
+        assert step["rewrite/reward/image"] == step["rewrite/reward_mean"]
+        for name in ("rewrite", "image"):
+            assert step.get(f"{name}/steps_skipped") or step[f"{name}/updates"] == 1
+
+
+def test_two_steps_and_two_more_are_four(joint: tuple[Path, dict[int, dict[str, float]]], tmp_path: Path) -> None:
+    recipe, straight = joint
+    overrides = (*JOINT, f"run.dir={tmp_path / 'run'}")
+    numbers(composed(recipe, *overrides, "run.stop_at=2"))
+    resumed = numbers(composed(recipe, *overrides), resume=tmp_path / "run")
+    assert resumed == {step: straight[step] for step in (3, 4)}
+
+
+def test_scoring_while_generating_gives_the_same_numbers(recipe: Path, tmp_path: Path) -> None:
+    # Two rewrites of a prompt, and two images of each: the batches of a piece of one prompt, so that all is equal.
+    words = (*JOINT, "run.stop_at=2", "engine.rewrite.forward_batch=2", "engine.image.forward_batch=4")
+    plain = numbers(composed(recipe, *words, f"run.dir={tmp_path / 'plain'}"))
+    streamed = numbers(composed(recipe, *words, "run.reward_overlap_groups=1", f"run.dir={tmp_path / 'streamed'}"))
+    for step, expected in plain.items():
+        assert {key: streamed[step][key] for key in expected} == expected
+
+
+def test_two_ranks_under_ray_give_the_numbers_of_one_process(
+    joint: tuple[Path, dict[int, dict[str, float]]], tmp_path: Path
+) -> None:
+    recipe, straight = joint
+    ray: list[Any] = ["launcher=ray", "launcher.train_ranks=2", "launcher.cpus=0.1", "launcher.reward_cpus=0.1"]
+    result = numbers(composed(recipe, *JOINT, *ray, f"run.dir={tmp_path / 'run'}", "run.stop_at=1"))
+    for key in ("rewrite/reward_mean", "image/reward_mean", "rewrite/grad_norm", "image/grad_norm"):
+        # Each rank has half of the rows: fp32 sums in another order, relative to the size of the number.
+        assert result[1].get(key) == pytest.approx(straight[1].get(key), rel=1e-4, abs=1e-6), key
