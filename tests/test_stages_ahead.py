@@ -12,7 +12,7 @@ from own_weights import with_own_weights
 from unirl.core.loop.build import build_parts
 from unirl.core.loop.credit import credited
 from unirl.core.loop.generation import generate_stages
-from unirl.core.loop.parts import Parts, attributed, sync_weights
+from unirl.core.loop.parts import attributed, sync_weights
 from unirl.core.loop.prompts import PromptOrder, read_prompts
 from unirl.core.loop.requests import step_requests
 from unirl.core.loop.scoring import score
@@ -22,7 +22,7 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.roles import Job
 from unirl.core.specs.plan import Plan
 from unirl.core.types.rollout import Rollout
-from writer_and_painter import JOINT, RECIPE, composed, numbers
+from writer_and_painter import JOINT, RECIPE, Weights, composed, numbers, saved_weights, weights
 
 pytestmark = pytest.mark.keyed
 
@@ -35,7 +35,6 @@ AHEAD = (
     "reward.light.weight=0.1",
 )
 APART = ("launcher=ray", "launcher.placement=separate", "launcher.cpus=0.1", "launcher.reward_cpus=0.1")
-Weights = dict[str, dict[str, torch.Tensor]]
 
 
 @pytest.fixture
@@ -52,19 +51,6 @@ def apart(plan: Plan) -> Plan:
             stage if stage.backend is None else dataclasses.replace(stage, engine=with_own_weights(stage.engine))
         )
     )
-
-
-def weights(parts: Parts) -> Weights:
-    return {name: dict(backend.export_weights(kind="full").tensors) for name, backend in parts.backends.items()}
-
-
-def saved_weights(plan: Plan, folder: Path) -> Weights:
-    """Of the last checkpoint of a run."""
-    parts = build_parts(plan, catalog=Catalog.discover())
-    last = max((folder / "checkpoints").glob("step-*"))
-    for name, backend in parts.backends.items():
-        backend.load(last / "backend" / name)
-    return weights(parts)
 
 
 def one_after_the_other(plan: Plan) -> tuple[list[dict[str, float]], Weights]:
@@ -128,7 +114,7 @@ def test_a_run_ahead_gives_the_numbers_of_its_schedule_on_one_thread(
     steps = numbers(plan)
     means, expected = one_after_the_other(plan)
     assert [{name: step[f"{name}/reward_mean"] for name in means[0]} for step in steps.values()] == means
-    assert_equal_bit_for_bit(saved_weights(plan, folder), expected)
+    assert_equal_bit_for_bit(saved_weights(plan, folder, step=3), expected)
     # One update a step. A frozen model has one version.
     for stage in plan.stages:
         expected_ages = [0] * len(ages) if stage.backend is None else ages
@@ -165,7 +151,7 @@ def test_workers_of_their_own_give_the_numbers_of_one_process(
     plan = composed(recipe, *words, *APART, f"run.dir={there}")
     with warm_workers.serving(tmp_path) as python, small_runs.ray_cluster(python):
         steps = numbers(plan)
-    left, right = saved_weights(plan, there), saved_weights(plan, here)
+    left, right = saved_weights(plan, there, step=3), saved_weights(plan, here, step=3)
     for learner, tensors in right.items():
         for name, tensor in tensors.items():
             # The same arithmetic in fp32, in processes whose libraries may choose other kernels.

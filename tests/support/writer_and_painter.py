@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torch import Tensor
+from unirl.core.loop.build import build_parts
+from unirl.core.loop.parts import Parts
 from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.specs.plan import Plan
 from unirl.core.types.event import Event
 
-__all__ = ["JOINT", "RECIPE", "composed", "numbers"]
+__all__ = ["JOINT", "RECIPE", "Weights", "composed", "numbers", "saved_weights", "weights"]
+
+Weights = dict[str, dict[str, Tensor]]
+"""Model -> its tensors by name."""
 
 RECIPE = """
 defaults:
@@ -62,3 +68,16 @@ def numbers(plan: Plan, *, resume: Path | None = None) -> dict[int, dict[str, fl
 
     train(plan, catalog=Catalog.discover(), resume=resume, listeners=[note])
     return steps
+
+
+def weights(parts: Parts) -> Weights:
+    """Of every model that trains."""
+    return {name: dict(backend.export_weights(kind="full").tensors) for name, backend in parts.backends.items()}
+
+
+def saved_weights(plan: Plan, folder: Path, *, step: int) -> Weights:
+    """Of a checkpoint of a run."""
+    parts = build_parts(plan, catalog=Catalog.discover())
+    for name, backend in parts.backends.items():
+        backend.load(folder / "checkpoints" / f"step-{step:06d}" / "backend" / name)
+    return weights(parts)
