@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 from external_engines.environments import make
 from external_engines.texts import ROUNDING
+from unirl.core.errors import RunFailed
 from unirl.core.loop.build import build_parts
+from unirl.core.loop.checkpoints import Checkpoints
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.roles import WeightReceipt, WeightUpdate
+from unirl.core.types.request import Request
+from unirl.core.types.track import Track
 from unirl.core.types.weights import checksum
 from unirl.engine_host.external import ExternalEngine
+from unirl.engine_host.latent_engine import ExternalLatentEngine
 from writer_and_painter import RECIPE, composed, numbers, saved_weights
 
 pytestmark = [pytest.mark.keyed, pytest.mark.slow]
@@ -25,15 +33,20 @@ SETTINGS = (
     "+reward@reward.light=brightness",
     "reward.light.weight=0.1",
 )
-ENGINES = (
-    "engine@engine.rewrite=vllm",
-    "engine.rewrite.kv_cache_mb=64",
-    "engine.rewrite.max_num_seqs=16",
-    "engine@engine.image=vllm-omni",
-)
+WRITER = ("engine@engine.rewrite=vllm", "engine.rewrite.kv_cache_mb=64", "engine.rewrite.max_num_seqs=16")
+PAINTER = ("engine@engine.image=vllm-omni",)
 
 
-def test_every_stage_samples_from_the_weights_of_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    file = tmp_path / "writer.yaml"
+    file.write_text(RECIPE, encoding="utf-8")
+    return file
+
+
+def test_every_stage_samples_from_the_weights_of_its_model(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make("vllm")
     make("vllm-omni")
     receipts: list[tuple[str, WeightReceipt]] = []
@@ -45,9 +58,8 @@ def test_every_stage_samples_from_the_weights_of_its_model(tmp_path: Path, monke
         return receipt
 
     monkeypatch.setattr(ExternalEngine, "load_weights", noted)
-    recipe, folder = tmp_path / "writer.yaml", tmp_path / "run"
-    recipe.write_text(RECIPE, encoding="utf-8")
-    steps = numbers(composed(recipe, *SETTINGS, *ENGINES, f"run.dir={folder}"))
+    folder = tmp_path / "run"
+    steps = numbers(composed(recipe, *SETTINGS, *WRITER, *PAINTER, f"run.dir={folder}"))
 
     plan = composed(recipe, *SETTINGS)
     models = build_parts(plan, catalog=Catalog.discover()).models
@@ -64,3 +76,30 @@ def test_every_stage_samples_from_the_weights_of_its_model(tmp_path: Path, monke
         assert steps[step]["rewrite/logp_mismatch_max"] < ROUNDING
         # Mean credit; both sides are means of the same fp32 numbers of order 1.
         assert steps[step]["rewrite/reward_mean"] == pytest.approx(steps[step]["image/reward_mean"], abs=1e-6)
+
+
+def test_an_engine_killed_in_the_second_stage_ends_the_run_which_resumes_as_if_nothing_happened(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make("vllm-omni")
+    words = (*SETTINGS, *PAINTER)
+    expected = numbers(composed(recipe, *words, f"run.dir={tmp_path / 'whole'}"))
+    plan = composed(recipe, *words, f"run.dir={tmp_path / 'run'}")
+    generate = ExternalLatentEngine.generate
+
+    def struck(engine: ExternalLatentEngine, request: Request) -> Track:
+        if request.rollout == 1:
+            os.kill(engine._process.pid, signal.SIGKILL)
+        return generate(engine, request)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ExternalLatentEngine, "generate", struck)
+        with pytest.raises(RunFailed, match=r"engine 'vllm-omni'.*(died|ended|is not running)"):
+            numbers(plan)
+    assert Checkpoints(tmp_path / "run" / "checkpoints").load().step == 1
+    resumed = numbers(plan, resume=tmp_path / "run")
+    # The engine forms its batches as requests arrive, and a forward of another batch rounds differently in fp32; the
+    # advantages divide by standard deviations of 0.01 and more.
+    assert list(resumed) == [2] and resumed[2] == pytest.approx(expected[2], rel=1e-3, abs=1e-5)
+    kinds = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in kinds if event["kind"] == "step"] == [1, 2]
