@@ -141,8 +141,17 @@ class Worker:
 
     # Building.
 
-    def build(self, role: Literal["train", "rollout", "reference", "reward"], *, with_engine: bool = True) -> None:
-        """Build this worker's parts: the rewards, or everything else, with the engine if this worker generates."""
+    def build(
+        self,
+        role: Literal["train", "rollout", "reference", "reward"],
+        *,
+        with_engine: bool = True,
+        stages: Sequence[str] = (),
+    ) -> None:
+        """Build this worker's parts: the rewards, or everything else, with the engine if this worker generates.
+
+        stages: that it generates, whose models it builds; empty is all.
+        """
         catalog = Catalog.of({})
         plan = dataclasses.replace(
             self._plan,
@@ -150,6 +159,8 @@ class Worker:
         )
         if role in ("rollout", "reference"):
             plan = _alone(plan)
+        if stages:
+            plan = dataclasses.replace(plan, stages=tuple(stage for stage in plan.stages if stage.name in stages))
         if role == "reward":
             self._rewards = build_rewards(plan, catalog=catalog)
         else:
