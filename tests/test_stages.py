@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from unirl.core.errors import RecipeError
+from unirl.core.loop.build import with_run_folder
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
+from unirl.engine_host.program import log_path
+from unirl.engines.vllm.config import VllmConfig
+from unirl.engines.vllm.environment import PRODUCT
 from writer_and_painter import JOINT, RECIPE, composed, numbers
 
 pytestmark = pytest.mark.keyed
@@ -124,6 +129,14 @@ def test_scoring_while_generating_gives_the_same_numbers(recipe: Path, tmp_path:
     streamed = numbers(composed(recipe, *words, "run.reward_overlap_groups=1", f"run.dir={tmp_path / 'streamed'}"))
     for step, expected in plain.items():
         assert {key: streamed[step][key] for key in expected} == expected
+
+
+def test_engines_of_one_kind_write_logs_of_their_own(recipe: Path, tmp_path: Path) -> None:
+    """Both stages on vLLM; none is started."""
+    words = ("engine@engine.rewrite=vllm", "engine@engine.image=vllm")
+    stages = with_run_folder(composed(recipe, *words), tmp_path).stages
+    files = [str(log_path(cast(VllmConfig, stage.engine.config), PRODUCT)) for stage in stages]
+    assert files == [f"{tmp_path}/logs/{name}/vllm-{os.getpid()}.log" for name in ("rewrite", "image")]
 
 
 DYNAMIC = ("data.dynamic_sampling_rounds=3", "run.stop_at=2")

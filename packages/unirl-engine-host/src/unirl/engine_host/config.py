@@ -33,8 +33,8 @@ class ExternalConfig(PartConfig):
     """Level of the engine's log: `DEBUG`, `INFO`, `WARNING` or `ERROR`."""
     log_file: str = "{run}/logs/{part}-{pid}.log"
     """File to append the engine's output to. `{run}` is the run's folder, `{part}` the engine's name, `{pid}` the host
-    process. If empty, or with `{run}` outside a run, the output is kept only while the engine runs, for error
-    messages."""
+    process; with several stages each has a subfolder. If empty, or with `{run}` outside a run, the output is kept only
+    while the engine runs, for error messages."""
     release: str = ""
     """Release of the engine, one of those with lock files; empty is the newest. `unirl engine-env --release` creates
     its environment."""
