@@ -326,4 +326,15 @@ class StepsForEachJob(Wrapped):
         return [super(StepsForEachJob, self).train([job], progress=progress) for job in jobs][-1]
 
 
+@mutant(
+    claim="a-step-over-several-jobs-is-one-step-of-their-summed-gradients",
+    name="jobs-weigh-alike",
+    breaks="leaves out the weights of jobs",
+    promises=FULL,
+)
+class WeighsJobsAlike(Wrapped):
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        return super().train([dataclasses.replace(job, weight=1.0) for job in jobs], progress=progress)
+
+
 BROKEN = mutants_in(__name__)
