@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 from unirl.core.types.track import LatentSegment
 
 from .kernels import History, Kernel, OneStepKernel
@@ -70,7 +70,7 @@ def through_sampler(
             has_gradient=step in chosen,
             checkpointed=checkpointed,
         )
-        if step == last and last < end:
+        if step == stop < end:
             sigma = steps.sigma(step)
             return steps.kernel.ode_step(x, velocity=v, sigma=sigma, sigma_next=torch.zeros_like(sigma))
         x, history = steps.next(step, x, v, history)
@@ -84,8 +84,7 @@ def _velocity(velocity: PointVelocity, x: Tensor, sigma: Tensor, *, has_gradient
     if not (checkpointed and torch.is_grad_enabled()):
         return velocity(x, sigma)
     # Dropout is off while training and no noise is drawn, so there is no generator to restore.
-    result: Any = checkpoint(velocity, x, sigma, use_reentrant=False, preserve_rng_state=False)
-    return cast(Tensor, result)
+    return cast(Any, checkpoint)(velocity, x, sigma, use_reentrant=False, preserve_rng_state=False)
 
 
 @dataclass(frozen=True)
