@@ -7,9 +7,10 @@ Source: DRaFT, arXiv 2309.17400, algorithm 1; the options are those of AlignProp
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +20,11 @@ from unirl.core.types.track import LatentSegment
 from .kernels import History, Kernel, OneStepKernel
 from .sampler import kernel_of
 
-__all__ = ["through_sampler"]
+if TYPE_CHECKING:
+    from unirl.core.roles import Forward, Replayed
+    from unirl.core.types.track import Track
+
+__all__ = ["through_sampler", "with_step_means"]
 
 PointVelocity = Callable[[Tensor, Tensor], Tensor]
 """velocity(x [n, ...], sigma [n]) -> [n, ...] fp32: guided, with gradient."""
@@ -75,6 +80,23 @@ def through_sampler(
             return steps.kernel.ode_step(x, velocity=v, sigma=sigma, sigma_next=torch.zeros_like(sigma))
         x, history = steps.next(step, x, v, history)
     return x
+
+
+def with_step_means(track: Track, forward: Forward, *, first: int) -> Track:
+    """The track with the means of its stochastic steps from `first` on, which alone count as scored from then on.
+
+    For `Algorithm.with_old_log_probs`: `through_sampler` then adds the noise of the rollout, wherever the weights have
+    moved. The track as it is where there are no such steps.
+    """
+    segment = track.latent
+    steps = segment.sde_steps.masked_fill(segment.sde_steps < first, segment.num_steps).sort(dim=1).values
+    steps = steps[:, (steps < segment.num_steps).any(dim=0)]
+    if not steps.shape[1]:
+        return track
+    steps = steps.masked_fill(steps == segment.num_steps, -1)
+    segment = dataclasses.replace(segment, train_steps=steps, log_probs=None, means=None, reference_means=None)
+    replayed = cast("Replayed", forward(dataclasses.replace(track, segment=segment)))
+    return dataclasses.replace(track, segment=dataclasses.replace(segment, means=replayed.means.detach()))
 
 
 def _velocity(velocity: PointVelocity, x: Tensor, sigma: Tensor, *, has_gradient: bool, checkpointed: bool) -> Tensor:
