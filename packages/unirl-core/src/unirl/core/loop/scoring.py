@@ -66,6 +66,15 @@ class MediaScore:
     """Frames per second of videos."""
 
     def __call__(self, track: Track, media: Array) -> Array:
+        """Rows of weight 0 are padding: they are not scored and get 0, unless all rows are."""
+        counted = track.sample_weights > 0
+        if not bool(counted.any()) or bool(counted.all()):
+            return self._of_rows(track, media)
+        rows = counted.nonzero()[:, 0].to(media.device)
+        scores = self._of_rows(track.select(rows.tolist()), media[rows])
+        return scores.new_zeros(track.num_rows).index_copy(0, rows, scores)
+
+    def _of_rows(self, track: Track, media: Array) -> Array:
         samples = dataclasses.replace(
             score_input(dataclasses.replace(track, media=None)),
             media=Media(kind=self.kind, values=media.contiguous(), rate=self.rate),

@@ -72,7 +72,7 @@ class GradientScore(Protocol):
     """The score of media that a loss makes of a track's samples: the weighted sum of the stage's rewards."""
 
     def __call__(self, track: Track, media: Array) -> Array:
-        """[n] fp32, with the gradient of the media, on their device.
+        """[n] fp32, with the gradient of the media, on their device; 0 without one for rows of weight 0.
 
         media: one entry per row of the track, as `Forward.decode` gives them.
         Raises RewardFailed as scoring a rollout does, and for a score that does not depend on the media.
