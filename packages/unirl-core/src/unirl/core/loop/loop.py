@@ -195,7 +195,9 @@ def _job(
         trackers.samples(f"train/{plan.prefix(stage)}".rstrip("/"), track, step=step)
     if stage.algorithm is None:
         return None
-    value = None if track.rewards is None else constant_reward(track)
+    # Equal scores differ in their gradients.
+    has_gradient = stage.needs.reward == "differentiable"
+    value = None if track.rewards is None or has_gradient else constant_reward(track)
     if value is not None:
         if stage.advantage.constant_reward == "fail":
             raise RewardFailed(
