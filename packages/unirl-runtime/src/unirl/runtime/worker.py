@@ -106,8 +106,8 @@ class Worker:
         self._brought: list[Track] | None = None
         self._kept: dict[tuple[int, str], list[Any]] = {}
         """Rollout number and track -> handles of its tensors stored here."""
-        self._said: list[Any] = []
-        """Handles of the latest reference-policy outputs."""
+        self._said: dict[str, list[Any]] = {}
+        """Track -> handles of its latest reference-policy outputs."""
         expected = plan.run.device
         is_cuda = torch.cuda.is_available() and expected != "cpu"
         self._device = torch.device("cuda" if is_cuda else "cpu")
@@ -270,10 +270,9 @@ class Worker:
         return backend.train(own, progress=progress), backend.version
 
     def reference(self, learner: str, track: Track) -> Track:
-        """The track with the reference policy's outputs, which stay here until the next call."""
-        if self._said:
-            self.transport.drop(self._said)
-            self._said = []
+        """The track with the reference policy's outputs, which stay here until the next call for it."""
+        if said := self._said.pop(track.name, []):
+            self.transport.drop(said)
         here = self.parts.backends[learner].with_reference(hydrated(track, self.transport.fetch), policy="live").segment
         if isinstance(here, TextSegment):
             assert isinstance(track.segment, TextSegment)
@@ -283,8 +282,9 @@ class Worker:
             segment = dataclasses.replace(track.latent, reference_means=here.reference_means)
 
         def keep(tensors: Sequence[Tensor]) -> list[Any]:
-            self._said = self.transport.keep(tensors)
-            return self._said
+            names = self.transport.keep(tensors)
+            self._said[track.name] = list(names)
+            return names
 
         return dehydrated(dataclasses.replace(track, segment=segment), keep)
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ..errors import PlanRejected, RunFailed, UniRLError
 from ..match.mismatch_bounds import train_settings
-from ..roles import Algorithm, Backend, Engine, Model, Reward
+from ..roles import Algorithm, Backend, Engine, Model, Reward, WeightUpdate
 from ..specs.capability import Cap, Support
 from ..specs.config import PartConfig
 from ..specs.plan import Choice, Learner, Plan, Stage
 from ..types.sampling import LatentSamplingConfig
-from .parts import Launcher, NoEngine, Parts, attributed
+from ..types.weights import checksum
+from .parts import Launcher, NoEngine, Parts, attributed, load, shares_weights
 from .reward_guard import GuardedReward, errors_under
 from .scoring import MediaScore
 
@@ -107,12 +108,20 @@ def _engines(plan: Plan, models: Mapping[str, Model], *, catalog: Catalog, devic
     for stage in plan.stages:
         key = (stage.engine.key, stage.learner.name)
         if key not in built:
-            built[key] = build_part(stage.engine, catalog, model=models[stage.learner.name], device=device)
+            built[key] = engine = build_part(stage.engine, catalog, model=models[stage.learner.name], device=device)
+            if stage.backend is None and not shares_weights(stage):
+                load(engine, stage, _frozen_weights(models[stage.learner.name]))
     return {stage.name: built[stage.engine.key, stage.learner.name] for stage in plan.stages}
 
 
 def _no_engines(plan: Plan) -> dict[str, Engine]:
     return {stage.name: NoEngine() for stage in plan.stages}
+
+
+def _frozen_weights(model: Model) -> WeightUpdate:
+    """Of a model that nothing trains; they stay at version 0."""
+    tensors = {name: weight.detach() for name, weight in model.trainable.named_parameters()}
+    return WeightUpdate(version=0, tensors=tensors, kind="full", checksum=checksum(tensors))
 
 
 def _freeze(model: Model) -> None:
