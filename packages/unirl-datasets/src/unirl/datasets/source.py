@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-import pyarrow
-from pyarrow import parquet
 from unirl.core.errors import DataError
 
 from .example import PromptSet, SourceRow
@@ -55,6 +53,10 @@ def _jsonl(path: Path, prompts: PromptSet) -> Iterator[dict[str, Any]]:
 
 
 def _parquet(path: Path, prompts: PromptSet) -> Iterator[dict[str, Any]]:
+    # `unirl --help` imports this module.
+    import pyarrow
+    from pyarrow import parquet
+
     try:
         with parquet.ParquetFile(path) as file:
             _check_columns(str(path), file.schema_arrow.names, prompts)
