@@ -193,5 +193,5 @@ def test_settings_that_have_no_meaning_here_are_refused(overrides: list[str], sa
 def test_the_quickstart_is_accepted_with_and_without_noise_in_the_sampler() -> None:
     catalog = Catalog.discover()
     stochastic = ["sampling.kernel=flow-sde", "sampling.eta=0.7", "sampling.sde.mode=all"]
-    for overrides in ([], stochastic, ["algorithm.stop_window=5", "algorithm.reward_limit=2"]):
+    for overrides in ([], stochastic, ["algorithm=refl", "algorithm.gradient_steps=1"]):
         assert match(compose("quickstart-draft", overrides, catalog=catalog), catalog=catalog).accepted, overrides

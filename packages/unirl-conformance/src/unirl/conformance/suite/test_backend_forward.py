@@ -77,8 +77,8 @@ LAST = 3
 """Steps that the gradient goes through."""
 GRADIENT_BOUND = 1e-4
 """Relative to the largest change of a weight: three forwards and backwards of fp32, whose sums of a hundred products
-differ by 1e-6 of their largest addend where their order does. A gradient that is cut between the steps misses a tenth
-and more."""
+differ by 1e-6 of their largest addend where their order does. A gradient that is cut between the steps misses 5 % and
+more."""
 
 
 def brightness(images: Tensor) -> Tensor:

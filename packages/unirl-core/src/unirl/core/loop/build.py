@@ -32,6 +32,7 @@ __all__ = [
     "build_parts",
     "build_rewards",
     "built_parts",
+    "gradient_score",
     "reward_weights",
     "with_batch_invariance",
     "with_run_folder",
@@ -167,7 +168,7 @@ def build_algorithms(
             reward_weights={key: weights[key] for key in stage.rewards} | dict.fromkeys(credited, 1.0),
             train=train_settings(stage),
             seed=plan.run.seed,
-            **({"score": _score(plan, stage, rewards)} if stage.needs.reward == "differentiable" else {}),
+            **({"score": gradient_score(plan, stage, rewards)} if stage.needs.reward == "differentiable" else {}),
         )
     return result
 
@@ -179,7 +180,8 @@ def _backpropagated(plan: Plan, stage: Stage) -> list[str]:
     return [key for key in stage.rewards if plan.rewards[key].config.weight]
 
 
-def _score(plan: Plan, stage: Stage, rewards: Mapping[str, Reward] | None) -> MediaScore | None:
+def gradient_score(plan: Plan, stage: Stage, rewards: Mapping[str, Reward] | None) -> MediaScore | None:
+    """The score that the loss of a stage backpropagates, of rewards by key; None without them."""
     if rewards is None:
         return None
     keys, weights = _backpropagated(plan, stage), reward_weights(plan)

@@ -70,9 +70,9 @@ class MediaScore:
         counted = track.sample_weights > 0
         if not bool(counted.any()) or bool(counted.all()):
             return self._of_rows(track, media)
-        rows = counted.nonzero()[:, 0].to(media.device)
-        scores = self._of_rows(track.select(rows.tolist()), media[rows])
-        return scores.new_zeros(track.num_rows).index_copy(0, rows, scores)
+        rows = [row for row in range(track.num_rows) if bool(counted[row])]
+        scores = self._of_rows(track.select(rows), media[rows])
+        return scores.new_zeros(track.num_rows).index_put((counted.to(media.device),), scores)
 
     def _of_rows(self, track: Track, media: Array) -> Array:
         samples = dataclasses.replace(
@@ -87,7 +87,7 @@ class MediaScore:
                     f"reward.{name}: got scores without a gradient, expected scores that depend on the pixels. Its "
                     "spec states `reward-differentiable`; look for a `detach` or `no_grad` in it."
                 )
-            weighted = values.float() * self.weights[name]
+            weighted = values.to(media.device, dtype=media.dtype) * self.weights[name]
             total = weighted if total is None else total + weighted
         assert total is not None, "match() refuses a stage without rewards that count"
         return total

@@ -72,7 +72,8 @@ class Draft:
         if not self._config.noise_draws and stop == track.latent.num_steps - 1:
             # Rows of weight 0 repeat a sample, or are padding.
             gap = (latents[0].detach() - track.latent.final).abs().flatten(1).amax(dim=1)
-            metrics["latent_mismatch_max"] = Metric(total=float((gap * (weights[:, 0] > 0)).max()), reduce="max")
+            largest = torch.where(weights[:, 0] > 0, gap, 0.0).max()
+            metrics["latent_mismatch_max"] = Metric(total=float(largest), reduce="max")
         return Losses(terms=[LossTerm(name="reward", values=values, weights=weights)], metrics=metrics)
 
     def _stop(self, num_steps: int, progress: float) -> int:

@@ -1,4 +1,4 @@
-"""Settings of DRaFT."""
+"""Settings of DRaFT and ReFL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unirl.core.types.sampling import LatentSamplingConfig
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
 
-__all__ = ["DraftConfig"]
+__all__ = ["DraftConfig", "ReflConfig"]
 
 
 @dataclass
@@ -25,10 +25,10 @@ class DraftConfig(PartConfig):
     takes the steps of the rollout. Each draw costs a forward and a decoding."""
     stop_window: int = limit(1, least=1)
     """Denoising stops at one of this many last steps, drawn for each training step, and its velocity leads straight to
-    the clean latent. 1 is the last step of the schedule. ReFL: 10 of 40 steps."""
+    the clean latent. 1 is the last step of the schedule."""
     reward_limit: float | None = None
     """The loss is max(limit - reward, 0), so samples beyond the limit have no gradient. None is no limit: the loss is
-    -reward. ReFL: 2, of standardised scores."""
+    -reward."""
     checkpointing: bool = True
     """Recompute the activations of each denoise step in the backward pass instead of keeping those of all K."""
 
@@ -56,3 +56,13 @@ class DraftConfig(PartConfig):
                 text="got kernel ddim-eta, expected a kernel of rectified flow, whose forward process noises the "
                 "latents. Use noise_draws=0.",
             )
+
+
+@dataclass
+class ReflConfig(DraftConfig):
+    stop_window: int = limit(10, least=1)
+    """Denoising stops at one of this many last steps, drawn for each training step, and its velocity leads straight to
+    the clean latent. The paper draws from the last 10 of 40."""
+    reward_limit: float | None = 2.0
+    """The loss is max(limit - reward, 0), so samples beyond the limit have no gradient. The paper's rewards are
+    standardised."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.capability import Needs
@@ -10,7 +11,7 @@ from unirl.core.specs.spec import AlgorithmSpec
 
 DRAFT = AlgorithmSpec(
     name="draft",
-    summary="Backpropagates differentiable rewards through the last denoise steps: DRaFT-K, DRaFT-LV and ReFL",
+    summary="Backpropagates differentiable rewards through the last denoise steps: DRaFT-K and DRaFT-LV",
     build="unirl.algorithms.draft.algorithm:build",
     config="unirl.algorithms.draft.config:DraftConfig",
     needs=Needs(track="latent", trajectory="full", reward="differentiable", staleness="none"),
@@ -18,7 +19,17 @@ DRAFT = AlgorithmSpec(
     reference="unirl.algorithms.draft.reference:loss",
 )
 
+REFL = replace(
+    DRAFT,
+    name="refl",
+    summary="Backpropagates differentiable rewards through one late denoise step, drawn at random",
+    config="unirl.algorithms.draft.config:ReflConfig",
+    # Miniatures have four steps.
+    trial={"stop_window": 3},
+    paper="arXiv 2304.05977",
+)
+
 
 @hookimpl
 def unirl_algorithms() -> Iterable[AlgorithmSpec]:
-    return [DRAFT]
+    return [DRAFT, REFL]
