@@ -18,7 +18,9 @@ from PIL import Image
 from .compare import Pairs, held_out_changes
 from .config import ReportConfig
 from .curves import PANELS, Curves
+from .families import HeldOut, families
 from .fold import fold
+from .graph import stage_graph
 from .history import RunHistory
 from .media import MediaKind, Sample, SampleBatch
 from .theme import DARK, LIGHT
@@ -41,6 +43,7 @@ def render_page(
     dark: Curves,
     pairs: Pairs | None,
     text_pairs: Pairs | None,
+    held_out: HeldOut | None,
     is_running: bool,
 ) -> str:
     """The HTML of a run. `light` and `dark` are the same curves for both colour schemes."""
@@ -67,6 +70,9 @@ def render_page(
         ],
         pairs=pairs,
         text_pairs=text_pairs,
+        graph=stage_graph(history),
+        held_out=held_out,
+        families=_spread(sorted(families(history, "train").items()), config.gallery_steps),
         gallery=_gallery(history, "images", config),
         text_gallery=_gallery(history, "texts", config),
         components=_components(history),
@@ -77,6 +83,7 @@ def render_page(
         has_origins=bool(history.origins),
         versions={**history.versions, **_versions_here()},
         row_tiles=config.gallery_samples,
+        num_branches=config.gallery_samples,
         themes=(LIGHT, DARK),
     )
 
@@ -190,7 +197,9 @@ def _phases(history: RunHistory) -> list[dict[str, Any]]:
 
 
 def _gallery(history: RunHistory, kind: MediaKind, config: ReportConfig) -> list[tuple[SampleBatch, Sequence[Sample]]]:
-    """Training samples of some steps, evenly spread, first and last among them."""
+    """Training samples of some steps, evenly spread, first and last among them; none of a run with several stages."""
+    if families(history, "train"):
+        return []
     batches = _spread(history.batches(kind, "train"), config.gallery_steps)
     return [(batch, batch.samples[: config.gallery_samples]) for batch in batches]
 
