@@ -50,14 +50,20 @@ def families(history: RunHistory, key: Literal["train", "eval"]) -> dict[int, li
 
 
 def held_out_families(history: RunHistory, *, limit: int) -> HeldOut | None:
-    """The first `limit` prompts of the first and the last evaluation. None for a run of one stage."""
+    """The first prompts of the first and the last evaluation, up to `limit` samples of the first stage. None for a run
+    of one stage."""
     steps = families(history, "eval")
     if not steps:
         return None
     first, last = min(steps), max(steps)
     before = {family.prompt: family for family in steps[first]}
-    shown = [(before[family.prompt], family) for family in steps[last] if family.prompt in before]
-    return HeldOut(before_step=first, after_step=last, shown=tuple(shown[:limit]))
+    shown: list[tuple[Family, Family]] = []
+    room = limit
+    for family in steps[last]:
+        if family.prompt in before and room > 0:
+            shown.append((before[family.prompt], family))
+            room -= len(family.branches)
+    return HeldOut(before_step=first, after_step=last, shown=tuple(shown))
 
 
 def _families(samples: list[tuple[str, Sample, bool]]) -> list[Family]:

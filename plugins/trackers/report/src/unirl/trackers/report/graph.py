@@ -128,7 +128,7 @@ def stage_graph(history: RunHistory) -> Graph | None:
 
 def _lines(stage: Mapping[str, object]) -> tuple[str, ...]:
     return (
-        f"{stage['name']}: {stage['medium']}",
+        str(stage["name"]) + (f" ({stage['medium']})" if stage["medium"] != stage["name"] else ""),
         f"{_model(stage)} on {stage['engine']}",
         f"trains with {stage['algorithm']}" if stage["algorithm"] else "frozen",
     )
