@@ -180,11 +180,13 @@ def test_boxes_of_a_graph_do_not_overlap_and_arrows_join_neighbouring_levels() -
             apart_x = one.x + one.width <= other.x or other.x + other.width <= one.x
             assert apart_x or one.y + one.height <= other.y or other.y + other.height <= one.y
     # Prompts -> rewrite, other; rewrite -> image, judge; judge -> answer; image -> its rewards.
-    assert len(result.boxes) == 8 and len(result.links) == 7
-    assert all(link.above.y + link.above.height < link.below.y for link in result.links)
-    assert [(one.child.lines[0], one.parent.lines[0], one.label) for one in result.credits] == [
+    assert len(result.boxes) == 8 and sum(not one.is_up for one in result.arrows) == 5
+    assert all(one.above.y + one.above.height < one.below.y for one in result.arrows)
+    assert {(one.below.lines[0], one.above.lines[0], one.label) for one in result.arrows if one.is_up} == {
         ("image", "rewrite (text)", "max credit"),
         ("judge (text)", "rewrite (text)", "sum credit"),
-    ]
+        ("reward shapes", "image", "score"),
+        ("reward aesthetics", "image", "score"),
+    }
     colors = {box.lines[0]: box.learner for box in result.boxes if box.is_stage}
     assert colors == {"rewrite (text)": 0, "judge (text)": 0, "image": 1, "answer (text)": None, "other (image)": None}

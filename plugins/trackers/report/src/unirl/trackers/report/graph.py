@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from .history import RunHistory
 
-__all__ = ["Box", "Credit", "Graph", "Link", "stage_graph"]
+__all__ = ["Arrow", "Box", "Graph", "stage_graph"]
 
 WIDTH, STAGE, SMALL = 228, 72, 32
 """Pixels: the width of a box, and the heights of a stage and of the others."""
 GAP, BETWEEN = 24, 44
 """Pixels between neighbours, and between levels for an arrow and its label."""
-CREDIT = 96
-"""Pixels at the right for an arrow of credit and its label."""
+ASIDE = 16
+"""Pixels from the middle of a box of two arrows that go opposite ways."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,34 +36,36 @@ class Box:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
-    """An arrow from the box above to the one below; of a reward, back up."""
+class Arrow:
+    """Samples go down, from the box above to the one below; scores and credit go up."""
 
     above: Box
     below: Box
     label: str
-    is_reward: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Credit:
-    """An arrow from a child stage to its parent, at their right."""
-
-    child: Box
-    parent: Box
-    label: str
+    is_up: bool
+    aside: int = 0
+    """Pixels right of the middle of both boxes."""
 
     @property
-    def outside(self) -> float:
-        """How far right it goes."""
-        return max(self.child.x, self.parent.x) + WIDTH + 22
+    def path(self) -> str:
+        """As the `d` of an SVG path, from above to below."""
+        start, end = self.above.middle + self.aside, self.below.middle + self.aside
+        top, bottom = self.above.y + self.above.height, self.below.y
+        return f"M{start:g} {top:g} C{start:g} {self.middle_y:g} {end:g} {self.middle_y:g} {end:g} {bottom:g}"
+
+    @property
+    def middle_x(self) -> float:
+        return (self.above.middle + self.below.middle) / 2 + self.aside
+
+    @property
+    def middle_y(self) -> float:
+        return (self.above.y + self.above.height + self.below.y) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
     boxes: tuple[Box, ...]
-    links: tuple[Link, ...]
-    credits: tuple[Credit, ...]
+    arrows: tuple[Arrow, ...]
     width: float
     height: float
     description: str
@@ -77,50 +79,49 @@ def stage_graph(history: RunHistory) -> Graph | None:
         return None
     trained = list(dict.fromkeys(stage["learner"] for stage in stages.values() if stage["algorithm"]))
     boxes: list[Box] = []
-    links: list[Link] = []
-    placed: dict[str, Box] = {}
+    arrows: list[Arrow] = []
     columns = 0
 
-    def place(name: str | None, y: float) -> tuple[Box, list[tuple[Box, str, bool]]]:
+    def place(name: str | None, y: float) -> Box:
         """The box of a stage, or of the prompts, centred over what is below it."""
         nonlocal columns
         height = SMALL if name is None else STAGE
         down = y + height + BETWEEN
-        below: list[tuple[Box, str, bool]] = []
-        for child in (one for one in stages.values() if one["parent"] == name):
-            below.append((place(str(child["name"]), down)[0], f"\N{MULTIPLICATION SIGN} {child['samples']}", False))
+        children = [one for one in stages.values() if one["parent"] == name]
+        below = [place(str(child["name"]), down) for child in children]
         for reward in stages[name]["rewards"] if name is not None else ():
             box = Box(lines=(f"reward {reward}",), x=columns * (WIDTH + GAP), y=down, height=SMALL)
             columns += 1
             boxes.append(box)
-            below.append((box, "score", True))
+            below.append(box)
         if not below:
             x = float(columns * (WIDTH + GAP))
             columns += 1
         else:
-            x = (below[0][0].x + below[-1][0].x) / 2
+            x = (below[0].x + below[-1].x) / 2
         if name is None:
             count = history.resolved.get("data", {}).get("prompts_per_step")
             box = Box(lines=(f"{count} prompts" if count else "prompts",), x=x, y=y, height=height)
         else:
             learner = trained.index(stages[name]["learner"]) if stages[name]["algorithm"] else None
             box = Box(lines=_lines(stages[name]), x=x, y=y, height=height, learner=learner, is_stage=True)
-            placed[name] = box
         boxes.append(box)
-        links.extend(Link(above=box, below=one, label=label, is_reward=back) for one, label, back in below)
-        return box, below
+        for child, one in zip(children, below, strict=False):
+            has_credit = child["credit"] != "none"
+            samples = f"\N{MULTIPLICATION SIGN} {child['samples']}"
+            arrows.append(Arrow(above=box, below=one, label=samples, is_up=False, aside=-ASIDE if has_credit else 0))
+            if has_credit:
+                credit = f"{child['credit']} credit"
+                arrows.append(Arrow(above=box, below=one, label=credit, is_up=True, aside=ASIDE))
+        scored = below[len(children) :]
+        arrows.extend(Arrow(above=box, below=one, label="score", is_up=True) for one in scored)
+        return box
 
     place(None, 1.0)
-    credit = tuple(
-        Credit(child=placed[name], parent=placed[stage["parent"]], label=f"{stage['credit']} credit")
-        for name, stage in stages.items()
-        if stage["credit"] != "none"
-    )
     return Graph(
         boxes=tuple(boxes),
-        links=tuple(links),
-        credits=credit,
-        width=max([box.x + WIDTH for box in boxes] + [one.outside + CREDIT - 22 for one in credit]) + 2,
+        arrows=tuple(arrows),
+        width=max(box.x + WIDTH for box in boxes) + 2,
         height=max(box.y + box.height for box in boxes) + 2,
         description=" ".join(_sentence(stage) for stage in stages.values()),
     )
