@@ -455,7 +455,7 @@ def test_a_run_that_fails_before_it_began_leaves_no_report_and_no_error(tmp_path
     assert not (tmp_path / "report.html").exists()
 
 
-def test_a_video_is_a_strip_in_the_contact_sheet_and_an_animation_on_the_page(tmp_path: Path):
+def test_a_video_is_a_strip_in_the_contact_sheet_and_an_animation_over_its_strip_on_the_page(tmp_path: Path):
     run = Run(tmp_path)
     # Eleven frames of rising brightness; strips show frames 0, 2, 4, 6, 8 and 10.
     frames = torch.linspace(0, 1, 11).view(1, 11, 1, 1, 1).expand(1, 11, 3, 8, 12)
@@ -472,7 +472,9 @@ def test_a_video_is_a_strip_in_the_contact_sheet_and_an_animation_on_the_page(tm
         assert (animation.n_frames, animation.size) == (11, (12, 8))
         animation.load()
         assert animation.info["duration"] == 200
-    assert [image.n_frames for image in page_of(tmp_path).images() if image.format == "WEBP"] == [11] * 3
+    shown = list(page_of(tmp_path).images())[2 * len(PANELS) :]
+    assert [image.format for image in shown] == ["WEBP", "PNG"] * 3
+    assert [image.n_frames for image in shown[::2]] == [11] * 3 and {image.size for image in shown[1::2]} == {(72, 8)}
     assert list(tmp_path.rglob("*contact*.png"))
 
 

@@ -26,6 +26,8 @@ HEAD_INCHES = 0.55
 DOTS_PER_INCH = 130
 VISIBLE_SHARE = 0.005
 """Phases that take less of the time are drawn together, as `other`."""
+FEW_CURVES = 4
+"""Curves whose legend finds room beside them."""
 RUNNING_MEAN_FROM = 40
 """Steps from which a running mean is drawn over a noisy curve."""
 
@@ -133,6 +135,11 @@ def _components(axes: Axes, history: RunHistory, theme: Theme) -> bool:
         label = _label(stage.rstrip("/"), part) if len(names) <= len(theme.series) else ""
         _noisy_line(axes, steps, values, color=theme.series[index % len(theme.series)], label=label)
     axes.set_ylabel("mean of a step", color=theme.faint, fontsize=11)
+    if FEW_CURVES < len(names) <= len(theme.series):
+        # Room for a long legend above the curves.
+        bottom, top = axes.get_ylim()
+        axes.set_ylim(bottom, top + 0.55 * (top - bottom))
+        _show_legend(axes, theme, loc="upper center", ncols=2)
     return bool(names)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, TypeVar
 
 from jinja2 import Environment, StrictUndefined
@@ -237,18 +238,26 @@ def _versions_here() -> dict[str, str]:
 
 
 def _picture(sample: Sample) -> dict[str, Any]:
-    """An image for the page: its data URI, and whether it is so small that its pixels should stay sharp."""
+    """An image for the page: its data URI, and whether it is so small that its pixels should stay sharp; of a video the
+    URIs of its animation and of the strip of its frames."""
     if sample.animation is not None:
-        return {"uri": _data_uri(sample.animation.read_bytes(), "webp"), "is_small": False}
+        strip = _image_uri(sample.file, most=2 * THUMBNAIL)
+        return {"uri": _data_uri(sample.animation.read_bytes(), "webp"), "is_small": False, "strip": strip}
     with Image.open(sample.file) as opened:
-        size = max(opened.size)
-        if size <= THUMBNAIL:
-            return {"uri": _data_uri(sample.file.read_bytes(), "png"), "is_small": size <= THUMBNAIL // 2}
+        is_small = max(opened.size) <= THUMBNAIL // 2
+    return {"uri": _image_uri(sample.file, most=THUMBNAIL), "is_small": is_small, "strip": None}
+
+
+def _image_uri(file: Path, *, most: int) -> str:
+    """The data URI of an image, scaled down to `most` pixels on its longest edge."""
+    with Image.open(file) as opened:
+        if max(opened.size) <= most:
+            return _data_uri(file.read_bytes(), "png")
         image = opened.convert("RGB")
-    image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
+    image.thumbnail((most, most), Image.Resampling.LANCZOS)
     content = io.BytesIO()
     image.save(content, format="JPEG", quality=88)
-    return {"uri": _data_uri(content.getvalue(), "jpeg"), "is_small": False}
+    return _data_uri(content.getvalue(), "jpeg")
 
 
 def _data_uri(content: bytes, kind: str) -> str:
