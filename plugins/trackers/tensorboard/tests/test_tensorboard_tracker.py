@@ -196,6 +196,22 @@ def test_a_child_is_shown_with_its_prompt_and_parents_under_the_tag_of_its_image
     assert third.endswith("rewrite:\n\n    a disk") and fourth.startswith("**4. reward 1.00**\n\n    disk")
 
 
+def test_an_image_made_from_an_image_stands_at_its_right(tmp_path: Path):
+    tracker = started(tmp_path)
+    # Of another size: what is missing of the smaller one is white.
+    parents = Media(kind="image", values=torch.full((2, 3, 2, 4), 0.2))
+    videos = Media(kind="video", values=torch.full((2, 1, 3, 4, 4), 0.6), rate=5.0)
+    track = make_samples(videos, ["a", "b"], name="video")
+    tracker.samples("eval/video", track, step=0, lineage={"image": parents})
+    tracker.finish("done")
+    (image,) = read_back(tmp_path).Images("eval/video")
+    picture = Image.open(io.BytesIO(image.encoded_image_string)).convert("RGB")
+    # Two cells of 4 + 4 pixels, with gaps of 2.
+    assert picture.size == (2 * 10 + 2, 4 + 4)
+    levels = [picture.getpixel(at)[0] for at in ((3, 2), (3, 5), (7, 2), (7, 5), (13, 2), (17, 5))]
+    assert levels == [51, 255, 153, 153, 51, 153]
+
+
 @pytest.mark.parametrize(
     ("key", "config"),
     [

@@ -97,7 +97,9 @@ class RunHistory:
         """Samples of this kind, by step; with several stages, those of the last stage that has any."""
         all_of = [batch for batch in self.media if batch.kind == kind and batch.samples]
         own = [batch for batch in all_of if batch.key == key or batch.key.startswith(f"{key}/")]
-        return [batch for batch in own if batch.key == own[-1].key]
+        order = {f"{key}/{stage['name']}": place for place, stage in enumerate(self.stages)}
+        last = max((batch.key for batch in own), key=lambda name: order.get(name, -1), default="")
+        return [batch for batch in own if batch.key == last]
 
     def series(self, metric: str) -> dict[str, list[tuple[int, float]]]:
         """Points of a step metric of every track that has it: name -> (step, value). One track has no prefix."""

@@ -67,9 +67,10 @@ class TensorboardTracker:
             self._writer.add_scalar(key, float(value), step)
 
     def samples(self, key: str, track: Track, *, step: int, lineage: Mapping[str, Media]) -> None:
-        """Images as one grid `<key>`, rows first, videos as strips of frames in such a grid and as the animated grid
-        `<key>/animation`; the text `<key>` has their captions in the same order or, with parents, reward, prompt and
-        parents of each. Texts as one text `<key>/texts`: reward, prompt, parents and text of each."""
+        """Images as one grid `<key>`, rows first, each with the images that it was made from at its left; videos as
+        strips of frames in such a grid, and as the animated grid `<key>/animation`. The text `<key>` has their captions
+        in the same order or, with parents, reward, prompt and parents of each. Texts as one text `<key>/texts`: reward,
+        prompt, parents and text of each."""
         media = track.media
         if media is None or media.kind == "audio" or not track.num_rows:
             return
@@ -80,7 +81,9 @@ class TensorboardTracker:
             self._writer.add_text(f"{key}/texts", "\n\n".join(blocks), step)
             return
         shown = media.arrays[: len(rows)]
-        self._writer.add_image(key, image_grid([_strip(each) for each in shown] if media.rate else shown), step)
+        parents = [parent for parent in lineage.values() if parent.kind in ("image", "video")]
+        cells = [_beside([_still(each, row) for each in (*parents, media)]) for row in rows]
+        self._writer.add_image(key, image_grid(cells), step)
         if media.rate:
             self._animation(f"{key}/animation", shown, rate=media.rate, step=step)
         if lineage:
@@ -147,6 +150,20 @@ def image_grid(images: Sequence[Array], *, gap: int = 2) -> Array:
         pixels = (image.detach().float().clamp(0, 1) * 255).round().to(torch.uint8).cpu()
         grid[:, top : top + pixels.shape[1], left : left + pixels.shape[2]] = pixels
     return grid
+
+
+def _still(media: Media, row: int) -> Array:
+    """[3, H, W]: an image, or the strip of a video."""
+    return _strip(media.arrays[row]) if media.kind == "video" else media.arrays[row]
+
+
+def _beside(images: Sequence[Array]) -> Array:
+    """One picture of several, side by side on white."""
+    if len(images) == 1:
+        return images[0]
+    height = max(int(image.shape[1]) for image in images)
+    pad = torch.nn.functional.pad
+    return torch.cat([pad(image.float(), (0, 0, 0, height - int(image.shape[1])), value=1.0) for image in images], -1)
 
 
 def _strip(video: Array) -> Array:
