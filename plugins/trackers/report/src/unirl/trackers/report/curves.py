@@ -202,7 +202,7 @@ def _gradient_norm(axes: Axes, history: RunHistory, theme: Theme) -> bool:
         stage = name.removesuffix("grad_norm").rstrip("/")
         series.setdefault(str(learners.get(stage, stage)) if stage else "", points)
     result = _noisy_lines(axes, series, theme)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
     axes.set_ylabel("before clipping", color=theme.faint, fontsize=11)
     _short_ticks(axes)
     return result
