@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from own_weights import with_own_weights
 from plans import changed
 from unirl.core.errors import PlanRejected
 from unirl.core.loop.build import build_parts
@@ -20,13 +20,8 @@ from unirl.core.loop.run import train
 from unirl.core.loop.scoring import score
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
-from unirl.core.roles import DiffusionModel, Job, WeightReceipt, WeightUpdate
-from unirl.core.specs.capability import Cap, Support
-from unirl.core.specs.plan import Choice, Plan
-from unirl.core.types.weights import checksum
-from unirl.engines.trainside.config import TrainsideConfig
-from unirl.engines.trainside.engine import TrainsideEngine
-from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
+from unirl.core.roles import Job
+from unirl.core.specs.plan import Plan
 
 pytestmark = pytest.mark.keyed
 
@@ -45,39 +40,6 @@ SMALL = [
 AHEAD = ["run.max_staleness=1", "train.old_log_probs=engine"]
 
 
-class OwnWeights(TrainsideEngine):
-    """Samples from a copy of the model that it is given full weights for."""
-
-    def __init__(self, config: TrainsideConfig, *, model: DiffusionModel) -> None:
-        super().__init__(config, model=copy.deepcopy(model))
-        self.version = -1
-
-    def load_weights(self, update: WeightUpdate) -> WeightReceipt:
-        held = dict(self._model.trainable.named_parameters())
-        assert held.keys() == update.tensors.keys()
-        for name, tensor in update.tensors.items():
-            held[name].data.copy_(tensor)
-        self.version = update.version
-        return WeightReceipt(
-            version=self.version,
-            checksum=checksum(held),
-            num_tensors=len(held),
-            size_bytes=sum(tensor.nbytes for tensor in held.values()),
-        )
-
-
-def own_weights(config: Any, *, model: DiffusionModel, device: Any) -> OwnWeights:
-    return OwnWeights(config, model=model)
-
-
-OWN_WEIGHTS = dataclasses.replace(
-    TRAINSIDE,
-    name="own-weights",
-    build=f"{__name__}:own_weights",
-    capabilities={**TRAINSIDE.capabilities, Cap.WEIGHTS_SHARED: Support.NO, Cap.WEIGHTS_FULL: Support.NATIVE},
-)
-
-
 @pytest.fixture(scope="module")
 def catalog() -> Catalog:
     return Catalog.discover()
@@ -87,10 +49,7 @@ def planned(catalog: Catalog, *overrides: str, own: bool = False) -> Plan:
     plan = compose("quickstart", [*SMALL, *overrides], catalog=catalog)
     if not own:
         return plan
-    engine = Choice(
-        key="engine", spec=OWN_WEIGHTS, config=plan.only.engine.config, dist=plan.only.engine.dist, version="0"
-    )
-    return changed(plan, engine=engine)
+    return changed(plan, engine=with_own_weights(plan.only.engine))
 
 
 def numbers(folder: Path) -> list[dict[str, float]]:

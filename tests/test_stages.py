@@ -8,49 +8,11 @@ from typing import Any
 
 import pytest
 from unirl.core.errors import RecipeError
-from unirl.core.loop.run import train
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
-from unirl.core.recipe.compose import compose
-from unirl.core.specs.plan import Plan
-from unirl.core.types.event import Event
+from writer_and_painter import JOINT, RECIPE, composed, numbers
 
 pytestmark = pytest.mark.keyed
-
-RECIPE = """
-defaults:
-  - /unirl
-  - /model@model.writer: qwen3
-  - /model@model.painter: sd3
-  - /backend@backend.writer: fsdp2
-  - /engine@engine.rewrite: trainside
-  - /engine@engine.image: trainside
-  - /algorithm@algorithm.rewrite: grpo
-  - /sampling@sampling.rewrite: text
-  - /sampling@sampling.image: latent
-  - /reward@reward.shapes: shapes
-  - _self_
-stages:
-  rewrite: {model: writer, samples: 2}
-  image: {model: painter, parent: rewrite, samples: 2, credit: mean}
-model:
-  writer: {path: "${asset:quickstart,enhancer/checkpoint}"}
-  painter: {path: "${asset:quickstart,checkpoint}"}
-backend: {writer: {trains: full}}
-data: {train: "${asset:quickstart,enhancer/prompts/train.jsonl}", prompts_per_step: 2}
-sampling:
-  rewrite: {chat: false, max_new_tokens: 8}
-  image: {num_inference_steps: 3, height: 64, width: 64, max_sequence_length: 8, eta: 0, kernel: euler, sde: {mode: none}}
-run: {max_steps: 4, save_every: 2, media_every: 0, threads: 1}
-"""
-JOINT = (
-    "+backend@backend.painter=fsdp2",
-    "backend.painter.trains=full",
-    "+algorithm@algorithm.image=flow-grpo",
-    "sampling.image.kernel=flow-sde",
-    "sampling.image.eta=0.7",
-    "sampling.image.sde={mode: fraction, last: 0.7}",
-)
 
 
 @pytest.fixture
@@ -58,10 +20,6 @@ def recipe(tmp_path: Path) -> Path:
     file = tmp_path / "writer.yaml"
     file.write_text(RECIPE, encoding="utf-8")
     return file
-
-
-def composed(recipe: Path, *overrides: str) -> Plan:
-    return compose(str(recipe), overrides, catalog=Catalog.discover())
 
 
 def refusals(recipe: Path, *overrides: str) -> list[str]:
@@ -130,18 +88,6 @@ def test_stages_that_cannot_be_composed(recipe: Path, overrides: list[str], says
 def test_stages_that_do_not_fit_together(recipe: Path, overrides: list[str], says: str) -> None:
     reasons = refusals(recipe, *overrides)
     assert any(says in reason for reason in reasons), reasons
-
-
-def numbers(plan: Plan, *, resume: Path | None = None) -> dict[int, dict[str, float]]:
-    """Step -> its metrics, of a run."""
-    steps: dict[int, dict[str, float]] = {}
-
-    def note(event: Event) -> None:
-        if event.kind == "step":
-            steps[event.step] = dict(event.data["metrics"])
-
-    train(plan, catalog=Catalog.discover(), resume=resume, listeners=[note])
-    return steps
 
 
 @pytest.fixture(scope="module")

@@ -47,8 +47,10 @@ class Struck:
 
 
 @contextmanager
-def strike(role: str, phase: str, *, how: int = signal.SIGKILL, index: int = 0) -> Iterator[Struck]:
+def strike(role: str, phase: str, *, how: int = signal.SIGKILL, index: int = 0, stage: str = "") -> Iterator[Struck]:
     """Send a signal to a worker while a call of this phase is on its way, in the second step.
+
+    stage: whose `generate` it is; empty is any.
 
     A build is struck as it comes, a checkpoint is that of the second step. For a worker that is stopped the driver
     waits `HANG_S`, for others as long as the run says.
@@ -63,7 +65,8 @@ def strike(role: str, phase: str, *, how: int = signal.SIGKILL, index: int = 0) 
             cluster._config.call_timeout_s, limit = limit, None
         steps += call.method == "end_rollout" and call.actor.name == "train-0"
         due = {"build": 0, "checkpoint": 2}.get(phase, 1)
-        strikes = not struck.worker and call.method == METHOD[phase] and steps >= due
+        is_phase = call.method == METHOD[phase] and stage in ("", getattr(call.args[0], "track", ""))
+        strikes = not struck.worker and is_phase and steps >= due
         if strikes:
             (victim,) = (a for a in cluster._actors if (a.place.role, a.place.index) == (role, index))
             struck.worker, struck.pid = victim.name, victim.facts.pid

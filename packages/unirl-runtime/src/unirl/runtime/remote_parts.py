@@ -173,7 +173,9 @@ class RemoteEngine:
         return track if track.media is None else dataclasses.replace(track, media=fetchable(track.media, self._fetch))
 
     def _fetch(self, rows: Sequence[RemoteRows]) -> list[Tensor]:
-        return self._samples.needed(lambda named: self._cluster.fetch([named(each) for each in rows]))
+        return self._samples.needed(
+            lambda named: self._cluster.fetch([named(each) for each in rows]), stages=[self._stage]
+        )
 
     def load_weights(self, update: WeightUpdate) -> WeightReceipt:
         raise RuntimeError("weights are sent between workers, not through the driver")
@@ -248,7 +250,7 @@ class RemoteBackend:
             self._cluster.run(calls, phase="fetch")
 
         try:
-            self._samples.needed(bring)
+            self._samples.needed(bring, stages=[job.track.name for job in jobs])
             remote = [
                 RemoteJob(name=job.name, weight=job.weight, train=job.train, state=algorithm_state(job.algorithm))
                 for job in jobs
@@ -272,7 +274,7 @@ class RemoteBackend:
             ]
             return self._cluster.run(calls, phase="reference", restart=lambda actor: None)
 
-        answers = self._samples.needed(ask)
+        answers = self._samples.needed(ask, stages=[track.name])
         order = [row for rows in partition for row in rows]
         reply = Track.concat(answers).select(inverse(order))
         return dataclasses.replace(track, segment=reply.segment)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from unirl.core.errors import RunFailed
@@ -55,12 +55,12 @@ class Samples:
     @property
     def restart(self) -> Restart | None:
         """Restores the state of a replacement rollout worker; None when a dead worker fails the run."""
-        return self._restored if self._weights is not None else None
+        return self._restarted if self._weights is not None else None
 
-    def needed(self, call: Callable[[Named], T]) -> T:
+    def needed(self, call: Callable[[Named], T], *, stages: Collection[str] = ()) -> T:
         """The result of a call that needs samples; repeated if they had to be regenerated.
 
-        call: receives the function that updates the handles of its arguments.
+        call: receives the function that updates the handles of its arguments.  stages: whose samples; empty is all.
         Raises WorkerDied when a worker and its samples are lost.
         """
         left = self._retries
@@ -70,7 +70,7 @@ class Samples:
                 return call(lambda value: renamed(value, self._names))
             except WorkerDied as died:
                 lost = next((actor for actor in self._workers() if actor.name == died.worker), None)
-                if lost is None or not left or self._weights is None or not self._weights.are_current:
+                if lost is None or not left or not self._can_restore(stages):
                     raise
                 left -= 1
                 with self._lock:
@@ -81,12 +81,25 @@ class Samples:
     def _workers(self) -> list[Actor]:
         return list({call.actor.name: call.actor for call, _ in self._made}.values())
 
+    def _can_restore(self, stages: Collection[str]) -> bool:
+        weights, made = self._weights, {before.name for _, before in self._made}
+        return weights is not None and all(weights.is_current(stage) for stage in stages or made)
+
+    def _restarted(self, actor: Actor) -> None:
+        """For a new process that is to generate: every stage may follow."""
+        assert self._weights is not None
+        self._weights.check_current(actor)
+        self._restored(actor)
+
     def _restored(self, actor: Actor) -> None:
-        """Send the rollout's weights to a new process, and have it regenerate its samples."""
+        """Send the rollout's weights to a new process, and have it regenerate its samples.
+
+        Not those of a stage whose model has trained since: nobody needs them any more.
+        """
         assert self._weights is not None
         self._weights.refresh(actor)
         for call, before in self._made:
-            if call.actor is actor:
+            if call.actor is actor and self._weights.is_current(before.name):
                 (after,) = self._cluster.run([call], phase="generate")
                 result = renames(before, after)
                 if result is None:

@@ -49,13 +49,18 @@ class WeightSync:
         """Send the current weights of the policy that a stage samples with to every rollout worker."""
         self._session.versions.sampled[stage.name] = self._send(stage, self._session.rollout)
 
-    @property
-    def are_current(self) -> bool:
-        """Whether rollouts use the current weights, and so can be regenerated."""
-        return all(self._is_current(stage) for stage in self._stages)
+    def is_current(self, stage: str) -> bool:
+        """Whether rollouts of a stage use the current weights, and so can be regenerated; true of frozen ones."""
+        return all(self._is_current(own) for own in self._stages if own.name == stage)
 
     def refresh(self, actor: Actor) -> None:
-        """Send the current rollout's weights to one worker. Raises RunFailed if training has since updated them."""
+        """Send one worker the weights of the current rollout, of every stage that is current."""
+        for stage in self._stages:
+            if self._is_current(stage):
+                self._send(stage, [actor])
+
+    def check_current(self, actor: Actor) -> None:
+        """Raises RunFailed for a worker that is to generate with weights that training has since updated."""
         for stage in self._stages:
             if not self._is_current(stage):
                 raise RunFailed(
@@ -63,8 +68,6 @@ class WeightSync:
                     f"weights; training is at version {self._version(stage)}, and old versions are not kept. Resume "
                     "the run."
                 )
-        for stage in self._stages:
-            self._send(stage, [actor])
 
     def lend_all(self, learner: str) -> Callable[[Policy], AbstractContextManager[None]]:
         """What lends another policy of a learner to all of its stages."""

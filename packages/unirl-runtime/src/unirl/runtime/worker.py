@@ -106,8 +106,8 @@ class Worker:
         self._brought: list[Track] | None = None
         self._kept: dict[tuple[int, str], list[Any]] = {}
         """Rollout number and track -> handles of its tensors stored here."""
-        self._said: list[Any] = []
-        """Handles of the latest reference-policy outputs."""
+        self._said: dict[str, list[Any]] = {}
+        """Track -> handles of its latest reference-policy outputs."""
         expected = plan.run.device
         is_cuda = torch.cuda.is_available() and expected != "cpu"
         self._device = torch.device("cuda" if is_cuda else "cpu")
@@ -142,7 +142,8 @@ class Worker:
     # Building.
 
     def build(self, role: Literal["train", "rollout", "reference", "reward"], *, with_engine: bool = True) -> None:
-        """Build this worker's parts: the rewards, or everything else, with the engine if this worker generates."""
+        """Build this worker's parts: the rewards, or everything else, with the engine if this worker generates. Rewards
+        that a loss backpropagates are also built where it trains."""
         catalog = Catalog.of({})
         plan = dataclasses.replace(
             self._plan,
@@ -155,7 +156,11 @@ class Worker:
         else:
             is_sharded = role == "train" and dist.is_initialized() and dist.get_world_size() > 1
             self._parts = build_parts(
-                plan, catalog=catalog, with_rewards=False, with_engine=with_engine, lazy=is_sharded
+                plan,
+                catalog=catalog,
+                rewards="backpropagated" if role == "train" else "none",
+                with_engine=with_engine,
+                lazy=is_sharded,
             )
             self._weights = WeightEnds(
                 self._name,
@@ -265,10 +270,9 @@ class Worker:
         return backend.train(own, progress=progress), backend.version
 
     def reference(self, learner: str, track: Track) -> Track:
-        """The track with the reference policy's outputs, which stay here until the next call."""
-        if self._said:
-            self.transport.drop(self._said)
-            self._said = []
+        """The track with the reference policy's outputs, which stay here until the next call for it."""
+        if said := self._said.pop(track.name, []):
+            self.transport.drop(said)
         here = self.parts.backends[learner].with_reference(hydrated(track, self.transport.fetch), policy="live").segment
         if isinstance(here, TextSegment):
             assert isinstance(track.segment, TextSegment)
@@ -278,8 +282,9 @@ class Worker:
             segment = dataclasses.replace(track.latent, reference_means=here.reference_means)
 
         def keep(tensors: Sequence[Tensor]) -> list[Any]:
-            self._said = self.transport.keep(tensors)
-            return self._said
+            names = self.transport.keep(tensors)
+            self._said[track.name] = list(names)
+            return names
 
         return dehydrated(dataclasses.replace(track, segment=segment), keep)
 
@@ -348,6 +353,8 @@ class Worker:
                 engine.close()
             for backend in self._parts.backends.values():
                 backend.close()
+            for reward in self._parts.rewards.values():
+                reward.close()
         for reward in self._rewards.values():
             reward.close()
         self.transport.close()

@@ -193,7 +193,9 @@ def _job(
     own |= _reward_metrics(track)
     if stage.algorithm is None:
         return None
-    value = None if track.rewards is None else constant_reward(track)
+    # Equal scores differ in their gradients.
+    has_gradient = stage.needs.reward == "differentiable"
+    value = None if track.rewards is None or has_gradient else constant_reward(track)
     if value is not None:
         if stage.advantage.constant_reward == "fail":
             raise RewardFailed(
@@ -270,7 +272,9 @@ def _staleness(plan: Plan, stage: Stage, made: MadeRollout, *, version: int) -> 
     Raises RunFailed when that is more than `run.max_staleness` rounds of updates. The numbers are for runs ahead.
     """
     track = made.rollout.tracks[stage.name]
-    bound = plan.run.max_staleness * stage.train.updates_per_step
+    # The stages of a model that train take the same updates; others sample its weights as well.
+    updates = [other.train.updates_per_step for other in plan.trained if other.learner.name == stage.learner.name]
+    bound = plan.run.max_staleness * max(updates, default=0)
     ages: list[int] = []
     for row in (row for row in range(track.num_rows) if float(track.sample_weights[row])):
         made_with = track.policy_version[row]

@@ -29,7 +29,9 @@ __all__ = [
     "attributed",
     "generate",
     "kept_weights",
+    "load",
     "sampled_policy",
+    "shares_weights",
     "sync_weights",
 ]
 
@@ -167,10 +169,10 @@ def sync_weights(parts: Parts, plan: Plan) -> None:
             continue
         if parts.sync is not None:
             parts.sync(stage)
-        elif _shares_weights(stage):
+        elif shares_weights(stage):
             engine.version = version
         else:
-            _load(parts, stage, _exported(parts, stage, policy=stage.needs.sampler))
+            load(parts.engines[stage.name], stage, _exported(parts, stage, policy=stage.needs.sampler))
 
 
 @contextmanager
@@ -184,7 +186,7 @@ def sampled_policy(parts: Parts, stage: Stage, policy: Policy | None = None) -> 
     """
     backend, engine, sampler = parts.backends.get(stage.learner.name), parts.engines[stage.name], stage.needs.sampler
     policy = policy or sampler
-    is_shared = parts.sync is None and _shares_weights(stage)
+    is_shared = parts.sync is None and shares_weights(stage)
     if backend is None or (policy == sampler and (policy == "live" or not is_shared)):
         yield
     elif parts.sync is not None:
@@ -199,9 +201,9 @@ def sampled_policy(parts: Parts, stage: Stage, policy: Policy | None = None) -> 
             finally:
                 engine.version = synced
     else:
-        _load(parts, stage, _exported(parts, stage, policy=policy))
+        load(engine, stage, _exported(parts, stage, policy=policy))
         yield
-        _load(parts, stage, _exported(parts, stage, policy=sampler))
+        load(engine, stage, _exported(parts, stage, policy=sampler))
 
 
 def kept_weights(parts: Parts, stage: Stage) -> Callable[[], None]:
@@ -209,13 +211,14 @@ def kept_weights(parts: Parts, stage: Stage) -> Callable[[], None]:
 
     Not where a launcher brings them, which it does at once only, nor for an engine that shares them.
     """
-    assert parts.sync is None and not _shares_weights(stage)
+    assert parts.sync is None and not shares_weights(stage)
     update = _exported(parts, stage, policy=stage.needs.sampler)
     kept = dataclasses.replace(update, tensors=dict(update.tensors))
-    return lambda: _load(parts, stage, kept)
+    return lambda: load(parts.engines[stage.name], stage, kept)
 
 
-def _shares_weights(stage: Stage) -> bool:
+def shares_weights(stage: Stage) -> bool:
+    """Whether a stage's engine samples with the module of its model, not with weights of its own."""
     return stage.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE
 
 
@@ -229,8 +232,9 @@ def _exported(parts: Parts, stage: Stage, *, policy: Policy) -> WeightUpdate:
     )
 
 
-def _load(parts: Parts, stage: Stage, update: WeightUpdate) -> None:
-    receipt = parts.engines[stage.name].load_weights(update)
+def load(engine: Engine, stage: Stage, update: WeightUpdate) -> None:
+    """Give a stage's engine these weights. Raises EchoMismatch when it then holds others."""
+    receipt = engine.load_weights(update)
     if (receipt.version, receipt.checksum) != (update.version, update.checksum):
         raise EchoMismatch(
             f"weights: version {update.version} with checksum {update.checksum} was sent; engine {stage.engine.name!r} "

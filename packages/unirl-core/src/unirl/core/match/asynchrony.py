@@ -26,7 +26,9 @@ def asynchrony(plan: Plan) -> Iterator[Reason]:
     if plan.run.max_staleness > 0:
         for stage in plan.trained:
             yield from _stale_samples(plan, stage)
-            yield from _own_weights(plan, stage)
+        for stage in plan.stages:
+            if stage.backend is not None:
+                yield from _own_weights(plan, stage)
 
 
 def _stale_samples(plan: Plan, stage: Stage) -> Iterator[Reason]:
