@@ -80,7 +80,10 @@ def test_stages_that_cannot_be_composed(recipe: Path, overrides: list[str], says
         (["stages.image.samples=-1"], "stages.image.samples: got -1, expected 0"),
         (["stages.image.credit=median"], "stages.image.credit: got 'median', expected one of"),
         (["stages.rewrite.samples=1"], "stages.rewrite.samples: got 1, so every group has zero variance"),
-        (["data.dynamic_sampling_rounds=1"], "dynamic sampling does not support plans with several tracks"),
+        (
+            ["data.dynamic_sampling_rounds=1", "stages.rewrite.samples=1", "advantage.center=global"],
+            "data.dynamic_sampling_rounds: got 1, which drops zero-variance groups; a group of 1 always is one",
+        ),
         (["~algorithm.rewrite", *JOINT], "backend.writer: got 'fsdp2', but no stage of this model has an algorithm"),
         (["run.max_staleness=1"], "engine 'trainside' shares its weights with training"),
     ],
@@ -122,6 +125,23 @@ def test_scoring_while_generating_gives_the_same_numbers(recipe: Path, tmp_path:
     streamed = numbers(composed(recipe, *words, "run.reward_overlap_groups=1", f"run.dir={tmp_path / 'streamed'}"))
     for step, expected in plain.items():
         assert {key: streamed[step][key] for key in expected} == expected
+
+
+DYNAMIC = ("data.dynamic_sampling_rounds=3", "run.stop_at=2")
+"""The shapes reward has few values, so that prompts with equal samples are frequent."""
+
+
+def test_prompts_that_teach_no_stage_are_replaced_with_all_of_their_samples(recipe: Path, tmp_path: Path) -> None:
+    words = (*JOINT, *DYNAMIC, "engine.rewrite.forward_batch=2", "engine.image.forward_batch=4")
+    plain = numbers(composed(recipe, *words, f"run.dir={tmp_path / 'plain'}"))
+    streamed = numbers(composed(recipe, *words, "run.reward_overlap_groups=1", f"run.dir={tmp_path / 'streamed'}"))
+    assert any(step["groups_without_spread"] for step in plain.values())
+    for number, step in plain.items():
+        assert step["groups_drawn"] - step["groups_without_spread"] >= 2, "two prompts a step"
+        assert step["rewrite/groups"] == 2 and step["image/groups"] == 4
+        assert step["rewrite/zero_spread_groups"] < 2 or step["image/zero_spread_groups"] < 4
+        assert step["rewrite/reward_mean"] == pytest.approx(step["image/reward_mean"], abs=1e-6), "mean credit"
+        assert {key: streamed[number][key] for key in step} == step
 
 
 def test_two_ranks_under_ray_give_the_numbers_of_one_process(

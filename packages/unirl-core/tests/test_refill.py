@@ -12,10 +12,14 @@ from loop_toy import Ran, ToyBackend, parts, plan, run
 from plans import changed
 from unirl.core.errors import RewardFailed
 from unirl.core.loop.prompts import PromptOrder
+from unirl.core.loop.refill import Refill, prompt_groups, with_spread
 from unirl.core.match.match import match
 from unirl.core.roles import Job, ScoreInput, Scores, TrainReport
-from unirl.core.specs.config import DataConfig
-from unirl.core.specs.plan import Plan
+from unirl.core.specs.config import DataConfig, StageConfig
+from unirl.core.specs.plan import Plan, Stage
+from unirl.core.types.data import Prompt
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.track import Status, Track
 
 
 class Easy:
@@ -143,11 +147,79 @@ def test_what_cannot_be_refilled_is_refused() -> None:
     ):
         (refusal,) = refusals(changed(toy, data=data))
         assert text in refusal
-    (refusal,) = refusals(
-        dataclasses.replace(
-            toy,
-            data=DataConfig(prompts_per_step=4, samples_per_prompt=2, dynamic_sampling_rounds=1),
-            stages=(toy.only, dataclasses.replace(toy.only, name="other")),
-        )
+
+
+def stage(name: str, *, parent: str = "", trains: bool = True) -> Stage:
+    own = dataclasses.replace(plan().only, name=name, settings=StageConfig(parent=parent))
+    return own if trains else dataclasses.replace(own, algorithm=None)
+
+
+def track(name: str, parents: Sequence[str], number: int, rewards: Sequence[float], **values: Any) -> Track:
+    """`number` samples of each parent, which are its groups."""
+    of = tuple(parent for parent in parents for _ in range(number))
+    ids = tuple(f"{parent}/{row % number}" for row, parent in enumerate(of))
+    assert len(ids) == len(rewards)
+    values.setdefault("sample_weights", torch.ones(len(ids)))
+    return Track(
+        name=name,
+        sample_ids=ids,
+        group_ids=of,
+        parent_ids=of,
+        inputs=Inputs.of_texts(ids),
+        metadata=({},) * len(ids),
+        status=(Status.COMPLETED,) * len(ids),
+        policy_version=(0,) * len(ids),
+        rewards=torch.tensor(rewards),
+        **values,
     )
-    assert "several tracks (image, other)" in refusal
+
+
+PER_PROMPT = {
+    # No two images and no two texts differ.
+    "equal": [1.0, 1.0, 1.0, 1.0],
+    # Images of one text differ, and the means of both texts are 2.
+    "images": [1.0, 3.0, 2.0, 2.0],
+    # Images of one text agree, and the means are 0 and 1.
+    "texts": [0.0, 0.0, 1.0, 1.0],
+    # The last image has weight 0; the others, and the means, are 1.
+    "unweighted": [1.0, 1.0, 1.0, 5.0],
+}
+
+
+def written(*prompts: str) -> dict[str, Track]:
+    """Two texts of each prompt, with the mean reward of their two images."""
+    scores = [PER_PROMPT[prompt] for prompt in prompts]
+    means = [mean for one in scores for mean in ((one[0] + one[1]) / 2, (one[2] + one[3]) / 2)]
+    means = [1.0 if prompts[row // 2] == "unweighted" else mean for row, mean in enumerate(means)]
+    text = track("text", prompts, 2, means)
+    weights = torch.tensor([0.0 if p == "unweighted" and n == 3 else 1.0 for p in prompts for n in range(4)])
+    image = track("image", text.sample_ids, 2, [score for one in scores for score in one], sample_weights=weights)
+    return {"text": text, "image": image}
+
+
+@pytest.mark.parametrize(
+    ("trained", "useful"),
+    [(("text",), ["texts"]), (("image",), ["images"]), (("text", "image"), ["images", "texts"])],
+)
+def test_a_prompt_stays_while_one_stage_that_trains_can_learn_from_it(
+    trained: tuple[str, ...], useful: list[str]
+) -> None:
+    stages = [stage("text", trains="text" in trained), stage("image", parent="text", trains="image" in trained)]
+    tracks = written(*PER_PROMPT)
+    groups = prompt_groups(tracks, stages)
+    # Two texts and four images of each prompt, in their order.
+    for number, name in enumerate(PER_PROMPT):
+        assert groups[name] == {
+            "text": [2 * number, 2 * number + 1],
+            "image": [4 * number + row for row in range(4)],
+        }
+    assert with_spread(tracks, groups, stages) == useful
+
+
+def test_samples_of_a_prompt_are_drawn_and_dropped_together() -> None:
+    stages = [stage("text"), stage("image", parent="text")]
+    refill = Refill(wanted=2, rounds=1, spare=[Prompt(prompt_id="texts", text="", metadata={})], stages=stages)
+    drawn = refill.run(written("equal", "images"), lambda prompts: written(*(prompt.prompt_id for prompt in prompts)))
+    # The second prompt of the first round, and the only one of the second, whose rows follow 4 texts and 8 images.
+    assert drawn.rows == {"text": (2, 3, 4, 5), "image": (4, 5, 6, 7, 8, 9, 10, 11)}
+    assert (drawn.num_groups, drawn.num_without_spread, drawn.num_missing) == (3, 1, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -40,6 +40,9 @@ class RayConfig(PartConfig):
     """Number of training processes."""
     rollout_workers: int = limit(1, least=1)
     """Number of rollout processes, with `placement: separate`."""
+    stage_workers: dict[str, int] = field(default_factory=lambda: dict[str, int]())
+    """Stage -> number of rollout processes of its own, which hold its model alone, with `placement: separate`. Other
+    stages share `rollout_workers`."""
     reference_workers: int = limit(1, least=1)
     """Number of reference-policy processes, with `reference: separate`."""
     reward_workers: int = limit(1, least=1)
@@ -86,6 +89,7 @@ class RayConfig(PartConfig):
             yield Reason(key=".carrier_dir", text="the carrier 'disk' needs a folder shared by all machines; set one.")
         if plan is None or stage is None:
             return
+        yield from self._own_workers([each.name for each in plan.stages])
         if self.carrier == "cuda-ipc":
             yield from self._without_shared_memory(plan.run.device)
         if self.placement == "colocate":
@@ -102,6 +106,20 @@ class RayConfig(PartConfig):
                 f"{engine.name!r} keeps its own weights and would never receive the trained ones. Use separate, or "
                 "colocate.",
             )
+
+    def _own_workers(self, stages: Sequence[str]) -> Iterator[Reason]:
+        for name, number in self.stage_workers.items():
+            key = f".stage_workers.{name}"
+            if name not in stages:
+                yield Reason(key=key, text=f"no such stage; the stages are {', '.join(map(repr, stages))}.")
+            elif self.placement != "separate":
+                yield Reason(
+                    key=key,
+                    text=f"got {number}, but launcher.placement={self.placement} has no rollout workers to divide. Use "
+                    "separate.",
+                )
+            elif number < 1:
+                yield Reason(key=key, text=f"got {number}, expected 1 or more.")
 
     def _without_shared_memory(self, device: str) -> Iterator[Reason]:
         if device == "cpu":

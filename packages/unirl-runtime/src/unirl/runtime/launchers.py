@@ -60,7 +60,8 @@ class RayLauncher:
             nodes = cluster.nodes()
             if config.reference == "separate":
                 _check_reference(plan)
-            workers = places(config, on_cuda=_on_cuda(plan, sum(node.gpus for node in nodes)))
+            on_cuda = _on_cuda(plan, sum(node.gpus for node in nodes))
+            workers = places(config, on_cuda=on_cuda, stages=[stage.name for stage in plan.stages])
             reason = misfit(workers, nodes)
             if reason:
                 raise PlanRejected(f"launcher: the workers do not fit: {reason}")
@@ -149,7 +150,12 @@ class RayLauncher:
             return
         generates = "rollout" if by_role["rollout"] else "train"
         builds = [
-            Call(actor=actor, method="build", args=(role,), named={"with_engine": role == generates})
+            Call(
+                actor=actor,
+                method="build",
+                args=(role,),
+                named={"with_engine": role == generates, "stages": actor.place.stages},
+            )
             for role, actors in by_role.items()
             for actor in actors
         ]

@@ -23,10 +23,15 @@ class WorkerPlace:
     role: Role
     index: int
     """Rank, or index among the workers of its role."""
+    stages: tuple[str, ...] = ()
+    """Stages that a rollout worker generates; empty is all."""
     cpus: float
     gpus: float
     device: int | None = None
     """Workers with the same number share a device, and so a machine."""
+
+    def hosts(self, stage: str) -> bool:
+        return not self.stages or stage in self.stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,23 +43,26 @@ class Node:
     gpus: float
 
 
-def places(config: RayConfig, *, on_cuda: bool) -> list[WorkerPlace]:
-    """Every worker of a run, train ranks first."""
+def places(config: RayConfig, *, on_cuda: bool, stages: Sequence[str] = ()) -> list[WorkerPlace]:
+    """Every worker of a run, train ranks first.  stages: of the plan, for those with workers of their own."""
     gpus = config.gpus if config.gpus >= 0 else float(on_cuda)
     is_shared = config.placement == "colocate"
     part = 0.5 if is_shared else 1.0
     counts: list[tuple[Role, int, float, float]] = [("train", config.train_ranks, config.cpus * part, gpus * part)]
     if config.placement != "trainside":
         workers = config.train_ranks if is_shared else config.rollout_workers
+        workers = len(_pools(config, stages)) or workers
         counts.append(("rollout", workers, config.cpus * part, gpus * part))
     if config.reference == "separate":
         counts.append(("reference", config.reference_workers, config.cpus, gpus))
     counts.append(("reward", config.reward_workers, config.reward_cpus, config.reward_gpus))
+    pools = _pools(config, stages) if config.placement == "separate" else []
     return [
         WorkerPlace(
             name=f"{role}-{index}",
             role=role,
             index=index,
+            stages=pools[index] if role == "rollout" and pools else (),
             cpus=cpus,
             gpus=gpu,
             device=index if is_shared and role in ("train", "rollout") else None,
@@ -62,6 +70,15 @@ def places(config: RayConfig, *, on_cuda: bool) -> list[WorkerPlace]:
         for role, count, cpus, gpu in counts
         for index in range(count)
     ]
+
+
+def _pools(config: RayConfig, stages: Sequence[str]) -> list[tuple[str, ...]]:
+    """Stages of each rollout worker; empty where every worker generates all of them."""
+    if not config.stage_workers:
+        return []
+    others = tuple(stage for stage in stages if stage not in config.stage_workers)
+    own = [(stage,) for stage, number in config.stage_workers.items() for _ in range(number)]
+    return [*([others] * config.rollout_workers if others else []), *own]
 
 
 def misfit(workers: Sequence[WorkerPlace], nodes: Sequence[Node]) -> str:

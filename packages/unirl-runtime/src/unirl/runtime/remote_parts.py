@@ -135,7 +135,7 @@ class RemoteEngine:
         """samples: records the generated samples, so that lost ones can be regenerated."""
         self._session, self._cluster, self._samples = session, session.cluster, samples
         self._stage = stage.name
-        self._actors = session.rollout or session.train
+        self._actors = session.generating(stage.name)
         # Ranks that hold shards of one module run collective forwards: each gets equally many rows, padded where
         # needed. Of neighbours that generate the same rows together, the first one's answer counts.
         self._lockstep = not session.rollout and len(session.train) > 1 and stage.backend is not None

@@ -44,6 +44,10 @@ class Session:
     turns: Turns
     versions: WeightVersions
 
+    def generating(self, stage: str) -> Sequence[Actor]:
+        """Workers that generate a stage."""
+        return [actor for actor in self.rollout if actor.place.hosts(stage)] or self.train
+
     def version_of(self, learner: str, policy: Policy) -> int:
         """Of a policy of a learner on the train ranks."""
         if policy == "live":

@@ -26,6 +26,7 @@ class WeightSync:
 
     With the carrier `collective` all workers receive the same buckets at once, in a process group formed before the
     first transfer and re-formed when its members change. With any other carrier, workers are served one by one.
+    Only workers that generate a stage are sent its weights.
     """
 
     def __init__(self, plan: Plan, config: RayConfig, session: Session) -> None:
@@ -40,14 +41,16 @@ class WeightSync:
         self._config = config
         self._bucket_bytes = config.bucket_mb * 2**20
         for stage in self._stages:
-            self._cluster.prepare(session.rollout, "weights.open_receiver", stage.name, carrier=self._carrier)
+            self._cluster.prepare(
+                session.generating(stage.name), "weights.open_receiver", stage.name, carrier=self._carrier
+            )
         if self._is_collective:
             # Now rather than at the first transfer: unreachable machines should fail at start-up.
             self._meet([session.train[0], *session.rollout])
 
     def sync(self, stage: Stage) -> None:
-        """Send the current weights of the policy that a stage samples with to every rollout worker."""
-        self._session.versions.sampled[stage.name] = self._send(stage, self._session.rollout)
+        """Send the current weights of the policy that a stage samples with to every worker that generates it."""
+        self._session.versions.sampled[stage.name] = self._send(stage, self._session.generating(stage.name))
 
     def is_current(self, stage: str) -> bool:
         """Whether rollouts of a stage use the current weights, and so can be regenerated; true of frozen ones."""
@@ -56,13 +59,13 @@ class WeightSync:
     def refresh(self, actor: Actor) -> None:
         """Send one worker the weights of the current rollout, of every stage that is current."""
         for stage in self._stages:
-            if self._is_current(stage):
+            if actor.place.hosts(stage.name) and self._is_current(stage):
                 self._send(stage, [actor])
 
     def check_current(self, actor: Actor) -> None:
         """Raises RunFailed for a worker that is to generate with weights that training has since updated."""
         for stage in self._stages:
-            if not self._is_current(stage):
+            if actor.place.hosts(stage.name) and not self._is_current(stage):
                 raise RunFailed(
                     f"launcher: {actor} is new and needs version {self._session.versions.sampled[stage.name]} of the "
                     f"weights; training is at version {self._version(stage)}, and old versions are not kept. Resume "
@@ -83,7 +86,7 @@ class WeightSync:
         self._lent[learner] = which
         try:
             for stage in stages:
-                self._send(stage, self._session.rollout)
+                self._send(stage, self._session.generating(stage.name))
             yield
         finally:
             del self._lent[learner]

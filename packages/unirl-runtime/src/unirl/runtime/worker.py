@@ -141,9 +141,18 @@ class Worker:
 
     # Building.
 
-    def build(self, role: Literal["train", "rollout", "reference", "reward"], *, with_engine: bool = True) -> None:
+    def build(
+        self,
+        role: Literal["train", "rollout", "reference", "reward"],
+        *,
+        with_engine: bool = True,
+        stages: Sequence[str] = (),
+    ) -> None:
         """Build this worker's parts: the rewards, or everything else, with the engine if this worker generates. Rewards
-        that a loss backpropagates are also built where it trains."""
+        that a loss backpropagates are also built where it trains.
+
+        stages: that it generates, whose models it builds; empty is all.
+        """
         catalog = Catalog.of({})
         plan = dataclasses.replace(
             self._plan,
@@ -151,6 +160,8 @@ class Worker:
         )
         if role in ("rollout", "reference"):
             plan = _alone(plan)
+        if stages:
+            plan = dataclasses.replace(plan, stages=tuple(stage for stage in plan.stages if stage.name in stages))
         if role == "reward":
             self._rewards = build_rewards(plan, catalog=catalog)
         else:

@@ -84,7 +84,9 @@ def build_parts(
         )
         models[name] = model = build_part(learner.model, catalog, device=device, **({"lazy": True} if is_lazy else {}))
         if learner.backend is not None:
-            train = train_settings(next(stage for stage in plan.trained if stage.learner.name == name))
+            # A worker that generates may have none of the stages that train the model.
+            stages = [stage for stage in (*plan.trained, *plan.stages) if stage.learner.name == name]
+            train = train_settings(stages[0])
             backends[name] = build_part(
                 learner.backend, catalog, model=model, train=train, steps=plan.run.max_steps, seed=plan.run.seed
             )

@@ -105,10 +105,7 @@ class RolloutMaker:
         The first failure, of the engine or of a reward, ends it. Raises CancelledError after `cancel`.
         """
         made = self._made(self._requests)
-        if self._plan.data.dynamic_sampling_rounds:
-            made = self._refilled(made)
-        rollout = Rollout(tracks=credited(made.rollout.tracks, self._plan.stages))
-        return dataclasses.replace(made, rollout=rollout)
+        return self._refilled(made) if self._plan.data.dynamic_sampling_rounds else made
 
     def cancel(self) -> None:
         """End `make`, which runs on another thread, when the call that it is in returns."""
@@ -117,25 +114,39 @@ class RolloutMaker:
             self._scorers.wake()
 
     def _made(self, requests: Mapping[str, Request]) -> MadeRollout:
-        return self._streamed(requests) if self._plan.run.reward_overlap_groups else self._whole(requests)
+        """Scored, with credit."""
+        made = self._streamed(requests) if self._plan.run.reward_overlap_groups else self._whole(requests)
+        rollout = Rollout(tracks=credited(made.rollout.tracks, self._plan.stages))
+        return dataclasses.replace(made, rollout=rollout)
 
     def _refilled(self, first: MadeRollout) -> MadeRollout:
         """The rollout with zero-variance groups replaced by further ones."""
-        ((name, first_request),) = self._requests.items()
+        plan, step = self._plan, next(iter(self._requests.values())).rollout
         all_made = [first]
 
-        def draw(prompts: Sequence[Prompt]) -> Track:
-            request = step_requests(self._parts, self._plan, prompts, step=first_request.rollout)[name]
-            made = self._made({name: dataclasses.replace(request, policy_version=first_request.policy_version)})
+        def draw(prompts: Sequence[Prompt]) -> Mapping[str, Track]:
+            requests = {
+                name: dataclasses.replace(request, policy_version=self._versions[name])
+                for name, request in step_requests(self._parts, plan, prompts, step=step).items()
+            }
+            made = self._made(requests)
             all_made.append(made)
-            return made.rollout.tracks[name]
+            return made.rollout.tracks
 
-        data = self._plan.data
-        refill = Refill(wanted=data.prompts_per_step, rounds=data.dynamic_sampling_rounds, spare=self._spare)
-        drawn = refill.run(first.rollout.tracks[name], draw)
-        joined = Track.concat([made.rollout.tracks[name] for made in all_made]).select(drawn.rows)
+        refill = Refill(
+            wanted=plan.data.prompts_per_step,
+            rounds=plan.data.dynamic_sampling_rounds,
+            spare=self._spare,
+            stages=plan.stages,
+        )
+        drawn = refill.run(first.rollout.tracks, draw)
         return MadeRollout(
-            rollout=Rollout(tracks={name: joined}),
+            rollout=Rollout(
+                tracks={
+                    name: Track.concat([made.rollout.tracks[name] for made in all_made]).select(rows)
+                    for name, rows in drawn.rows.items()
+                }
+            ),
             generate_s=sum(made.generate_s for made in all_made),
             score_s=sum(made.score_s for made in all_made),
             latencies_s=tuple(seconds for made in all_made for seconds in made.latencies_s),

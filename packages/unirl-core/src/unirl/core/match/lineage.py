@@ -36,11 +36,24 @@ def lineage(plan: Plan) -> Iterator[Reason]:
             )
         yield from _inputs(plan, stage)
         yield from _signal(plan, stage)
-    if len(plan.stages) > 1 and plan.data.dynamic_sampling_rounds > 0:
+    yield from _dynamic_sampling(plan)
+
+
+def _dynamic_sampling(plan: Plan) -> Iterator[Reason]:
+    rounds = plan.data.dynamic_sampling_rounds
+    if rounds <= 0 or not plan.trained:
+        return
+    if all(plan.rows_compared(stage) < 2 for stage in plan.trained):
         yield Reason(
             key="data.dynamic_sampling_rounds",
-            text=f"got {plan.data.dynamic_sampling_rounds}, expected 0: dynamic sampling does not support plans with "
-            f"several tracks ({', '.join(stage.name for stage in plan.stages)}).",
+            text=f"got {rounds}, which drops zero-variance groups; a group of 1 always is one. "
+            "Use data.samples_per_prompt of 2 or more, or 0 rounds.",
+        )
+    if plan.rewards and not any(_has_rewards(plan, stage) for stage in plan.trained):
+        yield Reason(
+            key="data.dynamic_sampling_rounds",
+            text=f"got {rounds}, which drops prompts by the rewards of stages that train, and no such stage has any. "
+            "Use 0.",
         )
 
 

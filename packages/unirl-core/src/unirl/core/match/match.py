@@ -327,19 +327,12 @@ def _geometry(plan: Plan, stage: Stage, at: Callable[[str], str]) -> Iterator[Re
             key=f"{at('train')}.updates_per_step",
             text=f"got {updates}, expected 1: algorithm {stage.algorithm.name!r} is valid for one update per rollout.",
         )
-    compared = plan.rows_per_prompt(stage) if stage.settings.group == "prompt" else stage.samples
-    if compared < 2 and stage.advantage.center == "group" and stage.needs.compares_groups:
+    if plan.rows_compared(stage) < 2 and stage.advantage.center == "group" and stage.needs.compares_groups:
         is_own = stage.parent is not None or stage.settings.samples
         yield Reason(
             key=f"stages.{stage.name}.samples" if is_own else "data.samples_per_prompt",
             text=f"got {stage.samples}, so every group has zero variance and all advantages would be 0; use 2 or more, "
             f"or {at('advantage')}.center=global.",
-        )
-    if data.dynamic_sampling_rounds > 0 and stage.samples < 2:
-        yield Reason(
-            key="data.dynamic_sampling_rounds",
-            text=f"got {data.dynamic_sampling_rounds}, which drops zero-variance groups; a group of 1 always is one. "
-            "Use data.samples_per_prompt of 2 or more, or 0 rounds.",
         )
 
 

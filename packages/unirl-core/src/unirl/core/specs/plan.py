@@ -249,6 +249,10 @@ class Plan:
         """Samples that a stage generates of each prompt."""
         return stage.samples * (self.rows_per_prompt(self.stage(stage.parent)) if stage.parent else 1)
 
+    def rows_compared(self, stage: Stage) -> int:
+        """Samples of a group, within which a stage's advantages compare."""
+        return self.rows_per_prompt(stage) if stage.settings.group == "prompt" else stage.samples
+
     def prefix(self, stage: Stage) -> str:
         """What a stage's metrics begin with: nothing where there is one."""
         return f"{stage.name}/" if len(self.stages) > 1 else ""

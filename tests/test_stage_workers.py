@@ -1,0 +1,116 @@
+"""Stages with rollout workers of their own, which hold the models of their stages alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from unirl.core.errors import RunFailed
+from unirl.core.match.match import match
+from unirl.core.plugins.catalog import Catalog
+from unirl.runtime.actors import Actor
+from unirl.runtime.config import RayConfig
+from unirl.runtime.launchers import RayLauncher
+from unirl.runtime.placement import places
+from writer_and_painter import JOINT, RECIPE, composed, numbers
+
+pytestmark = pytest.mark.keyed
+
+STEPS = ("run.max_steps=2", "run.save_every=1", "+reward@reward.light=brightness", "reward.light.weight=0.1")
+RAY = ("launcher=ray", "launcher.placement=separate", "launcher.cpus=0.1", "launcher.reward_cpus=0.1")
+OWN = "+launcher.stage_workers.image=2"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    file = tmp_path / "writer.yaml"
+    file.write_text(RECIPE, encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def ray_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(Path(__file__).parents[1] / "packages" / "unirl-runtime" / "tests"))
+        import small_runs
+        import warm_workers
+
+        with warm_workers.serving(tmp_path_factory.mktemp("warm")) as python, small_runs.ray_cluster(python):
+            yield
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        ({}, [(), ()]),
+        ({"image": 1}, [("rewrite",), ("rewrite",), ("image",)]),
+        ({"image": 1, "rewrite": 2}, [("image",), ("rewrite",), ("rewrite",)]),
+    ],
+)
+def test_stages_without_workers_of_their_own_share_the_others(
+    workers: dict[str, int], expected: list[tuple[str, ...]]
+) -> None:
+    config = RayConfig(placement="separate", rollout_workers=2, stage_workers=workers)
+    result = [place for place in places(config, on_cuda=False, stages=["rewrite", "image"]) if place.role == "rollout"]
+    assert [place.stages for place in result] == expected
+    assert [place.name for place in result] == [f"rollout-{number}" for number in range(len(expected))]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["+launcher.stage_workers.sketch=1"],
+            "launcher.stage_workers.sketch: no such stage; the stages are 'rewrite'",
+        ),
+        (["+launcher.stage_workers.image=0"], "launcher.stage_workers.image: got 0, expected 1 or more"),
+        ([OWN, "launcher.placement=trainside"], "launcher.placement=trainside has no rollout workers to divide"),
+    ],
+)
+def test_workers_that_cannot_be_are_refused(recipe: Path, words: list[str], says: str) -> None:
+    reasons = [str(reason) for reason in match(composed(recipe, *RAY, *words)).reasons]
+    assert [reason for reason in reasons if says in reason] and len(reasons) == len(set(reasons)), reasons
+
+
+@pytest.mark.slow
+def test_a_worker_holds_the_model_of_its_stage_alone(recipe: Path, ray_here: None) -> None:
+    plan = composed(recipe, *RAY, OWN)
+    launcher = RayLauncher(plan.launcher.config)  # type: ignore[arg-type,union-attr]
+    try:
+        launcher.launch(plan, catalog=Catalog.discover())
+        cluster = launcher._cluster
+        assert cluster is not None
+        pools: dict[tuple[str, ...], list[Actor]] = {}
+        for actor in cluster._actors:
+            if actor.place.role == "rollout":
+                pools.setdefault(actor.place.stages, []).append(actor)
+        writer, (first, second) = pools["rewrite",], pools["image",]
+        assert len({actor.facts.pid for actor in (*writer, first, second)}) == 3
+        # The frozen painter is on the workers of its stage, and the writer on the other one.
+        cluster.call(writer, "stop_tokens", "writer", phase="test")
+        cluster.call([first, second], "latent_shape", "painter", plan.stage("image").sampling, phase="test")
+        assert cluster.call([*writer, first, second], "versions", phase="test") == [{"writer": 0}, {}, {}]
+        with pytest.raises(RunFailed, match="KeyError: 'painter'"):
+            cluster.call(writer, "latent_shape", "painter", plan.stage("image").sampling, phase="test")
+        with pytest.raises(RunFailed, match="KeyError: 'writer'"):
+            cluster.call([first], "stop_tokens", "writer", phase="test")
+    finally:
+        launcher.close()
+
+
+@pytest.mark.slow
+def test_workers_of_a_stage_give_the_numbers_of_one_process_and_are_replaced(
+    recipe: Path, tmp_path: Path, ray_here: None
+) -> None:
+    fault_runs = sys.modules.get("fault_runs") or __import__("fault_runs")
+    expected = numbers(composed(recipe, *JOINT, *STEPS, f"run.dir={tmp_path / 'here'}"))
+    plan = composed(recipe, *JOINT, *STEPS, *RAY, OWN, f"run.dir={tmp_path / 'there'}")
+    with fault_runs.strike("rollout", "generate", index=2, stage="image") as struck:
+        steps = numbers(plan)
+    assert struck.worker == "rollout-2"
+    for step, one in expected.items():
+        for key in ("rewrite/reward_mean", "image/reward_mean", "rewrite/grad_norm", "image/grad_norm"):
+            # Forwards of other batches: fp32 sums in another order, relative to the size of the number.
+            assert steps[step].get(key) == pytest.approx(one.get(key), rel=1e-4, abs=1e-6), key
