@@ -30,13 +30,25 @@ __all__ = ["check_adapter", "held_weights", "list_weights", "load_full"]
 
 PREFIXES = {"model.language_model.": "model.", "model.visual.": "visual."}
 """Beginning of a name in training -> in SGLang, for models that read images."""
+UNITS = tuple(f".mlp.{name}" for name in ("gate_proj.weight", "gate_proj.bias", "up_proj.weight", "up_proj.bias"))
+UNITS += (".mlp.down_proj.weight",)
+"""Weights of a vision tower with a row or column per unit of its MLPs, whose number SGLang rounds up."""
 PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Fused layer -> its parts, as checkpoints in the transformers layout name them."""
 
 
 def held_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Checkpoint name and a view of every weight that SGLang computes with."""
-    return ((_trained_name(model, name), value) for name, value in _held(model))
+    return ((_trained_name(model, name), _unpadded(model, name, value)) for name, value in _held(model))
+
+
+def _unpadded(model: Any, name: str, value: Tensor) -> Tensor:
+    """Without the units that SGLang adds to the MLPs of a vision tower. name: SGLang's."""
+    if not name.startswith("visual.blocks.") or not name.endswith(UNITS):
+        return value
+    vision = model.config.vision_config
+    size = getattr(vision, "original_intermediate_size", vision.intermediate_size)
+    return value[:, :size] if name.endswith("down_proj.weight") else value[:size]
 
 
 def _trained_name(model: Any, name: str) -> str:

@@ -61,6 +61,8 @@ def write(folder: Path, *, seed: int) -> None:
         vision_config={
             **_vision(),
             "num_heads": 2,
+            # SGLang pads it, here and in the published checkpoints.
+            "intermediate_size": 48,
             # A window of two merged patches; the second block sees all.
             "window_size": 56,
             "fullatt_block_indexes": [1],
@@ -78,6 +80,7 @@ def write_qwen3(folder: Path, *, seed: int) -> None:
         vision_config={
             **_vision(),
             "num_heads": 2,
+            "intermediate_size": 64,
             "num_position_embeddings": 16,
             "deepstack_visual_indexes": [0],
         },
@@ -135,7 +138,7 @@ def _rope() -> dict[str, Any]:
 
 def _vision() -> dict[str, Any]:
     """SGLang takes the patches of Qwen2.5-VL for embeddings unless they have 14 x 14 pixels."""
-    return {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "patch_size": 14, "out_hidden_size": 64}
+    return {"depth": 2, "hidden_size": 32, "patch_size": 14, "out_hidden_size": 64}
 
 
 def _tokens(words: Any) -> dict[str, Any]:
