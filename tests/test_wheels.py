@@ -30,6 +30,7 @@ QUICKSTART = [
     "unirl-numerics",
     "unirl-model-sd3",
     "unirl-model-qwen3",
+    "unirl-model-qwen-vl",
     "unirl-engine-trainside",
     "unirl-backend-fsdp2",
     "unirl-algo-diffusion-nft",
