@@ -26,8 +26,8 @@ __all__ = ["processor", "prompt", "run"]
 
 @torch.no_grad()
 def run(folder: Path, *, inputs: Inputs, sampling: TextSamplingConfig) -> TextReferenceRun:
-    """The processor's tokens and pixels, and `generate` with its logits, in fp32 on the CPU, one prompt after the other:
-    without padding, so without anything that padding could spoil. Fits
+    """The processor's tokens and pixels, and `generate` with its logits, in fp32 on the CPU, one prompt after the
+    other: without padding, so without anything that padding could spoil. Fits
     `unirl.conformance.reference.RunTextReference`.
     """
     model: Any = AutoModelForImageTextToText.from_pretrained(
