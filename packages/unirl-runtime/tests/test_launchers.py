@@ -213,6 +213,8 @@ def test_rewards_are_backpropagated_on_the_ranks_that_train(way: Sequence[str], 
     ways = {"here": ("launcher=local",), "there": way}
     result = {name: run(tmp_path / name, *words, *how, recipe="quickstart-draft").folder for name, how in ways.items()}
     here, there = (steps(folder) for folder in result.values())
+    (start,) = events(result["here"], "run_started")
+    assert start["predicted"] == {}, "the cost of a replay is predicted for a loss that replays nothing"
     for step in (1, 2):
         for key in ("reward_mean", "loss", "grad_norm", "reward/shapes"):
             assert there[step][key] == pytest.approx(here[step][key], rel=1e-4, abs=BAR), (step, key)
