@@ -10,6 +10,7 @@ from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.recipe.files import find_recipe, list_recipes, recipe_roots
+from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.plan import leaves
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,6 +26,7 @@ def test_there_are_recipes() -> None:
     assert {
         "quickstart",
         "quickstart-text",
+        "quickstart-vl",
         "quickstart-enhancer",
         "quickstart-enhancer-joint",
         "sd3/flow-grpo",
@@ -69,6 +71,8 @@ def test_a_recipe_takes_every_engine_that_generates_its_tracks(name: str, engine
         plan = compose(name, [f"{section}={engine}", "data.train=prompts.txt"], catalog=catalog, directory=ROOT)
         verdict = match(plan, catalog=catalog)
         fits = stage.kind in GENERATES[engine]
+        if "needs" in stage.learner.model.spec.inputs.get(stage.track, {}).values():
+            fits = fits and plan.stages[number].engine.spec.support(Cap.MEDIA_REFS) is Support.NATIVE
         if plan.stages[number].engine.spec.needs_bridge:
             fits = fits and engine in stage.learner.model.spec.bridges
         assert verdict.accepted == fits, [str(reason) for reason in verdict.reasons]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any, cast
@@ -165,3 +166,29 @@ def test_two_ranks_under_ray_give_the_numbers_of_one_process(
     for key in ("rewrite/reward_mean", "image/reward_mean", "rewrite/grad_norm", "image/grad_norm"):
         # Each rank has half of the rows: fp32 sums in another order, relative to the size of the number.
         assert result[1].get(key) == pytest.approx(straight[1].get(key), rel=1e-4, abs=1e-6), key
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["run.reward_overlap_groups=1"],
+        ["launcher=ray", "launcher.train_ranks=2", "launcher.cpus=0.1", "launcher.reward_cpus=0.1"],
+    ],
+    ids=["plain", "overlap", "ray"],
+)
+def test_the_report_shows_images_beside_the_rewrites_that_they_are_of(
+    recipe: Path, tmp_path: Path, overrides: list[str]
+) -> None:
+    words = ("+tracker@tracker.report=report", "run.media_every=1", "run.stop_at=1", f"run.dir={tmp_path / 'run'}")
+    numbers(composed(recipe, *words, *overrides))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "media" / "index.jsonl").read_text().splitlines()]
+    rewrites, images = ({one["file"]: one for one in line["samples"]} for line in lines)
+    assert [line["key"] for line in lines] == ["train/rewrite", "train/image"] and len(images) == 8
+    for file, rewrite in rewrites.items():
+        children = [one for one in images.values() if one["parent"] == file]
+        assert [one["prompt"] for one in children] == [rewrite["prompt"]] * 2
+        # Mean credit; the mean of two fp32 numbers of at most 1.
+        assert rewrite["reward"] == pytest.approx(sum(one["reward"] for one in children) / 2, abs=1e-6)
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "<h2>Stages</h2>" in page and "<h2>Training samples over time</h2>" in page

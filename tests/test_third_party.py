@@ -28,6 +28,7 @@ OURS = (
     "unirl-engine-trainside",
     "unirl-backend-fsdp2",
     "unirl-algo-diffusion-nft",
+    "unirl-algo-draft",
     "unirl-algo-flow-grpo",
     "unirl-algo-grpo",
     "unirl-reward-rules",

@@ -30,9 +30,11 @@ QUICKSTART = [
     "unirl-numerics",
     "unirl-model-sd3",
     "unirl-model-qwen3",
+    "unirl-model-qwen-vl",
     "unirl-engine-trainside",
     "unirl-backend-fsdp2",
     "unirl-algo-diffusion-nft",
+    "unirl-algo-draft",
     "unirl-algo-flow-grpo",
     "unirl-algo-grpo",
     "unirl-reward-rules",
@@ -62,12 +64,15 @@ def test_conformance_carries_its_templates(wheels: dict[str, Path]) -> None:
 
 
 def test_wheels_leave_the_namespace_open_and_carry_types_and_licence(wheels: dict[str, Path]) -> None:
+    licence = (ROOT / "LICENSE").read_bytes()
     for name, path in wheels.items():
-        inside = zipfile.ZipFile(path).namelist()
+        wheel = zipfile.ZipFile(path)
+        inside = wheel.namelist()
         shadowing = {f"unirl/{namespace}__init__.py" for namespace in NAMESPACES} & set(inside)
         assert not shadowing, f"{name} ships {shadowing}, which would hide every other dist"
         assert any(entry.endswith("/py.typed") for entry in inside), f"{name} ships no py.typed"
-        assert any(entry.endswith("licenses/LICENSE") for entry in inside), f"{name} ships no licence"
+        licences = [wheel.read(entry) for entry in inside if entry.endswith("licenses/LICENSE")]
+        assert licences == [licence], f"{name} ships no licence, or another one"
         strays = {entry.split("/")[0] for entry in inside} - {"unirl"}
         assert all(stray.endswith(".dist-info") for stray in strays), f"{name} ships {strays} beside the namespace"
 

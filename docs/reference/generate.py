@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from unirl.conformance.claims import SUBJECT_KINDS, UNPROVEN, all_claims
+from unirl.conformance.claims import SUBJECT_KINDS, all_claims
 from unirl.conformance.documented import documented_fields
 from unirl.core.cli import cli as main_group
 from unirl.core.limits import limit_of
@@ -192,13 +192,6 @@ def claims_page() -> str:
             )
             lines += [f"### {claim.name}\n", f"{proves}{needs}Tier `{claim.tier}`.\n", f"{claim.meaning}\n"]
             lines.append(f"*If it fails:* {claim.if_it_fails}\n")
-    lines += [
-        "## Capabilities without a claim\n",
-        "A part that states one of them as native fails `no-unprovable-promise`.\n",
-        "| capability | why |",
-        "| --- | --- |",
-    ]
-    lines += [f"| `{cap.value}` | {reason} |" for cap, reason in UNPROVEN.items()]
     return HEADER + "\n".join(lines) + "\n"
 
 

@@ -209,8 +209,9 @@ def test_every_limit_of_every_shipped_config_is_held_on_both_sides(cls: type[Any
 
 @pytest.mark.parametrize("cls", SHIPPED.values(), ids=SHIPPED)
 def test_every_number_of_every_shipped_config_has_a_limit_or_takes_any_finite_one(cls: type[Any]) -> None:
-    free = {"guidance_scale", "threshold"}
-    """Numbers that may have either sign, or 0, and mean something: guidance away from the prompt, a reward to reach."""
+    free = {"guidance_scale", "reward_limit", "threshold"}
+    """Numbers that may have either sign, or 0, and mean something: guidance away from the prompt, a reward to reach or
+    not to pass."""
     for path, config, default, name in settings(cls()):
         of = {item.name: str(item.type) for item in dataclasses.fields(config)}[name]
         if ("int" in of or "float" in of) and name not in free and not isinstance(default, bool | str):

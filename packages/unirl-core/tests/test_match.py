@@ -294,6 +294,30 @@ def test_an_algorithm_of_one_update_refuses_more() -> None:
     assert len(refusals(make_plan(algorithm=once, train=TrainConfig(updates_per_step=2)))) == 1
 
 
+def test_rewards_that_are_backpropagated_must_be_differentiable_unless_they_are_only_shown() -> None:
+    slope = {**REWARD.capabilities, Cap.REWARD_DIFFERENTIABLE: NATIVE}
+    follows = dataclasses.replace(ALGORITHM, needs=Needs(track="latent", reward="differentiable"))
+    able = dataclasses.replace(BACKEND, capabilities={**BACKEND.capabilities, Cap.THROUGH_SAMPLER: NATIVE})
+    plan = make_plan(
+        algorithm=follows, backend=able, **{"reward.score": dataclasses.replace(REWARD, capabilities=slope)}
+    )
+    assert refusals(plan) == []
+    (result,) = refusals(make_plan(algorithm=follows, backend=able))
+    assert result.startswith("reward.score: algorithm 'grpo-like' needs 'reward-differentiable'")
+    assert any(
+        line.startswith("backend: algorithm 'grpo-like' needs 'through-sampler'")
+        for line in refusals(make_plan(algorithm=follows))
+    )
+    shown = Choice(
+        key="reward.shown",
+        spec=dataclasses.replace(REWARD, name="shown"),
+        config=RewardConfig(weight=0.0),
+        dist="toy",
+        version="1",
+    )
+    assert refusals(changed(plan, rewards={**plan.rewards, "shown": shown})) == []
+
+
 def test_rewards_must_exist_weigh_something_and_score_what_is_made() -> None:
     assert any("no reward was chosen" in line for line in refusals(make_plan(rewards={})))
     zero = make_plan(**{"reward.score_config": RewardConfig(weight=0.0)})
@@ -522,6 +546,19 @@ def test_of_several_tracks_a_reward_scores_those_of_its_medium_and_the_others_ha
         "algorithm: stage 'caption' trains, and neither a reward nor credit of another stage gives it a signal. Add a "
         "reward that scores text."
     )
+
+
+def test_a_stage_that_follows_gradients_needs_a_reward_that_counts_of_its_own() -> None:
+    slope = {**REWARD.capabilities, Cap.REWARD_DIFFERENTIABLE: NATIVE}
+    plan = make_plan(
+        algorithm=dataclasses.replace(ALGORITHM, needs=Needs(track="latent", reward="differentiable")),
+        backend=without(BACKEND, Cap.THROUGH_SAMPLER, NATIVE),
+        **{
+            "reward.score": dataclasses.replace(REWARD, capabilities=slope),
+            "reward.score_config": RewardConfig(weight=0),
+        },
+    )
+    assert any(line.startswith("algorithm: stage 'image' is trained by the gradient") for line in refusals(plan))
 
 
 def test_batch_invariance_of_an_engine_in_a_process_of_its_own_needs_its_own_mode() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from unirl.core.errors import RewardFailed
 from unirl.core.loop.costs import latent_step_cost
-from unirl.core.loop.scoring import constant_reward, score
+from unirl.core.loop.scoring import MediaScore, constant_reward, score
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
@@ -137,3 +138,52 @@ def test_costs_are_the_formulas(branches: int) -> None:
     # Training costs a forward for the anchor, and a forward and two more for the backward of the update.
     assert cost.generate_share == pytest.approx(60 / (60 + 15 + 45))
     assert latent_step_cost(request, latent_shape=(4, 8, 8), anchors=False).old_log_prob_rows == 0
+
+
+class Contrast(Given):
+    """Twice the mean pixel, for as many samples as it is given; its count is kept."""
+
+    def __init__(self, *, cut: bool = False) -> None:
+        self.counts: list[int] = []
+        self._cut = cut
+
+    def score(self, samples: ScoreInput) -> Scores:
+        self.counts.append(len(samples.sample_ids))
+        pixels = samples.of("image", reward="contrast").stacked
+        values = 2 * pixels.flatten(1).mean(dim=1)
+        return Scores(values=values.detach() if self._cut else values)
+
+
+def test_the_score_of_a_loss_has_the_weighted_gradient_of_its_rewards() -> None:
+    score_of = MediaScore(rewards={"a": Contrast(), "b": Contrast()}, weights={"a": 0.5, "b": 3.0}, kind="image")
+    media = torch.linspace(0, 1, 48).view(4, 3, 2, 2).requires_grad_()
+    values = score_of(make_track(), media)
+    expected = 2 * 3.5 * media.detach().flatten(1).mean(dim=1)
+    torch.testing.assert_close(values.detach(), expected)
+    (gradient,) = torch.autograd.grad(values.sum(), media)
+    torch.testing.assert_close(gradient, torch.full_like(gradient, 2 * 3.5 / 12))
+
+
+def test_rows_of_weight_0_are_not_scored_and_have_no_gradient() -> None:
+    reward = Contrast()
+    track = dataclasses.replace(make_track(), sample_weights=torch.tensor([1.0, 0.0, 0.5, 0.0]))
+    media = torch.full((4, 3, 2, 2), 0.5)
+    media[[1, 3]] = math.nan
+    values = MediaScore(rewards={"a": reward}, weights={"a": 1.0}, kind="image")(track, media.requires_grad_())
+    assert reward.counts == [2] and values.tolist() == [1.0, 0.0, 1.0, 0.0]
+    (gradient,) = torch.autograd.grad(values.sum(), media)
+    assert bool((gradient[[1, 3]] == 0).all()) and bool((gradient[[0, 2]] > 0).all())
+
+
+def test_a_rank_with_padding_alone_still_has_a_graph_to_go_back_through() -> None:
+    track = dataclasses.replace(make_track(), sample_weights=torch.zeros(4))
+    media = torch.full((4, 3, 2, 2), 0.5, requires_grad=True)
+    assert MediaScore(rewards={"a": Contrast()}, weights={"a": 1.0}, kind="image")(track, media).requires_grad
+
+
+def test_a_score_of_a_loss_without_a_gradient_is_refused() -> None:
+    score_of = MediaScore(rewards={"a": Contrast(cut=True)}, weights={"a": 1.0}, kind="image")
+    media = torch.full((4, 3, 2, 2), 0.5)
+    assert score_of(make_track(), media).tolist() == [1.0] * 4
+    with pytest.raises(RewardFailed, match=r"reward\.a: got scores without a gradient, expected scores that depend on"):
+        score_of(make_track(), media.requires_grad_())

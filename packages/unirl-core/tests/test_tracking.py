@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from unirl.core.observe.caption import Caption
+from unirl.core.observe.caption import captions
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import MAX_SAMPLES, Trackers
 from unirl.core.roles import RunInfo
@@ -18,7 +16,8 @@ from unirl.core.types.batch import same
 from unirl.core.types.event import Event
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
-from unirl.core.types.track import Status, Track
+from unirl.core.types.rollout import Rollout
+from unirl.core.types.track import Conditions, Status, Track
 
 
 class Shows:
@@ -32,8 +31,8 @@ class Shows:
     def log(self, metrics: Any, *, step: int) -> None:
         self.calls.append(("log", step))
 
-    def samples(self, key: str, media: Media, captions: Sequence[str], *, step: int) -> None:
-        self.calls.append((key, media, list(captions), step))
+    def samples(self, key: str, track: Track, *, step: int, lineage: Mapping[str, Media]) -> None:
+        self.calls.append((key, track, dict(lineage), step))
 
     def event(self, event: Event) -> None: ...
 
@@ -41,7 +40,7 @@ class Shows:
 
 
 class Full(Shows):
-    def samples(self, key: str, media: Media, captions: Sequence[str], *, step: int) -> None:
+    def samples(self, key: str, track: Track, *, step: int, lineage: Mapping[str, Media]) -> None:
         raise OSError("no space left")
 
 
@@ -51,8 +50,8 @@ def written(*texts: str) -> Media:
 
 def track(rows: int, **fields: Any) -> Track:
     return Track(
-        name="trial",
         **{
+            "name": "trial",
             "sample_ids": tuple(f"s{row}" for row in range(rows)),
             "group_ids": ("g",) * rows,
             "inputs": Inputs.of_texts([f"prompt {row}" for row in range(rows)]),
@@ -73,7 +72,7 @@ def shown(*tracks: Track, by: dict[str, Shows]) -> list[str]:
     trackers = Trackers(by, events)
     trackers.start(RunInfo(name="trial", folder=Path(), plan_hash="", config={}))
     for number, one in enumerate(tracks):
-        trackers.samples("train", one, step=number)
+        trackers.samples("train", Rollout(tracks={one.name: one}), step=number)
     events.emit("step", step=9, metrics={"reward_mean": 0.5})
     return result
 
@@ -87,8 +86,9 @@ def test_samples_are_shown_with_prompt_reward_and_whether_they_were_cut_off() ->
         status=(Status.COMPLETED, Status.TRUNCATED),
     )
     assert shown(texts, by={"t": tracker}) == []
-    captions = ["prompt 0 | reward 1.00", "prompt 1 | reward -0.25 | truncated"]
-    assert tracker.calls == [("train", written("four", "so we add and"), captions, 0), ("log", 9)]
+    (key, result, lineage, step), log = tracker.calls
+    assert (key, lineage, step, log) == ("train", {}, 0, ("log", 9)) and same(result, texts)
+    assert captions(result) == ["prompt 0 | reward 1.00", "prompt 1 | reward -0.25 | truncated"]
 
 
 ROWS = MAX_SAMPLES + 1
@@ -106,8 +106,8 @@ ROWS = MAX_SAMPLES + 1
 def test_a_track_shows_the_first_of_its_samples(media: Media) -> None:
     tracker = Shows()
     assert shown(track(ROWS, media=media), by={"t": tracker}) == []
-    (_, result, captions, _), _ = tracker.calls
-    assert same(result, media.select(range(MAX_SAMPLES))) and len(captions) == MAX_SAMPLES
+    (_, result, _, _), _ = tracker.calls
+    assert same(result.media, media.select(range(MAX_SAMPLES))) and result.num_rows == MAX_SAMPLES
 
 
 def test_a_track_without_rewards_or_samples_shows_nothing() -> None:
@@ -124,19 +124,50 @@ def test_a_tracker_that_fails_at_samples_is_left_out_and_the_others_are_not() ->
     assert full.calls == [] and [call[0] for call in other.calls] == ["train", "train", "log"]
 
 
-@given(
-    prompt=st.text() | st.sampled_from(["a | reward 1.00", "a | reward 0.50 | truncated", "| truncated", "a\nb"]),
-    # Hundredths, because captions round to them.
-    reward=st.integers(-10_000, 10_000).map(lambda hundredths: hundredths / 100),
-    is_truncated=st.booleans(),
-)
-def test_a_caption_is_read_as_it_was_written(prompt: str, reward: float, is_truncated: bool) -> None:
-    caption = Caption(prompt=prompt, reward=reward, is_truncated=is_truncated)
-    assert Caption.parse(str(caption)) == caption
+def test_children_are_shown_beside_what_they_descend_from() -> None:
+    """Three stages: drafts without rewards, two rewrites of each, and so many images that only the first are shown."""
+    drafts = track(ROWS, name="draft", media=written(*(f"d{row}" for row in range(ROWS))), rewards=None)
+    rewrites = track(
+        2 * ROWS,
+        name="rewrite",
+        sample_ids=tuple(f"w{row}" for row in range(2 * ROWS)),
+        parent_track="draft",
+        parent_ids=tuple(f"s{row // 2}" for row in range(2 * ROWS)),
+        media=written(*(f"w{row}" for row in range(2 * ROWS))),
+    )
+    images = track(
+        2 * ROWS,
+        name="image",
+        parent_track="rewrite",
+        parent_ids=tuple(f"w{row}" for row in range(2 * ROWS)),
+        media=Media(kind="image", values=torch.rand(2 * ROWS, 3, 2, 2)),
+        conditions={"positive": Conditions(values={"x": torch.zeros(1, 1)}, index=torch.zeros(2 * ROWS).long())},
+    )
+    tracker, events = Shows(), EventStream()
+    # The order of the mapping does not matter.
+    rollout = Rollout(tracks={"image": images, "rewrite": rewrites, "draft": drafts})
+    Trackers({"t": tracker}, events).samples("eval", rollout, step=3)
+    assert [call[0] for call in tracker.calls] == ["eval/draft", "eval/rewrite", "eval/image"]
+    (_, _, first, _), (_, shown_rewrites, second, _), (_, shown_images, third, _) = tracker.calls
+    assert first == {} and list(second) == ["draft"] and list(third) == ["draft", "rewrite"]
+    assert second["draft"].texts == tuple(f"d{row // 2}" for row in range(MAX_SAMPLES))
+    assert third["draft"].texts == second["draft"].texts
+    assert third["rewrite"].texts == shown_rewrites.media.texts == tuple(f"w{row}" for row in range(MAX_SAMPLES))
+    assert shown_images.num_rows == MAX_SAMPLES and shown_images.conditions == {}
 
 
-@pytest.mark.parametrize(
-    "text", ["", "a ring", "a | reward high", "a | reward", "two\nlines | reward high | truncated"]
-)
-def test_text_of_another_form_is_all_prompt(text: str) -> None:
-    assert Caption.parse(text) == Caption(prompt=text, reward=None)
+def test_children_of_samples_that_are_not_shown_are_not_shown() -> None:
+    texts = track(ROWS, name="rewrite", media=written(*map(str, range(ROWS))))
+    images = track(
+        2,
+        name="image",
+        parent_track="rewrite",
+        parent_ids=(f"s{ROWS - 1}", "s1"),
+        media=Media(kind="image", values=torch.rand(2, 3, 2, 2)),
+    )
+    tracker = Shows()
+    Trackers({"t": tracker}, EventStream()).samples(
+        "train", Rollout(tracks={"rewrite": texts, "image": images}), step=0
+    )
+    _, (_, result, lineage, _) = tracker.calls
+    assert result.sample_ids == ("s1",) and lineage["rewrite"].texts == ("1",)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow.parquet import write_table
 from unirl.core.cli import main
 from unirl.core.errors import DataError
 from unirl.core.loop.prompts import read_prompts
@@ -23,8 +24,7 @@ def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
-    pyarrow = pytest.importorskip("pyarrow")
-    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
+    write_table(pyarrow.Table.from_pylist(rows), path)
     return path
 
 
@@ -185,7 +185,6 @@ def test_files_that_are_no_sources_are_refused(tmp_path: Path) -> None:
     (tmp_path / "no.parquet").write_bytes(b"PAR0")
     (tmp_path / "no.csv").write_text("a,b")
     (tmp_path / "latin.jsonl").write_bytes('{"question": "é"}'.encode("latin-1"))
-    pytest.importorskip("pyarrow")
     for name, message in (
         ("no.parquet", "not a parquet file"),
         ("no.csv", "expected .parquet or .jsonl"),
@@ -194,13 +193,6 @@ def test_files_that_are_no_sources_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=message):
             converted("gsm8k", tmp_path / name)
-
-
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "train.parquet").write_bytes(b"PAR1")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"pip install pyarrow"):
-        converted("gsm8k", tmp_path / "train.parquet")
 
 
 def test_what_exists_stays_unless_told_otherwise(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from unirl.engine_host.environment import EngineEnvironment
 from unirl.engine_host.frames import Unchanged
 from unirl.engine_host.process import Program
 from unirl.engine_host.program import Product, dtype_of, log_path, program, refuse_extra
-from unirl.engine_host.received import generated, read_weights
+from unirl.engine_host.received import generated, read_weights, rows
 from unirl.engine_host.text_config import ExternalTextConfig
 from unirl.engine_host.transfer import adapter_mismatch, files_of, full_mismatch, inventory
 
@@ -136,13 +136,22 @@ def test_weights_pass_through_files_and_other_bits_are_refused(tmp_path: Path) -
 
 
 def test_a_text_whose_log_probs_are_of_other_tokens_is_refused() -> None:
-    read: dict[str, Any] = {"prompts": [[7], [8, 9]], "temperatures": [0.5, 0.5]}
+    read: dict[str, Any] = {"prompts": [[7], [8, 9]], "media": ["", "k"], "temperatures": [0.5, 0.5]}
     answer, result = generated([[1, 2], [3]], [[-1.0, -2.0], [-3.0]], ["stop", "length"], **read)
-    assert answer == {"finish_reasons": ["stop", "length"], "temperatures": [0.5, 0.5]}
+    assert answer == {"finish_reasons": ["stop", "length"], "media": ["", "k"], "temperatures": [0.5, 0.5]}
     assert [result[name].tolist() for name in ("prompts", "prompt_lengths")] == [[7, 8, 9], [1, 2]]
     assert [result[name].tolist() for name in ("tokens", "log_probs", "lengths")] == [[1, 2, 3], [-1, -2, -3], [2, 1]]
     with pytest.raises(RuntimeError, match="2 tokens has 1 log-probs"):
         generated([[1, 2]], [[-1.0]], ["stop"], **read)
+
+
+def test_rows_are_read_with_the_media_of_their_key() -> None:
+    pixels = torch.arange(6.0)
+    tensors = {"prompts": torch.tensor([1, 2, 3]), "prompt_lengths": torch.tensor([2, 1]), "k/pixel_values": pixels}
+    first, second = rows({"media": ["", "k"]}, tensors)
+    assert (first.prompt, first.key, dict(first.media)) == ([1, 2], "", {})
+    assert (second.prompt, second.key, list(second.media)) == ([3], "k", ["pixel_values"])
+    assert torch.equal(second.media["pixel_values"], pixels)
 
 
 def test_weights_are_rounded_only_where_a_narrower_dtype_was_named() -> None:

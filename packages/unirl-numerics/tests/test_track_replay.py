@@ -13,6 +13,7 @@ from unirl.core.types.track import Conditions, LatentSegment, Sampler, Status, T
 from unirl.numerics.diffusion.denoise import denoise
 from unirl.numerics.diffusion.guidance import make_guidance
 from unirl.numerics.diffusion.kernels import make_kernel
+from unirl.numerics.diffusion.through_sampler import with_step_means
 from unirl.numerics.train.track_replay import TrackReplay
 
 SIGMAS = torch.tensor([1.0, 0.75, 0.4, 0.0])
@@ -218,3 +219,17 @@ def test_points_that_are_not_those_of_the_rows_are_refused():
             forward.velocity(track, *wrong)
     with pytest.raises(BatchError, match=r"to decode, expected \[3, 2, 2\]"):
         forward.decode(track, x)
+
+
+def test_means_are_kept_of_the_stochastic_steps_that_the_gradient_goes_through():
+    model = Model()
+    track = make_track(model)
+    forward = TrackReplay(model, stacked=True, policy_context=no_policy)
+    whole = forward(track)
+    result = with_step_means(track, forward, first=1).latent
+    assert result.train_steps.tolist() == [[1], [1], [-1]] and result.log_probs is None
+    # The steps 1 of the first two rows; stacked forwards of other sizes round differently, in numbers of order 1.
+    expected = torch.stack([whole.means[0, 1], whole.means[1, 0]]).detach()
+    torch.testing.assert_close(result.means[:2, 0], expected, rtol=1e-6, atol=1e-6)
+    assert not result.means.requires_grad
+    assert with_step_means(track, forward, first=2) is track

@@ -110,7 +110,7 @@ def chat(tokenizer: Any, problem: Problem) -> str:
 
 def batches(
     tokenizer: Any, problems: list[Problem], *, batch: int, careful: float, seed: int
-) -> Callable[[], Iterator[tuple[Tensor, Tensor]]]:
+) -> Callable[[], Iterator[tuple[dict[str, Tensor], Tensor]]]:
     """What draws the batch of a step; a share `careful` of it is worked out."""
     generator = torch.Generator().manual_seed(seed)
     prompts = tokenizer([chat(tokenizer, problem) for problem in problems])["input_ids"]
@@ -120,11 +120,11 @@ def batches(
     ]
     counts = (batch - round(careful * batch), round(careful * batch))
 
-    def draw() -> Iterator[tuple[Tensor, Tensor]]:
+    def draw() -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         # The two kinds apart: worked-out rows are four times as long.
         for (tokens, labels), count in zip(kinds, counts, strict=True):
             rows = torch.randint(len(problems), (count,), generator=generator)
-            yield tokens[rows], labels[rows]
+            yield {"input_ids": tokens[rows]}, labels[rows]
 
     return draw
 

@@ -237,9 +237,9 @@ def main() -> None:
     tokens, labels = corpus_rows(tokenizer, tokenizer(texts)["input_ids"], rewrites)
     generator = torch.Generator().manual_seed(args.seed)
 
-    def draw() -> Iterator[tuple[Tensor, Tensor]]:
+    def draw() -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         rows = torch.randint(len(corpus), (args.batch,), generator=generator)
-        yield tokens[rows], labels[rows]
+        yield {"input_ids": tokens[rows]}, labels[rows]
 
     pretrain(model, draw, steps=args.steps, learning_rate=args.learning_rate)
     folder = args.out / "checkpoint"

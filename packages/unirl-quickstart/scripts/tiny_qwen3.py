@@ -1,16 +1,16 @@
-"""Tokenizer, model and pre-training of the miniature Qwen3 checkpoints."""
+"""Tokenizer, model and pre-training of the miniature Qwen3 and Qwen3-VL checkpoints."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 __all__ = ["END", "SPECIAL", "build_model", "build_tokenizer", "complete", "corpus_rows", "pretrain"]
 
@@ -18,12 +18,18 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 END = "<|im_end|>"
 
 
-def build_tokenizer(words: Sequence[str], *, added: Sequence[str] = (), chat_template: str | None = None) -> Any:
+def build_tokenizer(
+    words: Sequence[str],
+    *,
+    added: Sequence[str] = (),
+    special: Sequence[str] = SPECIAL,
+    chat_template: str | None = None,
+) -> Any:
     """Byte-level BPE, as Qwen's: every text has tokens, and each of `words` is one token.
 
     words: pieces of text with the spaces before them. Those that start with a letter come last: their merges would
     otherwise also join letters inside other words.
-    added: further tokens that are never split.
+    added: further tokens that are never split.  special: those that decoding may skip.
     """
     symbols = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     vocab = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
@@ -38,7 +44,7 @@ def build_tokenizer(words: Sequence[str], *, added: Sequence[str] = (), chat_tem
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     tokenizer.pre_tokenizer = symbols
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.add_special_tokens(list(special))
     tokenizer.add_tokens(list(added))
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=END, pad_token="<|endoftext|>", model_max_length=512
@@ -84,15 +90,15 @@ def corpus_rows(tokenizer: Any, prompts: Sequence[list[int]], completions: Seque
 
 
 def pretrain(
-    model: Qwen3ForCausalLM,
-    draw: Callable[[], Iterable[tuple[Tensor, Tensor]]],
+    model: PreTrainedModel,
+    draw: Callable[[], Iterable[tuple[Mapping[str, Tensor], Tensor]]],
     *,
     steps: int,
     learning_rate: float,
 ) -> None:
     """AdamW on the mean next-token loss of the labels.
 
-    draw: the batch of a step, in parts (tokens [n, L], labels [n, L]) that may differ in length.
+    draw: the batch of a step, in parts (the model's arguments, labels [n, L]) that may differ in length.
     """
     optimizer = torch.optim.AdamW(model.parameters(), learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     model.train()
@@ -102,8 +108,8 @@ def pretrain(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * rate
         loss, total = torch.zeros(()), 0
-        for tokens, labels in draw():
-            logits, expected = model(tokens).logits[:, :-1], labels[:, 1:]
+        for arguments, labels in draw():
+            logits, expected = model(**arguments).logits[:, :-1], labels[:, 1:]
             total += int((expected != -100).sum())
             loss = loss + torch.nn.functional.cross_entropy(logits.flatten(0, 1), expected.flatten(), reduction="sum")
         optimizer.zero_grad()
@@ -117,9 +123,19 @@ def pretrain(
 
 @torch.no_grad()
 def complete(
-    model: Qwen3ForCausalLM, tokenizer: Any, prompts: Sequence[str], *, max_new_tokens: int, greedy: bool, seed: int
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int,
+    greedy: bool,
+    seed: int,
+    media: Mapping[str, Tensor] | None = None,
 ) -> list[str]:
-    """One completion of each prompt, greedy or at temperature 1, without special tokens."""
+    """One completion of each prompt, greedy or at temperature 1, without special tokens.
+
+    media: further arguments of the model, such as pixels.
+    """
     tokenizer.padding_side = "left"
     inputs = tokenizer(list(prompts), return_tensors="pt", padding=True)
     with torch.random.fork_rng(devices=[]):
@@ -128,6 +144,7 @@ def complete(
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],
             max_new_tokens=max_new_tokens,
+            **(media or {}),
             **({"do_sample": False} if greedy else {"do_sample": True, "top_k": 0, "temperature": 1.0}),
         )
     return tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)

@@ -15,6 +15,7 @@ SCRIPTS = (
     "packages/unirl-quickstart/scripts/checkpoint_files.py",
     "packages/unirl-quickstart/scripts/make_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_text_checkpoint.py",
+    "packages/unirl-quickstart/scripts/make_vl_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_writer_checkpoint.py",
     "packages/unirl-quickstart/scripts/tiny_qwen3.py",
 )

@@ -44,7 +44,8 @@ SMALL_TEXT = (
     "run.keep=0",
     "~tracker.report",
 )
-RECIPES = {"quickstart": SMALL, "quickstart-nft": SMALL, "quickstart-text": SMALL_TEXT}
+SMALL_DRAFT = (*(word for word in SMALL if "reward" not in word), "data.samples_per_prompt=1")
+RECIPES = {"quickstart": SMALL, "quickstart-draft": SMALL_DRAFT, "quickstart-nft": SMALL, "quickstart-text": SMALL_TEXT}
 
 
 @cache

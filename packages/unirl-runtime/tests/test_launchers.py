@@ -203,6 +203,27 @@ def test_rollouts_of_workers_come_from_the_lagged_policy(way: Sequence[str], tmp
     assert scores["there"] == pytest.approx(scores["here"], rel=0, abs=1e-5)
 
 
+@pytest.mark.parametrize("way", [RANKS[2], SEPARATE], ids=["two-ranks", "separate"])
+def test_rewards_are_backpropagated_on_the_ranks_that_train(way: Sequence[str], tmp_path: Path, ray_here: None) -> None:
+    """Through stochastic steps, whose noise is that of the rollout, and through three forwards of the same weights."""
+    words = (
+        "run.max_steps=2", "backend.eps=1", "backend.lr=1e-2", "algorithm.gradient_steps=3",
+        "sampling.kernel=flow-sde", "sampling.eta=0.5", "sampling.sde={mode: all}",
+    )  # fmt: skip
+    ways = {"here": ("launcher=local",), "there": way}
+    result = {name: run(tmp_path / name, *words, *how, recipe="quickstart-draft").folder for name, how in ways.items()}
+    here, there = (steps(folder) for folder in result.values())
+    (start,) = events(result["here"], "run_started")
+    assert start["predicted"] == {}, "the cost of a replay is predicted for a loss that replays nothing"
+    for step in (1, 2):
+        for key in ("reward_mean", "loss", "grad_norm", "reward/shapes"):
+            assert there[step][key] == pytest.approx(here[step][key], rel=1e-4, abs=BAR), (step, key)
+        # Stored noise is added as (x' - mean) + mean, of latents below 10: two roundings in each of three steps. Other
+        # batches add their sums in another order, which the network carries on.
+        assert there[step]["latent_mismatch_max"] <= 1e-3
+        assert here[step]["reward_recomputed"] == pytest.approx(here[step]["reward_mean"], rel=1e-4)
+
+
 def test_groups_with_steps_of_their_own_come_together_from_several_workers(tmp_path: Path, ray_here: None) -> None:
     """Two of four steps for each group; with this seed one worker's groups store five positions at most, the other's
     four."""

@@ -18,7 +18,7 @@ from unirl.models.qwen3 import tiny
 from unirl.models.qwen3.config import Qwen3Config
 from unirl.models.qwen3.model import Qwen3Model, build
 from unirl.numerics.tokens.replay import replay_text
-from unirl.numerics.tokens.rollout import generate_text
+from unirl.numerics.tokens.rollout import generate_text, text_conditions
 
 __all__ = ["ROUNDING", "Ask", "ask", "assert_greedy", "folder", "gap", "model"]
 
@@ -78,7 +78,8 @@ def gap(track: Track, model: TextModel) -> float:
 def assert_greedy(engine: ExternalTextEngine, model: TextModel, ask: Ask) -> None:
     """Token for token; ties do not occur with random weights."""
     request = ask(engine, temperature=0.0)
-    here, there = engine.generate(request).text, generate_text(model, request.text)
+    conditions = text_conditions(model, request.inputs, sampling=request.text.sampling)
+    here, there = engine.generate(request).text, generate_text(model, request.text, conditions=conditions)
     assert [row.tolist() for row in here.tokens] == [row.tolist() for row in there.tokens]
     assert here.log_probs is not None
     for own, other in zip(here.log_probs, there.log_probs, strict=True):

@@ -26,7 +26,7 @@ from unirl.core.specs.plan import Plan
 from unirl.core.specs.spec import AlgorithmSpec, Gap
 from unirl.core.types.track import Track
 
-from conformance_mutants import algorithm_critic, algorithm_state, algorithm_text
+from conformance_mutants import algorithm_critic, algorithm_gradient, algorithm_state, algorithm_text
 from conformance_mutants.mutant import mutant, mutants_in
 
 REFERENCE = "the-loss-agrees-with-its-numpy-reference"
@@ -193,7 +193,7 @@ class TrainsOnPairs(FlowGrpo):
 
 
 BROKEN = mutants_in(__name__)
-FURTHER = (algorithm_text, algorithm_state, algorithm_critic)
+FURTHER = (algorithm_text, algorithm_state, algorithm_critic, algorithm_gradient)
 MUTANTS = [*BROKEN.values(), *(mutant for module in FURTHER for mutant in module.BROKEN.values())]
 OTHER_LOSS = (
     LikesItsSamples,
@@ -246,7 +246,9 @@ def catalog() -> Catalog:
     return Catalog.of(
         {
             "unirl-well": SimpleNamespace(
-                unirl_algorithms=hookimpl(lambda: [*WELL, *algorithm_text.WELL, *algorithm_critic.WELL])
+                unirl_algorithms=hookimpl(
+                    lambda: [*WELL, *algorithm_text.WELL, *algorithm_critic.WELL, *algorithm_gradient.WELL]
+                )
             ),
             "unirl-mutants": SimpleNamespace(
                 unirl_algorithms=hookimpl(

@@ -13,6 +13,7 @@ from unirl.core.specs.capability import Cap
 from unirl.core.types.track import TextSegment
 
 from conformance_mutants.backend_wrapped import (
+    CutsInputs,
     LiveAlone,
     ShiftsSigmas,
     Wrapped,
@@ -123,6 +124,17 @@ class ReplaysTheLivePolicyAlone(Wrapped):
             return dataclasses.replace(job, track=track, algorithm=LiveAlone(algorithm))
 
         return super().train([changed(job) for job in jobs], progress=progress)
+
+
+@mutant(
+    claim="the-gradient-goes-through-the-sampler",
+    breaks="cuts the gradient between the steps of the sampler",
+    promises=(*FULL, Cap.THROUGH_SAMPLER),
+)
+class CutsTheSampler(Wrapped):
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        cut = [dataclasses.replace(job, algorithm=CutsInputs(job.algorithm)) for job in jobs]
+        return super().train(cut, progress=progress)
 
 
 @mutant(
@@ -324,6 +336,17 @@ class TakesTheMeanOfRanksForTheSum(Wrapped):
 class StepsForEachJob(Wrapped):
     def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
         return [super(StepsForEachJob, self).train([job], progress=progress) for job in jobs][-1]
+
+
+@mutant(
+    claim="a-step-over-several-jobs-is-one-step-of-their-summed-gradients",
+    name="jobs-weigh-alike",
+    breaks="leaves out the weights of jobs",
+    promises=FULL,
+)
+class WeighsJobsAlike(Wrapped):
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        return super().train([dataclasses.replace(job, weight=1.0) for job in jobs], progress=progress)
 
 
 BROKEN = mutants_in(__name__)

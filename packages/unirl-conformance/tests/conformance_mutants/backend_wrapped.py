@@ -155,6 +155,18 @@ class _Shifted(SameForward):
         return super().velocity(track, x, sigma * 0.999, policy=policy, guided=guided)
 
 
+class CutsInputs(WrappedAlgorithm):
+    """Gets velocities that see their latents as constants."""
+
+    def loss(self, track: Any, replay: Any, *, progress: float) -> Losses:
+        return super().loss(track, _Cut(replay), progress=progress)
+
+
+class _Cut(SameForward):
+    def velocity(self, track: Any, x: Any, sigma: Any, *, policy: Any = "live", guided: bool = False) -> Any:
+        return super().velocity(track, x.detach(), sigma, policy=policy, guided=guided)
+
+
 class _Live(SameForward):
     def __call__(self, track: Any, *, policy: Any = "live") -> Any:
         return super().__call__(track)

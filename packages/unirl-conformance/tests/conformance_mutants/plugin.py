@@ -10,10 +10,9 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from unirl.conformance.claims import UNPROVEN, claim_kinds
+from unirl.conformance.claims import claim_kinds
 from unirl.conformance.suite.test_plugin_dist import SIZE_BYTES
 from unirl.core.plugins.catalog import Catalog
-from unirl.core.specs.capability import CAPABILITIES_OF
 
 from conformance_mutants.mutant import Mutant
 from conformance_mutants.plugin_dists import CONFIG, GROUP, Dist
@@ -100,7 +99,6 @@ WELL = (
          code=code(REWARD, "planted-unbounded", changed='"range": (-float("inf"), float("inf")), "scale": "a size, unbounded in kB"')),
     Dist(name="planted-without-paper", code=code(ALGORITHM, "planted-without-paper", paper="It is made up for this test alone.")),
 )  # fmt: skip
-UNPROVEN_CAP = next(cap for cap in CAPABILITIES_OF["backend"] if cap in UNPROVEN)
 
 BROKEN: tuple[tuple[Mutant, Dist], ...] = (
     (
@@ -220,16 +218,6 @@ BROKEN: tuple[tuple[Mutant, Dist], ...] = (
             breaks="declares a gap with two words as reason",
         ),
         Dist(name="planted-curt", tracker=f'"gaps": (Gap(claim="{GAP}", reason="known issue"),)'),
-    ),
-    (
-        Mutant(
-            claim="no-unprovable-promise", name="planted-prophet", breaks=f"states `{UNPROVEN_CAP.value}` as native"
-        ),
-        Dist(
-            name="planted-prophet",
-            config=MORE_CONFIG,
-            code=code(BACKEND, "planted-prophet", change=f"stated[Cap.{UNPROVEN_CAP.name}] = Support.NATIVE"),
-        ),
     ),
     (
         Mutant(claim="its-version-can-be-compared", name="planted-latest", breaks="has the version `latest`"),

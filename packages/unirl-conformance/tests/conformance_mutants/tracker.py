@@ -10,12 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
 
+from unirl.core.observe.caption import captions
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.roles import RunInfo, Tracker
 from unirl.core.specs.spec import TrackerSpec
 from unirl.core.types.event import Event
 from unirl.core.types.media import Media
+from unirl.core.types.track import Track
 from unirl.trackers.tensorboard.plugin import unirl_trackers
 from unirl.trackers.tensorboard.tracker import TensorboardTracker
 
@@ -23,7 +25,7 @@ from conformance_mutants.mutant import mutant, mutants_in
 
 
 class Notes:
-    """Numbers, captions and texts as JSON lines in the run folder."""
+    """Numbers, prompts and texts as JSON lines in the run folder."""
 
     encoding = "utf-8"
 
@@ -44,14 +46,17 @@ class Notes:
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
         self.write({"step": step, **metrics})
 
-    def samples(self, key: str, media: Media, captions: Sequence[str], *, step: int) -> None:
-        if media.kind == "text":
-            self.texts(key, media.texts, captions, step=step)
+    def samples(self, key: str, track: Track, *, step: int, lineage: Mapping[str, Media]) -> None:
+        assert track.media is not None
+        for name, media in lineage.items():
+            self.write({"step": step, name: list(media.texts)})
+        if track.media.kind == "text":
+            self.texts(key, track.media.texts, captions(track), step=step)
         else:
-            self.write({"step": step, key: list(captions), "mean": float(media.stacked.mean())})
+            self.write({"step": step, key: captions(track), "mean": float(track.media.stacked.mean())})
 
-    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
-        self.write({"step": step, key: list(captions), "texts": list(texts)})
+    def texts(self, key: str, texts: Sequence[str], lines: Sequence[str], *, step: int) -> None:
+        self.write({"step": step, key: list(lines), "texts": list(texts)})
 
     def event(self, event: Event) -> None:
         if event.kind == "finding":
@@ -75,13 +80,25 @@ class KnowsItsEvents(Notes):
 
 @mutant(
     claim="a-whole-run-is-accepted",
-    breaks="takes it that a caption ends with the reward",
-    also=("odd-names-and-long-texts-are-accepted", "a-tracker-does-not-modify-its-input"),
+    breaks="takes it that every sample has a reward",
+    also=("odd-names-and-long-texts-are-accepted",),
 )
 class ReadsEveryReward(Notes):
-    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
-        super().texts(key, texts, captions, step=step)
-        self.write({"step": step, "rewards": [float(caption.split("| reward ")[1]) for caption in captions]})
+    def samples(self, key: str, track: Track, *, step: int, lineage: Mapping[str, Media]) -> None:
+        super().samples(key, track, step=step, lineage=lineage)
+        rewards: Any = track.rewards
+        self.write({"step": step, "rewards": [float(reward) for reward in rewards]})
+
+
+@mutant(
+    claim="a-whole-run-is-accepted",
+    breaks="takes it that all samples are made from prompts",
+    also=("odd-names-and-long-texts-are-accepted", "a-tracker-does-not-modify-its-input"),
+)
+class KnowsNoParents(Notes):
+    def samples(self, key: str, track: Track, *, step: int, lineage: Mapping[str, Media]) -> None:
+        assert not lineage
+        super().samples(key, track, step=step, lineage=lineage)
 
 
 @mutant(
@@ -106,8 +123,8 @@ class KeepsTheLast(Notes):
 
 @mutant(claim="every-text-that-is-shown-is-kept", breaks="keeps the first hundred characters of a text")
 class ShowsTheBeginning(Notes):
-    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
-        super().texts(key, [text[:100] for text in texts], captions, step=step)
+    def texts(self, key: str, texts: Sequence[str], lines: Sequence[str], *, step: int) -> None:
+        super().texts(key, [text[:100] for text in texts], lines, step=step)
 
 
 @mutant(claim="resuming-loses-nothing", breaks="begins the file of its texts anew when a run is resumed")
@@ -119,9 +136,9 @@ class TextsStartOver(Notes):
         self.shown = run.folder / "texts.txt"
         self.shown.write_text("", encoding="utf-8")
 
-    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
+    def texts(self, key: str, texts: Sequence[str], lines: Sequence[str], *, step: int) -> None:
         with self.shown.open("a", encoding="utf-8") as file:
-            file.writelines([*captions, *texts])
+            file.writelines([*lines, *texts])
 
 
 @mutant(claim="resuming-loses-nothing", breaks="deletes its file at the start, also of a resumed run")
@@ -155,7 +172,10 @@ class InAscii(Notes):
 
 
 @mutant(
-    claim="odd-names-and-long-texts-are-accepted", breaks="names the files of its texts by their keys, slashes and all"
+    claim="odd-names-and-long-texts-are-accepted",
+    breaks="names the files of its texts by their keys, slashes and all",
+    # Samples of several stages have keys such as `train/rewrite`.
+    also=("a-whole-run-is-accepted",),
 )
 class KeysAreFiles(Notes):
     """Writes the texts of each key into a file of that name."""
@@ -164,9 +184,9 @@ class KeysAreFiles(Notes):
         super().start(run)
         self.folder = run.folder
 
-    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
+    def texts(self, key: str, texts: Sequence[str], lines: Sequence[str], *, step: int) -> None:
         with (self.folder / f"{key}.txt").open("a", encoding="utf-8") as file:
-            file.writelines([*captions, *texts])
+            file.writelines([*lines, *texts])
 
 
 @mutant(claim="two-runs-in-one-process-do-not-mix", breaks="writes into the file of the run that started last")
@@ -187,18 +207,18 @@ class OneFileForAll(Notes):
 
 @mutant(claim="a-tracker-does-not-modify-its-input", breaks="draws a line on the images")
 class DrawsOnTheImages(TensorboardTracker):
-    def samples(self, key: str, media: Media, captions: Sequence[str], *, step: int) -> None:
-        if media.kind == "image":
-            media.stacked[..., 0] = 1.0
-        super().samples(key, media, captions, step=step)
+    def samples(self, key: str, track: Track, *, step: int, lineage: Mapping[str, Media]) -> None:
+        if track.media is not None and track.media.kind == "image":
+            track.media.stacked[..., 0] = 1.0
+        super().samples(key, track, step=step, lineage=lineage)
 
 
-@mutant(claim="a-tracker-does-not-modify-its-input", breaks="sorts the list of captions that it is given")
-class SortsTheCaptions(Notes):
-    def texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
-        if isinstance(captions, list):
-            captions.sort()
-        super().texts(key, texts, captions, step=step)
+@mutant(claim="a-tracker-does-not-modify-its-input", breaks="takes the parents out of the lineage that it is given")
+class TakesTheParents(Notes):
+    def samples(self, key: str, track: Track, *, step: int, lineage: Mapping[str, Media]) -> None:
+        super().samples(key, track, step=step, lineage=lineage)
+        if isinstance(lineage, dict):
+            lineage.clear()
 
 
 @mutant(claim="a-run-may-end-at-any-time", breaks="takes it that there was a step")

@@ -48,7 +48,7 @@ def test_the_config_is_a_structured_config():
 def test_the_defaults_are_accepted():
     assert list(Fsdp2Config().problems(None, None)) == []
     assert reasons(plan(Fsdp2Config())) == []
-    assert SPEC.support(Cap.THROUGH_SAMPLER) is Support.NO
+    assert SPEC.support(Cap.THROUGH_SAMPLER) is Support.NATIVE
 
 
 def test_a_reference_that_nobody_keeps_is_refused():

@@ -20,8 +20,10 @@ from unirl.engines.vllm.settings import llm_arguments, variables
 from unirl.runtime.doctor import diagnose
 
 
-def arguments(**settings: Any) -> dict[str, Any]:
-    return llm_arguments(VllmConfig(**settings), folder=Path("/there"), dtype=torch.bfloat16, on_cpu=False)
+def arguments(*, reads_media: bool = False, **settings: Any) -> dict[str, Any]:
+    return llm_arguments(
+        VllmConfig(**settings), folder=Path("/there"), dtype=torch.bfloat16, on_cpu=False, reads_media=reads_media
+    )
 
 
 def test_doctor_lists_the_environment_and_how_to_make_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from PIL import Image, ImageDraw, ImageFont
+from unirl.conformance.doubles.samples import make_samples
 from unirl.core.errors import RecipeError
 from unirl.core.observe.events import EventStream
 from unirl.core.roles import RunInfo
@@ -83,8 +84,12 @@ class Run:
         )
 
     def images(self, key: str, step: int, *, level: float, reward: float) -> None:
-        captions = [f"{prompt} | reward {reward:.2f}" for prompt in PROMPTS for _ in range(2)]
-        self.tracker.samples(key, Media(kind="image", values=torch.full((4, 3, 8, 12), level)), captions, step=step)
+        media = Media(kind="image", values=torch.full((4, 3, 8, 12), level))
+        self.samples(key, media, [prompt for prompt in PROMPTS for _ in range(2)], reward=reward, step=step)
+
+    def samples(self, key: str, media: Media, prompts: Sequence[str], *, reward: float = 1.0, step: int) -> None:
+        track = make_samples(media, prompts, [reward] * len(prompts))
+        self.tracker.samples(key, track, step=step, lineage={})
 
     def evaluate(self, step: int, *, share: float) -> None:
         self.images("eval", step, level=share, reward=share)
@@ -249,19 +254,19 @@ def test_the_page_holds_light_and_dark_curves_and_all_tiles(finished: Path):
     assert corners == [(0x16, 0x1B, 0x24), (255, 255, 255)]
 
 
-def test_the_curves_are_a_picture_of_six_panels(finished: Path):
+def test_the_curves_are_a_picture_of_nine_panels(finished: Path):
     with Image.open(finished / "curves.png") as image:
-        assert image.width >= 1800 and image.height >= 900
+        assert image.width >= 1800 and image.height >= 1300
         panels = [
             image.crop(
                 (
                     c * image.width // 3,
-                    80 + r * (image.height - 80) // 2,
+                    80 + r * (image.height - 80) // 3,
                     (c + 1) * image.width // 3,
-                    (r + 1) * (image.height - 80) // 2,
+                    (r + 1) * (image.height - 80) // 3,
                 )
             )
-            for r in range(2)
+            for r in range(3)
             for c in range(3)
         ]
         assert all(colors(panel) > 50 for panel in panels)
@@ -283,7 +288,7 @@ def test_pairs_are_the_same_prompt_and_sample_in_file_order_with_every_prompt_fi
     assert pairs is not None
     # Three of four images are saved: both samples of the first prompt, one of the second.
     assert [pair.prompt for pair in pairs.shown] == [PROMPTS[0], PROMPTS[1], PROMPTS[0]]
-    assert [(pair.before.reward, pair.after.reward) for pair in pairs.shown] == [(0.38, 0.62)] * 3
+    assert [(pair.before.reward, pair.after.reward) for pair in pairs.shown] == [(0.375, 0.625)] * 3
     assert (pairs.before_step, pairs.after_step, pairs.num_held_out) == (0, 4, 4)
 
 
@@ -293,7 +298,13 @@ def test_images_are_saved_as_png_with_an_index(finished: Path):
     assert "step-000003/train-02.png" in files and "step-000003/train-03.png" not in files
     line = json.loads((finished / "media" / "index.jsonl").read_text().splitlines()[0])
     assert (line["key"], line["step"], line["num_left_out"]) == ("eval", 0, 1)
-    assert line["captions"][0] == "a red ring | reward 0.38"
+    assert line["samples"][0] == {
+        "file": "step-000000/eval-00.png",
+        "prompt": "a red ring",
+        "reward": 0.375,
+        "is_truncated": False,
+        "parent": None,
+    }
     with Image.open(finished / "media" / "step-000000" / "eval-00.png") as image:
         assert image.size == (12, 8) and image.convert("RGB").getpixel((0, 0)) == (96, 96, 96)
 
@@ -377,7 +388,7 @@ def test_a_run_without_held_out_prompts_or_optional_numbers_has_a_page_as_well(t
 def test_large_images_are_embedded_as_thumbnails(tmp_path: Path):
     run = Run(tmp_path)
     large = Media(kind="image", values=torch.rand(1, 3, 400, 800))
-    run.tracker.samples("train", large, ["big | reward 1.00"], step=0)
+    run.samples("train", large, ["big"], step=0)
     run.end(0, "stopped")
     assert (320, 160) in [image.size for image in page_of(tmp_path).images()]
 
@@ -444,12 +455,12 @@ def test_a_run_that_fails_before_it_began_leaves_no_report_and_no_error(tmp_path
     assert not (tmp_path / "report.html").exists()
 
 
-def test_a_video_is_a_strip_in_the_contact_sheet_and_an_animation_on_the_page(tmp_path: Path):
+def test_a_video_is_a_strip_in_the_contact_sheet_and_an_animation_over_its_strip_on_the_page(tmp_path: Path):
     run = Run(tmp_path)
     # Eleven frames of rising brightness; strips show frames 0, 2, 4, 6, 8 and 10.
     frames = torch.linspace(0, 1, 11).view(1, 11, 1, 1, 1).expand(1, 11, 3, 8, 12)
     for key, step in (("eval", 0), ("train", 0), ("eval", 1)):
-        run.tracker.samples(key, Media(kind="video", values=frames, rate=5.0), ["a | reward 1.00"], step=step)
+        run.samples(key, Media(kind="video", values=frames, rate=5.0), ["a"], step=step)
     run.end(1, "stopped")
     (sample,) = read_media(tmp_path)[0].samples
     with Image.open(sample.file) as strip:
@@ -461,24 +472,17 @@ def test_a_video_is_a_strip_in_the_contact_sheet_and_an_animation_on_the_page(tm
         assert (animation.n_frames, animation.size) == (11, (12, 8))
         animation.load()
         assert animation.info["duration"] == 200
-    assert [image.n_frames for image in page_of(tmp_path).images() if image.format == "WEBP"] == [11] * 3
+    shown = list(page_of(tmp_path).images())[2 * len(PANELS) :]
+    assert [image.format for image in shown] == ["WEBP", "PNG"] * 3
+    assert [image.n_frames for image in shown[::2]] == [11] * 3 and {image.size for image in shown[1::2]} == {(72, 8)}
     assert list(tmp_path.rglob("*contact*.png"))
 
 
-@pytest.mark.parametrize(
-    ("caption", "prompt", "reward"),
-    [
-        ("a ring | reward 0.25", "a ring", 0.25),
-        ("a | reward 1 | reward -0.50", "a | reward 1", -0.5),
-        ("a ring", "a ring", None),
-        ("two\nlines | reward high", "two\nlines | reward high", None),
-        ("", "", None),
-    ],
-)
-def test_captions_of_any_text_are_read(tmp_path: Path, caption: str, prompt: str, reward: float | None):
-    MediaFolder(tmp_path, max_images=1, max_texts=1, resumed_at=None).save(
-        "eval", Media(kind="image", values=torch.zeros(1, 3, 2, 2)), [caption], step=0
-    )
+@pytest.mark.parametrize(("prompt", "reward"), [("a | reward 1", -0.5), ("two\nlines", None), ("", None)])
+def test_prompts_and_rewards_are_read_as_they_were_saved(tmp_path: Path, prompt: str, reward: float | None):
+    image = Media(kind="image", values=torch.zeros(1, 3, 2, 2))
+    track = make_samples(image, [prompt], None if reward is None else [reward])
+    MediaFolder(tmp_path, max_images=1, max_texts=1, resumed_at=None).save("eval", track, step=0)
     (batch,) = read_media(tmp_path)
     assert [(sample.prompt, sample.reward) for sample in batch.samples] == [(prompt, reward)]
 

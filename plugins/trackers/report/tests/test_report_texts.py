@@ -5,14 +5,17 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from unirl.conformance.doubles.samples import make_samples
 from unirl.core.observe.events import EventStream
 from unirl.core.roles import RunInfo
 from unirl.core.types.media import Media
+from unirl.core.types.track import Track
 from unirl.trackers.report.compare import pair_samples
 from unirl.trackers.report.config import ReportConfig
 from unirl.trackers.report.fold import SLACK, fold
@@ -27,16 +30,10 @@ BEFORE = ("5", "", "never mind")
 AFTER = (LONG, ODD, "left out")
 
 
-def captions(*rewards: float, cut: int = -1) -> list[str]:
-    """One caption a reward; the prompts in turn."""
-    return [
-        f"{PROMPTS[row % 2]} | reward {reward:.2f}{' | truncated' if row == cut else ''}"
-        for row, reward in enumerate(rewards)
-    ]
-
-
-def texts(*values: str) -> Media:
-    return Media(kind="text", values=values)
+def texts(*values: str, rewards: Sequence[float], cut: int = -1) -> Track:
+    """One completion a reward, the prompts in turn; `cut` was truncated."""
+    prompts = [PROMPTS[row % 2] for row in range(len(values))]
+    return make_samples(Media(kind="text", values=values), prompts, rewards, truncated=[cut])
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +46,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     info: dict[str, Any] = {"name": "sums", "plan_hash": "0123abcd"}
     tracker.start(RunInfo(folder=folder, config={}, **info))
     events.emit("run_started", step=0, recipe="text", resolved={"tracker": {"report": config}}, steps=2, **info)
-    tracker.samples("eval", texts(*BEFORE), captions(0.0, 0.5, 0.0, cut=0), step=0)
+    tracker.samples("eval", texts(*BEFORE, rewards=(0.0, 0.5, 0.0), cut=0), step=0, lineage={})
     for done in (1, 2):
-        tracker.samples("train", texts(f"answer {done}"), captions(0.25), step=done - 1)
+        tracker.samples("train", texts(f"answer {done}", rewards=[0.25]), step=done - 1, lineage={})
         events.emit("step", step=done, metrics={"reward_mean": 0.25})
-    tracker.samples("eval", texts(*AFTER), captions(1.0, 0.25, 0.0, cut=1), step=2)
+    tracker.samples("eval", texts(*AFTER, rewards=(1.0, 0.25, 0.0), cut=1), step=2, lineage={})
     # Without an `evaluated` event the page is drawn once, at the end: drawing is most of the time of these tests.
     events.emit("run_finished", step=2, status="done", wall_s=2.0)
     tracker.finish("done")
@@ -91,8 +88,9 @@ def test_texts_are_kept_whole_with_an_index(folder: Path) -> None:
         ("texts", "train", 1, 0),
         ("texts", "eval", 2, 1),
     ]
-    assert lines[0]["files"] == ["step-000000/eval-00.txt", "step-000000/eval-01.txt"]
-    assert lines[0]["captions"][0] == f"{PROMPTS[0]} | reward 0.00 | truncated"
+    first, second = lines[0]["samples"]
+    assert (first["file"], second["file"]) == ("step-000000/eval-00.txt", "step-000000/eval-01.txt")
+    assert (first["prompt"], first["reward"], first["is_truncated"]) == (PROMPTS[0], 0.0, True)
 
 
 def test_pairs_of_texts_are_the_same_prompt_before_and_after(folder: Path) -> None:
@@ -151,25 +149,19 @@ def test_training_texts_are_shown_over_time(page: str) -> None:
 def test_texts_that_a_resumed_run_makes_again_count_once(tmp_path: Path) -> None:
     first = MediaFolder(tmp_path, max_images=1, max_texts=1, resumed_at=None)
     for step in (0, 1, 2, 3):
-        first.save("train", texts(f"first {step}"), captions(0.5), step=step)
+        first.save("train", texts(f"first {step}", rewards=[0.5]), step=step)
     second = MediaFolder(tmp_path, max_images=1, max_texts=1, resumed_at=1)
-    second.save("train", texts("second 2"), captions(0.75), step=2)
+    second.save("train", texts("second 2", rewards=[0.75]), step=2)
     result = [(batch.step, batch.samples[0].text, batch.samples[0].reward) for batch in read_media(tmp_path)]
     assert result == [(0, "first 0", 0.5), (1, "first 1", 0.5), (2, "second 2", 0.75)]
 
 
 def test_images_and_texts_of_one_key_and_step_are_both_kept(tmp_path: Path) -> None:
     media = MediaFolder(tmp_path, max_images=1, max_texts=1, resumed_at=None)
-    media.save("eval", texts("a text"), captions(0.5), step=0)
-    media.save("eval", Media(kind="image", values=torch.zeros(1, 3, 2, 2)), captions(1.0), step=0)
+    media.save("eval", texts("a text", rewards=[0.5]), step=0)
+    media.save("eval", make_samples(Media(kind="image", values=torch.zeros(1, 3, 2, 2)), ["a"], [1.0]), step=0)
     result = [(batch.kind, batch.samples[0].file.name, batch.samples[0].reward) for batch in read_media(tmp_path)]
     assert result == [("images", "eval-00.png", 1.0), ("texts", "eval-00.txt", 0.5)]
-
-
-def test_texts_without_a_caption_each_are_refused(tmp_path: Path) -> None:
-    media = MediaFolder(tmp_path, max_images=1, max_texts=1, resumed_at=None)
-    with pytest.raises(ValueError, match="samples 'eval': got 1 captions for 2, expected one of each"):
-        media.save("eval", texts("a", "b"), captions(0.5), step=0)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
+from unirl.conformance.doubles.samples import make_samples
 from unirl.core.errors import RecipeError
 from unirl.core.observe.events import EventStream
 from unirl.core.roles import RunInfo
@@ -71,9 +73,8 @@ def test_a_resumed_run_continues_the_axis_of_the_first_and_hides_what_was_lost(t
 def test_images_become_one_grid_with_their_captions_in_order(tmp_path: Path):
     tracker = started(tmp_path)
     images = torch.stack([torch.full((3, 8, 8), level) for level in (0.0, 0.2, 0.4, 0.6, 1.0)])
-    tracker.samples(
-        "eval", Media(kind="image", values=images), [f"prompt {i} | reward 0.{i}" for i in range(5)], step=7
-    )
+    prompts, rewards = [f"prompt {i}" for i in range(5)], [i / 10 for i in range(5)]
+    tracker.samples("eval", make_samples(Media(kind="image", values=images), prompts, rewards), step=7, lineage={})
     tracker.finish("done")
     result = read_back(tmp_path)
     (image,) = result.Images("eval")
@@ -84,13 +85,14 @@ def test_images_become_one_grid_with_their_captions_in_order(tmp_path: Path):
     centres = [(6, 6), (16, 6), (26, 6), (6, 16), (16, 16)]
     assert [picture.getpixel(at) for at in centres] == [(round(255 * v),) * 3 for v in (0.0, 0.2, 0.4, 0.6, 1.0)]
     assert picture.getpixel((26, 16)) == (128, 128, 128)
-    (text,) = result.Tensors("eval/captions/text_summary")
-    assert text.tensor_proto.string_val[0].decode().splitlines()[3] == "4. prompt 3 | reward 0.3"
+    (text,) = result.Tensors("eval/text_summary")
+    assert text.tensor_proto.string_val[0].decode().splitlines()[3] == "4. prompt 3 | reward 0.30"
 
 
 def test_a_grid_shows_at_most_max_images(tmp_path: Path):
     tracker = started(tmp_path, max_images=4)
-    tracker.samples("train", Media(kind="image", values=torch.rand(9, 3, 4, 4)), ["p"] * 9, step=1)
+    nine = make_samples(Media(kind="image", values=torch.rand(9, 3, 4, 4)), ["p"] * 9)
+    tracker.samples("train", nine, step=1, lineage={})
     tracker.finish("done")
     (image,) = read_back(tmp_path).Images("train")
     assert (image.width, image.height) == (14, 14)
@@ -129,8 +131,9 @@ def test_texts_come_back_letter_by_letter_with_prompt_reward_and_truncation(tmp_
     tracker = build(TensorboardConfig(max_texts=2))
     tracker.start(run_info(tmp_path))
     texts = ("# no heading\n\n* 2 + 2\r= 4\r\n\tend", "", "left out")
-    captions = ["What is 2 + 2?\n<b>Think</b> | reward 1.00 | truncated", "Add. | reward -0.25", "x | reward 0.00"]
-    tracker.samples("eval", Media(kind="text", values=texts), captions, step=7)
+    prompts = ["What is 2 + 2?\n<b>Think</b>", "Add.", "x"]
+    track = make_samples(Media(kind="text", values=texts), prompts, [1.0, -0.25, 0.0], truncated=[0])
+    tracker.samples("eval", track, step=7, lineage={})
     tracker.finish("done")
     (text,) = read_back(tmp_path).Tensors("eval/texts/text_summary")
     assert text.step == 7
@@ -143,21 +146,12 @@ def test_texts_come_back_letter_by_letter_with_prompt_reward_and_truncation(tmp_
     assert text.tensor_proto.string_val[0].decode() == expected
 
 
-@pytest.mark.parametrize(
-    "media", [Media(kind="image", values=torch.zeros(2, 3, 4, 4)), Media(kind="text", values=("a", "b"))]
-)
-def test_samples_without_a_caption_each_are_refused(tmp_path: Path, media: Media):
-    tracker = started(tmp_path)
-    with pytest.raises(ValueError, match="samples 'eval': got 1 captions for 2, expected one of each"):
-        tracker.samples("eval", media, ["one"], step=0)
-    tracker.finish("failed")
-
-
 def test_videos_become_strips_of_evenly_spread_frames(tmp_path: Path):
     tracker = started(tmp_path)
     # Eleven frames of rising brightness; strips show frames 0, 2, 4, 6, 8 and 10.
     long = torch.linspace(0, 1, 11).view(11, 1, 1, 1).expand(11, 3, 4, 4)
-    tracker.samples("eval", Media(kind="video", values=(long, long[:2]), rate=8.0), ["long", "short"], step=1)
+    videos = make_samples(Media(kind="video", values=(long, long[:2]), rate=8.0), ["long", "short"])
+    tracker.samples("eval", videos, step=1, lineage={})
     tracker.finish("done")
     (image,) = read_back(tmp_path).Images("eval")
     picture = Image.open(io.BytesIO(image.encoded_image_string)).convert("RGB")
@@ -166,6 +160,56 @@ def test_videos_become_strips_of_evenly_spread_frames(tmp_path: Path):
     levels = [round(255 * level) for level in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)]
     assert [picture.getpixel((4 + 4 * at, 4))[0] for at in range(6)] == levels
     assert [picture.getpixel((30 + 4 * at, 4))[0] for at in range(3)] == [0, round(25.5), 128]
+
+
+def test_videos_are_an_animated_grid_as_well_where_short_ones_wait_at_their_last_frame(tmp_path: Path):
+    tracker = started(tmp_path)
+    # Levels that GIF's 256 greys hold exactly.
+    long = torch.tensor([0, 51, 102, 255]).view(4, 1, 1, 1).expand(4, 3, 4, 4) / 255
+    videos = make_samples(Media(kind="video", values=(long, long[:2]), rate=5.0), ["long", "short"])
+    tracker.samples("eval", videos, step=3, lineage={})
+    tracker.finish("done")
+    (image,) = read_back(tmp_path).Images("eval/animation")
+    assert (image.step, image.width, image.height) == (3, 2 * 6 + 2, 6 + 2)
+    with Image.open(io.BytesIO(image.encoded_image_string)) as animation:
+        assert (animation.format, animation.n_frames, animation.info["duration"]) == ("GIF", 4, 200)
+        for frame, levels in enumerate([(0, 0), (51, 51), (102, 51), (255, 51)]):
+            animation.seek(frame)
+            picture = animation.convert("RGB")
+            assert [picture.getpixel((x, 4))[0] for x in (4, 10)] == list(levels)
+
+
+def test_a_child_is_shown_with_its_prompt_and_parents_under_the_tag_of_its_image(tmp_path: Path):
+    tracker = started(tmp_path)
+    rewrites = make_samples(Media(kind="text", values=("a *red* ring", "a disk")), ["ring", "disk"], name="rewrite")
+    images = Media(kind="image", values=torch.rand(4, 3, 4, 4))
+    track = make_samples(images, ["ring"] * 2 + ["disk"] * 2, [0.0, 0.25, 0.5, 1.0], name="image", parent=rewrites)
+    assert rewrites.media is not None
+    tracker.samples("train/image", track, step=2, lineage={"rewrite": rewrites.media.select([0, 0, 1, 1])})
+    tracker.finish("done")
+    result = read_back(tmp_path)
+    assert [image.step for image in result.Images("train/image")] == [2]
+    (text,) = result.Tensors("train/image/text_summary")
+    first, second, third, fourth = re.split(r"\n\n(?=\*\*\d)", text.tensor_proto.string_val[0].decode())
+    assert first == "**1. reward 0.00**\n\n    ring\n\nrewrite:\n\n    a *red* ring"
+    assert second == "**2. reward 0.25**\n\n    ring\n\nrewrite:\n\n    a *red* ring"
+    assert third.endswith("rewrite:\n\n    a disk") and fourth.startswith("**4. reward 1.00**\n\n    disk")
+
+
+def test_an_image_made_from_an_image_stands_at_its_right(tmp_path: Path):
+    tracker = started(tmp_path)
+    # Of another size: what is missing of the smaller one is white.
+    parents = Media(kind="image", values=torch.full((2, 3, 2, 4), 0.2))
+    videos = Media(kind="video", values=torch.full((2, 1, 3, 4, 4), 0.6), rate=5.0)
+    track = make_samples(videos, ["a", "b"], name="video")
+    tracker.samples("eval/video", track, step=0, lineage={"image": parents})
+    tracker.finish("done")
+    (image,) = read_back(tmp_path).Images("eval/video")
+    picture = Image.open(io.BytesIO(image.encoded_image_string)).convert("RGB")
+    # Two cells of 4 + 4 pixels, with gaps of 2.
+    assert picture.size == (2 * 10 + 2, 4 + 4)
+    levels = [picture.getpixel(at)[0] for at in ((3, 2), (3, 5), (7, 2), (7, 5), (13, 2), (17, 5))]
+    assert levels == [51, 255, 153, 153, 51, 153]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from PIL import Image
 from unirl.core.errors import RecipeError
-from unirl.core.types.media import Media
 from unirl.trackers.wandb import plugin
 from unirl.trackers.wandb.config import WandbConfig
 from unirl.trackers.wandb.tracker import WandbTracker, build
@@ -24,6 +23,7 @@ import json, sys
 from pathlib import Path
 
 import torch
+from unirl.conformance.doubles.samples import make_samples
 from unirl.core.types.event import Event
 from unirl.core.types.media import Media
 from unirl.core.roles import RunInfo
@@ -39,13 +39,22 @@ for resumed_at in (None, 2):
     for step in range((resumed_at or 0) + 1, (resumed_at or 0) + 3):
         tracker.log({"reward_mean": step / 4}, step=step)
     if resumed_at is None:
-        captions = ["a cat | reward 0.10", "a dog | reward 0.20", "x"]
-        tracker.samples("eval", Media(kind="image", values=torch.rand(3, 3, 8, 8)), captions, step=2)
+        images, prompts = Media(kind="image", values=torch.rand(3, 3, 8, 8)), ["a cat", "a dog", "x"]
+        tracker.samples("eval", make_samples(images, prompts, [0.1, 0.2, 0.3]), step=2, lineage={})
         frames = torch.linspace(0, 1, 4).view(4, 1, 1, 1).expand(3, 4, 3, 8, 8)
-        tracker.samples("clips", Media(kind="video", values=frames, rate=5.0), captions, step=2)
+        clips = Media(kind="video", values=frames, rate=5.0)
+        tracker.samples("clips", make_samples(clips, prompts), step=2, lineage={})
         texts = Media(kind="text", values=("4", "two\\r\\nlines 四", "", "left out"))
-        captions = ["2 + 2 | reward 1.00", "a | reward 0 | reward -0.50 | truncated", "no reward", "x | reward 0.00"]
-        tracker.samples("eval", texts, captions, step=2)
+        prompts = ["2 + 2", "a | reward 0", "empty", "x"]
+        tracker.samples("eval", make_samples(texts, prompts, [1.0, -0.5, 0.25, 0.0], truncated=[1]), step=2, lineage={})
+        rewrites = Media(kind="text", values=("a red ring", "a disk"))
+        parent = make_samples(rewrites, ["ring", "disk"], name="rewrite")
+        tracker.samples("train/rewrite", parent, step=2, lineage={})
+        for name, media in (("image", Media(kind="image", values=torch.rand(4, 3, 8, 8))), ("video", clips)):
+            count = len(media)
+            own = make_samples(media, ["ring", "ring", "disk", "disk"][:count], [0.5] * count, name=name, parent=parent)
+            beside = {"rewrite": rewrites.select([0, 0, 1, 1][:count])}
+            tracker.samples(f"train/{name}", own, step=2, lineage=beside)
     tracker.event(Event(kind="finding", step=2, data={"text": "small gradient"}))
     tracker.finish("done" if resumed_at else "failed")
 """
@@ -176,7 +185,7 @@ def test_images_are_saved_with_their_captions_and_at_most_max_images(sessions: t
     text = json.dumps(row)
     assert row["step"] == 2
     assert "a cat | reward 0.10" in text and "a dog | reward 0.20" in text
-    assert len(list(folder.glob("wandb/offline-run-*/files/media/images/*.png"))) == 2
+    assert len(list(folder.glob("wandb/offline-run-*/files/media/images/eval_*.png"))) == 2
 
 
 def test_texts_are_a_table_of_at_most_max_texts_whole_rows(sessions: tuple[Path, list[list[Any]]]):
@@ -190,13 +199,32 @@ def test_texts_are_a_table_of_at_most_max_texts_whole_rows(sessions: tuple[Path,
     assert table["data"] == [
         ["2 + 2", "4", 1.0, False],
         ["a | reward 0", "two\r\nlines 四", -0.5, True],
-        ["no reward", "", None, False],
+        ["empty", "", 0.25, False],
     ]
 
 
-def test_samples_without_a_caption_each_are_refused():
-    with pytest.raises(ValueError, match="samples 'eval': got 1 captions for 2, expected one of each"):
-        build(WandbConfig()).samples("eval", Media(kind="text", values=("a", "b")), ["one"], step=0)
+@pytest.mark.parametrize(("name", "kind", "suffix"), [("image", "image-file", "png"), ("video", "video-file", "gif")])
+def test_children_are_a_table_beside_their_prompt_and_parent(
+    sessions: tuple[Path, list[list[Any]]], name: str, kind: str, suffix: str
+):
+    folder, result = sessions
+    # W&B shows tables out of artifacts; what is to be uploaded of one is listed in its manifest.
+    path = f"train/{name}/samples.table.json"
+    manifests = [{c.path: c.local_path for c in one.manifest.contents} for one in of_kind(result[0], "artifact")]
+    (files,) = [files for files in manifests if path in files]
+    table = json.loads(Path(files[path]).read_text(encoding="utf-8"))
+    assert table["columns"] == ["prompt", "rewrite", name, "reward", "truncated"]
+    # At most max_images, both of the first parent.
+    assert [(*row[:2], *row[3:]) for row in table["data"]] == [("ring", "a red ring", 0.5, False)] * 2
+    for cell in (row[2] for row in table["data"]):
+        assert cell["_type"] == kind and cell["path"].endswith(f".{suffix}")
+        with Image.open(files[cell["path"]]) as picture:
+            assert picture.size == (8, 8)
+    (texts,) = folder.glob("wandb/offline-run-*/files/media/table/train/rewrite/texts_*.table.json")
+    assert json.loads(texts.read_text(encoding="utf-8"))["data"] == [
+        ["ring", "a red ring", None, False],
+        ["disk", "a disk", None, False],
+    ]
 
 
 def test_videos_are_animations_with_their_captions(sessions: tuple[Path, list[list[Any]]]):

@@ -18,7 +18,6 @@ from unirl.core.specs.spec import Kind
 __all__ = [
     "SUBJECT_KINDS",
     "TIERS",
-    "UNPROVEN",
     "Claim",
     "SubjectKind",
     "Tier",
@@ -40,11 +39,6 @@ Tier = Literal["static", "tiny", "gpu", "full"]
 """Scope of a run, each including the previous: build nothing; miniatures on the CPU; also on a GPU; also claims that
 take minutes."""
 TIERS: tuple[Tier, ...] = get_args(Tier)
-
-UNPROVEN: Mapping[Cap, str] = {
-    Cap.THROUGH_SAMPLER: "no role backpropagates through a sampler yet",
-}
-"""Capabilities that no claim proves, and why. A spec that states one of them natively fails `no-unprovable-promise`."""
 
 F = TypeVar("F", bound=Callable[..., None])
 _ATTRIBUTE = "__unirl_claim__"

@@ -25,6 +25,7 @@ __all__ = [
     "LossInputs",
     "PointLossInputs",
     "ReferenceRun",
+    "RewardLossInputs",
     "RunReference",
     "RunTextReference",
     "TextReferenceRun",
@@ -136,6 +137,21 @@ class PointLossInputs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RewardLossInputs:
+    """Inputs of a loss over the rewards of media that it decodes: fp64 NumPy arrays of n samples with k media each.
+
+    For algorithms that need differentiable rewards.
+    """
+
+    rewards: Any
+    """[n, k] weighted sum of the rewards, of the media in the order of decoding."""
+    weights: Any
+    """[n] weights of the samples; 0 excludes one."""
+    progress: float
+    """0 to 1 over the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenLossInputs:
     """Inputs of a loss over tokens: fp64 NumPy arrays of n completions with up to S tokens each.
 
@@ -176,7 +192,8 @@ class TokenLossInputs:
 class LossInNumpy(Protocol):
     """An algorithm's loss over one update, every term with its scale, written from the paper's formula in NumPy.
 
-    inputs: those of its track kind, or `PointLossInputs` where it needs no trajectory.
+    inputs: those of its track kind; `RewardLossInputs` where it needs differentiable rewards, `PointLossInputs` where
+        it needs no trajectory.
     """
 
     def __call__(self, config: PartConfig, inputs: Any) -> float: ...

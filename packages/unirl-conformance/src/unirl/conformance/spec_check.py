@@ -62,6 +62,8 @@ def _build(spec: Spec, resolve: Resolve) -> Iterator[str]:
     keywords = BUILD_KEYWORDS.get(spec.kind)
     if keywords is None:
         return
+    if isinstance(spec, AlgorithmSpec) and spec.needs.reward == "differentiable":
+        keywords = (*keywords, "score")
     call = f"build(config{''.join(f', {name}=' for name in keywords)})"
     yield from _function("build", spec.build, resolve, call, None, **dict.fromkeys(keywords))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,8 +20,8 @@ BATCH_ROWS = 512
 def read_source(path: Path, *, prompts: PromptSet) -> Iterator[SourceRow]:
     """The rows of a file, in order, streamed.
 
-    Raises DataError for a file that is missing or of another format, parquet without pyarrow, lines that are not JSON
-    objects, and missing required columns.
+    Raises DataError for a file that is missing or of another format, lines that are not JSON objects, and
+    missing required columns.
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file.")
@@ -54,15 +53,10 @@ def _jsonl(path: Path, prompts: PromptSet) -> Iterator[dict[str, Any]]:
 
 
 def _parquet(path: Path, prompts: PromptSet) -> Iterator[dict[str, Any]]:
-    # Imported by name: pyarrow has no types.
-    try:
-        pyarrow: Any = import_module("pyarrow")
-        parquet: Any = import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise DataError(
-            f"{path}: reading parquet needs pyarrow, which is not installed. Run `pip install pyarrow`, "
-            "or use the set's JSONL files."
-        ) from error
+    # `unirl --help` imports this module.
+    import pyarrow
+    from pyarrow import parquet
+
     try:
         with parquet.ParquetFile(path) as file:
             _check_columns(str(path), file.schema_arrow.names, prompts)

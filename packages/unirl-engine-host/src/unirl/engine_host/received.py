@@ -6,7 +6,7 @@ Copied along with the server's source; imports only torch and safetensors.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -14,7 +14,30 @@ from torch import Tensor
 from unirl.core.types.weights import checksum
 from unirl.engine_host.frames import Unchanged
 
-__all__ = ["generated", "read_weights"]
+__all__ = ["Row", "generated", "read_weights", "rows"]
+
+
+class Row(NamedTuple):
+    """What a completion is generated from."""
+
+    prompt: list[int]
+    """Token ids."""
+    key: str
+    """Of its media, a checksum of their tensors; empty without media."""
+    media: Mapping[str, Tensor]
+    """What the model reads besides tokens, by the names of the checkpoint's processor, such as `pixel_values`."""
+
+
+def rows(asked: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[Row]:
+    """The rows of a call `generate`. asked: `media`, a key per row.  tensors: `prompts` [all tokens], `prompt_lengths`
+    [N], and the media as `key/name`. Rows of one key share their tensors."""
+    media: dict[str, dict[str, Tensor]] = {"": {}}
+    for path, tensor in tensors.items():
+        key, slash, name = path.partition("/")
+        if slash:
+            media.setdefault(key, {})[name] = tensor
+    prompts = tensors["prompts"].split(tensors["prompt_lengths"].tolist())
+    return [Row(row.tolist(), key, media[key]) for row, key in zip(prompts, asked["media"], strict=True)]
 
 
 def read_weights(paths: Sequence[str], expected: str) -> dict[str, Tensor]:
@@ -34,12 +57,13 @@ def generated(
     finish_reasons: Sequence[str | None],
     *,
     prompts: Sequence[Sequence[int]],
+    media: Sequence[str],
     temperatures: Sequence[float],
 ) -> tuple[Any, Mapping[str, Any]]:
-    """The answer to `generate`: `finish_reasons` and `temperatures` per completion; concatenated tensors `tokens` and
-    `log_probs` with their `lengths` [N], and concatenated `prompts` with `prompt_lengths` [N].
+    """The answer to `generate`: `finish_reasons`, `media` and `temperatures` per completion; concatenated tensors
+    `tokens` and `log_probs` with their `lengths` [N], and concatenated `prompts` with `prompt_lengths` [N].
 
-    prompts, temperatures: as used by the engine's worker, not as sent to it.
+    prompts, media (keys), temperatures: as used by the engine's worker, not as sent to it.
     """
     for row, values in zip(tokens, log_probs, strict=True):
         if len(row) != len(values):
@@ -51,4 +75,5 @@ def generated(
         "log_probs": torch.tensor([value for row in log_probs for value in row], dtype=torch.float32),
         "lengths": torch.tensor([len(row) for row in tokens], dtype=torch.int64),
     }
-    return {"finish_reasons": list(finish_reasons), "temperatures": list(temperatures)}, result
+    answer = {"finish_reasons": list(finish_reasons), "media": list(media), "temperatures": list(temperatures)}
+    return answer, result

@@ -1,4 +1,5 @@
-"""External engine for text: sends prompts as tokens, and receives completions with the sampling policy's log-probs."""
+"""External engine for text: sends prompts as tokens, with the tensors of their images where the model reads any, and
+receives completions with the sampling policy's log-probs."""
 
 from __future__ import annotations
 
@@ -9,18 +10,27 @@ import torch
 from torch import Tensor
 from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.roles import TextModel
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import Request, TextRequest
-from unirl.core.types.track import Track
+from unirl.core.types.sampling import TextSamplingConfig
+from unirl.core.types.track import Conditions, Track
+from unirl.core.types.weights import checksum
 from unirl.engine_host.text_config import ExternalTextConfig
 
 from .external import ExternalEngine, Hosting
 from .process import Program
 from .program import Product
 
-__all__ = ["CPU_CACHE_MB", "ExternalTextEngine", "ToTrack"]
+__all__ = ["CPU_CACHE_MB", "ExternalTextEngine", "ToConditions", "ToTrack"]
 
 CPU_CACHE_MB = 1024
 """Size of the KV cache on a CPU when `engine.kv_cache_mb` is 0."""
+
+
+class ToConditions(Protocol):
+    """`unirl.numerics.tokens.rollout.text_conditions`, which this package does not import."""
+
+    def __call__(self, model: TextModel, inputs: Inputs, *, sampling: TextSamplingConfig) -> Conditions | None: ...
 
 
 class ToTrack(Protocol):
@@ -37,6 +47,7 @@ class ToTrack(Protocol):
         log_probs: Sequence[Tensor] | None,
         truncated: Sequence[bool],
         version: int,
+        conditions: Conditions | None,
     ) -> Track: ...
 
 
@@ -56,6 +67,7 @@ class ExternalTextEngine(ExternalEngine):
         program: Program,
         arguments: Mapping[str, Any],
         sampling: Callable[[TextRequest], Mapping[str, Any]],
+        conditions: ToConditions,
         track: ToTrack,
     ) -> None:
         """Start the engine. arguments: of `load`.  sampling: a request's settings as arguments of `generate`.
@@ -65,7 +77,7 @@ class ExternalTextEngine(ExternalEngine):
         """
         self._product, self._text_model = product, model
         self._sampling = sampling
-        self._track = track
+        self._conditions, self._track = conditions, track
         self._max_model_len = 0
         hosting = Hosting.of(product, config, program=program, arguments=arguments, lora_rank=config.lora_rank)
         super().__init__(hosting, model=model)
@@ -75,7 +87,8 @@ class ExternalTextEngine(ExternalEngine):
 
         A completion depends only on its prompt and seed, up to the rounding of logits at another batch size.
         Raises RecipeError for an unknown track and for completions that may exceed the engine's context length;
-        RunFailed when it died, timed out, or has no usable weights.
+        DataError for media that cannot be read, before anything is sent; RunFailed when it died, timed out, or has no
+        usable weights.
         """
         with self._lock:
             self._check(request)
@@ -101,9 +114,11 @@ class ExternalTextEngine(ExternalEngine):
 
     def _text(self, request: Request) -> Track:
         expected = request.text
-        asked = {"sampling": self._sampling(expected), "seeds": list(expected.seeds)}
         prompts = [prompt.to("cpu", torch.int64) for prompt in expected.prompt_tokens]
-        tensors = {"prompts": torch.cat(prompts), "prompt_lengths": torch.tensor([len(row) for row in prompts])}
+        conditions = self._conditions(self._text_model, request.inputs, sampling=expected.sampling)
+        media, tensors = _media(conditions, num_rows=request.num_rows)
+        asked = {"sampling": self._sampling(expected), "seeds": list(expected.seeds), "media": media}
+        tensors |= {"prompts": torch.cat(prompts), "prompt_lengths": torch.tensor([len(row) for row in prompts])}
         answer, result = self._generate(asked, tensors)
         lengths = result["lengths"].tolist()
         reasons: list[str] = answer["finish_reasons"]
@@ -115,6 +130,10 @@ class ExternalTextEngine(ExternalEngine):
             )
         if len(temperatures) > 1:
             raise RunFailed(f"{self._name}: one request was sampled at several temperatures: {temperatures}.")
+        if other := [row for row, used in enumerate(answer["media"]) if used != media[row]]:
+            raise RunFailed(
+                f"{self._name}: the completion of row {other[0]} was generated from other media than its own."
+            )
         is_cut = expected.sampling.top_p < 1 or bool(expected.sampling.top_k)
         says = self._product.says_cut_log_probs or not is_cut
         return self._track(
@@ -126,4 +145,17 @@ class ExternalTextEngine(ExternalEngine):
             log_probs=result["log_probs"].split(lengths) if says else None,
             truncated=[reason == "length" for reason in reasons],
             version=self.version,
+            conditions=conditions,
         )
+
+
+def _media(conditions: Conditions | None, *, num_rows: int) -> tuple[list[str], dict[str, Tensor]]:
+    """The key of each row's media, and their tensors as `received.rows` reads them. Keys are checksums of the tensors,
+    so that an engine's caches by key never share between different media; empty without media."""
+    if conditions is None:
+        return [""] * num_rows, {}
+    values = conditions.to("cpu").values
+    each = [dict(zip(values, one, strict=True)) for one in zip(*values.values(), strict=True)]
+    keys = [checksum(one) for one in each]
+    tensors = {f"{key}/{name}": value for key, one in zip(keys, each, strict=True) for name, value in one.items()}
+    return [keys[number] for number in conditions.index.tolist()], tensors

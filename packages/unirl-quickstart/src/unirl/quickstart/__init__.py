@@ -1,4 +1,4 @@
-"""Checkpoints, prompts and recipes of the quickstarts, images, text and both, as files of this package."""
+"""Checkpoints, prompts and recipes of the quickstarts, as files of this package."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ __all__ = [
     "prompts_path",
     "text_checkpoint_path",
     "text_prompts_path",
+    "vl_checkpoint_path",
+    "vl_prompts_path",
 ]
 
 
@@ -44,6 +46,16 @@ def enhancer_checkpoint_path() -> Path:
 def enhancer_prompts_path(split: Literal["train", "heldout"]) -> Path:
     """File of clumsy captions, one JSON row each. No scene of `heldout` is in `train`."""
     return _path(f"enhancer/prompts/{split}.jsonl")
+
+
+def vl_checkpoint_path() -> Path:
+    """Folder of the tiny Qwen3-VL that names shapes, in the layout of transformers."""
+    return _path("vl/checkpoint")
+
+
+def vl_prompts_path(split: Literal["train", "heldout"]) -> Path:
+    """File of questions about images, one JSON row each. No scene of `heldout` is in `train`."""
+    return _path(f"vl/prompts/{split}.jsonl")
 
 
 def _path(name: str) -> Path:

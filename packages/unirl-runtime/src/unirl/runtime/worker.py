@@ -148,7 +148,8 @@ class Worker:
         with_engine: bool = True,
         stages: Sequence[str] = (),
     ) -> None:
-        """Build this worker's parts: the rewards, or everything else, with the engine if this worker generates.
+        """Build this worker's parts: the rewards, or everything else, with the engine if this worker generates. Rewards
+        that a loss backpropagates are also built where it trains.
 
         stages: that it generates, whose models it builds; empty is all.
         """
@@ -166,7 +167,11 @@ class Worker:
         else:
             is_sharded = role == "train" and dist.is_initialized() and dist.get_world_size() > 1
             self._parts = build_parts(
-                plan, catalog=catalog, with_rewards=False, with_engine=with_engine, lazy=is_sharded
+                plan,
+                catalog=catalog,
+                rewards="backpropagated" if role == "train" else "none",
+                with_engine=with_engine,
+                lazy=is_sharded,
             )
             self._weights = WeightEnds(
                 self._name,
@@ -359,6 +364,8 @@ class Worker:
                 engine.close()
             for backend in self._parts.backends.values():
                 backend.close()
+            for reward in self._parts.rewards.values():
+                reward.close()
         for reward in self._rewards.values():
             reward.close()
         self.transport.close()

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from unirl.conformance.reference import LossInputs, PointLossInputs, TokenLossInputs
+from unirl.conformance.reference import LossInputs, PointLossInputs, RewardLossInputs, TokenLossInputs
 from unirl.core.roles import Forward, Policy, Replayed, ReplayedTokens
 from unirl.core.types.track import Status, Track
 from unirl.numerics.tokens.replay import per_token
 
 from ..fixtures.trial import Trial
 from .forward import SameForward
+from .pixel_score import REWARD_WEIGHTS, PixelScore
 
-__all__ = ["loss_inputs", "point_inputs", "replayed"]
+__all__ = ["loss_inputs", "point_inputs", "replayed", "reward_inputs"]
 
 
 def replayed(trial: Trial, policy: Policy) -> Replayed | ReplayedTokens:
@@ -57,6 +59,33 @@ def point_inputs(trial: Trial, track: Track, *, progress: float) -> PointLossInp
         weights=_numpy(track.sample_weights),
         progress=progress,
     )
+
+
+def reward_inputs(trial: Trial, track: Track, *, progress: float) -> RewardLossInputs:
+    """track: anchored. The images are those that the loss decodes, in its order."""
+    asked = _Decoded(trial.replay())
+    with torch.no_grad():
+        trial.losses(track, replay=asked, progress=progress)
+    assert asked.images, "the spec needs differentiable rewards, and loss() decodes nothing"
+    score = PixelScore(weights=REWARD_WEIGHTS)
+    everyone = dataclasses.replace(track, sample_weights=torch.ones_like(track.sample_weights))
+    return RewardLossInputs(
+        rewards=_numpy(torch.stack([score(everyone, images) for images in asked.images], dim=1)),
+        weights=_numpy(track.sample_weights),
+        progress=progress,
+    )
+
+
+class _Decoded(SameForward):
+    """Keeps the images that a loss decodes."""
+
+    def __init__(self, forward: Forward) -> None:
+        super().__init__(forward)
+        self.images: list[Tensor] = []
+
+    def decode(self, track: Track, latents: Tensor) -> Tensor:
+        self.images.append(super().decode(track, latents))
+        return self.images[-1]
 
 
 class _Recorded(SameForward):

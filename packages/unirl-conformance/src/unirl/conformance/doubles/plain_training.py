@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,10 @@ from unirl.numerics.diffusion.sampler import kernel_of
 from .model import WorkbenchModel
 from .surrogate import PULL, clipped, squared_distance
 
-__all__ = ["PlainTraining", "velocity_of", "with_adapters"]
+if TYPE_CHECKING:
+    from .trainee import Trainee
+
+__all__ = ["PlainTraining", "plain_of", "velocity_of", "with_adapters"]
 
 Weights = Mapping[str, Tensor]
 
@@ -40,6 +43,14 @@ def velocity_of(model: WorkbenchModel, weights: Weights) -> Any:
         return result.float()
 
     return velocity
+
+
+def plain_of(trainee: Trainee, **settings: Any) -> PlainTraining:
+    """Training by torch alone from the weights that a trainee has now."""
+    scale = trainee.backend.export_weights(kind=trainee.training).adapter_scale
+    return PlainTraining(
+        trainee.trained(), base=trainee.plain if trainee.training == "lora" else None, scale=scale, **settings
+    )
 
 
 class PlainTraining:
@@ -88,7 +99,15 @@ class PlainTraining:
         if others is not None:
             values = values + PULL * squared_distance(new.means, others)
         weights = track.sample_weights[:, None].expand_as(values)
-        ((values * weights).sum() / weights.sum()).backward()
+        return self.descend((values * weights).sum() / weights.sum())
+
+    def velocity(self) -> Any:
+        """The model's velocity with the weights that train, with gradient."""
+        return velocity_of(self._model, self.whole())
+
+    def descend(self, loss: Tensor) -> float:
+        """One update against the gradient of a loss; returns its norm before clipping."""
+        loss.backward()
         bound = torch.inf if self._bound is None else self._bound
         norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), bound)
         self._adam.step()

@@ -40,6 +40,8 @@ BUDGET = (
 )
 
 
+DIFFERENTIABLE = ("~reward@reward.shapes", "+reward@reward.soft=soft-shapes")
+"""In place of the recipe's reward, for an algorithm that backpropagates rewards."""
 LAGGED = ("kind=linear", "rate=0.001", "decay=0.5")
 """Settings of a lagged policy that samples, as in the paper of DiffusionNFT; of the recipe's backend."""
 
@@ -81,8 +83,10 @@ def _plan(bench: AlgorithmBench) -> Plan:
     if RECIPE not in [recipe.name for recipe in list_recipes(roots)]:
         raise NotRun("the recipe 'quickstart' is not installed here; `pip install unirl-quickstart` brings it")
     needs, result = bench.needs(), bench.subject.found("algorithm")
+    reward = DIFFERENTIABLE if needs.reward == "differentiable" else ()
     overrides = [
         *BUDGET,
+        *reward,
         f"run.device={bench.device}",
         f"train.updates_per_step={4 if needs.multi_update else 1}",
         *(() if needs.sampler == "live" else (f"backend.{needs.sampler}.{setting}" for setting in LAGGED)),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from unirl.conformance.claims import claim
 from unirl.conformance.doubles.forward import SameForward
-from unirl.conformance.doubles.loss_inputs import loss_inputs, point_inputs, replayed
+from unirl.conformance.doubles.loss_inputs import loss_inputs, point_inputs, replayed, reward_inputs
 from unirl.conformance.doubles.track_numbers import (
     advantages_of,
     log_probs_of,
@@ -37,6 +37,7 @@ def test_zero_advantages_give_no_gradient(bench: AlgorithmBench) -> None:
     If it fails: look for a term of `loss()` that is not multiplied by the advantage (a bonus, an offset, an advantage
     that is shifted or floored), and give it a key of the config that the spec's `when` names.
     """
+    bench.needs_advantages()
     trial = bench.trial(sampler_is_live=True)
     track = trial.anchored()
     track = with_advantages(track, torch.zeros_like(advantages_of(track)))
@@ -169,6 +170,9 @@ def test_the_loss_agrees_with_its_numpy_reference(bench: AlgorithmBench) -> None
 
 def _inputs_of(trial: Trial, track: Track) -> Callable[[float], Any]:
     """Moves the weights away from the anchor; what it returns gives the inputs of the reference there."""
+    if trial.needs.reward == "differentiable":
+        trial.move()
+        return lambda progress: reward_inputs(trial, track, progress=progress)
     if not trial.is_text and trial.needs.trajectory == "none":
         trial.move()
         return lambda progress: point_inputs(trial, track, progress=progress)

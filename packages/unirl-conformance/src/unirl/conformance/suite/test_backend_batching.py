@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import pytest
@@ -223,16 +223,15 @@ def test_a_step_over_several_jobs_is_one_step_of_their_summed_gradients(bench: B
     """Tracks that train the same weights are trained on in one optimizer step, whose gradient is the weighted sum of
     theirs: with a learning rate and an eps of a million, AdamW's first step is the gradient.
 
-    If it fails: `train` takes a step for each job, or leaves one out; `unirl.numerics.train.stack.train_on` takes all
-    of them.
+    If it fails: `train` takes a step for each job, or leaves out a job or its weight;
+    `unirl.numerics.train.stack.train_on` takes all of them.
     """
     tracks = [bench.track(number) for number in range(2)]
-    weights = (1.0, 3.0)
 
-    def step(*numbers: int) -> dict[str, Tensor]:
+    def step(weights: Mapping[int, float]) -> dict[str, Tensor]:
         jobs = [
-            Job(name=f"job {number}", track=tracks[number], algorithm=Surrogate(), weight=weights[number])
-            for number in numbers
+            Job(name=f"job {number}", track=tracks[number], algorithm=Surrogate(), weight=weight)
+            for number, weight in weights.items()
         ]
         with bench.backend("full", lr=1e6, eps=1e6, max_grad_norm=None) as trainee:
             before, version = trainee.trained(), trainee.backend.version
@@ -243,7 +242,7 @@ def test_a_step_over_several_jobs_is_one_step_of_their_summed_gradients(bench: B
             )
             return {name: value - before[name] for name, value in trainee.trained().items()}
 
-    one, other, joint = step(0), step(1), step(0, 1)
+    one, other, joint = step({0: 1.0}), step({1: 1.0}), step({0: 1.0, 1: 3.0})
     largest = max(float(value.abs().max()) for value in joint.values())
-    expected = {name: one[name] + other[name] for name in joint}
+    expected = {name: one[name] + 3.0 * other[name] for name in joint}
     bench.record("relative gap to the sum", largest_gap(joint, expected) / largest, bound=BOUND)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 from unirl.conformance.claims import claim
+from unirl.conformance.doubles.plain_training import PlainTraining, plain_of
 from unirl.conformance.doubles.surrogate import Surrogate
-from unirl.conformance.fixtures.backend import BackendBench
-from unirl.core.roles import Forward, Losses, Policy
+from unirl.conformance.doubles.trainee import largest_gap
+from unirl.conformance.fixtures.backend import GRADIENT, BackendBench
+from unirl.core.roles import Forward, Losses, LossTerm, Policy
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import TrainConfig
 from unirl.core.types.track import Track
 from unirl.numerics.diffusion.sampler import kernel_of
+from unirl.numerics.diffusion.through_sampler import through_sampler
 
 STACKED_BOUND = 1e-5
 """Of velocities of order 1: one forward for all points and one for each differ by fp32 rounding of some 1e-7."""
@@ -38,6 +44,81 @@ def test_the_velocity_at_a_stored_point_is_that_of_the_replay(bench: BackendBenc
             answers[replay] = asking.live
         gap = float((answers["stacked"] - answers["serial"]).abs().max())
         bench.record(f"{training}: gap of stacked to serial", gap, bound=STACKED_BOUND)
+
+
+@claim("backend", proves=Cap.THROUGH_SAMPLER)
+def test_the_gradient_goes_through_the_sampler(bench: BackendBench) -> None:
+    """A loss of the decoded samples has the gradient of a plain loop over the last three steps, in one graph of three
+    forwards: through the weights and through the latents between them, with checkpoints and without.
+
+    If it fails: look for a `detach` or `no_grad` around the velocity or the decoder, for weights that are freed or
+    changed between the forwards of one loss, and for gradients that only the last of them leaves.
+    """
+    for training in bench.trainings:
+        for checkpointed in (True, False):
+            with bench.backend(training, **GRADIENT) as trainee:
+                before, plain = trainee.trained(), plain_of(trainee, **GRADIENT)
+                track = bench.deterministic_track()
+                trainee.train(track, _ThroughSampler(checkpointed=checkpointed))
+                with torch.enable_grad():
+                    plain.descend(brightness(trainee.model.decode(_euler(plain, track))).neg().mean())
+                result = trainee.trained()
+                moved = largest_gap(before, plain.weights)
+                assert moved > 0, "the loss has no gradient; this is a defect of the kit"
+            how = "checkpoints" if checkpointed else "no checkpoints"
+            bench.record(
+                f"{training}, {how}: relative gap of the change",
+                largest_gap(result, plain.weights) / moved,
+                bound=GRADIENT_BOUND,
+            )
+
+
+LAST = 3
+"""Steps that the gradient goes through."""
+GRADIENT_BOUND = 1e-4
+"""Relative to the largest change of a weight: three forwards and backwards of fp32, whose sums of a hundred products
+differ by 1e-6 of their largest addend where their order does. A gradient that is cut between the steps misses 5 % and
+more."""
+
+
+def brightness(images: Tensor) -> Tensor:
+    """[n], of images [n, 3, H, W]."""
+    return images.square().flatten(1).mean(dim=1)
+
+
+def _euler(plain: PlainTraining, track: Track) -> Tensor:
+    """Clean latents by Euler's rule from the stored latents before the last steps, written out."""
+    segment, velocity = track.latent, plain.velocity()
+    conditions = track.conditions["positive"].expanded()
+    first = segment.num_steps - LAST
+    x = segment.latents[:, segment.positions[0].tolist().index(first)]
+    for sigma, after in itertools.pairwise(segment.sigmas[first:].tolist()):
+        x = x + (after - sigma) * velocity(x, torch.full((len(x),), sigma), conditions)
+    return x
+
+
+class _ThroughSampler(Surrogate):
+    """Makes the decoded samples brighter."""
+
+    def __init__(self, *, checkpointed: bool) -> None:
+        super().__init__()
+        self._checkpointed = checkpointed
+
+    def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
+        return track
+
+    def loss_weights(self, track: Track) -> dict[str, Tensor]:
+        return {"brightness": track.sample_weights}
+
+    def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
+        latents = through_sampler(
+            lambda x, sigma: forward.velocity(track, x, sigma, guided=True),
+            track.latent,
+            first=track.latent.num_steps - LAST,
+            checkpointed=self._checkpointed,
+        )
+        values = -brightness(forward.decode(track, latents))
+        return Losses(terms=[LossTerm(name="brightness", values=values, weights=track.sample_weights)])
 
 
 class _Asking(Surrogate):

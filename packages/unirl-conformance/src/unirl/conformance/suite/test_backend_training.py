@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from unirl.conformance.claims import claim
-from unirl.conformance.doubles.plain_training import PlainTraining
+from unirl.conformance.doubles.plain_training import plain_of
 from unirl.conformance.doubles.surrogate import Surrogate
-from unirl.conformance.doubles.trainee import Trainee, largest_gap
+from unirl.conformance.doubles.trainee import largest_gap
 from unirl.conformance.fixtures.backend import GRADIENT, BackendBench
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import TrainConfig
@@ -31,14 +31,6 @@ by no less than eps = 1e-4 and follows them for three steps; a wrong beta, eps o
 
 GRADIENT_BOUND = 2e-5
 """Relative to the largest change of a weight: fp32 rounding of gradients (1e-6), seen through two steps."""
-
-
-def plain_of(trainee: Trainee, **settings: Any) -> PlainTraining:
-    """Training by torch alone from the weights that a trainee has now."""
-    scale = trainee.backend.export_weights(kind=trainee.training).adapter_scale
-    return PlainTraining(
-        trainee.trained(), base=trainee.plain if trainee.training == "lora" else None, scale=scale, **settings
-    )
 
 
 @claim("backend", proves=Cap.TRAIN_FULL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from unirl.conformance.claims import UNPROVEN, claim, claim_kinds
+from unirl.conformance.claims import claim, claim_kinds
 from unirl.conformance.documented import undocumented_fields
 from unirl.conformance.doubles.modules import find_module
 from unirl.conformance.fixtures.plugin import PluginBench
@@ -172,22 +172,6 @@ def test_gaps_name_claims_and_give_reasons(bench: PluginBench) -> None:
             wrong.append(f"{_called(spec)}: the gap {gap.claim!r} has no reason")
         elif not gap.link.startswith(("https://", "http://")) and not _is_sentence(gap.reason):
             wrong.append(f"{_called(spec)}: the gap {gap.claim!r} has neither a link nor a sentence: {gap.reason!r}")
-    assert not wrong, "; ".join(wrong)
-
-
-@claim("plugin", tier="static")
-def test_no_unprovable_promise(bench: PluginBench) -> None:
-    """No part states as native what no claim proves: a promise counts when something would notice that it is broken.
-
-    If it fails: state it as `Support.NO` until a claim of this kit proves it; `unirl.conformance.claims.UNPROVEN` says
-    what is missing. Otherwise write the claim with the capability.
-    """
-    wrong = [
-        f"{_called(spec)} states {cap.value!r} as native, and {UNPROVEN[cap]}"
-        for spec in bench.specs
-        for cap in spec.capabilities
-        if cap in UNPROVEN and spec.support(cap) is Support.NATIVE
-    ]
     assert not wrong, "; ".join(wrong)
 
 

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 from unirl.conformance.claims import claim
+from unirl.conformance.doubles.samples import make_samples
 from unirl.conformance.fixtures.tracker import (
     CONFIG,
     TrackerBench,
@@ -57,23 +58,24 @@ def test_a_whole_run_is_accepted(bench: TrackerBench) -> None:
     A tracker that raises is left out for the rest of the run.
 
     If it fails: let `event` pass over kinds that it does not show, and read no more of an event's data than it needs.
-    Captions are read with `unirl.core.observe.caption.Caption.parse`.
+    Samples of a stage may have no rewards, and those of a child have a lineage.
     """
     with bench.life() as life:
         life.evaluate(0, {"score_mean": 0.25, "reward/brightness": 0.5})
         for done in (1, 2):
-            life.samples("train", pictures(4), ["a red ring | reward 0.50"] * 4, step=done - 1)
-            captions = ["2 + 2 | reward 1.00", "3 | reward 0.00 | truncated"]
-            life.samples("train", texts("red", "so it is"), captions, step=done - 1)
-            life.samples("train", clips(2), captions, step=done - 1)
+            life.samples("train", pictures(4), ["a red ring"] * 4, [0.5] * 4, step=done - 1)
+            life.samples("train", texts("red", "so it is"), ["2 + 2", "3"], [1.0, 0.0], step=done - 1)
+            life.samples("train", clips(2), ["2 + 2", "3"], step=done - 1)
+            for children in (pictures(4), clips(2), texts("a", "b", "c", "d")):
+                life.family("train", texts("a red ring", "red"), children, step=done - 1)
             life.step(done, {**numbers(done), "updates": 2, "steps_skipped": 0.0})
         life.emit("rollout", step=2, samples=4)
         life.events.finding("gradient RMS is small", step=2)
         life.emit("images", step=2, key="train", count=4)
         life.emit("checkpoint_saved", step=2, folder="step-2", size_bytes=4096, seconds=0.25)
         life.emit("weights_published", step=2, where={"host": "example", "ports": [1, 2]}, note=None)
-        life.samples("eval", pictures(4), ["a blue disk | reward 1.00"] * 4, step=2)
-        life.samples("eval", texts(*["a blue disk"] * 4), ["what is it? | reward 1.00"] * 4, step=2)
+        life.samples("eval", pictures(4), ["a blue disk"] * 4, [1.0] * 4, step=2)
+        life.samples("eval", texts(*["a blue disk"] * 4), ["what is it?"] * 4, [1.0] * 4, step=2)
         life.evaluate(2, {"score_mean": 0.75, "reward/brightness": 0.5})
         life.finish("done")
     assert files_left(life.folder), _nothing(life.folder)
@@ -119,7 +121,7 @@ def test_every_text_that_is_shown_is_kept(bench: TrackerBench) -> None:
         with bench.life(f"of-{steps}") as life:
             for done in range(1, steps + 1):
                 text, prompt = writing(done, length=TEXT), writing(-done, length=PROMPT)
-                life.samples("train", texts(text), [f"{prompt} | reward 0.50"], step=done - 1)
+                life.samples("train", texts(text), [prompt], [0.5], step=done - 1)
                 life.steps((done,))
             life.finish("done")
         left = files_left(life.folder)
@@ -140,7 +142,7 @@ def test_resuming_loses_nothing(bench: TrackerBench) -> None:
     first session; what is written as a whole has to hold both sessions.
     """
     with bench.life() as first:
-        first.samples("eval", texts(writing(0, length=TEXT)), ["2 + 2 | reward 0.50"], step=0)
+        first.samples("eval", texts(writing(0, length=TEXT)), ["2 + 2"], [0.5], step=0)
         first.steps(range(1, 121))
         first.finish("stopped")
     before = files_left(first.folder)
@@ -148,7 +150,7 @@ def test_resuming_loses_nothing(bench: TrackerBench) -> None:
     # The last two steps came after the checkpoint and are done again.
     with bench.life(resumed_at=118) as second:
         second.steps(range(119, 124))
-        second.samples("eval", texts("so it is"), ["2 + 2 | reward 1.00"], step=123)
+        second.samples("eval", texts("so it is"), ["2 + 2"], [1.0], step=123)
         second.finish("done")
     after = files_left(second.folder)
     for name, size in before.items():
@@ -187,18 +189,20 @@ def test_non_finite_numbers_are_accepted(bench: TrackerBench) -> None:
 
 @claim("tracker")
 def test_odd_names_and_long_texts_are_accepted(bench: TrackerBench) -> None:
-    """Keys with slashes and spaces, words of any script, captions and texts of any length, and many samples are taken.
+    """Keys with slashes and spaces, words of any script, prompts and texts of any length, and many samples are taken.
 
-    If it fails: quote keys before they become file names, write files as UTF-8, escape what goes into a page, and
-    read nothing out of captions that need not be in them.
+    If it fails: quote keys before they become file names, write files as UTF-8, and escape what goes into a page.
     """
     with bench.life(name='проба 1/2 – <b>"bold"</b>') as life:
         life.step(1, dict.fromkeys(KEYS, 0.5))
-        captions = [TEXTS[row % len(TEXTS)] for row in range(MAX_SAMPLES)]
+        prompts = [TEXTS[row % len(TEXTS)] for row in range(MAX_SAMPLES)]
+        rewards = [0.5] * MAX_SAMPLES
         for step, key in enumerate(("eval", "eval/held-out set", "картинки")):
-            life.samples(key, pictures(MAX_SAMPLES), captions, step=step)
-            life.samples(key, clips(2), captions[:2], step=step)
-            life.samples(key, texts(*[TEXTS[-row % len(TEXTS)] for row in range(MAX_SAMPLES)]), captions, step=step)
+            life.samples(key, pictures(MAX_SAMPLES), prompts, rewards, step=step)
+            life.samples(key, clips(2), prompts[:2], step=step)
+            written = texts(*[TEXTS[-row % len(TEXTS)] for row in range(MAX_SAMPLES)])
+            life.samples(key, written, prompts, rewards, step=step)
+            life.family(key, written, pictures(MAX_SAMPLES), step=step)
         life.samples("train", pictures(1, height=40), TEXTS[2:3], step=2)
         for text in TEXTS:
             life.events.finding(text, step=2)
@@ -236,26 +240,28 @@ def test_two_runs_in_one_process_do_not_mix(bench: TrackerBench) -> None:
 
 @claim("tracker")
 def test_a_tracker_does_not_modify_its_input(bench: TrackerBench) -> None:
-    """Numbers, samples, captions, events and the recipe are unchanged afterwards: other trackers get the very same.
+    """Numbers, samples, events and the recipe are unchanged afterwards: other trackers get the very same.
 
-    If it fails: look for operations in place on the images (`mul_`, `clamp_`) and the lists (`sort`), for `pop` and
-    `update` on the recipe, the metrics or an event's data, and make a copy first.
+    If it fails: look for operations in place on the images (`mul_`, `clamp_`), for `pop` and `update` on the recipe,
+    the metrics, the lineage or an event's data, and make a copy first.
     """
     with bench.life() as life:
-        metrics, captions = numbers(1), ["a ring | reward 0.50 | truncated", "a disk"]
+        metrics, lineage = numbers(1), {"text": texts("a ring", "a disk")}
         media = (pictures(2), clips(2), texts("so it is", "a text"))
+        tracks = [make_samples(each, ["ring", "disk"], [0.5, 1.0], truncated=[0]) for each in media]
         data = {"metrics": dict(metrics), "phases": {"train": 0.25}, "samples": 4}
-        given = (metrics, captions, media, data)
+        given = (metrics, lineage, tracks, data)
         before = copy.deepcopy(given)
         life.tracker.log(metrics, step=1)
-        for each in media:
-            life.tracker.samples("train", each, captions, step=1)
+        for each in tracks:
+            life.tracker.samples("train", each, step=1, lineage=lineage)
         life.tracker.event(Event(kind="step", step=1, data=data))
         life.finish("done")
     assert metrics == before[0], f"the metrics were {before[0]}, now they are {metrics}"
-    assert captions == before[1], f"the captions were {before[1]}, now they are {captions}"
-    for each, untouched in zip(media, before[2], strict=True):
-        assert same(each, untouched), f"the samples of {each.kind} were changed in place"
+    assert same(lineage, before[1]), f"the lineage was {before[1]}, now it is {lineage}"
+    for each, untouched in zip(tracks, before[2], strict=True):
+        kind = "nothing" if each.media is None else each.media.kind
+        assert same(each, untouched), f"the samples of {kind} were changed in place"
     assert data == before[3], f"the data of an event was {before[3]}, now it is {data}"
     assert life.info.config == CONFIG, f"the recipe was {CONFIG}, now it is {life.info.config}"
 

@@ -57,6 +57,7 @@ def command(
 
 def plan_json(plan: Plan, verdict: Verdict) -> dict[str, Any]:
     """The plan as plain data."""
+    from ..observe.stages import stage_facts
     from ..specs.plan import leaves
 
     return {
@@ -70,15 +71,8 @@ def plan_json(plan: Plan, verdict: Verdict) -> dict[str, Any]:
             for part in plan.choices
         ],
         "stages": [
-            {
-                "name": stage.name,
-                "parent": stage.parent,
-                "samples": stage.samples,
-                "parts": {kind: part.key for kind, part in stage.parts.items()},
-                "rewards": list(stage.rewards),
-                "credit": stage.settings.credit,
-            }
-            for stage in plan.stages
+            {**facts, "parts": {kind: part.key for kind, part in stage.parts.items()}}
+            for facts, stage in zip(stage_facts(plan), plan.stages, strict=True)
         ],
         "resolved": plan.resolved,
         "origins": {

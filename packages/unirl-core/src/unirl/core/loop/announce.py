@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..observe.events import EventStream
+from ..observe.stages import stage_facts
 from ..roles import diffusion_model
 from ..specs.plan import Plan
 from ..types.data import Prompt
@@ -48,7 +49,7 @@ def predicted_costs(
         if not isinstance(request.params, LatentRequest):
             continue  # Completion lengths are not known in advance.
         stage = plan.stage(name)
-        if stage.needs.trajectory == "none":
+        if stage.needs.trajectory == "none" or stage.needs.reward == "differentiable":
             continue  # Which points such a loss evaluates is its own affair.
         model = diffusion_model(parts.models[stage.learner.name])
         cost = latent_step_cost(
@@ -71,6 +72,7 @@ def announce(
         plan_hash=plan.hash,
         resolved=plan.resolved,
         steps=plan.run.max_steps,
+        stages=stage_facts(plan),
         predicted=predicted,
         batch_invariant=plan.run.batch_invariant,
         cpu=str(describe_cpu(with_torch=True)),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ..errors import PlanRejected, RunFailed, UniRLError
 from ..match.mismatch_bounds import train_settings
@@ -15,13 +15,16 @@ from ..roles import Algorithm, Backend, Engine, Model, Reward, WeightUpdate
 from ..specs.capability import Cap, Support
 from ..specs.config import PartConfig
 from ..specs.plan import Choice, Learner, Plan, Stage
+from ..types.sampling import LatentSamplingConfig
 from ..types.weights import checksum
 from .parts import Launcher, NoEngine, Parts, attributed, load, shares_weights
 from .reward_guard import GuardedReward, errors_under
+from .scoring import MediaScore
 
 if TYPE_CHECKING:
     from ..plugins.catalog import Catalog
     from ..specs.spec import Spec
+    from ..types.media import MediaKind
 
 __all__ = [
     "build_algorithms",
@@ -29,6 +32,7 @@ __all__ = [
     "build_parts",
     "build_rewards",
     "built_parts",
+    "gradient_score",
     "reward_weights",
     "with_batch_invariance",
     "with_run_folder",
@@ -51,11 +55,17 @@ def built_parts(plan: Plan, *, catalog: Catalog) -> Generator[Parts]:
 
 
 def build_parts(
-    plan: Plan, *, catalog: Catalog, with_rewards: bool = True, with_engine: bool = True, lazy: bool = False
+    plan: Plan,
+    *,
+    catalog: Catalog,
+    rewards: Literal["all", "backpropagated", "none"] = "all",
+    with_engine: bool = True,
+    lazy: bool = False,
 ) -> Parts:
     """Build the parts of a plan in this process, in the order model, backend, engine, algorithm, rewards.
 
-    with_rewards, with_engine: False where another process scores or generates.  lazy: this process is one of several
+    rewards: where another process scores, only those that a loss backpropagates, or none if no loss is computed.
+    with_engine: False where another process generates.  lazy: this process is one of several
     ranks that train, so the model is built without values and the backend fills in this rank's shards, if both can.
     """
     import torch
@@ -82,12 +92,15 @@ def build_parts(
             )
         else:
             _freeze(model)
+    backpropagated = {key for stage in plan.trained for key in _backpropagated(plan, stage)}
+    keys = {"all": plan.rewards.keys(), "backpropagated": backpropagated, "none": ()}[rewards]
+    scorers = build_rewards(plan, catalog=catalog, keys=keys)
     return Parts(
         models=models,
         backends=backends,
         engines=_engines(plan, models, catalog=catalog, device=device) if with_engine else _no_engines(plan),
-        algorithms=build_algorithms(plan, catalog=catalog),
-        rewards=build_rewards(plan, catalog=catalog) if with_rewards else {},
+        algorithms=build_algorithms(plan, catalog=catalog, rewards=None if rewards == "none" else scorers),
+        rewards=scorers,
         reward_weights=reward_weights(plan),
     )
 
@@ -121,11 +134,13 @@ def _freeze(model: Model) -> None:
     module.eval()
 
 
-def build_rewards(plan: Plan, *, catalog: Catalog) -> dict[str, Reward]:
-    """Build only the rewards of a plan, by key."""
+def build_rewards(plan: Plan, *, catalog: Catalog, keys: Collection[str] | None = None) -> dict[str, Reward]:
+    """Build only the rewards of a plan, by key. keys: of those to build; None is all."""
     device = _device(plan.run.device)
     result: dict[str, Reward] = {}
     for key, choice in plan.rewards.items():
+        if keys is not None and key not in keys:
+            continue
         with errors_under(choice.key, name=choice.name):
             result[key] = GuardedReward(choice.key, build_part(choice, catalog, device=device), spec=choice.spec)
     return result
@@ -136,8 +151,13 @@ def reward_weights(plan: Plan) -> dict[str, float]:
     return {key: float(choice.config.weight) for key, choice in plan.rewards.items()}
 
 
-def build_algorithms(plan: Plan, *, catalog: Catalog) -> dict[str, Algorithm]:
-    """Build only the algorithms of a plan, by stage; they turn rewards into advantages and losses."""
+def build_algorithms(
+    plan: Plan, *, catalog: Catalog, rewards: Mapping[str, Reward] | None = None
+) -> dict[str, Algorithm]:
+    """Build only the algorithms of a plan, by stage; they turn rewards into advantages and losses.
+
+    rewards: for those that backpropagate them; None where no loss is computed.
+    """
     weights = reward_weights(plan)
     result: dict[str, Algorithm] = {}
     for stage in plan.trained:
@@ -150,8 +170,30 @@ def build_algorithms(plan: Plan, *, catalog: Catalog) -> dict[str, Algorithm]:
             reward_weights={key: weights[key] for key in stage.rewards} | dict.fromkeys(credited, 1.0),
             train=train_settings(stage),
             seed=plan.run.seed,
+            **({"score": gradient_score(plan, stage, rewards)} if stage.needs.reward == "differentiable" else {}),
         )
     return result
+
+
+def _backpropagated(plan: Plan, stage: Stage) -> list[str]:
+    """Keys of the rewards whose gradient the loss of a stage takes."""
+    if stage.needs.reward != "differentiable":
+        return []
+    return [key for key in stage.rewards if plan.rewards[key].config.weight]
+
+
+def gradient_score(plan: Plan, stage: Stage, rewards: Mapping[str, Reward] | None) -> MediaScore | None:
+    """The score that the loss of a stage backpropagates, of rewards by key; None without them."""
+    if rewards is None:
+        return None
+    keys, weights = _backpropagated(plan, stage), reward_weights(plan)
+    fps = stage.sampling.fps if isinstance(stage.sampling, LatentSamplingConfig) else 0.0
+    return MediaScore(
+        rewards={key: rewards[key] for key in keys},
+        weights={key: weights[key] for key in keys},
+        kind=cast("MediaKind", stage.medium),
+        rate=(fps or stage.model.spec.fps or None) if stage.medium == "video" else None,
+    )
 
 
 def build_part(choice: Choice[Spec, PartConfig], catalog: Catalog, **context: Any) -> Any:

@@ -52,7 +52,8 @@ def evaluate(
                 reached = track.rewards >= plan.eval.threshold - 1e-6
                 metrics[f"{prefix}share_at_threshold"] = float(reached.float().mean())
         metrics |= {f"{prefix}reward/{part}": float(v.mean()) for part, v in track.reward_parts.items()}
-        trackers.samples(f"eval/{prefix}".rstrip("/"), track, step=step)
+        rollout = rollout.replaced(stage.name, track)
+    trackers.samples("eval", rollout, step=step)
     seconds = time.perf_counter() - started
     events.emit("evaluated", step=step, metrics=metrics, samples=rollout.num_samples, phases={"evaluate": seconds})
     return metrics

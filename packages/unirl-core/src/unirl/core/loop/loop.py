@@ -127,10 +127,11 @@ def run_step(
     if ahead:
         ahead.begin_after(step, following, phases=phases)
     metrics: dict[str, float] = _drawn(made, step=step + 1, events=events)
+    if plan.run.media_every and step % plan.run.media_every == 0:
+        trackers.samples("train", made.rollout, step=step)
     found = {stage.name: _staleness(plan, stage, made, version=parts.version(stage)) for stage in plan.stages}
     jobs = [
-        _job(parts, plan, stage, made.rollout.tracks, step=step, phases=phases, trackers=trackers, metrics=found)
-        for stage in plan.stages
+        _job(parts, plan, stage, made.rollout.tracks, step=step, phases=phases, metrics=found) for stage in plan.stages
     ]
     for name in parts.backends:
         _train(parts, plan, name, [job for job in jobs if job is not None], step=step, phases=phases, metrics=found)
@@ -182,7 +183,6 @@ def _job(
     *,
     step: int,
     phases: Phases,
-    trackers: Trackers,
     metrics: Mapping[str, dict[str, float]],
 ) -> Job | None:
     """What a stage trains on: its track with advantages; None where there is nothing to learn, or nobody who does.
@@ -191,11 +191,11 @@ def _job(
     """
     track, own = tracks[stage.name], metrics[stage.name]
     own |= _reward_metrics(track)
-    if plan.run.media_every and step % plan.run.media_every == 0:
-        trackers.samples(f"train/{plan.prefix(stage)}".rstrip("/"), track, step=step)
     if stage.algorithm is None:
         return None
-    value = None if track.rewards is None else constant_reward(track)
+    # Equal scores differ in their gradients.
+    has_gradient = stage.needs.reward == "differentiable"
+    value = None if track.rewards is None or has_gradient else constant_reward(track)
     if value is not None:
         if stage.advantage.constant_reward == "fail":
             raise RewardFailed(

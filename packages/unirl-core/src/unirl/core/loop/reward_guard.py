@@ -101,7 +101,7 @@ class GuardedReward:
                     f"{self._key}: {name} of Scores is {_described(values)}; expected a tensor of shape [N], one "
                     "number per sample."
                 )
-        self._check_range(scores.values)
+        self._check_range(scores.values.detach())
         return scores
 
     def _check_range(self, values: Array) -> None:

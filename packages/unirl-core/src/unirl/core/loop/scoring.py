@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import RewardFailed, UniRLError
 from ..roles import Reward, ScoreInput, Scores
 from ..types.array import Array
+from ..types.media import Media, MediaKind
 from ..types.track import TextSegment
 
 if TYPE_CHECKING:
     from ..types.track import Track
 
-__all__ = ["combined", "constant_reward", "score", "score_by", "score_input"]
+__all__ = ["MediaScore", "combined", "constant_reward", "score", "score_by", "score_input"]
 
 
 def score_input(track: Track) -> ScoreInput:
@@ -49,7 +51,46 @@ def score_by(name: str, reward: Reward, track: Track) -> dict[str, Array]:
     """
     scores = _run(name, reward, score_input(track))
     result = {name: scores.values, **{f"{name}/{part}": values for part, values in scores.parts.items()}}
-    return {part: _checked(part, values, track) for part, values in result.items()}
+    return {part: _checked(part, values, track).detach().float().cpu() for part, values in result.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MediaScore:
+    """The weighted sum of differentiable rewards, where training runs. Implements `unirl.core.roles.GradientScore`."""
+
+    rewards: Mapping[str, Reward]
+    weights: Mapping[str, float]
+    kind: MediaKind
+    """Of the media."""
+    rate: float | None = None
+    """Frames per second of videos."""
+
+    def __call__(self, track: Track, media: Array) -> Array:
+        """Rows of weight 0 are padding: they are not scored and get 0, unless all rows are."""
+        counted = track.sample_weights > 0
+        if not bool(counted.any()) or bool(counted.all()):
+            return self._of_rows(track, media)
+        rows = [row for row in range(track.num_rows) if bool(counted[row])]
+        scores = self._of_rows(track.select(rows), media[rows])
+        return scores.new_zeros(track.num_rows).index_put((counted.to(media.device),), scores)
+
+    def _of_rows(self, track: Track, media: Array) -> Array:
+        samples = dataclasses.replace(
+            score_input(dataclasses.replace(track, media=None)),
+            media=Media(kind=self.kind, values=media.contiguous(), rate=self.rate),
+        )
+        total: Array | None = None
+        for name, reward in self.rewards.items():
+            values = _checked(name, _run(name, reward, samples).values, track)
+            if media.requires_grad and not values.requires_grad:
+                raise RewardFailed(
+                    f"reward.{name}: got scores without a gradient, expected scores that depend on the pixels. Its "
+                    "spec states `reward-differentiable`; look for a `detach` or `no_grad` in it."
+                )
+            weighted = values.to(media.device, dtype=media.dtype) * self.weights[name]
+            total = weighted if total is None else total + weighted
+        assert total is not None, "match() refuses a stage without rewards that count"
+        return total
 
 
 def combined(track: Track, scores: Mapping[str, Mapping[str, Array]], weights: Mapping[str, float]) -> Track:
@@ -98,7 +139,6 @@ def _checked(name: str, values: Array, track: Track) -> Array:
             f"reward.{name}: gave values of shape {tuple(values.shape)} for {track.num_rows} samples; "
             "a reward gives one number per sample, in their order."
         )
-    values = values.detach().float().cpu()
     if (row := _not_finite(values)) is not None:
         raise RewardFailed(
             f"reward.{name}: gave {float(values[row])} for sample {track.sample_ids[row]!r} "

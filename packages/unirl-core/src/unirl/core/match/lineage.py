@@ -120,6 +120,12 @@ def _signal(plan: Plan, stage: Stage) -> Iterator[Reason]:
             text=f"stage {stage.name!r} trains, and neither a reward nor credit of another stage gives it a signal. "
             f"{advice} that scores {stage.medium}.",
         )
+    elif stage.needs.reward == "differentiable" and not any(plan.rewards[key].config.weight for key in stage.rewards):
+        yield Reason(
+            key=stage.algorithm.key,
+            text=f"stage {stage.name!r} is trained by the gradient of its own rewards; credit has none. Add a "
+            f"differentiable reward that scores {stage.medium}.",
+        )
 
 
 def _has_rewards(plan: Plan, stage: Stage) -> bool:

@@ -131,7 +131,9 @@ def _parts(
     trains: Collection[Cap],
     bridged: Collection[str] = (),
     kind: str | None = None,
+    observed: Collection[str] = (),
 ) -> Iterator[Reason]:
+    """observed: rewards of weight 0, which only the log shows."""
     asks = f"algorithm {algorithm.name!r}"
     kinds = set(model.tracks.values()) if kind is None else {kind}
     if needs.track != "any" and needs.track not in kinds:
@@ -165,7 +167,7 @@ def _parts(
         yield from _backend(model, engine, algorithm, backend, needs=needs, trains=trains)
     expected = {"group": Cap.REWARD_GROUP, "differentiable": Cap.REWARD_DIFFERENTIABLE}.get(needs.reward)
     for key, reward in rewards.items():
-        if expected is not None:
+        if expected is not None and key not in observed:
             yield from lacks(f"reward.{key}", reward, expected, asks=asks)
         if reward.media != "any" and ("text" if reward.media == "text" else "latent") not in kinds:
             result = f"model {model.name!r} generates {listed(kinds)} tracks"
@@ -268,6 +270,7 @@ def _chosen_parts(plan: Plan, stage: Stage, catalog: Catalog | None) -> Iterator
             trains=(Cap.TRAIN_LORA if backend.config.trains == "lora" else Cap.TRAIN_FULL,),
             bridged=bridged,
             kind=stage.kind,
+            observed=[key for key in rewards if not plan.rewards[key].config.weight],
         )
     for reason in reasons:
         part, dot, rest = reason.key.partition(".")

@@ -1,38 +1,22 @@
-"""Captions of samples: what trackers are told of each image or text, in one line that people and programs read."""
+"""Captions of samples: prompt, reward and truncation of each in one line."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-__all__ = ["Caption"]
+from ..types.track import Status
 
-FORM = re.compile(r"(?P<prompt>.*) \| reward (?P<reward>\S+)(?P<truncated> \| truncated)?", re.DOTALL)
-"""The prompt takes all that it can: one that has the words itself is read whole."""
+if TYPE_CHECKING:
+    from ..types.track import Track
+
+__all__ = ["captions"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Caption:
-    """`<prompt> | reward <number>`, and ` | truncated` after it where a length limit ended the sample."""
-
-    prompt: str
-    reward: float | None
-    """None where the caption names none."""
-    is_truncated: bool = False
-
-    def __str__(self) -> str:
-        reward = "" if self.reward is None else f" | reward {self.reward:.2f}"
-        return f"{self.prompt}{reward}{' | truncated' if self.is_truncated else ''}"
-
-    @classmethod
-    def parse(cls, text: str) -> Caption:
-        """The parts of a caption. Text of another form is all prompt, without a reward."""
-        result = FORM.fullmatch(text)
-        if result is not None:
-            try:
-                reward = float(result["reward"])
-            except ValueError:
-                pass  # A prompt that has the words.
-            else:
-                return cls(prompt=result["prompt"], reward=reward, is_truncated=result["truncated"] is not None)
-        return cls(prompt=text, reward=None)
+def captions(track: Track) -> list[str]:
+    """`<prompt> | reward 0.50 | truncated` of each sample: without the reward where it has none, and without the last
+    word unless a length limit ended it."""
+    result: list[str] = []
+    for row, (prompt, status) in enumerate(zip(track.inputs.prompts, track.status, strict=True)):
+        reward = "" if track.rewards is None else f" | reward {float(track.rewards[row]):.2f}"
+        result.append(f"{prompt}{reward}{' | truncated' if status is Status.TRUNCATED else ''}")
+    return result

@@ -18,7 +18,7 @@ from .model import (
     media_text_model,
     text_model,
 )
-from .reward import Reward, ScoreInput, Scores
+from .reward import GradientScore, Reward, ScoreInput, Scores
 from .tracker import RunInfo, Tracker
 from .training import (
     Algorithm,
@@ -44,6 +44,7 @@ __all__ = [
     "DiffusionModel",
     "Engine",
     "Forward",
+    "GradientScore",
     "Job",
     "LazyModel",
     "LossTerm",

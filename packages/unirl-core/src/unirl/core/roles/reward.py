@@ -13,9 +13,9 @@ from ..types.inputs import Inputs
 from ..types.media import Media, MediaKind
 
 if TYPE_CHECKING:
-    from ..types.track import Status
+    from ..types.track import Status, Track
 
-__all__ = ["Reward", "ScoreInput", "Scores"]
+__all__ = ["GradientScore", "Reward", "ScoreInput", "Scores"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Scores:
     """What a reward gives back, in the order of its input."""
 
     values: Array
-    """[N] fp32, finite."""
+    """[N] fp32, finite. With the gradient of the media where the spec states `reward-differentiable`."""
     parts: Mapping[str, Array] = field(default_factory=lambda: dict[str, Array]())
     """Components for the logs: name -> [N]."""
 
@@ -66,3 +66,15 @@ class Reward(Protocol):
 
     def score(self, samples: ScoreInput) -> Scores: ...
     def close(self) -> None: ...
+
+
+class GradientScore(Protocol):
+    """The score of media that a loss makes of a track's samples: the weighted sum of the stage's rewards."""
+
+    def __call__(self, track: Track, media: Array) -> Array:
+        """[n] fp32, with the gradient of the media, on their device; 0 without one for rows of weight 0.
+
+        media: one entry per row of the track, as `Forward.decode` gives them.
+        Raises RewardFailed as scoring a rollout does, and for a score that does not depend on the media.
+        """
+        ...

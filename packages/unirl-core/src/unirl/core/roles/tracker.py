@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     from ..types.event import Event
     from ..types.media import Media
+    from ..types.track import Track
 
 __all__ = ["RunInfo", "Tracker"]
 
@@ -28,16 +29,18 @@ class RunInfo:
 class Tracker(Protocol):
     """Shows a run somewhere. Build: `build(config) -> Tracker`. Driven by the events of the run.
 
-    Samples arrive with one caption each, which `unirl.core.observe.caption.Caption` writes and reads: the prompt, the
-    reward, and whether a length limit ended the sample.
+    `unirl.core.observe.caption.captions` writes prompt, reward and truncation of samples as lines of text.
     """
 
     def start(self, run: RunInfo) -> None: ...
     def log(self, metrics: Mapping[str, float], *, step: int) -> None: ...
-    def samples(self, key: str, media: Media, captions: Sequence[str], *, step: int) -> None:
-        """media: N, on the CPU, of the kind that the track has; a kind that cannot be shown is left out.  captions: N.
+    def samples(self, key: str, track: Track, *, step: int, lineage: Mapping[str, Media]) -> None:
+        """Show samples of a track; a kind of media that cannot be shown is left out.
 
-        Texts are whole: of any length and script, also empty.
+        key: `train` or `eval`, and with several stages `train/<stage>`; parents come before their children.
+        track: N samples with their media, on the CPU, without segment and conditions. Texts are whole: of any length
+        and script, also empty. Samples of one parent are adjacent, and their `parent_ids` are equal.
+        lineage: stage -> N media, what each sample descends from, root first; empty for a track made from prompts.
         """
         ...
 

@@ -138,7 +138,8 @@ class Algorithm(Protocol):
     """What is asked of a rollout, and loss terms over it.
 
     Build: `build(config, *, advantage: AdvantageConfig, reward_weights: Mapping[str, float], train: TrainConfig,
-    seed: int)`; seed: of the run, for noise that a loss draws.
+    seed: int)`; seed: of the run, for noise that a loss draws. One that needs differentiable rewards also takes
+    `score: GradientScore | None`, built where training runs; None where no loss is computed.
     """
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from unirl.core.types.request import Request
-from unirl.core.types.track import Track
+from unirl.core.types.track import Conditions, Track
 
 from .rollout import GeneratedText, text_track, visible_texts
 
@@ -29,12 +29,13 @@ def received_track(
     log_probs: Sequence[Tensor] | None,
     truncated: Sequence[bool],
     version: int,
+    conditions: Conditions | None = None,
 ) -> Track:
     """The track of a whole request, see `text_track`.
 
     prompt_tokens, temperature: as used by the engine's worker.
     tokens: per row [L_n] int64.  log_probs: per row [L_n] fp32 under softmax(logits / temperature) over all tokens;
-    None if the engine cannot return them.
+    None if the engine cannot return them.  conditions: that they were generated with.
     """
     # Placeholders if there are none; removed again below.
     counted = [torch.zeros(len(row)) for row in tokens] if log_probs is None else log_probs
@@ -46,7 +47,7 @@ def received_track(
         truncated=tuple(truncated),
     )
     texts = visible_texts(model, generated.tokens, request.text.sampling)
-    track = text_track(request, generated=generated, texts=texts, version=version)
+    track = text_track(request, generated=generated, texts=texts, version=version, conditions=conditions)
     if log_probs is None:
         return dataclasses.replace(track, segment=dataclasses.replace(track.text, log_probs=None))
     return track

@@ -24,7 +24,7 @@ SPEC = BackendSpec(
         Cap.LAGGED_POLICY: Support.NATIVE,
         Cap.MANY_RANKS: Support.NATIVE,
         Cap.CRITIC: Support.NATIVE,
-        Cap.THROUGH_SAMPLER: Support.NO,
+        Cap.THROUGH_SAMPLER: Support.NATIVE,
         Cap.LAZY_BUILD: Support.NATIVE,
     },
     enabled_by={

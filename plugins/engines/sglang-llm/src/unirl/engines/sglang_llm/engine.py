@@ -10,6 +10,7 @@ from unirl.engine_host.checkpoint_folder import transformers_folder
 from unirl.engine_host.program import dtype_of, program
 from unirl.engine_host.text_engine import ExternalTextEngine
 from unirl.numerics.tokens.received import received_track
+from unirl.numerics.tokens.rollout import text_conditions
 
 from .config import SglangConfig
 from .environment import PRODUCT
@@ -39,5 +40,6 @@ def build(config: SglangConfig, *, model: TextModel, device: Any) -> ExternalTex
         program=program(PRODUCT, config, device, variables=VARIABLES, cpu_variables=CPU_VARIABLES),
         arguments=arguments,
         sampling=sampling_arguments,
+        conditions=text_conditions,
         track=received_track,
     )

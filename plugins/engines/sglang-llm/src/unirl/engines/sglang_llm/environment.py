@@ -24,6 +24,7 @@ ENVIRONMENT = EngineEnvironment(
         "unirl.engines.sglang_llm.server",
         "unirl.engines.sglang_llm.scheduler",
         "unirl.engines.sglang_llm.held",
+        "unirl.engines.sglang_llm.images",
     ),
     notes={
         "cpu": "SGLang runs here on torch 2.13 and its CPU platform, which the SGLang project does not test; it is "

@@ -21,18 +21,56 @@ import torch
 from sglang.srt.layers.linear import LinearBase, MergedColumnParallelLinear, QKVParallelLinear
 from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from sglang.srt.lora.layers import BaseLayerWithLoRA
+from sglang.srt.managers import mm_schedule
 from torch import Tensor
 from unirl.engine_host.frames import UNCHANGED, Unchanged
 from unirl.engine_host.received import read_weights
 
 __all__ = ["check_adapter", "held_weights", "list_weights", "load_full"]
 
+PREFIXES = {"model.language_model.": "model.", "model.visual.": "visual."}
+"""Beginning of a name in training -> in SGLang, for models that read images."""
+UNITS = tuple(f".mlp.{name}" for name in ("gate_proj.weight", "gate_proj.bias", "up_proj.weight", "up_proj.bias"))
+UNITS += (".mlp.down_proj.weight",)
+"""Weights of a vision tower with a row or column per unit of its MLPs, whose number SGLang rounds up."""
 PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Fused layer -> its parts, as checkpoints in the transformers layout name them."""
 
 
 def held_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Checkpoint name and a view of every weight that SGLang computes with."""
+    return ((_trained_name(model, name), _unpadded(model, name, value)) for name, value in _held(model))
+
+
+def _unpadded(model: Any, name: str, value: Tensor) -> Tensor:
+    """Without the units that SGLang adds to the MLPs of a vision tower. name: SGLang's."""
+    if not name.startswith("visual.blocks.") or not name.endswith(UNITS):
+        return value
+    vision = model.config.vision_config
+    size = getattr(vision, "original_intermediate_size", vision.intermediate_size)
+    return value[:, :size] if name.endswith("down_proj.weight") else value[:size]
+
+
+def _trained_name(model: Any, name: str) -> str:
+    """The name in training of one of SGLang's."""
+    if not hasattr(model, "visual"):
+        return name
+    for trained, held in PREFIXES.items():
+        if name.startswith(held):
+            return trained + name.removeprefix(held).replace(".attn.qkv_proj.", ".attn.qkv.")
+    return name
+
+
+def _held_name(model: Any, name: str) -> str:
+    """SGLang's name of one in training."""
+    for trained, held in PREFIXES.items():
+        if hasattr(model, "visual") and name.startswith(trained):
+            return held + name.removeprefix(trained)
+    return name
+
+
+def _held(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """As `held_weights`, with SGLang's prefixes."""
     seen: set[int] = set()
     for path, module in model.named_modules():
         if isinstance(module, BaseLayerWithLoRA):
@@ -67,7 +105,10 @@ def load_full(model: Any, asked: Sequence[tuple[str, Tensor]]) -> None:
 
     def answer(told: Mapping[str, Any]) -> None:
         tensors = read_weights(told["paths"], told["checksum"])
-        model.load_weights(list(tensors.items()))
+        model.load_weights([(_held_name(model, name), value) for name, value in tensors.items()])
+        # SGLang's own flush leaves the images that the old weights encoded.
+        if mm_schedule.embedding_cache is not None:
+            mm_schedule.embedding_cache.clear()
         held = dict(held_weights(model))
         for name, sent in tensors.items():
             if not torch.equal(held[name], sent.to(held[name])):
@@ -115,13 +156,14 @@ def _held_adapter(model: Any) -> Iterator[tuple[str, Tensor, Tensor, float]]:
         parts = PARTS.get(path.rpartition(".")[2], (path.rpartition(".")[2],))
         downs = down[: rank * len(parts)].split(rank)
         for (layer, piece), part in zip(_pieces(path, module.base_layer, up), downs, strict=True):
-            yield layer, part, piece, scale
+            yield _trained_name(model, layer), part, piece, scale
 
 
 def _pieces(path: str, module: Any, rows: Tensor) -> Iterator[tuple[str, Tensor]]:
     """The parts of a fused layer, or the layer itself: name and slice of the first dim."""
     parent, _, last = path.rpartition(".")
-    if isinstance(module, LinearBase) and last in PARTS:
+    # Checkpoints of vision towers have q, k and v in one, too.
+    if isinstance(module, LinearBase) and last in PARTS and not (path.startswith("visual.") and last == "qkv_proj"):
         if isinstance(module, QKVParallelLinear):
             sizes = [module.q_proj_shard_size, module.kv_proj_shard_size, module.kv_proj_shard_size]
         else:

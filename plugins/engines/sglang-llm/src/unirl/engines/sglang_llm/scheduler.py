@@ -25,8 +25,8 @@ from unirl.numerics.tokens.draws import BLOCK, choose_tokens, draws
 __all__ = ["USED", "SeededSampler", "run_scheduler"]
 
 USED = "unirl_used"
-"""Key of a completion's meta-information: the prompt tokens and temperature used. SGLang represents temperature 0 as
-top_k = 1 at temperature 1."""
+"""Key of a completion's meta-information: the prompt tokens, hashes of images and temperature used. SGLang represents
+temperature 0 as top_k = 1 at temperature 1."""
 SAMPLER = "pytorch"
 """Name of the sampling backend replaced: the one that SGLang falls back to from some others."""
 
@@ -105,7 +105,11 @@ def _with_draws(info: Any, cls: Any, batch: Any, *_: Any, **__: Any) -> None:
         numbers = [draws(seed, block) for block in range(count)]
         # Returned with the completion. SGLang keeps such lists per token; the one entry belongs to the first.
         temperature = 0.0 if expected.top_k <= 1 else float(expected.temperature)
-        request.customized_info = {USED: [[[int(token) for token in request.origin_input_ids], temperature]]}
+        # In the padded tokens, those of an image are replaced by its hash.
+        tokens = [int(token) for token in request.origin_input_ids_unpadded]
+        media = request.multimodal_inputs
+        hashes = [] if media is None else [item.hash for item in media.mm_items]
+        request.customized_info = {USED: [[tokens, hashes, temperature]]}
         rows.append(np.concatenate([[float(len(request.origin_input_ids))], *numbers]))
     info.sampling_seed = torch.from_numpy(np.stack(rows)).to(info.device)
 

@@ -46,7 +46,10 @@ class _Server:
     def load(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """Build the engine. asked: arguments of `sglang.Engine`. Returns the context length and the weights."""
         from sglang.srt.entrypoints.engine import Engine
+        from unirl.engines.sglang_llm.images import identify_images
         from unirl.engines.sglang_llm.scheduler import run_scheduler
+
+        identify_images()
 
         class SeededEngine(Engine):
             run_scheduler_process_func = staticmethod(run_scheduler)
@@ -61,14 +64,16 @@ class _Server:
         return {"max_model_len": longest, "weights": weights}, {}
 
     def generate(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
-        """Completions of prompts. tensors: `prompts` [all tokens], `prompt_lengths` [N]; see `generated` for the
-        answer."""
-        from unirl.engine_host.received import generated
+        """Completions of prompts. See `rows` for the arguments and `generated` for the answer."""
+        from unirl.engine_host.received import generated, rows
+        from unirl.engines.sglang_llm.images import image_data, key_of
         from unirl.engines.sglang_llm.scheduler import USED
 
-        lengths = tensors["prompt_lengths"].tolist()
-        prompts = [row.tolist() for row in tensors["prompts"].split(lengths)]
-        outputs = self._generate(prompts, [{**asked["sampling"], "sampling_seed": seed} for seed in asked["seeds"]])
+        each = rows(asked, tensors)
+        token = getattr(self._engine.tokenizer_manager.model_config.hf_config, "image_token_id", None)
+        images = [image_data(row, token=token) for row in each]
+        sampling = [{**asked["sampling"], "sampling_seed": seed} for seed in asked["seeds"]]
+        outputs = self._generate([row.prompt for row in each], sampling, images=images if any(images) else None)
         used = [output["meta_info"][USED][0] for output in outputs]
         entries = [output["meta_info"]["output_token_logprobs"] for output in outputs]
         for output, row in zip(outputs, entries, strict=True):
@@ -78,8 +83,9 @@ class _Server:
             [output["output_ids"] for output in outputs],
             [[entry[0] for entry in row] for row in entries],
             [output["meta_info"]["finish_reason"]["type"] for output in outputs],
-            prompts=[prompt for prompt, _ in used],
-            temperatures=[temperature for _, temperature in used],
+            prompts=[prompt for prompt, _, _ in used],
+            media=[key_of(hashes, asked["media"]) for _, hashes, _ in used],
+            temperatures=[temperature for _, _, temperature in used],
         )
 
     def load_weights(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
@@ -105,9 +111,10 @@ class _Server:
         self._engine.resume_memory_occupation()
         return None, {}
 
-    def _generate(self, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> list[Any]:
+    def _generate(self, prompts: list[list[int]], sampling: list[dict[str, Any]], *, images: Any = None) -> list[Any]:
         outputs = self._engine.generate(
             input_ids=prompts,
+            image_data=images,
             sampling_params=sampling,
             return_logprob=True,
             lora_path=[ADAPTER] * len(prompts) if self._has_adapter else None,

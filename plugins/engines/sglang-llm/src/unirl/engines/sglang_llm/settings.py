@@ -40,6 +40,8 @@ def engine_arguments(
     lora_targets: names of the layers that may have adapters, such as `q_proj`.
     """
     checkpoint = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    # A model that reads images keeps the settings of its language model apart.
+    checkpoint = checkpoint.get("text_config", checkpoint)
     longest = config.max_model_len or int(checkpoint["max_position_embeddings"])
     arguments: dict[str, Any] = {
         "model_path": str(folder),
@@ -91,13 +93,14 @@ def engine_arguments(
 
 
 def linear_names(model: Model) -> list[str]:
-    """Last names of the linear layers inside the blocks of a model, which may have adapters."""
+    """Last names of the linear layers inside the blocks of a model, which may have adapters: of those that train, so
+    that a frozen vision tower has none."""
     result: set[str] = set()
     for path, module in model.trainable.named_modules():
-        # PEFT nests an adapted layer one name deeper.
-        path = path.removesuffix(".base_layer")
+        # PEFT freezes an adapted layer and nests it, and its adapter, deeper.
+        path = path.partition(".lora_")[0].removesuffix(".base_layer")
         is_inside = any(part.isdigit() for part in path.split("."))
-        if isinstance(module, torch.nn.Linear) and is_inside and ".lora_" not in path:
+        if isinstance(module, torch.nn.Linear) and is_inside and module.weight.requires_grad:
             result.add(path.rpartition(".")[2])
     return sorted(result)
 

@@ -10,6 +10,7 @@ from unirl.engine_host.checkpoint_folder import transformers_folder
 from unirl.engine_host.program import dtype_of, program
 from unirl.engine_host.text_engine import ExternalTextEngine
 from unirl.numerics.tokens.received import received_track
+from unirl.numerics.tokens.rollout import text_conditions
 
 from .config import VllmConfig
 from .environment import PRODUCT
@@ -30,6 +31,7 @@ def build(config: VllmConfig, *, model: TextModel, device: Any) -> ExternalTextE
         folder=transformers_folder(PRODUCT, config, model),
         dtype=dtype_of(config, model),
         on_cpu=device.type == "cpu",
+        reads_media=bool(model.spec.inputs),
     )
     return ExternalTextEngine(
         PRODUCT,
@@ -38,5 +40,6 @@ def build(config: VllmConfig, *, model: TextModel, device: Any) -> ExternalTextE
         program=program(PRODUCT, config, device, variables=variables(config), cpu_variables=CPU_VARIABLES),
         arguments=arguments,
         sampling=sampling_arguments,
+        conditions=text_conditions,
         track=received_track,
     )

@@ -12,6 +12,7 @@ ENVIRONMENT = EngineEnvironment(
     name="vllm",
     package="unirl.engines.vllm",
     locks={"cpu": "locks/cpu.txt", "cuda": "locks/cuda.txt"},
+    additions={"cpu": ("unirl.engine_cpu:torchvision-schemas",)},
     python="3.11",
     serve="unirl.engines.vllm.server:calls",
     modules=(

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 from unirl.engine_host.serving import Answer, Call, calls_of
+
+if TYPE_CHECKING:
+    from unirl.engine_host.received import Row
 
 __all__ = ["calls"]
 
@@ -51,21 +56,30 @@ class _Server:
         return {"max_model_len": config.max_model_len, "weights": inventory}, {}
 
     def generate(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
-        """Completions of prompts. tensors: `prompts` [all tokens], `prompt_lengths` [N]; see `generated` for the
-        answer."""
-        from unirl.engine_host.received import generated
+        """Completions of prompts. See `rows` for the arguments and `generated` for the answer."""
+        from unirl.engine_host.received import generated, rows
         from unirl.engines.vllm.worker_extension import ADAPTER
 
         from vllm import SamplingParams
         from vllm.lora.request import LoRARequest
+        from vllm.sampling_params import RequestOutputKind
 
         common: dict[str, Any] = asked["sampling"]
-        lengths = tensors["prompt_lengths"].tolist()
-        prompts = [{"prompt_token_ids": row.tolist()} for row in tensors["prompts"].split(lengths)]
-        sampling = [SamplingParams(**common, seed=seed) for seed in asked["seeds"]]
+        prompts = [self._prompt(row) for row in rows(asked, tensors)]
+        sampling = [
+            SamplingParams(**common, seed=seed, output_kind=RequestOutputKind.FINAL_ONLY) for seed in asked["seeds"]
+        ]
         # The adapter is already loaded; the path only must not be empty.
         lora = LoRARequest("default", ADAPTER, "in memory") if self._has_adapter else None
-        outputs = self._llm.generate(prompts, sampling, lora_request=lora, use_tqdm=False)
+        engine, added = self._llm.llm_engine, list[str]()
+        try:
+            # `LLM.generate` takes no media that are processed already.
+            for number, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
+                added.append(engine.add_request(str(number), prompt, params, lora_request=lora))
+        except BaseException:
+            engine.abort_request(added, internal=True)
+            raise
+        outputs = self._llm.wait_for_completion(use_tqdm=False)
         (used,) = self._llm.collective_rpc("unirl_used")
         each = [used[output.request_id] for output in outputs]
         completions = [output.outputs[0] for output in outputs]
@@ -76,8 +90,9 @@ class _Server:
                 for done in completions
             ],
             [done.finish_reason for done in completions],
-            prompts=[prompt for prompt, _ in each],
-            temperatures=[temperature for _, temperature in each],
+            prompts=[prompt for prompt, _, _ in each],
+            media=["+".join(sorted({name.partition("/")[0] for name in images})) for _, images, _ in each],
+            temperatures=[temperature for _, _, temperature in each],
         )
 
     def load_weights(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
@@ -92,6 +107,8 @@ class _Server:
         # It holds keys and values of the old weights.
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM did not flush its prefix cache, which is from the old weights.")
+        # And images as encoded by them.
+        self._llm.llm_engine.engine_core.reset_encoder_cache()
         return None, {}
 
     def sleep(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
@@ -101,3 +118,38 @@ class _Server:
     def wake(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         self._llm.wake_up()
         return None, {}
+
+    def _prompt(self, row: Row) -> Any:
+        """A row as vLLM's input, with the images as training has them instead of vLLM's own processing.
+
+        Raises RuntimeError when the prompt does not show as many images as there are.
+        """
+        from transformers import BatchFeature
+
+        from vllm.inputs import mm_input, tokens_input
+        from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
+
+        if not row.media:
+            return tokens_input(row.prompt)
+        token = self._llm.llm_engine.vllm_config.model_config.hf_config.image_token_id
+        values = BatchFeature(dict(row.media))
+        items = MultiModalKwargsItems.from_hf_inputs(values, self._processor._get_mm_fields_config(values, {}))
+        numbered = groupby(enumerate(row.prompt), key=lambda pair: pair[1] == token)
+        places = [[place for place, _ in run] for is_image, run in numbered if is_image]
+        if list(items) != ["image"] or len(places) != len(items["image"]):
+            counts = ", ".join(f"{len(values)} of {kind}" for kind, values in items.items())
+            raise RuntimeError(f"a prompt shows {len(places)} images; its media are {counts}.")
+        return mm_input(
+            row.prompt,
+            items,
+            # Its caches of encoded images and of prefixes go by them.
+            {"image": [f"{row.key}/{number}" for number in range(len(places))]},
+            {"image": [PlaceholderRange(offset=run[0], length=len(run)) for run in places]},
+        )
+
+    @cached_property
+    def _processor(self) -> Any:
+        """vLLM's own of this model, which knows how its tensors divide into images."""
+        from vllm.multimodal import MULTIMODAL_REGISTRY
+
+        return MULTIMODAL_REGISTRY.create_processor(self._llm.llm_engine.vllm_config.model_config)

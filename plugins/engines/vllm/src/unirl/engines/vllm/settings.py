@@ -28,7 +28,9 @@ def variables(config: VllmConfig) -> Mapping[str, str]:
     return {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": config.log_level, **mode}
 
 
-def llm_arguments(config: VllmConfig, *, folder: Path, dtype: torch.dtype, on_cpu: bool) -> dict[str, Any]:
+def llm_arguments(
+    config: VllmConfig, *, folder: Path, dtype: torch.dtype, on_cpu: bool, reads_media: bool
+) -> dict[str, Any]:
     """Arguments of `vllm.LLM`. Raises RecipeError for one in `engine.extra` that has its own key or is unsupported."""
     arguments: dict[str, Any] = {
         "model": str(folder),
@@ -55,6 +57,15 @@ def llm_arguments(config: VllmConfig, *, folder: Path, dtype: torch.dtype, on_cp
         arguments["gpu_memory_utilization"] = config.gpu_memory
     if config.lora_rank:
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _lora_rank(config.lora_rank)}
+    if reads_media:
+        arguments |= {
+            # Images arrive as training has them, processed: vLLM must neither normalise them again nor keep copies.
+            "mm_device_do_normalize": False,
+            "mm_processor_cache_gb": 0,
+            "limit_mm_per_prompt": {"video": 0},
+            # The encoder is run for its memory only where the KV cache takes what is left.
+            "skip_mm_profiling": "kv_cache_memory_bytes" in arguments,
+        }
     if config.sleep_mode:
         arguments["enable_sleep_mode"] = True
     refuse_extra(config, arguments, OF_OTHER_KEYS)

@@ -40,6 +40,27 @@ if current_platform.is_cpu():
 
 def held_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Checkpoint name and a view of every weight that vLLM computes with."""
+    prefixes = {held: checkpoint for checkpoint, held in _prefixes(model).items()}
+    return ((_renamed(name, prefixes), value) for name, value in _pieces(model))
+
+
+def _prefixes(model: Any) -> dict[str, str]:
+    """Beginning of a name in the checkpoint -> in vLLM; of two that vLLM names alike, the longest, which is today's."""
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    pairs = {} if mapper is None else mapper.orig_to_new_prefix
+    longest = {held: checkpoint for checkpoint, held in sorted(pairs.items(), key=lambda pair: len(pair[0]))}
+    return {checkpoint: held for held, checkpoint in longest.items() if held is not None}
+
+
+def _renamed(name: str, prefixes: Mapping[str, str]) -> str:
+    for old, new in prefixes.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
+def _pieces(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """As `held_weights`, with vLLM's prefixes."""
     packed: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
     seen: set[int] = set()
     for path, module in model.named_modules():
@@ -51,7 +72,8 @@ def held_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
             if id(parameter) in seen:
                 continue
             seen.add(id(parameter))
-            if last in packed and isinstance(module, LinearBase):
+            # Named alike, a layer is fused in the checkpoint too.
+            if packed.get(last, [last]) != [last] and isinstance(module, LinearBase):
                 sizes = list(module.output_partition_sizes)
                 for part, piece in zip(packed[last], parameter.split(sizes), strict=True):
                     yield f"{parent}.{part}.{name}", piece
@@ -65,7 +87,7 @@ class WorkerExtension:
     """Mixed into vLLM's worker class, so its names begin with `unirl_`."""
 
     model_runner: Any
-    unirl_noted: dict[str, tuple[list[int], float]]
+    unirl_noted: dict[str, tuple[list[int], list[str], float]]
 
     def unirl_inventory(self) -> list[tuple[str, str, list[int]]]:
         """Name, dtype and shape of every weight."""
@@ -73,21 +95,22 @@ class WorkerExtension:
         return [(name, str(value.dtype).removeprefix("torch."), list(value.shape)) for name, value in held]
 
     def unirl_watch(self) -> None:
-        """From now on, record the prompt and temperature with which the model runner computes each request."""
-        runner, noted = self.model_runner, dict[str, tuple[list[int], float]]()
+        """From now on, record the prompt, media and temperature with which the model runner computes each request."""
+        runner, noted = self.model_runner, dict[str, tuple[list[int], list[str], float]]()
         execute = runner.execute_model
 
         def watched(scheduled: Any, *others: Any, **named: Any) -> Any:
             for new in scheduled.scheduled_new_reqs:
                 # vLLM appends eight random characters to a request's id.
                 name = new.req_id.rpartition("-")[0] or new.req_id
-                noted[name] = (list(new.prompt_token_ids), float(new.sampling_params.temperature))
+                media = [feature.identifier for feature in new.mm_features]
+                noted[name] = (list(new.prompt_token_ids), media, float(new.sampling_params.temperature))
             return execute(scheduled, *others, **named)
 
         runner.execute_model, self.unirl_noted = watched, noted
 
-    def unirl_used(self) -> dict[str, tuple[list[int], float]]:
-        """Request id -> prompt tokens and temperature, for requests since the last call."""
+    def unirl_used(self) -> dict[str, tuple[list[int], list[str], float]]:
+        """Request id -> prompt tokens, identifiers of images, and temperature, for requests since the last call."""
         used = dict(self.unirl_noted)
         self.unirl_noted.clear()
         return used
@@ -109,11 +132,14 @@ class WorkerExtension:
         adapters = self.model_runner.lora_manager._adapter_manager
         dtype = self.model_runner.lora_manager.lora_config.lora_dtype
         layers = sorted({name.rpartition(".lora_")[0] for name in tensors})
+        prefixes = _prefixes(self.model_runner.get_model())
         lora = LoRAModel.from_lora_tensors(
             lora_model_id=ADAPTER,
             # A copy: vLLM multiplies the scale into B in place.
-            tensors={f"base_model.model.{name}": value.clone() for name, value in tensors.items()},
-            peft_helper=PEFTHelper(r=rank, lora_alpha=rank, target_modules=layers),
+            tensors={f"base_model.model.{_renamed(name, prefixes)}": value.clone() for name, value in tensors.items()},
+            peft_helper=PEFTHelper(
+                r=rank, lora_alpha=rank, target_modules=[_renamed(layer, prefixes) for layer in layers]
+            ),
             device="cpu",
             dtype=dtype,
         )
@@ -126,9 +152,9 @@ class WorkerExtension:
         for layer in layers:
             down = tensors[f"{layer}.lora_A.weight"].to(dtype)
             up = tensors[f"{layer}.lora_B.weight"].to(dtype) * scale
-            if layer not in held:
+            if (place := _renamed(layer, prefixes)) not in held:
                 raise RuntimeError(f"{layer!r} has an adapter in the update, but vLLM did not apply it.")
-            found_down, found_up = (value.to("cpu") for value in held[layer])
+            found_down, found_up = (value.to("cpu") for value in held[place])
             if not (torch.equal(found_down, down) and torch.equal(found_up, up)):
                 raise RuntimeError(f"the adapter of {layer!r} was loaded, but the weights held differ from it.")
 

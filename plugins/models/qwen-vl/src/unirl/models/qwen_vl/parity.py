@@ -26,7 +26,7 @@ __all__ = ["processor", "prompt", "run"]
 
 @torch.no_grad()
 def run(folder: Path, *, inputs: Inputs, sampling: TextSamplingConfig) -> TextReferenceRun:
-    """The processor's tokens and pixels, `generate`, and a plain forward, in fp32 on the CPU, one prompt after the
+    """The processor's tokens and pixels, and `generate` with its logits, in fp32 on the CPU, one prompt after the
     other: without padding, so without anything that padding could spoil. Fits
     `unirl.conformance.reference.RunTextReference`.
     """
@@ -43,19 +43,19 @@ def run(folder: Path, *, inputs: Inputs, sampling: TextSamplingConfig) -> TextRe
     for text, media in zip(inputs.texts, inputs.media, strict=True):
         arguments = prompt(makes, text, [Image.open(ref.uri) for ref in media], sampling)
         tokens = arguments["input_ids"][0]
-        whole = model.generate(
+        result = model.generate(
             **arguments,
             max_new_tokens=sampling.max_new_tokens,
             do_sample=False,
             eos_token_id=stops,
             pad_token_id=stops[0],
-        )[0]
-        types = torch.nn.functional.pad(arguments["mm_token_type_ids"], (0, len(whole) - len(tokens)))
-        again = {**arguments, "input_ids": whole[None], "mm_token_type_ids": types}
-        again["attention_mask"] = torch.ones_like(whole)[None]
-        scores = model(**again).logits[0, len(tokens) - 1 : -1].double().log_softmax(dim=1)
+            # Not of a forward over the whole text, in which a completion's image tokens would count as images.
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        scores = torch.cat(result.logits).double().log_softmax(dim=1)
         asked.append(tokens)
-        texts.append(whole[len(tokens) :])
+        texts.append(result.sequences[0, len(tokens) :])
         log_probs.append(scores.gather(1, texts[-1][:, None]).squeeze(1).float())
     return TextReferenceRun(prompt_tokens=tuple(asked), tokens=tuple(texts), log_probs=tuple(log_probs))
 

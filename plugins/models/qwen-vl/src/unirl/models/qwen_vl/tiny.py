@@ -57,12 +57,14 @@ def write(folder: Path, *, seed: int) -> None:
     """Write a `Qwen2_5_VLForConditionalGeneration` of about 0.1 M random parameters; same seed, same bytes."""
     words = tokenizer()
     config = Qwen2_5_VLConfig(
-        text_config={**_text(words), "rope_parameters": _rope(), "head_dim": 16},
+        text_config={**_text(words), "rope_parameters": _rope(), "head_dim": 32},
         vision_config={
             **_vision(),
             "num_heads": 2,
+            # SGLang pads it, here and in the published checkpoints.
+            "intermediate_size": 48,
             # A window of two merged patches; the second block sees all.
-            "window_size": 32,
+            "window_size": 56,
             "fullatt_block_indexes": [1],
         },
         **_tokens(words),
@@ -74,10 +76,11 @@ def write_qwen3(folder: Path, *, seed: int) -> None:
     """Write a `Qwen3VLForConditionalGeneration` of the same size; same seed, same bytes."""
     words = tokenizer()
     config = Qwen3VLConfig(
-        text_config={**_text(words), "rope_parameters": {**_rope(), "mrope_interleaved": True}, "head_dim": 16},
+        text_config={**_text(words), "rope_parameters": {**_rope(), "mrope_interleaved": True}, "head_dim": 32},
         vision_config={
             **_vision(),
             "num_heads": 2,
+            "intermediate_size": 64,
             "num_position_embeddings": 16,
             "deepstack_visual_indexes": [0],
         },
@@ -88,16 +91,16 @@ def write_qwen3(folder: Path, *, seed: int) -> None:
 
 def media(folder: Path, *, number: int) -> tuple[MediaRef, ...]:
     """Write the image of sample `number`: random pixels in a size that depends on it, for all of them to be scaled."""
-    height, width = ((20, 36), (40, 20), (32, 32))[number % 3]
+    height, width = ((35, 63), (70, 35), (56, 56))[number % 3]
     pixels = np.random.Generator(np.random.Philox(key=number)).integers(0, 256, (height, width, 3), dtype=np.uint8)
     file = folder / f"image-{number}.png"
     Image.fromarray(pixels).save(file)
     return (MediaRef(modality="image", role="condition", uri=str(file)),)
 
 
-def image_processor(*, patch_size: int = 8, most_pixels: int = 2048) -> Any:
-    """Images of 256 to `most_pixels` pixels, in square patches, of which 2 x 2 are a token."""
-    return Qwen2VLImageProcessorPil(patch_size=patch_size, size={"shortest_edge": 256, "longest_edge": most_pixels})
+def image_processor(*, patch_size: int = 14, most_pixels: int = 6272) -> Any:
+    """Images of 784 to `most_pixels` pixels, in square patches, of which 2 x 2 are a token."""
+    return Qwen2VLImageProcessorPil(patch_size=patch_size, size={"shortest_edge": 784, "longest_edge": most_pixels})
 
 
 def tokenizer() -> Any:
@@ -118,8 +121,9 @@ def _text(words: Any) -> dict[str, Any]:
         "hidden_size": 64,
         "intermediate_size": 96,
         "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        # Heads of 32: vLLM's attention on a CPU takes none below.
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
         "max_position_embeddings": 512,
         "eos_token_id": words.eos_token_id,
         "bos_token_id": None,
@@ -128,12 +132,13 @@ def _text(words: Any) -> dict[str, Any]:
 
 
 def _rope() -> dict[str, Any]:
-    """Time, height and width turn 2, 3 and 3 of the 8 pairs of a head."""
-    return {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+    """Time, height and width turn 4, 6 and 6 of the 16 pairs of a head."""
+    return {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
 
 
 def _vision() -> dict[str, Any]:
-    return {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "patch_size": 8, "out_hidden_size": 64}
+    """SGLang takes the patches of Qwen2.5-VL for embeddings unless they have 14 x 14 pixels."""
+    return {"depth": 2, "hidden_size": 32, "patch_size": 14, "out_hidden_size": 64}
 
 
 def _tokens(words: Any) -> dict[str, Any]:

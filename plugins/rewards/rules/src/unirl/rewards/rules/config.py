@@ -20,11 +20,17 @@ __all__ = [
     "JpegSizeConfig",
     "PixelTargetConfig",
     "ShapesConfig",
+    "SoftShapesConfig",
 ]
 
 
 @dataclass
 class ShapesConfig(RewardConfig):
+    pass
+
+
+@dataclass
+class SoftShapesConfig(RewardConfig):
     pass
 
 

@@ -13,6 +13,7 @@ __all__ = [
     "JPEG_SIZE",
     "PIXEL_TARGET",
     "SHAPES",
+    "SOFT_SHAPES",
     "unirl_rewards",
 ]
 
@@ -38,6 +39,21 @@ SHAPES = RewardSpec(
     metadata=("color", "shape", "place"),
     metadata_kinds={"color": ("text",), "shape": ("text",), "place": ("text",)},
     parts=("color", "shape", "place", "perfect"),
+)
+
+SOFT_SHAPES = RewardSpec(
+    name="soft-shapes",
+    summary="Colour, shape and position of the single shape in a 64 px image by degree; differentiable",
+    build="unirl.rewards.rules.soft_shapes:build",
+    config="unirl.rewards.rules.config:SoftShapesConfig",
+    capabilities={**_PLAIN, Cap.REWARD_DIFFERENTIABLE: Support.NATIVE},
+    scale="mean degree to which colour, shape and place are right, 0 to 1",
+    range=(0.0, 1.0),
+    examples=SHAPES.examples,
+    media="image",
+    metadata=SHAPES.metadata,
+    metadata_kinds=SHAPES.metadata_kinds,
+    parts=("color", "shape", "place"),
 )
 
 JPEG_SIZE = RewardSpec(
@@ -104,4 +120,4 @@ FUNCTION = RewardSpec(
 
 @hookimpl
 def unirl_rewards() -> list[RewardSpec]:
-    return [SHAPES, JPEG_SIZE, BRIGHTNESS, EXACT_MATCH, PIXEL_TARGET, FUNCTION]
+    return [SHAPES, SOFT_SHAPES, JPEG_SIZE, BRIGHTNESS, EXACT_MATCH, PIXEL_TARGET, FUNCTION]

@@ -20,13 +20,13 @@ MIN_OVERLAP = 0.7
 """Intersection over union with the ideal shape of the same area and centre."""
 NOTHING = -1
 
-# Area of each shape with radius 1.
-_UNIT_AREA = {
+UNIT_AREA = {
     "square": 4.0,
     "disk": math.pi,
     "cross": 8 * CROSS_ARM - 4 * CROSS_ARM**2,
     "ring": math.pi * (1 - RING_HOLE**2),
 }
+"""Area of each shape with radius 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +71,12 @@ def read_shapes(images: Tensor) -> Reading:
 
 def _place(center_x: Tensor, center_y: Tensor) -> Tensor:
     """[N] index into PLACES: the direction in which the centre is furthest from the canvas's middle."""
+    offset, place = offsets_of(center_x, center_y).max(dim=1)
+    return torch.where(offset >= MIN_OFFSET_PX, place, NOTHING)
+
+
+def offsets_of(center_x: Tensor, center_y: Tensor) -> Tensor:
+    """[N, len(PLACES)] pixels from the canvas's middle to the centre, in the direction of each place."""
     middle = (SIZE_PX - 1) / 2
     directions = {
         "left": middle - center_x,
@@ -78,13 +84,12 @@ def _place(center_x: Tensor, center_y: Tensor) -> Tensor:
         "top": middle - center_y,
         "bottom": center_y - middle,
     }
-    offset, place = torch.stack([directions[name] for name in PLACES], dim=1).max(dim=1)
-    return torch.where(offset >= MIN_OFFSET_PX, place, NOTHING)
+    return torch.stack([directions[name] for name in PLACES], dim=1)
 
 
 def _overlap(shape: str, *, lit: Tensor, area: Tensor, dx: Tensor, dy: Tensor) -> Tensor:
     """[N] intersection over union of the lit pixels with `shape` of the same area and centre."""
-    radius = torch.sqrt(area / _UNIT_AREA[shape])[:, None, None]
+    radius = torch.sqrt(area / UNIT_AREA[shape])[:, None, None]
     if shape == "square":
         ideal = (dx <= radius) & (dy <= radius)
     elif shape == "cross":

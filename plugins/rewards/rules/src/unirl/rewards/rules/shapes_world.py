@@ -75,7 +75,8 @@ def signed_distance(shape: str, *, dx: Tensor, dy: Tensor, radius: Tensor) -> Te
         upright = torch.maximum(dx.abs() - arm, dy.abs() - radius)
         level = torch.maximum(dx.abs() - radius, dy.abs() - arm)
         return torch.minimum(upright, level)
-    distance = torch.sqrt(dx * dx + dy * dy)
+    # The square root has no derivative at the centre, and 1e-6 pixels from it every shape has the same coverage.
+    distance = torch.sqrt((dx * dx + dy * dy).clamp_min(1e-12))
     if shape == "disk":
         return distance - radius
     if shape == "ring":

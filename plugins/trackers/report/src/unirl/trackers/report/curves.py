@@ -1,10 +1,10 @@
-"""The curves of a run: six panels in one figure, which the page shows one by one."""
+"""The curves of a run: nine panels in one figure, which the page shows one by one."""
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,12 +20,14 @@ from .theme import DARK, LIGHT, Theme
 
 __all__ = ["PANELS", "Curves", "draw_curves"]
 
-COLUMNS, ROWS = 3, 2
+COLUMNS, ROWS = 3, 3
 PANEL_INCHES = (5.2, 3.6)
 HEAD_INCHES = 0.55
 DOTS_PER_INCH = 130
 VISIBLE_SHARE = 0.005
 """Phases that take less of the time are drawn together, as `other`."""
+FEW_CURVES = 4
+"""Curves whose legend finds room beside them."""
 RUNNING_MEAN_FROM = 40
 """Steps from which a running mean is drawn over a noisy curve."""
 
@@ -85,10 +87,12 @@ def _reward(axes: Axes, history: RunHistory, theme: Theme) -> bool:
         spread = dict(spreads.get(name.removesuffix("mean") + "std", []))
         if spread:
             widths = np.array([spread.get(int(step), math.nan) for step in steps])
-            axes.fill_between(
-                steps, values - widths, values + widths, color=color, alpha=0.15, lw=0, label="± std of the samples"
-            )
-        _noisy_line(axes, steps, values, color=color, label=_label(name, "reward_mean", "mean of a step"))
+            label = "" if index else "± std of the samples"
+            axes.fill_between(steps, values - widths, values + widths, color=color, alpha=0.15, lw=0, label=label)
+        stage = name.removesuffix("reward_mean").rstrip("/")
+        # With mean credit a parent's curve is that of its child.
+        style = "-" if index % 2 == 0 else "--"
+        _noisy_line(axes, steps, values, color=color, label=_label(stage, "mean of a step"), style=style)
     axes.set_ylabel("reward", color=theme.faint, fontsize=11)
     return bool(series)
 
@@ -102,7 +106,8 @@ def _held_out(axes: Axes, history: RunHistory, theme: Theme) -> bool:
     for index, (name, points) in enumerate(result.items()):
         steps, values = _columns(points)
         color = theme.series[(2, 0, 3, 1)[index % 4]]
-        label = name.replace("score_mean", "mean score").replace("share_at_threshold", "share at the threshold")
+        stage, _, metric = name.rpartition("/")
+        label = _label(stage, {"score_mean": "mean score", "share_at_threshold": "share at the threshold"}[metric])
         axes.plot(steps, values, color=color, lw=2.2, marker="o", ms=6, label=label)
         for at in sorted({0, len(points) - 1}):
             axes.annotate(
@@ -125,9 +130,16 @@ def _components(axes: Axes, history: RunHistory, theme: Theme) -> bool:
     for index, name in enumerate(names):
         points = [(row.step, row.metrics[name]) for row in history.steps if name in row.metrics]
         steps, values = _columns(points)
-        label = name.replace("reward/", "") if len(names) <= len(theme.series) else ""
+        stage, _, part = name.rpartition("reward/")
+        part = f"credit of {part}" if any(one["name"] == part for one in history.stages) else part
+        label = _label(stage.rstrip("/"), part) if len(names) <= len(theme.series) else ""
         _noisy_line(axes, steps, values, color=theme.series[index % len(theme.series)], label=label)
     axes.set_ylabel("mean of a step", color=theme.faint, fontsize=11)
+    if FEW_CURVES < len(names) <= len(theme.series):
+        # Room for a long legend above the curves.
+        bottom, top = axes.get_ylim()
+        axes.set_ylim(bottom, top + 0.55 * (top - bottom))
+        _show_legend(axes, theme, loc="upper center", ncols=2)
     return bool(names)
 
 
@@ -136,7 +148,7 @@ def _clip_fraction(axes: Axes, history: RunHistory, theme: Theme) -> bool:
     for index, (name, points) in enumerate(series.items()):
         steps, values = _columns(points)
         color = theme.series[(1 + index) % len(theme.series)]
-        _noisy_line(axes, steps, values, color=color, label=_label(name, "clip_fraction", ""))
+        _noisy_line(axes, steps, values, color=color, label=name.removesuffix("clip_fraction").rstrip("/"))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
     axes.set_ylim(bottom=0)
     axes.set_ylabel("share of clipped terms", color=theme.faint, fontsize=11)
@@ -145,13 +157,15 @@ def _clip_fraction(axes: Axes, history: RunHistory, theme: Theme) -> bool:
 
 def _log_prob_gap(axes: Axes, history: RunHistory, theme: Theme) -> bool:
     series = [
-        (_label(name, metric, text), points)
+        (_label(name.removesuffix(metric).rstrip("/"), text), points)
         for metric, text in (("logp_mismatch_max", "largest"), ("logp_mismatch_mean", "mean"))
         for name, points in history.series(metric).items()
     ]
-    clip = history.resolved.get("algorithm", {}).get("clip_range")
+    section = history.resolved.get("algorithm", {})
+    clips = [section, *section.values()] if history.stages else [section]
+    ranges = [clip.get("clip_range") for clip in clips if isinstance(clip, Mapping)]
     positive = [value for _, points in series for _, value in points if value > 0]
-    bounded = [clip] if isinstance(clip, (int, float)) and clip > 0 else []
+    bounded = sorted({clip for clip in ranges if isinstance(clip, (int, float)) and clip > 0})
     if not series:
         return False
     # A log axis has no 0, and an exact 0 is what a run in one process should show: below the decade it is linear.
@@ -163,14 +177,47 @@ def _log_prob_gap(axes: Axes, history: RunHistory, theme: Theme) -> bool:
         steps, values = _columns(points)
         style = "-" if index % 2 == 0 else "--"
         axes.plot(steps, values, color=theme.series[(4 + index) % len(theme.series)], lw=1.8, ls=style, label=label)
-    if bounded:
-        axes.axhline(bounded[0], color=theme.faint, lw=1.3, ls=":", label=f"clip range {bounded[0]:g}")
+    for clip in bounded:
+        axes.axhline(clip, color=theme.faint, lw=1.3, ls=":", label=f"clip range {clip:g}")
     if not positive:
         axes.text(
             0.5, 0.32, "exactly 0 at every step", transform=axes.transAxes, ha="center", color=theme.ink, fontsize=12
         )
     axes.set_ylabel("|log-prob mismatch| (nats)", color=theme.faint, fontsize=11)
     return True
+
+
+def _loss(axes: Axes, history: RunHistory, theme: Theme) -> bool:
+    series = {name.removesuffix("loss").rstrip("/"): points for name, points in history.series("loss").items()}
+    axes.set_ylabel("mean of the updates", color=theme.faint, fontsize=11)
+    _short_ticks(axes)
+    return _noisy_lines(axes, series, theme)
+
+
+def _gradient_norm(axes: Axes, history: RunHistory, theme: Theme) -> bool:
+    """One curve for each model that trains: stages of one model share its steps, and so their gradient."""
+    learners = {stage["name"]: stage["learner"] for stage in history.stages}
+    series: dict[str, list[tuple[int, float]]] = {}
+    for name, points in history.series("grad_norm").items():
+        stage = name.removesuffix("grad_norm").rstrip("/")
+        series.setdefault(str(learners.get(stage, stage)) if stage else "", points)
+    result = _noisy_lines(axes, series, theme)
+    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+    axes.set_ylabel("before clipping", color=theme.faint, fontsize=11)
+    _short_ticks(axes)
+    return result
+
+
+def _kl(axes: Axes, history: RunHistory, theme: Theme) -> bool:
+    series = {
+        _label(name.removesuffix(metric).rstrip("/"), text): points
+        for metric, text in (("approx_kl", "from the rollout policy"), ("kl", "from the reference policy"))
+        for name, points in history.series(metric).items()
+        if not _is_component(name)
+    }
+    axes.set_ylabel("nats, estimated", color=theme.faint, fontsize=11)
+    _short_ticks(axes)
+    return _noisy_lines(axes, series, theme)
 
 
 def _phases(axes: Axes, history: RunHistory, theme: Theme) -> bool:
@@ -209,7 +256,10 @@ PANELS: tuple[tuple[str, Panel], ...] = (
     ("Held-out prompts", _held_out),
     ("Reward components", _components),
     ("Clip fraction", _clip_fraction),
-    ("Log-prob mismatch between engine and trainer", _log_prob_gap),
+    ("Gradient norm", _gradient_norm),
+    ("Loss", _loss),
+    ("KL divergence", _kl),
+    ("Engine log-prob mismatch", _log_prob_gap),
     ("Time of each phase", _phases),
 )
 
@@ -244,10 +294,11 @@ def _show_resumes(axes: Axes, history: RunHistory, theme: Theme) -> None:
         axes.axvline(session.first_step + 0.5, color=theme.faint, lw=1.1, ls=(0, (2, 3)), label=label)
 
 
-def _noisy_line(axes: Axes, steps: np.ndarray, values: np.ndarray, *, color: str, label: str) -> None:
+def _noisy_line(axes: Axes, steps: np.ndarray, values: np.ndarray, *, color: str, label: str, style: str = "-") -> None:
     """The curve itself; of a long one, faintly, with its running mean over it."""
     if len(steps) < RUNNING_MEAN_FROM:
-        axes.plot(steps, values, color=color, lw=2, marker="o" if len(steps) < 12 else "", ms=5, label=label)
+        marker = "o" if len(steps) < 12 else ""
+        axes.plot(steps, values, color=color, lw=2, ls=style, marker=marker, ms=5, label=label)
         return
     window = max(5, len(steps) // 20)
     axes.plot(steps, values, color=color, lw=1, alpha=0.35)
@@ -255,17 +306,31 @@ def _noisy_line(axes: Axes, steps: np.ndarray, values: np.ndarray, *, color: str
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(0, ends - window)
     running = (sums[ends] - sums[starts]) / (ends - starts)
-    axes.plot(steps, running, color=color, lw=2.2, label=f"{label}, running over {window}" if label else "")
+    axes.plot(steps, running, color=color, lw=2.2, ls=style, label=f"{label}, running over {window}" if label else "")
+
+
+def _noisy_lines(axes: Axes, series: Mapping[str, Sequence[tuple[int, float]]], theme: Theme) -> bool:
+    """The curves of `series` under its keys; False when there is none."""
+    for index, (label, points) in enumerate(series.items()):
+        steps, values = _columns(points)
+        _noisy_line(axes, steps, values, color=theme.series[index % len(theme.series)], label=label)
+    return bool(series)
+
+
+def _short_ticks(axes: Axes) -> None:
+    """Small numbers with a power of ten above the axis: their labels would take the room of the axis' own."""
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 4))
+    # Left of the axis: above it stands the title.
+    axes.yaxis.get_offset_text().set_horizontalalignment("right")
 
 
 def _columns(points: Sequence[tuple[int, float]]) -> tuple[np.ndarray, np.ndarray]:
     return np.array([step for step, _ in points]), np.array([value for _, value in points], dtype=float)
 
 
-def _label(name: str, metric: str, text: str) -> str:
-    """What a curve is called: the track, if there are several, then what it shows."""
-    track = name.removesuffix(metric).rstrip("/")
-    return ", ".join(part for part in (track, text) if part)
+def _label(stage: str, text: str) -> str:
+    """What a curve is called: the stage, if there are several, then what it shows."""
+    return f"{stage}: {text}" if stage else text
 
 
 def _is_component(key: str) -> bool:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from unirl.core.errors import UniRLError
 from unirl.core.observe.events import read_events
@@ -72,6 +72,8 @@ class RunHistory:
     resolved: Mapping[str, Any] = field(default_factory=dict[str, Any])
     origins: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     """Key path -> source and detail."""
+    stages: Sequence[Mapping[str, Any]] = ()
+    """As `unirl.core.observe.stages.stage_facts` gives them; parents before their children."""
     predicted: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
     """Track -> counts of one step and `generate_share`, by formula."""
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -91,9 +93,13 @@ class RunHistory:
     def wall_s(self) -> float:
         return sum(session.seconds for session in self.sessions)
 
-    def batches(self, kind: MediaKind, key: str) -> list[SampleBatch]:
-        """Samples of this kind that arrived under this key, by step."""
-        return [batch for batch in self.media if (batch.kind, batch.key) == (kind, key) and batch.samples]
+    def batches(self, kind: MediaKind, key: Literal["train", "eval"]) -> list[SampleBatch]:
+        """Samples of this kind, by step; with several stages, those of the last stage that has any."""
+        all_of = [batch for batch in self.media if batch.kind == kind and batch.samples]
+        own = [batch for batch in all_of if batch.key == key or batch.key.startswith(f"{key}/")]
+        order = {f"{key}/{stage['name']}": place for place, stage in enumerate(self.stages)}
+        last = max((batch.key for batch in own), key=lambda name: order.get(name, -1), default="")
+        return [batch for batch in own if batch.key == last]
 
     def series(self, metric: str) -> dict[str, list[tuple[int, float]]]:
         """Points of a step metric of every track that has it: name -> (step, value). One track has no prefix."""
@@ -140,6 +146,7 @@ def _from_events(folder: Path, events: list[Event]) -> RunHistory:
             history.name, history.recipe, history.plan_hash = data["name"], data["recipe"], data["plan_hash"]
             history.resolved = data.get("resolved", {})
             history.num_steps_planned = data.get("steps")
+            history.stages = data.get("stages", ())
             history.predicted = data.get("predicted", {})
             history.versions = data.get("versions", {})
         elif event.kind == "step":

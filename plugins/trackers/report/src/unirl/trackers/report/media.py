@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from PIL import Image
-from unirl.core.observe.caption import Caption
 from unirl.core.observe.events import EventStream, read_events
 from unirl.core.types.array import Array
-from unirl.core.types.media import Media
+from unirl.core.types.track import Status, Track
 
 __all__ = ["MediaFolder", "MediaKind", "Sample", "SampleBatch", "read_media"]
 
@@ -35,9 +34,11 @@ class Sample:
     """A PNG, of a video a strip of its frames; or the text in UTF-8."""
     prompt: str
     reward: float | None
-    """None when the caption names none."""
+    """None where it has none."""
     is_truncated: bool = False
     """It was cut off by the length limit."""
+    parent: Path | None = None
+    """File of the sample that it was made from; None for one made from a prompt."""
 
     @property
     def animation(self) -> Path | None:
@@ -71,25 +72,43 @@ class MediaFolder:
         self._folder = folder / MEDIA
         self._max_images = max_images
         self._max_texts = max_texts
+        self._saved: dict[str, dict[str, str]] = {}
+        """Track -> sample id -> file of its last samples."""
         if resumed_at is not None:
             self._note("run_resumed", step=resumed_at)
 
-    def save(self, key: str, media: Media, captions: Sequence[str], *, step: int) -> None:
+    def save(self, key: str, track: Track, *, step: int) -> None:
         """Save the first samples as `media/step-000010/<key>-00.png`, or `.txt`, then their line of the index.
 
-        Of a video, the PNG is a strip of frames; the animation lies beside it as `.webp`. Sounds are not saved.
-        captions: N, as `unirl.core.observe.caption.Caption` writes them. Raises ValueError when there are not N.
+        Of a video, the PNG is a strip of frames; the animation lies beside it as `.webp`. Sounds are not saved. Of a
+        child track, samples whose parents were saved just before.
         """
-        if len(captions) != len(media):
-            raise ValueError(f"samples {key!r}: got {len(captions)} captions for {len(media)}, expected one of each.")
+        media = track.media
+        if media is None or media.kind == "audio":
+            return
+        parents = self._saved.get(track.parent_track or "", {})
+        of = [None] * track.num_rows if not parents else [parents.get(name) for name in track.parent_ids or ()]
+        limit = self._max_texts if media.kind == "text" else self._max_images
+        rows = [row for row, parent in enumerate(of) if parent is not None or not parents][:limit]
         if media.kind == "text":
-            files = [self._text(key, number, text, step) for number, text in enumerate(media.texts[: self._max_texts])]
-            self._index("texts", key, files, captions, step=step)
-        elif media.kind != "audio":
-            shown = media.arrays[: self._max_images]
+            files = [self._text(key, number, media.texts[row], step) for number, row in enumerate(rows)]
+        else:
             save = self._image if media.rate is None else partial(self._video, rate=media.rate)
-            files = [save(key, number, array, step) for number, array in enumerate(shown)]
-            self._index("images", key, files, captions, step=step)
+            files = [save(key, number, media.arrays[row], step) for number, row in enumerate(rows)]
+        names = [f"{file.parent.name}/{file.name}" for file in files]
+        self._saved[track.name] = {track.sample_ids[row]: name for row, name in zip(rows, names, strict=True)}
+        samples = [
+            {
+                "file": name,
+                "prompt": track.inputs.prompts[row],
+                "reward": None if track.rewards is None else float(track.rewards[row]),
+                "is_truncated": track.status[row] is Status.TRUNCATED,
+                "parent": of[row],
+            }
+            for row, name in zip(rows, names, strict=True)
+        ]
+        kind = "texts" if media.kind == "text" else "images"
+        self._note(kind, step=step, key=key, samples=samples, num_left_out=track.num_rows - len(rows))
 
     def _text(self, key: str, number: int, text: str, step: int) -> Path:
         file = self._file(key, number, ".txt", step=step)
@@ -125,16 +144,6 @@ class MediaFolder:
         stem = re.sub(r"[^\w.-]", "-", key)
         return folder / f"{stem}-{number:02d}{suffix}"
 
-    def _index(self, kind: MediaKind, key: str, files: Sequence[Path], captions: Sequence[str], *, step: int) -> None:
-        self._note(
-            kind,
-            step=step,
-            key=key,
-            files=[f"{file.parent.name}/{file.name}" for file in files],
-            captions=list(captions[: len(files)]),
-            num_left_out=len(captions) - len(files),
-        )
-
     def _note(self, kind: str, *, step: int, **data: Any) -> None:
         """One line of the index, safe on disk when this returns."""
         index = EventStream(self._folder / INDEX)
@@ -158,8 +167,8 @@ def read_media(folder: Path) -> list[SampleBatch]:
             batches = {at: batch for at, batch in batches.items() if batch.step <= event.step}
         elif event.kind in ("images", "texts"):
             try:
-                key, files, captions = event.data["key"], event.data["files"], event.data["captions"]
-                samples = tuple(_sample(index, *pair) for pair in zip(files, captions, strict=True))
+                key = event.data["key"]
+                samples = tuple(_sample(index, item) for item in event.data["samples"])
                 left_out = int(event.data["num_left_out"])
             except (KeyError, TypeError) as error:
                 raise ValueError(f"{index}: the {event.kind} of step {event.step} lack {error}.") from error
@@ -176,9 +185,14 @@ def _picture(image: Array) -> Image.Image:
     return Image.fromarray(pixels.numpy())
 
 
-def _sample(index: Path, name: str, caption: str) -> Sample:
-    file = index.parent / name
+def _sample(index: Path, item: Mapping[str, Any]) -> Sample:
+    file = index.parent / item["file"]
     if not file.is_file():
-        raise ValueError(f"{index}: it names {name}, which is missing.")
-    read = Caption.parse(caption)
-    return Sample(file=file, prompt=read.prompt, reward=read.reward, is_truncated=read.is_truncated)
+        raise ValueError(f"{index}: it names {item['file']}, which is missing.")
+    return Sample(
+        file=file,
+        prompt=item["prompt"],
+        reward=item["reward"],
+        is_truncated=item["is_truncated"],
+        parent=None if item["parent"] is None else index.parent / item["parent"],
+    )

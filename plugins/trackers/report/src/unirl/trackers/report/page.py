@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, TypeVar
 
 from jinja2 import Environment, StrictUndefined
@@ -18,7 +19,9 @@ from PIL import Image
 from .compare import Pairs, held_out_changes
 from .config import ReportConfig
 from .curves import PANELS, Curves
+from .families import HeldOut, families
 from .fold import fold
+from .graph import stage_graph
 from .history import RunHistory
 from .media import MediaKind, Sample, SampleBatch
 from .theme import DARK, LIGHT
@@ -41,6 +44,7 @@ def render_page(
     dark: Curves,
     pairs: Pairs | None,
     text_pairs: Pairs | None,
+    held_out: HeldOut | None,
     is_running: bool,
 ) -> str:
     """The HTML of a run. `light` and `dark` are the same curves for both colour schemes."""
@@ -67,6 +71,9 @@ def render_page(
         ],
         pairs=pairs,
         text_pairs=text_pairs,
+        graph=stage_graph(history),
+        held_out=held_out,
+        families=_spread(sorted(families(history, "train").items()), config.gallery_steps),
         gallery=_gallery(history, "images", config),
         text_gallery=_gallery(history, "texts", config),
         components=_components(history),
@@ -77,6 +84,7 @@ def render_page(
         has_origins=bool(history.origins),
         versions={**history.versions, **_versions_here()},
         row_tiles=config.gallery_samples,
+        num_branches=config.gallery_samples,
         themes=(LIGHT, DARK),
     )
 
@@ -190,7 +198,9 @@ def _phases(history: RunHistory) -> list[dict[str, Any]]:
 
 
 def _gallery(history: RunHistory, kind: MediaKind, config: ReportConfig) -> list[tuple[SampleBatch, Sequence[Sample]]]:
-    """Training samples of some steps, evenly spread, first and last among them."""
+    """Training samples of some steps, evenly spread, first and last among them; none of a run with several stages."""
+    if families(history, "train"):
+        return []
     batches = _spread(history.batches(kind, "train"), config.gallery_steps)
     return [(batch, batch.samples[: config.gallery_samples]) for batch in batches]
 
@@ -228,18 +238,26 @@ def _versions_here() -> dict[str, str]:
 
 
 def _picture(sample: Sample) -> dict[str, Any]:
-    """An image for the page: its data URI, and whether it is so small that its pixels should stay sharp."""
+    """An image for the page: its data URI, and whether it is so small that its pixels should stay sharp; of a video the
+    URIs of its animation and of the strip of its frames."""
     if sample.animation is not None:
-        return {"uri": _data_uri(sample.animation.read_bytes(), "webp"), "is_small": False}
+        strip = _image_uri(sample.file, most=2 * THUMBNAIL)
+        return {"uri": _data_uri(sample.animation.read_bytes(), "webp"), "is_small": False, "strip": strip}
     with Image.open(sample.file) as opened:
-        size = max(opened.size)
-        if size <= THUMBNAIL:
-            return {"uri": _data_uri(sample.file.read_bytes(), "png"), "is_small": size <= THUMBNAIL // 2}
+        is_small = max(opened.size) <= THUMBNAIL // 2
+    return {"uri": _image_uri(sample.file, most=THUMBNAIL), "is_small": is_small, "strip": None}
+
+
+def _image_uri(file: Path, *, most: int) -> str:
+    """The data URI of an image, scaled down to `most` pixels on its longest edge."""
+    with Image.open(file) as opened:
+        if max(opened.size) <= most:
+            return _data_uri(file.read_bytes(), "png")
         image = opened.convert("RGB")
-    image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
+    image.thumbnail((most, most), Image.Resampling.LANCZOS)
     content = io.BytesIO()
     image.save(content, format="JPEG", quality=88)
-    return {"uri": _data_uri(content.getvalue(), "jpeg"), "is_small": False}
+    return _data_uri(content.getvalue(), "jpeg")
 
 
 def _data_uri(content: bytes, kind: str) -> str:

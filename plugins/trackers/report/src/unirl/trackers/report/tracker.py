@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +10,7 @@ from unirl.core.roles import RunInfo
 from unirl.core.specs.check import check_config
 from unirl.core.types.event import Event
 from unirl.core.types.media import Media
+from unirl.core.types.track import Track
 
 from .config import ReportConfig
 from .media import MediaFolder
@@ -45,9 +46,10 @@ class ReportTracker:
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Nothing to keep: the same numbers are in the `step` and `evaluated` events."""
 
-    def samples(self, key: str, media: Media, captions: Sequence[str], *, step: int) -> None:
+    def samples(self, key: str, track: Track, *, step: int, lineage: Mapping[str, Media]) -> None:
+        # A parent came before its children, and what was saved of it is beside them.
         assert self._media is not None, "start() comes first"
-        self._media.save(key, media, captions, step=step)
+        self._media.save(key, track, step=step)
 
     def event(self, event: Event) -> None:
         self._is_announced = self._is_announced or event.kind in ("run_started", "run_resumed")

@@ -11,6 +11,7 @@ from .compare import pair_samples
 from .config import ReportConfig
 from .contact import contact_sheet
 from .curves import draw_curves
+from .families import held_out_families
 from .history import RunHistory, read_history
 from .page import render_page
 
@@ -43,13 +44,15 @@ def write_report(folder: Path, *, config: ReportConfig | None = None, is_running
     if pairs and sheet:
         _replace(sheet, contact_sheet(pairs, title=history.name))
     curves = _replace(folder / "curves.png", light.png)
+    held_out = held_out_families(history, limit=config.pairs)
     page = render_page(
         history,
         config=config,
         light=light,
         dark=dark,
-        pairs=pairs,
-        text_pairs=pair_samples(history, "texts", limit=config.pairs),
+        pairs=None if held_out else pairs,
+        text_pairs=None if held_out else pair_samples(history, "texts", limit=config.pairs),
+        held_out=held_out,
         is_running=is_running,
     )
     return ReportFiles(page=_replace(folder / "report.html", page.encode()), curves=curves, contact_sheet=sheet)

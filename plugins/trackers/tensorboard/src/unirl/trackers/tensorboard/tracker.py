@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from PIL import Image
 from torch.utils.tensorboard.writer import SummaryWriter
-from unirl.core.observe.caption import Caption
+from unirl.core.observe.caption import captions
 from unirl.core.roles import RunInfo
 from unirl.core.specs.check import check_config
 from unirl.core.types.array import Array
 from unirl.core.types.event import Event
 from unirl.core.types.media import Media
+from unirl.core.types.track import Status, Track
+
+from tensorboard.compat.proto import summary_pb2
 
 from .config import TensorboardConfig
 
 __all__ = ["TensorboardTracker", "build", "image_grid"]
 
+Summary: Any = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue] - its classes are made on import
 FLUSH_AT = ("evaluated", "checkpoint_saved")
 """Events after which a crash must not lose what was logged."""
 STRIP = 6
-"""Most frames of a video that are shown. TensorBoard's own videos need moviepy."""
+"""Most frames of a video in a strip."""
 
 
 def build(config: TensorboardConfig) -> TensorboardTracker:
@@ -33,8 +39,8 @@ def build(config: TensorboardConfig) -> TensorboardTracker:
 
 
 class TensorboardTracker:
-    """Writes scalars by key, images and frames of videos as grids with captions, and completions, recipe and findings
-    as text."""
+    """Writes scalars by key, images and frames of videos as grids with captions, animations of videos, and
+    completions, recipe and findings as text."""
 
     def __init__(self, config: TensorboardConfig) -> None:
         self._config = config
@@ -60,31 +66,47 @@ class TensorboardTracker:
         for key, value in metrics.items():
             self._writer.add_scalar(key, float(value), step)
 
-    def samples(self, key: str, media: Media, captions: Sequence[str], *, step: int) -> None:
-        """Images as one grid `<key>`, rows first, videos as strips of frames in such a grid, and their captions in the
-        same order as the text `<key>/captions`. Texts as one text `<key>/texts`: reward, prompt and text of each."""
-        if len(captions) != len(media):
-            raise ValueError(f"samples {key!r}: got {len(captions)} captions for {len(media)}, expected one of each.")
-        if media.kind == "text":
-            self._texts(key, media.texts[: self._config.max_texts], captions, step=step)
-        elif media.kind != "audio":
-            shown = media.arrays[: self._config.max_images]
-            self._images(key, [_strip(each) if media.kind == "video" else each for each in shown], captions, step=step)
-
-    def _images(self, key: str, images: Sequence[Array], captions: Sequence[str], *, step: int) -> None:
-        if not images:
+    def samples(self, key: str, track: Track, *, step: int, lineage: Mapping[str, Media]) -> None:
+        """Images as one grid `<key>`, rows first, each with the images that it was made from at its left; videos as
+        strips of frames in such a grid, and as the animated grid `<key>/animation`. The text `<key>` has their captions
+        in the same order or, with parents, reward, prompt and parents of each. Texts as one text `<key>/texts`: reward,
+        prompt, parents and text of each."""
+        media = track.media
+        if media is None or media.kind == "audio" or not track.num_rows:
             return
-        self._writer.add_image(key, image_grid(images), step)
-        lines = [f"{number}. {caption}" for number, caption in enumerate(captions[: len(images)], start=1)]
-        self._writer.add_text(f"{key}/captions", "\n".join(lines), step)
+        limit = self._config.max_texts if media.kind == "text" else self._config.max_images
+        rows = range(min(limit, track.num_rows))
+        if media.kind == "text":
+            blocks = [_block(track, row, {**lineage, "text": media}) for row in rows]
+            self._writer.add_text(f"{key}/texts", "\n\n".join(blocks), step)
+            return
+        shown = media.arrays[: len(rows)]
+        parents = [parent for parent in lineage.values() if parent.kind in ("image", "video")]
+        cells = [_beside([_still(each, row) for each in (*parents, media)]) for row in rows]
+        self._writer.add_image(key, image_grid(cells), step)
+        if media.rate:
+            self._animation(f"{key}/animation", shown, rate=media.rate, step=step)
+        if lineage:
+            self._writer.add_text(key, "\n\n".join(_block(track, row, lineage) for row in rows), step)
+        else:
+            lines = [f"{row + 1}. {caption}" for row, caption in enumerate(captions(track.select(rows)))]
+            self._writer.add_text(key, "\n".join(lines), step)
 
-    def _texts(self, key: str, texts: Sequence[str], captions: Sequence[str], *, step: int) -> None:
-        shown = [
-            _sample(number, text, Caption.parse(caption))
-            for number, (text, caption) in enumerate(zip(texts, captions, strict=False), 1)
+    def _animation(self, key: str, videos: Sequence[Array], *, rate: float, step: int) -> None:
+        """The videos as one animated GIF; a shorter one stays at its last frame."""
+        # `add_video` would need moviepy to encode the same.
+        grids = [
+            image_grid([video[min(at, len(video) - 1)] for video in videos]) for at in range(max(map(len, videos)))
         ]
-        if shown:
-            self._writer.add_text(f"{key}/texts", "\n\n".join(shown), step)
+        first, *others = (Image.fromarray(grid.movedim(0, -1).numpy()) for grid in grids)
+        content = io.BytesIO()
+        first.save(content, format="GIF", save_all=True, append_images=others, duration=round(1000 / rate), loop=0)
+        image = Summary.Image(
+            height=first.height, width=first.width, colorspace=3, encoded_image_string=content.getvalue()
+        )
+        writer = self._writer.file_writer
+        assert writer is not None, "open until finish()"
+        writer.add_summary(Summary(value=[Summary.Value(tag=key, image=image)]), step)
 
     def event(self, event: Event) -> None:
         if event.kind == "finding":
@@ -97,11 +119,13 @@ class TensorboardTracker:
         self._writer.close()
 
 
-def _sample(number: int, text: str, caption: Caption) -> str:
-    """A text sample in Markdown, its prompt and text as they are."""
-    reward = "" if caption.reward is None else f" reward {caption.reward:.2f}"
-    cut = " truncated" if caption.is_truncated else ""
-    return f"**{number}.{reward}{cut}**\n\n{_verbatim(caption.prompt)}\n\ntext:\n\n{_verbatim(text)}"
+def _block(track: Track, row: int, shown: Mapping[str, Media]) -> str:
+    """A sample in Markdown: its number, reward and prompt, and the texts of `shown` as they are."""
+    reward = "" if track.rewards is None else f" reward {float(track.rewards[row]):.2f}"
+    cut = " truncated" if track.status[row] is Status.TRUNCATED else ""
+    texts = {name: media.texts[row] for name, media in shown.items() if media.kind == "text"}
+    parts = [f"**{row + 1}.{reward}{cut}**", _verbatim(track.inputs.prompts[row])]
+    return "\n\n".join([*parts, *(f"{name}:\n\n{_verbatim(text)}" for name, text in texts.items())])
 
 
 def _verbatim(text: str) -> str:
@@ -126,6 +150,20 @@ def image_grid(images: Sequence[Array], *, gap: int = 2) -> Array:
         pixels = (image.detach().float().clamp(0, 1) * 255).round().to(torch.uint8).cpu()
         grid[:, top : top + pixels.shape[1], left : left + pixels.shape[2]] = pixels
     return grid
+
+
+def _still(media: Media, row: int) -> Array:
+    """[3, H, W]: an image, or the strip of a video."""
+    return _strip(media.arrays[row]) if media.kind == "video" else media.arrays[row]
+
+
+def _beside(images: Sequence[Array]) -> Array:
+    """One picture of several, side by side on white."""
+    if len(images) == 1:
+        return images[0]
+    height = max(int(image.shape[1]) for image in images)
+    pad = torch.nn.functional.pad
+    return torch.cat([pad(image.float(), (0, 0, 0, height - int(image.shape[1])), value=1.0) for image in images], -1)
 
 
 def _strip(video: Array) -> Array:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from PIL import Image
 from unirl.core.errors import RecipeError, UniRLError
-from unirl.core.observe.caption import Caption
+from unirl.core.observe.caption import captions
 from unirl.core.roles import RunInfo
 from unirl.core.specs.check import check_config
 from unirl.core.types.array import Array
 from unirl.core.types.event import Event
 from unirl.core.types.media import Media
+from unirl.core.types.track import Status, Track
 
 import wandb
 
@@ -25,10 +26,6 @@ __all__ = ["STEP", "WandbFailed", "WandbTracker", "build"]
 
 STEP = "step"
 """The axis of every chart: steps completed. W&B's own counter only counts calls."""
-
-
-TEXT_COLUMNS = ("prompt", "text", "reward", "truncated")
-"""Columns of a table of texts."""
 
 
 class WandbFailed(UniRLError):
@@ -44,8 +41,8 @@ def build(config: WandbConfig) -> WandbTracker:
 
 
 class WandbTracker:
-    """Sends numbers over the axis `step`, images and videos with their captions, tables of texts, and findings in the
-    summary."""
+    """Sends numbers over the axis `step`, images and videos with their captions, tables of texts and of samples beside
+    their parents, and findings in the summary."""
 
     def __init__(self, config: WandbConfig) -> None:
         self._config = config
@@ -124,29 +121,23 @@ class WandbTracker:
             raise ValueError(f"metrics: {STEP!r} is the name of the axis; give the number another name.")
         self._run.log({STEP: step, **{key: float(value) for key, value in metrics.items()}})
 
-    def samples(self, key: str, media: Media, captions: Sequence[str], *, step: int) -> None:
+    def samples(self, key: str, track: Track, *, step: int, lineage: Mapping[str, Media]) -> None:
         """Send the first images or videos under `key`, each with its caption, or the first completions as the table
-        `<key>/texts`, one row per sample."""
-        if len(captions) != len(media):
-            raise ValueError(f"samples {key!r}: got {len(captions)} captions for {len(media)}, expected one of each.")
-        if media.kind == "text":
-            self._run.log({STEP: step, f"{key}/texts": self._table(media.texts, captions)})
-        elif media.kind != "audio":
-            shown = list(zip(media.arrays[: self._config.max_images], captions, strict=False))
-            if media.rate is None:
-                sent = [wandb.Image(_pixels(image).numpy(), caption=caption) for image, caption in shown]
-            else:
-                sent = [
-                    wandb.Video(_gif(video, rate=media.rate), caption=caption, format="gif") for video, caption in shown
-                ]
-            self._run.log({STEP: step, key: sent})
-
-    def _table(self, texts: Sequence[str], captions: Sequence[str]) -> wandb.Table:
-        table = wandb.Table(columns=list(TEXT_COLUMNS))
-        for text, caption in zip(texts[: self._config.max_texts], captions, strict=False):
-            read = Caption.parse(caption)
-            table.add_data(read.prompt, text, read.reward, read.is_truncated)
-        return table
+        `<key>/texts`. With parents, there is a table `<key>/samples` of images and videos too, which shows them beside
+        the prompt and the parents."""
+        media, name = track.media, track.name if lineage else "text"
+        if media is None or media.kind == "audio":
+            return
+        is_text = media.kind == "text"
+        limit = self._config.max_texts if is_text else self._config.max_images
+        shown = track.select(range(min(limit, track.num_rows)))
+        if is_text:
+            self._run.log({STEP: step, f"{key}/texts": _table(shown, lineage, name=name)})
+            return
+        sent = [_cell(media, row, caption=caption) for row, caption in enumerate(captions(shown))]
+        self._run.log({STEP: step, key: sent})
+        if lineage:
+            self._run.log({STEP: step, f"{key}/samples": _table(shown, lineage, name=name)})
 
     def event(self, event: Event) -> None:
         if event.kind == "finding":
@@ -157,6 +148,29 @@ class WandbTracker:
         """End the W&B run. A stopped run is not a failure: it can be resumed."""
         self._run.summary["status"] = status
         self._run.finish(exit_code=1 if status == "failed" else 0)
+
+
+def _table(track: Track, lineage: Mapping[str, Media], *, name: str) -> wandb.Table:
+    """One row per sample: prompt, parents from the root down, the sample itself as column `name`, reward, and whether a
+    length limit ended it."""
+    assert track.media is not None
+    table = wandb.Table(columns=["prompt", *lineage, name, "reward", "truncated"])
+    for row, prompt in enumerate(track.inputs.prompts):
+        parents = [_cell(media, row) for media in lineage.values()]
+        reward = None if track.rewards is None else float(track.rewards[row])
+        table.add_data(prompt, *parents, _cell(track.media, row), reward, track.status[row] is Status.TRUNCATED)
+    return table
+
+
+def _cell(media: Media, row: int, *, caption: str | None = None) -> Any:
+    """What W&B shows of one sample; None of a sound."""
+    if media.kind == "text":
+        return media.texts[row]
+    if media.kind == "audio":
+        return None
+    if media.rate is None:
+        return wandb.Image(_pixels(media.arrays[row]).numpy(), caption=caption)
+    return wandb.Video(_gif(media.arrays[row], rate=media.rate), caption=caption, format="gif")
 
 
 def _pixels(images: Array) -> Array:

@@ -1,0 +1,26 @@
+"""vLLM with models that read images, on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from external_engines.environments import make
+from external_engines.image_engines import *
+from external_engines.image_engines import build_model
+from unirl.engine_host.text_engine import ExternalTextEngine
+from unirl.engines.vllm.config import VllmConfig
+from unirl.engines.vllm.engine import build
+
+pytestmark = pytest.mark.keyed
+
+
+@pytest.fixture(scope="module")
+def engine(kind: str, folder: Path) -> Iterator[ExternalTextEngine]:
+    """With room for adapters. Its weights are those that the test before left."""
+    make("vllm")
+    settings = VllmConfig(kv_cache_mb=64, max_num_seqs=16, lora_rank=4)
+    engine = build(settings, model=build_model(kind, folder), device="cpu")
+    yield engine
+    engine.close()
