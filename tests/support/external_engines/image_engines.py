@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from PIL import Image
 from unirl.conformance.doubles.requests import make_text_request
 from unirl.conformance.doubles.trained import full_update
 from unirl.core.errors import DataError, RunFailed
@@ -48,6 +50,7 @@ __all__ = [
     "test_log_probs_are_those_of_the_weights_at_the_sampling_temperature",
     "test_one_instruction_over_two_images_gives_each_its_own_log_probs",
     "test_prompts_and_images_that_do_not_belong_together_are_refused",
+    "test_the_same_patches_in_another_shape_are_another_image",
 ]
 
 PROMPTS = ("What is it?", "What is it?", "Which of them is red?")
@@ -120,6 +123,27 @@ def test_one_instruction_over_two_images_gives_each_its_own_log_probs(
         assert len(result.values["pixel_values"]) == len(set(asked.inputs.ids))
     # Random images move log-probs of random weights by 1e-2 and more, so that the bound above tells them apart.
     assert gap(with_images_of(request.select([2, 3]), engine.generate(request.select([0, 1])), model), model) > 1e-2
+
+
+def test_the_same_patches_in_another_shape_are_another_image(
+    engine: ExternalTextEngine, model: TextModel, ask: Ask, tmp_path: Path
+) -> None:
+    """Wide and tall images of one colour differ in their grids alone, and so in the positions of their tokens."""
+    engine.load_weights(full_update(model, version=1))
+    request = ask(engine).select([0, 2])
+    media: list[tuple[MediaRef, ...]] = []
+    for size in ((56, 28), (28, 56)):
+        file = tmp_path / f"{size[0]}.png"
+        Image.new("RGB", size, (200, 30, 30)).save(file)
+        media.append((MediaRef(modality="image", role="condition", uri=str(file)),))
+    inputs = dataclasses.replace(request.inputs, media=tuple(media))
+    tokens = model.prompt_tokens(inputs, sampling=request.text.sampling)
+    assert tokens[0].tolist() == tokens[1].tolist()
+    params = dataclasses.replace(request.text, prompt_tokens=tuple(tokens))
+    track = engine.generate(dataclasses.replace(request, inputs=inputs, params=params))
+    wide, tall = track.conditions["positive"].expanded()["pixel_values"]
+    assert torch.equal(wide, tall)
+    assert gap(track, model) < ROUNDING
 
 
 def with_images_of(request: Request, track: Track, model: TextModel) -> Track:

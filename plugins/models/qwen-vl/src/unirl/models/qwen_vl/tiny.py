@@ -99,8 +99,9 @@ def media(folder: Path, *, number: int) -> tuple[MediaRef, ...]:
 
 
 def image_processor(*, patch_size: int = 14, most_pixels: int = 6272) -> Any:
-    """Images of 784 to `most_pixels` pixels, in square patches, of which 2 x 2 are a token."""
-    return Qwen2VLImageProcessorPil(patch_size=patch_size, size={"shortest_edge": 784, "longest_edge": most_pixels})
+    """Images of one token to `most_pixels` pixels, in square patches, of which 2 x 2 are a token."""
+    size = {"shortest_edge": (2 * patch_size) ** 2, "longest_edge": most_pixels}
+    return Qwen2VLImageProcessorPil(patch_size=patch_size, size=size)
 
 
 def tokenizer() -> Any:
