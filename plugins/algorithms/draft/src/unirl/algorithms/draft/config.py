@@ -28,7 +28,7 @@ class DraftConfig(PartConfig):
     the clean latent. 1 is the last step of the schedule."""
     reward_limit: float | None = None
     """The loss is max(limit - reward, 0), so samples beyond the limit have no gradient. None is no limit: the loss is
-    -reward."""
+    -reward. ReFL's paper takes 2 for rewards of mean 0 and deviation 1."""
     checkpointing: bool = True
     """Recompute the activations of each denoise step in the backward pass instead of keeping those of all K."""
 
@@ -63,6 +63,3 @@ class ReflConfig(DraftConfig):
     stop_window: int = limit(10, least=1)
     """Denoising stops at one of this many last steps, drawn for each training step, and its velocity leads straight to
     the clean latent. The paper draws from the last 10 of 40."""
-    reward_limit: float | None = 2.0
-    """The loss is max(limit - reward, 0), so samples beyond the limit have no gradient. The paper's rewards are
-    standardised."""

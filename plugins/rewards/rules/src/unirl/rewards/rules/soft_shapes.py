@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ __all__ = ["SoftShapesReward", "build"]
 _NAME = "soft-shapes"
 LIT_WIDTH = 0.05
 """Brightness over which a pixel goes from background to shape, the scale of a sigmoid around `LIT`."""
+CHANNEL_WIDTH = 0.02
+"""Temperature of the smooth maximum over channels; the maximum itself has no gradient where channels are equal."""
 OFFSET_WIDTH_PX = 2.0
 """The same for the distance by which the named place is ahead of the others."""
 
@@ -43,7 +46,7 @@ class SoftShapesReward:
             key: indices_of(samples, key, known, reward=_NAME)
             for key, known in (("color", tuple(COLORS)), ("shape", SHAPES), ("place", tuple(PLACES)))
         }
-        weight = torch.sigmoid((images.amax(dim=1) - LIT) / LIT_WIDTH)
+        weight = torch.sigmoid((_brightness(images) - LIT) / LIT_WIDTH)
         area = weight.sum(dim=(1, 2))
         axis = torch.arange(SIZE_PX, dtype=images.dtype, device=images.device)
         center_x, center_y = (weight.sum(dim=1) @ axis) / area, (weight.sum(dim=2) @ axis) / area
@@ -57,6 +60,11 @@ class SoftShapesReward:
 
     def close(self) -> None:
         pass
+
+
+def _brightness(images: Tensor) -> Tensor:
+    """[N, H, W] the largest channel: exact for grey, and less by at most `CHANNEL_WIDTH` log 3."""
+    return CHANNEL_WIDTH * (torch.logsumexp(images / CHANNEL_WIDTH, dim=1) - math.log(3))
 
 
 def _color(images: Tensor, weight: Tensor, named: list[int]) -> Tensor:
