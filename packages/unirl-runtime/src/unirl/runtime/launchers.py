@@ -140,7 +140,7 @@ class RayLauncher:
     def _build(self, cluster: Cluster, by_role: dict[str, list[Actor]]) -> None:
         """Build all workers' parts concurrently; on shared devices, rollout workers after the train ranks."""
         if self._config.placement == "colocate":
-            cluster.prepare(by_role["train"], "build", "train")
+            cluster.prepare(by_role["train"], "build", "train", with_engine=False)
             cluster.call(by_role["train"], "offload", phase="offload")
             cluster.prepare(by_role["rollout"], "build", "rollout")
             cluster.call(by_role["rollout"], "sleep", phase="sleep")

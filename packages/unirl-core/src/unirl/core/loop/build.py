@@ -23,7 +23,7 @@ from .scoring import MediaScore
 
 if TYPE_CHECKING:
     from ..plugins.catalog import Catalog
-    from ..specs.spec import Spec
+    from ..specs.spec import ModelPart, Spec
     from ..types.media import MediaKind
 
 __all__ = [
@@ -82,7 +82,10 @@ def build_parts(
         is_lazy = lazy and all(
             part is not None and part.spec.support(Cap.LAZY_BUILD) is Support.NATIVE for part in both
         )
-        models[name] = model = build_part(learner.model, catalog, device=device, **({"lazy": True} if is_lazy else {}))
+        context: dict[str, Any] = {"lazy": True} if is_lazy else {}
+        if learner.model.spec.optional_parts:
+            context["serves"] = _serves(plan, name, with_engine=with_engine, with_losses=rewards != "none")
+        models[name] = model = build_part(learner.model, catalog, device=device, **context)
         if learner.backend is not None:
             # A worker that generates may have none of the stages that train the model.
             stages = [stage for stage in (*plan.trained, *plan.stages) if stage.learner.name == name]
@@ -103,6 +106,17 @@ def build_parts(
         rewards=scorers,
         reward_weights=reward_weights(plan),
     )
+
+
+def _serves(plan: Plan, learner: str, *, with_engine: bool, with_losses: bool) -> frozenset[ModelPart]:
+    """The optional parts of a model that this process uses."""
+    parts: set[ModelPart] = set()
+    if with_engine:
+        parts.update(*(stage.engine.spec.model_parts for stage in plan.stages if stage.learner.name == learner))
+    trained = [stage for stage in plan.trained if stage.learner.name == learner]
+    if with_losses and any(stage.needs.reward == "differentiable" for stage in trained):
+        parts.add("decode")
+    return frozenset(parts)
 
 
 def _engines(plan: Plan, models: Mapping[str, Model], *, catalog: Catalog, device: Any) -> dict[str, Engine]:

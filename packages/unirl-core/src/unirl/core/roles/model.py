@@ -31,7 +31,9 @@ __all__ = [
 class Model(Protocol):
     """What every model has. Build: `build(config, *, device) -> Model`, a `DiffusionModel` or a `TextModel`.
 
-    One with the capability `lazy-build` also takes `lazy`: true makes it a `LazyModel`.
+    One with the capability `lazy-build` also takes `lazy`: true makes it a `LazyModel`. One whose spec names
+    `optional_parts` also takes `serves`, a frozenset of those to load; by default all of them. Using another one raises
+    RunFailed; all else, schedule and shapes included, is the same without it.
     """
 
     spec: ModelSpec

@@ -16,6 +16,7 @@ from .capability import Cap, Needs, Support
 
 __all__ = [
     "KINDS",
+    "MODEL_PARTS",
     "AlgorithmSpec",
     "BackendSpec",
     "EngineSpec",
@@ -24,6 +25,7 @@ __all__ = [
     "LauncherSpec",
     "MediaRole",
     "Miniature",
+    "ModelPart",
     "ModelSpec",
     "NamesInModule",
     "RewardExample",
@@ -35,6 +37,9 @@ __all__ = [
 
 MediaRole = Literal["source", "first_frame", "condition"]
 """What an image, video or sound of a prompt is to a model: what it edits, what it goes on from, what it looks at."""
+ModelPart = Literal["encode", "decode"]
+"""A part of a model besides `trainable`, by the method that uses it: its encoders, its decoder."""
+MODEL_PARTS: frozenset[ModelPart] = frozenset({"encode", "decode"})
 NamesInModule: TypeAlias = tuple[str, ...] | str
 """Names, or `"module:function"` of a function that finds them in the trainable module, as a checkpoint has it. Read it
 through `unirl.core.specs.facts.names_in`."""
@@ -151,6 +156,8 @@ class ModelSpec(Spec):
     )
     """Linear layers that may be split over ranks, by name below `trainable`, `*` standing for one component: `colwise`
     splits the outputs of the first of a pair, `rowwise` the inputs of the second."""
+    optional_parts: tuple[ModelPart, ...] = ()
+    """Parts that its `build` leaves out on request, see `unirl.core.roles.Model`."""
     path_key: str = "path"
     """Config key that takes the folder of a checkpoint."""
     tiny: Miniature | None = None
@@ -184,6 +191,8 @@ class EngineSpec(Spec):
     `unirl.engine_host.environment`; empty is this one."""
     releases: tuple[str, ...] = ()
     """Releases of the engine that this environment has locks for besides the newest: values of `engine.release`."""
+    model_parts: tuple[ModelPart, ...] = ("encode", "decode")
+    """Optional parts of the model that it uses in its own process, besides `trainable`; the others are not loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)

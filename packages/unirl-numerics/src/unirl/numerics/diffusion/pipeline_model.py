@@ -7,14 +7,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
-from unirl.core.errors import RecipeError
+from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.specs.check import check_config
-from unirl.core.specs.spec import ModelSpec
+from unirl.core.specs.spec import MODEL_PARTS, ModelPart, ModelSpec
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.numerics.diffusion.pipeline_config import PipelineConfig
@@ -50,10 +51,12 @@ class PipelineModel(ABC):
         transformer: Any,
         device: torch.device,
         lazy: bool,
+        serves: frozenset[ModelPart] = MODEL_PARTS,
     ) -> None:
         """find: returns the folder of the checkpoint.  load: loads a `diffusers.DiffusionPipeline` from it, with a
         `transformer` and a `vae`, taking the components that it is given in place of the checkpoint's; all but the
-        transformer is frozen.  transformer: its class, a `diffusers.ModelMixin`.  lazy: see `unirl.core.roles.Model`.
+        transformer is frozen.  transformer: its class, a `diffusers.ModelMixin`.
+        lazy, serves: see `unirl.core.roles.Model`.
 
         Raises RecipeError for an invalid setting, before anything is looked up or loaded.
         """
@@ -64,7 +67,8 @@ class PipelineModel(ABC):
         self.dtype = dtype_of(config.dtype, key="model.dtype", model=name)
         self.autocast = None if config.autocast is None else dtype_of(config.autocast, key="model.autocast", model=name)
         self._values: CheckpointValues | None = None
-        parts: dict[str, Any] = {}
+        self._serves = serves
+        parts: dict[str, Any] = _unserved(folder, serves)
         if lazy:
             place = folder / "transformer"
             parts["transformer"] = empty = _empty(transformer, place, dtype=self.dtype)
@@ -95,6 +99,7 @@ class PipelineModel(ABC):
     @torch.no_grad()
     def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Tensor]:
         """Conditions of each input's text, [n, ...] in the dtype of the text encoders."""
+        self._check_served("encode", "text encoders", "An engine that encodes prompts with the model")
         length, most = sampling.max_sequence_length, self.max_sequence_length
         if not 1 <= length <= most:
             raise RecipeError(f"sampling.max_sequence_length: got {length}; {self.spec.name} takes 1 to {most}.")
@@ -173,6 +178,8 @@ class PipelineModel(ABC):
 
         The VAE decodes `decode_batch` rows at a time.
         """
+        user = "An algorithm whose loss decodes needs a differentiable reward (`Needs.reward`); an engine that decodes"
+        self._check_served("decode", "VAE", user)
         dtype: torch.dtype = self.vae.dtype
         unscaled = self.vae_latents(latents.float()).to(dtype)
         chunks = torch.split(unscaled, self._decode_batch or max(len(latents), 1))
@@ -204,12 +211,43 @@ class PipelineModel(ABC):
 
         embedder.register_forward_pre_hook(check)
 
+    def _check_served(self, part: ModelPart, title: str, user: str) -> None:
+        if part not in self._serves:
+            raise RunFailed(
+                f"model {self.spec.name!r}: got a call of `{part}`, but this process was built without the {title}. "
+                f"{user} names {part!r} in `EngineSpec.model_parts`."
+            )
+
     def _decoded(self, latents: Tensor) -> Tensor:
         """Media of latents as the VAE takes them. VAEs of videos put the frames behind the channels."""
         media = (self.vae.decode(latents, return_dict=False)[0].float() / 2 + 0.5).clamp(0, 1)
         if media.ndim == 4:
             return media
         return media[:, :, 0] if media.shape[2] == 1 else media.transpose(1, 2)
+
+
+def _unserved(folder: Path, serves: frozenset[ModelPart]) -> dict[str, torch.nn.Module]:
+    """Text encoders and VAE that this process does not use, by name, on the meta device.
+
+    They are not left out, because a pipeline takes sizes from their configs: the scale of the VAE, layers of encoders.
+    """
+    place = folder / "model_index.json"
+    index = read_json(place) if place.is_file() else {}
+    names = [name for name in index if name == "vae" or name.startswith("text_encoder")]
+    result: dict[str, torch.nn.Module] = {}
+    for name in names:
+        library, kind = index[name]
+        is_served = ("decode" if name == "vae" else "encode") in serves
+        # Loading the pipeline reports what is missing.
+        if is_served or library is None or not (folder / name / "config.json").is_file():
+            continue
+        cls = getattr(import_module(library), kind)
+        with torch.device("meta"):
+            if library == "diffusers":
+                result[name] = cls.from_config(read_json(folder / name / "config.json"))
+            else:
+                result[name] = cls(cls.config_class.from_pretrained(folder / name, local_files_only=True))
+    return result
 
 
 def _empty(cls: Any, folder: Path, *, dtype: torch.dtype) -> torch.nn.Module:

@@ -15,6 +15,8 @@ SPEC = EngineSpec(
     config="unirl.engines.sglang.config:SglangConfig",
     environment="unirl.engines.sglang.environment:ENVIRONMENT",
     needs_bridge=True,
+    # To check its conditions at start-up; it decodes itself.
+    model_parts=("encode",),
     capabilities={
         Cap.LATENT_ROLLOUT: Support.NATIVE,
         Cap.TEXT_ROLLOUT: Support.NO,

@@ -16,6 +16,8 @@ SPEC = EngineSpec(
     environment="unirl.engines.vllm_omni.environment:ENVIRONMENT",
     releases=("0.30.0",),
     needs_bridge=True,
+    # To check its conditions at start-up; it decodes itself.
+    model_parts=("encode",),
     capabilities={
         Cap.LATENT_ROLLOUT: Support.NATIVE,
         Cap.TEXT_ROLLOUT: Support.NO,

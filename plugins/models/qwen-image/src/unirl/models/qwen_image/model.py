@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from diffusers import QwenImageTransformer2DModel
 from torch import Tensor
+from unirl.core.specs.spec import MODEL_PARTS, ModelPart
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.numerics.diffusion.pipeline_model import PipelineModel
 
@@ -27,9 +28,11 @@ _PATCH = 2
 """Side of the patches that the pipeline packs into tokens."""
 
 
-def build(config: QwenImageConfig, *, device: Any, lazy: bool = False) -> QwenImageModel:
+def build(
+    config: QwenImageConfig, *, device: Any, lazy: bool = False, serves: frozenset[ModelPart] = MODEL_PARTS
+) -> QwenImageModel:
     """The model, its encoder and VAE frozen. Raises RecipeError when the checkpoint or a setting is wrong."""
-    return QwenImageModel(config, device=torch.device(device), lazy=lazy)
+    return QwenImageModel(config, device=torch.device(device), lazy=lazy, serves=serves)
 
 
 class QwenImageModel(PipelineModel):
@@ -42,9 +45,17 @@ class QwenImageModel(PipelineModel):
 
     spec = SPEC
 
-    def __init__(self, config: QwenImageConfig, *, device: torch.device, lazy: bool) -> None:
+    def __init__(
+        self, config: QwenImageConfig, *, device: torch.device, lazy: bool, serves: frozenset[ModelPart]
+    ) -> None:
         super().__init__(
-            config, find=find, load=load_pipeline, transformer=QwenImageTransformer2DModel, device=device, lazy=lazy
+            config,
+            find=find,
+            load=load_pipeline,
+            transformer=QwenImageTransformer2DModel,
+            device=device,
+            lazy=lazy,
+            serves=serves,
         )
         self.max_sequence_length = self.pipeline.tokenizer_max_length
 

@@ -33,6 +33,7 @@ SPEC = ModelSpec(
         "attn.add_v_proj",
         "attn.to_add_out",
     ),
+    optional_parts=("encode", "decode"),
     wrap_blocks=("QwenImageTransformerBlock",),
     # Not attention: the norms of queries and keys are shared by all heads, and a rank would have the gradient of its
     # own heads alone.

@@ -51,7 +51,12 @@ def load_pipeline(folder: Path, config: Sd3Config, parts: Mapping[str, Any]) -> 
         folder, title="Stable Diffusion 3", logs=(diffusers_logging, transformers_logging), errors=(SafetensorError,)
     ):
         pipeline = StableDiffusion3Pipeline.from_pretrained(
-            folder, dtype=dtypes, variant=config.variant, local_files_only=True, use_safetensors=True, **absent, **parts
+            folder,
+            dtype=dtypes,
+            variant=config.variant,
+            local_files_only=True,
+            use_safetensors=True,
+            **{**parts, **absent},
         )
     check_filled(folder, pipeline.components, given=parts)
     return pipeline

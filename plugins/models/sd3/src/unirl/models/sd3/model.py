@@ -14,6 +14,7 @@ import torch
 from diffusers import SD3Transformer2DModel
 from torch import Tensor
 from unirl.core.errors import RecipeError
+from unirl.core.specs.spec import MODEL_PARTS, ModelPart
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.numerics.diffusion.pipeline_model import PipelineModel
 
@@ -24,9 +25,11 @@ from .plugin import SPEC
 __all__ = ["Sd3Model", "build"]
 
 
-def build(config: Sd3Config, *, device: Any, lazy: bool = False) -> Sd3Model:
+def build(
+    config: Sd3Config, *, device: Any, lazy: bool = False, serves: frozenset[ModelPart] = MODEL_PARTS
+) -> Sd3Model:
     """The model, its encoders and VAE frozen. Raises RecipeError when the checkpoint or a setting is wrong."""
-    return Sd3Model(config, device=torch.device(device), lazy=lazy)
+    return Sd3Model(config, device=torch.device(device), lazy=lazy, serves=serves)
 
 
 class Sd3Model(PipelineModel):
@@ -39,9 +42,15 @@ class Sd3Model(PipelineModel):
     max_sequence_length = 512
     """What diffusers' pipeline allows the T5 tokens."""
 
-    def __init__(self, config: Sd3Config, *, device: torch.device, lazy: bool) -> None:
+    def __init__(self, config: Sd3Config, *, device: torch.device, lazy: bool, serves: frozenset[ModelPart]) -> None:
         super().__init__(
-            config, find=find, load=load_pipeline, transformer=SD3Transformer2DModel, device=device, lazy=lazy
+            config,
+            find=find,
+            load=load_pipeline,
+            transformer=SD3Transformer2DModel,
+            device=device,
+            lazy=lazy,
+            serves=serves,
         )
         self.token_side = self.pipeline.patch_size
         encoders = (self.pipeline.text_encoder, self.pipeline.text_encoder_2)

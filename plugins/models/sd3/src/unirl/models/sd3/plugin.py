@@ -34,6 +34,7 @@ SPEC = ModelSpec(
         "attn.add_v_proj",
         "attn.to_add_out",
     ),
+    optional_parts=("encode", "decode"),
     wrap_blocks=("JointTransformerBlock",),
     # The feed-forward of the image tokens: half of a block's weights. Attention counts its heads when it is made.
     tensor_parallel={

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from diffusers import WanTransformer3DModel
 from torch import Tensor
+from unirl.core.specs.spec import MODEL_PARTS, ModelPart
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.numerics.diffusion.pipeline_model import PipelineModel
 
@@ -23,9 +24,11 @@ from .plugin import SPEC
 __all__ = ["Wan21Model", "build"]
 
 
-def build(config: Wan21Config, *, device: Any, lazy: bool = False) -> Wan21Model:
+def build(
+    config: Wan21Config, *, device: Any, lazy: bool = False, serves: frozenset[ModelPart] = MODEL_PARTS
+) -> Wan21Model:
     """The model, its encoder and VAE frozen. Raises RecipeError when the checkpoint or a setting is wrong."""
-    return Wan21Model(config, device=torch.device(device), lazy=lazy)
+    return Wan21Model(config, device=torch.device(device), lazy=lazy, serves=serves)
 
 
 class Wan21Model(PipelineModel):
@@ -38,9 +41,15 @@ class Wan21Model(PipelineModel):
     spec = SPEC
     max_sequence_length = 512
 
-    def __init__(self, config: Wan21Config, *, device: torch.device, lazy: bool) -> None:
+    def __init__(self, config: Wan21Config, *, device: torch.device, lazy: bool, serves: frozenset[ModelPart]) -> None:
         super().__init__(
-            config, find=find, load=load_pipeline, transformer=WanTransformer3DModel, device=device, lazy=lazy
+            config,
+            find=find,
+            load=load_pipeline,
+            transformer=WanTransformer3DModel,
+            device=device,
+            lazy=lazy,
+            serves=serves,
         )
         self.token_side = cast(Any, self.transformer.config).patch_size[-1]
         self.keep_timestep_fp32(cast(torch.nn.Module, self.transformer.condition_embedder))
