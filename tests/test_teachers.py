@@ -128,6 +128,59 @@ def test_the_kl_of_the_loss_is_that_to_the_teacher(
     assert step["rewrite/loss"] - without["rewrite/loss"] == pytest.approx(0.5 * expected, rel=1e-3, abs=1e-5)
 
 
+def test_the_kl_of_latents_is_that_to_the_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Velocities by diffusers, and the closed form for a constant g (DanceGRPO): means differ by c (v - v_ref) with
+    c = dt (1 + g^2 (1 - sigma) / (2 sigma)), and the variance of a step is g^2 |dt|."""
+    from diffusers import SD3Transformer2DModel
+
+    file = tmp_path / "distilled.yaml"
+    file.write_text(DISTILLED, encoding="utf-8")
+    own = Path(composed(file).learners["student"].model.config.path)  # type: ignore[attr-defined]
+    shutil.copytree(own, tmp_path / "teacher")
+    networks = [SD3Transformer2DModel.from_pretrained(own / "transformer") for _ in range(2)]
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in networks[1].parameters():
+            parameter += 0.02 * torch.randn(parameter.shape)
+    networks[1].save_pretrained(tmp_path / "teacher" / "transformer")
+    tracks: list[Track] = []
+    train = Fsdp2Backend.train
+
+    def noting(self, jobs, *, progress):
+        tracks.extend(job.track for job in jobs)
+        return train(self, jobs, progress=progress)
+
+    monkeypatch.setattr(Fsdp2Backend, "train", noting)
+    words = ("run.stop_at=1", "sampling.kernel=dance-sde", "sampling.eta=0.7", "sampling.guidance_scale=1")
+    plan = composed(file, *words, f"model.teacher.path={tmp_path / 'teacher'}", f"run.dir={tmp_path / 'run'}")
+    (step,) = numbers(plan).values()
+    (track,) = tracks
+    segment, given = track.latent, track.conditions["positive"].expanded()
+    terms: list[float] = []
+    for row, steps in enumerate(segment.scored_steps.tolist()):
+        for number in steps:
+            (slot,) = (segment.positions[row] == number).nonzero()[0].tolist()
+            sigma, dt = float(segment.sigmas[number]), float(segment.sigmas[number + 1] - segment.sigmas[number])
+            with torch.no_grad():
+                velocities = [
+                    network(
+                        hidden_states=segment.latents[row, slot][None],
+                        timestep=torch.tensor([1000.0 * sigma]),
+                        encoder_hidden_states=given["prompt_embeds"][row][None],
+                        pooled_projections=given["pooled"][row][None],
+                        return_dict=False,
+                    )[0].double()
+                    for network in networks
+                ]
+            shift = dt * (1 + 0.7**2 * (1 - sigma) / (2 * sigma))
+            difference = float((velocities[0] - velocities[1]).square().mean())
+            terms.append(shift**2 * difference / (2 * 0.7**2 * -dt))
+    expected = sum(terms) / len(terms)
+    assert expected > 1e-5, "the teacher is another policy"
+    # Velocities of order 1 in fp32 are good to 1e-6, their differences of order 0.01 to 1e-4.
+    assert step["kl"] == pytest.approx(expected, rel=1e-3)
+
+
 @pytest.mark.parametrize("model", ["writer", "painter"])
 def test_initial_weights_as_the_teacher_give_the_numbers_of_a_reference_copy(
     recipe: Path, tmp_path: Path, model: str
