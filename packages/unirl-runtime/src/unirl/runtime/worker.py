@@ -276,7 +276,17 @@ class Worker:
             if job.state:
                 assert isinstance(algorithm, StatefulAlgorithm), "the driver's algorithm is stateful, this one is not"
                 algorithm.load_state(job.state)
-            own.append(Job(track=track, algorithm=algorithm, name=job.name, weight=job.weight, train=job.train))
+            teacher = self._plan.stage(job.name).teacher
+            own.append(
+                Job(
+                    track=track,
+                    algorithm=algorithm,
+                    name=job.name,
+                    weight=job.weight,
+                    train=job.train,
+                    reference=self.parts.models[teacher.name] if teacher else None,
+                )
+            )
         backend = self.parts.backends[learner]
         return backend.train(own, progress=progress), backend.version
 
@@ -403,9 +413,11 @@ def _even(track: Track, request: Request) -> Track:
 
 
 def _alone(plan: Plan) -> Plan:
-    """The plan for a process with complete weights that does not train: without the train ranks' mesh and critic."""
+    """The plan for a process with complete weights that does not train: without the train ranks' mesh, critic and
+    teachers."""
 
     def alone(stage: Stage) -> Stage:
+        stage = dataclasses.replace(stage, teacher=None)
         if stage.backend is None:
             return stage
         config: Any = stage.backend.config

@@ -140,6 +140,8 @@ def _drawn(plan: Plan) -> Any:
     for stage in plan.stages:
         trained = f"trains with {stage.algorithm.name}" if stage.algorithm is not None else "frozen"
         facts = [f"{stage.model.name} on {stage.engine.name}", trained]
+        if stage.teacher is not None:
+            facts.append(f"KL to {stage.teacher.name}")
         if stage.rewards:
             facts.append(f"scored by {', '.join(stage.rewards)}")
         if stage.settings.credit != "none":

@@ -20,6 +20,7 @@ from ..types.weights import checksum
 from .parts import Launcher, NoEngine, Parts, attributed, load, shares_weights
 from .reward_guard import GuardedReward, errors_under
 from .scoring import MediaScore
+from .teachers import check_teachers
 
 if TYPE_CHECKING:
     from ..plugins.catalog import Catalog
@@ -95,6 +96,7 @@ def build_parts(
             )
         else:
             _freeze(model)
+    check_teachers(plan, models)
     backpropagated = {key for stage in plan.trained for key in _backpropagated(plan, stage)}
     keys = {"all": plan.rewards.keys(), "backpropagated": backpropagated, "none": ()}[rewards]
     scorers = build_rewards(plan, catalog=catalog, keys=keys)

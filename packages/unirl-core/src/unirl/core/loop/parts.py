@@ -86,8 +86,8 @@ class Parts:
     @property
     def only(self) -> StageParts:
         """The parts of a run with one stage that trains."""
-        ((stage, engine),), ((learner, model),) = self.engines.items(), self.models.items()
-        return StageParts(model=model, backend=self.backends[learner], engine=engine, algorithm=self.algorithms[stage])
+        ((stage, engine),), ((learner, backend),) = self.engines.items(), self.backends.items()
+        return StageParts(model=self.models[learner], backend=backend, engine=engine, algorithm=self.algorithms[stage])
 
     @property
     def versions(self) -> dict[str, int]:

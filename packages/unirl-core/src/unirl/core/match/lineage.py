@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..limits import Reason
 
 if TYPE_CHECKING:
-    from ..specs.plan import Plan, Stage
+    from ..specs.plan import Learner, Plan, Stage
 
 __all__ = ["lineage"]
 
@@ -21,7 +21,8 @@ def lineage(plan: Plan) -> Iterator[Reason]:
         )
     for learner in plan.learners.values():
         stages = [stage for stage in plan.trained if stage.learner.name == learner.name]
-        if learner.backend is not None and not stages:
+        is_used = any(stage.learner.name == learner.name for stage in plan.stages)
+        if learner.backend is not None and not stages and is_used:
             yield Reason(
                 key=learner.backend.key,
                 text=f"got {learner.backend.name!r}, but no stage of this model has an algorithm, so it never trains. "
@@ -36,6 +37,8 @@ def lineage(plan: Plan) -> Iterator[Reason]:
             )
         yield from _inputs(plan, stage)
         yield from _signal(plan, stage)
+        if stage.teacher is not None:
+            yield from _teacher(plan, stage, stage.teacher)
     yield from _dynamic_sampling(plan)
 
 
@@ -106,6 +109,44 @@ def _inputs(plan: Plan, stage: Stage) -> Iterator[Reason]:
             key=f"{at}.credit",
             text=f"got {settings.credit!r}, but nothing scores stage {stage.name!r}, so there is no reward to pass on. "
             f"Add a reward for {stage.medium}, or use none.",
+        )
+
+
+def _teacher(plan: Plan, stage: Stage, teacher: Learner) -> Iterator[Reason]:
+    """A model that cannot be the reference policy of a stage. Vocabularies and latent shapes are compared when it is
+    loaded, by `unirl.core.loop.teachers`."""
+    key, got = f"stages.{stage.name}.reference", f"got {teacher.name!r}"
+    own, other = stage.model.spec, teacher.model.spec
+    if stage.needs.reference == "none":
+        asked = (
+            f"algorithm {stage.algorithm.name!r} uses no reference policy" if stage.algorithm else "it is not trained"
+        )
+        yield Reason(key=key, text=f"{got}, but {asked} as configured. Leave it out, or enable a KL penalty.")
+    if teacher.backend is not None:
+        yield Reason(
+            key=key, text=f"{got}, which a backend trains; expected a frozen model. Remove {teacher.backend.key}."
+        )
+    if stage.track not in other.tracks and stage.kind not in other.tracks.values():
+        made = ", ".join(sorted(set(other.tracks.values())))
+        yield Reason(
+            key=key, text=f"{got}, which generates {made} tracks; expected a model of {stage.kind} tracks, as this one."
+        )
+    elif stage.kind == "latent" and own.name != other.name:
+        yield Reason(
+            key=key,
+            text=f"{got}, a model {other.name!r}; expected a model {own.name!r}, whose latents, conditions and "
+            "prediction are those of this stage.",
+        )
+    elif own.inputs != other.inputs:
+        yield Reason(
+            key=key,
+            text=f"{got}, a model {other.name!r}, which reads other media than {own.name!r}; use one that does.",
+        )
+    if plan.has_reference_workers:
+        yield Reason(
+            key=key,
+            text=f"{got}, but reference workers hold the initial weights of {stage.learner.name!r} alone; a teacher "
+            "runs on the train ranks. Use launcher.reference=trainside.",
         )
 
 

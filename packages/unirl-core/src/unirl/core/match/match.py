@@ -70,6 +70,7 @@ def objections(plan: Plan, *, catalog: Catalog | None = None) -> list[Reason]:
     for choice in plan.choices:
         for stage in plan.stages:
             serves = choice in stage.parts.values() or any(plan.rewards[key] is choice for key in stage.rewards)
+            serves = serves or (stage.teacher is not None and choice is stage.teacher.model)
             if choice.spec.kind in ("backend", "algorithm"):
                 serves = serves and stage.algorithm is not None and stage.backend is not None
             if serves or choice.spec.kind in ("launcher", "transport", "tracker"):
@@ -132,8 +133,9 @@ def _parts(
     bridged: Collection[str] = (),
     kind: str | None = None,
     observed: Collection[str] = (),
+    has_teacher: bool = False,
 ) -> Iterator[Reason]:
-    """observed: rewards of weight 0, which only the log shows."""
+    """observed: rewards of weight 0, which only the log shows.  has_teacher: another model is the reference policy."""
     asks = f"algorithm {algorithm.name!r}"
     kinds = set(model.tracks.values()) if kind is None else {kind}
     if needs.track != "any" and needs.track not in kinds:
@@ -164,7 +166,7 @@ def _parts(
             "with one.",
         )
     if backend is not None:
-        yield from _backend(model, engine, algorithm, backend, needs=needs, trains=trains)
+        yield from _backend(model, engine, algorithm, backend, needs=needs, trains=trains, has_teacher=has_teacher)
     expected = {"group": Cap.REWARD_GROUP, "differentiable": Cap.REWARD_DIFFERENTIABLE}.get(needs.reward)
     for key, reward in rewards.items():
         if expected is not None and key not in observed:
@@ -182,6 +184,7 @@ def _backend(
     *,
     needs: Needs,
     trains: Collection[Cap],
+    has_teacher: bool = False,
 ) -> Iterator[Reason]:
     asks = f"algorithm {algorithm.name!r}"
     if not any(backend.support(cap) is Support.NATIVE for cap in trains):
@@ -196,7 +199,7 @@ def _backend(
                 text=f"engine {engine.name!r} neither shares the training weights nor accepts weight updates "
                 f"({listed(trains)}); its rollouts would always come from the initial policy.",
             )
-    if needs.reference == "policy":
+    if needs.reference == "policy" and not has_teacher:
         ways = [Cap.REFERENCE_ADAPTER_OFF if cap is Cap.TRAIN_LORA else Cap.REFERENCE_COPY for cap in trains]
         if not any(backend.support(cap) is Support.NATIVE for cap in ways):
             yield from lacks("backend", backend, ways[0], asks=f"{asks} with a KL penalty to the reference policy")
@@ -271,6 +274,7 @@ def _chosen_parts(plan: Plan, stage: Stage, catalog: Catalog | None) -> Iterator
             bridged=bridged,
             kind=stage.kind,
             observed=[key for key in rewards if not plan.rewards[key].config.weight],
+            has_teacher=stage.teacher is not None,
         )
     for reason in reasons:
         part, dot, rest = reason.key.partition(".")

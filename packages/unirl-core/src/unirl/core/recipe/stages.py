@@ -58,6 +58,7 @@ def stages_of(recipe: RecipeConfig, parts: Mapping[str, Chosen], rewards: Chosen
                 train=laid_over(recipe.train, own.train, key=f"stages.{name}.train"),
                 samples=own.samples or (1 if own.parent else recipe.data.samples_per_prompt),
                 settings=own,
+                teacher=learners[own.reference] if own.reference else None,
                 rewards=_scored_by(name, medium_of(kind, sampling[name]), rewards, settings),
                 eval_sampling=_typed(sampling[name], evaluation[name], _at("eval.sampling", name, settings, by=".")),
             )
@@ -97,12 +98,18 @@ def _settings(recipe: RecipeConfig, learners: Mapping[str, Learner]) -> dict[str
             raise RecipeError(
                 f"stages.{name}.model: got {own.model!r}; the recipe has models {_listed(learners)}{hint}"
             )
+        if own.reference and own.reference not in learners:
+            hint = did_you_mean(own.reference, learners) or "."
+            raise RecipeError(
+                f"stages.{name}.reference: got {own.reference!r}; the recipe has models {_listed(learners)}{hint}"
+            )
         model = own.model or first
         result[name] = replace(own, model=model)
-    named = {own.model for own in result.values()}
+    named = {own.model for own in result.values()} | {own.reference for own in result.values()}
     if unused := sorted(set(learners) - named):
         raise RecipeError(
-            f"model.{unused[0]}: no stage uses this model; remove it, or give a stage `model: {unused[0]}`."
+            f"model.{unused[0]}: no stage uses this model; remove it, or give a stage `model: {unused[0]}` or "
+            f"`reference: {unused[0]}`."
         )
     return result
 

@@ -133,6 +133,11 @@ class TextModel(Model, Protocol):
         ...
 
     @property
+    def vocabulary(self) -> Mapping[str, int]:
+        """Every token with its id. Read where another model is the reference policy: the two must be equal."""
+        ...
+
+    @property
     def pad_token(self) -> int:
         """What fills rows up; never looked at."""
         ...

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..specs.config import TrainConfig
     from ..types.track import Track
     from .engine import WeightUpdate
+    from .model import Model
 
 __all__ = [
     "Algorithm",
@@ -209,6 +210,8 @@ class Job:
     """Factor of its loss."""
     train: TrainConfig | None = None
     """Mini-batches, micro-batches and bounds of its stage; None takes those of the backend."""
+    reference: Model | None = None
+    """A frozen model that answers for the policy `reference`; None is the initial weights."""
 
 
 @dataclass(frozen=True, kw_only=True)

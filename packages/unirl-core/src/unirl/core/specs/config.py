@@ -227,6 +227,9 @@ class StageConfig:
     credit: str = one_of("none", "mean", "max", "sum", "best", default="none")
     """What a sample of the parent stage gets of the rewards of its samples here: nothing, their `mean`, `max` or
     `sum`, or that of the `best`, with the others left out of training."""
+    reference: str = ""
+    """Key of another model, under `model`, as the reference policy of its KL penalty: a frozen teacher. Empty takes the
+    initial weights."""
     weight: float = limit(1.0, above=0)
     """Weight of this stage's loss beside those of other stages of the same model."""
     advantage: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())

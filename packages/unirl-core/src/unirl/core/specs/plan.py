@@ -142,6 +142,8 @@ class Stage:
     """As the recipe gives them."""
     rewards: tuple[str, ...] = ()
     """Keys of the rewards that score it."""
+    teacher: Learner | None = None
+    """The model that is the reference policy of its algorithm; None is the initial weights."""
     eval_sampling: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """What evaluation samples with in place of values of `sampling`."""
 
@@ -223,8 +225,9 @@ class Plan:
 
     @property
     def learners(self) -> dict[str, Learner]:
-        """Every model of the plan by name, in the order of their first stages."""
-        return {stage.learner.name: stage.learner for stage in self.stages}
+        """Every model of the plan by name, in the order of their first stages; after them, teachers."""
+        teachers = [stage.teacher for stage in self.stages if stage.teacher is not None]
+        return {learner.name: learner for learner in (*(stage.learner for stage in self.stages), *teachers)}
 
     @property
     def trained(self) -> list[Stage]:
@@ -281,6 +284,7 @@ class Plan:
         parts = [stage.parts for stage in self.stages]
         chosen: list[Choice[Spec, PartConfig]] = [
             *(part[kind] for kind in ("model", "backend", "engine", "algorithm") for part in parts if kind in part),
+            *(stage.teacher.model for stage in self.stages if stage.teacher is not None),
             *self.rewards.values(),
             *self.trackers.values(),
             *([self.launcher] if self.launcher else []),

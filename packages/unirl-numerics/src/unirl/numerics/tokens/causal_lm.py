@@ -97,6 +97,11 @@ class CausalLmModel:
         return self._stop_tokens
 
     @property
+    def vocabulary(self) -> dict[str, int]:
+        """That of the tokenizer, added tokens included."""
+        return dict(self.tokenizer.get_vocab())
+
+    @property
     def pad_token(self) -> int:
         """The tokenizer's padding token, else the first stop token."""
         result: int | None = self.tokenizer.pad_token_id

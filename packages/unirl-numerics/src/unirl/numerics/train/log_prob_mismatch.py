@@ -16,7 +16,7 @@ from ..tokens.replay import per_token
 
 if TYPE_CHECKING:
     from unirl.core.match.mismatch_bounds import MismatchBounds
-    from unirl.core.roles import Replayed, ReplayedTokens
+    from unirl.core.roles import Model, Replayed, ReplayedTokens
 
     from ..loss.tally import Reducer
 
@@ -75,19 +75,21 @@ class MismatchMeter:
 
 
 class MeteredForward(Forward, Protocol):
-    """A `Forward` that shows every replay by the live weights to its meter, if it has one."""
+    """A `Forward` that shows every replay by the live weights to its meter, and asks its teacher for the reference
+    policy, if it has them."""
 
     meter: MismatchMeter | None
+    teacher: Model | None
 
 
 @contextmanager
-def metered(forward: MeteredForward, meter: MismatchMeter | None) -> Generator[None]:
-    """Within the block, `meter` measures what `forward` replays."""
-    forward.meter = meter
+def metered(forward: MeteredForward, meter: MismatchMeter | None, *, teacher: Model | None = None) -> Generator[None]:
+    """Within the block, `meter` measures what `forward` replays, and `teacher` is its reference policy."""
+    forward.meter, forward.teacher = meter, teacher
     try:
         yield
     finally:
-        forward.meter = None
+        forward.meter = forward.teacher = None
 
 
 def _too_far(key: str, how: str, bound: float) -> RunFailed:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -52,6 +52,8 @@ class TrackReplay:
         self._policy_context = policy_context
         self.meter: MismatchMeter | None = None
         """Measures what the live weights replay, see `unirl.numerics.train.log_prob_mismatch.metered`."""
+        self.teacher: Model | None = None
+        """Answers for the policy `reference` in place of the initial weights, see `unirl.core.roles.Job`."""
 
     def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
         """log_probs [n, S] and the transitions of every scored step; or of every token, with the entropies.
@@ -69,7 +71,7 @@ class TrackReplay:
         kept = self._kept_reference(track) if policy == "reference" else None
         if kept is not None:
             return kept
-        with torch.no_grad(), self._policy_context(policy):
+        with self._without_gradient(policy):
             return self._replayed(track)
 
     def velocity(
@@ -92,8 +94,22 @@ class TrackReplay:
 
         if policy == "live":
             return at_points()
-        with torch.no_grad(), self._policy_context(policy):
+        with self._without_gradient(policy):
             return at_points()
+
+    @contextmanager
+    def _without_gradient(self, policy: Policy) -> Generator[None]:
+        """Within the block the model is that of a policy: a teacher, or the trained one with those weights."""
+        if policy != "reference" or self.teacher is None:
+            with torch.no_grad(), self._policy_context(policy):
+                yield
+            return
+        trained, self._model = self._model, self.teacher
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._model = trained
 
     def decode(self, track: Track, latents: Tensor) -> Tensor:
         """See `unirl.core.roles.Forward`."""

@@ -120,7 +120,7 @@ class Fsdp2Config(BackendConfig):
         assert stage.algorithm is not None
         needs, asks = stage.needs, f"algorithm {stage.algorithm.name!r}"
         keeps_reference = self.trains == "lora" or self.reference_copy or plan.has_reference_workers
-        if needs.reference == "policy" and not keeps_reference:
+        if needs.reference == "policy" and not keeps_reference and stage.teacher is None:
             yield Reason(
                 key=".reference_copy",
                 text=f"{asks} needs a reference policy, which full training does not keep by default; set "

@@ -1,0 +1,292 @@
+"""A frozen model of the recipe as the reference policy of a stage: a teacher."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from unirl.backends.fsdp2.backend import Fsdp2Backend
+from unirl.core.errors import PlanRejected, RecipeError
+from unirl.core.loop.build import built_parts
+from unirl.core.match.match import match
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.types.track import Track
+from unirl.models.sd3.tiny import write
+from writer_and_painter import JOINT, RECIPE, composed, numbers
+
+pytestmark = pytest.mark.keyed
+
+STEPS = ("run.max_steps=2", "run.save_every=2", "+reward@reward.light=brightness", "reward.light.weight=0.1")
+KL = ("algorithm.rewrite.kl_coef=0.5", "algorithm.rewrite.aggregation=token-mean")
+DISTILLED = """
+defaults:
+  - /unirl
+  - /model@model.student: sd3
+  - /model@model.teacher: sd3
+  - /backend@backend.student: fsdp2
+  - /engine: trainside
+  - /algorithm: flow-grpo
+  - /sampling: latent
+  - /reward@reward.light: brightness
+  - _self_
+stages:
+  image: {model: student, reference: teacher}
+model:
+  student: {path: "${asset:quickstart,checkpoint}"}
+  teacher: {path: "${asset:quickstart,checkpoint}"}
+backend: {student: {trains: full}}
+algorithm: {kl_coef: 0.5}
+data: {train: "${asset:quickstart,enhancer/prompts/train.jsonl}", prompts_per_step: 2, samples_per_prompt: 2}
+sampling: {num_inference_steps: 3, height: 64, width: 64, max_sequence_length: 8}
+run: {max_steps: 2, media_every: 0, threads: 1}
+"""
+OWN = "model.teacher.path=${asset:quickstart,enhancer/checkpoint}"
+TEACHER = ("+model@model.teacher=qwen3", "stages.rewrite.reference=teacher", OWN)
+SEPARATE = ("launcher=ray", "launcher.placement=separate", "launcher.cpus=0.1", "launcher.reward_cpus=0.1")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    file = tmp_path / "writer.yaml"
+    file.write_text(RECIPE, encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def ray_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(Path(__file__).parents[1] / "packages" / "unirl-runtime" / "tests"))
+        import small_runs
+        import warm_workers
+
+        with warm_workers.serving(tmp_path_factory.mktemp("warm")) as python, small_runs.ray_cluster(python):
+            yield
+
+
+@pytest.fixture
+def writer(recipe: Path) -> Path:
+    """The checkpoint of the writer."""
+    return Path(composed(recipe).stage("rewrite").model.config.path)  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def teacher(writer: Path, tmp_path: Path) -> Path:
+    """The writer's checkpoint with other weights."""
+    folder = tmp_path / "teacher"
+    shutil.copytree(writer, folder)
+    torch.manual_seed(1)
+    tensors = load_file(folder / "model.safetensors")
+    other = {name: value + 0.1 * value.float().std() * torch.randn(value.shape) for name, value in tensors.items()}
+    other = {name: value.to(tensors[name].dtype) for name, value in other.items()}
+    save_file(other, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def log_probs(folder: Path, track: Track) -> list[torch.Tensor]:
+    """Of the tokens of each row, by transformers."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    rows: list[torch.Tensor] = []
+    for prompt, tokens in zip(track.text.prompt_tokens, track.text.tokens, strict=True):
+        with torch.no_grad():
+            logits = model(torch.cat([prompt, tokens])[None]).logits[0, len(prompt) - 1 : -1]
+        scores = torch.log_softmax(logits.double() / track.text.temperature, dim=-1)
+        rows.append(scores.gather(1, tokens[:, None])[:, 0])
+    return rows
+
+
+def test_the_kl_of_the_loss_is_that_to_the_teacher(
+    recipe: Path, writer: Path, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracks: list[Track] = []
+    train = Fsdp2Backend.train
+
+    def noting(self, jobs, *, progress):
+        tracks.extend(job.track for job in jobs)
+        return train(self, jobs, progress=progress)
+
+    monkeypatch.setattr(Fsdp2Backend, "train", noting)
+    words = (*STEPS, *KL, *TEACHER, f"model.teacher.path={teacher}", "train.micro_batch_size=2", "run.stop_at=1")
+    (step,) = numbers(composed(recipe, *words, f"run.dir={tmp_path / 'with'}")).values()
+    (without,) = numbers(
+        composed(recipe, *words, "algorithm.rewrite.kl_coef=1e-12", f"run.dir={tmp_path / 'without'}")
+    ).values()
+    assert (tracks[0].sample_weights == 1).all()
+    pairs = zip(log_probs(writer, tracks[0]), log_probs(teacher, tracks[0]), strict=True)
+    # k3 of Schulman (2020), a mean over all tokens.
+    terms = torch.cat([torch.exp(other - own) - 1 - (other - own) for own, other in pairs])
+    expected = float(terms.mean())
+    assert expected > 1e-3, "the teacher is another policy"
+    # log-probs of about 5 in fp32 are good to 1e-6, and k3 grows at most by e^d - 1 of their error.
+    assert step["rewrite/kl"] == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert step["rewrite/loss"] - without["rewrite/loss"] == pytest.approx(0.5 * expected, rel=1e-3, abs=1e-5)
+
+
+def test_the_kl_of_latents_is_that_to_the_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Velocities by diffusers, and the closed form for a constant g (DanceGRPO): means differ by c (v - v_ref) with
+    c = dt (1 + g^2 (1 - sigma) / (2 sigma)), and the variance of a step is g^2 |dt|."""
+    from diffusers import SD3Transformer2DModel
+
+    file = tmp_path / "distilled.yaml"
+    file.write_text(DISTILLED, encoding="utf-8")
+    own = Path(composed(file).learners["student"].model.config.path)  # type: ignore[attr-defined]
+    shutil.copytree(own, tmp_path / "teacher")
+    networks = [SD3Transformer2DModel.from_pretrained(own / "transformer") for _ in range(2)]
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in networks[1].parameters():
+            parameter += 0.02 * torch.randn(parameter.shape)
+    networks[1].save_pretrained(tmp_path / "teacher" / "transformer")
+    tracks: list[Track] = []
+    train = Fsdp2Backend.train
+
+    def noting(self, jobs, *, progress):
+        tracks.extend(job.track for job in jobs)
+        return train(self, jobs, progress=progress)
+
+    monkeypatch.setattr(Fsdp2Backend, "train", noting)
+    words = ("run.stop_at=1", "sampling.kernel=dance-sde", "sampling.eta=0.7", "sampling.guidance_scale=1")
+    plan = composed(file, *words, f"model.teacher.path={tmp_path / 'teacher'}", f"run.dir={tmp_path / 'run'}")
+    (step,) = numbers(plan).values()
+    (track,) = tracks
+    segment, given = track.latent, track.conditions["positive"].expanded()
+    terms: list[float] = []
+    for row, steps in enumerate(segment.scored_steps.tolist()):
+        for number in steps:
+            (slot,) = (segment.positions[row] == number).nonzero()[0].tolist()
+            sigma, dt = float(segment.sigmas[number]), float(segment.sigmas[number + 1] - segment.sigmas[number])
+            with torch.no_grad():
+                velocities = [
+                    network(
+                        hidden_states=segment.latents[row, slot][None],
+                        timestep=torch.tensor([1000.0 * sigma]),
+                        encoder_hidden_states=given["prompt_embeds"][row][None],
+                        pooled_projections=given["pooled"][row][None],
+                        return_dict=False,
+                    )[0].double()
+                    for network in networks
+                ]
+            shift = dt * (1 + 0.7**2 * (1 - sigma) / (2 * sigma))
+            difference = float((velocities[0] - velocities[1]).square().mean())
+            terms.append(shift**2 * difference / (2 * 0.7**2 * -dt))
+    expected = sum(terms) / len(terms)
+    assert expected > 1e-5, "the teacher is another policy"
+    # Velocities of order 1 in fp32 are good to 1e-6, their differences of order 0.01 to 1e-4.
+    assert step["kl"] == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("model", ["writer", "painter"])
+def test_initial_weights_as_the_teacher_give_the_numbers_of_a_reference_copy(
+    recipe: Path, tmp_path: Path, model: str
+) -> None:
+    stage = {"writer": "rewrite", "painter": "image"}[model]
+    words = (*STEPS, *(JOINT if model == "painter" else ()), f"algorithm.{stage}.kl_coef=0.5")
+    path = f"model.teacher.path={composed(recipe).learners[model].model.config.path}"  # type: ignore[attr-defined]
+    kind = {"writer": "qwen3", "painter": "sd3"}[model]
+    taught = (f"+model@model.teacher={kind}", f"stages.{stage}.reference=teacher", path)
+    copied = numbers(composed(recipe, *words, f"backend.{model}.reference_copy=true", f"run.dir={tmp_path / 'copy'}"))
+    result = numbers(composed(recipe, *words, *taught, f"run.dir={tmp_path / 'teacher'}"))
+    assert copied[2][f"{stage}/kl"] > 0, "after an update the policy has left the reference"
+    assert result == copied
+
+
+@pytest.mark.slow
+def test_ray_gives_the_numbers_of_one_process(recipe: Path, teacher: Path, tmp_path: Path, ray_here: None) -> None:
+    words = (*STEPS, *KL, *TEACHER, f"model.teacher.path={teacher}")
+    expected = numbers(composed(recipe, *words, f"run.dir={tmp_path / 'here'}"))
+    result = numbers(composed(recipe, *words, *SEPARATE, "launcher.train_ranks=2", f"run.dir={tmp_path / 'there'}"))
+    for step, one in expected.items():
+        for key in ("rewrite/kl", "rewrite/loss", "rewrite/grad_norm", "rewrite/reward_mean"):
+            # Forwards of other batches: fp32 sums in another order, relative to the size of the number.
+            assert result[step][key] == pytest.approx(one[key], rel=1e-4, abs=1e-6), key
+
+
+def test_a_teacher_is_a_model_of_the_plan(recipe: Path) -> None:
+    plan = composed(recipe, *KL, *TEACHER)
+    assert match(plan, catalog=Catalog.discover()).accepted
+    assert list(plan.learners) == ["writer", "painter", "teacher"]
+    assert "model.teacher" in [choice.key for choice in plan.choices]
+
+
+def test_the_one_stage_of_a_recipe_has_a_teacher(tmp_path: Path) -> None:
+    file = tmp_path / "distilled.yaml"
+    file.write_text(DISTILLED, encoding="utf-8")
+    (first, second) = numbers(composed(file, f"run.dir={tmp_path / 'run'}")).values()
+    # The teacher is the initial weights: nothing to pay before the first update.
+    assert first["kl"] == pytest.approx(0, abs=1e-6) and second["kl"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["stages.rewrite.reference=tutor"], "stages.rewrite.reference: got 'tutor'; the recipe has models 'writer'"),
+        (["stages.rewrite.reference=''"], "model.teacher: no stage uses this model; .*`reference: teacher`"),
+    ],
+)
+def test_teachers_that_cannot_be_composed(recipe: Path, words: list[str], says: str) -> None:
+    with pytest.raises(RecipeError, match=says):
+        composed(recipe, *KL, *TEACHER, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["algorithm.rewrite.kl_coef=0"], "got 'teacher', but algorithm 'grpo' uses no reference policy as configured"),
+        (["stages.rewrite.reference=painter", "stages.image.reference=teacher"], "which generates latent tracks; "),
+        (["+backend@backend.teacher=fsdp2"], "got 'teacher', which a backend trains; expected a frozen model"),
+        (["launcher=ray", "launcher.reference=separate"], "got 'teacher', but reference workers hold the initial"),
+        (
+            ["model@model.teacher=qwen25-vl", "stages.rewrite.reference=teacher"],
+            "a model 'qwen25-vl', which reads other media than 'qwen3'",
+        ),
+    ],
+)
+def test_teachers_that_do_not_fit_are_refused(recipe: Path, words: list[str], says: str) -> None:
+    plan = composed(recipe, *KL, *TEACHER, *words)
+    reasons = [str(reason) for reason in match(plan, catalog=Catalog.discover()).reasons]
+    assert [reason for reason in reasons if says in reason and reason.startswith("stages.")], reasons
+
+
+def test_a_latent_teacher_is_of_the_same_model(recipe: Path) -> None:
+    words = (
+        "+model@model.teacher=wan21",
+        "model.teacher.path=wan",
+        "stages.image.reference=teacher",
+        "algorithm.image.kl_coef=0.5",
+    )
+    plan = composed(recipe, *JOINT, *words)
+    assert any("got 'teacher', a model 'wan21'; expected a model 'sd3'" in str(r) for r in match(plan).reasons)
+
+
+def test_a_teacher_of_other_latents_is_refused(recipe: Path, tmp_path: Path) -> None:
+    """The miniature of sd3 has latents of 16 channels, the checkpoint of the quickstart 4."""
+    write(tmp_path / "miniature", seed=0)
+    words = ("+model@model.teacher=sd3", "stages.image.reference=teacher", "algorithm.image.kl_coef=0.5")
+    plan = composed(recipe, *JOINT, *words, f"model.teacher.path={tmp_path / 'miniature'}")
+    assert match(plan).accepted, "only the loaded models show it"
+    with (
+        pytest.raises(PlanRejected, match=r"stages\.image\.reference: 'teacher' has latents of shape \[16, .*\[4, "),
+        built_parts(plan, catalog=Catalog.discover()),
+    ):
+        pass
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(recipe: Path, teacher: Path) -> None:
+    file = teacher / "tokenizer.json"
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second, *_ = sorted(vocabulary, key=vocabulary.get)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    file.write_text(json.dumps(tokenizer), encoding="utf-8")
+    plan = composed(recipe, *KL, *TEACHER, f"model.teacher.path={teacher}")
+    with (
+        pytest.raises(PlanRejected, match=r"stages\.rewrite\.reference: 'teacher' has a vocabulary of \d+ tokens"),
+        built_parts(plan, catalog=Catalog.discover()),
+    ):
+        pass
