@@ -147,7 +147,7 @@ def test_it_is_as_good_as_its_card_says(loaded: tuple[Any, Any], script: ModuleT
     # Greedy answers turn where two tokens are nearly alike: four of 64, on a machine that rounds otherwise.
     assert list(result.values()) == pytest.approx(stated["heldout", "greedy"], abs=4 / 64)
     # It sees, and answers badly: room to learn, and something to learn from.
-    assert stated["heldout", "greedy, before"][-1] >= 0.9
+    assert stated["heldout", "greedy, before"][-1] >= 0.8
     for split in SPLITS:
         for how in ("greedy", "temperature 1"):
             assert 0.3 <= stated[split, how][-1] <= 0.6
@@ -225,5 +225,5 @@ def test_it_learns_to_name_held_out_images(tmp_path: Path) -> None:
 
     train(compose("quickstart-vl", words, catalog=catalog), catalog=catalog, overrides=words, listeners=[note])
     before, after = result
-    # Before: 256 answers of probability 0.45, standard error 0.03. After 10 steps three seeds gave 0.68 to 0.70.
+    # Before: 256 answers of probability 0.45, standard error 0.03. After 10 steps three seeds gave 0.67 to 0.71.
     assert before < 0.6 and after - before > 0.15, result
