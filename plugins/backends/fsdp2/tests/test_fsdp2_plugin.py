@@ -23,6 +23,7 @@ def plan(
         algorithm=SimpleNamespace(name="a", spec=algorithm, config=SimpleNamespace(kl_coef=kl_coef)),
         model=SimpleNamespace(name="m", spec=model, config=SimpleNamespace(**of_model)),
         needs=algorithm.needs.merged(algorithm.when["kl_coef"]) if kl_coef else algorithm.needs,
+        teacher=None,
     )
     return SimpleNamespace(only=stage, has_reference_workers=has_reference_workers)
 
