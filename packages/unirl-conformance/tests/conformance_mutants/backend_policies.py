@@ -123,6 +123,7 @@ class MergesWithoutScale(Wrapped):
     name="wrapped-names",
     breaks="exports a weight under its wrapped name as well",
     also=(
+        "another-model-may-be-the-reference-of-a-job",
         "full-training-is-torchs-adamw",
         "training-on-text-is-torchs-adamw",
         "weight-decay-is-decoupled",

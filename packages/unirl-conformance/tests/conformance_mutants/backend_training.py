@@ -46,7 +46,12 @@ class SwapsBetasOfAdapters(SwapsBetas):
 @mutant(
     claim="full-training-is-torchs-adamw",
     breaks="trains no bias",
-    also=("weight-decay-is-decoupled", "gradients-are-clipped-by-their-global-norm", TEXT),
+    also=(
+        "another-model-may-be-the-reference-of-a-job",
+        "weight-decay-is-decoupled",
+        "gradients-are-clipped-by-their-global-norm",
+        TEXT,
+    ),
     promises=FULL,
 )
 class FreezesBiases(Wrapped):
@@ -347,6 +352,16 @@ class StepsForEachJob(Wrapped):
 class WeighsJobsAlike(Wrapped):
     def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
         return super().train([dataclasses.replace(job, weight=1.0) for job in jobs], progress=progress)
+
+
+@mutant(
+    claim="another-model-may-be-the-reference-of-a-job",
+    breaks="leaves out the reference model of a job",
+    promises=FULL,
+)
+class KnowsNoTeacher(Wrapped):
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        return super().train([dataclasses.replace(job, reference=None) for job in jobs], progress=progress)
 
 
 BROKEN = mutants_in(__name__)

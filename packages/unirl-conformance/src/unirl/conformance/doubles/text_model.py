@@ -150,6 +150,11 @@ class TextWorkbenchModel:
     def hidden_size(self) -> int:
         return WIDTH
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Bytes as hexadecimal digits, and the tokens after them."""
+        return {f"{token:02x}": token for token in range(VOCABULARY)}
+
     def prompt_tokens(self, inputs: Inputs, *, sampling: TextSamplingConfig) -> list[Tensor]:
         """The bytes of each prompt; with `chat` between the roles, after the bytes of the system prompt."""
         if not sampling.chat and (sampling.system_prompt or sampling.thinking is not None):

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 from unirl.conformance.claims import claim
+from unirl.conformance.doubles.model import WorkbenchModel
 from unirl.conformance.doubles.plain_training import plain_of
 from unirl.conformance.doubles.surrogate import Surrogate
 from unirl.conformance.doubles.trainee import largest_gap
 from unirl.conformance.fixtures.backend import GRADIENT, BackendBench
+from unirl.core.roles import Job
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import TrainConfig
 
@@ -128,6 +130,25 @@ def test_a_loss_may_compare_with_another_policy(bench: BackendBench) -> None:
                 plain.step(bench.track(1), pull_to=others)
                 gap = largest_gap(trainee.trained(), plain.weights) / largest_gap(before, plain.weights)
                 bench.record(f"{training}, {policy}: relative gap of the change", gap, bound=GRADIENT_BOUND)
+
+
+@claim("backend", needs={"backend": (Cap.TRAIN_FULL,)})
+def test_another_model_may_be_the_reference_of_a_job(bench: BackendBench) -> None:
+    """A loss that replays with the reference policy sees the model that its job names as reference, a teacher, whether
+    or not the initial weights are kept.
+
+    If it fails: give `Job.reference` to the replay of that job's track; `unirl.numerics.train.stack.train_on` gets the
+    jobs as they are.
+    """
+    teacher = WorkbenchModel(device=bench.device, seed=1)
+    weights = {name: param.detach() for name, param in teacher.net.named_parameters()}
+    with bench.backend("full", **GRADIENT) as trainee:
+        before, plain = trainee.trained(), plain_of(trainee, **GRADIENT)
+        job = Job(name="image", track=bench.track(), algorithm=Surrogate(pull_to="reference"), reference=teacher)
+        trainee.backend.train([job], progress=0.25)
+        plain.step(bench.track(), pull_to=weights)
+        gap = largest_gap(trainee.trained(), plain.weights) / largest_gap(before, plain.weights)
+        bench.record("relative gap of the change", gap, bound=GRADIENT_BOUND)
 
 
 @claim("backend")
