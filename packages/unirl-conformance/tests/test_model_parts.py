@@ -46,7 +46,9 @@ def loaded(model: Any) -> set[str]:
     return {name for name, flags in real.items() if any(flags)}
 
 
-@pytest.mark.parametrize("serves", [set(), {"encode"}, {"decode"}, {"encode", "decode"}], ids=str)
+@pytest.mark.parametrize(
+    "serves", [set(), {"encode"}, {"decode"}, {"encode", "decode"}], ids=lambda parts: "+".join(sorted(parts)) or "none"
+)
 def test_a_model_loads_what_it_serves_and_refuses_the_rest(built: Callable[..., Any], serves: set[str]) -> None:
     whole, model = built(), built(serves=frozenset(serves))
     sampling = SAMPLINGS[model.spec.name]
