@@ -24,6 +24,7 @@ OURS = (
     "unirl-numerics",
     "unirl-conformance",
     "unirl-model-sd3",
+    "unirl-model-qwen-vl",
     "unirl-model-qwen3",
     "unirl-engine-trainside",
     "unirl-backend-fsdp2",

@@ -46,7 +46,7 @@ class QwenImageModel(PipelineModel):
     spec = SPEC
 
     def __init__(
-        self, config: QwenImageConfig, *, device: torch.device, lazy: bool, serves: frozenset[ModelPart]
+        self, config: QwenImageConfig, *, device: torch.device, lazy: bool, serves: frozenset[ModelPart] = MODEL_PARTS
     ) -> None:
         super().__init__(
             config,

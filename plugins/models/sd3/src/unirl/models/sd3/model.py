@@ -42,7 +42,9 @@ class Sd3Model(PipelineModel):
     max_sequence_length = 512
     """What diffusers' pipeline allows the T5 tokens."""
 
-    def __init__(self, config: Sd3Config, *, device: torch.device, lazy: bool, serves: frozenset[ModelPart]) -> None:
+    def __init__(
+        self, config: Sd3Config, *, device: torch.device, lazy: bool, serves: frozenset[ModelPart] = MODEL_PARTS
+    ) -> None:
         super().__init__(
             config,
             find=find,

@@ -41,7 +41,9 @@ class Wan21Model(PipelineModel):
     spec = SPEC
     max_sequence_length = 512
 
-    def __init__(self, config: Wan21Config, *, device: torch.device, lazy: bool, serves: frozenset[ModelPart]) -> None:
+    def __init__(
+        self, config: Wan21Config, *, device: torch.device, lazy: bool, serves: frozenset[ModelPart] = MODEL_PARTS
+    ) -> None:
         super().__init__(
             config,
             find=find,
