@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 import subprocess
@@ -276,6 +277,23 @@ def test_what_failed_or_was_not_run_proves_nothing(project: Path) -> None:
         commit(project)
         assert "not proven: tests/test_long.py: tests/test_long.py::test_two" in outcome_of(project, "--prove")[1]
         assert record.read(project) == {}
+
+
+def test_what_never_runs_on_this_machine_does_not_spoil_a_proof(project: Path) -> None:
+    (project / "tests/test_long.py").write_text(
+        LONG.replace("    pass", "    pytest.skip('not run: needs a CUDA device')")
+    )
+    commit(project)
+    outcome_of(project, "--prove")
+    assert [group for group, _ in record.read(project)] == ["tests/test_long.py"]
+
+
+def test_a_proof_of_another_cpu_proves_nothing(project: Path) -> None:
+    outcome_of(project, "--prove")
+    others = {place: dataclasses.replace(found, cpu="another CPU") for place, found in record.read(project).items()}
+    record.write(project, others)
+    commit(project)
+    assert others and "3 passed" in outcome_of(project, "--proven")[1]
 
 
 def test_a_file_that_a_test_opens_and_its_key_lacks_spoils_the_proof(project: Path) -> None:

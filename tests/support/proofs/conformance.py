@@ -69,7 +69,12 @@ def known(found: dict[str, Subject], workspace: Workspace) -> dict[str, Proof]:
     proven: dict[str, Proof] = {}
     for name, subject in found.items():
         proof = proofs.get((name, machine))
-        if proof and not record.runs_anyway(proof, commit) and proof.key == key_of(subject, workspace):
+        if (
+            proof
+            and proof.cpu == record.cpu()
+            and not record.runs_anyway(proof, commit)
+            and proof.key == key_of(subject, workspace)
+        ):
             proven[name] = proof
     return proven
 

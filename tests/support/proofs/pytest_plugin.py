@@ -9,6 +9,7 @@ A group that is left out is counted as *proven*, never as passed, with the commi
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -25,6 +26,7 @@ DURATIONS = Path("tests") / "durations.json"
 SHORTEST_S = 5.0
 """Groups that take less are neither written down nor left out."""
 REASON = "proven at "
+NEVER = r"not run: (needs a CUDA device$|run\.batch_invariant: |the extra \S+ is not installed$)"
 PROVEN = pytest.StashKey[dict[str, str]]()
 """Group -> the commit that it was proven at, of those that do not run."""
 ACCOUNT = pytest.StashKey["Account"]()
@@ -62,7 +64,7 @@ def _proven(root: Path) -> dict[str, str]:
     result: dict[str, str] = {}
     for group in keys.keyed_groups(workspace):
         proof = known.get((group, machine))
-        if proof is None or record.runs_anyway(proof, commit):
+        if proof is None or proof.cpu != record.cpu() or record.runs_anyway(proof, commit):
             continue
         if proof.key == keys.key(keys.reached_by(group, workspace), workspace):
             result[group] = proof.commit
@@ -207,7 +209,7 @@ class Account:
     def count(self, report: pytest.TestReport) -> None:
         group = keys.group_of(report.nodeid)
         self._seconds[group] += report.duration
-        if report.failed or (report.skipped and not _needs_a_gpu(report)):
+        if report.failed or (report.skipped and not _never_runs_here(report)):
             self._spoilt.setdefault(group, f"{report.nodeid} ended as {report.outcome}")
         elif report.when == "call" or report.skipped:
             self._passed[group].add(report.nodeid)
@@ -287,6 +289,7 @@ def _is_proven(report: Any) -> bool:
     return reason.removeprefix("Skipped: ").startswith(REASON)
 
 
-def _needs_a_gpu(report: pytest.TestReport) -> bool:
+def _never_runs_here(report: Any) -> bool:
+    """Whether what a proof names already decides that a test is not run: the machine, or the packages of the lock."""
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
-    return reason.endswith("not run: needs a CUDA device")
+    return re.search(NEVER, reason) is not None

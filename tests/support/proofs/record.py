@@ -29,6 +29,7 @@ class Proof:
     machine: str
     """As `keys.instruction_set` names it; a group has one proof for each."""
     cpu: str
+    """It counts on this one alone: numeric libraries have other code for other vendors."""
     num_tests: int
     seconds: float
     """Of all its tests, as one worker ran them."""
