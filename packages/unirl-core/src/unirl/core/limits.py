@@ -104,7 +104,7 @@ def limit(
     length: int | None = None,
     hint: str = "",
 ) -> T:
-    """A number, or a list of numbers, within a range; None passes where the field's type has it."""
+    """A number, or a list or mapping of numbers, within a range; None passes where the field's type has it."""
     bounds = Limit(above=above, least=least, below=below, most=most, length=length, hint=hint)
     assert default is None or bounds.admits(default), f"{default!r} is not {bounds}"
     return _field(default, bounds)
@@ -119,6 +119,9 @@ def one_of(*choices: str | int, default: D) -> D:
 
 def _field(default: D, bounds: Limit) -> D:
     metadata = {_METADATA: bounds}
+    if isinstance(default, dict):
+        named: dict[str, Any] = default  # pyright: ignore[reportUnknownVariableType]
+        return field(default_factory=lambda: dict(named), metadata=metadata)  # pyright: ignore[reportReturnType]  # a D
     if isinstance(default, list):
         items: list[Any] = default  # pyright: ignore[reportUnknownVariableType]
         return field(default_factory=lambda: list(items), metadata=metadata)  # pyright: ignore[reportReturnType]  # a D
@@ -147,6 +150,11 @@ def broken_limits(config: object, *, key: str) -> Iterator[Reason]:
         value, bounds = getattr(config, item.name), limit_of(type(config), item.name)
         if bounds is None:
             yield from _broken(value, path)
+        elif isinstance(value, Mapping):
+            named: Mapping[str, object] = value  # pyright: ignore[reportUnknownVariableType]
+            for name, one in named.items():
+                if not bounds.admits(one):
+                    yield Reason(key=f"{path}.{name}", text=_refusal(one, bounds, item))
         elif not (bounds.admits(value) or (value is None and "None" in str(item.type))):
             yield Reason(key=path, text=_refusal(value, bounds, item))
 
@@ -179,7 +187,9 @@ def _refusal(value: object, bounds: Limit, item: dataclasses.Field[Any]) -> str:
 
 
 def _items(value: Any) -> list[object] | None:
-    """Those of a list; None for anything else."""
+    """Those of a list, the values of a mapping; None for anything else."""
+    if isinstance(value, Mapping):
+        return list(cast("Mapping[str, object]", value).values())
     return list(cast("list[object]", value)) if isinstance(value, list | tuple) else None
 
 

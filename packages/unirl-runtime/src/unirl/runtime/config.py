@@ -40,8 +40,10 @@ class RayConfig(PartConfig):
     """Number of training processes."""
     rollout_workers: int = limit(1, least=1)
     """Number of rollout processes, with `placement: separate`."""
-    stage_workers: dict[str, int] = field(default_factory=lambda: dict[str, int]())
-    """Stage -> number of rollout processes of its own, which hold its model alone, with `placement: separate`. Other
+    stage_workers: dict[str, int] = limit(
+        dict[str, int](), least=1, hint="Leave a stage out to share `rollout_workers`."
+    )
+    """Stage -> number of dedicated rollout processes, which hold only its model, with `placement: separate`. Other
     stages share `rollout_workers`."""
     reference_workers: int = limit(1, least=1)
     """Number of reference-policy processes, with `reference: separate`."""
@@ -118,8 +120,6 @@ class RayConfig(PartConfig):
                     text=f"got {number}, but launcher.placement={self.placement} has no rollout workers to divide. Use "
                     "separate.",
                 )
-            elif number < 1:
-                yield Reason(key=key, text=f"got {number}, expected 1 or more.")
 
     def _without_shared_memory(self, device: str) -> Iterator[Reason]:
         if device == "cpu":
