@@ -115,10 +115,12 @@ def _by_kind(spec: Spec, resolve: Resolve) -> Iterator[str]:
         if spec.reference:
             yield from _function("reference", spec.reference, resolve, "reference(config, inputs)", None, None)
     if isinstance(spec, RewardSpec):
-        yield from _reward(spec)
+        yield from _reward(spec, resolve)
 
 
-def _reward(spec: RewardSpec) -> Iterator[str]:
+def _reward(spec: RewardSpec, resolve: Resolve) -> Iterator[str]:
+    if spec.tiny:
+        yield from _function("tiny", spec.tiny, resolve, "write(folder, seed=)", None, seed=0)
     if not spec.scale.strip():
         yield "scale: empty; say what the score means and its range."
     if not spec.range[0] < spec.range[1]:

@@ -15,7 +15,7 @@ from unirl.core.plugins.catalog import Catalog, Found
 from unirl.core.roles import Engine, Model
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import PartConfig
-from unirl.core.specs.spec import EngineSpec, Miniature, ModelSpec
+from unirl.core.specs.spec import EngineSpec, Miniature, ModelSpec, RewardSpec
 from unirl.core.types.data import MediaRef
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 
@@ -56,12 +56,13 @@ class Workshop:
         self._contexts.close()
 
     def config(self, found: Found, settings: Mapping[str, Any] | None = None, *, enable: Cap | None = None) -> Any:
-        """A config of the part: its defaults, its `trial`, what enables a capability, then `settings` by dotted key.
+        """A config of the part: its defaults, its `trial`, the files of its `tiny` if it is a reward, what enables a
+        capability, then `settings` by dotted key.
 
         Raises an OmegaConf error for a key or a type that the config does not have.
         """
         spec = found.spec
-        laid = dict(spec.trial)
+        laid = {**spec.trial, **self._reward_files(found)}
         if enable is not None:
             laid |= spec.enabled_by.get(enable, {})
         filled = self._filled(self.resolved(found, spec.config), {**laid, **(settings or {})})
@@ -146,6 +147,24 @@ class Workshop:
                 raise _absent(found, error) from error
             partial.rename(folder)
         return folder
+
+    def _reward_files(self, found: Found) -> Mapping[str, Any]:
+        """Settings that load the miniature of a reward; written once a run. Empty for other parts."""
+        spec = found.spec
+        if not isinstance(spec, RewardSpec) or not spec.tiny:
+            return {}
+
+        def written() -> Mapping[str, Any]:
+            folder = self.folder / "reward-files" / spec.name
+            folder.mkdir(parents=True)
+            write: Callable[..., Mapping[str, Any]] = self.resolved(found, spec.tiny)
+            try:
+                return write(folder, seed=0)
+            except ModuleNotFoundError as error:
+                shutil.rmtree(folder)
+                raise _absent(found, error) from error
+
+        return self.shared(f"files of reward {spec.name}", written)
 
     def media(self, found: Found, number: int) -> tuple[MediaRef, ...]:
         """What sample `number` of the model's miniature is generated from besides its text; written once a run."""

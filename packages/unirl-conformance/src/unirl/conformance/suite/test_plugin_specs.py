@@ -191,6 +191,8 @@ def _targets(spec: Spec) -> list[tuple[str, str]]:
         ]
     if isinstance(spec, AlgorithmSpec):
         result.append(("reference", spec.reference))
+    if isinstance(spec, RewardSpec):
+        result.append(("tiny", spec.tiny))
     return [(field, target) for field, target in result if target]
 
 

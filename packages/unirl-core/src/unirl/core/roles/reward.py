@@ -59,6 +59,10 @@ class Scores:
     """[N] fp32, finite. With the gradient of the media where the spec states `reward-differentiable`."""
     parts: Mapping[str, Array] = field(default_factory=lambda: dict[str, Array]())
     """Components for the logs: name -> [N]."""
+    scored: Array | None = None
+    """[N] bool; False for a sample without a score, such as one whose judge gave an answer that cannot be parsed. Its
+    value and components are not read; it is not trained on, left out of means, and counted as `unscored`. None is all
+    True. A reward that can do nothing at all raises instead."""
 
 
 class Reward(Protocol):

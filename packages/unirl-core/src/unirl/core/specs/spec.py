@@ -256,6 +256,10 @@ class RewardSpec(Spec):
     key that is not named may have any. Prompt files are checked before anything is built."""
     parts: tuple[str, ...] = ()
     """Names of the components it reports besides the score."""
+    tiny: str = ""
+    """`"module:function"` that writes a checkpoint of random weights for conformance, `write(folder, *, seed) ->
+    Mapping[str, Any]`, and returns the settings that load it, by dotted config key. Empty for a reward without
+    weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
