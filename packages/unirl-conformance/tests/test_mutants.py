@@ -28,11 +28,14 @@ REPORTS: dict[SubjectKind, Report] = {}
 
 @pytest.fixture(scope="module", autouse=True)
 def forget_reports() -> Iterator[None]:
-    path = list(sys.path)
+    path, modules = list(sys.path), set(sys.modules)
     yield
     REPORTS.clear()
-    # Mutants that are whole dists put themselves on it.
+    # Mutants that are whole dists put themselves on the path, and other tests plant modules of the same names.
     sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name.startswith("planted_"):
+            del sys.modules[name]
 
 
 def left_out(kind: SubjectKind, catalog: str) -> tuple[str, ...]:
