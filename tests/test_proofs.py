@@ -90,7 +90,6 @@ FUTURE = "from __future__ import annotations\n"
         (OMNI, "packages/unirl-engine-cpu/src/unirl/engine_cpu/vllm-omni-platform/src/unirl_vllm_omni_cpu/__init__.py"),
         # Named by a recipe that the test names, and by a script that it starts.
         (LAUNCHERS, "plugins/models/sd3/src/unirl/models/sd3/model.py"),
-        (LAUNCHERS, "plugins/rewards/rules/src/unirl/rewards/rules/brightness.py"),
         (LAUNCHERS, "plugins/algorithms/ppo/src/unirl/algorithms/ppo/algorithm.py"),
         (LAUNCHERS, "packages/unirl-runtime/tests/warm_workers.py"),
         (LAUNCHERS, "packages/unirl-runtime/src/unirl/runtime/ray_worker.py"),
@@ -131,6 +130,8 @@ def test_recipes_locks_and_settings_change_a_key_byte_for_byte(
         (VLLM, "packages/unirl-core/src/unirl/core/cli/train.py"),
         (ENGINES, "packages/unirl-core/src/unirl/core/loop/loop.py"),
         (VLLM, "plugins/engines/sglang/src/unirl/engines/sglang/engine.py"),
+        # A reward is called alike wherever it is placed.
+        (LAUNCHERS, "plugins/rewards/rules/src/unirl/rewards/rules/brightness.py"),
         (ENGINES, "packages/unirl-conformance/tests/conformance_mutants/reward.py"),
         (ENGINES, "plugins/rewards/math/src/unirl/rewards/math/plain.py"),
         (LAUNCHERS, "plugins/engines/vllm/src/unirl/engines/vllm/engine.py"),

@@ -24,6 +24,8 @@ from unirl.runtime.placement import Node, WorkerPlace, misfit, places
 from unirl.runtime.remote_parts import shares
 from unirl.runtime.worker import WorkerFacts
 
+pytestmark = pytest.mark.keyed
+
 
 def node(name: str, cpus: float, gpus: float = 0.0) -> Node:
     return Node(name=name, cpus=cpus, gpus=gpus)

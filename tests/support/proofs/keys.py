@@ -13,6 +13,8 @@ A key covers
 A group that is about one part leaves out the folders of core that compose a recipe and drive a run (`DRIVER`): parts
 are reached through their roles, and whether the driver calls them rightly is tested, at every change of it, by the
 groups that are about runs, and with parts in this process by all tests that are not keyed.
+A group that is about where parts are placed (`ABOUT_PLACES`) leaves out the plugins of rewards for the same reason: a
+reward is one object with one method, wherever it is, and its own tests and claims are about what it returns.
 
 Not covered are the C library and other packages of the system, and load: a test that depends on these is no proof
 either way. The tenth of the proven groups that runs nevertheless is there to find what nobody thought of.
@@ -38,10 +40,9 @@ __all__ = [
     "DRIVER",
     "KEYED",
     "MUTANTS",
-    "drives",
+    "counts",
     "group_of",
     "instruction_set",
-    "is_about_runs",
     "key",
     "keyed_groups",
     "reached_by",
@@ -53,7 +54,8 @@ MUTANTS = "packages/unirl-conformance/tests/test_mutants.py"
 """Its tests share one report of each kind of part, and nothing between the kinds."""
 KEYED = "pytest.mark.keyed"
 DRIVER = ("cli", "loop", "match", "observe", "recipe")
-ABOUT_RUNS = ("tests/", "packages/unirl-runtime/", "plugins/transports/")
+ABOUT_PLACES = ("packages/unirl-runtime/", "plugins/transports/")
+ABOUT_RUNS = ("tests/", "plugins/trackers/", *ABOUT_PLACES)
 KINDS_ABOUT_RUNS = ("cell", "launcher", "tracker", "transport")
 VARIABLES = re.compile(r"(OMP|MKL|ATEN|ONEDNN|OPENBLAS)_\w+|CUDA_VISIBLE_DEVICES")
 
@@ -81,7 +83,14 @@ def reached_by(group: str, workspace: Workspace) -> set[Path]:
     file, _, kind = group.rstrip("]").partition("[")
     others = tuple(other for other in _kinds(workspace) if other != kind) if kind else ()
     files = workspace.reached([workspace.root / file], follows=lambda path: not _is_of(path, others))
-    return files if is_about_runs(group) else {path for path in files if not drives(path)}
+    return {path for path in files if counts(path, group, workspace.root)}
+
+
+def counts(path: Path, group: str, root: Path) -> bool:
+    """Whether a file that a group reaches decides how it ends."""
+    if group.startswith(ABOUT_PLACES) and path.is_relative_to(root / "plugins" / "rewards"):
+        return False
+    return is_about_runs(group) or not drives(path)
 
 
 def is_about_runs(group: str) -> bool:

@@ -226,7 +226,7 @@ class Account:
             opened = _sources(self.opened[group], workspace) - files - light
             if group.startswith(keys.MUTANTS):
                 opened -= collected
-            missed = sorted(path for path in opened if keys.is_about_runs(group) or not keys.drives(path))
+            missed = sorted(path for path in opened if keys.counts(path, group, self.root))
             if group in self._spoilt or self._passed[group] != self._expected[group]:
                 proofs.pop((group, machine), None)
                 reply.append(f"not proven: {group}: {self._spoilt.get(group, 'not all of its tests ended')}")
