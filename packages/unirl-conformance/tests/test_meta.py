@@ -90,7 +90,7 @@ from unirl.conformance.subjects import Selection
 
 job = json.loads(sys.argv[1])
 report = run_suite(
-    Selection(kinds=tuple(job["kinds"]), claims=tuple(job["claims"])),
+    Selection(plugins=tuple(job["plugins"]), kinds=tuple(job["kinds"]), claims=tuple(job["claims"])),
     tier=job["tier"], catalog=job["catalog"], pytest_args=job["args"],
 )
 rows = [[o.kind, o.claim, o.subject, o.state, o.reason] for o in report.outcomes]
@@ -102,6 +102,7 @@ def in_a_process(
     *args: str,
     kinds: tuple[SubjectKind, ...],
     claims: tuple[str, ...] = (),
+    plugins: tuple[str, ...] = (),
     tier: str = "tiny",
     catalog: str = "",
     **environment: str,
@@ -110,7 +111,7 @@ def in_a_process(
 
     Engines with an environment of their own find none: what is shown here holds for all, and they take long to start.
     """
-    job = {"kinds": kinds, "claims": claims, "tier": tier, "catalog": catalog, "args": args}
+    job = {"kinds": kinds, "claims": claims, "plugins": plugins, "tier": tier, "catalog": catalog, "args": args}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(job)],
         env={
@@ -131,24 +132,25 @@ def in_a_process(
 
 
 QUICK: tuple[SubjectKind, ...] = ("plugin", "engine", "reward")
+QUICK_PLUGINS = ("unirl-reward-rules", "unirl-engine-trainside")
 
 
 def quick_claims() -> tuple[str, ...]:
-    """All claims about plugins and rewards, and those about engines that share one model, and its noise."""
+    """All claims about plugins and rewards, and those about engines that share a model, and its noise."""
     sharing = claims_in(source("test_engine_noise"))
     return (*(name for name, kind in claim_kinds().items() if kind in ("plugin", "reward")), *sharing)
 
 
 @pytest.fixture(scope="module")
 def plain_order() -> dict[str, Any]:
-    return in_a_process(kinds=QUICK, claims=quick_claims())
+    return in_a_process(kinds=QUICK, claims=quick_claims(), plugins=QUICK_PLUGINS)
 
 
 @pytest.mark.slow
 def test_claims_end_alike_in_any_order_and_in_parallel(plain_order: dict[str, Any]) -> None:
     assert {row[0] for row in plain_order["rows"]} == set(QUICK)
     shuffled = ("-p", "randomly", "--randomly-seed=2", "-n", "2")
-    assert in_a_process(*shuffled, kinds=QUICK, claims=quick_claims()) == plain_order
+    assert in_a_process(*shuffled, kinds=QUICK, claims=quick_claims(), plugins=QUICK_PLUGINS) == plain_order
 
 
 def outcomes(catalog: str, claim: str, kind: SubjectKind = "plugin") -> dict[str, Outcome]:
@@ -195,6 +197,7 @@ def test_claims_on_a_gpu_that_is_absent_are_not_run() -> None:
     report = in_a_process(
         kinds=("engine",),
         claims=tuple(claims_in(source("test_engine_noise"))),
+        plugins=QUICK_PLUGINS,
         tier="gpu",
         CUDA_VISIBLE_DEVICES="",
     )

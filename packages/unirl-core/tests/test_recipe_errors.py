@@ -10,6 +10,8 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.specs.plan import Plan
 
+pytestmark = pytest.mark.keyed
+
 DATA = "data.train=prompts.txt"
 
 

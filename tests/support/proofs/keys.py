@@ -55,7 +55,13 @@ MUTANTS = "packages/unirl-conformance/tests/test_mutants.py"
 KEYED = "pytest.mark.keyed"
 DRIVER = ("cli", "loop", "match", "observe", "recipe")
 ABOUT_PLACES = ("packages/unirl-runtime/", "plugins/transports/")
-ABOUT_RUNS = ("tests/", "plugins/trackers/", *ABOUT_PLACES)
+ABOUT_RUNS = (
+    "tests/",
+    "packages/unirl-core/",
+    "packages/unirl-conformance/tests/test_new_",
+    "plugins/trackers/",
+    *ABOUT_PLACES,
+)
 KINDS_ABOUT_RUNS = ("cell", "launcher", "tracker", "transport")
 VARIABLES = re.compile(r"(OMP|MKL|ATEN|ONEDNN|OPENBLAS)_\w+|CUDA_VISIBLE_DEVICES")
 
