@@ -64,12 +64,14 @@ def build_parts(
     rewards: Literal["all", "backpropagated", "none"] = "all",
     with_engine: bool = True,
     lazy: bool = False,
+    offload: bool = False,
 ) -> Parts:
     """Build the parts of a plan in this process, in the order model, backend, engine, algorithm, rewards.
 
     rewards: where another process scores, only those that a loss backpropagates, or none if no loss is computed.
     with_engine: False where another process generates.  lazy: this process is one of several
     ranks that train, so the model is built without values and the backend fills in this rank's shards, if both can.
+    offload: offload each backend before the next one is built.
 
     A model whose weights nothing here computes with is built without values, if it can, and gets no backend.
     """
@@ -101,6 +103,8 @@ def build_parts(
             backends[name] = build_part(
                 learner.backend, catalog, model=model, train=train, steps=plan.run.max_steps, seed=plan.run.seed
             )
+            if offload:
+                backends[name].offload()
         elif learner.backend.config.trains == "full":
             # As a backend keeps them: engines start in the dtype of the updates that they will be sent.
             for param in model.trainable.parameters():
