@@ -118,7 +118,9 @@ def joint_run(folder: Path, *words: str, backend: str = "fsdp2", resume: bool = 
     """The numbers of each step of a run of two models that train; `moved` reads what was moved."""
     (plugins := folder / "plugins").mkdir(parents=True, exist_ok=True)
     (folder / "notes").mkdir(exist_ok=True)
-    (plugins / f"away_{folder.parent.name}_{folder.name}.py").write_text(PLUGIN.replace("FOLDER", repr(str(folder / "notes"))))
+    (plugins / f"away_{folder.parent.name}_{folder.name}.py").write_text(
+        PLUGIN.replace("FOLDER", repr(str(folder / "notes")))
+    )
     catalog = Catalog.discover(files=plugin_files(plugins))
     chosen = [f"backend@backend.{name}={backend}" for name in ("writer", "painter")]
     plan = compose("quickstart-enhancer-joint", [*chosen, *JOINT, *words, f"run.dir={folder / 'run'}"], catalog=catalog)
