@@ -23,6 +23,7 @@ pytestmark = pytest.mark.keyed
 
 STEPS = ("run.max_steps=2", "run.save_every=2", "+reward@reward.light=brightness", "reward.light.weight=0.1")
 KL = ("algorithm.rewrite.kl_coef=0.5", "algorithm.rewrite.aggregation=token-mean")
+PPO = ("algorithm@algorithm.rewrite=ppo", "backend.writer.critic.lr=1e-3", "algorithm.rewrite.kl_coef=0.1")
 DISTILLED = """
 defaults:
   - /unirl
@@ -101,9 +102,11 @@ def log_probs(folder: Path, track: Track) -> list[torch.Tensor]:
     return rows
 
 
+@pytest.mark.parametrize("trains", ["full", "lora"])
 def test_the_kl_of_the_loss_is_that_to_the_teacher(
-    recipe: Path, writer: Path, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: Path, writer: Path, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: str
 ) -> None:
+    """Adapters start from the checkpoint, too, and the teacher has none."""
     tracks: list[Track] = []
     train = Fsdp2Backend.train
 
@@ -113,6 +116,7 @@ def test_the_kl_of_the_loss_is_that_to_the_teacher(
 
     monkeypatch.setattr(Fsdp2Backend, "train", noting)
     words = (*STEPS, *KL, *TEACHER, f"model.teacher.path={teacher}", "train.micro_batch_size=2", "run.stop_at=1")
+    words = (*words, f"backend.writer.trains={trains}")
     (step,) = numbers(composed(recipe, *words, f"run.dir={tmp_path / 'with'}")).values()
     (without,) = numbers(
         composed(recipe, *words, "algorithm.rewrite.kl_coef=1e-12", f"run.dir={tmp_path / 'without'}")
@@ -181,6 +185,43 @@ def test_the_kl_of_latents_is_that_to_the_teacher(tmp_path: Path, monkeypatch: p
     assert step["kl"] == pytest.approx(expected, rel=1e-3)
 
 
+def test_the_kl_in_the_rewards_of_ppo_is_that_to_the_teacher(
+    recipe: Path, writer: Path, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracks: list[Track] = []
+    train = Fsdp2Backend.train
+
+    def noting(self, jobs, *, progress):
+        tracks.extend(job.track for job in jobs)
+        return train(self, jobs, progress=progress)
+
+    monkeypatch.setattr(Fsdp2Backend, "train", noting)
+    # k1, the default, is signed: its mean nearly cancels.
+    words = (*STEPS, *PPO, "algorithm.rewrite.kl_estimator=k3", *TEACHER, f"model.teacher.path={teacher}")
+    (step,) = numbers(composed(recipe, *words, "run.stop_at=1", f"run.dir={tmp_path / 'run'}")).values()
+    assert (tracks[0].sample_weights == 1).all()
+    pairs = zip(log_probs(writer, tracks[0]), log_probs(teacher, tracks[0]), strict=True)
+    expected = float(torch.cat([torch.exp(other - own) - 1 - (other - own) for own, other in pairs]).mean())
+    assert expected > 1e-3, "the teacher is another policy"
+    # As above.
+    assert step["rewrite/kl"] == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "words", [["backend.writer.trains=lora", *KL], [*PPO, "backend.writer.reference_copy=true"]], ids=["lora", "ppo"]
+)
+def test_initial_weights_as_the_teacher_give_the_numbers_of_the_reference(
+    recipe: Path, writer: Path, tmp_path: Path, words: list[str]
+) -> None:
+    """Of the model with its adapters switched off, and in the rewards of PPO."""
+    without = numbers(composed(recipe, *STEPS, *words, f"run.dir={tmp_path / 'without'}"))
+    words = [word for word in words if "reference_copy" not in word]
+    taught = (*STEPS, *words, *TEACHER, f"model.teacher.path={writer}")
+    result = numbers(composed(recipe, *taught, f"run.dir={tmp_path / 'teacher'}"))
+    assert without[2]["rewrite/kl"] != 0, "after an update the policy has left the reference"
+    assert result == without
+
+
 @pytest.mark.parametrize("model", ["writer", "painter"])
 def test_initial_weights_as_the_teacher_give_the_numbers_of_a_reference_copy(
     recipe: Path, tmp_path: Path, model: str
@@ -197,8 +238,11 @@ def test_initial_weights_as_the_teacher_give_the_numbers_of_a_reference_copy(
 
 
 @pytest.mark.slow
-def test_ray_gives_the_numbers_of_one_process(recipe: Path, teacher: Path, tmp_path: Path, ray_here: None) -> None:
-    words = (*STEPS, *KL, *TEACHER, f"model.teacher.path={teacher}")
+@pytest.mark.parametrize("words", [KL, [*KL, "backend.writer.trains=lora"], PPO], ids=["full", "lora", "ppo"])
+def test_two_ranks_give_the_numbers_of_one_process(
+    recipe: Path, teacher: Path, tmp_path: Path, ray_here: None, words: list[str]
+) -> None:
+    words = [*STEPS, *words, *TEACHER, f"model.teacher.path={teacher}"]
     expected = numbers(composed(recipe, *words, f"run.dir={tmp_path / 'here'}"))
     result = numbers(composed(recipe, *words, *SEPARATE, "launcher.train_ranks=2", f"run.dir={tmp_path / 'there'}"))
     for step, one in expected.items():

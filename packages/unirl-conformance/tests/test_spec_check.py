@@ -11,7 +11,17 @@ import pytest
 from unirl.conformance.spec_check import check_spec
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs.capability import Cap, Needs, Support
-from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, Gap, Miniature, ModelSpec, RewardSpec, Spec, TrackerSpec
+from unirl.core.specs.spec import (
+    AlgorithmSpec,
+    BackendSpec,
+    EngineSpec,
+    Gap,
+    Miniature,
+    ModelSpec,
+    RewardSpec,
+    Spec,
+    TrackerSpec,
+)
 
 CODE = """
 from dataclasses import dataclass
@@ -80,10 +90,19 @@ REWARD = RewardSpec(
     name="r", summary="A reward.", build=f"{P}:build_model", config=f"{P}:Score", scale="0 to 1", media="image"
 )
 BACKEND = BackendSpec(name="b", summary="A backend.", build=f"{P}:build_any", config=f"{P}:Backend")
+ENGINE = EngineSpec(
+    name="e",
+    summary="An engine.",
+    build=f"{P}:build_any",
+    config=f"{P}:Config",
+    capabilities={Cap.WEIGHTS_SHARED: Support.NATIVE},
+)
 TRACKER = TrackerSpec(name="t", summary="A tracker.", build=f"{P}:build_tracker", config=f"{P}:Config")
 
 
-@pytest.mark.parametrize("spec", [MODEL, ALGORITHM, REWARD, BACKEND, TRACKER], ids=lambda spec: cast(Spec, spec).kind)
+@pytest.mark.parametrize(
+    "spec", [MODEL, ALGORITHM, REWARD, BACKEND, ENGINE, TRACKER], ids=lambda spec: cast(Spec, spec).kind
+)
 def test_a_spec_that_keeps_what_it_says_passes(spec: Spec) -> None:
     assert check_spec(spec, Catalog.of({}).resolve) == []
 
@@ -139,6 +158,7 @@ def test_a_spec_that_keeps_what_it_says_passes(spec: Spec) -> None:
         (MODEL, {"summary": " "}, "summary: empty"),
         (MODEL, {"gaps": (Gap(claim="parity", reason=""),)}, "gaps: .* needs a claim and a reason"),
         (REWARD, {"scale": ""}, "scale: empty"),
+        (ENGINE, {"reads_weights": False}, "reads_weights: False, but the capability weights-shared says"),
         (BACKEND, {"trial": {"lrr": 1.0}}, "trial: .* has no key 'lrr'; did you mean 'lr'"),
         (BACKEND, {"enabled_by": {Cap.EMA: {"average.kind": "x"}}}, r"enabled_by\[ema\]: .* has no key 'average'"),
         (BACKEND, {"config": f"{P}:Config"}, "inherits unirl.core.specs.config.BackendConfig"),

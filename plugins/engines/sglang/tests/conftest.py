@@ -36,7 +36,8 @@ def engine(
     make("sglang")
     modules = (*ENVIRONMENT.modules, "faulty_sglang", "external_engines.faults", "unirl.models.sd3.bridges.sglang")
     faulty = dataclasses.replace(ENVIRONMENT, serve="faulty_sglang:calls", modules=modules)
-    model = build_model(Sd3Config(path=str(folder)), device="cpu")
+    # Without weights, as in a worker that only generates.
+    model = build_model(Sd3Config(path=str(folder)), device="cpu", lazy=True)
     config = SglangConfig(max_num_seqs=4, sleep_mode=True, transfer_dir=str(tmp_path_factory.mktemp("weights")))
     with pytest.MonkeyPatch.context() as lasting:
         # Also where a test ends the process, and another one starts.

@@ -35,7 +35,8 @@ def engine(
     make("vllm-omni")
     modules = (*ENVIRONMENT.modules, "faulty_vllm_omni", "external_engines.faults")
     faulty = dataclasses.replace(ENVIRONMENT, serve="faulty_vllm_omni:calls", modules=modules)
-    model = build_model(Sd3Config(path=str(folder)), device="cpu")
+    # Without weights, as in a worker that only generates.
+    model = build_model(Sd3Config(path=str(folder)), device="cpu", lazy=True)
     config = VllmOmniConfig(max_num_seqs=4, sleep_mode=True, transfer_dir=str(tmp_path_factory.mktemp("weights")))
     with pytest.MonkeyPatch.context() as lasting:
         # Also where a test ends the process, and another one starts.

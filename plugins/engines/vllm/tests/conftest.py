@@ -31,7 +31,8 @@ def engine(folder: Path, listening: Listening) -> Iterator[ExternalTextEngine]:
     # So few tokens a step that two long prompts do not go together.
     extra = {"max_num_batched_tokens": 512}
     settings = VllmConfig(kv_cache_mb=64, max_num_seqs=16, lora_rank=4, extra=extra)
-    model = build_model(Qwen3Config(path=str(folder)), device="cpu")
+    # Without weights, as in a worker that only generates.
+    model = build_model(Qwen3Config(path=str(folder)), device="cpu", lazy=True)
     with listening.watched():
         engine = build(settings, model=model, device="cpu")
     yield engine

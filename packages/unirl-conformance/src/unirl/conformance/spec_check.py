@@ -11,7 +11,7 @@ from unirl.core.errors import PluginBroken
 from unirl.core.names import did_you_mean
 from unirl.core.specs.capability import Cap, Needs, Support
 from unirl.core.specs.config import CONFIG_BASES, PartConfig
-from unirl.core.specs.spec import AlgorithmSpec, LauncherSpec, ModelSpec, RewardSpec, Spec
+from unirl.core.specs.spec import AlgorithmSpec, EngineSpec, LauncherSpec, ModelSpec, RewardSpec, Spec
 
 __all__ = ["check_spec"]
 
@@ -108,6 +108,8 @@ def _keys(spec: Spec) -> Iterator[tuple[str, str]]:
 def _by_kind(spec: Spec, resolve: Resolve) -> Iterator[str]:
     if isinstance(spec, ModelSpec):
         yield from _model(spec, resolve)
+    if isinstance(spec, EngineSpec) and not spec.reads_weights and spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE:
+        yield "reads_weights: False, but the capability weights-shared says that it samples with the trained module."
     if isinstance(spec, AlgorithmSpec):
         yield from _needs("needs", spec.needs)
         for key, further in spec.when.items():

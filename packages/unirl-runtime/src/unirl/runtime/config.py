@@ -15,16 +15,35 @@ from unirl.core.specs.config import PartConfig
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
 
-__all__ = ["LocalConfig", "RayConfig", "WorkerStoreConfig"]
+__all__ = ["LauncherConfig", "LocalConfig", "RayConfig", "WorkerStoreConfig"]
 
 
 @dataclass
-class LocalConfig(PartConfig):
-    """No settings: everything is built in this process."""
+class LauncherConfig(PartConfig):
+    """Settings of every launcher here."""
+
+    offload_idle: bool = False
+    """With several models that train: keep those that are idle in CPU memory, with their gradients, optimizer state and
+    averages. Each process then has one of them on its device, at the cost of moving them several times a step."""
+
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
+        """One model, which is never idle."""
+        trained = [] if plan is None else [one for one in plan.learners.values() if one.backend is not None]
+        if self.offload_idle and len(trained) == 1:
+            yield Reason(
+                key=".offload_idle",
+                text=f"got true, but {trained[0].model.name!r} is the only model that trains, and is never idle. Leave "
+                "it out.",
+            )
 
 
 @dataclass
-class RayConfig(PartConfig):
+class LocalConfig(LauncherConfig):
+    """Everything is built in this process."""
+
+
+@dataclass
+class RayConfig(LauncherConfig):
     """Single controller: the driver runs the loop; workers hold the models and tensors."""
 
     address: str = ""
@@ -82,6 +101,7 @@ class RayConfig(PartConfig):
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Devices, carriers and engines that are incompatible with the placement."""
+        yield from super().problems(plan, stage)
         if self.placement == "colocate" and self.gpus > 1:
             yield Reason(
                 key=".gpus",

@@ -16,6 +16,7 @@ from unirl.core.specs.plan import Learner, Plan
 from .actors import Actor, Call
 from .cluster import Cluster
 from .config import LocalConfig, RayConfig
+from .idle_offload import taking_turns
 from .placement import misfit, places
 from .remote_parts import RemoteBackend, RemoteEngine, RemoteModel, RemoteReward
 from .samples import Samples
@@ -27,7 +28,7 @@ __all__ = ["LocalLauncher", "RayLauncher", "build_local", "build_ray"]
 
 
 def build_local(config: LocalConfig) -> LocalLauncher:
-    return LocalLauncher()
+    return LocalLauncher(config)
 
 
 def build_ray(config: RayConfig) -> RayLauncher:
@@ -39,8 +40,12 @@ def build_ray(config: RayConfig) -> RayLauncher:
 class LocalLauncher:
     """Runs everything in this process, easy to debug."""
 
+    def __init__(self, config: LocalConfig) -> None:
+        self._config = config
+
     def launch(self, plan: Plan, *, catalog: Catalog) -> Parts:
-        return build_parts(plan, catalog=catalog)
+        parts = build_parts(plan, catalog=catalog, offload=self._config.offload_idle)
+        return taking_turns(parts, plan) if self._config.offload_idle else parts
 
     def close(self) -> None:
         pass

@@ -46,6 +46,8 @@ from unirl.core.types.request import Request
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.core.types.track import LatentSegment, TextSegment, Track
 
+from .config import LauncherConfig
+from .idle_offload import taking_turns
 from .remote_rows import dehydrated, hydrated
 from .transports import make_transport
 from .weight_ends import Tell, WeightEnds
@@ -166,13 +168,17 @@ class Worker:
             self._rewards = build_rewards(plan, catalog=catalog)
         else:
             is_sharded = role == "train" and dist.is_initialized() and dist.get_world_size() > 1
-            self._parts = build_parts(
+            config = None if plan.launcher is None else plan.launcher.config
+            offloads = isinstance(config, LauncherConfig) and config.offload_idle
+            parts = build_parts(
                 plan,
                 catalog=catalog,
                 rewards="backpropagated" if role == "train" else "none",
                 with_engine=with_engine,
                 lazy=is_sharded,
+                offload=offloads,
             )
+            self._parts = taking_turns(parts, plan) if offloads else parts
             self._weights = WeightEnds(
                 self._name,
                 parts=self._parts,

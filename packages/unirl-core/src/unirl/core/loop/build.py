@@ -6,17 +6,18 @@ import dataclasses
 import sys
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ..errors import PlanRejected, RunFailed, UniRLError
 from ..match.mismatch_bounds import train_settings
-from ..roles import Algorithm, Backend, Engine, Model, Reward, WeightUpdate
+from ..roles import Algorithm, Backend, Engine, Model, Reward, WeightUpdate, lazy_model
 from ..specs.capability import Cap, Support
 from ..specs.config import PartConfig
 from ..specs.plan import Choice, Learner, Plan, Stage
 from ..types.sampling import LatentSamplingConfig
-from ..types.weights import checksum
+from ..types.weights import MadeTensors, checksum
 from .parts import Launcher, NoEngine, Parts, attributed, load, shares_weights
 from .reward_guard import GuardedReward, errors_under
 from .scoring import MediaScore
@@ -25,6 +26,7 @@ from .teachers import check_teachers
 if TYPE_CHECKING:
     from ..plugins.catalog import Catalog
     from ..specs.spec import ModelPart, Spec
+    from ..types.array import Array
     from ..types.media import MediaKind
 
 __all__ = [
@@ -62,12 +64,16 @@ def build_parts(
     rewards: Literal["all", "backpropagated", "none"] = "all",
     with_engine: bool = True,
     lazy: bool = False,
+    offload: bool = False,
 ) -> Parts:
     """Build the parts of a plan in this process, in the order model, backend, engine, algorithm, rewards.
 
     rewards: where another process scores, only those that a loss backpropagates, or none if no loss is computed.
     with_engine: False where another process generates.  lazy: this process is one of several
     ranks that train, so the model is built without values and the backend fills in this rank's shards, if both can.
+    offload: offload each backend before the next one is built.
+
+    A model whose weights nothing here computes with is built without values, if it can, and gets no backend.
     """
     import torch
 
@@ -79,23 +85,30 @@ def build_parts(
     models: dict[str, Model] = {}
     backends: dict[str, Backend] = {}
     for name, learner in plan.learners.items():
-        both = (learner.model, learner.backend)
-        is_lazy = lazy and all(
-            part is not None and part.spec.support(Cap.LAZY_BUILD) is Support.NATIVE for part in both
+        is_used = _is_used(plan, name, with_engine=with_engine, with_losses=rewards != "none")
+        empty = (learner.model, learner.backend) if is_used else (learner.model,)
+        is_lazy = (lazy or not is_used) and all(
+            part is not None and part.spec.support(Cap.LAZY_BUILD) is Support.NATIVE for part in empty
         )
         context: dict[str, Any] = {"lazy": True} if is_lazy else {}
         if learner.model.spec.optional_parts:
             context["serves"] = _serves(plan, name, with_engine=with_engine, with_losses=rewards != "none")
         models[name] = model = build_part(learner.model, catalog, device=device, **context)
-        if learner.backend is not None:
+        if learner.backend is None:
+            _freeze(model)
+        elif is_used:
             # A worker that generates may have none of the stages that train the model.
             stages = [stage for stage in (*plan.trained, *plan.stages) if stage.learner.name == name]
             train = train_settings(stages[0])
             backends[name] = build_part(
                 learner.backend, catalog, model=model, train=train, steps=plan.run.max_steps, seed=plan.run.seed
             )
-        else:
-            _freeze(model)
+            if offload:
+                backends[name].offload()
+        elif learner.backend.config.trains == "full":
+            # As a backend keeps them: engines start in the dtype of the updates that they will be sent.
+            for param in model.trainable.parameters():
+                param.data = param.data.float() if param.requires_grad else param.data
     check_teachers(plan, models)
     backpropagated = {key for stage in plan.trained for key in _backpropagated(plan, stage)}
     keys = {"all": plan.rewards.keys(), "backpropagated": backpropagated, "none": ()}[rewards]
@@ -108,6 +121,16 @@ def build_parts(
         rewards=scorers,
         reward_weights=reward_weights(plan),
     )
+
+
+def _is_used(plan: Plan, learner: str, *, with_engine: bool, with_losses: bool) -> bool:
+    """Whether this process computes with the weights of a model: it samples, teaches or trains."""
+    own = [stage for stage in plan.stages if stage.learner.name == learner]
+    samples = with_engine and any(stage.engine.spec.reads_weights for stage in own)
+    teaches = any(stage.teacher is not None and stage.teacher.name == learner for stage in plan.stages)
+    # Without engine and losses it answers for reference policies.
+    asked = [stage for stage in own if with_losses or (not with_engine and stage.needs.reference != "none")]
+    return samples or teaches or any(stage.backend is not None for stage in asked)
 
 
 def _serves(plan: Plan, learner: str, *, with_engine: bool, with_losses: bool) -> frozenset[ModelPart]:
@@ -138,8 +161,16 @@ def _no_engines(plan: Plan) -> dict[str, Engine]:
 
 
 def _frozen_weights(model: Model) -> WeightUpdate:
-    """Of a model that nothing trains; they stay at version 0."""
-    tensors = {name: weight.detach() for name, weight in model.trainable.named_parameters()}
+    """Of a model that nothing trains; they stay at version 0. Of one without values, read when they are asked for."""
+    held = {name: weight.detach() for name, weight in model.trainable.named_parameters()}
+
+    def read(name: str) -> Array:
+        tensor = held[name].new_empty(held[name].shape, device="cpu")
+        lazy_model(model).fill({name: tensor})
+        return tensor
+
+    is_empty = any(weight.is_meta for weight in held.values())
+    tensors = MadeTensors({name: partial(read, name) for name in held}, forms=held) if is_empty else held
     return WeightUpdate(version=0, tensors=tensors, kind="full", checksum=checksum(tensors))
 
 

@@ -193,6 +193,9 @@ class EngineSpec(Spec):
     """Releases of the engine that this environment has locks for besides the newest: values of `engine.release`."""
     model_parts: tuple[ModelPart, ...] = ("encode", "decode")
     """Optional parts of the model that it uses in its own process, besides `trainable`; the others are not loaded."""
+    reads_weights: bool = True
+    """Whether it reads the weights of `trainable` in its own process. False for an external engine, which takes names,
+    dtypes and shapes from the model and loads the checkpoint itself: a process that only generates then holds none."""
 
 
 @dataclass(frozen=True, kw_only=True)

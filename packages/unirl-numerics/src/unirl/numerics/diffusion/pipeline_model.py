@@ -253,7 +253,9 @@ def _unserved(folder: Path, serves: frozenset[ModelPart]) -> dict[str, torch.nn.
 def _empty(cls: Any, folder: Path, *, dtype: torch.dtype) -> torch.nn.Module:
     """A diffusers module without values, its tensors in the dtypes that `from_pretrained(dtype=)` gives them."""
     with empty_parameters(dtype):
-        module: torch.nn.Module = cls.from_config(read_json(folder / "config.json"))
+        module: Any = cls.from_config(read_json(folder / "config.json"))
+    # As `from_pretrained` records it: external engines load the same folder.
+    module.register_to_config(_name_or_path=str(folder))
     kept = set(cls._keep_in_fp32_modules or ())
     for name, tensor in module.state_dict(keep_vars=True).items():
         if tensor.is_floating_point():

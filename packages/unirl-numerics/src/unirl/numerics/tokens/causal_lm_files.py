@@ -86,6 +86,8 @@ def empty_causal_lm(folder: Path, config: CausalLmConfig, *, cls: Any, attention
     """
     dtype = dtype_of(config.dtype, key="model.dtype", model=config.use or cls.__name__)
     settings = cls.config_class.from_pretrained(folder, local_files_only=True)
+    # As `from_pretrained` records it: external engines load the same folder.
+    settings.name_or_path = str(folder)
     with empty_parameters(dtype), no_progress_bars(import_module("transformers.utils").logging):
         model = cls._from_config(settings, dtype=dtype, attn_implementation=attention)
     if (folder / "generation_config.json").is_file():

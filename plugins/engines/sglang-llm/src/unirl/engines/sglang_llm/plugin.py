@@ -14,6 +14,7 @@ SPEC = EngineSpec(
     build="unirl.engines.sglang_llm.engine:build",
     config="unirl.engines.sglang_llm.config:SglangConfig",
     environment="unirl.engines.sglang_llm.environment:ENVIRONMENT",
+    reads_weights=False,
     capabilities={
         Cap.LATENT_ROLLOUT: Support.NO,
         Cap.TEXT_ROLLOUT: Support.NATIVE,

@@ -18,6 +18,7 @@ SPEC = EngineSpec(
     needs_bridge=True,
     # To check its conditions at start-up; it decodes itself.
     model_parts=("encode",),
+    reads_weights=False,
     capabilities={
         Cap.LATENT_ROLLOUT: Support.NATIVE,
         Cap.TEXT_ROLLOUT: Support.NO,

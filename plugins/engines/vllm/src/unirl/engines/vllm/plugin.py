@@ -14,6 +14,7 @@ SPEC = EngineSpec(
     build="unirl.engines.vllm.engine:build",
     config="unirl.engines.vllm.config:VllmConfig",
     environment="unirl.engines.vllm.environment:ENVIRONMENT",
+    reads_weights=False,
     capabilities={
         Cap.LATENT_ROLLOUT: Support.NO,
         Cap.TEXT_ROLLOUT: Support.NATIVE,
