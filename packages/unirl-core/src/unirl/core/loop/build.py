@@ -240,15 +240,16 @@ def with_batch_invariance(plan: Plan) -> Plan:
 
 
 def with_run_folder(plan: Plan, folder: Path) -> Plan:
-    """The plan with `{run}` in its engines' settings replaced by the run folder.
+    """The plan with this run folder as `run.dir`, which also replaces `{run}` in its engines' settings.
 
     With several stages `{part}` gets the stage before it, so that two engines of one kind do not share a file.
     """
-    return plan.with_stages(
+    path = str(folder.resolve())
+    return dataclasses.replace(plan, run=dataclasses.replace(plan.run, dir=path)).with_stages(
         lambda stage: _with_engine(
             stage,
             {
-                name: text.replace("{part}", plan.prefix(stage) + "{part}").replace("{run}", str(folder.resolve()))
+                name: text.replace("{part}", plan.prefix(stage) + "{part}").replace("{run}", path)
                 for name, text in vars(stage.engine.config).items()
                 if isinstance(text, str) and "{run}" in text
             },

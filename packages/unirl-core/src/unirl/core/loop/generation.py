@@ -1,11 +1,15 @@
-"""Generating a rollout stage by stage: children go on from what their parents wrote."""
+"""Generating a rollout stage by stage: children go on from what their parents generated."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+import shutil
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..errors import BatchError
 from ..types.rollout import Rollout
 from .parts import Parts, generate, sampled_policy
 from .requests import child_request
@@ -13,10 +17,16 @@ from .requests import child_request
 if TYPE_CHECKING:
     from ..roles import Policy
     from ..specs.plan import Plan, Stage
+    from ..types.data import MediaRef
     from ..types.request import Request
     from ..types.track import Track
 
-__all__ = ["generate_stages"]
+__all__ = ["generate_stages", "kept_images"]
+
+IMAGES = "parent_images"
+"""Folder of a run with the images that stages are made from."""
+MEDIA = "unirl.numerics.media"
+"""Module whose `save_images` writes them; core has no images of its own."""
 
 
 def generate_stages(
@@ -45,10 +55,15 @@ def generate_stages(
             else:
                 parent = tracks[stage.parent]
                 known = prompt_of[stage.parent]
+                images = None
+                if plan.stage(stage.parent).kind == "latent":
+                    rollout = "eval" if evaluated is not None else str(like.rollout)
+                    images = _images(parent, plan, stage, rollout)
                 request = child_request(
                     parent,
                     stage=stage,
                     prompt_ids=[known[name] for name in parent.sample_ids],
+                    images=images,
                     model=parts.models[stage.learner.name],
                     like=like,
                     policy_version=versions[stage.name],
@@ -59,3 +74,24 @@ def generate_stages(
                 tracks[stage.name] = generate(parts.engines[stage.name], request, parent=stage.parent)
         prompt_of[stage.name] = dict(zip(request.sample_ids, roots, strict=True))
     return Rollout(tracks=tracks)
+
+
+@contextmanager
+def kept_images(plan: Plan, rollout: str = "") -> Generator[None]:
+    """Images that stages are made from stay in the run folder to the end of the block.
+
+    rollout: number of theirs, or `eval`; empty for those of all.
+    """
+    try:
+        yield
+    finally:
+        if plan.run.dir:
+            shutil.rmtree(Path(plan.run.dir, IMAGES, rollout), ignore_errors=True)
+
+
+def _images(parent: Track, plan: Plan, stage: Stage, rollout: str) -> Sequence[tuple[MediaRef, ...]]:
+    """The image of each sample of a stage's parent, as files of 8 bits."""
+    if parent.media is None or parent.media.kind != "image":
+        raise BatchError(f"stage {stage.name!r}: its parent {parent.name!r} gave no images to go on from.")
+    assert plan.run.dir, "with_run_folder() names it"
+    return import_module(MEDIA).save_images(parent.media, Path(plan.run.dir, IMAGES, rollout), role=stage.parent_role)

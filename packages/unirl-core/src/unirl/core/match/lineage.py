@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..limits import Reason
+from ..specs.capability import Cap
+from .wording import lacks, listed
 
 if TYPE_CHECKING:
     from ..specs.plan import Learner, Plan, Stage
@@ -80,6 +82,13 @@ def _same_updates(stages: list[Stage]) -> Iterator[Reason]:
 
 def _inputs(plan: Plan, stage: Stage) -> Iterator[Reason]:
     settings, at = stage.settings, f"stages.{stage.name}"
+    if settings.instruction and (stage.parent is None or plan.stage(stage.parent).kind == "text"):
+        given = "the prompts" if stage.parent is None else f"the texts of {stage.parent!r}"
+        yield Reason(
+            key=f"{at}.instruction",
+            text=f"got {settings.instruction!r}, which goes with the image of a parent; this stage is made from "
+            f"{given}. Leave it out.",
+        )
     if stage.parent is None:
         if settings.credit != "none":
             yield Reason(
@@ -88,12 +97,8 @@ def _inputs(plan: Plan, stage: Stage) -> Iterator[Reason]:
         return
     parent = plan.stage(stage.parent)
     if parent.kind != "text":
-        yield Reason(
-            key=f"{at}.parent",
-            text=f"got {parent.name!r}, which generates {parent.medium}; expected a text stage, whose completions "
-            "are the prompts of this one.",
-        )
-    if any("needs" in roles.values() for roles in stage.model.spec.inputs.values()):
+        yield from _of_images(stage, parent)
+    elif any("needs" in roles.values() for roles in stage.model.spec.inputs.values()):
         yield Reason(
             key=f"{at}.parent",
             text=f"model {stage.model.name!r} needs media, and stage {parent.name!r} gives it text alone. Choose "
@@ -110,6 +115,25 @@ def _inputs(plan: Plan, stage: Stage) -> Iterator[Reason]:
             text=f"got {settings.credit!r}, but nothing scores stage {stage.name!r}, so there is no reward to pass on. "
             f"Add a reward for {stage.medium}, or use none.",
         )
+
+
+def _of_images(stage: Stage, parent: Stage) -> Iterator[Reason]:
+    """A stage that cannot take the images of its parent."""
+    key, spec = f"stages.{stage.name}.parent", stage.model.spec
+    got = f"got {parent.name!r}, which generates {parent.medium}"
+    roles = spec.inputs.get(stage.track, {})
+    if not roles:
+        text = f"{got}; expected a stage that generates text, as model {spec.name!r} takes no media."
+    elif parent.medium != "image" or "image" not in spec.reads:
+        text = f"{got}; expected text or image. Model {spec.name!r} reads {listed(spec.reads)}."
+    elif not stage.parent_role:
+        text = f"{got}, and model {spec.name!r} takes media of roles {listed(roles)}; expected a model that needs one."
+    elif off := [name for name in ("sampling", "evaluation") if not getattr(parent, name).decode]:
+        text = f"{got}, but its {off[0]} has decode=false, so there is no image to go on from. Set decode=true."
+    else:
+        yield from lacks(stage.engine.key, stage.engine.spec, Cap.MEDIA_REFS, asks=f"{key}={parent.name}")
+        return
+    yield Reason(key=key, text=text)
 
 
 def _teacher(plan: Plan, stage: Stage, teacher: Learner) -> Iterator[Reason]:
