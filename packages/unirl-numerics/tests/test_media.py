@@ -151,3 +151,10 @@ def test_pixels_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
     images[1, 0, 0, 0] = float("nan")
     with pytest.raises(BatchError, match=r"source image 1: got pixels that are not finite"):
         save_images(Media(kind="image", values=images), tmp_path, role="source")
+
+
+def test_samples_without_images_are_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(BatchError, match="source: got text, expected images"):
+        save_images(Media(kind="text", values=("a",)), tmp_path, role="source")
+    with pytest.raises(BatchError, match="source: got samples without media, expected images"):
+        save_images(None, tmp_path, role="source")

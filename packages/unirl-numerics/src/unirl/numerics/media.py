@@ -93,14 +93,16 @@ def load_video(ref: MediaRef) -> tuple[Tensor, float]:
     return torch.stack(frames), float(rate)
 
 
-def save_images(images: Media, folder: Path, *, role: str) -> list[tuple[MediaRef, ...]]:
+def save_images(images: Media | None, folder: Path, *, role: str) -> list[tuple[MediaRef, ...]]:
     """Write each image as a PNG, rounded to 8 bits; `load_image` gives the rounded values back exactly.
 
     Returns a reference of this role for each. Files are named after their pixels, so that equal images share one.
-    Raises BatchError for pixels that are not finite, and DiskFull.
+    Raises BatchError for samples without images and for pixels that are not finite, and DiskFull.
     """
     from PIL import Image
 
+    if images is None or images.kind != "image":
+        raise BatchError(f"{role}: got {'samples without media' if images is None else images.kind}, expected images.")
     folder.mkdir(parents=True, exist_ok=True)
     result: list[tuple[MediaRef, ...]] = []
     for row, image in enumerate(images.mapped(lambda array: array.detach().cpu().float()).arrays):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import BatchError
 from ..types.rollout import Rollout
 from .parts import Parts, generate, sampled_policy
 from .requests import child_request
@@ -17,16 +16,13 @@ from .requests import child_request
 if TYPE_CHECKING:
     from ..roles import Policy
     from ..specs.plan import Plan, Stage
-    from ..types.data import MediaRef
     from ..types.request import Request
     from ..types.track import Track
 
 __all__ = ["generate_stages", "kept_images"]
 
-IMAGES = "parent_images"
-"""Folder of a run with the images that stages are made from."""
 MEDIA = "unirl.numerics.media"
-"""Module whose `save_images` writes them; core has no images of its own."""
+"""Module whose `save_images` writes what stages are made from; core has no images of its own."""
 
 
 def generate_stages(
@@ -57,8 +53,8 @@ def generate_stages(
                 known = prompt_of[stage.parent]
                 images = None
                 if plan.stage(stage.parent).kind == "latent":
-                    rollout = "eval" if evaluated is not None else str(like.rollout)
-                    images = _images(parent, plan, stage, rollout)
+                    folder = _folder(plan, "eval" if evaluated else like.rollout)
+                    images = import_module(MEDIA).save_images(parent.media, folder, role=stage.parent_role)
                 request = child_request(
                     parent,
                     stage=stage,
@@ -77,21 +73,15 @@ def generate_stages(
 
 
 @contextmanager
-def kept_images(plan: Plan, rollout: str = "") -> Generator[None]:
-    """Images that stages are made from stay in the run folder to the end of the block.
-
-    rollout: number of theirs, or `eval`; empty for those of all.
-    """
+def kept_images(plan: Plan, rollout: int | str = "") -> Generator[None]:
+    """To the end of the block, the run folder keeps the images that samples of a rollout, or of all, are made from."""
     try:
         yield
     finally:
         if plan.run.dir:
-            shutil.rmtree(Path(plan.run.dir, IMAGES, rollout), ignore_errors=True)
+            shutil.rmtree(_folder(plan, rollout), ignore_errors=True)
 
 
-def _images(parent: Track, plan: Plan, stage: Stage, rollout: str) -> Sequence[tuple[MediaRef, ...]]:
-    """The image of each sample of a stage's parent, as files of 8 bits."""
-    if parent.media is None or parent.media.kind != "image":
-        raise BatchError(f"stage {stage.name!r}: its parent {parent.name!r} gave no images to go on from.")
+def _folder(plan: Plan, rollout: int | str) -> Path:
     assert plan.run.dir, "with_run_folder() names it"
-    return import_module(MEDIA).save_images(parent.media, Path(plan.run.dir, IMAGES, rollout), role=stage.parent_role)
+    return Path(plan.run.dir, "parent_images", str(rollout))

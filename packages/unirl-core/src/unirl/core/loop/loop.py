@@ -74,7 +74,7 @@ def run_loop(
             states = {name: algorithm_state(algorithm) for name, algorithm in parts.algorithms.items()}
             try:
                 prompts_now = chosen(step)
-                with kept_images(plan, str(step)):
+                with kept_images(plan, step):
                     run_step(
                         parts,
                         plan,

@@ -83,12 +83,8 @@ def _same_updates(stages: list[Stage]) -> Iterator[Reason]:
 def _inputs(plan: Plan, stage: Stage) -> Iterator[Reason]:
     settings, at = stage.settings, f"stages.{stage.name}"
     if settings.instruction and (stage.parent is None or plan.stage(stage.parent).kind == "text"):
-        given = "the prompts" if stage.parent is None else f"the texts of {stage.parent!r}"
-        yield Reason(
-            key=f"{at}.instruction",
-            text=f"got {settings.instruction!r}, which goes with the image of a parent; this stage is made from "
-            f"{given}. Leave it out.",
-        )
+        text = f"got {settings.instruction!r}; expected none, as no image comes from a parent. Leave it out."
+        yield Reason(key=f"{at}.instruction", text=text)
     if stage.parent is None:
         if settings.credit != "none":
             yield Reason(
@@ -120,20 +116,18 @@ def _inputs(plan: Plan, stage: Stage) -> Iterator[Reason]:
 def _of_images(stage: Stage, parent: Stage) -> Iterator[Reason]:
     """A stage that cannot take the images of its parent."""
     key, spec = f"stages.{stage.name}.parent", stage.model.spec
-    got = f"got {parent.name!r}, which generates {parent.medium}"
-    roles = spec.inputs.get(stage.track, {})
-    if not roles:
-        text = f"{got}; expected a stage that generates text, as model {spec.name!r} takes no media."
-    elif parent.medium != "image" or "image" not in spec.reads:
-        text = f"{got}; expected text or image. Model {spec.name!r} reads {listed(spec.reads)}."
-    elif not stage.parent_role:
-        text = f"{got}, and model {spec.name!r} takes media of roles {listed(roles)}; expected a model that needs one."
-    elif off := [name for name in ("sampling", "evaluation") if not getattr(parent, name).decode]:
-        text = f"{got}, but its {off[0]} has decode=false, so there is no image to go on from. Set decode=true."
+    got, roles = f"got {parent.name!r}, which generates {parent.medium}", spec.inputs.get(stage.track)
+    if parent.medium != "image" or "image" not in spec.reads or not stage.parent_role:
+        takes = f"{listed(spec.reads)} as {listed(roles)}" if roles else "text alone"
+        yield Reason(
+            key=key,
+            text=f"{got}; model {spec.name!r} takes {takes}. Expected a parent of text, or of images for a model that "
+            "takes them in one role.",
+        )
+    elif not (parent.sampling.decode and parent.evaluation.decode):  # type: ignore[union-attr]
+        yield Reason(key=key, text=f"{got}, but is not decoded. Set sampling.{parent.name}.decode=true.")
     else:
         yield from lacks(stage.engine.key, stage.engine.spec, Cap.MEDIA_REFS, asks=f"{key}={parent.name}")
-        return
-    yield Reason(key=key, text=text)
 
 
 def _teacher(plan: Plan, stage: Stage, teacher: Learner) -> Iterator[Reason]:
