@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from external_engines.environments import make
 from painter_and_reader import RECIPE
 from PIL import Image
 from unirl.core.loop.build import build_parts, with_run_folder
@@ -24,6 +25,7 @@ from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.roles import media_text_model
 from unirl.core.specs.plan import Plan, Stage
+from unirl.core.types.batch import same
 from unirl.core.types.data import MediaRef
 from unirl.core.types.event import Event
 from unirl.core.types.inputs import Inputs
@@ -222,6 +224,21 @@ def test_two_ranks_under_ray_give_the_numbers_of_one_process(
         # Each rank has half of the rows: fp32 sums in another order, relative to the size of the number.
         assert result[1][key] == pytest.approx(expected[1][key], rel=1e-4, abs=1e-6), key
     assert not (tmp_path / "run" / "parent_images").exists()
+
+
+@pytest.mark.slow
+def test_a_reader_on_vllm_reads_the_same_images(recipe: Path, tmp_path: Path) -> None:
+    """Greedy answers and what they were read from; the engine's process says which images those were."""
+    make("vllm")
+    greedy = "sampling.answer.temperature=0"
+    expected = made(with_run_folder(composed(recipe, greedy), tmp_path / "here"))[1]["answer"]
+    vllm = ("engine@engine.answer=vllm", "engine.answer.kv_cache_mb=64", "engine.answer.max_num_seqs=16")
+    parts, tracks = made(with_run_folder(composed(recipe, greedy, *vllm), tmp_path / "there"))
+    parts.engines["answer"].close()
+    answer = tracks["answer"]
+    assert answer.media is not None and expected.media is not None
+    assert answer.media.texts == expected.media.texts and any(answer.media.texts)
+    assert same(answer.conditions["positive"].expanded(), expected.conditions["positive"].expanded())
 
 
 def test_a_model_that_takes_media_in_two_roles_needs_one_of_them(recipe: Path) -> None:
