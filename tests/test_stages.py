@@ -50,6 +50,28 @@ def test_a_stage_has_settings_of_its_own(recipe: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["+stages.sketch={model: painter, parent: rewrite, samples: 3}"],
+        ["+stages.sketch.model=painter", "+stages.sketch.parent=rewrite", "++stages.sketch.samples=3"],
+    ],
+)
+def test_a_stage_may_be_added_on_the_command_line(recipe: Path, words: list[str]) -> None:
+    parts = ("+engine@engine.sketch=trainside", "+sampling@sampling.sketch=latent")
+    plan = composed(recipe, *words, *parts, "+stages.rewrite.train={micro_batch_size: 2}")
+    rewrite, image, sketch = plan.stages
+    assert (sketch.name, sketch.parent, sketch.samples, sketch.learner) == ("sketch", "rewrite", 3, image.learner)
+    assert rewrite.train.micro_batch_size == 2 and rewrite.samples == 2, "what the recipe says of others stays"
+    origin = plan.origins["stages.sketch.samples"]
+    assert origin.source == "command line" and "samples: 3" in origin.detail
+
+
+def test_a_typo_in_an_added_stage_is_named(recipe: Path) -> None:
+    with pytest.raises(RecipeError, match=r"stages\.sketch\.sample: StageConfig has no such key; did you mean"):
+        composed(recipe, "+stages.sketch={model: painter, sample: 3}")
+
+
+@pytest.mark.parametrize(
     ("overrides", "says"),
     [
         (["stages.rewrite.parent=image"], "the stages form a cycle: rewrite <- image <- rewrite"),

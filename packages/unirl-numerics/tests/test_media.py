@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from unirl.core.errors import DataError
+from unirl.core.errors import BatchError, DataError
 from unirl.core.types.data import MediaRef
+from unirl.core.types.media import Media
 from unirl.numerics import media
-from unirl.numerics.media import load_image, load_video
+from unirl.numerics.media import load_image, load_video, save_images
 
 av = pytest.importorskip("av")
 
@@ -123,3 +124,37 @@ def test_media_of_another_kind_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(media, "MAX_FRAMES", 2)
     with pytest.raises(DataError, match="more than 2 frames"):
         load_video(ref(tmp_path / "a.mkv", "video"))
+
+
+def test_saved_images_come_back_rounded_to_8_bits(tmp_path: Path) -> None:
+    images = torch.rand((3, 3, 5, 7), generator=torch.Generator().manual_seed(0)) * 1.2 - 0.1
+    refs = save_images(Media(kind="image", values=images), tmp_path / "new", role="source")
+    levels = np.rint(np.clip(images.numpy(), 0, 1) * np.float32(255)).astype(np.uint8)
+    for (saved,), expected in zip(refs, levels, strict=True):
+        assert (saved.modality, saved.role) == ("image", "source")
+        assert np.array_equal(np.asarray(Image.open(saved.uri)), expected.transpose(1, 2, 0))
+        assert torch.equal(load_image(saved), planes(expected.transpose(1, 2, 0)))
+
+
+def test_equal_images_share_a_file_and_other_shapes_of_the_same_pixels_do_not(tmp_path: Path) -> None:
+    wide, tall, other = torch.zeros((3, 2, 8)), torch.zeros((3, 4, 4)), torch.ones((3, 2, 8))
+    # Less than half of a level apart.
+    close = wide + 0.4 / 255
+    refs = save_images(Media(kind="image", values=(wide, tall, other, close, wide)), tmp_path, role="source")
+    names = [saved.uri for (saved,) in refs]
+    assert names[0] == names[3] == names[4] and len(set(names)) == 3
+    assert sorted(map(str, tmp_path.iterdir())) == sorted(set(names)), "and nothing half-written"
+
+
+def test_pixels_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
+    images = torch.zeros((2, 3, 4, 4))
+    images[1, 0, 0, 0] = float("nan")
+    with pytest.raises(BatchError, match=r"source image 1: got pixels that are not finite"):
+        save_images(Media(kind="image", values=images), tmp_path, role="source")
+
+
+def test_samples_without_images_are_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(BatchError, match="source: got text, expected images"):
+        save_images(Media(kind="text", values=("a",)), tmp_path, role="source")
+    with pytest.raises(BatchError, match="source: got samples without media, expected images"):
+        save_images(None, tmp_path, role="source")

@@ -1,6 +1,6 @@
 """Tests for every text engine with a model that reads images: an engine's test module imports all of them.
 
-It has a fixture `engine` over `folder`, with room for adapters, and gets the other fixtures from here.
+It has a fixture `engine` over `folder`, with room for adapters and `faulty`, and gets the other fixtures from here.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from unirl.core.types.data import MediaRef
 from unirl.core.types.request import Request
 from unirl.core.types.sampling import TextSamplingConfig
 from unirl.core.types.track import Track
+from unirl.engine_host.program import Product
 from unirl.engine_host.text_engine import ExternalTextEngine
 from unirl.models.qwen_vl import tiny
 from unirl.models.qwen_vl.config import QwenVlConfig
 from unirl.models.qwen_vl.model import QwenVlModel, build, build_qwen3
 from unirl.numerics.tokens.rollout import text_conditions
 
+from .latents import Fault, fault
 from .text_engines import (
     test_a_text_depends_on_its_seed_and_not_on_what_else_is_generated,
     test_after_a_full_sync_it_samples_from_what_was_sent,
@@ -39,6 +41,8 @@ from .texts import ROUNDING, Ask, gap
 __all__ = [
     "ask",
     "build_model",
+    "fault",
+    "faulty",
     "folder",
     "kind",
     "model",
@@ -47,6 +51,7 @@ __all__ = [
     "test_an_adapter_is_sampled_from_and_gone_with_the_next_full_sync",
     "test_an_image_that_cannot_be_read_is_refused_before_anything_is_sent",
     "test_greedy_texts_are_those_of_the_trainer",
+    "test_images_that_the_engine_did_not_read_are_missed_in_its_reply",
     "test_log_probs_are_those_of_the_weights_at_the_sampling_temperature",
     "test_one_instruction_over_two_images_gives_each_its_own_log_probs",
     "test_prompts_and_images_that_do_not_belong_together_are_refused",
@@ -102,6 +107,32 @@ def ask(kind: str, folder: Path) -> Ask:
         )
 
     return make
+
+
+def faulty(product: Product) -> Product:
+    """With a server whose faults can be switched on, see `image_faults`."""
+    ours = ("external_engines.faults", "external_engines.image_faults")
+    environment = dataclasses.replace(
+        product.environment,
+        serve=f"external_engines.image_faults:{product.environment.name.replace('-', '_')}",
+        modules=(*product.environment.modules, *ours),
+    )
+    return dataclasses.replace(product, environment=environment)
+
+
+@pytest.mark.parametrize("name", ["swaps_images", "drops_images"])
+def test_images_that_the_engine_did_not_read_are_missed_in_its_reply(
+    name: str, engine: ExternalTextEngine, model: TextModel, ask: Ask, fault: Fault
+) -> None:
+    """Rows of equal tokens over images of one size, so that only the reply tells them apart: the host compares no
+    log-probs."""
+    engine.load_weights(full_update(model, version=1))
+    request = ask(engine).select([0, 2])
+    fault(name)
+    with pytest.raises(RunFailed, match="the completion of row 0 was generated from other media than its own"):
+        engine.generate(request)
+    fault("")
+    assert gap(engine.generate(request), model) < ROUNDING
 
 
 def test_one_instruction_over_two_images_gives_each_its_own_log_probs(

@@ -1,10 +1,11 @@
-"""Media files to tensors: the one reader of the images and videos that prompts refer to.
+"""Media files to tensors: the one reader of the images and videos that prompts refer to. And images to files.
 
 Models, engines in their environments and rewards all read through it, so that they see the same pixels.
 """
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -15,13 +16,15 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from unirl.core.errors import DataError
+from unirl.core.disk import writing
+from unirl.core.errors import BatchError, DataError
 from unirl.core.types.data import MediaRef
+from unirl.core.types.media import Media
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["MAX_FRAMES", "MAX_PIXELS", "load_image", "load_video"]
+__all__ = ["MAX_FRAMES", "MAX_PIXELS", "load_image", "load_video", "save_images"]
 
 MAX_PIXELS = 2**26
 """Of one image or frame, 8192 x 8192. A file of a few kB can claim billions."""
@@ -88,6 +91,34 @@ def load_video(ref: MediaRef) -> tuple[Tensor, float]:
     if not frames or not rate:
         raise DataError(f"{_name(ref)}: the video has {len(frames)} frames at a rate of {rate}; expected both above 0.")
     return torch.stack(frames), float(rate)
+
+
+def save_images(images: Media | None, folder: Path, *, role: str) -> list[tuple[MediaRef, ...]]:
+    """Write each image as a PNG, rounded to 8 bits; `load_image` gives the rounded values back exactly.
+
+    Returns a reference of this role for each. Files are named after their pixels, so that equal images share one.
+    Raises BatchError for samples without images and for pixels that are not finite, and DiskFull.
+    """
+    from PIL import Image
+
+    if images is None or images.kind != "image":
+        raise BatchError(f"{role}: got {'samples without media' if images is None else images.kind}, expected images.")
+    folder.mkdir(parents=True, exist_ok=True)
+    result: list[tuple[MediaRef, ...]] = []
+    for row, image in enumerate(images.mapped(lambda array: array.detach().cpu().float()).arrays):
+        if not bool(image.isfinite().all()):
+            raise BatchError(f"{role} image {row}: got pixels that are not finite, expected values in [0, 1].")
+        levels = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).contiguous().numpy()
+        pixels = hashlib.sha256(repr(levels.shape).encode() + levels.tobytes())
+        file = folder / f"{pixels.hexdigest()[:32]}.png"
+        if not file.exists():
+            # Whole under its name: another thread may read the same image of an earlier piece.
+            part = file.with_suffix(".part")
+            with writing(file):
+                Image.fromarray(levels).save(part, format="PNG")
+            part.replace(file)
+        result.append((MediaRef(modality="image", role=role, uri=str(file)),))
+    return result
 
 
 def _frames(ref: MediaRef, container: Any, stream: Any) -> Iterator[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -66,7 +66,7 @@ def build_parts(
     lazy: bool = False,
     offload: bool = False,
 ) -> Parts:
-    """Build the parts of a plan in this process, in the order model, backend, engine, algorithm, rewards.
+    """Build the parts of a plan in this process. What was built before an error is closed again.
 
     rewards: where another process scores, only those that a loss backpropagates, or none if no loss is computed.
     with_engine: False where another process generates.  lazy: this process is one of several
@@ -84,43 +84,59 @@ def build_parts(
     device = _device(plan.run.device)
     models: dict[str, Model] = {}
     backends: dict[str, Backend] = {}
-    for name, learner in plan.learners.items():
-        is_used = _is_used(plan, name, with_engine=with_engine, with_losses=rewards != "none")
-        empty = (learner.model, learner.backend) if is_used else (learner.model,)
-        is_lazy = (lazy or not is_used) and all(
-            part is not None and part.spec.support(Cap.LAZY_BUILD) is Support.NATIVE for part in empty
-        )
-        context: dict[str, Any] = {"lazy": True} if is_lazy else {}
-        if learner.model.spec.optional_parts:
-            context["serves"] = _serves(plan, name, with_engine=with_engine, with_losses=rewards != "none")
-        models[name] = model = build_part(learner.model, catalog, device=device, **context)
-        if learner.backend is None:
-            _freeze(model)
-        elif is_used:
-            # A worker that generates may have none of the stages that train the model.
-            stages = [stage for stage in (*plan.trained, *plan.stages) if stage.learner.name == name]
-            train = train_settings(stages[0])
-            backends[name] = build_part(
-                learner.backend, catalog, model=model, train=train, steps=plan.run.max_steps, seed=plan.run.seed
-            )
-            if offload:
-                backends[name].offload()
-        elif learner.backend.config.trains == "full":
-            # As a backend keeps them: engines start in the dtype of the updates that they will be sent.
-            for param in model.trainable.parameters():
-                param.data = param.data.float() if param.requires_grad else param.data
-    check_teachers(plan, models)
-    backpropagated = {key for stage in plan.trained for key in _backpropagated(plan, stage)}
-    keys = {"all": plan.rewards.keys(), "backpropagated": backpropagated, "none": ()}[rewards]
-    scorers = build_rewards(plan, catalog=catalog, keys=keys)
-    return Parts(
+    engines: dict[str, Engine] = {}
+    algorithms: dict[str, Algorithm] = {}
+    scorers: dict[str, Reward] = {}
+    parts = Parts(
         models=models,
         backends=backends,
-        engines=_engines(plan, models, catalog=catalog, device=device) if with_engine else _no_engines(plan),
-        algorithms=build_algorithms(plan, catalog=catalog, rewards=None if rewards == "none" else scorers),
+        engines=engines,
+        algorithms=algorithms,
         rewards=scorers,
         reward_weights=reward_weights(plan),
     )
+    try:
+        for name, learner in plan.learners.items():
+            is_used = _is_used(plan, name, with_engine=with_engine, with_losses=rewards != "none")
+            empty = (learner.model, learner.backend) if is_used else (learner.model,)
+            is_lazy = (lazy or not is_used) and all(
+                part is not None and part.spec.support(Cap.LAZY_BUILD) is Support.NATIVE for part in empty
+            )
+            context: dict[str, Any] = {"lazy": True} if is_lazy else {}
+            if learner.model.spec.optional_parts:
+                context["serves"] = _serves(plan, name, with_engine=with_engine, with_losses=rewards != "none")
+            models[name] = model = build_part(learner.model, catalog, device=device, **context)
+            if learner.backend is None:
+                _freeze(model)
+            elif is_used:
+                # A worker that generates may have none of the stages that train the model.
+                stages = [stage for stage in (*plan.trained, *plan.stages) if stage.learner.name == name]
+                train = train_settings(stages[0])
+                backends[name] = build_part(
+                    learner.backend, catalog, model=model, train=train, steps=plan.run.max_steps, seed=plan.run.seed
+                )
+                if offload:
+                    backends[name].offload()
+            elif learner.backend.config.trains == "full":
+                # As a backend keeps them: engines start in the dtype of the updates that they will be sent.
+                for param in model.trainable.parameters():
+                    param.data = param.data.float() if param.requires_grad else param.data
+        check_teachers(plan, models)
+        backpropagated = {key for stage in plan.trained for key in _backpropagated(plan, stage)}
+        keys = {"all": plan.rewards.keys(), "backpropagated": backpropagated, "none": ()}[rewards]
+        for key in plan.rewards:
+            if key in keys:
+                scorers |= build_rewards(plan, catalog=catalog, keys=[key])
+        if with_engine:
+            for name, engine in _engines(plan, models, catalog=catalog, device=device):
+                engines[name] = engine
+        else:
+            engines.update({stage.name: NoEngine() for stage in plan.stages})
+        algorithms |= build_algorithms(plan, catalog=catalog, rewards=None if rewards == "none" else scorers)
+        return parts
+    except BaseException:
+        _close(parts, plan)
+        raise
 
 
 def _is_used(plan: Plan, learner: str, *, with_engine: bool, with_losses: bool) -> bool:
@@ -144,20 +160,16 @@ def _serves(plan: Plan, learner: str, *, with_engine: bool, with_losses: bool) -
     return frozenset(parts)
 
 
-def _engines(plan: Plan, models: Mapping[str, Model], *, catalog: Catalog, device: Any) -> dict[str, Engine]:
-    """The engine of each stage. Stages of one model that chose the same section share it."""
+def _engines(plan: Plan, models: Mapping[str, Model], *, catalog: Catalog, device: Any) -> Iterator[tuple[str, Engine]]:
+    """Each stage and its engine. Stages of one model that chose the same section share it."""
     built: dict[tuple[str, str], Engine] = {}
     for stage in plan.stages:
-        key = (stage.engine.key, stage.learner.name)
-        if key not in built:
-            built[key] = engine = build_part(stage.engine, catalog, model=models[stage.learner.name], device=device)
-            if stage.backend is None and not shares_weights(stage):
-                load(engine, stage, _frozen_weights(models[stage.learner.name]))
-    return {stage.name: built[stage.engine.key, stage.learner.name] for stage in plan.stages}
-
-
-def _no_engines(plan: Plan) -> dict[str, Engine]:
-    return {stage.name: NoEngine() for stage in plan.stages}
+        key, model = (stage.engine.key, stage.learner.name), models[stage.learner.name]
+        if is_new := key not in built:
+            built[key] = build_part(stage.engine, catalog, model=model, device=device)
+        yield stage.name, built[key]
+        if is_new and stage.backend is None and not shares_weights(stage):
+            load(built[key], stage, _frozen_weights(model))
 
 
 def _frozen_weights(model: Model) -> WeightUpdate:
@@ -271,15 +283,16 @@ def with_batch_invariance(plan: Plan) -> Plan:
 
 
 def with_run_folder(plan: Plan, folder: Path) -> Plan:
-    """The plan with `{run}` in its engines' settings replaced by the run folder.
+    """The plan with this run folder as `run.dir`, which also replaces `{run}` in its engines' settings.
 
     With several stages `{part}` gets the stage before it, so that two engines of one kind do not share a file.
     """
-    return plan.with_stages(
+    path = str(folder.resolve())
+    return dataclasses.replace(plan, run=dataclasses.replace(plan.run, dir=path)).with_stages(
         lambda stage: _with_engine(
             stage,
             {
-                name: text.replace("{part}", plan.prefix(stage) + "{part}").replace("{run}", str(folder.resolve()))
+                name: text.replace("{part}", plan.prefix(stage) + "{part}").replace("{run}", path)
                 for name, text in vars(stage.engine.config).items()
                 if isinstance(text, str) and "{run}" in text
             },
@@ -299,7 +312,7 @@ def _close(parts: Parts, plan: Plan) -> None:
     """Close every part. The first failure is raised, or added as a note to the error that ends the run."""
     ending, failures = sys.exception(), list[UniRLError]()
     owned: list[tuple[str, Engine | Reward | Backend]] = []
-    engines = {id(parts.engines[stage.name]): stage for stage in plan.stages}
+    engines = {id(parts.engines[stage.name]): stage for stage in plan.stages if stage.name in parts.engines}
     owned += [(f"engine {stage.engine.name!r}", parts.engines[stage.name]) for stage in engines.values()]
     owned += [(f"reward.{key}", reward) for key, reward in parts.rewards.items()]
     owned += [(_backend_name(plan.learners[name]), backend) for name, backend in parts.backends.items()]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from ..observe.events import EventStream
 from ..observe.tracking import Trackers
 from ..types.data import Prompt
-from .generation import generate_stages
+from .generation import generate_stages, kept_images
 from .parts import Parts, attributed, sync_weights
 from .requests import evaluation_requests
 from .scoring import score
@@ -32,28 +32,29 @@ def evaluate(
     started = time.perf_counter()
     sync_weights(parts, plan)
     policy = cast("Policy", plan.eval.policy)
-    rollout = generate_stages(
-        parts,
-        plan,
-        evaluation_requests(parts, plan, prompts),
-        versions={stage.name: parts.version(stage, policy) for stage in plan.stages},
-        during=lambda stage: attributed(f"engine {stage.engine.name!r}", phase="evaluate"),
-        evaluated=policy,
-    )
-    metrics: dict[str, float] = {}
-    for stage in plan.stages:
-        rewards = {key: parts.rewards[key] for key in stage.rewards}
-        track = score(rollout.tracks[stage.name], rewards, parts.reward_weights)
-        prefix = plan.prefix(stage)
-        if track.rewards is not None:
-            metrics[f"{prefix}score_mean"] = float(track.rewards.mean())
-            if plan.eval.threshold is not None:
-                # Scores are sums of floats: a sample that meets the threshold exactly must not miss it by rounding.
-                reached = track.rewards >= plan.eval.threshold - 1e-6
-                metrics[f"{prefix}share_at_threshold"] = float(reached.float().mean())
-        metrics |= {f"{prefix}reward/{part}": float(v.mean()) for part, v in track.reward_parts.items()}
-        rollout = rollout.replaced(stage.name, track)
-    trackers.samples("eval", rollout, step=step)
+    with kept_images(plan, "eval"):
+        rollout = generate_stages(
+            parts,
+            plan,
+            evaluation_requests(parts, plan, prompts),
+            versions={stage.name: parts.version(stage, policy) for stage in plan.stages},
+            during=lambda stage: attributed(f"engine {stage.engine.name!r}", phase="evaluate"),
+            evaluated=policy,
+        )
+        metrics: dict[str, float] = {}
+        for stage in plan.stages:
+            rewards = {key: parts.rewards[key] for key in stage.rewards}
+            track = score(rollout.tracks[stage.name], rewards, parts.reward_weights)
+            prefix = plan.prefix(stage)
+            if track.rewards is not None:
+                metrics[f"{prefix}score_mean"] = float(track.rewards.mean())
+                if plan.eval.threshold is not None:
+                    # Scores are sums of floats: a sample that meets the threshold exactly must not miss it by rounding.
+                    reached = track.rewards >= plan.eval.threshold - 1e-6
+                    metrics[f"{prefix}share_at_threshold"] = float(reached.float().mean())
+            metrics |= {f"{prefix}reward/{part}": float(v.mean()) for part, v in track.reward_parts.items()}
+            rollout = rollout.replaced(stage.name, track)
+        trackers.samples("eval", rollout, step=step)
     seconds = time.perf_counter() - started
     events.emit("evaluated", step=step, metrics=metrics, samples=rollout.num_samples, phases={"evaluate": seconds})
     return metrics

@@ -1,9 +1,12 @@
-"""Generating a rollout stage by stage: children go on from what their parents wrote."""
+"""Generating a rollout stage by stage: children go on from what their parents generated."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+import shutil
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..types.rollout import Rollout
@@ -16,7 +19,10 @@ if TYPE_CHECKING:
     from ..types.request import Request
     from ..types.track import Track
 
-__all__ = ["generate_stages"]
+__all__ = ["generate_stages", "kept_images"]
+
+MEDIA = "unirl.numerics.media"
+"""Module whose `save_images` writes what stages are made from; core has no images of its own."""
 
 
 def generate_stages(
@@ -45,10 +51,15 @@ def generate_stages(
             else:
                 parent = tracks[stage.parent]
                 known = prompt_of[stage.parent]
+                images = None
+                if plan.stage(stage.parent).kind == "latent":
+                    folder = _folder(plan, "eval" if evaluated else like.rollout)
+                    images = import_module(MEDIA).save_images(parent.media, folder, role=stage.parent_role)
                 request = child_request(
                     parent,
                     stage=stage,
                     prompt_ids=[known[name] for name in parent.sample_ids],
+                    images=images,
                     model=parts.models[stage.learner.name],
                     like=like,
                     policy_version=versions[stage.name],
@@ -59,3 +70,18 @@ def generate_stages(
                 tracks[stage.name] = generate(parts.engines[stage.name], request, parent=stage.parent)
         prompt_of[stage.name] = dict(zip(request.sample_ids, roots, strict=True))
     return Rollout(tracks=tracks)
+
+
+@contextmanager
+def kept_images(plan: Plan, rollout: int | str = "") -> Generator[None]:
+    """To the end of the block, the run folder keeps the images that samples of a rollout, or of all, are made from."""
+    try:
+        yield
+    finally:
+        if plan.run.dir:
+            shutil.rmtree(_folder(plan, rollout), ignore_errors=True)
+
+
+def _folder(plan: Plan, rollout: int | str) -> Path:
+    assert plan.run.dir, "with_run_folder() names it"
+    return Path(plan.run.dir, "parent_images", str(rollout))

@@ -18,6 +18,7 @@ from ..types.track import Track
 from .ahead import RolloutsAhead
 from .algorithm_state import algorithm_state, end_algorithm_step
 from .evaluation import evaluate
+from .generation import kept_images
 from .parts import Parts, attributed, sync_weights
 from .prompts import PromptOrder, StepPrompts
 from .requests import step_requests
@@ -61,7 +62,7 @@ def run_loop(
         end = min(step + plan.run.max_staleness, last, plan.run.stop_at or last)
         return [] if should_stop() else [chosen(number) for number in range(step, end)]
 
-    with RolloutsAhead(parts, plan) if plan.run.max_staleness else nullcontext() as ahead:
+    with kept_images(plan), RolloutsAhead(parts, plan) if plan.run.max_staleness else nullcontext() as ahead:
         if held_out and start == 0:
             evaluate(parts, plan, held_out, step=0, events=events, trackers=trackers)
         for step in range(start, last):
@@ -73,17 +74,18 @@ def run_loop(
             states = {name: algorithm_state(algorithm) for name, algorithm in parts.algorithms.items()}
             try:
                 prompts_now = chosen(step)
-                run_step(
-                    parts,
-                    plan,
-                    prompts_now.chosen,
-                    spare=prompts_now.spare,
-                    step=step,
-                    events=events,
-                    trackers=trackers,
-                    ahead=ahead,
-                    following=chosen_from(done),
-                )
+                with kept_images(plan, step):
+                    run_step(
+                        parts,
+                        plan,
+                        prompts_now.chosen,
+                        spare=prompts_now.spare,
+                        step=step,
+                        events=events,
+                        trackers=trackers,
+                        ahead=ahead,
+                        following=chosen_from(done),
+                    )
             except Exception:
                 if parts.versions == versions and saved != step:
                     for name, algorithm in parts.algorithms.items():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ..errors import BatchError, DataError, RecipeError
 from ..roles import diffusion_model, text_model
-from ..types.data import Prompt
+from ..types.data import MediaRef, Prompt
 from ..types.inputs import Inputs, distinct
 from ..types.request import LatentRequest, Request, TextRequest
 from ..types.sampling import SamplingConfig, TextSamplingConfig
@@ -115,29 +115,35 @@ def child_request(
     *,
     stage: Stage,
     prompt_ids: Sequence[str],
+    images: Sequence[tuple[MediaRef, ...]] | None = None,
     model: Model,
     like: Request,
     policy_version: int,
     evaluates: bool = False,
 ) -> Request:
-    """A request for a stage that goes on from the texts of its parent's samples.
+    """A request for a stage that goes on from the texts or images of its parent's samples.
 
     Ids are `<parent's sample id>/<stage>-<number>`. prompt_ids: group of the root sample behind each row of the parent.
+    images: of each row of the parent; None where it generates text.
     like: a request of the same rollout.  evaluates: one sample of each row, with the sampling of evaluation.
     """
-    if parent.media is None or parent.media.kind != "text":
-        raise BatchError(f"stage {stage.name!r}: its parent {parent.name!r} gave no texts to go on from.")
     number = 1 if evaluates else stage.samples
     rows = [row for row in range(parent.num_rows) for _ in range(number)]
-    texts = parent.media.texts
+    prompts = parent.inputs.prompts
+    if images is not None:
+        texts = tuple(stage.settings.instruction.replace("{prompt}", prompt) or prompt for prompt in prompts)
+    elif parent.media is not None:
+        texts = parent.media.texts
+    else:
+        raise BatchError(f"stage {stage.name!r}: its parent {parent.name!r} gave no texts to go on from.")
     names = tuple(parent.sample_ids[row] for row in rows)
     by_prompt = stage.settings.group == "prompt"
     return _request(
         Inputs(
             ids=names,
-            prompts=tuple(parent.inputs.prompts[row] for row in rows),
+            prompts=tuple(prompts[row] for row in rows),
             texts=tuple(texts[row] for row in rows),
-            media=((),) * len(rows),
+            media=tuple(images[row] if images else () for row in rows),
         ),
         metadata=tuple(parent.metadata[row] for row in rows),
         track=stage.name,

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..limits import Reason
+from ..specs.capability import Cap
+from .wording import lacks, listed
 
 if TYPE_CHECKING:
     from ..specs.plan import Learner, Plan, Stage
@@ -80,6 +82,9 @@ def _same_updates(stages: list[Stage]) -> Iterator[Reason]:
 
 def _inputs(plan: Plan, stage: Stage) -> Iterator[Reason]:
     settings, at = stage.settings, f"stages.{stage.name}"
+    if settings.instruction and (stage.parent is None or plan.stage(stage.parent).kind == "text"):
+        text = f"got {settings.instruction!r}; expected none, as no image comes from a parent. Leave it out."
+        yield Reason(key=f"{at}.instruction", text=text)
     if stage.parent is None:
         if settings.credit != "none":
             yield Reason(
@@ -88,12 +93,8 @@ def _inputs(plan: Plan, stage: Stage) -> Iterator[Reason]:
         return
     parent = plan.stage(stage.parent)
     if parent.kind != "text":
-        yield Reason(
-            key=f"{at}.parent",
-            text=f"got {parent.name!r}, which generates {parent.medium}; expected a text stage, whose completions "
-            "are the prompts of this one.",
-        )
-    if any("needs" in roles.values() for roles in stage.model.spec.inputs.values()):
+        yield from _of_images(stage, parent)
+    elif any("needs" in roles.values() for roles in stage.model.spec.inputs.values()):
         yield Reason(
             key=f"{at}.parent",
             text=f"model {stage.model.name!r} needs media, and stage {parent.name!r} gives it text alone. Choose "
@@ -110,6 +111,23 @@ def _inputs(plan: Plan, stage: Stage) -> Iterator[Reason]:
             text=f"got {settings.credit!r}, but nothing scores stage {stage.name!r}, so there is no reward to pass on. "
             f"Add a reward for {stage.medium}, or use none.",
         )
+
+
+def _of_images(stage: Stage, parent: Stage) -> Iterator[Reason]:
+    """A stage that cannot take the images of its parent."""
+    key, spec = f"stages.{stage.name}.parent", stage.model.spec
+    got, roles = f"got {parent.name!r}, which generates {parent.medium}", spec.inputs.get(stage.track)
+    if parent.medium != "image" or "image" not in spec.reads or not stage.parent_role:
+        takes = f"{listed(spec.reads)} as {listed(roles)}" if roles else "text alone"
+        yield Reason(
+            key=key,
+            text=f"{got}; model {spec.name!r} takes {takes}. Expected a parent of text, or of images for a model that "
+            "takes them in one role.",
+        )
+    elif not (parent.sampling.decode and parent.evaluation.decode):  # type: ignore[union-attr]
+        yield Reason(key=key, text=f"{got}, but is not decoded. Set sampling.{parent.name}.decode=true.")
+    else:
+        yield from lacks(stage.engine.key, stage.engine.spec, Cap.MEDIA_REFS, asks=f"{key}={parent.name}")
 
 
 def _teacher(plan: Plan, stage: Stage, teacher: Learner) -> Iterator[Reason]:

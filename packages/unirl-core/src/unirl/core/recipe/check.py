@@ -47,7 +47,8 @@ def check_hydra_overrides(overrides: Sequence[str]) -> None:
 
 
 def switched_off(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The overrides with every `=null` that removes a part in Hydra's syntax, and the sections that become empty.
+    """The overrides with every `=null` that removes a part, and every new stage, in Hydra's syntax; and the sections
+    that become empty.
 
     `tracker=null` removes every tracker, `tracker.report=null` and `reward.light=null` one part, `eval=null` the
     held-out data.
@@ -58,7 +59,7 @@ def switched_off(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
         key, _, value = override.partition("=")
         section, _, name = key.partition(".")
         if value != "null":
-            kept.append(override)
+            kept.append(_nested(override))
         elif key == "tracker":
             emptied.append(key)
         elif section in NAMED and name and "." not in name:
@@ -66,6 +67,17 @@ def switched_off(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             kept.append("data.eval=null" if key == "eval" else override)
     return kept, emptied
+
+
+def _nested(override: str) -> str:
+    """`+stages.a.samples=2` as `+stages={a: {samples: 2}}`: Hydra adds a typed section by merging alone."""
+    plus, section, rest = override.partition("stages.")
+    key, equals, value = rest.partition("=")
+    if plus not in ("+", "++") or not equals:
+        return override
+    for name in reversed(key.split(".")):
+        value = f"{{{name}: {value}}}"
+    return f"{plus}{section[:-1]}={value}"
 
 
 def check_schema(defaults: Sequence[tuple[str, str, str]], *, recipe: str) -> None:

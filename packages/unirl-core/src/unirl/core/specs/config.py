@@ -219,7 +219,9 @@ class StageConfig:
     track: str = ""
     """Which track of a model with several; empty takes the one named like the stage, or the only one."""
     parent: str = ""
-    """Stage whose completions are the texts that this one is made from; empty takes the prompts."""
+    """Stage whose completions, or images, this one is made from; empty takes the prompts."""
+    instruction: str = ""
+    """Text that goes with the image of a parent, `{prompt}` replaced by the prompt; empty is the prompt alone."""
     samples: int = limit(0, least=0, most=10**6)
     """Samples of each row of the parent stage. 0 is 1 below a parent, and data.samples_per_prompt without one."""
     group: str = one_of("parent", "prompt", default="parent")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 from .history import RunHistory
 from .media import MediaKind, Sample, SampleBatch
 
 __all__ = ["Change", "Pair", "Pairs", "held_out_changes", "pair_samples"]
 
+_Question = tuple[str, tuple[Path, ...]]
 GOALS = ("score_mean", "share_at_threshold")
 """Held-out numbers of which more is better."""
 
@@ -80,11 +82,11 @@ def pair_samples(history: RunHistory, kind: MediaKind, *, limit: int) -> Pairs |
     )
 
 
-def _numbered(batch: SampleBatch) -> list[tuple[tuple[str, int], Sample]]:
+def _numbered(batch: SampleBatch) -> list[tuple[tuple[_Question, int], Sample]]:
     """Samples by their prompt and how many of it came before: the noise of a sample follows from both."""
-    seen: Counter[str] = Counter()
-    numbered: list[tuple[tuple[str, int], Sample]] = []
+    seen: Counter[_Question] = Counter()
+    numbered: list[tuple[tuple[_Question, int], Sample]] = []
     for sample in batch.samples:
-        numbered.append(((sample.prompt, seen[sample.prompt]), sample))
-        seen[sample.prompt] += 1
+        numbered.append(((sample.question, seen[sample.question]), sample))
+        seen[sample.question] += 1
     return numbered

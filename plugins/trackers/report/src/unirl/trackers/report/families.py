@@ -27,6 +27,8 @@ class Family:
     """What came of one prompt."""
 
     prompt: str
+    inputs: tuple[Path, ...]
+    """Images that it refers to."""
     branches: tuple[Branch, ...]
 
 
@@ -56,12 +58,13 @@ def held_out_families(history: RunHistory, *, limit: int) -> HeldOut | None:
     if not steps:
         return None
     first, last = min(steps), max(steps)
-    before = {family.prompt: family for family in steps[first]}
+    before = {(family.prompt, family.inputs): family for family in steps[first]}
     shown: list[tuple[Family, Family]] = []
     room = limit
     for family in steps[last]:
-        if family.prompt in before and room > 0:
-            shown.append((before[family.prompt], family))
+        asked = (family.prompt, family.inputs)
+        if asked in before and room > 0:
+            shown.append((before[asked], family))
             room -= len(family.branches)
     return HeldOut(before_step=first, after_step=last, shown=tuple(shown))
 
@@ -71,12 +74,12 @@ def _families(samples: list[tuple[str, Sample, bool]]) -> list[Family]:
     for item in samples:
         made.setdefault(item[1].parent, []).append(item)
 
-    def branches(parent: Path | None, prompt: str | None = None) -> tuple[Branch, ...]:
+    def branches(parent: Path | None, asked: tuple[str, tuple[Path, ...]] | None = None) -> tuple[Branch, ...]:
         return tuple(
             Branch(stage=stage, sample=sample, is_text=is_text, branches=branches(sample.file))
             for stage, sample, is_text in made.get(parent, [])
-            if prompt is None or sample.prompt == prompt
+            if asked is None or sample.question == asked
         )
 
-    prompts = dict.fromkeys(sample.prompt for _, sample, _ in made.get(None, []))
-    return [Family(prompt=prompt, branches=branches(None, prompt)) for prompt in prompts]
+    questions = dict.fromkeys(sample.question for _, sample, _ in made.get(None, []))
+    return [Family(prompt=asked[0], inputs=asked[1], branches=branches(None, asked)) for asked in questions]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Literal
 from PIL import Image
 from unirl.core.observe.events import EventStream, read_events
 from unirl.core.types.array import Array
+from unirl.core.types.data import MediaRef
 from unirl.core.types.track import Status, Track
 
 __all__ = ["MediaFolder", "MediaKind", "Sample", "SampleBatch", "read_media"]
@@ -22,6 +24,10 @@ INDEX = "index.jsonl"
 ANIMATED = ".webp"
 ANIMATION = 320
 """Longest edge of an animation, in pixels."""
+INPUTS = "inputs"
+"""Folder of the images that prompts refer to."""
+INPUT = 512
+"""Longest edge of one of them as saved, in pixels."""
 STRIP = 6
 """Most frames of a strip."""
 
@@ -39,6 +45,13 @@ class Sample:
     """It was cut off by the length limit."""
     parent: Path | None = None
     """File of the sample that it was made from; None for one made from a prompt."""
+    inputs: tuple[Path, ...] = ()
+    """Images that its prompt refers to."""
+
+    @property
+    def question(self) -> tuple[str, tuple[Path, ...]]:
+        """What was asked: one instruction may stand over many images."""
+        return self.prompt, self.inputs
 
     @property
     def animation(self) -> Path | None:
@@ -74,6 +87,8 @@ class MediaFolder:
         self._max_texts = max_texts
         self._saved: dict[str, dict[str, str]] = {}
         """Track -> sample id -> file of its last samples."""
+        self._inputs: dict[MediaRef, str] = {}
+        """Image of a prompt -> its file here."""
         if resumed_at is not None:
             self._note("run_resumed", step=resumed_at)
 
@@ -81,7 +96,8 @@ class MediaFolder:
         """Save the first samples as `media/step-000010/<key>-00.png`, or `.txt`, then their line of the index.
 
         Of a video, the PNG is a strip of frames; the animation lies beside it as `.webp`. Sounds are not saved. Of a
-        child track, samples whose parents were saved just before.
+        child track, samples whose parents were saved just before. Images that prompts refer to are saved once, under
+        `media/inputs`.
         """
         media = track.media
         if media is None or media.kind == "audio":
@@ -104,11 +120,29 @@ class MediaFolder:
                 "reward": None if track.rewards is None else float(track.rewards[row]),
                 "is_truncated": track.status[row] is Status.TRUNCATED,
                 "parent": of[row],
+                # A child shows its parent instead.
+                "inputs": [] if track.parent_track else self._asked(track.inputs.media[row]),
             }
             for row, name in zip(rows, names, strict=True)
         ]
         kind = "texts" if media.kind == "text" else "images"
         self._note(kind, step=step, key=key, samples=samples, num_left_out=track.num_rows - len(rows))
+
+    def _asked(self, media: Sequence[MediaRef]) -> list[str]:
+        """Files of the images among them, scaled down."""
+        # Reading takes torch, which `unirl report` goes without.
+        from unirl.numerics.media import load_image
+
+        images = [ref for ref in media if ref.modality == "image"]
+        for ref in images:
+            if ref not in self._inputs:
+                file = self._folder / INPUTS / f"{hashlib.sha256(ref.uri.encode()).hexdigest()[:16]}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                picture = _picture(load_image(ref))
+                picture.thumbnail((INPUT, INPUT))
+                picture.save(file)
+                self._inputs[ref] = f"{INPUTS}/{file.name}"
+        return [self._inputs[ref] for ref in images]
 
     def _text(self, key: str, number: int, text: str, step: int) -> Path:
         file = self._file(key, number, ".txt", step=step)
@@ -187,12 +221,16 @@ def _picture(image: Array) -> Image.Image:
 
 def _sample(index: Path, item: Mapping[str, Any]) -> Sample:
     file = index.parent / item["file"]
-    if not file.is_file():
-        raise ValueError(f"{index}: it names {item['file']}, which is missing.")
+    # Runs before this report have none.
+    inputs = tuple(index.parent / name for name in item.get("inputs", ()))
+    for one in (file, *inputs):
+        if not one.is_file():
+            raise ValueError(f"{index}: it names {one.relative_to(index.parent)}, which is missing.")
     return Sample(
         file=file,
         prompt=item["prompt"],
         reward=item["reward"],
         is_truncated=item["is_truncated"],
         parent=None if item["parent"] is None else index.parent / item["parent"],
+        inputs=inputs,
     )

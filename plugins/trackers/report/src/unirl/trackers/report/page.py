@@ -54,6 +54,7 @@ def render_page(
         "duration": duration,
         "bytes": bytes_text,
         "picture": _picture,
+        "input": lambda file: _image_uri(file, most=THUMBNAIL),
         "fold": fold,
     }
     template = environment.from_string(

@@ -1,0 +1,66 @@
+"""Building the parts of a plan: what was started is closed when a later part cannot be built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unirl.backends.fsdp2.backend import Fsdp2Backend
+from unirl.core.errors import RunFailed
+from unirl.core.loop import build
+from unirl.core.loop.reward_guard import GuardedReward
+from unirl.core.plugins.catalog import Catalog
+from unirl.engines.trainside.engine import TrainsideEngine
+from writer_and_painter import RECIPE, composed
+
+pytestmark = pytest.mark.keyed
+
+
+@pytest.mark.parametrize(
+    ("failing", "closed"),
+    [
+        ("backend.painter", ["backend.writer"]),
+        ("reward.light", ["reward.shapes", "backend.writer", "backend.painter"]),
+        ("engine.image", ["engine.rewrite", "reward.shapes", "reward.light", "backend.writer", "backend.painter"]),
+        (
+            "algorithm.rewrite",
+            ["engine.rewrite", "engine.image", "reward.shapes", "reward.light", "backend.writer", "backend.painter"],
+        ),
+    ],
+)
+@pytest.mark.parametrize("close_fails", [False, True])
+def test_parts_are_closed_when_a_later_one_cannot_be_built(
+    failing: str, closed: list[str], close_fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "writer.yaml").write_text(RECIPE, encoding="utf-8")
+    words = (
+        "+backend@backend.painter=fsdp2",
+        "+algorithm@algorithm.image=flow-grpo",
+        "+reward@reward.light=brightness",
+    )
+    plan = composed(tmp_path / "writer.yaml", *words)
+    real, keys, calls = build.build_part, dict[int, str](), list[str]()
+
+    def built(choice: Any, catalog: Catalog, **context: Any) -> Any:
+        if choice.key == failing:
+            raise RunFailed(f"{failing}: no memory left")
+        part = real(choice, catalog, **context)
+        keys[id(part)] = choice.key
+        return part
+
+    def noted(part: Any) -> None:
+        calls.append(part._key if isinstance(part, GuardedReward) else keys[id(part)])
+        closing[type(part)](part)
+        if close_fails:
+            raise RuntimeError("it hangs")
+
+    monkeypatch.setattr(build, "build_part", built)
+    closing: dict[type, Any] = {cls: cls.close for cls in (TrainsideEngine, Fsdp2Backend, GuardedReward)}
+    for cls in closing:
+        monkeypatch.setattr(cls, "close", noted)
+    with pytest.raises(RunFailed, match=rf"^{failing}: no memory left") as raised:
+        build.build_parts(plan, catalog=Catalog.discover())
+    assert calls == closed
+    notes = [note for note in getattr(raised.value, "__notes__", []) if "failed in phase 'close'" in note]
+    assert len(notes) == (len(closed) if close_fails else 0)
