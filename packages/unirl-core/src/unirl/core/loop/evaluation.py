@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, cast
 from ..observe.events import EventStream
 from ..observe.tracking import Trackers
 from ..types.data import Prompt
-from .composition import reaches
 from .generation import generate_stages
 from .parts import Parts, attributed, sync_weights
 from .requests import evaluation_requests
-from .scoring import check_scored, known, mean_parts, score
+from .scoring import check_scored, known, mean_parts, reaches, score
 
 if TYPE_CHECKING:
     from ..roles import Policy

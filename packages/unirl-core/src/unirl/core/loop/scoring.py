@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import RewardFailed, UniRLError
+from ..match.composition import counted_range
 from ..roles import Reward, ScoreInput, Scores
 from ..types.array import Array
 from ..types.media import Media, MediaKind
 from ..types.track import TextSegment
-from .composition import RewardChoices, counted_scores
 
 if TYPE_CHECKING:
+    from ..specs.plan import RewardChoices
     from ..types.track import Track
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "constant_reward",
     "known",
     "mean_parts",
+    "reaches",
     "score",
     "score_by",
     "score_input",
@@ -155,6 +157,35 @@ def combined(
         track = dataclasses.replace(track, sample_weights=track.sample_weights * counts)
     own_weights = {name: float(weights[name]) for name in scores}
     return dataclasses.replace(track, rewards=total, reward_parts=parts, reward_weights=own_weights)
+
+
+def counted_scores(scores: Mapping[str, Array], choices: RewardChoices | None) -> dict[str, Array]:
+    """What counts of each reward's scores [N], of which NaN is none. Differentiable.
+
+    A score beyond `clip` is moved to it; a sample that fails the gate gets the lowest score that can count.
+    """
+    result = dict(scores)
+    for name, choice in (choices or {}).items():
+        if name in scores and choice.config.clip is not None:
+            result[name] = result[name].clamp(*choice.config.clip)
+        if name in scores and choice.config.gate.reward:
+            passes, lowest = _passes(name, scores, choices or {}), counted_range(choice)[0]
+            result[name] = result[name].where(result[name].isnan() | (passes > 0), lowest).where(passes >= 0, NONE)
+    return result
+
+
+def _passes(name: str, scores: Mapping[str, Array], choices: RewardChoices) -> Array:
+    """[N]: 1 where the gate's reward scores high enough and its own gate passes too, else 0; NaN where unknown."""
+    gate = choices[name].config.gate
+    assert gate.at_least is not None, "match() refuses a gate without a threshold"
+    values = scores[gate.reward].detach()
+    passes = reaches(values, gate.at_least).to(values.dtype).where(~values.isnan(), NONE)
+    return passes * _passes(gate.reward, scores, choices) if choices[gate.reward].config.gate.reward else passes
+
+
+def reaches(values: Array, threshold: float) -> Array:
+    """[N] bool. Scores are sums of floats: one that meets the threshold exactly must not miss it by rounding."""
+    return values >= threshold - 1e-6
 
 
 def check_scored(track: Track, rewards: Iterable[str]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,13 +83,11 @@ class RewardConfig(PartConfig):
 
     def weight_at(self, step: float) -> float:
         """The weight in a step, counted from 0."""
-        if not self.schedule:
-            return self.weight
-        before = [point for point in self.schedule if point[0] <= step]
-        after = [point for point in self.schedule if point[0] > step]
-        (start, low), (end, high) = (before or after)[-1 if before else 0], (after or before)[0 if after else -1]
-        share = (step - start) / (end - start) if before and after else 0.0
-        return self.weight * (low + (high - low) * share)
+        points = self.schedule or [[0.0, 1.0]]
+        for (start, low), (end, high) in pairwise(points):
+            if start <= step < end:
+                return self.weight * (low + (high - low) * (step - start) / (end - start))
+        return self.weight * points[0 if step < points[0][0] else -1][1]
 
     def required_metadata(self) -> Sequence[str]:
         """Metadata keys that every prompt must have with these settings, besides those of the spec."""
