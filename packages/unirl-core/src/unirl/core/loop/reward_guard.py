@@ -90,7 +90,9 @@ class GuardedReward:
                 "unirl.core.roles.Scores(values=<tensor [N]>, parts={name: <tensor [N]>})."
             )
         rows, scored = len(samples.sample_ids), scores.scored
-        if scored is not None and (not _is_tensor(scored) or f"{scored.dtype}" != "torch.bool" or len(scored) != rows):
+        if scored is not None and not (
+            _is_tensor(scored) and f"{scored.dtype} {[*scored.shape]}" == f"torch.bool [{rows}]"
+        ):
             raise RewardFailed(
                 f"{self._key}: `scored` of Scores is {_described(scored)}; expected None or a tensor of bool, one for "
                 f"each of {rows} samples."
