@@ -218,6 +218,9 @@ REFUSED = {
     ),
     "falling steps": ({"a": choice(schedule=[[5, 1.0], [5, 2.0]])}, "reward.a.schedule: got [[5, 1.0], [5, 2.0]], exp"),
     "one number": ({"a": choice(schedule=[[5]])}, "reward.a.schedule: got [[5]], expected [[step, factor], ...]"),
+    "numbers": ({"a": choice(schedule=[5, 1])}, "reward.a.schedule: got [5, 1], expected [[step, factor], ...]"),
+    "lists": ({"a": choice(schedule=[[[5], 1]])}, "reward.a.schedule: got [[[5], 1]], expected [[step, factor], ...]"),
+    "words": ({"a": choice(schedule=[["x", 1]])}, "reward.a.schedule: got [['x', 1]], expected 0 to 1e+09"),
     "schedule of 0": (
         {"a": choice(weight=0.0, schedule=[[5, 1.0]]), "b": choice("b")},
         "reward.a.schedule: got [[5, 1.0]], factors of a weight of 0",

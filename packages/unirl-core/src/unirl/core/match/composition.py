@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from ..limits import Reason
 from ..names import did_you_mean
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ..specs.spec import RewardSpec
 
 __all__ = ["composition", "counted_range"]
+
+PAIRS = [[step, factor] for step in (int, float) for factor in (int, float)]
 
 
 def counted_range(choice: Choice[RewardSpec, RewardConfig]) -> tuple[float, float]:
@@ -87,8 +89,8 @@ def _gate(plan: Plan, key: str) -> Iterator[Reason]:
 
 def _schedule(key: str, config: RewardConfig) -> Iterator[Reason]:
     points, where = config.schedule, f"reward.{key}.schedule"
-    is_rising = all(len(point) == 2 for point in points) and all(one[0] < other[0] for one, other in pairwise(points))
-    if not is_rising:
+    are_pairs = all(isinstance(point, list) and [*map(type, cast("list[Any]", point))] in PAIRS for point in points)
+    if not are_pairs or any(one[0] >= other[0] for one, other in pairwise(points)):
         yield Reason(key=where, text=f"got {points}, expected [[step, factor], ...] with rising steps.")
     elif points and not config.weight:
         yield Reason(key=where, text=f"got {points}, factors of a weight of 0; set reward.{key}.weight.")

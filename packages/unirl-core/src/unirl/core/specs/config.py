@@ -71,7 +71,7 @@ class RewardConfig(PartConfig):
 
     weight: float = limit(1.0, least=-1e9, most=1e9)
     """Weight of this reward in the combined reward."""
-    schedule: list[list[float]] = limit([], least=0, most=1e9)
+    schedule: list[Any] = limit([], least=0, most=1e9)
     """Factor of `weight` over the run, `[[step, factor], ...]`: linear between these steps, constant before the first
     and after the last. Empty is 1 throughout. Evaluation always counts the plain `weight`."""
     clip: list[float] | None = limit(None, least=-1e9, most=1e9, length=2)
@@ -83,7 +83,7 @@ class RewardConfig(PartConfig):
 
     def weight_at(self, step: float) -> float:
         """The weight in a step, counted from 0."""
-        points = self.schedule or [[0.0, 1.0]]
+        points: list[list[float]] = self.schedule or [[0.0, 1.0]]
         for (start, low), (end, high) in pairwise(points):
             if start <= step < end:
                 return self.weight * (low + (high - low) * (step - start) / (end - start))
