@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import loop_toy
@@ -68,7 +69,8 @@ def test_credit_is_what_its_name_says(how: str) -> None:
 def test_samples_without_weight_give_none_and_a_parent_without_samples_is_left_out() -> None:
     weights = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0])
     result = credited(tracks(weights=weights), [stage("text"), stage("image", parent="text", credit="mean")])
-    assert result["text"].rewards is not None and result["text"].rewards.tolist() == [1.0, 0.0, 0.5]
+    expected = torch.tensor([1.0, math.nan, 0.5])
+    torch.testing.assert_close(result["text"].rewards, expected, rtol=0, atol=0, equal_nan=True)
     assert result["text"].sample_weights.tolist() == [1.0, 0.0, 1.0]
 
 

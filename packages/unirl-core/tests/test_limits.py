@@ -178,8 +178,9 @@ def outside(bounds: Limit, default: Any) -> list[Any]:
         elif value is not None and below is not None:
             values.append(value + below if is_whole else math.nextafter(value, below * math.inf))
     if bounds.length is not None:
-        inside = default[0]
-        return [*([inside] * (bounds.length - 1) + [value] for value in values), default[:-1], [*default, inside]]
+        inside = bounds.least if default is None else default[0]
+        short, long = [inside] * (bounds.length - 1), [inside] * (bounds.length + 1)
+        return [*([*short, value] for value in values), short, long]
     return [[value] for value in values] if isinstance(default, list) else values
 
 

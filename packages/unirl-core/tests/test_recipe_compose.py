@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +45,7 @@ def test_resolved_is_what_the_configs_hold(toy_catalog: Catalog, toy_folder: Pat
     plan = compose("toy/child", [DATA], catalog=toy_catalog)
 
     assert plan.resolved["run"] == vars(plan.run)
-    assert plan.resolved["reward"]["second"] == vars(plan.rewards["second"].config)
+    assert plan.resolved["reward"]["second"] == dataclasses.asdict(plan.rewards["second"].config)
     assert plan.run.max_steps == plan.data.samples_per_prompt == 8
 
 

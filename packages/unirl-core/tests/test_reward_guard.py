@@ -87,6 +87,12 @@ def test_rounding_at_the_ends_of_the_range_is_no_failure() -> None:
     assert scored(lambda _: Scores(values=values, parts=GOOD.parts)).values is values
 
 
+def test_values_of_samples_without_a_score_may_be_anything() -> None:
+    for value in (7.0, float("nan")):
+        reply = Scores(values=torch.tensor([0.5, value]), parts=GOOD.parts, scored=torch.tensor([True, False]))
+        assert scored(lambda _, reply=reply: reply) is reply
+
+
 REPLIES = {
     "none": (None, r"score\(\) returned None; expected unirl.core.roles.Scores"),
     "list": ([0.0, 1.0], r"score\(\) returned list \[0.0, 1.0\]; expected unirl.core.roles.Scores"),
@@ -100,6 +106,14 @@ REPLIES = {
     "other part": (
         Scores(values=GOOD.values, parts={"colour": GOOD.values, "shape": GOOD.values}),
         r"got components \['colour', 'shape'\], expected \['colour'\].*declares in `parts`",
+    ),
+    "numbers for flags": (
+        Scores(values=GOOD.values, parts=GOOD.parts, scored=torch.ones(2)),
+        r"`scored` of Scores is Tensor tensor\(\[1., 1.\]\); expected None or a tensor of bool, one for each of 2 sampl",
+    ),
+    "one flag": (
+        Scores(values=GOOD.values, parts=GOOD.parts, scored=torch.tensor(True)),
+        r"`scored` of Scores is Tensor tensor\(True\); expected None or a tensor of bool",
     ),
     "above": (Scores(values=torch.tensor([0.0, 1.5]), parts=GOOD.parts), r"got scores from 0 to 1.5, expected 0 to 1"),
     "below": (

@@ -6,7 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unirl.core.specs.config import AdvantageConfig
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.track import Status, Track
 from unirl.numerics.loss.advantages import advantages, combine_rewards
+from unirl.numerics.train.track_advantages import track_advantages
 
 ONE_GROUP = ["g"] * 4
 # Golden vectors have six digits.
@@ -166,3 +170,26 @@ def test_what_makes_no_sense_is_refused():
             combine_rewards({"a": torch.arange(4.0)}, weights={"a": weight}, group_ids=ONE_GROUP)
     with pytest.raises(ValueError, match="numbers >= 0"):
         advantages(torch.ones(4), group_ids=ONE_GROUP, weights=-torch.ones(4))
+
+
+def test_the_weights_of_the_step_come_before_those_of_the_recipe() -> None:
+    """With weights 1 and 0 the advantages are those of the first reward, whatever is missing of the second."""
+    one, two = torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([5.0, math.nan, 1.0, 0.0])
+    track = Track(
+        name="t",
+        sample_ids=tuple("abcd"),
+        group_ids=("g",) * 4,
+        inputs=Inputs.of_texts([""] * 4),
+        metadata=({},) * 4,
+        reward_parts={"one": one, "two": two},
+        reward_weights={"one": 1.0, "two": 0.0},
+        sample_weights=torch.ones(4),
+        status=(Status.COMPLETED,) * 4,
+        policy_version=(0,) * 4,
+    )
+    for combine in ("sum-then-normalize", "normalize-then-sum"):
+        config = AdvantageConfig(combine=combine, eps=0.0, clip=None)
+        result, _ = track_advantages(track, config, reward_weights={"one": 0.5, "two": 0.5})
+        # (x - 1.5) / sqrt(1.25); one rounding to fp32.
+        expected = (one - 1.5) / math.sqrt(1.25)
+        torch.testing.assert_close(result.advantages, expected, rtol=1e-6, atol=0)

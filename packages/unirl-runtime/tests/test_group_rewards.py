@@ -23,7 +23,10 @@ class RankInGroup:
     def score(self, samples: ScoreInput) -> Scores:
         light = samples.of("image", reward="rank").stacked.mean(dim=(1, 2, 3))
         alike = torch.tensor([[one == other for other in samples.group_ids] for one in samples.group_ids])
-        return Scores(values=((light[:, None] > light[None]) & alike).sum(dim=1).float())
+        values = ((light[:, None] > light[None]) & alike).sum(dim=1).float()
+        # Sample y has no score; a share without it is scored whole.
+        scored = torch.tensor([sample != "y" for sample in samples.sample_ids])
+        return Scores(values=values, scored=scored if "y" in samples.sample_ids else None)
 
 
 class Here:
@@ -65,4 +68,8 @@ def test_scores_do_not_depend_on_the_number_of_workers(workers: int) -> None:
     )
     reward = RemoteReward("rank", session, cast("Samples", here), scores_groups=True)
     assert reward.score(samples).values.tolist() == [0, 2, 1, 0, 1, 2]
+    assert reward.score(samples).scored is not None and reward.score(samples).scored.tolist() == [True] * 4 + [
+        False,
+        True,
+    ]
     assert sum("a" in asked for asked in here.asked) == sum("b" in asked for asked in here.asked) == 1

@@ -56,6 +56,19 @@ class BrightestOfGroup:
         pass
 
 
+class WithoutDark(BrightnessReward):
+    """Luma; dark images have no score."""
+
+    def __init__(self, config: Any) -> None:
+        pass
+
+    def score(self, samples: ScoreInput) -> Scores:
+        luma = super().score(samples).values
+        has_score = luma > 0.2
+        return Scores(values=luma.where(has_score, torch.nan), scored=has_score)
+
+
+SOME = dataclasses.replace(BRIGHTNESS, name="without-dark", build=f"{__name__}:build")
 GROUP = dataclasses.replace(
     BRIGHTNESS,
     name="brightest-of-group",
@@ -109,6 +122,17 @@ class LeastOfTheBatch(Luma):
     def score(self, samples: ScoreInput) -> Scores:
         luma = self.luma(samples)
         return Scores(values=luma - luma.min())
+
+
+@mutant(
+    claim="a-sample-has-a-score-in-every-batch-or-in-none",
+    breaks="leaves the first row of a batch without a score",
+    spec=BRIGHTNESS,
+)
+class LeavesOutTheFirst(Luma):
+    def score(self, samples: ScoreInput) -> Scores:
+        luma = self.luma(samples)
+        return Scores(values=luma, scored=torch.arange(len(luma)) > 0)
 
 
 @mutant(claim="scores-lie-in-the-stated-range", breaks="scores from 0 to 255, states 0 to 1", spec=BRIGHTNESS)
@@ -299,7 +323,7 @@ MUTANTS = list(BROKEN.values())
 def build(config: Any, *, device: Any) -> Reward:
     """The reward that the config's `use` names."""
     kinds = {mutant.name: kind for kind, mutant in BROKEN.items()}
-    kinds |= {GROUP.name: BrightestOfGroup, VIDEO.name: Motion}
+    kinds |= {GROUP.name: BrightestOfGroup, VIDEO.name: Motion, SOME.name: WithoutDark}
     return kinds[config.use](config)
 
 
@@ -307,7 +331,7 @@ def catalog() -> Catalog:
     broken = [
         dataclasses.replace(mutant.spec, name=mutant.name, build=f"{__name__}:build") for mutant in BROKEN.values()
     ]
-    well = [*unirl_rewards(), GROUP, VIDEO]
+    well = [*unirl_rewards(), GROUP, VIDEO, SOME]
     return Catalog.of(
         {
             "unirl-well": SimpleNamespace(unirl_rewards=hookimpl(lambda: well)),

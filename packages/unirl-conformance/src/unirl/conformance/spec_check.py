@@ -11,7 +11,15 @@ from unirl.core.errors import PluginBroken
 from unirl.core.names import did_you_mean
 from unirl.core.specs.capability import Cap, Needs, Support
 from unirl.core.specs.config import CONFIG_BASES, PartConfig
-from unirl.core.specs.spec import AlgorithmSpec, EngineSpec, LauncherSpec, ModelSpec, RewardSpec, Spec
+from unirl.core.specs.spec import (
+    RESERVED_PARTS,
+    AlgorithmSpec,
+    EngineSpec,
+    LauncherSpec,
+    ModelSpec,
+    RewardSpec,
+    Spec,
+)
 
 __all__ = ["check_spec"]
 
@@ -127,6 +135,8 @@ def _reward(spec: RewardSpec, resolve: Resolve) -> Iterator[str]:
         yield "scale: empty; say what the score means and its range."
     if not spec.range[0] < spec.range[1]:
         yield f"range: {spec.range} is empty; give the smallest and the largest score."
+    for part in set(spec.parts) & set(RESERVED_PARTS):
+        yield f"parts: {part!r} is a reserved name; call the component something else."
     if not spec.examples:
         yield "examples: none; give one that the reward can score."
     for number, example in enumerate(spec.examples):

@@ -343,10 +343,15 @@ class RemoteReward:
         return Scores(
             values=torch.cat([answer.values for answer in answers])[back],
             parts={key: torch.cat([answer.parts[key] for answer in answers])[back] for key in answers[0].parts},
+            scored=torch.cat([_scored(answer) for answer in answers])[back],
         )
 
     def close(self) -> None:
         pass
+
+
+def _scored(scores: Scores) -> Tensor:
+    return torch.ones(len(scores.values), dtype=torch.bool) if scores.scored is None else scores.scored
 
 
 def _track_shares(track: Track, workers: int) -> list[list[int]]:

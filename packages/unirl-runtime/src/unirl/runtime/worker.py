@@ -363,7 +363,9 @@ class Worker:
         """Score samples; fetches their media from the workers that generated them."""
         scores: Scores = self._rewards[name].score(hydrated(samples, self.transport.fetch))
         return Scores(
-            values=scores.values.detach().cpu(), parts={key: part.detach().cpu() for key, part in scores.parts.items()}
+            values=scores.values.detach().cpu(),
+            parts={key: part.detach().cpu() for key, part in scores.parts.items()},
+            scored=None if scores.scored is None else scores.scored.cpu(),
         )
 
     # Data.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from unirl.conformance.claims import claim
-from unirl.conformance.fixtures.reward import RewardBench, pixels_of, with_media
+from unirl.conformance.fixtures.reward import RewardBench, flags_of, pixels_of, with_media
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.errors import UniRLError
 from unirl.core.roles import Reward, ScoreInput
@@ -81,8 +81,9 @@ def _slopes(bench: RewardBench, reward: Reward, samples: ScoreInput) -> tuple[Te
     weights = (0.5 + torch.rand(len(samples.sample_ids), generator=random, dtype=torch.float64)).to(start.device)
 
     def total(pixels: Tensor) -> Tensor:
-        values = reward.score(with_media(samples, pixels, media=bench.spec.media)).values
-        return (values.double() * weights.to(values.device)).sum()
+        scores = reward.score(with_media(samples, pixels, media=bench.spec.media))
+        values, has_score = scores.values.double(), flags_of(scores).to(scores.values.device)
+        return (values * weights.to(values.device))[has_score].sum()
 
     with torch.enable_grad():
         pixels = start.clone().requires_grad_()

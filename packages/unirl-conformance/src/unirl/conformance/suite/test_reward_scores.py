@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import torch
 from unirl.conformance.claims import claim
-from unirl.conformance.fixtures.reward import RewardBench, pictures, pixels_of, with_media
+from unirl.conformance.fixtures.reward import RewardBench, flags_of, pictures, pixels_of, with_media
 from unirl.conformance.verdicts import NotApplicable, NotRun
 from unirl.core.roles import ScoreInput, Scores
-from unirl.core.specs.capability import Cap
+from unirl.core.specs.capability import Cap, Support
 
 WEIGHTS = (0.25, -3.0)
 """Besides 1: smaller, larger and negative, as for a reward that is to be avoided."""
@@ -19,19 +19,22 @@ WEIGHTS = (0.25, -3.0)
 
 @claim("reward")
 def test_every_sample_gets_one_finite_score(bench: RewardBench) -> None:
-    """Each of N samples gets one finite number: `values` is a tensor [N] in fp32.
+    """Each of N samples gets one finite number, unless it has no score: `values` is a tensor [N] in fp32.
 
     If it fails: look at the end of `score`: `squeeze()` on a batch of one, a trailing dimension of 1, values in bf16
     or fp64, a division by a spread that may be 0.
     """
     with bench.reward() as reward:
         for samples in bench.batches():
-            values = reward.score(samples).values
+            scores = reward.score(samples)
+            values = scores.values
             rows = len(samples.sample_ids)
             assert isinstance(values, torch.Tensor), f"`values` is a {type(values).__name__}, no tensor"
             assert tuple(values.shape) == (rows,), f"{rows} samples got values of shape {list(values.shape)}"
             assert values.dtype == torch.float32, f"the values are {values.dtype}, float32 is promised"
-            assert bool(values.isfinite().all()), f"values that are not finite came instead of an error: {values}"
+            assert bool(values[flags_of(scores)].isfinite().all()), (
+                f"values that are not finite came instead of an error: {values}"
+            )
 
 
 @claim("reward")
@@ -78,6 +81,38 @@ def test_a_group_scores_the_same_in_any_batch(bench: RewardBench) -> None:
 
 
 @claim("reward")
+def test_a_sample_has_a_score_in_every_batch_or_in_none(bench: RewardBench) -> None:
+    """`scored` is a tensor [N] of bool and says the same of a sample in any order and in any batch: which samples are
+    left out of training depends on nothing but the sample, or its group.
+
+    If it fails: set `scored` by the reply about each sample; look for results of several workers that are joined in
+    another order, and for a batch that is given up because one sample of it failed.
+    """
+    leaves_out = False
+    by_group = bench.spec.support(Cap.REWARD_GROUP) is Support.NATIVE
+    with bench.reward() as reward:
+        for samples in bench.batches():
+            count = len(samples.sample_ids)
+            scored = reward.score(copy.deepcopy(samples)).scored
+            if scored is not None:
+                leaves_out = True
+                assert isinstance(scored, torch.Tensor), f"`scored` is a {type(scored).__name__}, no tensor"
+                result = f"{scored.dtype} {list(scored.shape)}"
+                assert result == f"torch.bool [{count}]", f"`scored` is {result} for {count} samples, not of bool [N]"
+            together = flags_of(bench.score(reward, samples))
+            order = torch.randperm(count, generator=torch.Generator().manual_seed(3)).tolist()
+            groups = [_rows_of(samples, group) for group in dict.fromkeys(samples.group_ids)]
+            for rows in [order, *(groups if by_group else [[row] for row in range(count)])]:
+                result = flags_of(bench.score(reward, samples.select(rows)))
+                assert torch.equal(result, together[rows]), (
+                    f"of samples {rows} `scored` is {together[rows].tolist()} in the whole batch, "
+                    f"and {result.tolist()} where they come alone in this order"
+                )
+    if not leaves_out:
+        raise NotApplicable("the reward gives no `scored`: every sample has a score")
+
+
+@claim("reward")
 def test_scores_lie_in_the_stated_range(bench: RewardBench) -> None:
     """No score leaves the `range` of the spec: thresholds, weights and plots are chosen by it.
 
@@ -95,7 +130,10 @@ def test_scores_lie_in_the_stated_range(bench: RewardBench) -> None:
                 corners = [pixels.to(bench.device) for pixels in _corners(samples)]
                 tried += [with_media(samples, pixels, media=bench.spec.media) for pixels in corners]
             for batch in tried:
-                values = bench.score(reward, batch).values
+                scores = bench.score(reward, batch)
+                values = scores.values[flags_of(scores)]
+                if not values.numel():
+                    continue
                 result = (float(values.min()), float(values.max()))
                 assert low - slack <= result[0] and result[1] <= high + slack, (
                     f"scores from {result[0]:.6g} to {result[1]:.6g} came; the spec says {low:g} to {high:g}"
@@ -111,7 +149,8 @@ def test_different_samples_get_different_scores(bench: RewardBench) -> None:
     """
     with bench.reward() as reward:
         batches = [*bench.batches(), *bench.batches(seed=1)]
-        values = torch.cat([bench.score(reward, samples).values for samples in batches])
+        every = [bench.score(reward, samples) for samples in batches]
+        values = torch.cat([scores.values[flags_of(scores)] for scores in every])
     assert bool((values != values[0]).any()), f"all {len(values)} samples got {float(values[0]):g}"
     bench.record("spread of the scores", float(values.std(correction=0)))
 
@@ -139,12 +178,13 @@ def test_components_are_those_of_the_spec(bench: RewardBench) -> None:
     stated = sorted(bench.spec.parts)
     with bench.reward() as reward:
         for samples in bench.batches():
-            parts = reward.score(samples).parts
+            scores = reward.score(samples)
+            parts = scores.parts
             assert sorted(parts) == stated, f"the parts are {sorted(parts)}; the spec names {stated}"
             for name, values in parts.items():
                 rows = len(samples.sample_ids)
                 assert tuple(values.shape) == (rows,), f"part {name!r} has shape {list(values.shape)}, not [{rows}]"
-                assert bool(values.float().isfinite().all()), f"part {name!r} is not finite: {values}"
+                assert bool(values[flags_of(scores)].float().isfinite().all()), f"part {name!r} is not finite: {values}"
 
 
 @claim("reward")
@@ -159,7 +199,8 @@ def test_scoring_is_deterministic(bench: RewardBench) -> None:
             first = bench.score(reward, samples)
             again = bench.score(reward, bench.batches()[number])
             if bench.device == "cpu":
-                assert torch.equal(first.values, again.values), (
+                rows = flags_of(first) & flags_of(again)
+                assert torch.equal(first.values[rows], again.values[rows]), (
                     f"the same samples got {first.values.tolist()}, then {again.values.tolist()}"
                 )
             # On a GPU, kernels may add in another order each time.
@@ -207,7 +248,11 @@ def _rows_of(samples: ScoreInput, group: str) -> list[int]:
 
 def _picked(scores: Scores, rows: list[int]) -> Scores:
     """Scores of these rows, in this order."""
-    return Scores(values=scores.values[rows], parts={name: values[rows] for name, values in scores.parts.items()})
+    return Scores(
+        values=scores.values[rows],
+        parts={name: values[rows] for name, values in scores.parts.items()},
+        scored=flags_of(scores)[rows],
+    )
 
 
 def _joined(scores: Sequence[Scores]) -> Scores:
@@ -215,6 +260,7 @@ def _joined(scores: Sequence[Scores]) -> Scores:
     return Scores(
         values=torch.cat([one.values for one in scores]),
         parts={name: torch.cat([one.parts[name] for one in scores]) for name in scores[0].parts},
+        scored=torch.cat([flags_of(one) for one in scores]),
     )
 
 

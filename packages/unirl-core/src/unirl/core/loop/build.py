@@ -205,9 +205,10 @@ def build_rewards(plan: Plan, *, catalog: Catalog, keys: Collection[str] | None 
     return result
 
 
-def reward_weights(plan: Plan) -> dict[str, float]:
-    """Weight of each reward in the combined reward."""
-    return {key: float(choice.config.weight) for key, choice in plan.rewards.items()}
+def reward_weights(plan: Plan, *, step: int | None = None) -> dict[str, float]:
+    """Weight of each reward in the combined reward of a step; without one, that of the recipe."""
+    configs = {key: choice.config for key, choice in plan.rewards.items()}
+    return {key: float(one.weight if step is None else one.weight_at(step)) for key, one in configs.items()}
 
 
 def build_algorithms(
@@ -235,10 +236,15 @@ def build_algorithms(
 
 
 def _backpropagated(plan: Plan, stage: Stage) -> list[str]:
-    """Keys of the rewards whose gradient the loss of a stage takes."""
+    """Keys of the rewards whose gradient the loss of a stage takes, and of their gates."""
     if stage.needs.reward != "differentiable":
         return []
-    return [key for key in stage.rewards if plan.rewards[key].config.weight]
+    keys = [key for key in stage.rewards if plan.rewards[key].config.weight]
+    for key in keys:
+        gate = plan.rewards[key].config.gate.reward
+        if gate and gate not in keys:
+            keys.append(gate)
+    return keys
 
 
 def gradient_score(plan: Plan, stage: Stage, rewards: Mapping[str, Reward] | None) -> MediaScore | None:
@@ -252,6 +258,7 @@ def gradient_score(plan: Plan, stage: Stage, rewards: Mapping[str, Reward] | Non
         weights={key: weights[key] for key in keys},
         kind=cast("MediaKind", stage.medium),
         rate=(fps or stage.model.spec.fps or None) if stage.medium == "video" else None,
+        choices=plan.rewards,
     )
 
 

@@ -20,8 +20,8 @@ def credited(tracks: Mapping[str, Track], stages: Sequence[Stage]) -> dict[str, 
     """The tracks with credit in their rewards, children first, so that it reaches the roots.
 
     A parent's `reward_parts` get the credit under the child's name, and its `rewards` the sum: several children add up.
-    Samples of weight 0 give none, a parent sample of which no sample counts gets weight 0, and with `best` the other
-    samples of its child do.
+    Samples of weight 0 give none, a parent sample of which no sample counts gets NaN and weight 0, and with `best` the
+    other samples of its child do.
     stages: parents first. Raises BatchError for a child without rewards.
     """
     result = dict(tracks)
@@ -41,7 +41,7 @@ def _credited(parent: Track, child: Track, *, how: str) -> tuple[Track, Track]:
     for row, name in enumerate(cast("tuple[str, ...]", child.parent_ids)):
         if float(child.sample_weights[row]) > 0:
             rows[name].append(row)
-    credit = torch.zeros(parent.num_rows)
+    credit = torch.full((parent.num_rows,), float("nan"))
     counted = torch.ones(parent.num_rows)
     best: list[int] = []
     for number, name in enumerate(parent.sample_ids):

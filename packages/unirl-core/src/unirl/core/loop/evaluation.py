@@ -12,7 +12,7 @@ from ..types.data import Prompt
 from .generation import generate_stages, kept_images
 from .parts import Parts, attributed, sync_weights
 from .requests import evaluation_requests
-from .scoring import score
+from .scoring import check_scored, known, mean_parts, reaches, score
 
 if TYPE_CHECKING:
     from ..roles import Policy
@@ -27,7 +27,8 @@ def evaluate(
     """Generate and score the held-out samples, and emit `evaluated` with their means.
 
     The noise is keyed on `eval.seed` and the prompt, not on the step, so that two evaluations differ by the weights
-    alone. `share_at_threshold` is the share of samples whose reward is at least `eval.threshold`.
+    alone; rewards count with their `weight`, whatever their schedules. `share_at_threshold` is the share of samples
+    whose reward is at least `eval.threshold`. Samples without a score are left out of both.
     """
     started = time.perf_counter()
     sync_weights(parts, plan)
@@ -44,15 +45,15 @@ def evaluate(
         metrics: dict[str, float] = {}
         for stage in plan.stages:
             rewards = {key: parts.rewards[key] for key in stage.rewards}
-            track = score(rollout.tracks[stage.name], rewards, parts.reward_weights)
+            track = score(rollout.tracks[stage.name], rewards, parts.reward_weights, plan.rewards)
+            check_scored(track, rewards)
             prefix = plan.prefix(stage)
             if track.rewards is not None:
-                metrics[f"{prefix}score_mean"] = float(track.rewards.mean())
+                scores = known(track.rewards)
+                metrics[f"{prefix}score_mean"] = float(scores.mean())
                 if plan.eval.threshold is not None:
-                    # Scores are sums of floats: a sample that meets the threshold exactly must not miss it by rounding.
-                    reached = track.rewards >= plan.eval.threshold - 1e-6
-                    metrics[f"{prefix}share_at_threshold"] = float(reached.float().mean())
-            metrics |= {f"{prefix}reward/{part}": float(v.mean()) for part, v in track.reward_parts.items()}
+                    metrics[f"{prefix}share_at_threshold"] = float(reaches(scores, plan.eval.threshold).float().mean())
+            metrics |= {prefix + key: value for key, value in mean_parts(track).items()}
             rollout = rollout.replaced(stage.name, track)
         trackers.samples("eval", rollout, step=step)
     seconds = time.perf_counter() - started

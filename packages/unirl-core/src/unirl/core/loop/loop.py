@@ -22,7 +22,8 @@ from .generation import kept_images
 from .parts import Parts, attributed, sync_weights
 from .prompts import PromptOrder, StepPrompts
 from .requests import step_requests
-from .scoring import constant_reward
+from .reward_watch import RewardWatch
+from .scoring import constant_reward, known, mean_parts
 from .streaming import MadeRollout, Phases, RolloutMaker
 
 __all__ = ["Phases", "run_loop", "run_step"]
@@ -48,7 +49,7 @@ def run_loop(
     `save` is called at step boundaries only, and always before this returns.
     """
     order = PromptOrder(len(prompts), plan.data.prompts_per_step, seed=plan.run.seed, shuffle=plan.data.shuffle)
-    last, saved = plan.run.max_steps, start
+    last, saved, watch = plan.run.max_steps, start, RewardWatch(plan.run.max_steps)
 
     def chosen(step: int) -> StepPrompts:
         spare = order.spare(step) if plan.data.dynamic_sampling_rounds else ()
@@ -85,6 +86,7 @@ def run_loop(
                         trackers=trackers,
                         ahead=ahead,
                         following=chosen_from(done),
+                        watch=watch,
                     )
             except Exception:
                 if parts.versions == versions and saved != step:
@@ -115,12 +117,14 @@ def run_step(
     spare: Sequence[Prompt] = (),
     ahead: RolloutsAhead | None = None,
     following: Sequence[StepPrompts] = (),
+    watch: RewardWatch | None = None,
 ) -> None:
     """One round: rollout, reward, advantage, train. Emits `step`.
 
     spare: prompts that may be drawn in place of those whose samples all got one reward, see
     `data.dynamic_sampling_rounds`. ahead: who makes the rollouts while others are trained on.  following: prompts of
     the next steps, in their order, whose rollouts are begun, unless they were before, ahead of training on this one.
+    watch: of the run so far, which is told of this step.
     """
     began, phases = time.perf_counter(), Phases()
     waiting = ahead.num_waiting if ahead else 0
@@ -146,6 +150,8 @@ def run_step(
                 "samples and the reward; advantage.constant_reward=fail stops the run instead."
             )
             events.finding(text, step=step + 1, once="constant reward")
+        for *pair, text in watch.pairs(made.rollout.tracks[stage.name]) if watch else ():
+            events.finding(text, step=step + 1, once=f"{stage.name}: {pair}")
         if stage.algorithm is not None:
             algorithm, samples = parts.algorithms[stage.name], made.rollout.tracks[stage.name].num_rows
             with attributed(f"algorithm {stage.algorithm.name!r}", phase="end of the step"):
@@ -260,12 +266,13 @@ def _of_job(metrics: Mapping[str, float], job: Job, jobs: Sequence[Job]) -> Mapp
 def _reward_metrics(track: Track) -> dict[str, float]:
     if track.rewards is None:
         return {}
+    rewards = known(track.rewards)
     return {
-        "reward_mean": float(track.rewards.mean()),
-        "reward_std": float(track.rewards.std(correction=0)),
-        "reward_min": float(track.rewards.min()),
-        "reward_max": float(track.rewards.max()),
-        **{f"reward/{part}": float(values.mean()) for part, values in track.reward_parts.items()},
+        "reward_mean": float(rewards.mean()),
+        "reward_std": float(rewards.std(correction=0)),
+        "reward_min": float(rewards.min()),
+        "reward_max": float(rewards.max()),
+        **mean_parts(track),
     }
 
 

@@ -74,7 +74,7 @@ class GuardedReward:
                 f"{self._key}: set the seed of torch's global generator, which the whole process draws from. "
                 "Use a `torch.Generator` of its own."
             )
-        return self._declared(scores)
+        return self._declared(scores, samples)
 
     def close(self) -> None:
         """Close the reward. Raises RewardFailed when that raises or exits."""
@@ -83,11 +83,19 @@ class GuardedReward:
         except (Exception, SystemExit) as error:
             raise RewardFailed(f"{self._key}: close() raised {_named(error)}.") from error
 
-    def _declared(self, scores: object) -> Scores:
+    def _declared(self, scores: object, samples: ScoreInput) -> Scores:
         if not isinstance(scores, Scores):
             raise RewardFailed(
                 f"{self._key}: score() returned {_described(scores)}; expected "
                 "unirl.core.roles.Scores(values=<tensor [N]>, parts={name: <tensor [N]>})."
+            )
+        rows, scored = len(samples.sample_ids), scores.scored
+        if scored is not None and not (
+            _is_tensor(scored) and f"{scored.dtype} {[*scored.shape]}" == f"torch.bool [{rows}]"
+        ):
+            raise RewardFailed(
+                f"{self._key}: `scored` of Scores is {_described(scored)}; expected None or a tensor of bool, one for "
+                f"each of {rows} samples."
             )
         result, expected = sorted(scores.parts), sorted(self._spec.parts)
         if result != expected:
@@ -101,7 +109,9 @@ class GuardedReward:
                     f"{self._key}: {name} of Scores is {_described(values)}; expected a tensor of shape [N], one "
                     "number per sample."
                 )
-        self._check_range(scores.values.detach())
+        values = scores.values.detach()
+        has_shape = scored is not None and values.shape == scored.shape
+        self._check_range(values[scored.to(values.device)] if scored is not None and has_shape else values)
         return scores
 
     def _check_range(self, values: Array) -> None:

@@ -17,12 +17,13 @@ from ..types.batch import inverse, rows_by_group
 from ..types.request import Request
 from ..types.rollout import Rollout
 from ..types.track import Track
+from .build import reward_weights
 from .credit import credited
 from .generation import generate_stages
 from .parts import Parts, attributed
 from .refill import Drawn, Refill
 from .requests import step_requests
-from .scoring import combined, score, score_by
+from .scoring import check_scored, combined, score, score_by
 
 if TYPE_CHECKING:
     from ..roles import Reward
@@ -95,6 +96,7 @@ class RolloutMaker:
         self._parts, self._plan, self._requests, self._phases = parts, plan, requests, phases
         self._spare = spare
         self._versions = {stage.name: parts.version(stage) for stage in plan.stages}
+        self._weights = reward_weights(plan, step=next(iter(requests.values())).rollout)
         self._cancelled = threading.Event()
         self._scorers: _Scorers | None = None
 
@@ -105,6 +107,8 @@ class RolloutMaker:
         The first failure, of the engine or of a reward, ends it. Raises CancelledError after `cancel`.
         """
         made = self._made(self._requests)
+        for stage in self._plan.stages:
+            check_scored(made.rollout.tracks[stage.name], stage.rewards)
         return self._refilled(made) if self._plan.data.dynamic_sampling_rounds else made
 
     def cancel(self) -> None:
@@ -165,7 +169,8 @@ class RolloutMaker:
                 stage.name: score(
                     rollout.tracks[stage.name],
                     {key: parts.rewards[key] for key in stage.rewards},
-                    parts.reward_weights,
+                    self._weights,
+                    self._plan.rewards,
                 )
                 for stage in self._plan.stages
             }
@@ -228,7 +233,7 @@ class RolloutMaker:
         for name in rollouts[0].tracks:
             track = Track.concat(
                 [
-                    combined(rollout.tracks[name], scorers.scores(number, name), self._parts.reward_weights)
+                    combined(rollout.tracks[name], scorers.scores(number, name), self._weights, self._plan.rewards)
                     for number, rollout in enumerate(rollouts)
                 ]
             )

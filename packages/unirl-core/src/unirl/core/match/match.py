@@ -18,6 +18,7 @@ from ..specs.capability import Cap, Needs, Support
 from ..specs.config import PartConfig
 from ..specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec
 from .asynchrony import asynchrony
+from .composition import composition
 from .lineage import lineage
 from .sampling import DETERMINISTIC_KERNELS, sampling_problems
 from .wording import lacks, listed
@@ -358,8 +359,7 @@ def _rewards(plan: Plan) -> Iterator[Reason]:
         if stage.kind == "latent":
             # That a reward of texts does not fit is said of the parts, whatever their settings.
             yield from _media_of(stage, {key: spec for key, spec in specs.items() if spec.media != "text"})
-    if plan.rewards and not any(choice.config.weight for choice in plan.rewards.values()):
-        yield Reason(key="reward", text="every reward has weight 0, so there is no training signal; raise one.")
+    yield from composition(plan)
 
 
 def _without_rewards(plan: Plan) -> Iterator[Reason]:

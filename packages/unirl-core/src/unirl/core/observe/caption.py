@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan
 from typing import TYPE_CHECKING
 
 from ..types.track import Status
@@ -17,6 +18,7 @@ def captions(track: Track) -> list[str]:
     word unless a length limit ended it."""
     result: list[str] = []
     for row, (prompt, status) in enumerate(zip(track.inputs.prompts, track.status, strict=True)):
-        reward = "" if track.rewards is None else f" | reward {float(track.rewards[row]):.2f}"
+        value = None if track.rewards is None else float(track.rewards[row])
+        reward = "" if value is None else " | no score" if isnan(value) else f" | reward {value:.2f}"
         result.append(f"{prompt}{reward}{' | truncated' if status is Status.TRUNCATED else ''}")
     return result

@@ -144,7 +144,8 @@ class Algorithm(Protocol):
     """
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
-        """The track with its advantages, and numbers for the log. Reads `rewards` and `reward_parts`.
+        """The track with its advantages, and numbers for the log. Reads `rewards` and `reward_parts`, with the
+        weights of `Track.reward_weights` before those it was built with.
 
         May return fewer rows, such as the best and the worst of each group, and sets `unit_ids` if rows stay together.
         """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ __all__ = [
     "BackendConfig",
     "DataConfig",
     "EvalConfig",
+    "GateConfig",
     "PartConfig",
     "RecipeConfig",
     "RewardConfig",
@@ -55,13 +57,37 @@ class PartConfig:
 
 
 @dataclass
+class GateConfig:
+    reward: str = ""
+    """Key of another reward, under `reward`: this one counts only for samples that pass it. A sample that does not
+    gets the lowest score that this reward can have. Empty is no gate."""
+    at_least: float | None = limit(None, least=-1e9, most=1e9)
+    """Score of that reward, before its own `clip`, from which a sample passes."""
+
+
+@dataclass
 class RewardConfig(PartConfig):
     """Base class of every reward's config."""
 
     weight: float = limit(1.0, least=-1e9, most=1e9)
     """Weight of this reward in the combined reward."""
+    schedule: list[Any] = limit([], least=0, most=1e9)
+    """Factor of `weight` over the run, `[[step, factor], ...]`: linear between these steps, constant before the first
+    and after the last. Empty is 1 throughout. Evaluation always counts the plain `weight`."""
+    clip: list[float] | None = limit(None, least=-1e9, most=1e9, length=2)
+    """Lowest and highest score that counts, `[low, high]`; scores beyond are moved there. None disables clipping."""
+    gate: GateConfig = field(default_factory=GateConfig)
+    """Count this reward only where another one passes."""
     stage: str = ""
     """Stage whose samples it scores; empty scores every stage that generates its medium."""
+
+    def weight_at(self, step: float) -> float:
+        """The weight in a step, counted from 0."""
+        points: list[list[float]] = self.schedule or [[0.0, 1.0]]
+        for (start, low), (end, high) in pairwise(points):
+            if start <= step < end:
+                return self.weight * (low + (high - low) * (step - start) / (end - start))
+        return self.weight * points[0 if step < points[0][0] else -1][1]
 
     def required_metadata(self) -> Sequence[str]:
         """Metadata keys that every prompt must have with these settings, besides those of the spec."""

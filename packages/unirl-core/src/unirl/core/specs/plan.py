@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from ..types.sampling import LatentSamplingConfig, SamplingConfig
 from .capability import Needs
@@ -41,6 +41,7 @@ __all__ = [
     "LeftOut",
     "Origin",
     "Plan",
+    "RewardChoices",
     "Stage",
     "leaves",
     "medium_of",
@@ -50,6 +51,8 @@ __all__ = [
 
 S = TypeVar("S", bound=Spec, covariant=True)
 C = TypeVar("C", bound=PartConfig, covariant=True)
+RewardChoices: TypeAlias = "Mapping[str, Choice[RewardSpec, RewardConfig]]"
+"""The rewards of a plan, by key."""
 
 NOT_HASHED = (
     "run.name",
@@ -210,7 +213,7 @@ class Plan:
     """Name of the recipe."""
     stages: tuple[Stage, ...]
     """Parents before their children."""
-    rewards: Mapping[str, Choice[RewardSpec, RewardConfig]]
+    rewards: RewardChoices
     trackers: Mapping[str, Choice[TrackerSpec, PartConfig]]
     run: RunConfig
     data: DataConfig

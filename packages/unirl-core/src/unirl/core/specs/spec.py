@@ -17,6 +17,7 @@ from .capability import Cap, Needs, Support
 __all__ = [
     "KINDS",
     "MODEL_PARTS",
+    "RESERVED_PARTS",
     "AlgorithmSpec",
     "BackendSpec",
     "EngineSpec",
@@ -240,6 +241,10 @@ class RewardExample:
     """Of a video."""
 
 
+RESERVED_PARTS = ("original", "unscored")
+"""Names under which a run logs more about a reward, beside its components."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RewardSpec(Spec):
     kind: ClassVar[Kind] = "reward"
@@ -258,7 +263,7 @@ class RewardSpec(Spec):
     """Kinds of value that a metadata key may have: `text`, `a number`, `a boolean`, `a list`, `an object`, `null`. A
     key that is not named may have any. Prompt files are checked before anything is built."""
     parts: tuple[str, ...] = ()
-    """Names of the components it reports besides the score."""
+    """Names of the components it reports besides the score; not those of `RESERVED_PARTS`."""
     tiny: str = ""
     """`"module:function"` that writes a checkpoint of random weights for conformance, `write(folder, *, seed) ->
     Mapping[str, Any]`, and returns the settings that load it, by dotted config key. Empty for a reward without

@@ -25,16 +25,20 @@ def track_advantages(
 ) -> tuple[Track, dict[str, float]]:
     """The track with its advantages [N], and numbers for the log.
 
-    reward_weights: factor of each of the track's `reward_parts` that counts.
+    reward_weights: factor of each of the track's `reward_parts` that counts, where the track itself has none.
     shaping: name -> [N], terms that the algorithm adds to the reward, such as an overlong penalty; each counts as
     one more reward of factor 1 and appears neither in the track's `rewards` nor in its `reward_parts`.
 
     Raises ValueError as `combine_rewards` does.
     """
     added = dict(shaping or {})
+    weights = {name: track.reward_weights.get(name, weight) for name, weight in reward_weights.items()}
+    # A sample may lack a score that does not count.
+    parts = {name: track.reward_parts[name] for name in weights}
+    parts = {name: part if weights[name] else part.nan_to_num(nan=0.0) for name, part in parts.items()}
     result = combine_rewards(
-        {**{name: track.reward_parts[name] for name in reward_weights}, **added},
-        weights={**reward_weights, **dict.fromkeys(added, 1.0)},
+        {**parts, **added},
+        weights={**weights, **dict.fromkeys(added, 1.0)},
         group_ids=track.group_ids,
         mode=cast(Mode, config.combine),
         scope=cast(Scope, config.scope),
