@@ -144,6 +144,12 @@ def test_a_spec_that_keeps_what_it_says_passes(spec: Spec) -> None:
         (BACKEND, {"config": f"{P}:Config"}, "inherits unirl.core.specs.config.BackendConfig"),
         (REWARD, {"range": (1.0, 0.0)}, "range: .* is empty"),
         (REWARD, {"examples": ()}, "examples: none"),
+        (REWARD, {"examples": (RewardExample(draw=f"{P}:gone"),)}, r"examples\[0\].draw: .*no attribute 'gone'"),
+        (
+            REWARD,
+            {"examples": (RewardExample(draw=f"{P}:tiny"),)},
+            r"examples\[0\].draw: .* is called as draw\(height=, width=, seed=\)",
+        ),
         (REWARD, {"metadata": ("answer",)}, r"examples\[0\].metadata: 'answer' is missing"),
         (MODEL, {"path_key": "folder"}, "path_key: .* has no key 'folder'"),
         (MODEL, {"bridges": {"far": f"{P}:no_such"}}, "bridges\\[.far.\\]: .*no_such"),

@@ -3,23 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from PIL.Image import Image
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
 from transformers.utils import logging
-from unirl.core.errors import RecipeError
+from unirl.core.errors import RecipeError, RewardFailed
 from unirl.numerics.model_files import no_progress_bars
 
 __all__ = ["Checkpoint", "load"]
 
+_VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt")
 
+
+@dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """A model in evaluation mode with its image processor and tokenizer."""
 
-    def __init__(self, *, kind: str, model: Any, image_processor: Any, tokenizer: Any) -> None:
-        self.kind, self.model, self.image_processor, self.tokenizer = kind, model, image_processor, tokenizer
+    kind: str
+    """Its `model_type`."""
+    key: str
+    """Of the setting that names it, for errors."""
+    model: Any
+    image_processor: Any
+    tokenizer: Any
+
+    def tokens(self, texts: list[str]) -> Any:
+        """Tokens of the texts, padded to one length. Raises RewardFailed for a text that the model would cut off."""
+        config = self.model.config
+        limit = getattr(config, "max_text_len", config.text_config.max_position_embeddings)
+        tokens = self.tokenizer(texts, padding=True, return_tensors="pt")
+        if (result := tokens["input_ids"].shape[1]) > limit:
+            raise RewardFailed(
+                f"{self.key}: got {result} tokens for {max(texts, key=len)!r}, expected at most {limit}; give the "
+                "class a shorter name."
+            )
+        return tokens.to(self.model.device)
+
+    def pixels(self, images: Sequence[Image]) -> Any:
+        """What the image processor makes of RGB images."""
+        return self.image_processor(list(images), return_tensors="pt").to(self.model.device)
 
 
 def load(path: str, *, key: str, auto: Any, kinds: Sequence[str], device: Any) -> Checkpoint:
@@ -28,11 +54,16 @@ def load(path: str, *, key: str, auto: Any, kinds: Sequence[str], device: Any) -
     key: of the setting, for errors.  auto: the transformers class that loads the model.  kinds: accepted `model_type`s.
     Raises RecipeError when the folder is absent, holds another kind of model, or lacks files or weights.
     """
-    folder = Path(path).expanduser()
+    folder = Path(path)
     where = f"{key}: {str(folder)!r}"
     if not (folder / "config.json").is_file():
         result = "has no config.json" if folder.is_dir() else "is not a folder"
         raise RecipeError(f"{where} {result}; expected a checkpoint in the transformers layout.")
+    # Without one, transformers makes an empty tokenizer, and every class becomes the same tokens.
+    if not any((folder / name).is_file() for name in _VOCABULARIES):
+        raise RecipeError(
+            f"{where} has no vocabulary ({', '.join(_VOCABULARIES)}); copy the tokenizer's files into the folder."
+        )
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         if config.model_type not in kinds:
@@ -52,5 +83,9 @@ def load(path: str, *, key: str, auto: Any, kinds: Sequence[str], device: Any) -
             "Fetch the whole checkpoint again, or give one with all heads."
         )
     return Checkpoint(
-        kind=config.model_type, model=model.eval().to(device), image_processor=image_processor, tokenizer=tokenizer
+        kind=config.model_type,
+        key=key,
+        model=model.eval().to(device),
+        image_processor=image_processor,
+        tokenizer=tokenizer,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason, limit, one_of
@@ -35,6 +36,12 @@ class GenevalConfig(RewardConfig):
     keeps all, as GenEval does with Mask2Former."""
     batch_size: int = limit(8, least=1)
     """Images per forward pass of the detector, and crops per forward pass of CLIP."""
+
+    def __post_init__(self) -> None:
+        # A worker may have another current folder.
+        self.detector, self.clip = (
+            str(Path(path).expanduser().absolute()) if path else "" for path in (self.detector, self.clip)
+        )
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Also checkpoints that are not set."""

@@ -32,7 +32,7 @@ class Detector:
             kinds=(*_GROUNDED, *_CONTRASTIVE),
             device=device,
         )
-        self._batch_size, self._device = batch_size, device
+        self._batch_size = batch_size
 
     @torch.no_grad()
     def find(self, images: Sequence[Image.Image], name: str, *, threshold: float) -> list[list[Detection]]:
@@ -47,9 +47,8 @@ class Detector:
 
     def _found(self, images: Sequence[Image.Image], name: str, threshold: float) -> list[list[Detection]]:
         checkpoint = self._checkpoint
-        texts = checkpoint.tokenizer([query(name, kind=checkpoint.kind)] * len(images), return_tensors="pt")
-        pixels = checkpoint.image_processor(list(images), return_tensors="pt")
-        outputs = checkpoint.model(**texts.to(self._device), **pixels.to(self._device))
+        texts = checkpoint.tokens([query(name, kind=checkpoint.kind)] * len(images))
+        outputs = checkpoint.model(**texts, **checkpoint.pixels(images))
         width, height = images[0].size
         found = checkpoint.image_processor.post_process_object_detection(
             outputs, threshold=threshold, target_sizes=torch.tensor([[height, width]] * len(images))

@@ -28,7 +28,7 @@ class ColorNamer:
     def __init__(self, path: str, *, key: str, batch_size: int, device: Any) -> None:
         """path: folder of a CLIP checkpoint.  key: of this setting. Raises RecipeError as `load` does."""
         self._checkpoint = load(path, key=key, auto=CLIPModel, kinds=("clip",), device=device)
-        self._batch_size, self._device = batch_size, device
+        self._batch_size = batch_size
         self._colors: dict[str, Tensor] = {}
 
     @torch.no_grad()
@@ -39,19 +39,16 @@ class ColorNamer:
         result: list[str] = []
         model = self._checkpoint.model
         for start in range(0, len(crops), self._batch_size):
-            pixels = self._checkpoint.image_processor(
-                list(crops[start : start + self._batch_size]), return_tensors="pt"
-            ).to(self._device)
+            pixels = self._checkpoint.pixels(crops[start : start + self._batch_size])
             images = model.visual_projection(model.vision_model(**pixels).pooler_output)
             result += [COLORS[index] for index in (images @ self._colors[name].T).argmax(dim=1).tolist()]
         return result
 
     def _embedded_colors(self, name: str) -> Tensor:
         """[colours, D] the normalised mean of the normalised embeddings of each colour's texts."""
-        model, tokenizer = self._checkpoint.model, self._checkpoint.tokenizer
+        model = self._checkpoint.model
         texts = [text.format(color=color, name=name) for color in COLORS for text in _TEXTS]
-        tokens = tokenizer(texts, padding=True, truncation=True, return_tensors="pt").to(self._device)
-        embedded = model.text_projection(model.text_model(**tokens).pooler_output)
+        embedded = model.text_projection(model.text_model(**self._checkpoint.tokens(texts)).pooler_output)
         embedded = torch.nn.functional.normalize(embedded, dim=-1).unflatten(0, (len(COLORS), len(_TEXTS)))
         return torch.nn.functional.normalize(embedded.mean(dim=1), dim=-1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from unirl.core.specs.check import check_config
 from .config import OcrConfig
 from .image_input import pictures_of
 from .text_target import Agreement, agreement, target_of
+
+if TYPE_CHECKING:
+    from rapidocr.utils.output import RapidOCROutput
 
 __all__ = ["OcrReward", "TextReader", "build"]
 
@@ -84,8 +87,8 @@ class TextReader:
     def read(self, image: Image.Image) -> str:
         """All text in an RGB image, line by line from top to bottom."""
         # RapidOCR takes arrays as OpenCV has them: blue, green, red.
-        lines = self._engine(np.ascontiguousarray(np.asarray(image)[:, :, ::-1])).txts
-        return "\n".join(lines or ())
+        result = cast("RapidOCROutput", self._engine(np.ascontiguousarray(np.asarray(image)[:, :, ::-1])))
+        return "\n".join(result.txts or ())
 
 
 def _target(samples: ScoreInput, row: int) -> str:

@@ -19,7 +19,6 @@ from transformers import (
     Owlv2Config,
     Owlv2ForObjectDetection,
     Owlv2ImageProcessorPil,
-    SwinConfig,
 )
 
 __all__ = ["write", "write_clip", "write_grounding_dino", "write_owlv2"]
@@ -56,14 +55,15 @@ def write_grounding_dino(folder: Path, *, seed: int) -> None:
     """A `GroundingDinoForObjectDetection` of 12 queries, with a Swin backbone and a BERT."""
     tokenizer = _bert_tokenizer()
     config = GroundingDinoConfig(
-        backbone_config=SwinConfig(
-            embed_dim=16,
-            depths=[1, 1, 1, 1],
-            num_heads=[2, 2, 2, 2],
-            window_size=4,
-            image_size=64,
-            out_features=["stage2", "stage3", "stage4"],
-        ),
+        backbone_config={
+            "model_type": "swin",
+            "embed_dim": 16,
+            "depths": [1, 1, 1, 1],
+            "num_heads": [2, 2, 2, 2],
+            "window_size": 4,
+            "image_size": 64,
+            "out_features": ["stage2", "stage3", "stage4"],
+        },
         text_config={
             "model_type": "bert",
             "vocab_size": len(tokenizer),
