@@ -11,7 +11,17 @@ import pytest
 from unirl.conformance.spec_check import check_spec
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs.capability import Cap, Needs, Support
-from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, Gap, Miniature, ModelSpec, RewardSpec, Spec, TrackerSpec
+from unirl.core.specs.spec import (
+    AlgorithmSpec,
+    BackendSpec,
+    Gap,
+    Miniature,
+    ModelSpec,
+    RewardExample,
+    RewardSpec,
+    Spec,
+    TrackerSpec,
+)
 
 CODE = """
 from dataclasses import dataclass
