@@ -48,9 +48,3 @@ def test_lettering_is_read_as_it_was_written() -> None:
     texts = [reader.read(Image.fromarray((page.permute(1, 2, 0) * 255).byte().numpy())) for page in pages]
     assert [normalised(text) for text in texts] == ["open", "cafe24", "opennow", "cafe42", "closed"] * 2
     assert not torch.equal(pages[0], pages[5])
-
-
-def test_the_python_example_of_the_readme_runs() -> None:
-    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    (example,) = (block.split("```")[0] for block in text.split("```python\n")[1:])
-    exec(compile(example, "README.md", "exec"), {})
