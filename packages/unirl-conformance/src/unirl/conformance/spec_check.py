@@ -140,6 +140,9 @@ def _reward(spec: RewardSpec, resolve: Resolve) -> Iterator[str]:
     if not spec.examples:
         yield "examples: none; give one that the reward can score."
     for number, example in enumerate(spec.examples):
+        if example.draw:
+            call = "draw(height=, width=, seed=)"
+            yield from _function(f"examples[{number}].draw", example.draw, resolve, call, height=0, width=0, seed=0)
         for key in spec.metadata:
             if key not in example.metadata:
                 yield f"examples[{number}].metadata: {key!r} is missing, which `metadata` says every prompt has."

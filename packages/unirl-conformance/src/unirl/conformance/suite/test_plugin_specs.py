@@ -193,6 +193,7 @@ def _targets(spec: Spec) -> list[tuple[str, str]]:
         result.append(("reference", spec.reference))
     if isinstance(spec, RewardSpec):
         result.append(("tiny", spec.tiny))
+        result += [(f"examples[{number}].draw", example.draw) for number, example in enumerate(spec.examples)]
     return [(field, target) for field, target in result if target]
 
 

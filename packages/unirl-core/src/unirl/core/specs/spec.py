@@ -239,6 +239,10 @@ class RewardExample:
     """Pixels."""
     frames: int = 8
     """Of a video."""
+    draw: str = ""
+    """`"module:function"` that draws an image or a frame where random pixels say nothing, as to a reward that reads
+    text: `draw(*, height, width, seed) -> [3, height, width]` in [0, 1]. Other seeds give other images, which the
+    reward scores differently."""
 
 
 RESERVED_PARTS = ("original", "unscored")
