@@ -173,7 +173,7 @@ def _load(folder: Path, cls: Any, *, key: str) -> Any:
             )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise RecipeError(
-            f"{key}: {str(folder)!r} looks like a {cls.__name__}, but it does not load: {error} Fetch it again; convert "
+            f"{key}: {str(folder)!r} does not load as {cls.__name__}: {error} Fetch it again; convert "
             "weights that are not in safetensors."
         ) from error
     # transformers makes weights up for those that it does not find.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,11 +30,7 @@ def build_head(state: Mapping[str, Tensor], *, width: int, key: str, file: Path)
             f"{key}: {str(file)!r} got layers of shapes {shapes}, expected {len(_NUMBERS)} linear layers, named "
             f"layers.0.weight to layers.{_NUMBERS[-1]}.weight, from {width} features to 1. Give this encoder's head."
         )
-    head = nn.Sequential(*(nn.Linear(columns, rows) for rows, columns in shapes))
-    places = {f"layers.{number}.": f"{place}." for place, number in enumerate(_NUMBERS)}
-    renamed = {
-        next((place + name.removeprefix(old) for old, place in places.items() if name.startswith(old)), name): value
-        for name, value in state.items()
-    }
-    fill(head, renamed, key=key, file=file)
-    return head.float().requires_grad_(False)
+    layers = zip(_NUMBERS, shapes, strict=True)
+    head = nn.Sequential(OrderedDict((str(number), nn.Linear(columns, rows)) for number, (rows, columns) in layers))
+    fill(head, {name.removeprefix("layers."): value for name, value in state.items()}, key=key, file=file)
+    return head

@@ -2,7 +2,7 @@
 
 Images are scaled as Pillow scales them, by its antialiased filters, with each of the two passes clipped to [0, 1].
 Pillow also rounds each pass to 8 bits, which has no gradient and is left out. On images of 8 bits the difference is at
-most 1.2 / 255: half of 1 / 255 from each pass, the first times the sum of the filter's absolute weights, under 1.4.
+most 1.2 / 255: half of 1 / 255 from each pass, the first times the sum of the filter's absolute weights, under 1.3.
 """
 
 from __future__ import annotations
@@ -102,15 +102,17 @@ class Preprocess:
 
 
 def resize(images: Tensor, size_px: tuple[int, int], *, filter: Literal["bilinear", "bicubic"]) -> Tensor:  # noqa: A002
-    """[N, 3, *size_px] of images [N, 3, H, W] in [0, 1], antialiased as `PIL.Image.resize`: the width, then the height.
+    """[N, 3, *size_px] of images [N, 3, H, W] in [0, 1], antialiased as `PIL.Image.resize`.
 
-    Matrix products rather than `torch.nn.functional.interpolate`, whose backward pass is not deterministic on a GPU.
+    The width comes first, as in Pillow, which turns the order where an image gets wider and lower. Matrix products rather than `torch.nn.functional.interpolate`, whose backward pass is not deterministic on a GPU.
     """
-    rows, columns = images.shape[2:]
-    if columns != size_px[1]:
-        images = (images @ _weights(columns, size_px[1], filter).to(images).T).clamp(0, 1)
-    if rows != size_px[0]:
-        images = (_weights(rows, size_px[0], filter).to(images) @ images).clamp(0, 1)
+    (rows, columns), (height, width) = images.shape[2:], size_px
+    if columns < width and rows > height:
+        return resize(images.mT, (width, height), filter=filter).mT
+    if columns != width:
+        images = (images @ _weights(columns, width, filter).to(images).T).clamp(0, 1)
+    if rows != height:
+        images = (_weights(rows, height, filter).to(images) @ images).clamp(0, 1)
     return images
 
 

@@ -60,15 +60,16 @@ class EncoderReward:
         """The `score` of each image, [N] fp32, and the scorer's other numbers as components; the gradient flows into
         the images.
 
-        Raises RewardFailed for media other than images, NaN, and pixels outside [0, 1].
+        Raises RewardFailed for no samples, media other than images, NaN, and pixels outside [0, 1].
         """
         images = samples.of("image", reward=self._name).arrays
+        if not images:
+            raise RewardFailed(f"reward.{self._name}: got no samples, expected 1 or more.")
         # Autocast would resize, and take cosines, in 16 bits.
         with torch.autocast(self._device.type, enabled=False):
             prompts, parts = self._read(samples.inputs.prompts)
             results: list[Mapping[str, Tensor]] = []
-            # At least one batch, so that no images get no scores.
-            for start in range(0, max(len(images), 1), self._batch_size):
+            for start in range(0, len(images), self._batch_size):
                 rows = slice(start, start + self._batch_size)
                 pixels = self._prepared(images[rows], samples.select(range(len(images))[rows]))
                 results.append(self.scorer(pixels, None if prompts is None else prompts[rows]))
@@ -82,11 +83,11 @@ class EncoderReward:
         """Each row's prompt as the scorer needs it, equal ones encoded once; and the component `truncated`."""
         if self.scorer.reader is None:
             return None, {}
-        distinct = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts or ("",)))}
+        distinct = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
         ids, mask, is_cut = self.scorer.reader(list(distinct))
         with torch.no_grad():
             encoded = self.scorer.encode_prompts(ids.to(self._device), mask.to(self._device))
-        index = torch.tensor([distinct[prompt] for prompt in prompts], dtype=torch.long, device=self._device)
+        index = torch.tensor([distinct[prompt] for prompt in prompts], device=self._device)
         return encoded[index], {"truncated": is_cut.to(self._device)[index].float()}
 
     def _prepared(self, images: Sequence[Tensor], samples: ScoreInput) -> Tensor:
@@ -95,8 +96,7 @@ class EncoderReward:
             self._check(image, samples, row)
         is_even = len({image.shape for image in images}) == 1
         stacks = [torch.stack(list(images))] if is_even else [image[None] for image in images]
-        prepared = [self.preprocess(widened(stack.to(self._device))) for stack in stacks]
-        return torch.cat([torch.zeros(0, 3, *self.preprocess.size_px, device=self._device), *prepared]).to(self.dtype)
+        return torch.cat([self.preprocess(widened(stack.to(self._device))) for stack in stacks]).to(self.dtype)
 
     def _check(self, image: Tensor, samples: ScoreInput, row: int) -> None:
         low, high = (float(value) for value in torch.stack(image.detach().aminmax()))
