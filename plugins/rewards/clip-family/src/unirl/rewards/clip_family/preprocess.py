@@ -104,7 +104,8 @@ class Preprocess:
 def resize(images: Tensor, size_px: tuple[int, int], *, filter: Literal["bilinear", "bicubic"]) -> Tensor:  # noqa: A002
     """[N, 3, *size_px] of images [N, 3, H, W] in [0, 1], antialiased as `PIL.Image.resize`.
 
-    The width comes first, as in Pillow, which turns the order where an image gets wider and lower. Matrix products rather than `torch.nn.functional.interpolate`, whose backward pass is not deterministic on a GPU.
+    The width is first, as in Pillow, but where an image gets wider and lower. Matrix products rather than
+    `torch.nn.functional.interpolate`, whose backward pass is not deterministic on a GPU.
     """
     (rows, columns), (height, width) = images.shape[2:], size_px
     if columns < width and rows > height:
