@@ -1,7 +1,7 @@
 """Finding and checking the files of a checkpoint, with one clear error for each way they can be wrong.
 
-Every error is for the key `model.path`, except those of dtypes. The libraries that fetch and load belong to the model's
-plugin, which passes in the functions needed.
+Every error is for the key `model.path` unless another is given. The libraries that fetch and load belong to the plugin
+of the model or reward, which passes in the functions needed.
 """
 
 from __future__ import annotations
@@ -48,17 +48,19 @@ class ProgressLog(Protocol):
     def enable_progress_bar(self) -> None: ...
 
 
-def find_checkpoint(path: str, *, layout: str, example: str, fetch: Callable[[str], str | PathLike[str]]) -> Path:
+def find_checkpoint(
+    path: str, *, layout: str, example: str, fetch: Callable[[str], str | PathLike[str]], key: str = "model.path"
+) -> Path:
     """The folder of a checkpoint; a hub id is fetched, or taken from the local cache when there is no network.
 
     layout: `diffusers` or `transformers`.  example: an id, for messages.  fetch: returns the folder of an id; raises
-    OSError or ValueError, as the hub's client does, when it cannot.
+    OSError or ValueError, as the hub's client does, when it cannot.  key: of the setting, for messages.
     Everything is to be read from the folder, so that a hub id and a local path cannot differ.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
-    what = f"model.path: there is no folder {path!r}"
+    what = f"{key}: there is no folder {path!r}"
     if not _HUB_ID.fullmatch(path):
         raise RecipeError(
             f"{what}, and it is not a hub id either. Give a folder in the {layout} layout, or an id such as "
@@ -145,7 +147,7 @@ def check_filled(folder: Path, components: Mapping[str, object], *, given: Mappi
                 )
 
 
-def check_vocabulary(folder: Path, names: Sequence[str], *, part: str = "") -> None:
+def check_vocabulary(folder: Path, names: Sequence[str], *, part: str = "", key: str = "model.path") -> None:
     """Raise RecipeError for a tokenizer without any file of `names`, of which one is enough.
 
     part: subfolder of the checkpoint that holds the tokenizer, if any.
@@ -155,7 +157,7 @@ def check_vocabulary(folder: Path, names: Sequence[str], *, part: str = "") -> N
     if not any((folder / part / name).is_file() for name in names):
         where = f" in {part}/" if part else ""
         raise RecipeError(
-            f"model.path: {str(folder)!r} has no vocabulary{where} ({' or '.join(names)}). Fetch the whole checkpoint."
+            f"{key}: {str(folder)!r} has no vocabulary{where} ({' or '.join(names)}). Fetch the whole checkpoint."
         )
 
 
@@ -164,14 +166,14 @@ def scheduler_config(folder: Path) -> dict[str, Any]:
     return read_json(folder / "scheduler" / "scheduler_config.json")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, *, key: str = "model.path") -> dict[str, Any]:
     """A JSON object. Raises RecipeError when the file is absent, or anything else."""
     try:
         result: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RecipeError(f"model.path: {str(path)!r} cannot be read as JSON: {error}") from error
+        raise RecipeError(f"{key}: {str(path)!r} cannot be read as JSON: {error}") from error
     if not isinstance(result, dict):
-        raise RecipeError(f"model.path: {str(path)!r} is a {type(result).__name__}, expected a JSON object.")
+        raise RecipeError(f"{key}: {str(path)!r} is a {type(result).__name__}, expected a JSON object.")
     return result  # pyright: ignore[reportUnknownVariableType]  # keys of a JSON object are texts
 
 

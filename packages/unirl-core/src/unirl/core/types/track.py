@@ -283,8 +283,8 @@ class Track(Batch):
     rewards: Array | None = rows(default=None)
     """[N] fp32, the combined reward. NaN, at weight 0, for a sample that a reward could not score."""
     reward_parts: Mapping[str, Array] = rows(default_factory=lambda: dict[str, Array]())
-    """name -> [N]; every reward as it counts, by its name, and its components as `name/part`, among them `original` where
-    clipping or a gate changed it. NaN where a sample has no score."""
+    """name -> [N]; every reward as it counts, by its name, and its components as `name/part`, among them `original`
+    where clipping or a gate changed it. NaN where a sample has no score."""
     reward_weights: Mapping[str, float] = shared(default_factory=lambda: dict[str, float]())
     """Weight of each reward in this step, which may differ from that of the recipe."""
     advantages: Array | None = rows(default=None)

@@ -1,0 +1,72 @@
+"""Settings of the CLIP, SigLIP and BLIP rewards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unirl.core.limits import limit, one_of
+from unirl.core.specs.config import RewardConfig
+
+__all__ = [
+    "AestheticConfig",
+    "ClipScoreConfig",
+    "EncoderConfig",
+    "HpsV2Config",
+    "ImageRewardConfig",
+    "PickScoreConfig",
+    "SiglipConfig",
+]
+
+
+@dataclass
+class EncoderConfig(RewardConfig):
+    """Settings that all of them have."""
+
+    path: str = ""
+    """Folder of the checkpoint, or its hub id."""
+    processor: str = ""
+    """Folder or hub id of the tokenizer and `preprocessor_config.json`; empty takes those in `path`."""
+    dtype: str = one_of("float32", "bfloat16", default="float32")
+    """Precision of the encoders. Preprocessing, cosines and heads are always in fp32."""
+    batch_size: int = limit(16, least=1)
+    """Images per forward pass. Never changes the scores."""
+
+
+@dataclass
+class ClipScoreConfig(EncoderConfig):
+    path: str = "openai/clip-vit-large-patch14"
+
+
+@dataclass
+class PickScoreConfig(EncoderConfig):
+    path: str = "yuvalkirstain/PickScore_v1"
+    processor: str = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+
+
+@dataclass
+class HpsV2Config(EncoderConfig):
+    path: str = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+    """Folder or hub id of the architecture: `config.json`, the tokenizer and `preprocessor_config.json`. Its weights
+    are not used."""
+    weights: str = "xswu/HPSv2/HPS_v2.1_compressed.pt"
+    """Weights in open_clip's names: a `.pt` or `.safetensors` file, or a file on the hub as `owner/name/file`."""
+
+
+@dataclass
+class AestheticConfig(EncoderConfig):
+    path: str = "openai/clip-vit-large-patch14"
+    head: str = ""
+    """The aesthetic predictor, `sac+logos+ava1-l14-linearMSE.pth`, or a file on the hub as `owner/name/file`."""
+
+
+@dataclass
+class ImageRewardConfig(EncoderConfig):
+    path: str = "zai-org/ImageReward"
+    """Folder or hub id with `ImageReward.pt` and `med_config.json`."""
+    processor: str = "google-bert/bert-base-uncased"
+    """Folder or hub id of the tokenizer."""
+
+
+@dataclass
+class SiglipConfig(EncoderConfig):
+    path: str = "google/siglip-so400m-patch14-384"
