@@ -230,3 +230,12 @@ def test_expected_scores_need_whole_numbers(tmp_path: Path) -> None:
     file = template(tmp_path, "{prompt}", "[scores.score]\nrange = [0, 0.5]\n")
     (reason,) = JudgeConfig(template=file, answer="expected").problems(None, None)
     assert reason.key == ".answer"
+
+
+def test_the_template_that_the_docs_show_reads_its_own_answer(tmp_path: Path) -> None:
+    page = Path(__file__).parents[4] / "docs" / "how-to" / "vlm-judges.md"
+    file = tmp_path / "legible.toml"
+    file.write_text(page.read_text().split("```toml\n")[1].split("```")[0])
+    shown = load(str(file), key="k")
+    assert shown.value(shown.parse("Legibility: 3") or ()) == 0.75
+    assert shown.metadata_keys == ("text",)
