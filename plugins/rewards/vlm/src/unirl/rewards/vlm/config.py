@@ -17,7 +17,19 @@ from .template import load, path_of
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
 
-__all__ = ["EditRewardConfig", "JudgeConfig", "PairwiseConfig", "UnifiedRewardConfig", "WiseConfig"]
+__all__ = [
+    "REWARD_TOKEN",
+    "EditRewardConfig",
+    "Hpsv3Config",
+    "JudgeConfig",
+    "PairwiseConfig",
+    "UnifiedRewardConfig",
+    "WiseConfig",
+    "instruction_of",
+]
+
+REWARD_TOKEN = "<|Reward|>"
+"""Token of HPSv3 whose last hidden state the reward head reads."""
 
 
 @dataclass
@@ -144,3 +156,48 @@ class EditRewardConfig(JudgeConfig):
     reward: ClassVar[str] = "edit-reward"
 
     template: str = "edit-reward"
+
+
+@dataclass
+class Hpsv3Config(RewardConfig):
+    model: str = "MizzenAI/HPSv3"
+    """Hub id or folder with HPSv3.safetensors."""
+    base: str = "Qwen/Qwen2-VL-7B-Instruct"
+    """Hub id or folder of the Qwen2-VL that it was trained from: configuration, tokenizer and image processor."""
+    instruction: str = ""
+    """Text file of the instruction that the weights were trained with, `{prompt}` or `{text_prompt}` and one <|Reward|>
+    in it: INSTRUCTION and prompt_with_special_token, one after the other, of the package hpsv3."""
+    num_pixels: int = limit(256 * 28 * 28, least=28 * 28)
+    """Pixels that each image is scaled to, its sides rounded to multiples of 28."""
+    dtype: str = one_of(*DTYPES, default="bfloat16")
+    """Of the trunk; the head is fp32."""
+    batch_size: int = limit(4, least=1)
+    """Images in one forward."""
+
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
+        """Also an instruction that cannot be used."""
+        yield from super().problems(plan, stage)
+        try:
+            instruction_of(Path(self.instruction).expanduser())
+        except ValueError as error:
+            yield Reason(key=".instruction", text=str(error))
+
+    def read_files(self) -> Mapping[str, Path]:
+        """The instruction: a resume under another wording is refused."""
+        return {".instruction": Path(self.instruction).expanduser()} if self.instruction else {}
+
+
+def instruction_of(file: Path) -> str:
+    """HPSv3's instruction. Raises ValueError for a file that is missing or has not one prompt and one <|Reward|>."""
+    if not file.is_file():
+        raise ValueError(
+            f"got no file {str(file)!r}, expected the text that the weights were trained with; save INSTRUCTION and "
+            "prompt_with_special_token of the package hpsv3 to it, one after the other."
+        )
+    text = file.read_text(encoding="utf-8")
+    counts = (text.count("{prompt}") + text.count("{text_prompt}"), text.count(REWARD_TOKEN))
+    if counts != (1, 1):
+        raise ValueError(
+            f"{str(file)!r} has {counts[0]} places for the prompt and {counts[1]} {REWARD_TOKEN}, expected one of each."
+        )
+    return text

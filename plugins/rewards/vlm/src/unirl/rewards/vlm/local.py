@@ -61,7 +61,7 @@ class LocalJudge:
 
         The answer is begun as the template has it (`Final Score: `, `{"score": `), and the next token's distribution is
         taken over the whole numbers of the range, renormalised. Source: VQAScore, arXiv 2404.01291, for yes and no;
-        DeQA-Score, arXiv 2501.11561, section 3.1, for levels.
+        DeQA-Score, arXiv 2501.11561, for levels.
         """
         columns: list[list[float]] = []
         for rule in template.rules:

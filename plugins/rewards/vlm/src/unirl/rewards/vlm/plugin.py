@@ -9,7 +9,7 @@ from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.spec import RewardExample, RewardSpec
 from unirl.core.types.data import MediaRef
 
-__all__ = ["EDIT_REWARD", "UNIFIED_REWARD", "UNIFIED_REWARD_PAIRWISE", "VLM_JUDGE", "WISE", "unirl_rewards"]
+__all__ = ["EDIT_REWARD", "HPSV3", "UNIFIED_REWARD", "UNIFIED_REWARD_PAIRWISE", "VLM_JUDGE", "WISE", "unirl_rewards"]
 
 _EACH = {Cap.REWARD_SAMPLE: Support.NATIVE, Cap.REWARD_GROUP: Support.NO, Cap.REWARD_DIFFERENTIABLE: Support.NO}
 _GROUPS = {**_EACH, Cap.REWARD_SAMPLE: Support.NO, Cap.REWARD_GROUP: Support.NATIVE}
@@ -106,7 +106,21 @@ EDIT_REWARD = RewardSpec(
     parts=("following", "quality"),
 )
 
+HPSV3 = RewardSpec(
+    name="hpsv3",
+    summary="HPSv3, human preference as a mean and a sigma, from a reward head on Qwen2-VL",
+    build="unirl.rewards.vlm.hpsv3:build",
+    config="unirl.rewards.vlm.config:Hpsv3Config",
+    capabilities=_EACH,
+    trial={"dtype": "float32"},
+    tiny="unirl.rewards.vlm.tiny:write_hpsv3",
+    scale="mu / 15, unbounded; good images are near 1",
+    examples=_EXAMPLES,
+    media="image",
+    parts=("mu", "sigma"),
+)
+
 
 @hookimpl
 def unirl_rewards() -> list[RewardSpec]:
-    return [VLM_JUDGE, UNIFIED_REWARD, UNIFIED_REWARD_PAIRWISE, WISE, EDIT_REWARD]
+    return [VLM_JUDGE, UNIFIED_REWARD, UNIFIED_REWARD_PAIRWISE, WISE, EDIT_REWARD, HPSV3]

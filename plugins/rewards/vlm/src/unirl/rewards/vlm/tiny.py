@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
     Qwen2VLImageProcessorPil,
 )
 from transformers.utils import logging as transformers_logging
 from unirl.numerics.model_files import no_progress_bars
 
-__all__ = ["processor_files", "scrambled", "text_config", "token_ids", "write"]
+__all__ = ["write", "write_hpsv3"]
 
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
 _CHAT = (
@@ -29,9 +32,9 @@ _CHAT = (
 
 def write(folder: Path, *, seed: int) -> Mapping[str, Any]:
     """Write a `Qwen2_5_VLForConditionalGeneration` of 0.1 M random parameters; returns the settings that load it."""
-    tokenizer = processor_files(folder)
+    tokenizer = _processor_files(folder)
     config = Qwen2_5_VLConfig(
-        text_config=text_config(tokenizer),
+        text_config=_text_config(tokenizer),
         vision_config={
             "depth": 2,
             "hidden_size": 32,
@@ -42,9 +45,9 @@ def write(folder: Path, *, seed: int) -> Mapping[str, Any]:
             "window_size": 56,
             "fullatt_block_indexes": [1],
         },
-        **token_ids(tokenizer),
+        **_token_ids(tokenizer),
     )
-    model = scrambled(Qwen2_5_VLForConditionalGeneration, config, seed=seed)
+    model = _scrambled(Qwen2_5_VLForConditionalGeneration, config, seed=seed)
     model.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.pad_token_id]
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     with no_progress_bars(transformers_logging):
@@ -52,7 +55,47 @@ def write(folder: Path, *, seed: int) -> Mapping[str, Any]:
     return {"model": str(folder)}
 
 
-def processor_files(folder: Path) -> Any:
+def write_hpsv3(folder: Path, *, seed: int) -> Mapping[str, Any]:
+    """Write HPSv3.safetensors for a tiny Qwen2-VL, that base, and an instruction; returns the settings that load them.
+
+    The names of the weights are those of the published file: a state dict of transformers before 4.52.
+    """
+    from .config import REWARD_TOKEN
+    from .hpsv3 import WEIGHTS, head_of
+
+    base = folder / "base"
+    tokenizer = _processor_files(base)
+    config: Any = Qwen2VLConfig(
+        # As published, the base has more embeddings than tokens.
+        text_config={**_text_config(tokenizer), "vocab_size": len(tokenizer) + 7},
+        vision_config={
+            "depth": 2,
+            "embed_dim": 32,
+            "hidden_size": 32,
+            "num_heads": 2,
+            "mlp_ratio": 2,
+            "patch_size": 14,
+        },
+        **_token_ids(tokenizer),
+    )
+    config.save_pretrained(base)
+    config.text_config.vocab_size = len(tokenizer) + 1
+    model = _scrambled(Qwen2VLForConditionalGeneration, config, seed=seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head = head_of(config.text_config.hidden_size)
+    old = {"model.visual.": "visual.", "model.language_model.": "model."}
+    weights = {f"rm_head.{name}": value for name, value in head.state_dict().items()}
+    for name, value in model.state_dict().items():
+        start = next((start for start in old if name.startswith(start)), "")
+        weights[old.get(start, "") + name.removeprefix(start)] = value.clone()
+    save_file(weights, folder / WEIGHTS)
+    instruction = folder / "instruction.txt"
+    instruction.write_text(f"How good is this picture of: {{prompt}}\nRating: {REWARD_TOKEN}", encoding="utf-8")
+    return {"model": str(folder), "base": str(base), "instruction": str(instruction), "num_pixels": 4 * 28 * 28}
+
+
+def _processor_files(folder: Path) -> Any:
     """Write image processor, tokenizer (a token a byte, without merges) and chat template; returns the tokenizer."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
@@ -69,7 +112,7 @@ def processor_files(folder: Path) -> Any:
     return tokenizer
 
 
-def text_config(tokenizer: Any) -> dict[str, Any]:
+def _text_config(tokenizer: Any) -> dict[str, Any]:
     return {
         "vocab_size": len(tokenizer),
         "hidden_size": 32,
@@ -86,7 +129,7 @@ def text_config(tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def token_ids(tokenizer: Any) -> dict[str, Any]:
+def _token_ids(tokenizer: Any) -> dict[str, Any]:
     """Of Qwen-VL's placeholders. No video is ever shown as one, and its placeholder is a token of no text."""
     names = {
         "vision_start_token_id": "vision_start",
@@ -97,7 +140,7 @@ def token_ids(tokenizer: Any) -> dict[str, Any]:
     return {**result, "video_token_id": len(tokenizer)}
 
 
-def scrambled(cls: Any, config: Any, *, seed: int) -> Any:
+def _scrambled(cls: Any, config: Any, *, seed: int) -> Any:
     """A model with every weight moved, so that no zero or one of the initialisation hides a term."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
