@@ -12,8 +12,6 @@ from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import RewardConfig
 from unirl.numerics.model_files import DTYPES
 
-from .template import load, path_of
-
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
 
@@ -75,6 +73,8 @@ class JudgeConfig(RewardConfig):
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Also a template that cannot be used."""
+        from .template import load
+
         yield from super().problems(plan, stage)
         try:
             template = load(self.template, key=".template")
@@ -111,10 +111,14 @@ class JudgeConfig(RewardConfig):
 
     def required_metadata(self) -> Sequence[str]:
         """Keys that the template shows."""
+        from .template import load
+
         return load(self.template, key=f"reward.{self.reward}.template").metadata_keys
 
     def read_files(self) -> Mapping[str, Path]:
         """The template: a resume under another wording is refused."""
+        from .template import path_of
+
         return {".template": path_of(self.template)}
 
 
@@ -138,6 +142,8 @@ class PairwiseConfig(JudgeConfig):
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Also a template that does not compare two results."""
+        from .template import load
+
         found = list(super().problems(plan, stage))
         yield from found
         if not found and len(rules := load(self.template, key=".template").rules) > 1:
