@@ -8,7 +8,7 @@ import json
 import os
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -55,13 +55,17 @@ class Endpoint:
     def texts(self, questions: Sequence[Question]) -> list[str]:
         """Raises RewardFailed when the endpoint cannot be reached, refuses, or the calls are spent; answers that came
         before that stay in the cache."""
-        bodies = [self._body(question) for question in questions]
-        keys = [hashlib.sha256(f"{self._config.base_url}\n{body}".encode()).hexdigest() for body in bodies]
+        # Each image once, however many questions show it, and a request's body only while it is asked.
+        images = {id(image): png_of(image) for question in questions for image in question.images}
+        urls = {name: f"data:image/png;base64,{base64.b64encode(png).decode()}" for name, png in images.items()}
+        digests = {name: hashlib.sha256(png).hexdigest() for name, png in images.items()}
+        contents = [f"{self._config.base_url}\n{self._body(question, digests)}" for question in questions]
+        keys = [hashlib.sha256(content.encode()).hexdigest() for content in contents]
         result = {key: answer for key in set(keys) if (answer := self._answers.get(key)) is not None}
-        missing = {key: body for key, body in zip(keys, bodies, strict=True) if key not in result}
+        missing = {key: question for key, question in zip(keys, questions, strict=True) if key not in result}
         stop = threading.Event()
         with ThreadPoolExecutor(self._config.concurrency, thread_name_prefix="judge") as pool:
-            asked = {pool.submit(self._ask, body, stop): key for key, body in missing.items()}
+            asked = {pool.submit(self._ask, question, urls, stop): key for key, question in missing.items()}
             failure: RewardFailed | None = None
             for future in as_completed(asked):
                 if future.cancelled():
@@ -87,11 +91,10 @@ class Endpoint:
         self._client.close()
         self._answers.close()
 
-    def _body(self, question: Question) -> str:
-        """The request as JSON, the same text for the same question."""
-        images = [base64.b64encode(png_of(image)).decode() for image in question.images]
+    def _body(self, question: Question, urls: Mapping[int, str]) -> str:
+        """The request as JSON, the same text for the same question. urls: of each image, by its `id`."""
         content: list[dict[str, Any]] = [
-            *({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}} for data in images),
+            *({"type": "image_url", "image_url": {"url": urls[id(image)]}} for image in question.images),
             {"type": "text", "text": question.text},
         ]
         body = {
@@ -104,8 +107,9 @@ class Endpoint:
         }
         return json.dumps({name: value for name, value in body.items() if value is not None}, sort_keys=True)
 
-    def _ask(self, body: str, stop: threading.Event) -> str:
+    def _ask(self, question: Question, urls: Mapping[int, str], stop: threading.Event) -> str:
         """One answer, after as many tries as it takes."""
+        body = self._body(question, urls)
         where = f"{self._key}: {self._config.base_url}"
         problem, attempt = "", 0
         for attempt in range(self._config.max_retries + 1):
