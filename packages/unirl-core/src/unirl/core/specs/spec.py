@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
+from ..types.data import MediaRef
 from ..types.sampling import PLAIN_GUIDANCE
 from .capability import Cap, Needs, Support
 
@@ -233,6 +234,8 @@ class RewardExample:
     """What the reward reads of the prompt: every key of the spec's `metadata`."""
     text: str = ""
     """The generated text, for rewards of text."""
+    media: tuple[MediaRef, ...] = ()
+    """What the sample was made from besides the prompt, such as the source image of an edit."""
     height: int = 64
     """Pixels."""
     width: int = 64

@@ -1,0 +1,209 @@
+"""Settings of the judges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from unirl.core.errors import RecipeError
+from unirl.core.limits import Reason, limit, one_of
+from unirl.core.specs.config import RewardConfig
+from unirl.numerics.model_files import DTYPES
+
+if TYPE_CHECKING:
+    from unirl.core.specs.plan import Plan, Stage
+
+__all__ = [
+    "REWARD_TOKEN",
+    "EditRewardConfig",
+    "Hpsv3Config",
+    "JudgeConfig",
+    "PairwiseConfig",
+    "UnifiedRewardConfig",
+    "WiseConfig",
+    "instruction_of",
+]
+
+REWARD_TOKEN = "<|Reward|>"
+"""Token of HPSv3 whose last hidden state the reward head reads."""
+
+
+@dataclass
+class JudgeConfig(RewardConfig):
+    reward: ClassVar[str] = "vlm-judge"
+    """Name of the reward, for errors."""
+
+    template: str = "general"
+    """Prompt template: the name of one of this plugin's, or the path of a `.toml` file."""
+    model: str = "Qwen/Qwen2.5-VL-7B-Instruct"
+    """Without `base_url` a hub id or a folder in the transformers layout; with it the endpoint's name of the model."""
+    base_url: str = ""
+    """Root of an OpenAI-compatible endpoint, such as http://localhost:8000/v1. Empty loads the model in the process
+    that scores."""
+    answer: str = one_of("text", "expected", default="text")
+    """`text`: the judge writes an answer, which is parsed. `expected`: the mean score under the probabilities of its
+    next token, for a model in the process and ranges of single digits."""
+    max_new_tokens: int = limit(512, least=1)
+    """Longest answer. One that is cut off counts as not parsed."""
+    num_frames: int = limit(8, least=1)
+    """Frames of a video that the judge is shown, at equal distances."""
+    dtype: str = one_of(*DTYPES, default="bfloat16")
+    """Of the model in the process."""
+    batch_size: int = limit(4, least=1)
+    """Questions that the model in the process answers at a time."""
+    api_key_env: str = ""
+    """Environment variable with the endpoint's API key; empty sends none."""
+    concurrency: int = limit(8, least=1, most=1024)
+    """Questions that the endpoint is asked at a time, by each process that scores."""
+    timeout_s: float = limit(120.0, above=0)
+    """Longest silence of the endpoint."""
+    max_retries: int = limit(5, least=0, most=100)
+    """Further tries after a connection error, 429 or 5xx; they wait as long as `retry-after` says, else 0.5 s and twice
+    as long each time."""
+    max_calls: int | None = limit(None, least=0)
+    """Requests that each process that scores may send, retries among them; null is any number."""
+    cache: str = ""
+    """SQLite file of answers, which later runs read; empty keeps them in memory."""
+    seed: int = limit(0, least=0)
+    """Sent to the endpoint, with temperature 0."""
+    extra_body: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Further fields of the request to the endpoint; null takes a field out."""
+
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
+        """Also a template that cannot be used."""
+        from .template import load
+
+        yield from super().problems(plan, stage)
+        try:
+            template = load(self.template, key=".template")
+        except RecipeError as error:
+            yield Reason(key=".template", text=str(error).removeprefix(".template: "))
+            return
+        if not self.model:
+            yield Reason(key=".model", text="got nothing, expected a checkpoint, or the endpoint's name of a model.")
+        if stage is not None and stage.medium not in ("image", "video"):
+            yield Reason(key=".template", text=f"judges are shown images or videos; stage makes {stage.medium}.")
+        if self.base_url:
+            yield from self._of_endpoint()
+        else:
+            for name in ("api_key_env", "cache", "extra_body", "max_calls"):
+                if getattr(self, name) not in ("", None, {}):
+                    yield Reason(key=f".{name}", text="got one without base_url, but it is for an endpoint.")
+        if self.answer == "expected":
+            for rule in template.rules:
+                if rule.pattern or not (rule.low.is_integer() and rule.high.is_integer() and rule.low >= 0):
+                    yield Reason(
+                        key=".answer",
+                        text=f"got expected, but score {rule.name!r} of template {template.name!r} has a pattern, or a "
+                        "range of other than whole numbers; use answer=text.",
+                    )
+
+    def _of_endpoint(self) -> Iterator[Reason]:
+        if not self.base_url.startswith(("http://", "https://")):
+            yield Reason(key=".base_url", text=f"got {self.base_url!r}, expected http://... or https://...")
+        if self.answer == "expected":
+            yield Reason(key=".answer", text="got expected with base_url, but only a model in the process gives it.")
+        folder = Path(self.cache).expanduser().absolute().parent
+        if self.cache and not folder.is_dir():
+            yield Reason(key=".cache", text=f"there is no folder {str(folder)!r} for the file; make it first.")
+
+    def required_metadata(self) -> Sequence[str]:
+        """Keys that the template shows."""
+        from .template import load
+
+        return load(self.template, key=f"reward.{self.reward}.template").metadata_keys
+
+    def read_files(self) -> Mapping[str, Path]:
+        """The template: a resume under another wording is refused."""
+        from .template import path_of
+
+        return {".template": path_of(self.template)}
+
+
+@dataclass
+class UnifiedRewardConfig(JudgeConfig):
+    reward: ClassVar[str] = "unified-reward"
+
+    template: str = "unified-reward"
+    model: str = "CodeGoat24/UnifiedReward-qwen-7b"
+
+
+@dataclass
+class PairwiseConfig(JudgeConfig):
+    reward: ClassVar[str] = "unified-reward-pairwise"
+
+    template: str = "unified-reward-pairwise"
+    model: str = "CodeGoat24/UnifiedReward-qwen-7b"
+    opponents: int | None = limit(None, least=1)
+    """Each sample is compared with this many others of its group, and these with it, in both orders: n x opponents x 2
+    questions for a group of n. null is each pair of the group, n (n - 1) questions."""
+
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
+        """Also a template that does not compare two results."""
+        from .template import load
+
+        found = list(super().problems(plan, stage))
+        yield from found
+        if not found and len(rules := load(self.template, key=".template").rules) > 1:
+            yield Reason(key=".template", text=f"got {len(rules)} scores, expected one: 0 for the first result to win.")
+
+
+@dataclass
+class WiseConfig(JudgeConfig):
+    reward: ClassVar[str] = "wise"
+
+    template: str = "wise"
+
+
+@dataclass
+class EditRewardConfig(JudgeConfig):
+    reward: ClassVar[str] = "edit-reward"
+
+    template: str = "edit-reward"
+
+
+@dataclass
+class Hpsv3Config(RewardConfig):
+    model: str = "MizzenAI/HPSv3"
+    """Hub id or folder with HPSv3.safetensors."""
+    base: str = "Qwen/Qwen2-VL-7B-Instruct"
+    """Hub id or folder of the Qwen2-VL that it was trained from: configuration, tokenizer and image processor."""
+    instruction: str = ""
+    """Text file of the instruction that the weights were trained with, `{prompt}` or `{text_prompt}` and one <|Reward|>
+    in it: INSTRUCTION and prompt_with_special_token, one after the other, of the package hpsv3."""
+    num_pixels: int = limit(256 * 28 * 28, least=28 * 28)
+    """Pixels that each image is scaled to, its sides rounded to multiples of 28."""
+    dtype: str = one_of(*DTYPES, default="bfloat16")
+    """Of the trunk; the head is fp32."""
+    batch_size: int = limit(4, least=1)
+    """Images in one forward."""
+
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
+        """Also an instruction that cannot be used."""
+        yield from super().problems(plan, stage)
+        try:
+            instruction_of(Path(self.instruction).expanduser())
+        except ValueError as error:
+            yield Reason(key=".instruction", text=str(error))
+
+    def read_files(self) -> Mapping[str, Path]:
+        """The instruction: a resume under another wording is refused."""
+        return {".instruction": Path(self.instruction).expanduser()} if self.instruction else {}
+
+
+def instruction_of(file: Path) -> str:
+    """HPSv3's instruction. Raises ValueError for a file that is missing or has not one prompt and one <|Reward|>."""
+    if not file.is_file():
+        raise ValueError(
+            f"got no file {str(file)!r}, expected the text that the weights were trained with; save INSTRUCTION and "
+            "prompt_with_special_token of the package hpsv3 to it, one after the other."
+        )
+    text = file.read_text(encoding="utf-8")
+    counts = (text.count("{prompt}") + text.count("{text_prompt}"), text.count(REWARD_TOKEN))
+    if counts != (1, 1):
+        raise ValueError(
+            f"{str(file)!r} has {counts[0]} places for the prompt and {counts[1]} {REWARD_TOKEN}, expected one of each."
+        )
+    return text
