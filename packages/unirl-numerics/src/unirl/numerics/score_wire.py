@@ -1,8 +1,8 @@
 """Wire format of a reward service: samples to score and their scores, as msgpack. No pickle on either side.
 
-Both ends use this file. Pixels travel as raw tensor bytes, which keep every bit, or as lossless PNG or WebP files of
-8 bits a channel. Everything that is read is checked against a schema and against `WireLimits` before any pixel is
-decoded; each failure is a `WireError`.
+Both ends use this file; reading and checking a request needs no torch. Pixels travel as raw tensor bytes, which keep
+every bit, or as lossless PNG or WebP files of 8 bits a channel. Everything that is read is checked against a schema and
+against `WireLimits` before any pixel is decoded; each failure is a `WireError`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
-import torch
-from torch import Tensor
 from unirl.core.errors import BatchError
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.types.inputs import Inputs
@@ -24,6 +22,7 @@ from unirl.core.types.track import Status
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from torch import Tensor
 
 __all__ = [
     "FORMAT",
@@ -46,12 +45,7 @@ __all__ = [
 FORMAT = 1
 """Version of the format; a service refuses any other."""
 Codec = Literal["raw", "png", "webp"]
-DTYPES: Mapping[str, torch.dtype] = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
+ITEM_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 NUM_DIMS = {"image": 3, "video": 4, "audio": 2}
 SLACK = 1e-4
 """Rounding that a decoder may leave outside [0, 1]."""
@@ -269,6 +263,8 @@ def to_scores(reply: ScoreReply, *, sample_ids: Sequence[str], request_id: str) 
                 raise WireError(
                     "bad_request", f"{name}: got {value} for sample {sample_ids[row]!r}, expected a number."
                 )
+    import torch
+
     return Scores(
         values=torch.tensor(reply.values, dtype=torch.float32),
         parts={name: torch.tensor(column, dtype=torch.float32) for name, column in reply.parts.items()},
@@ -281,7 +277,7 @@ def _check_pixels(samples: WireSamples, limits: WireLimits) -> None:
     for row, entry in enumerate(samples.media or ()):
         where = f"samples.media[{row}]"
         if isinstance(entry, Raw):
-            size = math.prod(entry.shape) * DTYPES[entry.dtype].itemsize
+            size = math.prod(entry.shape) * ITEM_BYTES[entry.dtype]
             if len(entry.shape) != NUM_DIMS[cast(str, samples.kind)] or len(entry.data) != size:
                 raise WireError(
                     "bad_media",
@@ -331,6 +327,8 @@ def _media(wire: WireSamples) -> Media | None:
     if wire.kind == "text":
         assert wire.completions is not None
         return Media(kind="text", values=tuple(_from_text(text) for text in wire.completions))
+    import torch
+
     assert wire.media is not None
     arrays = tuple(_unpacked(entry, wire.kind, where=f"samples.media[{row}]") for row, entry in enumerate(wire.media))
     is_stackable = len({(array.shape, array.dtype) for array in arrays}) == 1
@@ -338,11 +336,15 @@ def _media(wire: WireSamples) -> Media | None:
 
 
 def _packed(array: Tensor, kind: MediaKind, *, codec: Codec, name: str) -> Raw | Encoded:
+    import torch
+
     array = array.detach().cpu().contiguous()
     if codec == "raw" or kind == "audio":
         dtype = str(array.dtype).removeprefix("torch.")
-        if dtype not in DTYPES:
-            raise WireError("bad_media", f"sample {name!r}: got {dtype} values, expected one of {', '.join(DTYPES)}.")
+        if dtype not in ITEM_BYTES:
+            raise WireError(
+                "bad_media", f"sample {name!r}: got {dtype} values, expected one of {', '.join(ITEM_BYTES)}."
+            )
         data = array.reshape(-1).view(torch.uint8).numpy().tobytes()
         return Raw(dtype=cast(Any, dtype), shape=list(array.shape), data=data)
     low, high = (float(bound) for bound in array.aminmax())
@@ -364,9 +366,11 @@ def _file(frame: Tensor, codec: Literal["png", "webp"]) -> bytes:
 
 
 def _unpacked(entry: Raw | Encoded, kind: MediaKind, *, where: str) -> Tensor:
+    import torch
+
     if isinstance(entry, Raw):
         # Of a copy: torch warns of memory that cannot be written.
-        return torch.frombuffer(bytearray(entry.data), dtype=DTYPES[entry.dtype]).reshape(entry.shape)
+        return torch.frombuffer(bytearray(entry.data), dtype=getattr(torch, entry.dtype)).reshape(entry.shape)
     frames: list[Tensor] = []
     for file in entry.files:
         image = _opened(file, entry.codec, where=where)

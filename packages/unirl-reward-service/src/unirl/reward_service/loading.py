@@ -80,6 +80,8 @@ def _computing(config: RewardConfig) -> dict[str, Any]:
     plain = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(config)))
     for name in ("weight", "stage"):
         del plain[name]
+    for file in config.read_files().values():
+        plain = {name: v.replace(str(file), file.name) if isinstance(v, str) else v for name, v in plain.items()}
     return {name: "" if _existing(value) else value for name, value in plain.items()}
 
 

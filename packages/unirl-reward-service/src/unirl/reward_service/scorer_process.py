@@ -28,7 +28,7 @@ __all__ = ["ScorerInfo", "ScorerProcess", "scorer_environment", "version_text"]
 log = logging.getLogger(__name__)
 
 SIZE_BYTES = 8
-MAX_ATTEMPTS = 3
+MAX_ATTEMPTS = 2
 """Processes that a request may bring to their end, or see ending, before it gets an error."""
 LONGEST_PAUSE_S = 30.0
 """Between two starts."""
@@ -211,6 +211,7 @@ class ScorerProcess:
         """End what is left of the process, and put the requests before all others, each alone."""
         assert self._process is not None
         self._is_up.clear()
+        self._is_starting = True
         with suppress(ProcessLookupError):
             self._process.kill()
         for waiting in reversed(batch):
@@ -248,26 +249,31 @@ class ScorerProcess:
         pause_s = 0.0
         while True:
             assert self._process is not None
+            since = time.monotonic()
             code = await self._process.wait()
             self._is_up.clear()
+            self._is_starting = True
             self._metrics.is_up.labels(self.name).set(0)
             self._metrics.restarts.labels(self.name).inc()
             log.error("scorer ended", extra=fields(scorer=self.name, pid=self._process.pid, exit_code=code))
-            self._is_starting = True
-            while not self._is_up.is_set():
+            # One that keeps ending is not started in a tight loop.
+            pause_s = 0.0 if time.monotonic() - since > LONGEST_PAUSE_S else _longer(pause_s)
+            while not self.is_up:
                 await asyncio.sleep(pause_s)
-                began = time.monotonic()
                 try:
                     await self._launch()
                 except RunFailed as error:
-                    self._is_starting = False
-                    self._why_down = str(error)
-                    log.error("scorer does not start", extra=fields(scorer=self.name, error=str(error)))
-                    down = ServiceError("scorer_down", f"scorer {self.name!r} is down: {error}", retry_after_s=2)
-                    while self._queue:
-                        self._queue.popleft().fail(down)
-                # One that ends at once again is not started in a tight loop.
-                pause_s = min(LONGEST_PAUSE_S, max(0.1, 2 * pause_s)) if time.monotonic() - began < 60 else 0.0
+                    pause_s = _longer(pause_s)
+                    self._not_started(error)
+
+    def _not_started(self, error: RunFailed) -> None:
+        """Nothing waits for a process that may never start: clients have other replicas."""
+        self._is_starting = False
+        self._why_down = str(error)
+        log.error("scorer does not start", extra=fields(scorer=self.name, error=str(error)))
+        down = ServiceError("scorer_down", f"scorer {self.name!r} is down: {error}", retry_after_s=2)
+        while self._queue:
+            self._queue.popleft().fail(down)
 
     async def _launch(self) -> None:
         config = self._config
@@ -337,6 +343,10 @@ def version_text(name: str, version: str, expected: str) -> str:
 def scorer_environment(*, without: str) -> dict[str, str]:
     """The variables of this process except the one with the API keys, which no reward needs."""
     return {name: value for name, value in os.environ.items() if name != without}
+
+
+def _longer(pause_s: float) -> float:
+    return min(LONGEST_PAUSE_S, max(0.1, 2 * pause_s))
 
 
 async def _read_frame(process: Process) -> bytes:
