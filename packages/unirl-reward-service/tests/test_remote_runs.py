@@ -135,6 +135,7 @@ SMALL = [
     "+reward@reward.far=remote",
     "reward.far.scorer=number",
     "reward.far.deadline_s=30",
+    "reward.far.batch_size=2",
     "data.prompts_per_step=2",
     "data.samples_per_prompt=4",
     "data.eval=null",

@@ -39,6 +39,7 @@ class ScorerInfo:
 class _Replica:
     url: str
     in_flight: int = 0
+    num_sent: int = 0
     free_at: float = 0.0
     """Time of `time.monotonic` before which nothing is sent."""
     pause_s: float = FIRST_PAUSE_S
@@ -134,8 +135,11 @@ class Replicas:
                     raise self._none_answers()
                 free = [replica for replica in self._all if replica.free_at <= now]
                 if free:
-                    replica = last if last in free else min(free, key=lambda replica: replica.in_flight)
+                    replica = (
+                        last if last in free else min(free, key=lambda replica: (replica.in_flight, replica.num_sent))
+                    )
                     replica.in_flight += 1
+                    replica.num_sent += 1
                     return replica
                 wait_s = min(replica.free_at for replica in self._all) - now
             time.sleep(min(max(wait_s, 0.001), max(until - now, 0.001) + 0.001))
