@@ -20,7 +20,7 @@ REMOTE = RewardSpec(
     },
     trial={"urls": ["http://127.0.0.1:8790"], "scorer": "brightness"},
     tiny="unirl.rewards.remote.trial_service:write",
-    scale="that of the scorer, see `unirl reward-service check URL`",
+    scale="that of the scorer, as `unirl reward-service check URL` shows it; unbounded here",
     media="any",
 )
 
