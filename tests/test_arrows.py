@@ -21,6 +21,7 @@ ALLOWED = {
     "unirl.runtime": {"unirl.core"},
     "unirl.engine_host": {"unirl.core", "unirl.numerics"},
     "unirl.datasets": {"unirl.core"},
+    "unirl.reward_service": {"unirl.core", "unirl.numerics"},
     "unirl.conformance": {"unirl.core", "unirl.numerics"},
     "unirl.quickstart": {"unirl.core"},
     "unirl.engine_cpu": set[str](),

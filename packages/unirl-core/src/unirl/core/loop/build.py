@@ -201,7 +201,8 @@ def build_rewards(plan: Plan, *, catalog: Catalog, keys: Collection[str] | None 
         if keys is not None and key not in keys:
             continue
         with errors_under(choice.key, name=choice.name):
-            result[key] = GuardedReward(choice.key, build_part(choice, catalog, device=device), spec=choice.spec)
+            spec = dataclasses.replace(choice.spec, parts=(*choice.spec.parts, *choice.config.further_parts()))
+            result[key] = GuardedReward(choice.key, build_part(choice, catalog, device=device), spec=spec)
     return result
 
 

@@ -27,7 +27,8 @@ class RunData:
     prompts: Sequence[Prompt]
     held_out: Sequence[Prompt]
     hashes: Mapping[str, str]
-    """Config key of each prompt file, and of each file that a part reads -> SHA-256 of its content."""
+    """Config key of each prompt file, and of each file that a part reads -> SHA-256 of its content; that of each
+    service that a part uses -> its version."""
 
 
 def read_data(plan: Plan) -> RunData:
@@ -51,8 +52,8 @@ def read_data(plan: Plan) -> RunData:
         _check_media(row, [stage for stage in plan.stages if stage.parent is None])
     for key, file in files.items():
         for reward, choice in plan.rewards.items():
+            required = (*choice.spec.metadata, *choice.config.required_metadata())
             for row in read[key]:
-                required = (*choice.spec.metadata, *choice.config.required_metadata())
                 missing = [name for name in required if name not in row.metadata]
                 if missing:
                     raise DataError(
@@ -67,7 +68,12 @@ def read_data(plan: Plan) -> RunData:
                         )
     for choice in plan.choices:
         files |= {f"{choice.key}{key}": file for key, file in choice.config.read_files().items()}
-    return RunData(prompts=prompts, held_out=read.get("data.eval", ()), hashes=_hashes(files))
+    versions = {
+        f"{choice.key}{key}": version
+        for choice in plan.choices
+        for key, version in choice.config.read_versions().items()
+    }
+    return RunData(prompts=prompts, held_out=read.get("data.eval", ()), hashes=_hashes(files) | versions)
 
 
 def _check_media(row: Prompt, stages: Sequence[Stage]) -> None:

@@ -55,6 +55,13 @@ class PartConfig:
         """
         return {}
 
+    def read_versions(self) -> Mapping[str, str]:
+        """Versions of the services that compute for the part: relative key, such as `.urls`, -> version.
+
+        A run asks when it starts and when it resumes, and treats them like the hashes of files.
+        """
+        return {}
+
 
 @dataclass
 class GateConfig:
@@ -91,6 +98,10 @@ class RewardConfig(PartConfig):
 
     def required_metadata(self) -> Sequence[str]:
         """Metadata keys that every prompt must have with these settings, besides those of the spec."""
+        return ()
+
+    def further_parts(self) -> Sequence[str]:
+        """Names of the components that the reward reports with these settings, besides those of the spec."""
         return ()
 
 

@@ -1,0 +1,191 @@
+"""The reward `remote` against two real services: the scores of this process, and runs that outlive a service."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reward_services import NUMBER, RunningService, running, samples
+from unirl.core.errors import CheckpointError, RewardFailed
+from unirl.core.loop.run import train
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose
+from unirl.core.roles import ScoreInput, Scores
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.media import Media
+from unirl.reward_service.loading import load_reward
+from unirl.rewards.remote.config import RemoteConfig
+from unirl.rewards.remote.reward import build
+from unirl.rewards.rules.shapes_world import ALL_SCENES, render
+
+SETTINGS = """
+scorers:
+  light: {{use: brightness}}
+  shapes: {{use: shapes}}
+  exact: {{use: exact-match}}
+"""
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return Catalog.discover()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    with running(tmp_path_factory.mktemp("first"), SETTINGS + NUMBER) as result:
+        yield result
+
+
+def remote(*services: RunningService, scorer: str, **settings: Any) -> RemoteConfig:
+    urls = [service.url for service in services]
+    return RemoteConfig(urls=urls, scorer=scorer, **{"deadline_s": 30.0, **settings})
+
+
+def scores_of(config: RemoteConfig, batch: ScoreInput) -> Scores:
+    reward = build(config, device="cpu")
+    try:
+        return reward.score(batch)
+    finally:
+        reward.close()
+
+
+def scenes() -> ScoreInput:
+    """Drawings, half of them under another one's caption, in whole 255ths."""
+    drawn = ALL_SCENES[:10]
+    named = [ALL_SCENES[row if row % 2 else row + 7] for row in range(10)]
+    generator = torch.Generator().manual_seed(4)
+    pixels = torch.cat([render(scene, count=1, generator=generator) for scene in drawn])
+    names = tuple(f"s{row}" for row in range(10))
+    return ScoreInput(
+        sample_ids=names,
+        group_ids=("a", "b") * 5,
+        inputs=Inputs.of_texts([scene.caption for scene in named]),
+        metadata=tuple({"color": s.color, "shape": s.shape, "place": s.place} for s in named),
+        media=Media(kind="image", values=(pixels * 255).round() / 255),
+    )
+
+
+@pytest.mark.parametrize("encoding", ["raw", "png", "webp"])
+def test_scores_are_those_of_this_process(service: RunningService, catalog: Catalog, encoding: str) -> None:
+    batch = scenes()
+    own = load_reward("shapes", {}, device="cpu", catalog=catalog).score(batch)
+    parts = ["color", "shape", "place", "perfect"]
+    config = remote(service, scorer="shapes", encoding=encoding, batch_size=3, parts=parts)
+    scores = scores_of(config, batch)
+    assert 0 < float(own.values.mean()) < 1
+    # The same pixels to the last bit, and integers divided by three: nothing is rounded differently.
+    assert torch.equal(scores.values, own.values)
+    assert sorted(scores.parts) == sorted(own.parts)
+    assert all(torch.equal(scores.parts[name], own.parts[name]) for name in own.parts)
+
+
+def test_raw_pixels_keep_every_bit_and_texts_their_order(service: RunningService, catalog: Catalog) -> None:
+    pixels = torch.rand(7, 3, 9, 5, generator=torch.Generator().manual_seed(1))
+    batch = samples([str(n) for n in range(7)], pixels=pixels)
+    own = load_reward("brightness", {}, device="cpu", catalog=catalog)
+    # One at a time on both sides, because sums of another batch may be rounded differently.
+    expected = torch.cat([own.score(batch.select([row])).values for row in range(7)])
+    alone = [scores_of(remote(service, scorer="light"), batch.select([row])).values for row in range(7)]
+    assert torch.equal(torch.cat(alone), expected)
+    names = tuple(f"s{n}" for n in range(20))
+    texts = ScoreInput(
+        sample_ids=names,
+        group_ids=names,
+        inputs=Inputs.of_texts(["?"] * 20),
+        metadata=({"answer": "7"},) * 20,
+        media=Media(kind="text", values=tuple(str(n) for n in range(20))),
+    )
+    scores = scores_of(remote(service, scorer="exact", batch_size=3), texts)
+    assert scores.values.tolist() == [float(n == 7) for n in range(20)]
+
+
+def test_what_the_scorer_refuses_fails_with_its_words(service: RunningService) -> None:
+    batch = samples(["1", "2"], pixels=torch.full((2, 3, 4, 4), 2.0))
+    with pytest.raises(RewardFailed, match=r"reward_failed: reward\.brightness: sample 's0'.*must lie in"):
+        scores_of(remote(service, scorer="light"), batch)
+    with pytest.raises(RewardFailed, match="got image, expected text"):
+        scores_of(remote(service, scorer="exact"), batch)
+    with pytest.raises(RewardFailed, match="not_found: scorer: got 'nobody', expected one of exact, light"):
+        scores_of(remote(service, scorer="nobody"), batch)
+    with pytest.raises(RewardFailed, match="parts: got 'hue', expected some of the scorer's: color"):
+        scores_of(remote(service, scorer="shapes", parts=["hue"]), batch)
+    with pytest.raises(RewardFailed, match=r"version: scorer 'light' is [0-9a-f]{64}, expected abc"):
+        scores_of(remote(service, scorer="light", version="abc"), batch)
+
+
+def test_a_dead_service_fails_the_run_after_its_deadline_with_one_error() -> None:
+    config = RemoteConfig(urls=["http://127.0.0.1:9", "http://127.0.0.1:10"], scorer="light", deadline_s=0.3)
+    with pytest.raises(
+        RewardFailed, match=r"no replica gave a reply within deadline_s = 0\.3: http://127\.0\.0\.1:9: .*:10:"
+    ):
+        build(config, device="cpu")
+
+
+SMALL = [
+    "~reward.shapes",
+    "+reward@reward.far=remote",
+    "reward.far.scorer=number",
+    "reward.far.deadline_s=30",
+    "reward.far.batch_size=2",
+    "data.prompts_per_step=2",
+    "data.samples_per_prompt=4",
+    "data.eval=null",
+    "sampling.num_inference_steps=2",
+    "train.updates_per_step=1",
+    "run.media_every=0",
+    "run.threads=1",
+    "run.max_steps=3",
+    "~tracker.report",
+]
+
+
+@pytest.mark.slow
+def test_a_run_outlives_one_of_its_services_and_goes_on_with_the_same_version_alone(
+    service: RunningService, catalog: Catalog, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    folder = tmp_path / "run"
+
+    def run(*words: str, resume: Path | None = None) -> None:
+        overrides = [*SMALL, *words]
+        train(compose("quickstart", overrides, catalog=catalog), catalog=catalog, resume=resume, overrides=overrides)
+
+    with running(tmp_path / "other", "scorers:" + NUMBER) as other:
+        urls = f"reward.far.urls=[{service.url},{other.url}]"
+        run(urls, "run.stop_at=1", f"run.dir={folder}")
+        reward = build(remote(service, other, scorer="number", batch_size=2, concurrency=8), device="cpu")
+        request.addfinalizer(reward.close)
+        before = other.metric("unirl_reward_samples_total")
+        assert before
+        calls = [service._log.with_name("scored.txt"), other._log.with_name("scored.txt")]
+        called = sum(len(file.read_text().split("|")) for file in calls)
+        results: list[Scores] = []
+        thread = threading.Thread(target=lambda: results.append(reward.score(samples([str(n) for n in range(120)]))))
+        thread.start()
+        while other.metric("unirl_reward_samples_total") < before + 10:
+            time.sleep(0.01)
+        os.kill(other.process.pid, signal.SIGKILL)
+        thread.join()
+    # Every sample has its own score; scored again were at most requests that the dead service had taken: 8 of 2.
+    assert results[0].values.tolist() == [float(n) for n in range(120)]
+    assert 120 <= sum(len(file.read_text().split("|")) for file in calls) - called <= 120 + 16
+    run(urls, "run.stop_at=2", resume=folder)
+    steps = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert sum(event["kind"] == "step" for event in steps) == 2
+
+    # Other code under the same name, which a scorer has from its next start on.
+    with service._log.with_name("number.py").open("a") as code:
+        code.write("# changed\n")
+    os.kill(service.pid_of("number"), signal.SIGKILL)
+    with pytest.raises(RewardFailed, match=r"version_mismatch: version: scorer 'number' is [0-9a-f]{64}, expected"):
+        reward.score(samples(["1", "2"]))
+    with pytest.raises(CheckpointError, match=r"reward\.far\.scorer: number has changed since this run began"):
+        run(urls, resume=folder)

@@ -1,0 +1,69 @@
+"""Settings of the reward `remote`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from unirl.core.limits import Reason, limit, one_of
+from unirl.core.specs.config import RewardConfig
+
+if TYPE_CHECKING:
+    from unirl.core.specs.plan import Plan, Stage
+
+__all__ = ["RemoteConfig"]
+
+
+@dataclass
+class RemoteConfig(RewardConfig):
+    urls: list[str] = field(default_factory=lambda: list[str]())
+    """URLs of the replicas of a service, such as `http://scorers-1:8790`. Requests go to the least busy one."""
+    scorer: str = ""
+    """Name of the scorer at the service."""
+    version: str = ""
+    """Version that the scorer must have, as `unirl reward-service check` shows it. Empty takes the version that the
+    replicas have when the reward is built."""
+    parts: list[str] = field(default_factory=lambda: list[str]())
+    """Components of the scorer to log."""
+    key_env: str = ""
+    """Name of the environment variable with the API key, on each machine that scores; empty sends none."""
+    encoding: str = one_of("raw", "png", "webp", default="raw")
+    """How pixels travel: `raw` keeps every bit; `png` and `webp` are smaller, and round to 8 bits a channel."""
+    batch_size: int = limit(8, least=1)
+    """Samples per request; a scorer that compares the samples of a group gets whole groups."""
+    concurrency: int = limit(16, least=1, most=1024)
+    """Requests in progress at a time, over all replicas."""
+    timeout_s: float = limit(120.0, above=0)
+    """Longest time of one attempt at a request."""
+    deadline_s: float = limit(300.0, above=0)
+    """How long a request is tried, on all replicas, before the run fails."""
+
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
+        yield from super().problems(plan, stage)
+        if not self.urls:
+            yield Reason(key=".urls", text="got none, expected the URL of a reward service, or of several replicas.")
+        for url in self.urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+                yield Reason(key=".urls", text=f"got {url!r}, expected http://HOST:PORT or https://HOST.")
+            elif parts.username or parts.password:
+                yield Reason(key=".urls", text="got a URL with a password, which a run records; use `key_env`.")
+        if not self.scorer:
+            yield Reason(key=".scorer", text="got none, expected the name of a scorer of the service.")
+
+    def read_versions(self) -> Mapping[str, str]:
+        """The scorer's version. Raises RewardFailed where no replica answers, and where they disagree."""
+        from .replicas import described
+
+        return {".scorer": described(self).version}
+
+    def required_metadata(self) -> Sequence[str]:
+        """The keys that the scorer needs. Raises as `read_versions` does."""
+        from .replicas import described
+
+        return described(self).metadata
+
+    def further_parts(self) -> Sequence[str]:
+        return self.parts

@@ -1,0 +1,135 @@
+"""Reward services as real processes, and samples to send them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from unirl.core.roles import ScoreInput
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.media import Media
+from unirl.numerics.score_wire import FORMAT, ScoreRequest, encode, from_samples
+
+FUNCTION = '''
+import os, time
+
+def number(images, prompts):
+    """The number that each prompt is, or the mean of its image; each call leaves a line."""
+    with open(os.environ["SCORED"], "a") as log:
+        log.write("".join(f"{prompt}|" for prompt in prompts) + "\\n")
+    if "die" in prompts:
+        os._exit(7)
+    time.sleep(60 if "hang" in prompts else 0.03)
+    if "no number" in prompts:
+        raise ValueError("not a number")
+    return [float(p) if p[0].isdigit() else sum(i.resize((1, 1)).getpixel((0, 0))) for i, p in zip(images, prompts)]
+'''
+NUMBER = """
+  number:
+    use: function
+    settings: {{target: "{folder}/number.py:number"}}
+    max_batch_size: 2
+"""
+
+
+class RunningService:
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, url: str, headers: Mapping[str, str]) -> None:
+        self.process, self.url = process, url
+        self._log = log
+        self.http = httpx.Client(base_url=url, headers=dict(headers), timeout=60, trust_env=False)
+
+    def log(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._log.read_text(encoding="utf-8").splitlines() if line[:1] == "{"]
+
+    def pid_of(self, scorer: str) -> int:
+        """Of the newest process of a scorer."""
+        up = [line["pid"] for line in self.log() if line["message"] == "scorer is up" and line["scorer"] == scorer]
+        return up[-1]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum over the lines of a metric with these labels; 0 for none."""
+        expected = [f'{key}="{value}"' for key, value in labels.items()]
+        lines = self.http.get("/metrics").text.splitlines()
+        found = [line for line in lines if line.partition("{")[0].split(" ")[0] == name]
+        return sum(float(line.rpartition(" ")[2]) for line in found if all(label in line for label in expected))
+
+    def post(self, body: bytes, **headers: str) -> httpx.Response:
+        return self.http.post("/v1/score", content=body, headers=headers)
+
+    def wait_until_up(self, timeout_s: float = 60) -> None:
+        until = time.monotonic() + timeout_s
+        while self.http.get("/ready").status_code != 200:
+            assert time.monotonic() < until, self.log()[-5:]
+            time.sleep(0.05)
+
+
+@contextmanager
+def running(folder: Path, settings: str, *, key: str = "", **environment: str) -> Iterator[RunningService]:
+    """A service with these settings, ended at the end. The reward `number` logs to `folder/scored.txt`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "number.py").write_text(FUNCTION)
+    (folder / "rewards.yaml").write_text(settings.format(folder=folder))
+    log = folder / "log.jsonl"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "unirl.core",
+                "reward-service",
+                "serve",
+                str(folder / "rewards.yaml"),
+                "--port",
+                "0",
+            ],
+            stdout=subprocess.PIPE,
+            stderr=output,
+            env={**os.environ, "SCORED": str(folder / "scored.txt"), "OMP_NUM_THREADS": "1", **environment},
+        )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line, log.read_text()
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        service = RunningService(process, log, json.loads(line)["url"], headers)
+        with service.http:
+            yield service
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=20)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def samples(prompts: list[str], *, first: str = "", pixels: torch.Tensor | None = None) -> ScoreInput:
+    """Images with these prompts. first: begins the ids."""
+    names = tuple(f"{first}s{row}" for row in range(len(prompts)))
+    if pixels is None:
+        pixels = torch.zeros(len(prompts), 3, 4, 4)
+    return ScoreInput(
+        sample_ids=names,
+        group_ids=names,
+        inputs=Inputs.of_texts(prompts),
+        metadata=({},) * len(prompts),
+        media=Media(kind="image", values=pixels),
+    )
+
+
+def request(name: str, batch: ScoreInput, *, scorer: str = "number", version: str = "", codec: Any = "raw") -> bytes:
+    """The body of a request with this id."""
+    wire = from_samples(batch, codec=codec)
+    return encode(ScoreRequest(format=FORMAT, id=name, scorer=scorer, version=version, samples=wire))
