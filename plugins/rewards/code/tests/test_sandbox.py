@@ -167,7 +167,7 @@ def f():
         [False] * 7,
         "/sandbox",
         "/sandbox",
-        sorted("HOME TMPDIR LANG OMP_NUM_THREADS OPENBLAS_NUM_THREADS".split()),
+        sorted(["HOME", "TMPDIR", "LANG", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"]),
     )
     (outcome,) = calls(sandbox, code, f"result = f()\nassert result == {expected!r}, result").outcomes
     assert outcome == "passed"
@@ -228,6 +228,7 @@ def apply(function, items): return [function(item) for item in items]
 def fail(): raise KeyError("no")
 def count(text): return collections.Counter(text)
 def numbers(): yield from range(3)
+def sort(items, seen): items.sort(); seen.add(items[0])
 def pair(): return collections.namedtuple("Pair", "a b")(1, 2)
 """
     tests = (
@@ -237,6 +238,7 @@ def pair(): return collections.namedtuple("Pair", "a b")(1, 2)
         "assert apply(lambda x: x * 2, (1, 2)) == [2, 4]",
         "try:\n    fail()\nexcept KeyError as error:\n    assert 'no' in str(error)\nelse:\n    assert False",
         "assert count('aab') == {'a': 2, 'b': 1}",
+        "items, seen = [3, [1]][:1] + [1], set()\nsort(items, seen)\nassert items == [1, 3] and seen == {1}",
         "assert list(numbers()) == [0, 1, 2] and pair() == (1, 2)",
         "assert math.isclose(1, 1) and {1, (2, 3)} == {(2, 3), 1} and apply(str, [None, b'x', 1j]) == ['None', \"b'x'\", '1j']",
     )

@@ -25,8 +25,8 @@ class UnitTestsConfig(RewardConfig):
     network: str = one_of("isolated", "unisolated", default="isolated")
     """`isolated` refuses to start where the code could reach a network. `unisolated` accepts that."""
     command: list[str] = field(default_factory=lambda: list[str]())
-    """With `isolation: command`: the words before the interpreter's arguments, such as those of `docker run -i ... IMAGE
-    python3` or `bwrap ... python3`; it must pass on stdin and stdout."""
+    """With `isolation: command`: the words before the interpreter's arguments, such as those of `docker run -i ...
+    IMAGE python3` or `bwrap ... python3`; it must pass on stdin and stdout."""
     packages: bool = False
     """Also let the code import the packages installed beside UniRL, such as numpy; otherwise the standard library."""
     workers: int = limit(4, least=1, most=1024)

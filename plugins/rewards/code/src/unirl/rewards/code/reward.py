@@ -13,7 +13,7 @@ from unirl.core.specs.check import check_config
 
 from .config import UnitTestsConfig
 from .sandbox import Report, Sandbox
-from .tests_of import tests_of
+from .layouts import read_tests
 
 __all__ = ["UnitTestsReward", "build", "code_of"]
 
@@ -82,7 +82,7 @@ class UnitTestsReward:
         if "tests" not in metadata:
             raise RewardFailed(f"{_NAME}: metadata 'tests' of {where} is missing; add it to the prompt file.")
         try:
-            tests = tests_of(metadata)
+            tests = read_tests(metadata)
         except ValueError as error:
             raise RewardFailed(f"{_NAME}: metadata 'tests' of {where} {error}. Fix the prompt file.") from error
         setup, entry = (metadata.get(key) or "" for key in ("setup", "entry_point"))

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from unirl.core.errors import RewardFailed
 
@@ -53,8 +53,9 @@ module.main(given["options"])
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    outcomes: tuple[Literal["passed", "wrong", "error", "timeout"], ...]
-    """One for each test, in order; with `score=all` those up to the first that did not pass."""
+    outcomes: tuple[str, ...]
+    """`passed`, `wrong`, `error` or `timeout`, one for each test, in order; with `score=all` those up to the first that
+    did not pass."""
     is_broken: bool = False
     """Whether the sandbox ended before its last test: its remaining tests count as errors."""
 
@@ -74,26 +75,28 @@ class Sandbox:
         """Raises RewardFailed when no sandbox can be started, or a network could be reached from it."""
         config, nonce = self._config, secrets.token_hex(16)
         job = {"nonce": nonce, "code": f"{setup}\n{code}", "setup": setup, "entry": entry, "tests": tests}
-        outcomes: list[Any] = []
-        with tempfile.TemporaryDirectory(prefix="unirl-tests-", ignore_cleanup_errors=True) as folder:
-            with self._started(folder) as process:
-                stdin, stdout = _pipes(process)
-                until = time.monotonic() + config.sample_wall_s
-                try:
-                    send_frame(stdin, job, until=until)
-                    while len(outcomes) < len(tests):
-                        reply = recv_frame(stdout, until=until, most=LARGEST_REPLY)
-                        if reply["nonce"] != nonce:
-                            raise BrokenTalk("another nonce")
-                        outcomes.append(reply["outcome"])
-                        if config.score == "all" and outcomes[-1] != "passed":
-                            break
-                except Expired:
-                    return Report(outcomes=(*outcomes, *["timeout"] * (len(tests) - len(outcomes))))
-                except (OSError, EOFError, ValueError, BrokenTalk):
-                    if self._is_closed:
-                        raise _closed() from None
-                    return Report(outcomes=(*outcomes, *["error"] * (len(tests) - len(outcomes))), is_broken=True)
+        outcomes: list[str] = []
+        with (
+            tempfile.TemporaryDirectory(prefix="unirl-tests-", ignore_cleanup_errors=True) as folder,
+            self._started(folder) as process,
+        ):
+            stdin, stdout = _pipes(process)
+            until = time.monotonic() + config.sample_wall_s
+            try:
+                send_frame(stdin, job, until=until)
+                while len(outcomes) < len(tests):
+                    reply = recv_frame(stdout, until=until, most=LARGEST_REPLY)
+                    if reply["nonce"] != nonce:
+                        raise BrokenTalk("another nonce")
+                    outcomes.append(reply["outcome"])
+                    if config.score == "all" and outcomes[-1] != "passed":
+                        break
+            except Expired:
+                return Report(outcomes=(*outcomes, *["timeout"] * (len(tests) - len(outcomes))))
+            except (OSError, EOFError, ValueError, BrokenTalk):
+                if self._is_closed:
+                    raise _closed() from None
+                return Report(outcomes=(*outcomes, *["error"] * (len(tests) - len(outcomes))), is_broken=True)
         return Report(outcomes=tuple(outcomes))
 
     def close(self) -> None:
@@ -152,8 +155,8 @@ class Sandbox:
             lines = process.stderr.read().decode("utf-8", "replace").strip().splitlines()
             raise RewardFailed(
                 f"{_NAME}.isolation: a sandbox with isolation={self._config.isolation} could not be started: "
-                f"{lines[-1] if lines else f'no reply within {START_S:g} s'}. Where user namespaces are not allowed, as "
-                "in most containers, use isolation=command; the README of unirl-reward-code has commands."
+                f"{lines[-1] if lines else f'no reply within {START_S:g} s'}. Where user namespaces are not "
+                "allowed, as in most containers, use isolation=command; the README of unirl-reward-code has commands."
             ) from error
         if ready["route"] and self._config.network == "isolated":
             raise RewardFailed(

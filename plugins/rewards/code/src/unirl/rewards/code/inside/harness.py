@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
+from pathlib import Path
 from typing import Any, NoReturn
 
 from . import jail
@@ -44,7 +45,7 @@ def main(options: dict[str, Any]) -> None:
     if options["enters"]:
         jail.enter(folder, packages=options["packages"], disk_bytes=options["disk_bytes"])
         folder = "/sandbox"
-    elif not os.path.isdir(folder):
+    elif not Path(folder).is_dir():
         folder = tempfile.mkdtemp()
     os.chdir(folder)
     jail.limit(core=0, fsize=options["disk_bytes"], nofile=options["files"])

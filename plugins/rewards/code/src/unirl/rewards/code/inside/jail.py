@@ -59,14 +59,14 @@ def _root(folder: str, *, packages: list[str], disk_bytes: int) -> None:
     options = f"size={disk_bytes},nr_inodes=10000,mode=755".encode()
     _call("mount", b"tmpfs", folder.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, options)
     paths = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *LIBRARIES, *packages]
-    for path in dict.fromkeys(paths):
-        inside = Path(folder + path)
-        if os.path.islink(path):
+    for path in map(Path, dict.fromkeys(paths)):
+        inside = Path(f"{folder}{path}")
+        if path.is_symlink():
             inside.parent.mkdir(parents=True, exist_ok=True)
-            inside.symlink_to(os.readlink(path))
-        elif os.path.isdir(path) and not inside.exists():
+            inside.symlink_to(path.readlink())
+        elif path.is_dir() and not inside.exists():
             inside.mkdir(parents=True)
-            _call("mount", path.encode(), bytes(inside), None, MS_BIND | MS_REC, None)
+            _call("mount", bytes(path), bytes(inside), None, MS_BIND | MS_REC, None)
             attributes = (ctypes.c_uint64 * 4)(READ_ONLY_NOSUID_NODEV, 0, 0, 0)
             _call("syscall", MOUNT_SETATTR, AT_FDCWD, bytes(inside), AT_RECURSIVE, attributes, ctypes.c_size_t(32))
     null = Path(folder, "dev/null")

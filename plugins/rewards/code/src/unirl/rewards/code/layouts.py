@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-__all__ = ["tests_of"]
+__all__ = ["read_tests"]
 
 Test = dict[str, Any]
 """A program with `input` and `output`, a call with `arguments` and `results`, or a `program` of asserts."""
 
 
-def tests_of(metadata: Mapping[str, Any]) -> list[Test]:
+def read_tests(metadata: Mapping[str, Any]) -> list[Test]:
     """The tests of one prompt, in the order of its metadata `tests`.
 
     | `tests` | as in | one test is |
