@@ -13,9 +13,9 @@ from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
 from unirl.rewards.code.config import UnitTestsConfig
 from unirl.rewards.code.inside.compare import same_output, same_value
+from unirl.rewards.code.layouts import read_tests
 from unirl.rewards.code.plugin import UNIT_TESTS
 from unirl.rewards.code.reward import build, code_of
-from unirl.rewards.code.layouts import read_tests
 
 CAN_UNSHARE = subprocess.run(["unshare", "-rnmp", "--fork", "true"], check=False, capture_output=True).returncode == 0
 needs_namespaces = pytest.mark.skipif(not CAN_UNSHARE, reason="not run: this machine does not allow user namespaces")

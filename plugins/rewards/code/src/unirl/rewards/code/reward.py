@@ -12,8 +12,8 @@ from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.check import check_config
 
 from .config import UnitTestsConfig
-from .sandbox import Report, Sandbox
 from .layouts import read_tests
+from .sandbox import Report, Sandbox
 
 __all__ = ["UnitTestsReward", "build", "code_of"]
 

@@ -93,7 +93,7 @@ class Peer:
             if "op" in message:
                 self.answer(message)
             elif "error" in message:
-                kind = getattr(builtins, str(message["error"]), None)
+                kind: Any = getattr(builtins, str(message["error"]), None)
                 is_error = isinstance(kind, type) and issubclass(kind, Exception)
                 raise (kind if is_error else RuntimeError)(message["text"])
             else:
