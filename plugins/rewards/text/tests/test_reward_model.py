@@ -14,6 +14,7 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
+    PreTrainedTokenizerFast,
     Qwen3ForCausalLM,
     pipeline,
 )
@@ -26,7 +27,7 @@ from unirl.rewards.text.reward_model import build
 from unirl.rewards.text.tiny import tokenizer, write
 
 PROMPTS = ("What is 6 x 7?", "Why?", "Say something long, please.", "Ünïcode?")
-TEXTS = ("42", "Because.", "word " * 40, "\ud83d\ude00 <|im_end|> \x00")
+TEXTS = ("42", "Because.", "word " * 40, "\U0001f600 <|im_end|> \x00")
 # fp32 sums of two layers in another batch shape.
 ROUNDING = 1e-5
 
@@ -79,7 +80,7 @@ def test_scores_are_those_of_plain_forwards_row_by_row(folder: Path, batch_size:
 def test_scores_are_those_of_the_pipeline(folder: Path) -> None:
     classify: Any = pipeline("text-classification", model=str(folder), device="cpu", dtype=torch.float32)
     rows = [chat(*pair) for pair in zip(PROMPTS, TEXTS, strict=True)]
-    expected = [classify(row, function_to_apply="none")["score"] for row in rows]
+    expected = [classify([row], function_to_apply="none")[0]["score"] for row in rows]
     assert score(folder).values.tolist() == pytest.approx(expected, rel=ROUNDING, abs=ROUNDING)
 
 
@@ -120,10 +121,13 @@ def test_a_system_message_is_part_of_the_conversation(folder: Path) -> None:
 
 def test_an_encoder_takes_pairs_of_texts_with_their_types(tmp_path: Path) -> None:
     """BERT: [CLS] prompt [SEP] completion [SEP], types 0 and 1."""
-    tokens = tokenizer(chat_template=None)
+    bare = tokenizer(chat_template=None)
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    tokens: Any = PreTrainedTokenizerFast(
+        tokenizer_object=bare.backend_tokenizer, pad_token=bare.pad_token, model_input_names=names
+    )
     cls, sep = tokens.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
     tokens._tokenizer.post_processor = processors.BertProcessing(("<|im_end|>", sep), ("<|im_start|>", cls))
-    tokens.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     config = BertConfig(
         vocab_size=len(tokens),
         hidden_size=32,
@@ -148,12 +152,14 @@ def test_an_encoder_takes_pairs_of_texts_with_their_types(tmp_path: Path) -> Non
     scores = score(tmp_path, template="plain", max_length=256)
     assert scores.values.tolist() == pytest.approx(expected, rel=ROUNDING, abs=ROUNDING)
     # Cut to 64 tokens, of the longer text first, with the special tokens kept.
-    with torch.no_grad():
+    for keep, side in (("start", "right"), ("end", "left")):
+        tokens.truncation_side = side
         cut: Any = tokens(PROMPTS[2], TEXTS[2], truncation=True, max_length=64, return_tensors="pt")
-        short = float(model(**cut).logits[0, 0])
-    scores = score(tmp_path, template="plain", max_length=64, keep="start")
-    assert float(scores.values[2]) == pytest.approx(short, abs=ROUNDING)
-    assert scores.parts["truncated"].tolist() == [0, 0, 1, 0]
+        with torch.no_grad():
+            short = float(model(**cut).logits[0, 0])
+        scores = score(tmp_path, template="plain", max_length=64, keep=keep)
+        assert float(scores.values[2]) == pytest.approx(short, abs=ROUNDING)
+        assert scores.parts["truncated"].tolist() == [0, 0, 1, 0]
     with pytest.raises(RecipeError, match="has no chat template"):
         score(tmp_path, max_length=256)
 
@@ -219,3 +225,10 @@ def test_a_closed_reward_scores_no_more(folder: Path) -> None:
     reward.close()
     with pytest.raises(RewardFailed, match="close"):
         reward.score(samples())
+
+
+def test_halves_of_characters_are_joined_or_replaced(folder: Path) -> None:
+    """A detokenizer may leave surrogates; no tokenizer takes them."""
+    broken = samples(PROMPTS[:2], ("\ud83d\ude00 yes", "\ude00 no"))
+    whole = samples(PROMPTS[:2], ("\U0001f600 yes", "\ufffd no"))
+    assert score(folder, broken).values.tolist() == score(folder, whole).values.tolist()

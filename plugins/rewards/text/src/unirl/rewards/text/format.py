@@ -25,11 +25,14 @@ def build(config: FormatConfig, *, device: Any) -> FormatReward:
 
 def right_tags(text: str, tags: Sequence[str]) -> list[bool]:
     """For each tag, whether it is opened once, closed once after that, and not empty."""
-    return [
-        text.count(f"<{tag}>") == text.count(f"</{tag}>") == 1
-        and bool(text.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0].strip())
-        for tag in tags
-    ]
+    return [_is_right(text, f"<{tag}>", f"</{tag}>") for tag in tags]
+
+
+def _is_right(text: str, opens: str, closes: str) -> bool:
+    if not text.count(opens) == text.count(closes) == 1:
+        return False
+    inside, closed, _ = text.partition(opens)[2].partition(closes)
+    return bool(closed and inside.strip())
 
 
 def is_strict(text: str, tags: Sequence[str]) -> bool:

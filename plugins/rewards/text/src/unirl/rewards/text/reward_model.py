@@ -111,11 +111,10 @@ class RewardModel:
         return self._model(**arguments).logits[:, self._column].float().cpu()
 
     def _row(self, samples: ScoreInput, row: int, text: str) -> _Row:
-        config, prompt = self._config, samples.inputs.prompts[row]
+        config, prompt, text = self._config, _encodable(samples.inputs.prompts[row]), _encodable(text)
         if config.template == "plain":
-            side = "right" if config.keep == "start" else "left"
             whole = self._tokenizer(prompt, text, verbose=False)
-            cut = self._tokenizer(prompt, text, truncation=True, max_length=config.max_length, truncation_side=side)
+            cut = self._tokenizer(prompt, text, truncation=True, max_length=config.max_length)
             result = _Row(cut["input_ids"], cut.get("token_type_ids") or [], len(whole["input_ids"]))
         else:
             system = [{"role": "system", "content": config.system}] if config.system else []
@@ -134,6 +133,11 @@ class RewardModel:
         if not result.tokens:
             raise RewardFailed(f"{_NAME}: sample {samples.sample_ids[row]!r} has no tokens, expected one or more.")
         return result
+
+
+def _encodable(text: str) -> str:
+    """The text with pairs of surrogates joined, and U+FFFD for lone ones, which a detokenizer may leave."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _folder(config: RewardModelConfig) -> Path:
@@ -186,6 +190,7 @@ def _tokenizer(folder: Path, config: RewardModelConfig) -> Any:
             f"{_NAME}.template: got chat, but the tokenizer in {str(folder)!r} has no chat template. Use "
             "template=plain, or put chat_template.jinja in the folder."
         )
+    tokenizer.truncation_side = "left" if config.keep == "end" else "right"
     return tokenizer
 
 
