@@ -258,6 +258,11 @@ def test_large_inputs_and_outputs_pass_through(sandbox: Sandbox) -> None:
     assert program(sandbox, "print(len(input()))", "x" * (1 << 20), str(1 << 20)) == "passed"
 
 
+def test_a_module_that_is_tested_has_no_input_and_may_print_at_length(sandbox: Sandbox) -> None:
+    assert calls(sandbox, "print('x' * (1 << 20))\ndef f(): return 1", "assert f() == 1").outcomes == ("passed",)
+    assert calls(sandbox, "x = input()", "assert x").outcomes == ("error",)
+
+
 def test_calls_compare_json_values(sandbox: Sandbox) -> None:
     code = "class Solution:\n    def f(self, x): return (x, {1: x + 0.0})"
     tests: list[dict[str, Any]] = [

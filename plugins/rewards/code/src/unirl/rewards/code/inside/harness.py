@@ -97,8 +97,9 @@ def _run(mark: bytes, fds: list[int], options: dict[str, Any]) -> NoReturn:
     os.dup2(0, 2)
     talk, stdin, stdout = fds
     source = recv_frame(talk)
-    os.dup2(stdin, 0)
-    os.dup2(stdout, 1)
+    if mark == b"p":
+        os.dup2(stdin, 0)
+        os.dup2(stdout, 1)
     os.closerange(3, talk)
     os.closerange(talk + 1, options["files"])
     cpu_s, memory, processes = options["cpu_s"], options["memory_bytes"], options["processes"]
