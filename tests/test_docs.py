@@ -116,7 +116,7 @@ def test_a_command_that_a_page_shows_is_accepted(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = shlex.split(command)[1:]
-    rows = [json.dumps({"prompt": f"prompt {n}", "answer": "1"}) for n in range(64)]
+    rows = [json.dumps({"prompt": f"prompt {n}", "answer": "1", "tests": ["assert f() == 1"]}) for n in range(64)]
     for name in {"prompts.jsonl", *re.findall(r"data\.\w+=(\w[\w-]*\.jsonl)", command)}:
         (tmp_path / name).write_text("\n".join(rows))
     write_shown(tmp_path)
