@@ -38,12 +38,9 @@ def enter(folder: str, *, packages: list[str], disk_bytes: int) -> None:
         Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", encoding="ascii")
         Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", encoding="ascii")
-    alive, parent = os.pipe()
     if child := os.fork():
-        os.close(alive)
         _, status = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-    os.close(parent)
     _root(folder, packages=packages, disk_bytes=disk_bytes)
     if not uid:
         os.setgroups([])
