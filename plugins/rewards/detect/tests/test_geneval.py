@@ -61,7 +61,7 @@ def as_samples(images: list[Image.Image], metadata: dict[str, Any], **fields: An
 
 
 def config(folder: Path, **settings: Any) -> GenevalConfig:
-    return GenevalConfig(**{"detector": str(folder / "detector"), "clip": str(folder / "clip"), **settings})
+    return GenevalConfig(**{"detector": str(folder / "detector"), "clip_path": str(folder / "clip"), **settings})
 
 
 @pytest.mark.parametrize(("name", "text"), [("detector", "a photo of a Hot dog"), ("grounding-dino", "hot dog.")])
@@ -124,7 +124,9 @@ def test_colors_are_those_of_clips_zero_shot_classifier(folder: Path) -> None:
         best, second = sorted(columns, reverse=True)[:2]
         expected.append(COLORS[columns.index(best)])
         margins.append(best - second)
-    result = ColorNamer(str(folder / "clip"), key="reward.geneval.clip", batch_size=5, device="cpu").name(images, "cup")
+    result = ColorNamer(str(folder / "clip"), key="reward.geneval.clip_path", batch_size=5, device="cpu").name(
+        images, "cup"
+    )
     # Where two colours are as good as equal, rounding decides.
     certain = [row for row, margin in enumerate(margins) if margin > ROUNDING]
     assert len(certain) > 6 and len(set(expected)) > 1
@@ -164,7 +166,7 @@ def test_the_score_is_the_judgement_of_what_was_found(folder: Path) -> None:
     settings = {"threshold": 0.4, "max_overlap": 1.0}
     scores = geneval.build(config(folder, **settings), device="cpu").score(as_samples(images, METADATA))
     detector = Detector(str(folder / "detector"), key=KEY, batch_size=1, device="cpu")
-    namer = ColorNamer(str(folder / "clip"), key="reward.geneval.clip", batch_size=1, device="cpu")
+    namer = ColorNamer(str(folder / "clip"), key="reward.geneval.clip_path", batch_size=1, device="cpu")
     for row, image in enumerate(images):
         found: dict[str, list[Detection]] = {}
         for name in ("cat", "dog"):
@@ -255,13 +257,15 @@ def test_a_damaged_checkpoint_is_one_error(
 def test_a_checkpoint_of_another_model_is_named(folder: Path) -> None:
     with pytest.raises(RecipeError, match=r"detector: .* is a checkpoint of 'clip', expected grounding-dino or"):
         geneval.build(config(folder, detector=str(folder / "clip")), device="cpu")
-    with pytest.raises(RecipeError, match=r"clip: .* is a checkpoint of 'owlv2', expected clip\."):
-        geneval.build(config(folder, clip=str(folder / "detector")), device="cpu")
+    with pytest.raises(RecipeError, match=r"clip_path: .* is a checkpoint of 'owlv2', expected clip\."):
+        geneval.build(config(folder, clip_path=str(folder / "detector")), device="cpu")
 
 
 def test_both_checkpoints_must_be_given(folder: Path) -> None:
-    with pytest.raises(RecipeError, match=r"reward\.geneval\.clip: got an empty path, expected the folder of a CLIP"):
-        geneval.build(config(folder, clip=""), device="cpu")
+    with pytest.raises(
+        RecipeError, match=r"reward\.geneval\.clip_path: got an empty path, expected the folder of a CLIP"
+    ):
+        geneval.build(config(folder, clip_path=""), device="cpu")
     with pytest.raises(RecipeError, match=r"reward\.geneval\.detector: got an empty path"):
         geneval.build(GenevalConfig(), device="cpu")
 

@@ -21,7 +21,7 @@ class GenevalConfig(RewardConfig):
     detector: str = ""
     """Folder of a zero-shot object detector in the transformers layout: Grounding DINO, MM Grounding DINO, OWLv2 or
     OWL-ViT, such as a copy of `IDEA-Research/grounding-dino-base`."""
-    clip: str = ""
+    clip_path: str = ""
     """Folder of a CLIP checkpoint in the transformers layout, which names the colours of objects. GenEval's is
     `openai/clip-vit-large-patch14`."""
     score: str = one_of("soft", "strict", default="soft")
@@ -39,14 +39,14 @@ class GenevalConfig(RewardConfig):
 
     def __post_init__(self) -> None:
         # A worker may have another current folder.
-        self.detector, self.clip = (
-            str(Path(path).expanduser().absolute()) if path else "" for path in (self.detector, self.clip)
+        self.detector, self.clip_path = (
+            str(Path(path).expanduser().absolute()) if path else "" for path in (self.detector, self.clip_path)
         )
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Also checkpoints that are not set."""
         yield from super().problems(plan, stage)
-        for name, kind in (("detector", "a zero-shot object detector"), ("clip", "a CLIP checkpoint")):
+        for name, kind in (("detector", "a zero-shot object detector"), ("clip_path", "a CLIP checkpoint")):
             if not getattr(self, name):
                 yield Reason(key=f".{name}", text=f"got an empty path, expected the folder of {kind}.")
 

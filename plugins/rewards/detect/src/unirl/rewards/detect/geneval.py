@@ -34,7 +34,7 @@ class GenevalReward:
         self._config = config
         size = config.batch_size
         self._detector = Detector(config.detector, key=f"{_NAME}.detector", batch_size=size, device=device)
-        self._colors = ColorNamer(config.clip, key=f"{_NAME}.clip", batch_size=size, device=device)
+        self._colors = ColorNamer(config.clip_path, key=f"{_NAME}.clip_path", batch_size=size, device=device)
 
     def score(self, samples: ScoreInput) -> Scores:
         """The judgement of each image, by `config.score`; parts, each [N]: those of `Judgement`.

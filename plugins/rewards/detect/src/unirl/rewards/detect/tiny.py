@@ -30,7 +30,7 @@ def write(folder: Path, *, seed: int) -> Mapping[str, Any]:
     write_clip(folder / "clip", seed=seed)
     return {
         "detector": str(folder / "detector"),
-        "clip": str(folder / "clip"),
+        "clip_path": str(folder / "clip"),
         # In the middle of the scores of random weights, so that images have different numbers of objects.
         "threshold": 0.5,
         "counting_threshold": 0.5,
