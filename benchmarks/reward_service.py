@@ -96,9 +96,8 @@ async def load(url: str, args: argparse.Namespace, pids: dict[str, int]) -> None
     print(f"{os.cpu_count()} CPU cores, torch {torch.__version__}; {args.encoding}, {size:.3f} MB a request")
     print(f"{args.requests} requests of {args.samples} samples, {args.clients} at a time, {wall:.1f} s")
     print(f"{args.requests / wall:.0f} requests/s, {args.requests * args.samples / wall:.0f} samples/s, ", end="")
-    print(
-        f"{args.requests * size / wall:.0f} MB/s; sent again after 429: {codes[429]}, after a lost connection: {codes[0]}"
-    )
+    print(f"{args.requests * size / wall:.0f} MB/s")
+    print(f"sent again after 429: {codes[429]}, after a lost connection: {codes[0]}")
     print(
         ", ".join(f"p{share * 100:g} {value:.0f} ms" for share, value in at.items()), f"max {ordered[-1] * 1000:.0f} ms"
     )
