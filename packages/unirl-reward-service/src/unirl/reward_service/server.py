@@ -78,6 +78,8 @@ class _Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=int(config.drain_s),
+            # A run is silent while it generates and trains.
+            timeout_keep_alive=75,
             backlog=4096,
         )
         super().__init__(settings)

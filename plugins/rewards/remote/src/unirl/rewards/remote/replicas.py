@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 import httpx
 from unirl.core.errors import RewardFailed
 
-from .config import RemoteConfig
+if TYPE_CHECKING:
+    from .config import RemoteConfig
 
 __all__ = ["Replicas", "ScorerInfo", "described"]
 
