@@ -26,6 +26,8 @@ from unirl.rewards.remote.config import RemoteConfig
 from unirl.rewards.remote.reward import build
 from unirl.rewards.rules.shapes_world import ALL_SCENES, render
 
+pytestmark = pytest.mark.keyed
+
 SETTINGS = """
 scorers:
   light: {{use: brightness}}

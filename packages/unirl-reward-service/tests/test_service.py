@@ -22,6 +22,8 @@ from reward_services import NUMBER, RunningService, request, running, samples
 from unirl.numerics.score_wire import Encoded, ScoreReply, ScoreRequest, decode, encode
 from unirl.reward_service.errors import STATUS
 
+pytestmark = pytest.mark.keyed
+
 KEY = "a-key-of-many-characters"
 SETTINGS = (
     """

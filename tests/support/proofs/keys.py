@@ -59,6 +59,7 @@ ABOUT_RUNS = (
     "tests/",
     "packages/unirl-core/",
     "packages/unirl-conformance/tests/test_new_",
+    "packages/unirl-reward-service/",
     "plugins/trackers/",
     *ABOUT_PLACES,
 )

@@ -24,6 +24,8 @@ from unirl.trackers.report.history import read_history
 from unirl.trackers.report.media import read_media
 from unirl.trackers.report.tracker import build
 
+pytestmark = pytest.mark.keyed
+
 COLOURS = ((224, 0, 0), (0, 0, 224))
 
 
