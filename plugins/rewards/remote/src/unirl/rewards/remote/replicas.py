@@ -68,14 +68,15 @@ class Replicas:
     def close(self) -> None:
         self._http.close()
 
-    def describe(self) -> ScorerInfo:
-        """What the replicas that answer say of the scorer. Raises RewardFailed where none answers within `deadline_s`,
-        where the scorer is unknown, and where their versions differ from each other or from the setting."""
+    def describe(self, *, within_s: float) -> ScorerInfo:
+        """What the replicas that answer say of the scorer; each is asked once at least. Raises RewardFailed where none
+        answers in this time, where the scorer is unknown, and where their versions differ from each other or from the
+        setting."""
         results = {replica.url: self._described(replica) for replica in self._all}
-        until = time.monotonic() + self._config.deadline_s
+        until = time.monotonic() + within_s
         while not any(results.values()):
-            if time.monotonic() > until:
-                raise self._none_answers()
+            if time.monotonic() >= until:
+                raise self._none_answers(within_s)
             time.sleep(FIRST_PAUSE_S)
             results = {replica.url: self._described(replica) for replica in self._all}
         given = {url: info for url, info in results.items() if info is not None}
@@ -133,7 +134,7 @@ class Replicas:
             with self._lock:
                 now = time.monotonic()
                 if now > until:
-                    raise self._none_answers()
+                    raise self._none_answers(self._config.deadline_s)
                 free = [replica for replica in self._all if replica.free_at <= now]
                 if free:
                     replica = (
@@ -183,18 +184,17 @@ class Replicas:
         except (KeyError, TypeError) as error:
             raise RewardFailed(f"reward.remote.urls: {replica.url} is not a reward service: {error!r}.") from error
 
-    def _none_answers(self) -> RewardFailed:
+    def _none_answers(self, within_s: float) -> RewardFailed:
         shown = "; ".join(f"{replica.url}: {replica.last_error or 'no answer'}" for replica in self._all)
-        return RewardFailed(
-            f"reward.remote.urls: no replica gave a reply within deadline_s = {self._config.deadline_s:g}: {shown}."
-        )
+        limit = f" within deadline_s = {within_s:g}" if within_s else ""
+        return RewardFailed(f"reward.remote.urls: no replica gave a reply{limit}: {shown}.")
 
 
 def described(config: RemoteConfig) -> ScorerInfo:
-    """What the replicas say of the scorer, asked now. Raises as `Replicas.describe` does."""
+    """What the replicas say of the scorer, asked once. Raises as `Replicas.describe` does."""
     replicas = Replicas(config)
     try:
-        return replicas.describe()
+        return replicas.describe(within_s=0)
     finally:
         replicas.close()
 

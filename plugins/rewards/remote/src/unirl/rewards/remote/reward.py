@@ -42,7 +42,7 @@ class RemoteReward:
         self._config = config
         self._replicas = Replicas(config)
         try:
-            self._info = self._replicas.describe()
+            self._info = self._replicas.describe(within_s=config.deadline_s)
         except BaseException:
             self._replicas.close()
             raise
