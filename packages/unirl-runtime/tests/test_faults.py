@@ -205,7 +205,8 @@ def test_nothing_is_left_of_a_run_whose_driver_ends(warm_python: str, tmp_path: 
         reply, _ = driver.communicate(timeout=60)
     finally:
         driver.kill()
-    assert not still_alive(everything | marked(mark) | ({c.pid for c in forking.children()} - before), within_s=30)
+    # Where the GCS ends before the raylet, Ray's two agents try to tell it so for a minute before they end.
+    assert not still_alive(everything | marked(mark) | ({c.pid for c in forking.children()} - before), within_s=90)
     assert last_good_step(folder) >= 2
     if how is signal.SIGINT:
         (finished,) = events(folder, "run_finished")

@@ -18,6 +18,7 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.plan import Plan
 from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
+from unirl.runtime.config import LocalConfig
 from unirl.runtime.launchers import LocalLauncher
 from unirl.runtime.plugin import LOCAL
 
@@ -66,7 +67,8 @@ def _wrapped(score: Any) -> Any:
 class Starts(LocalLauncher):
     """With a process of its own, which closing ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: LocalConfig) -> None:
+        super().__init__(config)
         self.process: subprocess.Popen[bytes] | None = None
 
     def launch(self, plan: Plan, *, catalog: Catalog) -> Parts:
@@ -106,9 +108,9 @@ BROKEN = mutants_in(__name__)
 MUTANTS = list(BROKEN.values())
 
 
-def build(config: Any) -> LocalLauncher:
+def build(config: LocalConfig) -> LocalLauncher:
     """The launcher that the config's `use` names."""
-    return next(kind for kind, mutant in BROKEN.items() if mutant.name == config.use)()
+    return next(kind for kind, mutant in BROKEN.items() if mutant.name == config.use)(config)
 
 
 def catalog() -> Catalog:

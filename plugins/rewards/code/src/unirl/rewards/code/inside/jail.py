@@ -72,7 +72,12 @@ def _root(folder: str, *, packages: list[str], disk_bytes: int) -> None:
     _call("mount", b"/dev/null", bytes(null), None, MS_BIND, None)
     Path(folder, "sandbox").mkdir()
     Path(folder, "sandbox").chmod(0o777)
-    Path(folder, "tmp").symlink_to("sandbox")
+    temporary = Path(folder, "tmp")
+    if temporary.exists():
+        # Packages that the code may import lie below it.
+        temporary.chmod(0o777)
+    else:
+        temporary.symlink_to("sandbox")
     os.chdir(folder)
     _call("pivot_root", b".", b".")
     _call("umount2", b".", MNT_DETACH)
