@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray_clusters
 import torch
 from own_weights import with_own_weights
 from plans import changed
@@ -179,17 +180,11 @@ def test_what_cannot_be_is_refused_before_anything_starts(
 
 
 @pytest.mark.slow
-def test_workers_of_their_own_give_the_numbers_of_one_process(
-    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "packages" / "unirl-runtime" / "tests"))
-    import small_runs
-    import warm_workers
-
+def test_workers_of_their_own_give_the_numbers_of_one_process(catalog: Catalog, tmp_path: Path) -> None:
     words = [*AHEAD, "run.reward_overlap_groups=2"]
     here = trained(catalog, planned(catalog, *words, own=True), tmp_path / "here")
     plan = planned(catalog, *words, "launcher=ray", "launcher.placement=separate", f"run.dir={tmp_path / 'there'}")
-    with warm_workers.serving(tmp_path) as python, small_runs.ray_cluster(python):
+    with ray_clusters.joined():
         train(plan, catalog=catalog)
     backend = build_parts(plan, catalog=catalog).only.backend
     backend.load(next((tmp_path / "there" / "checkpoints").glob("step-*")) / "backend")

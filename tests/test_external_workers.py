@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray_clusters
 import torch
 from external_engines.environments import make
 from external_engines.texts import ROUNDING
@@ -209,14 +210,9 @@ RAY = (
 
 
 @pytest.fixture(scope="module")
-def ray_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(str(Path(__file__).parents[1] / "packages" / "unirl-runtime" / "tests"))
-        import small_runs
-        import warm_workers
-
-        with warm_workers.serving(tmp_path_factory.mktemp("warm")) as python, small_runs.ray_cluster(python):
-            yield
+def ray_here() -> Iterator[None]:
+    with ray_clusters.joined():
+        yield
 
 
 def counted_run(recipe: Path, folder: Path, *words: str, reads: bool = False) -> tuple[Mapping[int, Any], list[Any]]:

@@ -91,7 +91,7 @@ FUTURE = "from __future__ import annotations\n"
         # Named by a recipe that the test names, and by a script that it starts.
         (LAUNCHERS, "plugins/models/sd3/src/unirl/models/sd3/model.py"),
         (LAUNCHERS, "plugins/algorithms/ppo/src/unirl/algorithms/ppo/algorithm.py"),
-        (LAUNCHERS, "packages/unirl-runtime/tests/warm_workers.py"),
+        (LAUNCHERS, "tests/support/warm_workers.py"),
         (LAUNCHERS, "packages/unirl-runtime/src/unirl/runtime/ray_worker.py"),
         (LAUNCHERS, "packages/unirl-core/src/unirl/core/loop/loop.py"),
         # Collected by pytest from the name of their package; named by a pattern.

@@ -11,7 +11,7 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.recipe.files import find_recipe, list_recipes, recipe_roots
 from unirl.core.specs.capability import Cap, Support
-from unirl.core.specs.plan import leaves
+from unirl.core.specs.plan import Plan, leaves
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = [recipe.name for recipe in list_recipes(recipe_roots(ROOT))]
@@ -61,22 +61,26 @@ GENERATES = {
 }
 
 
+@pytest.fixture(scope="module", params=RECIPES)
+def plan(request: pytest.FixtureRequest, catalog: Catalog) -> Plan:
+    return compose(request.param, ["data.train=prompts.txt"], catalog=catalog, directory=ROOT)
+
+
 @pytest.mark.parametrize("engine", GENERATES)
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_takes_every_engine_that_generates_its_tracks(name: str, engine: str, catalog: Catalog) -> None:
+def test_a_recipe_takes_every_engine_that_generates_its_tracks(plan: Plan, engine: str, catalog: Catalog) -> None:
     """In any of its stages. What it gives its own engine and the other has no key for is left out, and nothing else."""
-    stages = compose(name, ["data.train=prompts.txt"], catalog=catalog, directory=ROOT).stages
+    name, stages = plan.recipe, plan.stages
     for number, stage in enumerate(stages):
         section = "engine" if len(stages) == 1 else f"engine@engine.{stage.name}"
-        plan = compose(name, [f"{section}={engine}", "data.train=prompts.txt"], catalog=catalog, directory=ROOT)
-        verdict = match(plan, catalog=catalog)
+        changed = compose(name, [f"{section}={engine}", "data.train=prompts.txt"], catalog=catalog, directory=ROOT)
+        verdict = match(changed, catalog=catalog)
         fits = stage.kind in GENERATES[engine]
         if "needs" in stage.learner.model.spec.inputs.get(stage.track, {}).values():
-            fits = fits and plan.stages[number].engine.spec.support(Cap.MEDIA_REFS) is Support.NATIVE
-        if plan.stages[number].engine.spec.needs_bridge:
+            fits = fits and changed.stages[number].engine.spec.support(Cap.MEDIA_REFS) is Support.NATIVE
+        if changed.stages[number].engine.spec.needs_bridge:
             fits = fits and engine in stage.learner.model.spec.bridges
         assert verdict.accepted == fits, [str(reason) for reason in verdict.reasons]
-        assert {value.path.split(".")[0] for value in plan.left_out} <= {"engine"}
+        assert {value.path.split(".")[0] for value in changed.left_out} <= {"engine"}
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray_clusters
 from unirl.core.errors import RunFailed
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
@@ -31,14 +32,9 @@ def recipe(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ray_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(str(Path(__file__).parents[1] / "packages" / "unirl-runtime" / "tests"))
-        import small_runs
-        import warm_workers
-
-        with warm_workers.serving(tmp_path_factory.mktemp("warm")) as python, small_runs.ray_cluster(python):
-            yield
+def ray_here() -> Iterator[None]:
+    with ray_clusters.joined():
+        yield
 
 
 @pytest.mark.parametrize(

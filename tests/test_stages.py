@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import ray_clusters
 from unirl.core.errors import RecipeError
 from unirl.core.loop.build import with_run_folder
 from unirl.core.match.match import match
@@ -179,8 +181,14 @@ def test_prompts_that_teach_no_stage_are_replaced_with_all_of_their_samples(reci
         assert {key: streamed[number][key] for key in step} == step
 
 
+@pytest.fixture(scope="module")
+def ray_here() -> Iterator[None]:
+    with ray_clusters.joined():
+        yield
+
+
 def test_two_ranks_under_ray_give_the_numbers_of_one_process(
-    joint: tuple[Path, dict[int, dict[str, float]]], tmp_path: Path
+    joint: tuple[Path, dict[int, dict[str, float]]], tmp_path: Path, ray_here: None
 ) -> None:
     recipe, straight = joint
     ray: list[Any] = ["launcher=ray", "launcher.train_ranks=2", "launcher.cpus=0.1", "launcher.reward_cpus=0.1"]
@@ -200,7 +208,7 @@ def test_two_ranks_under_ray_give_the_numbers_of_one_process(
     ids=["plain", "overlap", "ray"],
 )
 def test_the_report_shows_images_beside_the_rewrites_that_they_are_of(
-    recipe: Path, tmp_path: Path, overrides: list[str]
+    recipe: Path, tmp_path: Path, ray_here: None, overrides: list[str]
 ) -> None:
     words = ("+tracker@tracker.report=report", "run.media_every=1", "run.stop_at=1", f"run.dir={tmp_path / 'run'}")
     numbers(composed(recipe, *words, *overrides))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray_clusters
 import torch
 from own_weights import with_own_weights
 from unirl.core.loop.build import build_parts
@@ -138,18 +139,12 @@ def test_a_stage_that_does_not_train_samples_weights_that_do(recipe: Path) -> No
 
 
 @pytest.mark.slow
-def test_workers_of_their_own_give_the_numbers_of_one_process(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "packages" / "unirl-runtime" / "tests"))
-    import small_runs
-    import warm_workers
-
+def test_workers_of_their_own_give_the_numbers_of_one_process(recipe: Path, tmp_path: Path) -> None:
     words = (*JOINT, *AHEAD, "run.reward_overlap_groups=1")
     here, there = tmp_path / "here", tmp_path / "there"
     expected = numbers(apart(composed(recipe, *words, f"run.dir={here}")))
     plan = composed(recipe, *words, *APART, f"run.dir={there}")
-    with warm_workers.serving(tmp_path) as python, small_runs.ray_cluster(python):
+    with ray_clusters.joined():
         steps = numbers(plan)
     left, right = saved_weights(plan, there, step=3), saved_weights(plan, here, step=3)
     for learner, tensors in right.items():

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray_clusters
 import torch
 from safetensors.torch import load_file, save_file
 from unirl.backends.fsdp2.backend import Fsdp2Backend
@@ -59,14 +60,9 @@ def recipe(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ray_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(str(Path(__file__).parents[1] / "packages" / "unirl-runtime" / "tests"))
-        import small_runs
-        import warm_workers
-
-        with warm_workers.serving(tmp_path_factory.mktemp("warm")) as python, small_runs.ray_cluster(python):
-            yield
+def ray_here() -> Iterator[None]:
+    with ray_clusters.joined():
+        yield
 
 
 @pytest.fixture

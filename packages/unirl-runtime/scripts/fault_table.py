@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "support"))
 
-import warm_workers
+import ray_clusters
 from fault_runs import APART, METHOD, last_good_step, still_alive, strike
-from small_runs import events, ray_cluster, run, steps, tensors
+from small_runs import events, run, steps, tensors
 from unirl.core.errors import UniRLError
 
 ROLES = ("train", "rollout", "reward")
@@ -62,7 +63,7 @@ def main() -> int:
     cells: list[Cell] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with warm_workers.serving(folder) as python, ray_cluster(python):
+        with ray_clusters.own():
             whole = run(folder / "whole", *APART).folder
             for key in named or blows:
                 cells.append(_struck(*blows[key], folder / key, whole))

@@ -1,4 +1,4 @@
-"""Scripts beside these tests are imported by them, too; and Ray, started once for the tests of a file."""
+"""Scripts beside these tests are imported by them, too; and Ray."""
 
 import sys
 from collections.abc import Iterator
@@ -8,18 +8,17 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import small_runs
+import ray_clusters
 import warm_workers
 
 
 @pytest.fixture(scope="session")
-def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with warm_workers.serving(tmp_path_factory.mktemp("warm")) as stub:
-        yield stub
+def warm_python() -> str:
+    return warm_workers.python()
 
 
 @pytest.fixture(scope="module")
-def ray_here(warm_python: str) -> Iterator[None]:
+def ray_here() -> Iterator[None]:
     """A cluster on this machine, which launchers find running and leave as it is."""
-    with small_runs.ray_cluster(warm_python):
+    with ray_clusters.joined():
         yield

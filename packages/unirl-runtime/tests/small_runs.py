@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from unirl.core.loop.run import RunResult, train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.specs.plan import Plan
-from unirl.runtime.ray_worker import SETTINGS
 
 SMALL = (
     "data.prompts_per_step=4",
@@ -61,29 +55,6 @@ def run(folder: Path, *words: str, resume: Path | None = None, recipe: str = "qu
     """Train in this process. Goes on with the run in `resume`, or starts one in `folder`."""
     words = words if resume else (f"run.dir={folder}", *words)
     return train(plan(*words, recipe=recipe), catalog=catalog(), resume=resume, overrides=words)
-
-
-@contextmanager
-def ray_cluster(python: str, *, num_cpus: int = 8, disk: float = 0.95) -> Iterator[None]:
-    """python: what workers run in place of the interpreter.  disk: Ray takes one that is fuller for full."""
-    # Ray gives a process that it is to end 5 s to do it itself, which one that was stopped does not.
-    ours = {"RAY_kill_worker_timeout_milliseconds": "300", "RAY_local_fs_capacity_threshold": str(disk)}
-    os.environ.update({**SETTINGS, **ours})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        ray.init(
-            address="local",
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            object_store_memory=128 * 2**20,
-            runtime_env={"py_executable": python},
-        )
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:

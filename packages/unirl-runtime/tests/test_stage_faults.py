@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fault_runs import last_good_step, still_alive, strike
-from small_runs import events, ray_cluster, steps, tensors
+from small_runs import events, steps, tensors
 from unirl.core.errors import RunFailed
 from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
@@ -31,12 +30,6 @@ WORDS = (
     "+reward@reward.light=brightness",
     "reward.light.weight=0.1",
 )
-
-
-@pytest.fixture(scope="module")
-def ray_here(warm_python: str) -> Iterator[None]:
-    with ray_cluster(warm_python):
-        yield
 
 
 def run(folder: Path, *words: str, resume: Path | None = None) -> Path:

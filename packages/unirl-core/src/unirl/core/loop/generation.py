@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["generate_stages", "kept_images"]
 
 MEDIA = "unirl.numerics.media"
-"""Module whose `save_images` writes what stages are made from; core has no images of its own."""
+"""Module whose `save_images` writes the images that a stage hands to its children; core never encodes one itself."""
 
 
 def generate_stages(

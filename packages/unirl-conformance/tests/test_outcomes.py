@@ -1,0 +1,198 @@
+"""How claims end: alike in any order and in parallel, as gaps, not run, or failed with the process that tried them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unirl.conformance import claims as claims_module
+from unirl.conformance.claims import SubjectKind, all_claims, claim_kinds, claims_in
+from unirl.conformance.pytest_plugin import PROPERTY
+from unirl.conformance.results import Collector, Outcome
+from unirl.conformance.run import run_suite
+from unirl.conformance.subjects import Selection
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.specs.capability import Cap
+
+pytestmark = pytest.mark.keyed
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+
+def source(module: str) -> str:
+    return files(f"{claims_module.__package__}.suite").joinpath(f"{module}.py").read_text(encoding="utf-8")
+
+
+SCRIPT = """
+import json, sys
+from unirl.conformance.run import run_suite
+from unirl.conformance.subjects import Selection
+
+job = json.loads(sys.argv[1])
+report = run_suite(
+    Selection(plugins=tuple(job["plugins"]), kinds=tuple(job["kinds"]), claims=tuple(job["claims"])),
+    tier=job["tier"], catalog=job["catalog"], pytest_args=job["args"],
+)
+rows = [[o.kind, o.claim, o.subject, o.state, o.reason] for o in report.outcomes]
+print("REPORT" + json.dumps({"rows": rows, "exit_code": report.exit_code}))
+"""
+
+
+def in_a_process(
+    *args: str,
+    kinds: tuple[SubjectKind, ...],
+    claims: tuple[str, ...] = (),
+    plugins: tuple[str, ...] = (),
+    tier: str = "tiny",
+    catalog: str = "",
+    **environment: str,
+) -> dict[str, Any]:
+    """What a run of its own finds: its rows (kind, claim, subject, state, reason), in the report's order.
+
+    Engines with an environment of their own find none: what is shown here holds for all, and they take long to start.
+    """
+    job = {"kinds": kinds, "claims": claims, "plugins": plugins, "tier": tier, "catalog": catalog, "args": args}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(job)],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(HERE),
+            "HF_HUB_OFFLINE": "1",
+            "UNIRL_ENVS": "/nonexistent/environments",
+            **environment,
+        },
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0 and "REPORT" in done.stdout, done.stdout + done.stderr
+    return json.loads(done.stdout.rpartition("REPORT")[2])
+
+
+QUICK: tuple[SubjectKind, ...] = ("plugin", "engine", "reward")
+QUICK_PLUGINS = ("unirl-reward-rules", "unirl-engine-trainside")
+
+
+def quick_claims() -> tuple[str, ...]:
+    """All claims about plugins and rewards, and those about engines that share a model, and its noise."""
+    sharing = claims_in(source("test_engine_noise"))
+    return (*(name for name, kind in claim_kinds().items() if kind in ("plugin", "reward")), *sharing)
+
+
+@pytest.fixture(scope="module")
+def plain_order() -> dict[str, Any]:
+    return in_a_process(kinds=QUICK, claims=quick_claims(), plugins=QUICK_PLUGINS)
+
+
+@pytest.mark.slow
+def test_claims_end_alike_in_any_order_and_in_parallel(plain_order: dict[str, Any]) -> None:
+    assert {row[0] for row in plain_order["rows"]} == set(QUICK)
+    shuffled = ("-p", "randomly", "--randomly-seed=2", "-n", "2")
+    assert in_a_process(*shuffled, kinds=QUICK, claims=quick_claims(), plugins=QUICK_PLUGINS) == plain_order
+
+
+def outcomes(catalog: str, claim: str, kind: SubjectKind = "plugin") -> dict[str, Outcome]:
+    """How a claim ends: subject -> outcome."""
+    report = run_suite(
+        Selection(kinds=(kind,), claims=(claim,)), catalog=f"conformance_mutants.plugin_states:{catalog}"
+    )
+    return {outcome.subject: outcome for outcome in report.outcomes}
+
+
+def test_a_declared_gap_is_a_gap_while_it_is_there_and_a_failure_when_it_is_closed() -> None:
+    result = outcomes("gaps", "every-part-has-a-summary")
+    assert (result["open"].state, result["open"].reason, result["open"].link) == (
+        "gap",
+        "Nobody has found words for it.",
+        "https://example.org/1",
+    )
+    assert result["closed"].state == "fail"
+    assert result["closed"].reason == (
+        "the claim passes, and closed declares it as a gap (Nobody has found words for it.). Take the gap out."
+    )
+    assert result["undeclared"].state == "fail"
+    assert result["elsewhere"].state == "fail", "the gap holds only with a part that is not there"
+
+
+def test_a_package_that_is_absent_is_not_run_and_says_so() -> None:
+    result = outcomes("absent", "every-string-of-its-specs-resolves")["needy"]
+    assert (result.state, result.reason) == (
+        "not run",
+        "tracker 'notes' needs the Python package 'a_package_that_is_not_installed', which is not installed here",
+    )
+
+
+def test_a_run_of_which_nothing_could_be_tried_ends_with_3() -> None:
+    report = in_a_process(
+        kinds=("plugin",),
+        claims=("every-string-of-its-specs-resolves",),
+        catalog="conformance_mutants.plugin_states:absent",
+    )
+    assert report["exit_code"] == 3
+
+
+def test_claims_on_a_gpu_that_is_absent_are_not_run() -> None:
+    report = in_a_process(
+        kinds=("engine",),
+        claims=tuple(claims_in(source("test_engine_noise"))),
+        plugins=QUICK_PLUGINS,
+        tier="gpu",
+        CUDA_VISIBLE_DEVICES="",
+    )
+    on_gpu = {(row[3], row[4]) for row in report["rows"] if row[2].endswith("@cuda")}
+    assert on_gpu, "the tier `gpu` has subjects on a GPU"
+    assert {row for row in on_gpu if row[0] != "n/a"} == {("not run", "no CUDA device is here")}
+    assert "pass" in {row[3] for row in report["rows"] if not row[2].endswith("@cuda")}
+
+
+def test_what_is_not_promised_carries_the_sentence_that_says_so() -> None:
+    claim = next(claim for claim in all_claims(["engine"]) if claim.proves == (Cap.SIGMAS,))
+    result = {subject.split("+")[0]: outcome for subject, outcome in outcomes("refused", claim.name, "engine").items()}
+    assert {outcome.state for outcome in result.values()} == {"n/a"}
+    assert result["unfit"].reason.startswith("engine: ")
+    assert "needs 'latent-rollout'; engine 'unfit' states 'no'" in result["unfit"].reason
+    assert result["silent"].reason == "the claim is about 'sigmas'; engine 'silent' does not state it"
+
+
+def test_a_claim_whose_worker_dies_has_failed_and_the_others_are_still_tried() -> None:
+    report = in_a_process(
+        "-n1",
+        kinds=("plugin",),
+        claims=("every-string-of-its-specs-resolves",),
+        catalog="conformance_mutants.plugin_states:dies",
+    )
+    states = {row[2]: row[3:] for row in report["rows"]}
+    assert states["deadly"] == ["fail", "the process that tried it ended without a result"]
+    assert states["broken"][0] == "fail" and "did_you_mean" in states["broken"][1]
+
+
+def test_a_worker_that_dies_before_the_claim_begins_counts_as_a_failure_too() -> None:
+    collector = Collector(catalog=Catalog.of({}), tier="static", subjects=[], property_name=PROPERTY)
+    # What pytest-xdist reports of the test that a worker died on.
+    collector.pytest_runtest_logreport(
+        pytest.TestReport(
+            "test_plugin.py::test_the_plugin_loads[acme-rl]",
+            ("test_plugin.py", None, ""),
+            {},
+            "failed",
+            "worker 'gw0' crashed while running 'test_plugin.py::test_the_plugin_loads[acme-rl]'",
+            "???",  # type: ignore[arg-type]
+        )
+    )
+    (result,) = collector.report(created="", seconds=0.0).outcomes
+    assert (result.claim, result.subject, result.kind, result.state) == (
+        "the-plugin-loads",
+        "acme-rl",
+        "plugin",
+        "fail",
+    )
+    assert result.reason == "the process that tried it ended without a result"

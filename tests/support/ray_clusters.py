@@ -1,0 +1,103 @@
+"""Ray for tests: one cluster for all tests of a process, or one of a test's own. Workers are forks, see `warm_workers`.
+
+python ray_clusters.py     # start a cluster, print its address, and end it when nobody writes to this process any more
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import secrets
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+import warm_workers
+from ray._raylet import Config
+from unirl.runtime.ray_worker import SETTINGS
+
+STORE_BYTES = 128 * 2**20
+"""Of objects that a cluster holds."""
+# Ray gives a process that it is to end 5 s to do it itself, which one that was stopped does not.
+KILLED_AFTER = {"RAY_kill_worker_timeout_milliseconds": "300"}
+
+
+@contextmanager
+def joined(**variables: str) -> Iterator[None]:
+    """Connected to the cluster of this process, which launchers find running and leave as it is.
+
+    variables: of the environment of workers.
+    """
+    _prepare()
+    with _connected({"address": _address()}, variables, {}):
+        yield
+
+
+@contextmanager
+def own(*, num_cpus: int = 8, disk: float = 0.95, **variables: str) -> Iterator[None]:
+    """Connected to a new cluster, which ends here.  disk: Ray takes one that is fuller for full."""
+    _prepare()
+    with _connected(_new(num_cpus), variables, {**KILLED_AFTER, "RAY_local_fs_capacity_threshold": str(disk)}):
+        yield
+
+
+def _new(num_cpus: int) -> dict[str, Any]:
+    return {
+        "address": "local",
+        "num_cpus": num_cpus,
+        "include_dashboard": False,
+        "object_store_memory": STORE_BYTES,
+    }
+
+
+def _prepare() -> None:
+    os.environ.update(SETTINGS)
+    # A process reads its token once, for all clusters that it talks to, and whether there is one when Ray is imported.
+    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    Config.initialize("")
+
+
+@contextmanager
+def _connected(
+    words: Mapping[str, Any], variables: Mapping[str, str], started_with: Mapping[str, str]
+) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(started_with)
+    environment = {"py_executable": warm_workers.python(), **({"env_vars": dict(variables)} if variables else {})}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ray.init(**words, log_to_driver=False, logging_level="ERROR", runtime_env=environment)
+    for name in started_with:
+        os.environ.pop(name) if name not in before else os.environ.update({name: before[name]})
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@functools.cache
+def _address() -> str:
+    """Of the cluster that all tests of this process share. It ends with the process."""
+    environment = {**os.environ, **KILLED_AFTER}
+    head = subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+    )
+    atexit.register(head.communicate, timeout=30)
+    assert head.stdout is not None
+    for line in head.stdout:
+        if line.startswith("address "):
+            return line.split()[1]
+    raise AssertionError(f"the cluster of the tests ended with {head.wait()}")
+
+
+if __name__ == "__main__":
+    context = ray.init(**_new(8), log_to_driver=False, logging_level="ERROR")
+    print("address", context.address_info["gcs_address"], flush=True)
+    sys.stdin.read()
+    ray.shutdown()
