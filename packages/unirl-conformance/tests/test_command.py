@@ -78,7 +78,10 @@ def test_a_report_is_a_line_for_each_outcome_and_counts_what_is_n_a(cli: Cli) ->
     assert all(json.dumps(outcome, ensure_ascii=False) in lines for outcome in result["outcomes"])
 
 
-def test_static_claims_import_nothing_heavy() -> None:
+def test_static_claims_import_nothing_heavy_and_nothing_of_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    for folder in (tmp_path, tmp_path / "tests"):
+        (folder / "conftest.py").write_text("raise RuntimeError('conftest.py of the current folder was imported')\n")
     code = (
         "import sys\n"
         "from unirl.core.cli import main\n"
@@ -87,7 +90,7 @@ def test_static_claims_import_nothing_heavy() -> None:
         "heavy = {'torch', 'ray', 'transformers', 'diffusers', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, cwd=tmp_path)
 
 
 def test_an_engine_that_is_known_and_not_installed_gets_its_install_line(

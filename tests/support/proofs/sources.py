@@ -14,8 +14,8 @@ An edge leads from a Python file to
   installed and go through it (`.parts()`, `.specs()`, `.records`) lead to all plugins.
 
 With a module of a dist go the dist's `pyproject.toml` and every file that it ships which is not Python: locks of
-engines, recipes, templates, checkpoints. With a test goes each `conftest.py` above it, and what else lies in its folder
-and is not Python.
+engines, recipes, templates, checkpoints. With a test goes each `conftest.py` above it, what else lies in its folder and
+is not Python and, of a plugin's test, all of the plugin.
 
 Not followed is `Catalog.discover()`: it reads the light `plugin.py` of every dist that is installed, and one that is
 broken does not hide the others (tests of the catalog show it), so parts that nobody names decide nothing.
@@ -207,6 +207,10 @@ class Workspace:
             if (folder / "conftest.py").is_file():
                 yield folder / "conftest.py"
         yield from (p for p in path.parent.iterdir() if p.is_file() and _is_data(p) and p.name not in WRITTEN)
+        if path.is_relative_to(self.root / "plugins"):
+            # Tests of a plugin are about all of it, also where only a variable names its modules.
+            own = next(dist for dist in self.dists if path.is_relative_to(dist.folder))
+            yield from (file for file in own.source.rglob("*.py") if _is_source(file))
 
     def _is_test(self, path: Path) -> bool:
         if not path.is_relative_to(self.root):

@@ -48,8 +48,8 @@ def run_suite(
     """
     selection = selection or Selection()
     ini = Path(__file__).parent / "suite" / "pytest.ini"
-    # Own settings and root: those of the project that conformance is started in are about its own tests.
-    args = ["-c", str(ini), "--rootdir", str(ini.parent), *_QUIET, *_PLUGINS, f"--unirl-tier={tier}"]
+    # Own settings and root, and no conftest.py: what the current folder has of these is about its own tests.
+    args = ["-c", str(ini), "--rootdir", str(ini.parent), "--noconftest", *_QUIET, *_PLUGINS, f"--unirl-tier={tier}"]
     args += [f"--unirl-{kind}={name}" for kind, names in selection.names.items() for name in names]
     args += [f"--unirl-plugin={dist}" for dist in selection.plugins]
     args += [f"--unirl-kind={kind}" for kind in selection.kinds]
