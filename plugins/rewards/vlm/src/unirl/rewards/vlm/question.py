@@ -1,11 +1,11 @@
-"""Questions to a judge, and what every judge answers."""
+"""Questions to a judge, and who answers them."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image
@@ -14,9 +14,10 @@ from unirl.core.errors import RewardFailed
 from unirl.core.roles import ScoreInput
 from unirl.numerics.media import load_image
 
+from .config import AnswererConfig
 from .template import Template
 
-__all__ = ["Answerer", "Question", "pictures_of", "png_of", "sources_of"]
+__all__ = ["Answerer", "Question", "answerer", "pictures_of", "png_of", "sources_of"]
 
 _SLACK = 1e-4
 """Rounding that a decoder may leave outside [0, 1]."""
@@ -30,7 +31,7 @@ class Question:
 
 
 class Answerer(Protocol):
-    def texts(self, questions: Sequence[Question]) -> list[str]:
+    def texts(self, questions: Sequence[Question], *, max_new_tokens: int) -> list[str]:
         """The answer to each question; "" for one that is empty or cut off. Raises RewardFailed."""
         ...
 
@@ -38,7 +39,27 @@ class Answerer(Protocol):
         """The expected value of each score of the template, for each question."""
         ...
 
+    def stated(self, questions: Sequence[Question], answers: Sequence[frozenset[str]]) -> list[tuple[float, str]]:
+        """Probability that an answer begins with one of these spellings of a word, and the most probable first token,
+        for each question. Raises RewardFailed."""
+        ...
+
+    def plain(self, text: str) -> str:
+        """A text to quote in a question, in which no control token of the judge is one."""
+        ...
+
     def close(self) -> None: ...
+
+
+def answerer(config: AnswererConfig, *, device: Any) -> Answerer:
+    """Who answers: the endpoint of `base_url`, or the model in this process."""
+    if config.base_url:
+        from .endpoint import Endpoint
+
+        return Endpoint(config)
+    from .local import LocalJudge
+
+    return LocalJudge(config, device=device)
 
 
 def pictures_of(samples: ScoreInput, *, reward: str, num_frames: int) -> list[tuple[Image.Image, ...]]:
