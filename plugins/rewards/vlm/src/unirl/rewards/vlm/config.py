@@ -91,6 +91,8 @@ class AnswererConfig(RewardConfig):
 @dataclass
 class JudgeConfig(AnswererConfig):
     reward: ClassVar[str] = "vlm-judge"
+    compares: ClassVar[bool] = False
+    """Whether it is shown two samples at a time."""
 
     template: str = "general"
     """Prompt template: the name of one of this plugin's, or the path of a `.toml` file."""
@@ -117,6 +119,8 @@ class JudgeConfig(AnswererConfig):
         if template.shows_texts != self.judges_texts:
             result, expected = ("a text with", "none") if template.shows_texts else ("a text without", "both")
             yield Reason(key=".template", text=f"got {result} {{first}} and {{second}}, expected {expected} of them.")
+        if self.compares and (count := len(template.rules)) > 1:
+            yield Reason(key=".template", text=f"got {count} scores, expected one: its low end for the first to win.")
         if self.answer == "expected":
             if self.base_url:
                 text = "got expected with base_url, but only a model in the process gives it."
@@ -153,21 +157,13 @@ class UnifiedRewardConfig(JudgeConfig):
 @dataclass
 class PairwiseConfig(JudgeConfig):
     reward: ClassVar[str] = "unified-reward-pairwise"
+    compares: ClassVar[bool] = True
 
     template: str = "unified-reward-pairwise"
     model: str = "CodeGoat24/UnifiedReward-qwen-7b"
     opponents: int | None = limit(None, least=1)
     """Each sample is compared with this many others of its group, and these with it, in both orders: n x opponents x 2
     questions for a group of n. null is each pair of the group, n (n - 1) questions."""
-
-    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
-        """Also a template that does not compare two results."""
-        from .template import load
-
-        found = list(super().problems(plan, stage))
-        yield from found
-        if not found and len(rules := load(self.template, key=".template").rules) > 1:
-            yield Reason(key=".template", text=f"got {len(rules)} scores, expected one: 0 for the first result to win.")
 
 
 @dataclass

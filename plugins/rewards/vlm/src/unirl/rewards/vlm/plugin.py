@@ -30,31 +30,31 @@ _SOURCE = MediaRef(modality="image", role="source", uri=str(Path(__file__).with_
 _EDITS = tuple(RewardExample(prompt=prompt, media=(_SOURCE,)) for prompt in ("make the disk green", "remove the disk"))
 
 
-def _judge(name: str, config: str, *, build: str = "build", **more: Any) -> RewardSpec:
-    """A reward that asks by a template."""
+def _spec(name: str, config: str, *, build: str = "judge:build", **more: Any) -> RewardSpec:
+    """By default a judge with a template."""
+    is_judge = build.startswith("judge:")
     fields: dict[str, Any] = {
-        "build": f"unirl.rewards.vlm.judge:{build}",
+        "build": f"unirl.rewards.vlm.{build}",
         "config": f"unirl.rewards.vlm.config:{config}",
         "capabilities": _EACH,
         # Random weights write no answer that can be parsed; their expected scores are defined like any others.
-        "trial": {"answer": "expected", "dtype": "float32"},
+        "trial": {"dtype": "float32", **({"answer": "expected"} if is_judge else {})},
         "tiny": "unirl.rewards.vlm.tiny:write",
-        "range": (0.0, 1.0),
         "examples": _EXAMPLES,
-        "media": "any",
-        "parts": ("raw",),
+        "media": "any" if is_judge else "image",
+        **({"range": (0.0, 1.0), "parts": ("raw",)} if is_judge else {}),
     }
     return RewardSpec(name=name, **{**fields, **more})
 
 
-VLM_JUDGE = _judge(
+VLM_JUDGE = _spec(
     "vlm-judge",
     "JudgeConfig",
     summary="A VLM's answer to a prompt template of your own, in process or from an OpenAI-compatible endpoint",
     scale="the template's range brought to 0 to 1; several scores by their weights",
 )
 
-UNIFIED_REWARD = _judge(
+UNIFIED_REWARD = _spec(
     "unified-reward",
     "UnifiedRewardConfig",
     summary="UnifiedReward's pointwise score of an image or a video",
@@ -62,20 +62,20 @@ UNIFIED_REWARD = _judge(
     range=(0.2, 1.0),
 )
 
-UNIFIED_REWARD_PAIRWISE = _judge(
+UNIFIED_REWARD_PAIRWISE = _spec(
     "unified-reward-pairwise",
     "PairwiseConfig",
-    build="build_pairwise",
+    build="judge:build_pairwise",
     summary="Share of the other samples of its group that a VLM prefers a sample to",
     capabilities=_GROUPS,
     scale="mean preference over the other samples, 0 to 1; 0.5 where neither is better",
     parts=("compared", "unparsed"),
 )
 
-PAIR_JUDGE = _judge(
+PAIR_JUDGE = _spec(
     "pair-judge",
     "PairJudgeConfig",
-    build="build_pairwise",
+    build="judge:build_pairwise",
     summary="Share of the other completions of its group that a language model prefers a completion to",
     capabilities=_GROUPS,
     scale="mean preference over the other completions, 0 to 1; 0.5 where neither is better",
@@ -87,7 +87,7 @@ PAIR_JUDGE = _judge(
     parts=("compared", "unparsed"),
 )
 
-WISE = _judge(
+WISE = _spec(
     "wise",
     "WiseConfig",
     summary="WiScore of prompts that need knowledge of the world: consistency, realism, aesthetic quality",
@@ -104,7 +104,7 @@ WISE = _judge(
     parts=("consistency", "realism", "aesthetic"),
 )
 
-EDIT_JUDGE = _judge(
+EDIT_JUDGE = _spec(
     "edit-judge",
     "EditJudgeConfig",
     summary="Whether an edited image follows its instruction, and how sound it is, beside the source image",
@@ -114,14 +114,11 @@ EDIT_JUDGE = _judge(
     parts=("following", "quality"),
 )
 
-GENEVAL2 = RewardSpec(
-    name="geneval2",
+GENEVAL2 = _spec(
+    "geneval2",
+    "Geneval2Config",
     summary="GenEval 2's Soft-TIFA: the probability that a VLM answers questions about the image as expected",
-    build="unirl.rewards.vlm.geneval2:build",
-    config="unirl.rewards.vlm.config:Geneval2Config",
-    capabilities=_EACH,
-    trial={"dtype": "float32"},
-    tiny="unirl.rewards.vlm.tiny:write",
+    build="geneval2:build",
     scale="geometric or arithmetic mean of the probabilities, 0 to 1; strict: 1 if every answer is right, else 0",
     range=(0.0, 1.0),
     examples=(
@@ -137,37 +134,29 @@ GENEVAL2 = RewardSpec(
             metadata={"vqa_list": [["Is the dog chasing the ball?", "Yes"]], "skills": ["verb"]},
         ),
     ),
-    media="image",
     metadata=("vqa_list",),
     metadata_kinds={"vqa_list": ("a list",), "skills": ("a list",)},
     parts=("geometric", "arithmetic", "strict", "object", "count", "attribute", "position", "verb"),
 )
 
-HPSV3 = RewardSpec(
-    name="hpsv3",
+HPSV3 = _spec(
+    "hpsv3",
+    "Hpsv3Config",
     summary="HPSv3, human preference as a mean and a sigma, from a reward head on Qwen2-VL",
-    build="unirl.rewards.vlm.preference:build_hpsv3",
-    config="unirl.rewards.vlm.config:Hpsv3Config",
-    capabilities=_EACH,
-    trial={"dtype": "float32"},
+    build="preference:build_hpsv3",
     tiny="unirl.rewards.vlm.tiny:write_hpsv3",
     scale="mu / 15, unbounded; good images are near 1",
-    examples=_EXAMPLES,
-    media="image",
     parts=("mu", "sigma"),
 )
 
-EDIT_REWARD = RewardSpec(
-    name="edit-reward",
+EDIT_REWARD = _spec(
+    "edit-reward",
+    "EditRewardConfig",
     summary="EditReward: how well an edit follows its instruction and looks, from two reward heads on Qwen2.5-VL",
-    build="unirl.rewards.vlm.preference:build_edit_reward",
-    config="unirl.rewards.vlm.config:EditRewardConfig",
-    capabilities=_EACH,
-    trial={"dtype": "float32"},
+    build="preference:build_edit_reward",
     tiny="unirl.rewards.vlm.tiny:write_edit_reward",
     scale="mean of the two heads' means, unbounded, as published",
     examples=_EDITS,
-    media="image",
     parts=("following", "quality", "following_sigma", "quality_sigma"),
 )
 
