@@ -277,6 +277,7 @@ def test_completions_are_compared_by_a_language_model_and_control_tokens_in_them
             num_attention_heads=2,
             num_key_value_heads=1,
             head_dim=16,
+            max_position_embeddings=2048,
             initializer_range=0.3,
         )
         model = Qwen3ForCausalLM(config).eval()
@@ -298,3 +299,8 @@ def test_completions_are_compared_by_a_language_model_and_control_tokens_in_them
     expected = ((1 - for_second("six", quoted)) + for_second(quoted, "six")) / 2
     assert scores.values.tolist() == pytest.approx([expected, 1 - expected], abs=CLOSE)
     assert abs(expected - 0.5) > 10 * CLOSE
+    too_long = replace(given, media=Media(kind="text", values=("six", "seven " * 400)))
+    with pytest.raises(
+        RewardFailed, match=r"reward.pair-judge: a question has \d+ tokens, more than the 2048 positions"
+    ):
+        reward.score(too_long)

@@ -52,6 +52,7 @@ class LocalJudge:
                 "has. Fetch the whole checkpoint, or choose another."
             )
         self._model.eval().requires_grad_(False).to(device)
+        self._positions: int | None = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
 
     def texts(self, questions: Sequence[Question], *, max_new_tokens: int) -> list[str]:
         # Not the checkpoint's own settings: Qwen's come with a repetition penalty, which changes JSON.
@@ -125,7 +126,14 @@ class LocalJudge:
         for question in questions:
             self._chat.check(question.text)
         for start in range(0, len(questions), size):
-            yield self._chat.inputs(questions[start : start + size], opening=opening)
+            inputs = self._chat.inputs(questions[start : start + size], opening=opening)
+            length = inputs["input_ids"].shape[1]
+            if self._positions is not None and length > self._positions:
+                raise RewardFailed(
+                    f"{self._key}: a question has {length} tokens, more than the {self._positions} positions of "
+                    f"{self._config.model!r}. Show it less, or choose a judge with a longer context."
+                )
+            yield inputs
 
 
 _IMAGE_MODELS: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
