@@ -15,8 +15,9 @@ from unirl.core.names import did_you_mean
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.check import check_config
 
+from .answerer import answerer
 from .config import Geneval2Config
-from .question import Question, answerer, pictures_of
+from .question import Question, pictures_of
 
 __all__ = ["SKILLS", "Atom", "Geneval2Reward", "atoms_of", "build", "spellings"]
 

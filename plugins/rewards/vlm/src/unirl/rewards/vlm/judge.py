@@ -12,8 +12,9 @@ from unirl.core.errors import RewardFailed
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.check import check_config
 
+from .answerer import answerer
 from .config import JudgeConfig, PairwiseConfig
-from .question import Question, answerer, pictures_of, sources_of
+from .question import Question, pictures_of, sources_of
 from .template import load
 
 __all__ = ["JudgeReward", "PairwiseReward", "build", "build_pairwise"]

@@ -1,11 +1,11 @@
-"""Questions to a judge, and who answers them."""
+"""Questions to a judge, and what every judge answers."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from PIL import Image
@@ -14,10 +14,9 @@ from unirl.core.errors import RewardFailed
 from unirl.core.roles import ScoreInput
 from unirl.numerics.media import load_image
 
-from .config import AnswererConfig
 from .template import Template
 
-__all__ = ["Answerer", "Question", "answerer", "pictures_of", "png_of", "sources_of"]
+__all__ = ["Answerer", "Question", "pictures_of", "png_of", "sources_of"]
 
 _SLACK = 1e-4
 """Rounding that a decoder may leave outside [0, 1]."""
@@ -49,17 +48,6 @@ class Answerer(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-def answerer(config: AnswererConfig, *, device: Any) -> Answerer:
-    """Who answers: the endpoint of `base_url`, or the model in this process."""
-    if config.base_url:
-        from .endpoint import Endpoint
-
-        return Endpoint(config)
-    from .local import LocalJudge
-
-    return LocalJudge(config, device=device)
 
 
 def pictures_of(samples: ScoreInput, *, reward: str, num_frames: int) -> list[tuple[Image.Image, ...]]:
