@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -16,7 +18,9 @@ import numpy as np
 import pytest
 import torch
 from unirl.core.errors import RecipeError, RewardFailed
-from unirl.rewards.vlm.config import JudgeConfig, PairwiseConfig
+from unirl.core.roles import ScoreInput
+from unirl.core.types.media import Media
+from unirl.rewards.vlm.config import JudgeConfig, PairJudgeConfig, PairwiseConfig
 from unirl.rewards.vlm.judge import JudgeReward, build, build_pairwise
 from vlm_chat_server import Reply, images_of, serving, text_of
 from vlm_samples import images, samples
@@ -289,12 +293,6 @@ def test_pixels_that_are_not_finite_never_reach_the_judge() -> None:
     assert chat.requests == []
 
 
-def test_the_identity_names_wording_and_judge() -> None:
-    with serving(lambda *_: GOOD) as chat, judge(chat.url) as reward:
-        assert "general 1 (sha256 " in reward.identity
-        assert f"model judge at {chat.url}, answer=text" in reward.identity
-
-
 def brightness_judge(_: int, body: dict[str, Any]) -> str:
     """Prefers the brighter image, and says so in no words where one is black."""
     first, second = (float(np.asarray(image).mean()) for image in images_of(body))
@@ -342,4 +340,54 @@ def test_a_group_of_one_has_nothing_to_compare() -> None:
         reward = build_pairwise(PairwiseConfig(base_url=chat.url), device="cpu")
         with pytest.raises(RewardFailed, match=r"group 'a' \(prompt 'p'\) has one sample; expected two or more"):
             reward.score(samples(["p"], grey(1), groups=["a"]))
+        reward.close()
+
+
+def test_a_pair_counts_only_where_both_orders_can_be_parsed() -> None:
+    def script(_: int, body: dict[str, Any]) -> str:
+        """Always prefers the first place, and does not answer when 10 stands first."""
+        return "no idea" if images_of(body)[0].getpixel((0, 0)) == (10, 10, 10) else "Better Result: 1"
+
+    with serving(script) as chat:
+        reward = build_pairwise(PairwiseConfig(base_url=chat.url), device="cpu")
+        scores = reward.score(samples(["p"] * 3, grey(10, 20, 30), groups=["a"] * 3))
+        reward.close()
+    assert scores.scored is not None and scores.scored.tolist() == [False, True, True]
+    assert scores.values[1:].tolist() == [0.5, 0.5]
+    assert scores.parts["compared"].tolist() == [0, 2, 2]
+    assert scores.parts["unparsed"].tolist() == [4, 2, 2]
+
+
+def completions(texts: Sequence[str], *, groups: Sequence[str], prompt: str = "p") -> ScoreInput:
+    given = samples([prompt] * len(texts), groups=groups)
+    return replace(given, media=Media(kind="text", values=tuple(texts)))
+
+
+def test_completions_of_a_group_are_compared_in_both_orders() -> None:
+    def longest(_: int, body: dict[str, Any]) -> str:
+        """Prefers the longer reply."""
+        first, second = re.findall(r"<reply-\d>\n(.*?)\n</reply", text_of(body))
+        sign = (len(second) > len(first)) - (len(second) < len(first))
+        return "They are silent." if "?" in first + second else f"**Better Reply:** {1.5 + sign / 2:g}"
+
+    with serving(longest) as chat:
+        reward = build_pairwise(PairJudgeConfig(base_url=chat.url), device="cpu")
+        texts = ["bb", "x", "a", "?", "{first} ccc", "y"]
+        scores = reward.score(completions(texts, groups=["a", "b", "a", "b", "a", "b"], prompt="say {second}"))
+        reward.close()
+    # Group a: 1 < 2 < 11 letters; group b: two of one letter, and one about which the judge has no answer.
+    assert scores.values.tolist() == [0.5, 0.5, 0.0, 0.0, 1.0, 0.5]
+    assert scores.scored is not None and scores.scored.tolist() == [True, True, True, False, True, True]
+    assert scores.parts["compared"].tolist() == [4, 2, 4, 0, 4, 2]
+    assert scores.parts["unparsed"].tolist() == [0, 2, 0, 4, 0, 2]
+    assert len(chat.requests) == 12
+    assert all("<request>\nsay {second}\n</request>" in text_of(body) for body in chat.requests)
+    assert images_of(chat.requests[0]) == []
+
+
+def test_images_are_not_completions() -> None:
+    with serving(brightness_judge) as chat:
+        reward = build_pairwise(PairJudgeConfig(base_url=chat.url), device="cpu")
+        with pytest.raises(RewardFailed, match=r"reward.pair-judge: got image, expected text"):
+            reward.score(samples(["p"] * 2, groups=["a", "a"]))
         reward.close()

@@ -13,9 +13,23 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import AutoImageProcessor, AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+from transformers import (
+    AutoImageProcessor,
+    AutoTokenizer,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from unirl.core.errors import RecipeError, RewardFailed
-from unirl.rewards.vlm.config import EditRewardConfig, JudgeConfig, PairwiseConfig, UnifiedRewardConfig, WiseConfig
+from unirl.core.types.media import Media
+from unirl.rewards.vlm.config import (
+    EditJudgeConfig,
+    JudgeConfig,
+    PairJudgeConfig,
+    PairwiseConfig,
+    UnifiedRewardConfig,
+    WiseConfig,
+)
 from unirl.rewards.vlm.judge import build, build_pairwise
 from unirl.rewards.vlm.local import LocalJudge
 from unirl.rewards.vlm.question import Question
@@ -117,9 +131,9 @@ def test_an_edit_is_judged_beside_its_source(checkpoint: Path, plain: Plain, tmp
     source, result = images(2, seed=3)
     file = tmp_path / "source.png"
     Image.fromarray((source * 255).round().byte().permute(1, 2, 0).numpy()).save(file)
-    reward = build(EditRewardConfig(**settings(checkpoint, answer="expected")), device="cpu")
+    reward = build(EditJudgeConfig(**settings(checkpoint, answer="expected")), device="cpu")
     scores = reward.score(samples(["make it blue"], result[None], sources=[file]))
-    text = load("edit-reward", key="k").filled("make it blue", {})
+    text = load("edit-judge", key="k").filled("make it blue", {})
     grades = [plain.expected(text, [source, result], f'{{"{name}": ', "1234") for name in ("following", "quality")]
     assert [part.item() for part in scores.parts.values()] == pytest.approx(grades, abs=CLOSE)
     assert scores.values.item() == pytest.approx((sum(grades) / 2 - 1) / 3, abs=CLOSE)
@@ -128,7 +142,7 @@ def test_an_edit_is_judged_beside_its_source(checkpoint: Path, plain: Plain, tmp
 
 
 def test_an_edit_without_a_source_or_with_a_broken_one_raises(checkpoint: Path, tmp_path: Path) -> None:
-    reward = build(EditRewardConfig(**settings(checkpoint, answer="expected")), device="cpu")
+    reward = build(EditJudgeConfig(**settings(checkpoint, answer="expected")), device="cpu")
     with pytest.raises(RewardFailed, match=r"sample 's0' \(prompt 'make it blue'\) has no source image"):
         reward.score(samples(["make it blue"]))
     given = samples(["make it blue"], sources=[tmp_path])
@@ -163,7 +177,7 @@ def test_answers_are_those_of_greedy_decoding(checkpoint: Path, plain: Plain) ->
         Question(text=text, images=(Image.fromarray((one * 255).round().byte().permute(1, 2, 0).numpy()),))
         for text, one in zip(texts, shown, strict=True)
     ]
-    judge = LocalJudge(JudgeConfig(**settings(checkpoint, max_new_tokens=8, batch_size=3)), reward="r", device="cpu")
+    judge = LocalJudge(JudgeConfig(**settings(checkpoint, batch_size=3)), device="cpu")
     # Random weights never end an answer, and an answer without an end is none: this token ends one.
     ends: list[list[int]] = []
     for text, one in zip(texts, shown, strict=True):
@@ -175,14 +189,14 @@ def test_answers_are_those_of_greedy_decoding(checkpoint: Path, plain: Plain) ->
                 inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
                 inputs["mm_token_type_ids"] = torch.cat([inputs["mm_token_type_ids"], torch.zeros(1, 1).int()], dim=1)
         ends.append(inputs["input_ids"][0, -8:].tolist())
-    assert judge.texts(questions) == ["", "", ""]
+    assert judge.texts(questions, max_new_tokens=8) == ["", "", ""]
     judge._model.generation_config.eos_token_id = [tokens[-1] for tokens in ends]  # pyright: ignore[reportPrivateUsage]
     stops = {tokens[-1] for tokens in ends}
     expected: list[str] = []
     for tokens in ends:
         end = next(place for place, token in enumerate(tokens) if token in stops)
         expected.append(plain.tokenizer.decode(tokens[: end + 1], skip_special_tokens=True))
-    assert judge.texts(questions) == expected
+    assert judge.texts(questions, max_new_tokens=8) == expected
 
 
 def test_answers_without_an_end_are_not_scored(checkpoint: Path) -> None:
@@ -245,3 +259,48 @@ def test_scores_have_no_gradient(checkpoint: Path) -> None:
     reward = build(JudgeConfig(**settings(checkpoint, answer="expected")), device="cpu")
     assert not reward.score(samples(["a cat"], pixels)).values.requires_grad
     assert np.isfinite(reward.score(samples(["a cat"], pixels.detach())).values.item())
+
+
+def test_completions_are_compared_by_a_language_model_and_control_tokens_in_them_are_text(tmp_path: Path) -> None:
+    write(tmp_path, seed=0)
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer.chat_template = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    folder = tmp_path / "llm"
+    tokenizer.save_pretrained(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            max_position_embeddings=2048,
+            initializer_range=0.3,
+        )
+        model = Qwen3ForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    texts = ["six", "seven <|im_end|>"]
+    given = replace(samples(["p", "p"], groups=["a", "a"]), media=Media(kind="text", values=tuple(texts)))
+    reward = build_pairwise(PairJudgeConfig(**settings(folder, answer="expected")), device="cpu")
+    scores = reward.score(given)
+
+    def for_second(first: str, second: str) -> float:
+        """Probability of 2 among 1 and 2, after the opening."""
+        text = load("pair-judge", key="k").filled("p", {}, first=first, second=second)
+        tokens = tokenizer(f"<|im_start|>{text}<|im_end|>Better Reply: ", return_tensors="pt")
+        with torch.no_grad():
+            logits = model(**tokens).logits[0, -1].double()
+        return float(logits[[tokenizer.convert_tokens_to_ids(digit) for digit in "12"]].softmax(-1)[1])
+
+    quoted = "seven < |im_end|>"
+    expected = ((1 - for_second("six", quoted)) + for_second(quoted, "six")) / 2
+    assert scores.values.tolist() == pytest.approx([expected, 1 - expected], abs=CLOSE)
+    assert abs(expected - 0.5) > 10 * CLOSE
+    too_long = replace(given, media=Media(kind="text", values=("six", "seven " * 400)))
+    with pytest.raises(
+        RewardFailed, match=r"reward.pair-judge: a question has \d+ tokens, more than the 2048 positions"
+    ):
+        reward.score(too_long)

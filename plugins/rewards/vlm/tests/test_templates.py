@@ -9,7 +9,14 @@ import pytest
 from unirl.core.errors import RecipeError
 from unirl.core.types.data import MediaRef
 from unirl.rewards.vlm.answers import number_after, numbers_of_json
-from unirl.rewards.vlm.config import EditRewardConfig, JudgeConfig, PairwiseConfig, UnifiedRewardConfig, WiseConfig
+from unirl.rewards.vlm.config import (
+    EditJudgeConfig,
+    JudgeConfig,
+    PairJudgeConfig,
+    PairwiseConfig,
+    UnifiedRewardConfig,
+    WiseConfig,
+)
 from unirl.rewards.vlm.plugin import EDIT_REWARD
 from unirl.rewards.vlm.template import load, path_of
 
@@ -125,14 +132,16 @@ def test_the_final_score_of_unified_reward_is_divided_by_five(raw: str, expected
 
 
 def test_the_grades_of_an_edit_go_from_0_to_1() -> None:
-    rule = load("edit-reward", key="k")
+    rule = load("edit-judge", key="k")
     assert rule.needs_source
     # The mean of (4 - 1) / 3 and (2 - 1) / 3.
     assert rule.value(rule.parse('{"following": 4, "quality": 2}') or ()) == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize(
-    "config", [JudgeConfig, UnifiedRewardConfig, PairwiseConfig, WiseConfig, EditRewardConfig], ids=lambda c: c.reward
+    "config",
+    [JudgeConfig, UnifiedRewardConfig, PairwiseConfig, PairJudgeConfig, WiseConfig, EditJudgeConfig],
+    ids=lambda c: c.reward,
 )
 def test_every_template_here_is_valid_and_its_file_is_part_of_the_run(config: type[JudgeConfig]) -> None:
     settings = config()
@@ -157,6 +166,7 @@ def test_metadata_of_a_template_is_required_of_the_prompt_file(tmp_path: Path) -
     [
         ("Judge it.", RANGE, "", "text: got a text without {prompt}"),
         ("{prompt}", RANGE, "ignores_prompt = true", "got {prompt} and ignores_prompt = true"),
+        ("{prompt} {first}", RANGE, "", "got one of {first} and {second}, expected both or none"),
         ("{promt}", RANGE, "", r"got {promt}, expected {prompt} or {metadata.KEY}"),
         ("{prompt}", "[scores.score]\nweight = 1\n", "", "scores.score: range: missing"),
         ("{prompt}", "[scores.score]\nrange = [5, 1]\n", "", "range: got [5, 1], expected two numbers"),
@@ -184,7 +194,7 @@ def test_a_template_that_cannot_be_used_is_refused(
 
 
 def test_missing_and_broken_template_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"k: there is no file .* or one of edit-reward, general, .*wise"):
+    with pytest.raises(RecipeError, match=r"k: there is no file .* or one of edit-judge, general, .*wise"):
         load("generall", key="k")
     with pytest.raises(RecipeError, match="cannot be read as TOML"):
         load(written(tmp_path, "version = "), key="k")
@@ -224,6 +234,16 @@ def test_settings_that_would_be_ignored_are_refused(settings: dict[str, object],
 
 def test_a_pairwise_template_has_one_score(tmp_path: Path) -> None:
     assert [reason.key for reason in PairwiseConfig(template="wise").problems(None, None)] == [".template"]
+
+
+def test_completions_are_compared_by_a_template_that_shows_both_and_pictures_by_none() -> None:
+    (reason,) = PairJudgeConfig(template="unified-reward-pairwise").problems(None, None)
+    assert (reason.key, reason.text) == (
+        ".template",
+        "got a text without {first} and {second}, expected both of them.",
+    )
+    (reason,) = PairwiseConfig(template="pair-judge").problems(None, None)
+    assert reason.text == "got a text with {first} and {second}, expected none of them."
 
 
 def test_expected_scores_need_whole_numbers(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ class Reply:
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     finish_reason: str = "stop"
+    tokens: Mapping[str, float] | None = None
+    """Log-prob of each of the most probable first tokens, sent as `top_logprobs`."""
     body: str | None = None
     """Sent as it is, in place of a completion."""
     delay_s: float = 0.0
@@ -60,7 +62,12 @@ def serving(script: Callable[[int, dict[str, Any]], Reply | str]) -> Iterator[Ch
             time.sleep(reply.delay_s)
             if self.path != "/v1/chat/completions":
                 reply = Reply(status=404, body="no such page")
-            choice = {"message": {"role": "assistant", "content": reply.text}, "finish_reason": reply.finish_reason}
+            top = [{"token": token, "logprob": logprob} for token, logprob in (reply.tokens or {}).items()]
+            choice = {
+                "message": {"role": "assistant", "content": reply.text},
+                "finish_reason": reply.finish_reason,
+                "logprobs": None if reply.tokens is None else {"content": [{"top_logprobs": top}]},
+            }
             data = (reply.body if reply.body is not None else json.dumps({"choices": [choice]})).encode()
             with lock:
                 open_now -= 1

@@ -5,20 +5,22 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import os
 import sqlite3
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 from unirl.core.errors import RecipeError, RewardFailed
 
-from .config import JudgeConfig
+from .config import AnswererConfig
 from .question import Question, png_of
 from .template import Template
 
@@ -29,6 +31,8 @@ _LONGEST_WAIT_S = 60.0
 """Between tries. An endpoint that asks for more patience than this is taken to be down."""
 _BUSY = {408, 409, 425, 429}
 """Statuses besides 5xx after which the same request may succeed."""
+_TOP = 20
+"""Tokens whose probability is asked for: the most that OpenAI's API and vLLM's defaults give."""
 _KEPT_IN_MEMORY = 100_000
 """Answers, of some hundred bytes each."""
 
@@ -36,9 +40,9 @@ _KEPT_IN_MEMORY = 100_000
 class Endpoint:
     """Asks with bounded concurrency, and never the same question twice."""
 
-    def __init__(self, config: JudgeConfig, *, reward: str) -> None:
+    def __init__(self, config: AnswererConfig) -> None:
         """Raises RecipeError for an API key that is not in the environment, or a cache that cannot be opened."""
-        self._config, self._key = config, f"reward.{reward}"
+        self._config, self._key = config, f"reward.{config.reward}"
         headers: dict[str, str] = {}
         if config.api_key_env:
             api_key = os.environ.get(config.api_key_env, "")
@@ -52,20 +56,51 @@ class Endpoint:
         self._answers = _Answers(config.cache, key=f"{self._key}.cache")
         self._num_calls, self._lock = 0, threading.Lock()
 
-    def texts(self, questions: Sequence[Question]) -> list[str]:
-        """Raises RewardFailed when the endpoint cannot be reached, refuses, or the calls are spent; answers that came
-        before that stay in the cache."""
+    def texts(self, questions: Sequence[Question], *, max_new_tokens: int) -> list[str]:
+        return self._replies(questions, {"max_tokens": max_new_tokens}, _text_of)
+
+    def expected(self, questions: Sequence[Question], template: Template) -> list[tuple[float, ...]]:
+        raise AssertionError("the config refuses answer=expected with an endpoint")
+
+    def stated(self, questions: Sequence[Question], answers: Sequence[frozenset[str]]) -> list[tuple[float, str]]:
+        """As `Answerer` says, of the 20 most probable tokens: another one, or a part of a word, has probability 0."""
+        fields = {"max_tokens": 1, "logprobs": True, "top_logprobs": _TOP}
+        result: list[tuple[float, str]] = []
+        for reply, words in zip(self._replies(questions, fields, _tokens_of), answers, strict=True):
+            tokens: list[tuple[float, str]] = [(math.exp(logprob), token) for logprob, token in json.loads(reply)]
+            result.append((sum(share for share, token in tokens if token in words), max(tokens)[1]))
+        return result
+
+    def plain(self, text: str) -> str:
+        """As it is: the endpoint's tokens are not known here."""
+        return text
+
+    def close(self) -> None:
+        self._client.close()
+        self._answers.close()
+
+    def _replies(
+        self, questions: Sequence[Question], fields: Mapping[str, Any], read: Callable[[Any], str]
+    ) -> list[str]:
+        """What `read` makes of the choice in each reply. fields: of the request.
+
+        Raises RewardFailed when the endpoint cannot be reached, refuses, or the calls are spent; answers that came
+        before that stay in the cache.
+        """
         # Each image once, however many questions show it, and a request's body only while it is asked.
         images = {id(image): png_of(image) for question in questions for image in question.images}
         urls = {name: f"data:image/png;base64,{base64.b64encode(png).decode()}" for name, png in images.items()}
         digests = {name: hashlib.sha256(png).hexdigest() for name, png in images.items()}
-        contents = [f"{self._config.base_url}\n{self._body(question, digests)}" for question in questions]
+        contents = [f"{self._config.base_url}\n{self._body(question, digests, fields)}" for question in questions]
         keys = [hashlib.sha256(content.encode()).hexdigest() for content in contents]
         result = {key: answer for key in set(keys) if (answer := self._answers.get(key)) is not None}
         missing = {key: question for key, question in zip(keys, questions, strict=True) if key not in result}
         stop = threading.Event()
         with ThreadPoolExecutor(self._config.concurrency, thread_name_prefix="judge") as pool:
-            asked = {pool.submit(self._ask, question, urls, stop): key for key, question in missing.items()}
+            asked = {
+                pool.submit(self._ask, partial(self._body, question, urls, fields), read, stop): key
+                for key, question in missing.items()
+            }
             failure: RewardFailed | None = None
             for future in as_completed(asked):
                 if future.cancelled():
@@ -84,14 +119,7 @@ class Endpoint:
             raise failure
         return [result[key] for key in keys]
 
-    def expected(self, questions: Sequence[Question], template: Template) -> list[tuple[float, ...]]:
-        raise AssertionError("the config refuses answer=expected with an endpoint")
-
-    def close(self) -> None:
-        self._client.close()
-        self._answers.close()
-
-    def _body(self, question: Question, urls: Mapping[int, str]) -> str:
+    def _body(self, question: Question, urls: Mapping[int, str], fields: Mapping[str, Any]) -> str:
         """The request as JSON, the same text for the same question. urls: of each image, by its `id`."""
         content: list[dict[str, Any]] = [
             *({"type": "image_url", "image_url": {"url": urls[id(image)]}} for image in question.images),
@@ -102,14 +130,14 @@ class Endpoint:
             "messages": [{"role": "user", "content": content}],
             "temperature": 0,
             "seed": self._config.seed,
-            "max_tokens": self._config.max_new_tokens,
+            **fields,
             **self._config.extra_body,
         }
         return json.dumps({name: value for name, value in body.items() if value is not None}, sort_keys=True)
 
-    def _ask(self, question: Question, urls: Mapping[int, str], stop: threading.Event) -> str:
+    def _ask(self, make_body: Callable[[], str], read: Callable[[Any], str], stop: threading.Event) -> str:
         """One answer, after as many tries as it takes."""
-        body = self._body(question, urls)
+        body = make_body()
         where = f"{self._key}: {self._config.base_url}"
         problem, attempt = "", 0
         for attempt in range(self._config.max_retries + 1):
@@ -125,7 +153,7 @@ class Endpoint:
                     problem += f" (timeout_s = {self._config.timeout_s:g})"
             else:
                 if response.status_code == 200:
-                    return self._content(response, where)
+                    return self._read(response, read, where)
                 problem = f"HTTP {response.status_code}: {response.text[:200]}"
                 if response.status_code not in _BUSY and response.status_code < 500:
                     raise RewardFailed(f"{where} refused the request with {problem}. {self._hint(response)}")
@@ -142,16 +170,14 @@ class Endpoint:
             "or raise timeout_s or max_retries."
         )
 
-    def _content(self, response: httpx.Response, where: str) -> str:
+    def _read(self, response: httpx.Response, read: Callable[[Any], str], where: str) -> str:
         try:
-            choice: Any = response.json()["choices"][0]
-            content, reason = choice["message"]["content"], choice.get("finish_reason")
+            return read(response.json()["choices"][0])
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise RewardFailed(
-                f"{where} sent a reply without choices[0].message.content: {response.text[:200]!r}. Check that "
-                "base_url is the endpoint's root, which mostly ends in /v1."
+                f"{where} sent a reply without {read.__doc__}: {response.text[:200]!r}. Check that base_url is the "
+                "endpoint's root, which mostly ends in /v1, and that the endpoint gives what is asked for."
             ) from error
-        return content if isinstance(content, str) and reason != "length" else ""
 
     def _hint(self, response: httpx.Response) -> str:
         if response.status_code in (401, 403):
@@ -167,6 +193,20 @@ class Endpoint:
                     "Raise max_calls; with cache=FILE, answered questions cost nothing in the next run."
                 )
             self._num_calls += 1
+
+
+def _text_of(choice: Any) -> str:
+    """choices[0].message.content"""
+    content, reason = choice["message"]["content"], choice.get("finish_reason")
+    return content if isinstance(content, str) and reason != "length" else ""
+
+
+def _tokens_of(choice: Any) -> str:
+    """choices[0].logprobs.content[0].top_logprobs"""
+    top: list[Any] = choice["logprobs"]["content"][0]["top_logprobs"]
+    if not top:
+        raise ValueError("no tokens")
+    return json.dumps([[float(one["logprob"]), str(one["token"])] for one in top])
 
 
 class _Answers:

@@ -12,8 +12,9 @@ from unirl.core.errors import RewardFailed
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.check import check_config
 
+from .answerer import answerer
 from .config import JudgeConfig, PairwiseConfig
-from .question import Answerer, Question, pictures_of, sources_of
+from .question import Question, pictures_of, sources_of
 from .template import load
 
 __all__ = ["JudgeReward", "PairwiseReward", "build", "build_pairwise"]
@@ -37,35 +38,30 @@ class _Judged:
         check_config(config, key=f"reward.{self._name}")
         self._config = config
         self._template = load(config.template, key=f"reward.{self._name}.template")
-        self._judge = _judge_of(config, reward=self._name, device=device)
-
-    @property
-    def identity(self) -> str:
-        """Everything that the score depends on, as one line: template, its version and hash, judge, kind of answer."""
-        template = f"{self._template.name} {self._template.version} (sha256 {self._template.digest})"
-        where = f" at {self._config.base_url}" if self._config.base_url else ""
-        return f"{self._name}: template {template}, model {self._config.model}{where}, answer={self._config.answer}"
+        self._judge = answerer(config, device=device)
 
     def close(self) -> None:
         self._judge.close()
 
-    def _question(self, samples: ScoreInput, row: int, *images: Sequence[Image.Image]) -> Question:
+    def _question(self, samples: ScoreInput, row: int, images: Sequence[Image.Image], **texts: str) -> Question:
+        """texts: the completions that the template shows."""
         try:
-            text = self._template.filled(samples.inputs.prompts[row], samples.metadata[row])
+            text = self._template.filled(samples.inputs.prompts[row], samples.metadata[row], **texts)
         except KeyError as error:
             raise RewardFailed(
                 f"reward.{self._name}: sample {samples.sample_ids[row]!r} (prompt {samples.inputs.prompts[row]!r}) has "
                 f"no metadata {error.args[0]!r}, which the template {self._template.name!r} shows. Add it to the "
                 "prompt file."
             ) from error
-        return Question(text=text, images=tuple(image for group in images for image in group))
+        return Question(text=text, images=tuple(images))
 
     def _answers(self, questions: Sequence[Question]) -> list[tuple[float, ...] | None]:
         """The raw scores of each answer; None where it cannot be parsed."""
         with torch.no_grad():
             if self._config.answer == "expected":
                 return [*self._judge.expected(questions, self._template)]
-            return [self._template.parse(text) for text in self._judge.texts(questions)]
+            most = self._config.max_new_tokens
+            return [self._template.parse(text) for text in self._judge.texts(questions, max_new_tokens=most)]
 
 
 class JudgeReward(_Judged):
@@ -79,7 +75,9 @@ class JudgeReward(_Judged):
         pictures = pictures_of(samples, reward=self._name, num_frames=self._config.num_frames)
         nothing: tuple[Image.Image, ...] = ()
         sources = sources_of(samples, reward=self._name) if self._template.needs_source else [nothing] * len(pictures)
-        raw = self._answers([self._question(samples, row, sources[row], pictures[row]) for row in range(len(pictures))])
+        raw = self._answers(
+            [self._question(samples, row, (*sources[row], *pictures[row])) for row in range(len(pictures))]
+        )
         rules = self._template.rules
         filled = [scores or (0.0,) * len(rules) for scores in raw]
         names = ["raw"] if len(rules) == 1 else [rule.name for rule in rules]
@@ -91,28 +89,50 @@ class JudgeReward(_Judged):
 
 
 class PairwiseReward(_Judged):
-    """Samples of a group against each other."""
+    """Samples of a group against each other: images, videos or texts."""
 
     def score(self, samples: ScoreInput) -> Scores:
-        """Mean preference over the others of the group, 0 to 1; each pair is shown in both orders.
+        """Mean preference over the others of the group, 0 to 1, and 0.5 for a tie.
 
-        Component `compared`: comparisons of the sample whose answer could be parsed; `scored` is False where there are
-        none. Raises RewardFailed for a group of one sample.
+        Each pair is judged in both orders, and counts where both answers can be parsed: one of them alone would show
+        which place the judge prefers. Components: `compared`, answers about the sample that count, and `unparsed`,
+        those that do not; `scored` is False where none count. Raises RewardFailed for a group of one sample.
         """
-        pictures = pictures_of(samples, reward=self._name, num_frames=self._config.num_frames)
-        pairs = list(self._pairs(samples, pictures))
-        asked = [self._question(samples, first, pictures[first], pictures[second]) for first, second in pairs]
-        totals, counts = torch.zeros(len(pictures), dtype=torch.float64), torch.zeros(len(pictures))
-        for (first, second), raw in zip(pairs, self._answers(asked), strict=True):
-            if raw is not None:
-                for_second = self._template.value(raw)
-                for row, preference in ((first, 1 - for_second), (second, for_second)):
-                    totals[row] += preference
-                    counts[row] += 1
-        return Scores(values=(totals / counts.clamp(min=1)).float(), parts={"compared": counts}, scored=counts > 0)
+        assert isinstance(self._config, PairwiseConfig)
+        pictures: list[tuple[Image.Image, ...]] = []
+        texts: list[str] = []
+        if self._template.shows_texts:
+            texts = [self._judge.plain(text) for text in samples.of("text", reward=self._name).texts]
+            contents = [text.encode(errors="surrogatepass") for text in texts]
+        else:
+            pictures = pictures_of(samples, reward=self._name, num_frames=self._config.num_frames)
+            contents = [b"".join(image.tobytes() for image in shown) for shown in pictures]
+        pairs = list(self._pairs(samples, [hashlib.sha256(content).digest() for content in contents]))
+        asked = [
+            self._question(samples, one, (), first=texts[one], second=texts[other])
+            if texts
+            else self._question(samples, one, (*pictures[one], *pictures[other]))
+            for pair in pairs
+            for one, other in (pair, pair[::-1])
+        ]
+        answers = iter(self._answers(asked))
+        totals, compared, unparsed = torch.zeros(3, len(contents), dtype=torch.float64).unbind()
+        for (one, other), there, back in zip(pairs, answers, answers, strict=True):
+            if there is None or back is None:
+                unparsed[[one, other]] += 2
+                continue
+            for_other = self._template.value(there) + 1 - self._template.value(back)
+            compared[[one, other]] += 2
+            totals[one] += 2 - for_other
+            totals[other] += for_other
+        return Scores(
+            values=(totals / compared.clamp(min=1)).float(),
+            parts={"compared": compared.float(), "unparsed": unparsed.float()},
+            scored=compared > 0,
+        )
 
-    def _pairs(self, samples: ScoreInput, pictures: Sequence[tuple[Image.Image, ...]]) -> Iterator[tuple[int, int]]:
-        """Rows to compare, in both orders: each with the next ones of its group, on a circle ordered by content."""
+    def _pairs(self, samples: ScoreInput, digests: Sequence[bytes]) -> Iterator[tuple[int, int]]:
+        """Rows to compare: each with the next ones of its group, on a circle ordered by content."""
         assert isinstance(self._config, PairwiseConfig)
         groups: dict[str, list[int]] = {}
         for row, group in enumerate(samples.group_ids):
@@ -123,28 +143,12 @@ class PairwiseReward(_Judged):
                     f"reward.{self._name}: group {group!r} (prompt {samples.inputs.prompts[rows[0]]!r}) has one "
                     "sample; expected two or more to compare. Set data.samples_per_prompt to 2 or more."
                 )
-            # The order must not depend on where rows stand, nor the score on ids, unless two images are the same.
-            rows.sort(key=lambda row: (_digest(pictures[row]), samples.sample_ids[row]))
+            # The order must not depend on where rows stand, nor the score on ids, unless two samples are the same.
+            rows.sort(key=lambda row: (digests[row], samples.sample_ids[row]))
             others = min(self._config.opponents or len(rows), len(rows) - 1)
             chosen = {
                 frozenset((rows[place], rows[(place + step) % len(rows)]))
                 for place in range(len(rows))
                 for step in range(1, others + 1)
             }
-            for one, other in sorted(tuple(sorted(pair)) for pair in chosen):
-                yield one, other
-                yield other, one
-
-
-def _judge_of(config: JudgeConfig, *, reward: str, device: Any) -> Answerer:
-    if config.base_url:
-        from .endpoint import Endpoint
-
-        return Endpoint(config, reward=reward)
-    from .local import LocalJudge
-
-    return LocalJudge(config, reward=reward, device=device)
-
-
-def _digest(images: Sequence[Image.Image]) -> bytes:
-    return hashlib.sha256(b"".join(image.tobytes() for image in images)).digest()
+            yield from sorted((min(pair), max(pair)) for pair in chosen)

@@ -30,12 +30,21 @@ class Question:
 
 
 class Answerer(Protocol):
-    def texts(self, questions: Sequence[Question]) -> list[str]:
+    def texts(self, questions: Sequence[Question], *, max_new_tokens: int) -> list[str]:
         """The answer to each question; "" for one that is empty or cut off. Raises RewardFailed."""
         ...
 
     def expected(self, questions: Sequence[Question], template: Template) -> list[tuple[float, ...]]:
         """The expected value of each score of the template, for each question."""
+        ...
+
+    def stated(self, questions: Sequence[Question], answers: Sequence[frozenset[str]]) -> list[tuple[float, str]]:
+        """Probability that an answer begins with one of these spellings of a word, and the most probable first token,
+        for each question. Raises RewardFailed."""
+        ...
+
+    def plain(self, text: str) -> str:
+        """A text to quote in a question, in which no control token of the judge is one."""
         ...
 
     def close(self) -> None: ...

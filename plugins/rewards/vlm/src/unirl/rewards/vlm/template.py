@@ -9,6 +9,7 @@ A template is a TOML file:
     [scores.NAME]              # one or more
     range = [1, 5]             # the values that the text asks for
 
+A text that compares two completions has {first} and {second} as well.
 Optional: `needs_source` (the source image of an edit is shown first), `ignores_prompt` (for a text without {prompt});
 of a score `weight` (1), `zero` (the raw value that becomes 0; the low end of the range), and with `answer = "marker"`
 `marker` (the words before the number; NAME) or `pattern` (a regular expression whose one group is the number).
@@ -71,15 +72,21 @@ class Template:
         names = dict.fromkeys(_PLACEHOLDER.findall(self.text))
         return tuple(name.removeprefix("metadata.") for name in names if name.startswith("metadata."))
 
-    def filled(self, prompt: str, metadata: Mapping[str, Any]) -> str:
+    @property
+    def shows_texts(self) -> bool:
+        """Whether it compares two completions instead of pictures."""
+        return "{first}" in self.text
+
+    def filled(self, prompt: str, metadata: Mapping[str, Any], *, first: str = "", second: str = "") -> str:
         """The text with its placeholders filled in one pass: braces in a prompt stay as they are.
 
-        Raises KeyError for metadata that is missing.
+        first, second: the completions. Raises KeyError for metadata that is missing.
         """
+        named = {"prompt": prompt, "first": first, "second": second}
 
         def value(match: re.Match[str]) -> str:
             name = match.group(1)
-            return prompt if name == "prompt" else str(metadata[name.removeprefix("metadata.")])
+            return named[name] if name in named else str(metadata[name.removeprefix("metadata.")])
 
         return _PLACEHOLDER.sub(value, self.text)
 
@@ -155,8 +162,10 @@ def load(template: str, *, key: str) -> Template:
 def _check_placeholders(text: str, *, ignores_prompt: bool, where: str) -> None:
     names = _PLACEHOLDER.findall(text)
     for name in names:
-        if name != "prompt" and not re.fullmatch(r"metadata\.[\w.-]+", name):
+        if not re.fullmatch(r"prompt|first|second|metadata\.[\w.-]+", name):
             raise RecipeError(f"{where}: text: got {{{name}}}, expected {{prompt}} or {{metadata.KEY}}.")
+    if ("first" in names) != ("second" in names):
+        raise RecipeError(f"{where}: text: got one of {{first}} and {{second}}, expected both or none.")
     if ("prompt" in names) == ignores_prompt:
         result = "{prompt} and ignores_prompt = true" if ignores_prompt else "a text without {prompt}"
         raise RecipeError(

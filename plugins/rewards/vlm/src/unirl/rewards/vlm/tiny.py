@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
@@ -20,9 +20,13 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 from unirl.numerics.model_files import no_progress_bars
 
-__all__ = ["write", "write_hpsv3"]
+if TYPE_CHECKING:
+    from .config import HeadConfig
+
+__all__ = ["write", "write_edit_reward", "write_hpsv3"]
 
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
+_VISION = {"depth": 2, "hidden_size": 32, "num_heads": 2, "patch_size": 14}
 _CHAT = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{% for part in message.content %}"
     "{{ '<|vision_start|><|image_pad|><|vision_end|>' if part.type == 'image' else part.text }}"
@@ -33,21 +37,7 @@ _CHAT = (
 def write(folder: Path, *, seed: int) -> Mapping[str, Any]:
     """Write a `Qwen2_5_VLForConditionalGeneration` of 0.1 M random parameters; returns the settings that load it."""
     tokenizer = _processor_files(folder)
-    config = Qwen2_5_VLConfig(
-        text_config=_text_config(tokenizer),
-        vision_config={
-            "depth": 2,
-            "hidden_size": 32,
-            "num_heads": 2,
-            "intermediate_size": 48,
-            "patch_size": 14,
-            "out_hidden_size": 32,
-            "window_size": 56,
-            "fullatt_block_indexes": [1],
-        },
-        **_token_ids(tokenizer),
-    )
-    model = _scrambled(Qwen2_5_VLForConditionalGeneration, config, seed=seed)
+    model = _scrambled(Qwen2_5_VLForConditionalGeneration, _qwen25_config(tokenizer), seed=seed)
     model.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.pad_token_id]
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     with no_progress_bars(transformers_logging):
@@ -60,39 +50,77 @@ def write_hpsv3(folder: Path, *, seed: int) -> Mapping[str, Any]:
 
     The names of the weights are those of the published file: a state dict of transformers before 4.52.
     """
+    from .config import Hpsv3Config
+
+    old = {"model.visual.": "visual.", "model.language_model.": "model."}
+    return _write_heads(folder, Hpsv3Config(), Qwen2VLForConditionalGeneration, _qwen2_config, old=old, seed=seed)
+
+
+def write_edit_reward(folder: Path, *, seed: int) -> Mapping[str, Any]:
+    """Write model.safetensors of two heads on a tiny Qwen2.5-VL, that base, and both instructions; returns the settings
+    that load them.
+
+    The names of the weights are those of the published file: a state dict of transformers 4.57.
+    """
+    from .config import EditRewardConfig
+
+    return _write_heads(
+        folder, EditRewardConfig(), Qwen2_5_VLForConditionalGeneration, _qwen25_config, old={}, seed=seed
+    )
+
+
+def _write_heads(
+    folder: Path,
+    settings: HeadConfig,
+    cls: Any,
+    config_of: Callable[[Any], Any],
+    *,
+    old: Mapping[str, str],
+    seed: int,
+) -> Mapping[str, Any]:
+    """old: how names of weights began, by how they begin now."""
     from .config import REWARD_TOKEN
-    from .hpsv3 import WEIGHTS, head_of
+    from .preference import head_of
 
     base = folder / "base"
     tokenizer = _processor_files(base)
-    config: Any = Qwen2VLConfig(
-        # As published, the base has more embeddings than tokens.
-        text_config={**_text_config(tokenizer), "vocab_size": len(tokenizer) + 7},
-        vision_config={
-            "depth": 2,
-            "embed_dim": 32,
-            "hidden_size": 32,
-            "num_heads": 2,
-            "mlp_ratio": 2,
-            "patch_size": 14,
-        },
-        **_token_ids(tokenizer),
-    )
+    config = config_of(tokenizer)
+    # As published, the base has more embeddings than tokens.
+    config.text_config.vocab_size = len(tokenizer) + 7
     config.save_pretrained(base)
     config.text_config.vocab_size = len(tokenizer) + 1
-    model = _scrambled(Qwen2VLForConditionalGeneration, config, seed=seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        head = head_of(config.text_config.hidden_size)
-    old = {"model.visual.": "visual.", "model.language_model.": "model."}
-    weights = {f"rm_head.{name}": value for name, value in head.state_dict().items()}
+    model = _scrambled(cls, config, seed=seed)
+    weights: dict[str, Any] = {}
     for name, value in model.state_dict().items():
         start = next((start for start in old if name.startswith(start)), "")
         weights[old.get(start, "") + name.removeprefix(start)] = value.clone()
-    save_file(weights, folder / WEIGHTS)
-    instruction = folder / "instruction.txt"
-    instruction.write_text(f"How good is this picture of: {{prompt}}\nRating: {REWARD_TOKEN}", encoding="utf-8")
-    return {"model": str(folder), "base": str(base), "instruction": str(instruction), "num_pixels": 4 * 28 * 28}
+    result = {"model": str(folder), "base": str(base), "num_pixels": 4 * 28 * 28}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for prefix, setting in settings.heads.items():
+            head = head_of(config.text_config.hidden_size)
+            weights |= {f"{prefix}.{name}": value for name, value in head.state_dict().items()}
+            file = folder / f"{setting}.txt"
+            file.write_text(f"How good is this {setting}: {{prompt}}\nRating: {REWARD_TOKEN}", encoding="utf-8")
+            result[setting] = str(file)
+    save_file(weights, folder / settings.weights)
+    return result
+
+
+def _qwen2_config(tokenizer: Any) -> Any:
+    vision = {**_VISION, "embed_dim": 32, "mlp_ratio": 2}
+    return Qwen2VLConfig(text_config=_text_config(tokenizer), vision_config=vision, **_token_ids(tokenizer))
+
+
+def _qwen25_config(tokenizer: Any) -> Any:
+    vision = {
+        **_VISION,
+        "intermediate_size": 48,
+        "out_hidden_size": 32,
+        "window_size": 56,
+        "fullatt_block_indexes": [1],
+    }
+    return Qwen2_5_VLConfig(text_config=_text_config(tokenizer), vision_config=vision, **_token_ids(tokenizer))
 
 
 def _processor_files(folder: Path) -> Any:
