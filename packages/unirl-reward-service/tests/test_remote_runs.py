@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,12 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from reward_services import NUMBER, RunningService, running, samples
 from unirl.core.errors import CheckpointError, RewardFailed
 from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.roles import ScoreInput, Scores
+from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
 from unirl.reward_service.loading import load_reward
@@ -33,7 +36,37 @@ scorers:
   light: {{use: brightness}}
   shapes: {{use: shapes}}
   exact: {{use: exact-match}}
+  change: {{use: change}}
 """
+CHANGE = """
+import torch
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.roles import Scores
+from unirl.core.specs.config import RewardConfig
+from unirl.core.specs.spec import RewardSpec
+from unirl.numerics.media import load_image
+
+class Change:
+    def score(self, samples):
+        rows = zip(samples.media.arrays, samples.inputs.media, strict=True)
+        changes = [[(image - load_image(ref)).abs().mean() for ref in refs] for image, refs in rows]
+        return Scores(
+            values=torch.stack([sum(one) / len(one) for one in changes]),
+            parts={"first": torch.stack([one[0] for one in changes])},
+        )
+
+    def close(self):
+        pass
+
+def build(config, *, device):
+    return Change()
+
+@hookimpl
+def unirl_rewards():
+    own = {"build": f"{__name__}:build", "config": "unirl.core.specs.config:RewardConfig", "parts": ("first",)}
+    return [RewardSpec(name="change", summary="s", scale="0 to 1", range=(0.0, 1.0), media="image", **own)]
+"""
+"""How far an image is from those that it is made from."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +76,9 @@ def catalog() -> Catalog:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    with running(tmp_path_factory.mktemp("first"), SETTINGS + NUMBER) as result:
+    folder = tmp_path_factory.mktemp("plugins")
+    (folder / "planted_change.py").write_text(CHANGE)
+    with running(tmp_path_factory.mktemp("first"), SETTINGS + NUMBER, UNIRL_PLUGINS_DIR=str(folder)) as result:
         yield result
 
 
@@ -110,13 +145,37 @@ def test_raw_pixels_keep_every_bit_and_texts_their_order(service: RunningService
     assert scores.values.tolist() == [float(n == 7) for n in range(20)]
 
 
+@pytest.mark.parametrize("encoding", ["raw", "webp"])
+def test_rewards_that_read_source_images_give_the_scores_of_this_process(
+    service: RunningService, tmp_path: Path, encoding: str
+) -> None:
+    """Three edits of one photograph and one of another; equal inputs in one request and in several."""
+    for name in "ab":
+        Image.effect_noise((9, 7), 90).convert("RGB").save(tmp_path / f"{name}.jpg")
+    refs = {name: MediaRef(modality="image", role="source", uri=str(tmp_path / f"{name}.jpg")) for name in "ab"}
+    media = [(refs[name],) if name == "a" else (refs["b"], refs["a"]) for name in "aaba"]
+    pixels = torch.randint(256, (4, 3, 7, 9), generator=torch.Generator().manual_seed(2)) / 255
+    batch = dataclasses.replace(
+        samples(["x"] * 4, pixels=pixels),
+        inputs=Inputs(ids=tuple("aaba"), prompts=("x",) * 4, texts=("x",) * 4, media=tuple(media)),
+    )
+    scope: dict[str, Any] = {"__name__": "planted_here"}
+    exec(CHANGE, scope)
+    own = scope["build"](None, device="cpu").score(batch)
+    assert len(set(own.values.tolist())) == 4
+    for size in (4, 3):
+        config = remote(service, scorer="change", encoding=encoding, batch_size=size, parts=["first"])
+        scores = scores_of(config, batch)
+        assert torch.equal(scores.values, own.values) and torch.equal(scores.parts["first"], own.parts["first"])
+
+
 def test_what_the_scorer_refuses_fails_with_its_words(service: RunningService) -> None:
     batch = samples(["1", "2"], pixels=torch.full((2, 3, 4, 4), 2.0))
     with pytest.raises(RewardFailed, match=r"reward_failed: reward\.brightness: sample 's0'.*must lie in"):
         scores_of(remote(service, scorer="light"), batch)
     with pytest.raises(RewardFailed, match="got image, expected text"):
         scores_of(remote(service, scorer="exact"), batch)
-    with pytest.raises(RewardFailed, match="not_found: scorer: got 'nobody', expected one of exact, light"):
+    with pytest.raises(RewardFailed, match="not_found: scorer: got 'nobody', expected one of change, exact, light"):
         scores_of(remote(service, scorer="nobody"), batch)
     with pytest.raises(RewardFailed, match="parts: got 'hue', expected some of the scorer's: color"):
         scores_of(remote(service, scorer="shapes", parts=["hue"]), batch)
