@@ -210,7 +210,11 @@ def with_entry(entry: Raw | Encoded) -> WireSamples:
         (with_source(Encoded(codec="png", files=[GOOD, GOOD])), "bad_media", "2 image files for image"),
         (with_source(Encoded(codec="png", files=[GOOD[:-25]])), "bad_media", "damaged|not a png"),
         (with_source(Raw(dtype="float32", shape=[1, 4, 4], data=bytes(64))), "bad_request", "Media.values of image"),
-        (with_source(Raw(dtype="float16", shape=[3, 1, 1], data=b"\0\x7e" * 3)), "bad_media", "'a': got pixels from nan"),
+        (
+            with_source(Raw(dtype="float16", shape=[3, 1, 1], data=b"\0\x7e" * 3)),
+            "bad_media",
+            "'a': got pixels from nan",
+        ),
         (with_source(Raw(dtype="float32", shape=[3, 4, 4], data=bytes(100))), "bad_media", "expected 192 bytes"),
         (with_source(STATED.media[0], name="c"), "bad_request", "samples.sources: got 'c', which no sample has"),
         (

@@ -6,9 +6,10 @@ import dataclasses
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -193,10 +194,6 @@ def test_a_dead_service_fails_the_run_after_its_deadline_with_one_error() -> Non
 
 SMALL = [
     "~reward.shapes",
-    "+reward@reward.far=remote",
-    "reward.far.scorer=number",
-    "reward.far.deadline_s=30",
-    "reward.far.batch_size=2",
     "data.prompts_per_step=2",
     "data.samples_per_prompt=4",
     "data.eval=null",
@@ -204,49 +201,91 @@ SMALL = [
     "train.updates_per_step=1",
     "run.media_every=0",
     "run.threads=1",
-    "run.max_steps=3",
+    "run.max_steps=4",
     "~tracker.report",
 ]
+FAR = ["+reward@reward.far=remote", "reward.far.scorer=number", "reward.far.deadline_s=30", "reward.far.batch_size=2"]
+
+
+class Held:
+    """A service whose scorer waits in each call of `number`."""
+
+    def __init__(self, service: RunningService) -> None:
+        self._files = [service._log.with_name(f"scored.txt.{end}") for end in ("hold", "held")]
+        self._files[0].touch()
+
+    def wait(self) -> None:
+        """Until a call waits."""
+        until = time.monotonic() + 120
+        while not self._files[1].exists():
+            assert time.monotonic() < until, "no request came"
+            time.sleep(0.01)
+
+    def release(self) -> None:
+        for file in self._files:
+            file.unlink()
+
+
+def steps_of(folder: Path) -> list[dict[str, float]]:
+    lines = (folder / "events.jsonl").read_text().splitlines() if folder.exists() else []
+    return [event["metrics"] for event in map(json.loads, lines) if event["kind"] == "step"]
+
+
+def scored_images(*folders: Path) -> list[str]:
+    """Image and score of each sample that a reward `number` scored to the end."""
+    return sorted(line for folder in folders for line in (folder / "scored.txt.done").read_text().splitlines())
 
 
 @pytest.mark.slow
-def test_a_run_outlives_one_of_its_services_and_goes_on_with_the_same_version_alone(
-    service: RunningService, catalog: Catalog, tmp_path: Path, request: pytest.FixtureRequest
+def test_a_run_outlives_a_scorer_and_a_service_killed_within_its_steps(
+    service: RunningService, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "run"
+    """Each is killed while it scores, in the first and the second step; then the run is resumed, and goes on with the
+    same version alone. Images, scores and losses are those of a run that scores in its own process."""
+    here, there = tmp_path / "here", tmp_path / "there"
 
     def run(*words: str, resume: Path | None = None) -> None:
         overrides = [*SMALL, *words]
         train(compose("quickstart", overrides, catalog=catalog), catalog=catalog, resume=resume, overrides=overrides)
 
+    monkeypatch.setenv("SCORED", str(tmp_path / "scored.txt"))
+    target = f"reward.far.target={service._log.with_name('number.py')}:number"
+    run("+reward@reward.far=function", target, "run.stop_at=3", f"run.dir={here}")
+
     with running(tmp_path / "other", "scorers:" + NUMBER) as other:
-        urls = f"reward.far.urls=[{service.url},{other.url}]"
-        run(urls, "run.stop_at=1", f"run.dir={folder}")
-        reward = build(remote(service, other, scorer="number", batch_size=2, concurrency=8), device="cpu")
-        request.addfinalizer(reward.close)
-        before = other.metric("unirl_reward_samples_total")
-        assert before
-        calls = [service._log.with_name("scored.txt"), other._log.with_name("scored.txt")]
-        called = sum(len(file.read_text().split("|")) for file in calls)
-        results: list[Scores] = []
-        thread = threading.Thread(target=lambda: results.append(reward.score(samples([str(n) for n in range(120)]))))
-        thread.start()
-        while other.metric("unirl_reward_samples_total") < before + 10:
-            time.sleep(0.01)
-        os.kill(other.process.pid, signal.SIGKILL)
-        thread.join()
-    # Every sample has its own score; scored again were at most requests that the dead service had taken: 8 of 2.
-    assert results[0].values.tolist() == [float(n) for n in range(120)]
-    assert 120 <= sum(len(file.read_text().split("|")) for file in calls) - called <= 120 + 16
-    run(urls, "run.stop_at=2", resume=folder)
-    steps = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    assert sum(event["kind"] == "step" for event in steps) == 2
+
+        def kill() -> None:
+            first.wait()
+            os.kill(other.pid_of("number"), signal.SIGKILL)
+            first.release()
+            while len(steps_of(there)) < 1:
+                time.sleep(0.01)
+            Held(other).wait()
+            os.kill(other.process.pid, signal.SIGKILL)
+
+        service._log.with_name("scored.txt.done").unlink(missing_ok=True)
+        words = (*FAR, f"reward.far.urls=[{service.url},{other.url}]")
+        first = Held(other)
+        with ThreadPoolExecutor(1) as thread:
+            killed = thread.submit(kill)
+            run(*words, "run.stop_at=2", f"run.dir={there}")
+            killed.result()
+        assert other.process.wait(timeout=20) == -signal.SIGKILL
+    run(*words, "run.stop_at=3", resume=there)
+
+    assert scored_images(service._log.parent, tmp_path / "other") == scored_images(tmp_path)
+    assert len(set(scored_images(tmp_path))) == 3 * 8
+    expected, result = steps_of(here), steps_of(there)
+    for key in ("reward/far", "reward_mean", "reward_std", "loss", "grad_norm"):
+        assert [step[key] for step in result] == [step[key] for step in expected], key
 
     # Other code under the same name, which a scorer has from its next start on.
-    with service._log.with_name("number.py").open("a") as code:
-        code.write("# changed\n")
-    os.kill(service.pid_of("number"), signal.SIGKILL)
-    with pytest.raises(RewardFailed, match=r"version_mismatch: version: scorer 'number' is [0-9a-f]{64}, expected"):
-        reward.score(samples(["1", "2"]))
+    reward = build(remote(service, scorer="number"), device="cpu")
+    with closing(reward):
+        with service._log.with_name("number.py").open("a") as code:
+            code.write("# changed\n")
+        os.kill(service.pid_of("number"), signal.SIGKILL)
+        with pytest.raises(RewardFailed, match=r"version_mismatch: version: scorer 'number' is [0-9a-f]{64}, expected"):
+            reward.score(samples(["1", "2"]))
     with pytest.raises(CheckpointError, match=r"reward\.far\.scorer: number has changed since this run began"):
-        run(urls, resume=folder)
+        run(*words, resume=there)

@@ -66,8 +66,13 @@ def machines(warm_python: str) -> Iterator[Cluster]:
 def test_three_machines_train_as_one_process_does(machines: Cluster, tmp_path: Path) -> None:
     """And a fourth one with two GPUs scores: each of the reward's two workers sees one of them."""
     (tmp_path / "light.py").write_text(LIGHT)
-    own = ("run.device=cpu", "+reward@reward.own=function", f"reward.own.target={tmp_path}/light.py:light")
-    words = ("launcher=ray", f"launcher.address={machines.address}", *SPREAD, "run.reward_overlap_groups=1")
+    own = (
+        "run.device=cpu",
+        "+reward@reward.own=function",
+        "reward.own.weight=0",
+        f"reward.own.target={tmp_path}/light.py:light",
+    )
+    words = ("launcher=ray", f"launcher.address={machines.address}", *SPREAD)
     gpus = machines.add_node(num_cpus=0, num_gpus=2, object_store_memory=100 * 2**20, include_dashboard=False)
     try:
         dedicated = ("+launcher.dedicated_rewards.own=2", "+launcher.dedicated_gpus.own=1")
