@@ -6,10 +6,13 @@ import dataclasses
 import json
 import os
 import signal
+import sys
 import time
+import venv
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +193,35 @@ def test_a_dead_service_fails_the_run_after_its_deadline_with_one_error() -> Non
         RewardFailed, match=r"no replica gave a reply within deadline_s = 0\.3: http://127\.0\.0\.1:9: .*:10:"
     ):
         build(config, device="cpu")
+
+
+def test_a_reward_has_a_service_of_its_own_with_a_scorer_in_its_own_environment(tmp_path: Path) -> None:
+    venv.create(tmp_path / "env")
+    (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    (site / "also.pth").write_text("\n".join(entry for entry in sys.path if entry))
+    (site / "only_in_this_environment.py").write_text("VALUE = 7.25\n")
+    (tmp_path / "mine.py").write_text(
+        "import os, only_in_this_environment as own\n"
+        "def score(images, prompts): return [own.VALUE if p == 'value' else os.getpid() for p in prompts]\n"
+    )
+    file = tmp_path / "rewards.yaml"
+    file.write_text(
+        f"scorers: {{mine: {{use: function, settings: {{target: '{tmp_path}/mine.py:score'}},"
+        f" python: {tmp_path}/env/bin/python}}}}"
+    )
+    with closing(build(RemoteConfig(serve=str(file), scorer="mine"), device="cpu")) as reward:
+        value, pid = reward.score(samples(["value", "pid"])).values.tolist()
+        assert value == 7.25
+        os.kill(int(pid), 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)
+    # Not in this one.
+    assert find_spec("only_in_this_environment") is None
+    file.write_text("scorers: {}")
+    with pytest.raises(
+        RewardFailed, match=r"the service of .*rewards\.yaml ended with exit code 2: .*scorers: got none"
+    ):
+        build(RemoteConfig(serve=str(file), scorer="mine"), device="cpu")
 
 
 SMALL = [
