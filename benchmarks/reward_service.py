@@ -66,7 +66,7 @@ async def load(url: str, args: argparse.Namespace, pids: dict[str, int]) -> None
         async def client() -> None:
             for number in numbers:
                 name = f"{number:032}"
-                # The id has a place of its own in the bytes; encoding them again would load this process.
+                # Only the id differs; encoding each request anew would load this process.
                 content = bodies[number % 64].replace(b"0" * 32, name.encode(), 1)
                 began = time.perf_counter()
                 while True:

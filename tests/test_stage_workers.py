@@ -50,7 +50,7 @@ def test_stages_without_workers_of_their_own_share_the_others(
 ) -> None:
     config = RayConfig(placement="separate", rollout_workers=2, stage_workers=workers)
     result = [place for place in places(config, on_cuda=False, stages=["rewrite", "image"]) if place.role == "rollout"]
-    assert [place.stages for place in result] == expected
+    assert [place.serves for place in result] == expected
     assert [place.name for place in result] == [f"rollout-{number}" for number in range(len(expected))]
 
 
@@ -81,7 +81,7 @@ def test_a_worker_holds_the_model_of_its_stage_alone(recipe: Path, ray_here: Non
         pools: dict[tuple[str, ...], list[Actor]] = {}
         for actor in cluster._actors:
             if actor.place.role == "rollout":
-                pools.setdefault(actor.place.stages, []).append(actor)
+                pools.setdefault(actor.place.serves, []).append(actor)
         writer, (first, second) = pools["rewrite",], pools["image",]
         assert len({actor.facts.pid for actor in (*writer, first, second)}) == 3
         # The frozen painter is on the workers of its stage, and the writer on the other one.

@@ -21,18 +21,29 @@ from unirl.core.types.media import Media
 from unirl.numerics.score_wire import FORMAT, ScoreRequest, encode, from_samples
 
 FUNCTION = '''
-import os, time
+import hashlib, os, time
 
 def number(images, prompts):
-    """The number that each prompt is, or the mean of its image; each call leaves a line."""
-    with open(os.environ["SCORED"], "a") as log:
+    """The number that each prompt is, or the mean of its image.
+
+    Each call leaves a line when it begins, and one for each image when it ends. It waits while there is a file `hold`.
+    """
+    path = os.environ["SCORED"]
+    with open(path, "a") as log:
         log.write("".join(f"{prompt}|" for prompt in prompts) + "\\n")
+    while os.path.exists(path + ".hold"):
+        open(path + ".held", "w").close()
+        time.sleep(0.01)
     if "die" in prompts:
         os._exit(7)
     time.sleep(60 if "hang" in prompts else 0.03)
     if "no number" in prompts:
         raise ValueError("not a number")
-    return [float(p) if p[0].isdigit() else sum(i.resize((1, 1)).getpixel((0, 0))) for i, p in zip(images, prompts)]
+    pairs = list(zip(images, prompts))
+    values = [float(p) if p[0].isdigit() else sum(i.resize((1, 1)).getpixel((0, 0))) for i, p in pairs]
+    with open(path + ".done", "a") as log:
+        log.writelines(f"{hashlib.sha256(i.tobytes()).hexdigest()} {v}\\n" for i, v in zip(images, values))
+    return values
 '''
 NUMBER = """
   number:
@@ -108,7 +119,7 @@ def running(folder: Path, settings: str, *, key: str = "", **environment: str) -
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         try:
-            process.wait(timeout=20)
+            process.wait(timeout=60)
         finally:
             process.kill()
             process.wait()

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import struct
 import zlib
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,18 +15,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from unirl.core.errors import DataError
 from unirl.core.roles import ScoreInput
 from unirl.core.types.batch import same
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
 from unirl.core.types.track import Status
+from unirl.numerics.media import LoadedImage, load_image
 from unirl.numerics.score_wire import (
     FORMAT,
     Encoded,
     Raw,
     ScoreReply,
     ScoreRequest,
+    Source,
     WireError,
     WireLimits,
     WireSamples,
@@ -60,6 +64,7 @@ def pixels(*shape: int) -> torch.Tensor:
     return torch.randint(256, shape, generator=torch.Generator().manual_seed(3)).float() / 255
 
 
+SOURCES = [LoadedImage.of(pixels(3, 6, 4 + n), role=role) for n, role in enumerate(("source", "condition"))]
 BATCHES = {
     "images": samples(3, media=Media(kind="image", values=pixels(3, 3, 5, 7))),
     "images of several sizes": samples(2, media=Media(kind="image", values=(pixels(3, 5, 7), pixels(3, 8, 2)))),
@@ -73,6 +78,16 @@ BATCHES = {
         lengths=(3, 4),
     ),
     "no media": samples(2),
+    "edits": samples(
+        3,
+        inputs=Inputs(
+            ids=("a", "b", "a"),
+            prompts=("x", "y", "z"),
+            texts=("x", "y", "x"),
+            media=((SOURCES[0], SOURCES[1]), (), (SOURCES[0], SOURCES[1])),
+        ),
+        media=Media(kind="image", values=pixels(3, 3, 5, 7)),
+    ),
 }
 
 
@@ -88,7 +103,7 @@ def test_samples_arrive_as_they_were_sent(name: str) -> None:
 
 
 @pytest.mark.parametrize("codec", ["png", "webp"])
-@pytest.mark.parametrize("name", ["images", "images of several sizes", "videos"])
+@pytest.mark.parametrize("name", ["images", "images of several sizes", "videos", "edits"])
 def test_image_files_keep_pixels_of_8_bits(name: str, codec: str) -> None:
     arrived = to_samples(read_request(body(BATCHES[name], codec=codec), limits=LIMITS).samples)
     assert same(arrived, BATCHES[name])
@@ -102,11 +117,43 @@ def test_pixels_that_a_file_would_hide_are_refused() -> None:
             from_samples(samples(2, media=Media(kind="image", values=bad)), codec="png")
 
 
-def test_samples_made_from_media_are_refused() -> None:
-    ref = MediaRef(modality="image", role="source", uri="/etc/passwd")
-    inputs = Inputs(ids=("a",), prompts=("a",), texts=("a",), media=((ref,),))
-    with pytest.raises(WireError, match=r"'s0' is made from media \('source'\)"):
-        from_samples(samples(1, inputs=inputs), codec="raw")
+def of_media(*refs: tuple[MediaRef, ...], ids: str) -> Inputs:
+    return Inputs(ids=tuple(ids), prompts=tuple(ids), texts=tuple(ids), media=refs)
+
+
+@pytest.mark.parametrize("codec", ["raw", "png", "webp"])
+def test_source_images_arrive_as_their_files_are_read_and_each_input_once(codec: Any, tmp_path: Path) -> None:
+    """A photograph turned by its EXIF data, one with transparency, and grey of 16 bits, which image files round."""
+    file, clear, grey = (tmp_path / name for name in ("turned.jpg", "clear.png", "grey.png"))
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.effect_noise((9, 5), 80).convert("RGB").save(file, exif=turned)
+    Image.effect_noise((6, 6), 80).convert("RGBA").save(clear)
+    Image.linear_gradient("L").resize((8, 8)).convert("I;16").point(lambda level: level * 200 + 7).save(grey)
+    refs = [
+        MediaRef(modality="image", role="source", uri=str(file)),
+        MediaRef(modality="image", role="first_frame", uri=str(clear)),
+    ]
+    if codec == "raw":
+        refs.append(MediaRef(modality="image", role="condition", uri=str(grey)))
+    wire = from_samples(samples(3, inputs=of_media(tuple(refs), (), tuple(refs), ids="aba")), codec=codec)
+    assert list(wire.sources) == ["a"] and len(wire.sources["a"]) == len(refs)
+    request = ScoreRequest(format=FORMAT, id="0123456789", scorer="x", version="", samples=wire)
+    assert str(tmp_path).encode() not in encode(request)
+    first, none, again = to_samples(read_request(encode(request), limits=LIMITS).samples).inputs.media
+    assert none == () and again == first
+    assert [ref.role for ref in first] == [ref.role for ref in refs]
+    for arrived, ref in zip(first, refs, strict=True):
+        assert torch.equal(load_image(arrived), load_image(ref))
+
+
+def test_inputs_that_are_no_images_or_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    video = MediaRef(modality="video", role="source", uri=str(tmp_path / "a.mp4"))
+    with pytest.raises(WireError, match=r"input 'a' is made from video \('source'\), expected images alone"):
+        from_samples(samples(1, inputs=of_media((video,), ids="a")), codec="raw")
+    missing = MediaRef(modality="image", role="source", uri=str(tmp_path / "a.png"))
+    with pytest.raises(DataError, match=r"a\.png' \(source\): it cannot be opened"):
+        from_samples(samples(1, inputs=of_media((missing,), ids="a")), codec="raw")
 
 
 def test_metadata_that_msgpack_lacks_is_refused() -> None:
@@ -134,6 +181,11 @@ GOOD = file_of("RGB")
 STATED = from_samples(BATCHES["images"], codec="png")
 
 
+def with_source(entry: Raw | Encoded, name: str = "a") -> WireSamples:
+    edits = from_samples(BATCHES["edits"], codec="png")
+    return msgspec.structs.replace(edits, sources={**edits.sources, name: [Source(role="source", pixels=entry)]})
+
+
 def with_entry(entry: Raw | Encoded) -> WireSamples:
     return msgspec.structs.replace(STATED, media=[*(STATED.media or ())[:2], entry])
 
@@ -153,6 +205,26 @@ def with_entry(entry: Raw | Encoded) -> WireSamples:
         (with_entry(Raw(dtype="float32", shape=[4, 4], data=bytes(64))), "bad_media", "3 dims"),
         (with_entry(Raw(dtype="float32", shape=[4, 4, 4], data=bytes(256))), "bad_request", "Media.values of image"),
         (with_entry(Raw(dtype="float32", shape=[3, 2**40, 2**40], data=b"")), "bad_media", "got 0 bytes"),
+        (with_source(Encoded(codec="png", files=[png(65, 64, b"")])), "too_large", r"sources\['a'\]\[0\]: got 65 x 64"),
+        (with_source(Encoded(codec="png", files=[png(60000, 60000, b"")])), "too_large", "60000|decompression bomb"),
+        (with_source(Encoded(codec="png", files=[GOOD, GOOD])), "bad_media", "2 image files for image"),
+        (with_source(Encoded(codec="png", files=[GOOD[:-25]])), "bad_media", "damaged|not a png"),
+        (with_source(Raw(dtype="float32", shape=[1, 4, 4], data=bytes(64))), "bad_request", "Media.values of image"),
+        (
+            with_source(Raw(dtype="float16", shape=[3, 1, 1], data=b"\0\x7e" * 3)),
+            "bad_media",
+            "'a': got pixels from nan",
+        ),
+        (with_source(Raw(dtype="float32", shape=[3, 4, 4], data=bytes(100))), "bad_media", "expected 192 bytes"),
+        (with_source(STATED.media[0], name="c"), "bad_request", "samples.sources: got 'c', which no sample has"),
+        (
+            msgspec.structs.replace(
+                with_source(Encoded(codec="png", files=[png(64, 64, b"")])),
+                media=[Encoded(codec="png", files=[png(64, 32, b"")])] * 3,
+            ),
+            "too_large",
+            "got 10240 pixels, expected at most 8192 in a request",
+        ),
         (msgspec.structs.replace(STATED, prompts=[b"a"]), "bad_request", "samples.prompts: got 1 entries for 3"),
         (msgspec.structs.replace(STATED, prompts=[b"\xff"] * 3), "bad_request", "utf-8"),
         (msgspec.structs.replace(STATED, status=[0, 1, 9]), "bad_request", "9 is not a valid Status"),
@@ -178,7 +250,8 @@ def test_what_does_not_fit_is_refused_by_name(wire: WireSamples, code: str, mess
 def test_an_empty_request_another_format_and_a_wrong_id_are_refused() -> None:
     for changed, message in (
         (body(samples(0)), "got no samples"),
-        (body(samples(1), format=2), "format: got 2, expected 1"),
+        (body(samples(1), format=1), "format: got 1, expected 2"),
+        (body(samples(1), format=3).replace(b"metadata", b"whatever"), "format: got 3, expected 2"),
         (body(samples(1), id="../../etc"), r"matching regex .*\$\.id"),
         (body(samples(1)) + b"x", "trailing"),
         (b"", "not a valid ScoreRequest"),
@@ -243,7 +316,6 @@ def test_scores_arrive_with_their_parts_and_with_samples_that_have_none() -> Non
         ({"parts": {"p": [1.0]}}, r"parts\['p'\]: got 1 numbers"),
         ({"scored": [True]}, "scored: got 1 numbers"),
         ({"id": "other"}, "the reply to request 'other'"),
-        ({"format": 2}, "format: got 2"),
     ],
 )
 def test_a_reply_that_does_not_fit_the_samples_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -252,6 +324,8 @@ def test_a_reply_that_does_not_fit_the_samples_is_refused(fields: dict[str, Any]
 
 
 def test_a_reply_of_another_shape_is_refused() -> None:
+    with pytest.raises(WireError, match="format: got 1, expected 2; update the older side"):
+        decode(encode(reply(format=1)), ScoreReply)
     nested = msgspec.msgpack.encode({**msgspec.structs.asdict(reply()), "values": [[0.5], [1.0]]})
     with pytest.raises(WireError, match=r"\$.values"):
         decode(nested, ScoreReply)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import signal
@@ -19,6 +20,8 @@ import msgspec
 import pytest
 import torch
 from reward_services import NUMBER, RunningService, request, running, samples
+from unirl.core.roles import ScoreInput
+from unirl.numerics.media import LoadedImage
 from unirl.numerics.score_wire import Encoded, ScoreReply, ScoreRequest, decode, encode
 from unirl.reward_service.errors import STATUS
 
@@ -86,6 +89,13 @@ def test_a_scorers_environment_has_no_keys(service: RunningService) -> None:
     assert b"SCORED=" in environment and b"TEST_REWARD_KEYS" not in environment
 
 
+def edits(prompts: list[str], *, pixels: torch.Tensor) -> ScoreInput:
+    """Samples that are all made from one image."""
+    batch, source = samples(prompts), LoadedImage.of(pixels, role="source")
+    inputs = dataclasses.replace(batch.inputs, media=((source,),) * len(batch))
+    return dataclasses.replace(batch, inputs=inputs)
+
+
 def test_every_error_has_its_code(service: RunningService) -> None:
     batch = samples(["1"])
     bad = request("e-chars-0", batch)
@@ -104,6 +114,7 @@ def test_every_error_has_its_code(service: RunningService) -> None:
         ),
         (bytes(2_000_001), "too_large"),
         (request("e-pixels-1", samples(["1"], pixels=torch.zeros(1, 3, 257, 256))), "too_large"),
+        (request("e-source-1", edits(["1"], pixels=torch.zeros(3, 257, 256)), codec="png"), "too_large"),
     ):
         assert error(service.post(body)) == code
     assert error(service.http.post("/v1/score", content=iter([bad]))) == "length_required"
@@ -227,6 +238,9 @@ def test_changed_bytes_of_requests_get_an_error_or_scores(service: RunningServic
         request("z-fuzz-00", samples(["1", "2"]), scorer=scorer, codec=codec)
         for scorer in ("light", "number")
         for codec in ("raw", "png", "webp")
+    ]
+    seeds += [
+        request("z-fuzz-00", edits(["1", "2"], pixels=torch.rand(3, 5, 6)), codec=codec) for codec in ("raw", "png")
     ]
 
     def mutated(number: int) -> bytes:

@@ -28,6 +28,19 @@ TWO_STEPS = ("run.max_steps=2", "data.prompts_per_step=3")
 SPREAD = ("launcher.train_ranks=3", "launcher.cpus=2", "launcher.reward_cpus=0")
 
 
+LIGHT = """
+import os
+from pathlib import Path
+from PIL import ImageStat
+
+with Path(__file__).with_name("gpus.txt").open("a") as log:
+    log.write(os.environ.get("CUDA_VISIBLE_DEVICES", "") + "\\n")
+
+def light(images):
+    return [round(ImageStat.Stat(image).mean[0] / 255, 2) for image in images]
+"""
+
+
 @pytest.fixture(scope="module")
 def machines(warm_python: str) -> Iterator[Cluster]:
     environment = {
@@ -51,12 +64,27 @@ def machines(warm_python: str) -> Iterator[Cluster]:
 
 
 def test_three_machines_train_as_one_process_does(machines: Cluster, tmp_path: Path) -> None:
+    """And a fourth one with two GPUs scores: each of the reward's two workers sees one of them."""
+    (tmp_path / "light.py").write_text(LIGHT)
+    own = (
+        "run.device=cpu",
+        "+reward@reward.own=function",
+        "reward.own.weight=0",
+        f"reward.own.target={tmp_path}/light.py:light",
+    )
     words = ("launcher=ray", f"launcher.address={machines.address}", *SPREAD)
-    there = run(tmp_path / "there", *TWO_STEPS, *words).folder
-    here = run(tmp_path / "here", *TWO_STEPS).folder
+    gpus = machines.add_node(num_cpus=0, num_gpus=2, object_store_memory=100 * 2**20, include_dashboard=False)
+    try:
+        dedicated = ("+launcher.dedicated_rewards.own=2", "+launcher.dedicated_gpus.own=1")
+        there = run(tmp_path / "there", *TWO_STEPS, *own, *words, *dedicated).folder
+    finally:
+        machines.remove_node(gpus)
+    seen = (tmp_path / "gpus.txt").read_text().splitlines()
+    assert sorted(seen) == ["0", "1"]
+    here = run(tmp_path / "here", *TWO_STEPS, *own).folder
     assert not ray.is_initialized()
     for step in (1, 2):
-        for key in ("loss", "reward_mean", "grad_norm"):
+        for key in ("loss", "reward_mean", "grad_norm", "reward/own"):
             # Three ranks add the shares of a gradient in another order; fp32 rounds numbers of order 1 to 6e-8.
             assert steps(there)[step][key] == pytest.approx(steps(here)[step][key], rel=1e-5, abs=1e-6)
     result = tensors(there, 2)

@@ -10,7 +10,10 @@ import torch
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
+from unirl.runtime.actors import Actor
 from unirl.runtime.cluster import Cluster
+from unirl.runtime.config import RayConfig
+from unirl.runtime.placement import places
 from unirl.runtime.remote_parts import RemoteReward
 from unirl.runtime.samples import Samples
 from unirl.runtime.session import Session, WeightVersions
@@ -61,7 +64,7 @@ def test_scores_do_not_depend_on_the_number_of_workers(workers: int) -> None:
         train=(),
         rollout=(),
         reference=(),
-        reward=[cast("Any", f"worker {number}") for number in range(workers)],
+        reward=[Actor(place=place) for place in places(RayConfig(reward_workers=workers), on_cuda=False)[1:]],
         copies=1,
         turns=Turns(cast("Cluster", here), train=(), rollout=(), is_shared=False),
         versions=WeightVersions(trained=0, sampled=0),

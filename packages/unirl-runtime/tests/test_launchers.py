@@ -284,7 +284,9 @@ def test_a_machine_with_other_versions_is_refused_by_name(ray_here: None, tmp_pa
 
 
 NIGHT = """
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.roles import Scores
 from unirl.core.specs.config import RewardConfig
@@ -305,6 +307,8 @@ class Night:
         pass
 
 def build(config, *, device):
+    with Path(__file__).with_name("built.txt").open("a") as log:
+        log.write(f"night {os.getpid()}\\n")
     return Night(config.limit)
 
 @hookimpl
@@ -312,25 +316,52 @@ def unirl_rewards():
     own = {"build": f"{__name__}:build", "config": f"{__name__}:NightConfig"}
     return [RewardSpec(name="night", summary="s", scale="0 to 1", range=(0.0, 1.0), media="image", **own)]
 """
-RED = "def score(images, color): return [sum(i.getpixel((32, 32))) * (c == 'red') for i, c in zip(images, color)]"
+RED = """
+import os
+from pathlib import Path
+
+with Path(__file__).with_name("built.txt").open("a") as log:
+    log.write(f"mine {os.getpid()}\\n")
+
+def score(images, color):
+    return [sum(i.getpixel((32, 32))) * (c == 'red') for i, c in zip(images, color)]
+"""
 
 
 def test_workers_use_plugin_files_and_functions_of_the_driver(
     tmp_path: Path, ray_here: None, whole: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both are found by paths relative to the driver's folder, which is not that of the workers."""
+    """Both are found by paths relative to the driver's folder, which is not that of the workers. With dedicated
+    workers each of them builds one reward and runs its file once, while samples are scored as others are generated."""
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / "planted_night.py").write_text(NIGHT)
     (tmp_path / "mine.py").write_text(RED)
     monkeypatch.chdir(tmp_path)
     seen = Catalog.discover(files=plugin_files(Path("plugins")))
     rewards = ("+reward@reward.night=night", "+reward@reward.mine=function", "reward.mine.target=mine.py:score")
+    own = ("+launcher.dedicated_rewards={night: 2, mine: 1}", "launcher.reward_cpus=0.1")
+    ways = {
+        "local": ("launcher=local",),
+        "dedicated": (*RANKS[1], *own, "run.reward_overlap_groups=2"),
+        "separate": SEPARATE,
+    }
+    logs = (tmp_path / "plugins" / "built.txt", tmp_path / "built.txt")
     numbers: list[dict[str, float]] = []
-    for name, way in {"local": ("launcher=local",), "ray": RANKS[1], "separate": SEPARATE}.items():
+    built: dict[str, list[list[str]]] = {}
+    for name, way in ways.items():
         words = (*SMALL, *whole, "run.max_steps=1", *rewards, *way, f"run.dir={name}")
         numbers.append(steps(train(compose("quickstart", words, catalog=seen), catalog=seen).folder)[1])
+        built[name] = [line.split() for path in logs if path.exists() for line in path.read_text().splitlines()]
+        for path in logs:
+            path.unlink(missing_ok=True)
     expected = {key: value for key, value in numbers[0].items() if key.startswith("reward")}
     assert {"reward/night", "reward/mine"} <= expected.keys() and min(expected.values()) > 0
+    # Two workers of one reward and one of the other, none of them in another process's company.
+    assert sorted(kind for kind, _ in built["dedicated"]) == ["mine", "night", "night"]
+    assert len({pid for _, pid in built["dedicated"]}) == 3
+    # Shared workers build both.
+    assert len(built["separate"]) == 4 and len({pid for _, pid in built["separate"]}) == 2
+    assert numbers[1]["reward_queue_max"] >= 1
     for result in numbers[1:]:
         assert {key: result[key] for key in expected} == pytest.approx(expected, rel=1e-5)
     monkeypatch.delitem(sys.modules, "planted_night")

@@ -51,6 +51,42 @@ def test_colocated_workers_are_pairs_that_share_a_device_by_halves() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("own", "gpus", "expected"),
+    [
+        ({}, {}, [((), 0.25)] * 2),
+        ({"b": 3}, {"b": 1}, [(("a", "c"), 0.25)] * 2 + [(("b",), 1.0)] * 3),
+        # The others are one reward, which has the shared workers' GPUs all the same.
+        ({"b": 1, "a": 1}, {"a": 0}, [(("c",), 0.25)] * 2 + [(("b",), 0.25), (("a",), 0.0)]),
+        ({"c": 1, "a": 1, "b": 1}, {"b": 2}, [(("c",), 0.25), (("a",), 0.25), (("b",), 2.0)]),
+    ],
+)
+@pytest.mark.parametrize("placement", ["trainside", "separate", "colocate"])
+def test_rewards_without_dedicated_workers_share_the_others(
+    placement: str, own: dict[str, int], gpus: dict[str, float], expected: list[tuple[tuple[str, ...], float]]
+) -> None:
+    config = RayConfig(
+        placement=placement, reward_workers=2, reward_gpus=0.25, dedicated_rewards=own, dedicated_gpus=gpus
+    )
+    result = [place for place in places(config, on_cuda=False, rewards=["a", "b", "c"]) if place.role == "reward"]
+    assert [(place.serves, place.gpus) for place in result] == expected
+    assert [place.name for place in result] == [f"reward-{number}" for number in range(len(expected))]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("dedicated_rewards.lights=1", "no such reward; the rewards are 'shapes', 'light'; did you mean 'light'?"),
+        ("dedicated_rewards.light=0", "got 0, expected 1 or more. Leave a reward out to share `reward_workers`."),
+        ("dedicated_gpus.light=1", "this reward has no dedicated workers; set launcher.dedicated_rewards.light."),
+    ],
+)
+def test_dedicated_workers_that_cannot_be_are_refused(word: str, said: str) -> None:
+    plan = small_runs.plan("launcher=ray", f"+launcher.{word}")
+    (reason,) = match(plan, catalog=small_runs.catalog()).reasons
+    assert str(reason) == f"launcher.{word.partition('=')[0]}: {said}"
+
+
 def test_a_pair_must_fit_on_one_machine() -> None:
     pairs = places(RayConfig(placement="colocate", train_ranks=2, cpus=2, reward_cpus=0), on_cuda=False)
     assert misfit(pairs, [node("a", 2), node("b", 2)]) == ""

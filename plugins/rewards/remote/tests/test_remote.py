@@ -242,6 +242,7 @@ def test_no_samples_need_no_request() -> None:
         ({"urls": []}, r"reward\.remote\.urls: got none"),
         ({"urls": ["file:///etc/passwd"]}, r"urls: got 'file:///etc/passwd', expected http://HOST:PORT"),
         ({"urls": ["http://user:secret@host"]}, r"urls: got a URL with a password"),
+        ({"serve": "rewards.yaml"}, r"reward\.remote\.serve: got a file besides `urls`"),
         ({"scorer": ""}, r"reward\.remote\.scorer: got none"),
         ({"encoding": "jpeg"}, r"encoding: got 'jpeg', expected one of raw, png, webp"),
         ({"batch_size": 0}, r"batch_size: got 0"),

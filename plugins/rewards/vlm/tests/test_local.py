@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from reward_services import request
 from torch import Tensor
 from transformers import (
     AutoImageProcessor,
@@ -21,7 +22,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 from unirl.core.errors import RecipeError, RewardFailed
+from unirl.core.plugins.catalog import Catalog
 from unirl.core.types.media import Media
+from unirl.reward_service.loading import load_reward
+from unirl.reward_service.scorer import score_bodies
 from unirl.rewards.vlm.config import (
     EditJudgeConfig,
     JudgeConfig,
@@ -139,6 +143,21 @@ def test_an_edit_is_judged_beside_its_source(checkpoint: Path, plain: Plain, tmp
     assert scores.values.item() == pytest.approx((sum(grades) / 2 - 1) / 3, abs=CLOSE)
     swapped = plain.expected(text, [result, source], '{"following": ', "1234")
     assert abs(swapped - grades[0]) > 10 * CLOSE
+
+
+@pytest.mark.parametrize("codec", ["raw", "png"])
+def test_an_edit_gets_the_same_scores_over_the_wire_of_a_reward_service(
+    checkpoint: Path, tmp_path: Path, codec: Any
+) -> None:
+    result = images(2, seed=4)
+    Image.effect_noise((40, 48), 90).convert("RGB").save(tmp_path / "source.jpg")
+    batch = samples(["make it blue", "add a hat"], result, sources=[tmp_path / "source.jpg"] * 2)
+    given = settings(checkpoint, answer="expected")
+    here = build(EditJudgeConfig(**given), device="cpu").score(batch)
+    there = load_reward("edit-judge", given, device="cpu", catalog=Catalog.discover())
+    (reply,) = score_bodies(there, [request("0123456789", batch, codec=codec)])
+    assert reply["values"] == here.values.tolist()
+    assert reply["parts"] == {name: part.tolist() for name, part in here.parts.items()}
 
 
 def test_an_edit_without_a_source_or_with_a_broken_one_raises(checkpoint: Path, tmp_path: Path) -> None:

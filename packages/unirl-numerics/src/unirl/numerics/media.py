@@ -9,6 +9,7 @@ import hashlib
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from unirl.core.types.media import Media
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["MAX_FRAMES", "MAX_PIXELS", "load_image", "load_video", "save_images"]
+__all__ = ["MAX_FRAMES", "MAX_PIXELS", "LoadedImage", "load_image", "load_video", "save_images"]
 
 MAX_PIXELS = 2**26
 """Of one image or frame, 8192 x 8192. A file of a few kB can claim billions."""
@@ -32,6 +33,21 @@ MAX_FRAMES = 2**12
 """Of one video."""
 _STILL = {"image2", "png_pipe", "jpeg_pipe", "webp_pipe", "bmp_pipe", "tiff_pipe", "gif"}
 """Formats in which PyAV reads pictures."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedImage(MediaRef):
+    """An image in memory instead of a file, such as one that came over the wire."""
+
+    pixels: Tensor = field(compare=False, repr=False)
+    """As `load_image` gives them."""
+
+    @classmethod
+    def of(cls, pixels: Tensor, *, role: str) -> LoadedImage:
+        """pixels: [3, H, W] fp32 in [0, 1]. Equal pixels get equal URIs, and different ones different URIs."""
+        pixels = pixels.contiguous()
+        content = hashlib.sha256(repr(tuple(pixels.shape)).encode() + pixels.numpy().tobytes())
+        return cls(modality="image", role=role, uri=f"sha256:{content.hexdigest()}", pixels=pixels)
 
 
 def load_image(ref: MediaRef) -> Tensor:
@@ -44,6 +60,8 @@ def load_image(ref: MediaRef) -> Tensor:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     _check_modality(ref, "image")
+    if isinstance(ref, LoadedImage):
+        return ref.pixels
     with _opened(ref) as file:
         try:
             # The bound below is ours, on the size that the header states.

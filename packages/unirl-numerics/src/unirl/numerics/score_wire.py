@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 import msgspec
 from unirl.core.errors import BatchError
 from unirl.core.roles import ScoreInput, Scores
+from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media, MediaKind
 from unirl.core.types.track import Status
@@ -31,6 +32,7 @@ __all__ = [
     "Raw",
     "ScoreReply",
     "ScoreRequest",
+    "Source",
     "WireError",
     "WireLimits",
     "WireSamples",
@@ -42,8 +44,8 @@ __all__ = [
     "to_scores",
 ]
 
-FORMAT = 1
-"""Version of the format; a service refuses any other."""
+FORMAT = 2
+"""Version of the format; either side refuses any other."""
 Codec = Literal["raw", "png", "webp"]
 ITEM_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 NUM_DIMS = {"image": 3, "video": 4, "audio": 2}
@@ -54,7 +56,7 @@ Text = bytes
 """UTF-8 with the lone surrogates that a detokenizer may leave, which a msgpack string cannot hold."""
 Name = Annotated[str, msgspec.Meta(max_length=512)]
 RequestId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T", bound="_Message")
 
 
 class WireError(ValueError):
@@ -73,7 +75,7 @@ class WireLimits:
     max_image_pixels: int = 2**24
     """Height x width of an image or a frame."""
     max_request_pixels: int = 2**26
-    """Of all images and frames of a request: what its body unpacks to."""
+    """Of all images and frames of a request, those that samples are made from among them: what its body unpacks to."""
 
 
 class Raw(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="raw"):
@@ -89,6 +91,13 @@ class Encoded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="file
 
     codec: Literal["png", "webp"]
     files: Annotated[list[bytes], msgspec.Meta(min_length=1)]
+
+
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An image that samples are made from."""
+
+    role: Name
+    pixels: Raw | Encoded
 
 
 class WireSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,10 +117,17 @@ class WireSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     media: list[Raw | Encoded] | None = None
     """None for texts, which are in `completions`."""
     completions: list[Text] | None = None
+    sources: dict[Name, Annotated[list[Source], msgspec.Meta(min_length=1)]] = {}
+    """Input id -> the images that its samples are made from, in order; an id without any is left out."""
 
 
-class ScoreRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Message(msgspec.Struct, frozen=True):
+    """What a message of any format has."""
+
     format: int
+
+
+class ScoreRequest(_Message, frozen=True, forbid_unknown_fields=True):
     id: RequestId
     """Of the request; a retry has the same one, and the same bytes."""
     scorer: Name
@@ -121,8 +137,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     samples: WireSamples
 
 
-class ScoreReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: int
+class ScoreReply(_Message, frozen=True, forbid_unknown_fields=True):
     id: str
     scorer: str
     version: str
@@ -145,9 +160,13 @@ def encode(message: msgspec.Struct) -> bytes:
 def decode(data: bytes, kind: type[T]) -> T:
     """The message of these bytes. Raises WireError, with the path of the field, for anything that is not one."""
     try:
-        return msgspec.msgpack.decode(data, type=kind)
+        # First, since another format may have other fields.
+        given = msgspec.msgpack.decode(data, type=_Message).format
+        if given == FORMAT:
+            return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise WireError("bad_request", f"not a valid {kind.__name__}: {error}") from error
+    raise WireError("bad_request", f"format: got {given}, expected {FORMAT}; update the older side.")
 
 
 def read_request(body: bytes, *, limits: WireLimits) -> ScoreRequest:
@@ -156,15 +175,14 @@ def read_request(body: bytes, *, limits: WireLimits) -> ScoreRequest:
     Raises WireError: `bad_request`, `bad_media` for image files whose header cannot be read, `too_large`.
     """
     request = decode(body, ScoreRequest)
-    if request.format != FORMAT:
-        raise WireError("bad_request", f"format: got {request.format}, expected {FORMAT}; update the older side.")
     samples = request.samples
     count = len(samples.sample_ids)
     if not count:
         raise WireError("bad_request", "samples.sample_ids: got no samples, expected one or more.")
     if count > limits.max_samples:
         raise WireError("too_large", f"samples: got {count}, expected at most {limits.max_samples} in a request.")
-    lists = {name: getattr(samples, name) for name in WireSamples.__struct_fields__ if name not in ("kind", "rate")}
+    others = ("kind", "rate", "sources")
+    lists = {name: getattr(samples, name) for name in WireSamples.__struct_fields__ if name not in others}
     for name, entries in lists.items():
         if entries is not None and len(entries) != count:
             raise WireError("bad_request", f"samples.{name}: got {len(entries)} entries for {count} samples.")
@@ -173,24 +191,20 @@ def read_request(body: bytes, *, limits: WireLimits) -> ScoreRequest:
         if (lists[name] is not None) != bool(has):
             state = "missing" if has else "not expected"
             raise WireError("bad_request", f"samples.{name}: {state} with kind {samples.kind!r}.")
+    if unknown := samples.sources.keys() - set(samples.input_ids):
+        raise WireError("bad_request", f"samples.sources: got {min(unknown)!r}, which no sample has as its input id.")
     _check_pixels(samples, limits)
     return request
 
 
 def from_samples(samples: ScoreInput, *, codec: Codec) -> WireSamples:
-    """The samples in wire format.
+    """The samples in wire format, with the pixels of the images that they are made from, once for each input id.
 
     codec: of images and videos; `png` and `webp` round pixels to 8 bits.
-    Raises WireError for samples that are made from media, whose files a service does not read, and for pixels that are
-    not finite or not in [0, 1] where they would be rounded.
+    Raises WireError for samples that are made from other media, and for pixels that are not finite or not in [0, 1]
+    where they would be rounded; DataError for an image file that cannot be read.
     """
-    for row, refs in enumerate(samples.inputs.media):
-        if refs:
-            raise WireError(
-                "bad_request",
-                f"sample {samples.sample_ids[row]!r} is made from media ({refs[0].role!r}); a service reads no files "
-                "of its clients. Score it in the run's own process.",
-            )
+    given = dict(zip(samples.inputs.ids, samples.inputs.media, strict=True))
     media = samples.media
     entries: list[Raw | Encoded] | None = None
     if media is not None and media.kind != "text":
@@ -209,15 +223,18 @@ def from_samples(samples: ScoreInput, *, codec: Codec) -> WireSamples:
         rate=None if media is None else media.rate,
         media=entries,
         completions=[_to_text(text) for text in media.texts] if media is not None and media.kind == "text" else None,
+        sources={name: _sent(name, refs, codec) for name, refs in given.items() if refs},
     )
 
 
 def to_samples(wire: WireSamples) -> ScoreInput:
-    """The samples of a checked request; images of one size are one tensor.
+    """The samples of a checked request; images of one size are one tensor. Those that samples are made from are
+    references that `unirl.numerics.media.load_image` reads like any other.
 
     Raises WireError: `bad_media` for a file that is truncated, damaged or not RGB, `bad_request` for the rest.
     """
     try:
+        sources = {name: _received(name, images) for name, images in wire.sources.items()}
         return ScoreInput(
             sample_ids=tuple(wire.sample_ids),
             group_ids=tuple(wire.group_ids),
@@ -225,7 +242,7 @@ def to_samples(wire: WireSamples) -> ScoreInput:
                 ids=tuple(wire.input_ids),
                 prompts=tuple(_from_text(text) for text in wire.prompts),
                 texts=tuple(_from_text(text) for text in wire.texts),
-                media=((),) * len(wire.sample_ids),
+                media=tuple(sources.get(name, ()) for name in wire.input_ids),
             ),
             metadata=tuple(wire.metadata),
             media=_media(wire),
@@ -243,8 +260,6 @@ def to_scores(reply: ScoreReply, *, sample_ids: Sequence[str], request_id: str) 
 
     Raises WireError for another request's reply, too few scores, another order, and values that are not finite.
     """
-    if reply.format != FORMAT:
-        raise WireError("bad_request", f"format: got {reply.format}, expected {FORMAT}; update the older side.")
     if reply.id != request_id:
         raise WireError("bad_request", f"got the reply to request {reply.id!r}, expected {request_id!r}.")
     if reply.sample_ids != list(sample_ids):
@@ -274,20 +289,22 @@ def to_scores(reply: ScoreReply, *, sample_ids: Sequence[str], request_id: str) 
 
 def _check_pixels(samples: WireSamples, limits: WireLimits) -> None:
     total = 0
-    for row, entry in enumerate(samples.media or ()):
-        where = f"samples.media[{row}]"
+    entries = [(f"samples.media[{row}]", str(samples.kind), entry) for row, entry in enumerate(samples.media or ())]
+    for name, images in samples.sources.items():
+        entries += [(f"samples.sources[{name!r}][{place}]", "image", one.pixels) for place, one in enumerate(images)]
+    for where, kind, entry in entries:
         if isinstance(entry, Raw):
             size = math.prod(entry.shape) * ITEM_BYTES[entry.dtype]
-            if len(entry.shape) != NUM_DIMS[cast(str, samples.kind)] or len(entry.data) != size:
+            if len(entry.shape) != NUM_DIMS[kind] or len(entry.data) != size:
                 raise WireError(
                     "bad_media",
                     f"{where}: got {len(entry.data)} bytes for {entry.dtype} {entry.shape}, expected {size} bytes and "
-                    f"{NUM_DIMS[cast(str, samples.kind)]} dims ({samples.kind}).",
+                    f"{NUM_DIMS[kind]} dims ({kind}).",
                 )
-            sizes = [] if samples.kind == "audio" else [(entry.shape[-1], entry.shape[-2])]
-            sizes *= entry.shape[0] if samples.kind == "video" else 1
-        elif samples.kind == "audio" or (samples.kind == "image" and len(entry.files) != 1):
-            raise WireError("bad_media", f"{where}: got {len(entry.files)} image files for {samples.kind}.")
+            sizes = [] if kind == "audio" else [(entry.shape[-1], entry.shape[-2])]
+            sizes *= entry.shape[0] if kind == "video" else 1
+        elif kind == "audio" or (kind == "image" and len(entry.files) != 1):
+            raise WireError("bad_media", f"{where}: got {len(entry.files)} image files for {kind}.")
         else:
             sizes = [_opened(file, entry.codec, where=where).size for file in entry.files]
         for width, height in sizes:
@@ -300,9 +317,32 @@ def _check_pixels(samples: WireSamples, limits: WireLimits) -> None:
     if total > limits.max_request_pixels:
         raise WireError(
             "too_large",
-            f"samples.media: got {total} pixels, expected at most {limits.max_request_pixels} in a request; send fewer "
+            f"samples: got {total} pixels, expected at most {limits.max_request_pixels} in a request; send fewer "
             "samples in one.",
         )
+
+
+def _sent(name: str, refs: Sequence[MediaRef], codec: Codec) -> list[Source]:
+    from .media import load_image
+
+    for ref in refs:
+        if ref.modality != "image":
+            raise WireError(
+                "bad_request",
+                f"input {name!r} is made from {ref.modality} ({ref.role!r}), expected images alone. Score it in the "
+                "run's own process.",
+            )
+    return [Source(role=ref.role, pixels=_packed(load_image(ref), "image", codec=codec, name=name)) for ref in refs]
+
+
+def _received(name: str, images: Sequence[Source]) -> tuple[MediaRef, ...]:
+    from .media import LoadedImage
+
+    pixels = [_unpacked(one.pixels, "image", where=f"samples.sources[{name!r}][{n}]") for n, one in enumerate(images)]
+    Media(kind="image", values=tuple(pixels))
+    for array in pixels:
+        _check_range(array, name)
+    return tuple(LoadedImage.of(a.float(), role=one.role) for a, one in zip(pixels, images, strict=True))
 
 
 def _opened(file: bytes, codec: str, *, where: str) -> Image:
@@ -347,12 +387,16 @@ def _packed(array: Tensor, kind: MediaKind, *, codec: Codec, name: str) -> Raw |
             )
         data = array.reshape(-1).view(torch.uint8).numpy().tobytes()
         return Raw(dtype=cast(Any, dtype), shape=list(array.shape), data=data)
-    low, high = (float(bound) for bound in array.aminmax())
-    if not (low >= -SLACK and high <= 1 + SLACK):
-        raise WireError("bad_media", f"sample {name!r}: got pixels from {low:g} to {high:g}, expected 0 to 1.")
+    _check_range(array, name)
     frames = array if kind == "video" else array[None]
     bytes_of = frames.float().mul(255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
     return Encoded(codec=codec, files=[_file(frame, codec) for frame in bytes_of])
+
+
+def _check_range(array: Tensor, name: str) -> None:
+    low, high = (float(bound) for bound in array.aminmax())
+    if not (low >= -SLACK and high <= 1 + SLACK):
+        raise WireError("bad_media", f"{name!r}: got pixels from {low:g} to {high:g}, expected 0 to 1.")
 
 
 def _file(frame: Tensor, codec: Literal["png", "webp"]) -> bytes:

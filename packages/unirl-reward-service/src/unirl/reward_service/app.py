@@ -24,7 +24,7 @@ from .errors import ServiceError
 from .logs import fields
 from .metrics import Metrics
 from .replies import Replies
-from .scorer_process import ScorerProcess, scorer_environment, version_text
+from .scorer_process import ScorerProcess, scorer_environment
 
 __all__ = ["Service", "make_app"]
 
@@ -94,9 +94,6 @@ class Service:
             request_id, count = parsed.id, len(parsed.samples.sample_ids)
             scorer = self._scorer(parsed.scorer)
             label = scorer.name
-            info = scorer.info
-            if info is not None and parsed.version not in ("", info.version):
-                raise ServiceError("version_mismatch", version_text(label, info.version, parsed.version))
             content = hashlib.sha256(body).digest()
             reply, is_repeated = self.replies.get(parsed.id, content, lambda: scorer.submit(parsed, body))
             if is_repeated:

@@ -22,12 +22,6 @@ def set_up_logs() -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
-        logger = logging.getLogger(name)
-        logger.handlers.clear()
-        logger.propagate = True
-    # Each request has a line of the service's own.
-    logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
 
 
 class _Lines(logging.Formatter):

@@ -23,7 +23,7 @@ from .errors import ServiceError
 from .logs import fields
 from .metrics import Metrics
 
-__all__ = ["ScorerInfo", "ScorerProcess", "scorer_environment", "version_text"]
+__all__ = ["ScorerInfo", "ScorerProcess", "scorer_environment"]
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +191,11 @@ class ScorerProcess:
         expected = waiting.request.version
         if expected in ("", self.info.version):
             return True
-        waiting.fail(ServiceError("version_mismatch", version_text(self.name, self.info.version, expected)))
+        text = (
+            f"version: scorer {self.name!r} is {self.info.version}, expected {expected}. Its code, settings or weights "
+            "differ from those that the client began with."
+        )
+        waiting.fail(ServiceError("version_mismatch", text))
         return False
 
     async def _exchange(self, process: Process, batch: list[_Waiting]) -> list[dict[str, Any]]:
@@ -289,7 +293,7 @@ class ScorerProcess:
         data = msgspec.msgpack.encode(start)
         began = time.monotonic()
         try:
-            # -P: the current folder is no place to import from.
+            # -P: nothing is imported from the current folder.
             self._process = process = await asyncio.create_subprocess_exec(
                 *(config.python or sys.executable, "-P", "-m", "unirl.reward_service.scorer"),
                 stdin=PIPE,
@@ -331,13 +335,6 @@ class ScorerProcess:
                 seconds=round(time.monotonic() - began, 3),
             ),
         )
-
-
-def version_text(name: str, version: str, expected: str) -> str:
-    return (
-        f"version: scorer {name!r} is {version}, expected {expected}. Its code, settings or weights differ from those "
-        "that the client began with."
-    )
 
 
 def scorer_environment(*, without: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason, limit, one_of
+from unirl.core.names import did_you_mean
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.config import PartConfig
 
@@ -67,7 +68,12 @@ class RayConfig(LauncherConfig):
     reference_workers: int = limit(1, least=1)
     """Number of reference-policy processes, with `reference: separate`."""
     reward_workers: int = limit(1, least=1)
-    """Number of reward processes; each scores a share of the samples."""
+    """Number of reward processes; each builds all rewards without dedicated ones, and scores a share of the samples."""
+    dedicated_rewards: dict[str, int] = limit(
+        dict[str, int](), least=1, hint="Leave a reward out to share `reward_workers`."
+    )
+    """Reward, by its key under `reward` -> number of dedicated processes, which build only this reward. Other rewards
+    share `reward_workers`."""
     cpus: float = limit(1.0, least=0)
     """CPUs of each train rank, rollout and reference worker, as Ray counts them; fractions share one."""
     gpus: float = limit(-1.0, least=-1)
@@ -76,6 +82,8 @@ class RayConfig(LauncherConfig):
     """CPUs of each reward worker."""
     reward_gpus: float = limit(0.0, least=0)
     """GPUs of each reward worker."""
+    dedicated_gpus: dict[str, float] = limit(dict[str, float](), least=0, hint="Leave it out for `reward_gpus`.")
+    """Reward -> GPUs of each of its dedicated processes, in place of `reward_gpus`."""
     carrier: str = one_of("auto", "shared-memory", "ray", "disk", "collective", "cuda-ipc", default="auto")
     """Weight transport to separate rollout workers. `shared-memory`: within one machine. `ray`: in Ray calls, to any
     machine of the cluster. `disk`: through `carrier_dir`. `collective`: broadcast to all workers at once (gloo on
@@ -107,11 +115,19 @@ class RayConfig(LauncherConfig):
                 key=".gpus",
                 text=f"got {self.gpus:g}; with colocate a train rank and a rollout worker share 1.",
             )
+        for name in self.dedicated_gpus.keys() - self.dedicated_rewards.keys():
+            text = f"this reward has no dedicated workers; set launcher.dedicated_rewards.{name}."
+            yield Reason(key=f".dedicated_gpus.{name}", text=text)
         if self.carrier == "disk" and not self.carrier_dir:
             yield Reason(key=".carrier_dir", text="the carrier 'disk' needs a folder shared by all machines; set one.")
         if plan is None or stage is None:
             return
         yield from self._own_workers([each.name for each in plan.stages])
+        for name in self.dedicated_rewards:
+            if name not in plan.rewards:
+                known = ", ".join(map(repr, plan.rewards))
+                text = f"no such reward; the rewards are {known}{did_you_mean(name, plan.rewards) or '.'}"
+                yield Reason(key=f".dedicated_rewards.{name}", text=text)
         if self.carrier == "cuda-ipc":
             yield from self._without_shared_memory(plan.run.device)
         if self.placement == "colocate":

@@ -66,7 +66,8 @@ class RayLauncher:
             if config.reference == "separate":
                 _check_reference(plan)
             on_cuda = _on_cuda(plan, sum(node.gpus for node in nodes))
-            workers = places(config, on_cuda=on_cuda, stages=[stage.name for stage in plan.stages])
+            stages = [stage.name for stage in plan.stages]
+            workers = places(config, on_cuda=on_cuda, stages=stages, rewards=list(plan.rewards))
             reason = misfit(workers, nodes)
             if reason:
                 raise PlanRejected(f"launcher: the workers do not fit: {reason}")
@@ -144,24 +145,23 @@ class RayLauncher:
 
     def _build(self, cluster: Cluster, by_role: dict[str, list[Actor]]) -> None:
         """Build all workers' parts concurrently; on shared devices, rollout workers after the train ranks."""
+        roles = by_role
         if self._config.placement == "colocate":
             cluster.prepare(by_role["train"], "build", "train", with_engine=False)
             cluster.call(by_role["train"], "offload", phase="offload")
             cluster.prepare(by_role["rollout"], "build", "rollout")
             cluster.call(by_role["rollout"], "sleep", phase="sleep")
             cluster.call(by_role["train"], "onload", phase="onload")
-            cluster.prepare(by_role["reference"], "build", "reference", with_engine=False)
-            cluster.prepare(by_role["reward"], "build", "reward")
-            return
+            roles = {role: by_role[role] for role in ("reference", "reward")}
         generates = "rollout" if by_role["rollout"] else "train"
         builds = [
             Call(
                 actor=actor,
                 method="build",
                 args=(role,),
-                named={"with_engine": role == generates, "stages": actor.place.stages},
+                named={"with_engine": role == generates, "serves": actor.place.serves},
             )
-            for role, actors in by_role.items()
+            for role, actors in roles.items()
             for actor in actors
         ]
         cluster.run(builds, phase="build", timeout_s=self._config.start_timeout_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,15 +23,16 @@ class WorkerPlace:
     role: Role
     index: int
     """Rank, or index among the workers of its role."""
-    stages: tuple[str, ...] = ()
-    """Stages that a rollout worker generates; empty is all."""
+    serves: tuple[str, ...] = ()
+    """Stages that a rollout worker generates, rewards that a reward worker scores; empty is all."""
     cpus: float
     gpus: float
     device: int | None = None
     """Workers with the same number share a device, and so a machine."""
 
-    def hosts(self, stage: str) -> bool:
-        return not self.stages or stage in self.stages
+    def hosts(self, name: str) -> bool:
+        """Whether it generates this stage, or scores this reward."""
+        return not self.serves or name in self.serves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,42 +44,51 @@ class Node:
     gpus: float
 
 
-def places(config: RayConfig, *, on_cuda: bool, stages: Sequence[str] = ()) -> list[WorkerPlace]:
-    """Every worker of a run, train ranks first.  stages: of the plan, for those with workers of their own."""
+def places(
+    config: RayConfig, *, on_cuda: bool, stages: Sequence[str] = (), rewards: Sequence[str] = ()
+) -> list[WorkerPlace]:
+    """Every worker of a run, train ranks first.  stages, rewards: of the plan, for those with dedicated workers."""
     gpus = config.gpus if config.gpus >= 0 else float(on_cuda)
     is_shared = config.placement == "colocate"
     part = 0.5 if is_shared else 1.0
-    counts: list[tuple[Role, int, float, float]] = [("train", config.train_ranks, config.cpus * part, gpus * part)]
-    if config.placement != "trainside":
-        workers = config.train_ranks if is_shared else config.rollout_workers
-        workers = len(_pools(config, stages)) or workers
-        counts.append(("rollout", workers, config.cpus * part, gpus * part))
-    if config.reference == "separate":
-        counts.append(("reference", config.reference_workers, config.cpus, gpus))
-    counts.append(("reward", config.reward_workers, config.reward_cpus, config.reward_gpus))
-    pools = _pools(config, stages) if config.placement == "separate" else []
-    return [
-        WorkerPlace(
-            name=f"{role}-{index}",
-            role=role,
-            index=index,
-            stages=pools[index] if role == "rollout" and pools else (),
-            cpus=cpus,
-            gpus=gpu,
-            device=index if is_shared and role in ("train", "rollout") else None,
-        )
-        for role, count, cpus, gpu in counts
-        for index in range(count)
+    pools: list[tuple[Role, tuple[str, ...], int, float, float]] = [
+        ("train", (), config.train_ranks, config.cpus * part, gpus * part)
     ]
+    if is_shared:
+        pools.append(("rollout", (), config.train_ranks, config.cpus * part, gpus * part))
+    elif config.placement == "separate":
+        for serves, count in _pools(stages, config.stage_workers, config.rollout_workers):
+            pools.append(("rollout", serves, count, config.cpus, gpus))
+    if config.reference == "separate":
+        pools.append(("reference", (), config.reference_workers, config.cpus, gpus))
+    for serves, count in _pools(rewards, config.dedicated_rewards, config.reward_workers):
+        # Only dedicated workers may have GPUs of their own.
+        gpu = config.dedicated_gpus.get(serves[0] if serves else "", config.reward_gpus)
+        pools.append(("reward", serves, count, config.reward_cpus, gpu))
+    result: list[WorkerPlace] = []
+    for role, serves, count, cpus, gpu in pools:
+        first = sum(place.role == role for place in result)
+        result += [
+            WorkerPlace(
+                name=f"{role}-{index}",
+                role=role,
+                index=index,
+                serves=serves,
+                cpus=cpus,
+                gpus=gpu,
+                device=index if is_shared and role in ("train", "rollout") else None,
+            )
+            for index in range(first, first + count)
+        ]
+    return result
 
 
-def _pools(config: RayConfig, stages: Sequence[str]) -> list[tuple[str, ...]]:
-    """Stages of each rollout worker; empty where every worker generates all of them."""
-    if not config.stage_workers:
-        return []
-    others = tuple(stage for stage in stages if stage not in config.stage_workers)
-    own = [(stage,) for stage, number in config.stage_workers.items() for _ in range(number)]
-    return [*([others] * config.rollout_workers if others else []), *own]
+def _pools(names: Sequence[str], own: Mapping[str, int], shared: int) -> list[tuple[tuple[str, ...], int]]:
+    """What workers serve, and how many do: shared ones first, unless each name has its own."""
+    if not own:
+        return [((), shared)]
+    others = tuple(name for name in names if name not in own)
+    return [*([(others, shared)] if others else []), *(((name,), workers) for name, workers in own.items())]
 
 
 def misfit(workers: Sequence[WorkerPlace], nodes: Sequence[Node]) -> str:

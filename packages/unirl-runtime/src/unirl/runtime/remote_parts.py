@@ -320,11 +320,12 @@ class RemoteBackend:
 
 
 class RemoteReward:
-    """One reward, its samples partitioned over the reward workers."""
+    """One reward, its samples partitioned over the workers that score it."""
 
     def __init__(self, name: str, session: Session, samples: Samples, *, scores_groups: bool) -> None:
         """scores_groups: it compares the samples of a group, so groups are not split between workers."""
-        self._name, self._cluster, self._actors, self._samples = name, session.cluster, session.reward, samples
+        self._name, self._cluster, self._samples = name, session.cluster, samples
+        self._actors = session.scoring(name)
         self._scores_groups = scores_groups
 
     def score(self, samples: ScoreInput) -> Scores:

@@ -48,6 +48,10 @@ class Session:
         """Workers that generate a stage."""
         return [actor for actor in self.rollout if actor.place.hosts(stage)] or self.train
 
+    def scoring(self, reward: str) -> Sequence[Actor]:
+        """Workers that score a reward."""
+        return [actor for actor in self.reward if actor.place.hosts(reward)]
+
     def version_of(self, learner: str, policy: Policy) -> int:
         """Of a policy of a learner on the train ranks."""
         if policy == "live":

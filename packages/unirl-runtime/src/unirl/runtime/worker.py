@@ -148,12 +148,12 @@ class Worker:
         role: Literal["train", "rollout", "reference", "reward"],
         *,
         with_engine: bool = True,
-        stages: Sequence[str] = (),
+        serves: Sequence[str] = (),
     ) -> None:
-        """Build this worker's parts: the rewards, or everything else, with the engine if this worker generates. Rewards
+        """Build this worker's parts: rewards, or everything else, with the engine if this worker generates. Rewards
         that a loss backpropagates are also built where it trains.
 
-        stages: that it generates, whose models it builds; empty is all.
+        serves: the rewards that it scores, or the stages that it generates, whose models it builds; empty is all.
         """
         catalog = Catalog.of({})
         plan = dataclasses.replace(
@@ -162,10 +162,10 @@ class Worker:
         )
         if role in ("rollout", "reference"):
             plan = _alone(plan)
-        if stages:
-            plan = dataclasses.replace(plan, stages=tuple(stage for stage in plan.stages if stage.name in stages))
+        if role == "rollout" and serves:
+            plan = dataclasses.replace(plan, stages=tuple(stage for stage in plan.stages if stage.name in serves))
         if role == "reward":
-            self._rewards = build_rewards(plan, catalog=catalog)
+            self._rewards = build_rewards(plan, catalog=catalog, keys=serves or None)
         else:
             is_sharded = role == "train" and dist.is_initialized() and dist.get_world_size() > 1
             config = None if plan.launcher is None else plan.launcher.config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -20,6 +21,9 @@ __all__ = ["RemoteConfig"]
 class RemoteConfig(RewardConfig):
     urls: list[str] = field(default_factory=lambda: list[str]())
     """URLs of the replicas of a service, such as `http://scorers-1:8790`. Requests go to the least busy one."""
+    serve: str = ""
+    """File of a service, in place of `urls`: the service is started where the reward is built, and ends with it. For a
+    scorer with its own Python environment, which the file names."""
     scorer: str = ""
     """Name of the scorer at the service."""
     version: str = ""
@@ -40,10 +44,18 @@ class RemoteConfig(RewardConfig):
     deadline_s: float = limit(300.0, above=0)
     """How long a request is tried, on all replicas, before the run fails."""
 
+    def __post_init__(self) -> None:
+        # A worker may have another current folder.
+        if self.serve:
+            self.serve = str(Path(self.serve).expanduser().absolute())
+
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         yield from super().problems(plan, stage)
-        if not self.urls:
-            yield Reason(key=".urls", text="got none, expected the URL of a reward service, or of several replicas.")
+        if not self.urls and not self.serve:
+            text = "got none, expected the URL of a reward service, or of several replicas; or set `serve`."
+            yield Reason(key=".urls", text=text)
+        elif self.urls and self.serve:
+            yield Reason(key=".serve", text="got a file besides `urls`, expected one of them.")
         for url in self.urls:
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
@@ -54,16 +66,24 @@ class RemoteConfig(RewardConfig):
             yield Reason(key=".scorer", text="got none, expected the name of a scorer of the service.")
 
     def read_versions(self) -> Mapping[str, str]:
-        """The scorer's version. Raises RewardFailed where no replica answers, and where they disagree."""
+        """The scorer's version, of a service that runs already. Raises RewardFailed where no replica answers, and where
+        they disagree."""
+        if self.serve:
+            return {}
         from .replicas import described
 
         return {".scorer": described(self).version}
 
     def required_metadata(self) -> Sequence[str]:
-        """The keys that the scorer needs. Raises as `read_versions` does."""
+        """The keys that the scorer needs, if they can be asked for. Raises as `read_versions` does."""
+        if self.serve:
+            return ()
         from .replicas import described
 
         return described(self).metadata
+
+    def read_files(self) -> Mapping[str, Path]:
+        return {".serve": Path(self.serve)} if self.serve else {}
 
     def further_parts(self) -> Sequence[str]:
         return self.parts

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -26,20 +30,32 @@ from unirl.numerics.score_wire import (
 )
 
 from .config import RemoteConfig
+from .own_service import OwnService
 from .replicas import Replicas
 
 __all__ = ["RemoteReward", "build"]
 
 
 def build(config: RemoteConfig, *, device: Any) -> RemoteReward:
-    """Raises RewardFailed where no replica answers, and for another version than the settings expect."""
+    """Raises RewardFailed where no replica answers or its own service does not start, and for another version than the
+    settings expect."""
     check_config(config, key="reward.remote")
-    return RemoteReward(config)
+    if not config.serve:
+        return RemoteReward(config)
+    handle, log = tempfile.mkstemp(prefix="unirl-reward-service-", suffix=".jsonl")
+    os.close(handle)
+    service = OwnService(Path(config.serve), log=Path(log))
+    try:
+        return RemoteReward(replace(config, urls=[service.url], serve=""), service=service)
+    except BaseException:
+        service.close()
+        raise
 
 
 class RemoteReward:
-    def __init__(self, config: RemoteConfig) -> None:
-        self._config = config
+    def __init__(self, config: RemoteConfig, *, service: OwnService | None = None) -> None:
+        """service: to be closed with it."""
+        self._config, self._service = config, service
         self._replicas = Replicas(config)
         try:
             self._info = self._replicas.describe(within_s=config.deadline_s)
@@ -84,6 +100,8 @@ class RemoteReward:
     def close(self) -> None:
         self._threads.shutdown()
         self._replicas.close()
+        if self._service is not None:
+            self._service.close()
 
     def _pieces(self, samples: ScoreInput) -> list[list[int]]:
         """Rows of each request. A scorer that compares the samples of a group gets no group in two requests."""
