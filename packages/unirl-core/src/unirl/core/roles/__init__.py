@@ -11,11 +11,13 @@ from .model import (
     LazyModel,
     MediaTextModel,
     Model,
+    SequenceModel,
     TextModel,
     TokenBatch,
     diffusion_model,
     lazy_model,
     media_text_model,
+    sequence_model,
     text_model,
 )
 from .reward import GradientScore, Reward, ScoreInput, Scores
@@ -61,6 +63,7 @@ __all__ = [
     "RunInfo",
     "ScoreInput",
     "Scores",
+    "SequenceModel",
     "StatefulAlgorithm",
     "TextModel",
     "TokenBatch",
@@ -74,5 +77,6 @@ __all__ = [
     "diffusion_model",
     "lazy_model",
     "media_text_model",
+    "sequence_model",
     "text_model",
 ]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
-from unirl.core.roles import TrainReport, WeightUpdate, lazy_model
+from unirl.core.roles import TrainReport, WeightUpdate, lazy_model, sequence_model
 from unirl.core.specs.check import check_config
 from unirl.core.specs.facts import names_in
 from unirl.core.types.weights import forms, joined, tensor_digests, weight_mismatch
@@ -78,7 +78,9 @@ class Fsdp2Backend:
         self._ranks = Ranks(self._device, needs_group=wants_wrap, layout=config.mesh)
         if config.mesh.tensor > 1:
             split(self._module, model.spec.tensor_parallel, ranks=self._ranks)
-        wraps = wants_wrap or self._ranks.num_ranks > 1
+        if config.mesh.sequence > 1:
+            sequence_model(model).split_sequence(self._ranks.sequence_mesh)
+        wraps = wants_wrap or self._ranks.num_ranks * self._ranks.num_sequence > 1
         if wraps:
             shard(self._module, blocks, ranks=self._ranks, precision=config.mixed_precision)
         if is_empty(self._module):
@@ -147,6 +149,7 @@ class Fsdp2Backend:
 
     def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
         assert self._using == "live", f"training inside policy {self._using!r} would change its weights"
+        self._ranks.check_same_rows(sample for job in jobs for sample in job.track.sample_ids)
         report = train_on(
             jobs,
             forward=self._replay,
@@ -406,7 +409,8 @@ class _Updater:
         module = self._backend._module
         if isinstance(module, FSDPModule):
             module.set_requires_gradient_sync(last or not self._backend._config.defer_gradient_sync)
-        (loss * self._backend._optimizer.loss_scale).backward()
+        # FSDP averages over the ranks of a sequence too, whose gradients add up to the whole.
+        (loss * (self._backend._optimizer.loss_scale * self._backend._ranks.num_sequence)).backward()
 
     def step(self) -> StepReport:
         report = self._backend._optimizer.step()
