@@ -30,7 +30,7 @@ from .ranks import Ranks
 from .sharding import allocate, fill, find_blocks, is_empty, recompute, reshard, shard, split
 
 if TYPE_CHECKING:
-    from unirl.core.roles import Job, Model, Policy
+    from unirl.core.roles import Job, LazyModel, Model, Policy
     from unirl.core.specs.config import TrainConfig
     from unirl.core.types.track import Track
 
@@ -80,7 +80,7 @@ class Fsdp2Backend:
             split(self._module, model.spec.tensor_parallel, ranks=self._ranks)
         if config.mesh.sequence > 1:
             sequence_model(model).split_sequence(self._ranks.sequence_mesh)
-        wraps = wants_wrap or self._ranks.num_ranks * self._ranks.num_sequence > 1
+        self._wraps = wraps = wants_wrap or self._ranks.num_ranks * self._ranks.num_sequence > 1
         if wraps:
             shard(self._module, blocks, ranks=self._ranks, precision=config.mixed_precision)
         if is_empty(self._module):
@@ -162,6 +162,15 @@ class Fsdp2Backend:
         return TrainReport(
             metrics={**report.metrics, **facts}, num_updates=report.num_updates, num_skipped=report.num_skipped
         )
+
+    def hold_frozen(self, model: LazyModel) -> None:
+        """See `unirl.core.roles.LazyBackend`. It computes in the model's dtype and stays on the device."""
+        module = model.trainable
+        if self._wraps:
+            blocks = find_blocks(module, names_in(model.spec.wrap_blocks, module))
+            shard(module, blocks, ranks=self._ranks, precision="none")
+        allocate(module, self._device)
+        model.fill(module.state_dict(keep_vars=True))
 
     def with_reference(self, track: Track, *, policy: Policy = "reference") -> Track:
         home = track.sample_weights.device
