@@ -42,7 +42,9 @@ def video_track(model):
     """Eight rows, sampled with the model as it is."""
     generator = torch.Generator().manual_seed(4)
     width = model.transformer.config.text_dim
-    return make_track(model, shape=(4, 2, 4, 4), texts={"prompt_embeds": torch.randn(2, 16, width, generator=generator)})
+    return make_track(
+        model, shape=(4, 2, 4, 4), texts={"prompt_embeds": torch.randn(2, 16, width, generator=generator)}
+    )
 
 
 def backend_of(case, folder, *, alone=False):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 from unirl.core.errors import PlanRejected
 from unirl.core.loop.build import build_algorithms, build_parts, reward_weights
 from unirl.core.loop.parts import Noted, Parts
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.check import check_config
-from unirl.core.specs.plan import Learner, Plan
+from unirl.core.specs.plan import Plan
 
 from .actors import Actor, Call
 from .cluster import Cluster
