@@ -333,6 +333,14 @@ def test_within_a_gpu_each_train_rank_sends_to_the_worker_beside_it() -> None:
     assert [sender_of(actor, "shared-memory", train) for actor in rollout] == [train[0]] * 2
 
 
+def test_ranks_that_cannot_share_rows_evenly_are_refused_before_anything_starts() -> None:
+    plan = small_runs.plan("launcher=ray", "launcher.train_ranks=3", "backend.mesh.tensor=2")
+    reasons = [str(reason) for reason in match(plan, catalog=small_runs.catalog()).reasons]
+    assert any(
+        reason.startswith("launcher.train_ranks: got 3, expected a multiple of the 2 ranks") for reason in reasons
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -120,7 +120,7 @@ def faulty(product: Product) -> Product:
     return dataclasses.replace(product, environment=environment)
 
 
-@pytest.mark.parametrize("name", ["swaps_images", "drops_images"])
+@pytest.mark.parametrize("name", ["swaps_images", "shows_images_of_others", "drops_images"])
 def test_images_that_the_engine_did_not_read_are_missed_in_its_reply(
     name: str, engine: ExternalTextEngine, model: TextModel, ask: Ask, fault: Fault
 ) -> None:

@@ -54,9 +54,16 @@ def swaps_images() -> Any:
     )
 
 
+def shows_images_of_others() -> Any:
+    """Each row reads the images of the one at the other end, under its own key."""
+    return _changed(lambda rows: [row._replace(media=other.media) for row, other in zip(rows, rows[::-1], strict=True)])
+
+
 def drops_images() -> Any:
     """The placeholders of images are read as any tokens."""
     return _changed(lambda rows: [row._replace(key="", media={}) for row in rows])
 
 
-FAULTS: Mapping[str, Callable[[], Any]] = {function.__name__: function for function in (swaps_images, drops_images)}
+FAULTS: Mapping[str, Callable[[], Any]] = {
+    function.__name__: function for function in (swaps_images, shows_images_of_others, drops_images)
+}

@@ -318,4 +318,17 @@ class LeavesATensorAt0(Wrapped):
             list(tensors.values())[-1].zero_()
 
 
+@mutant(
+    claim="a-model-without-values-trains-as-one-with-them",
+    name="teaches-with-zeros",
+    breaks="leaves a tensor of a teacher at 0",
+    promises=(*FULL, Cap.LAZY_BUILD),
+)
+class TeachesWithZeros(Wrapped):
+    def hold_frozen(self, model: Any) -> None:
+        self.inner.hold_frozen(model)
+        with torch.no_grad():
+            list(model.trainable.parameters())[-1].zero_()
+
+
 BROKEN = mutants_in(__name__)

@@ -66,6 +66,9 @@ class Wrapped:
     def with_values(self, track: Track) -> Track:
         return self.inner.with_values(track)
 
+    def hold_frozen(self, model: Any) -> None:
+        self.inner.hold_frozen(model)
+
     def export_weights(self, *, policy: Policy = "live", kind: Any) -> WeightUpdate:
         update = self.inner.export_weights(policy=policy, kind=kind)
         return with_tensors(update, self.kept[policy]) if policy in self.kept else update

@@ -15,6 +15,7 @@ from unirl.core.specs.config import TrainConfig
 from unirl.core.types.weights import tensor_digest
 from unirl.models.qwen3.config import Qwen3Config
 from unirl.models.qwen3.model import build as build_model
+from unirl.numerics.tokens.batches import pad_batch
 
 
 def run(folder, *, lazy, trains, dtype, mesh=None, critic=None):
@@ -51,6 +52,25 @@ def run(folder, *, lazy, trains, dtype, mesh=None, critic=None):
     return result
 
 
+def teach(folder, *, lazy):
+    """What a rank needs for the model as a teacher of a small one, and what it then says of some tokens."""
+    student = build_model(Qwen3Config(path=str(folder / "student")), device="cpu", lazy=True)
+    backend = build(Fsdp2Config(trains="full"), model=student, train=TrainConfig(), steps=1, seed=3)
+    with Meter() as built:
+        teacher = build_model(Qwen3Config(path=str(folder / "checkpoint")), device="cpu", lazy=lazy)
+        teacher.trainable.requires_grad_(False)
+        if lazy:
+            backend.hold_frozen(teacher)
+        built.note(map(local, teacher.trainable.parameters()))
+    # Each rank asks for tokens of its own.
+    tokens = torch.arange(8 * (1 + dist.get_rank()), 8 * (2 + dist.get_rank()))
+    batch = pad_batch([tokens[:3]], [tokens[3:]], pad_token=0)
+    with torch.no_grad():
+        scores = teacher.score(batch, temperature=1.0)[0]
+    backend.close()
+    return {"built": built.peak, "held": built.live, "scores": scores.tolist()}
+
+
 def main():
     rank, store, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     torch.set_num_threads(1)
@@ -60,6 +80,7 @@ def main():
         "gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=timedelta(seconds=120)
     )
     found = [run(folder, **case) for case in job["cases"]]
+    found += [teach(folder, lazy=lazy) for lazy in (True, False) if job["teaches"]]
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

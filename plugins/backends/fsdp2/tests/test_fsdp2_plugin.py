@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from unirl.backends.fsdp2.config import AverageConfig, Fsdp2Config
+from unirl.backends.fsdp2.config import AverageConfig, Fsdp2Config, MeshConfig
 from unirl.backends.fsdp2.plugin import SPEC
 from unirl.core.limits import broken_limits
 from unirl.core.specs.capability import Cap, Needs, Support
@@ -97,6 +97,14 @@ def test_each_wrong_setting_is_named_once():
     assert keys == {f"backend.{key}" for key in expected}
     (reason,) = reasons(plan(Fsdp2Config(activation_checkpointing=True), wrap_blocks=()))
     assert reason.startswith("backend.activation_checkpointing: model 'm' names no blocks")
+
+
+def test_a_sequence_that_the_model_cannot_split_is_refused():
+    (reason,) = reasons(plan(Fsdp2Config(mesh=MeshConfig(sequence=2))))
+    assert reason.startswith("backend.mesh.sequence: got 2, but model 'm' cannot split its sequence; use 1")
+    both = Fsdp2Config(mesh=MeshConfig(sequence=2, tensor=2))
+    assert any("got 2 with mesh.tensor=2; one of them must be 1" in reason for reason in reasons(plan(both)))
+    assert both.copies == 4
 
 
 def test_the_example_of_the_readme_runs(capsys):

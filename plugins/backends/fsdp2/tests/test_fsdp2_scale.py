@@ -25,10 +25,11 @@ SIZES = {
 KINDS = [{"trains": "full", "dtype": "bfloat16"}, {"trains": "lora", "dtype": "float32"}]
 
 
-def both_ways(folder, kinds, *, ranks):
-    """Of each kind: what every rank found after a lazy build, and what it found after an eager one."""
+def both_ways(folder, kinds, *, ranks, teaches=False):
+    """Of each kind: what every rank found after a lazy build, and what it found after an eager one. teaches: then of
+    the model as a teacher."""
     cases = [{**kind, "lazy": lazy} for kind in kinds for lazy in (True, False)]
-    (folder / "job.json").write_text(json.dumps({"ranks": ranks, "cases": cases}))
+    (folder / "job.json").write_text(json.dumps({"ranks": ranks, "cases": cases, "teaches": teaches}))
     launch(SCRIPT, folder, ranks=ranks)
     found = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
     results = [list(of_case) for of_case in zip(*found, strict=True)]
@@ -54,12 +55,14 @@ def large(tmp_path_factory):
     # Several files, as large checkpoints have them.
     with no_progress_bars(transformers_logging):
         model.save_pretrained(checkpoint, max_shard_size="64MB")
-    return both_ways(folder, KINDS, ranks=2), sum(param.nbytes for param in model.parameters())
+    write(folder / "student", seed=0)
+    *results, taught = both_ways(folder, KINDS, ranks=2, teaches=True)
+    return results, sum(param.nbytes for param in model.parameters()), taught
 
 
 @pytest.mark.slow
 def test_no_rank_ever_holds_a_lazily_built_model_whole(large):
-    results, size = large
+    results, size, _ = large
     assert 190e6 < size < 210e6
     for lazy, eager in results:
         assert_same(lazy, eager)
@@ -70,8 +73,20 @@ def test_no_rank_ever_holds_a_lazily_built_model_whole(large):
 
 
 @pytest.mark.slow
+def test_no_rank_ever_holds_a_teacher_whole(large):
+    _, size, (lazy, eager) = large
+    for rank in range(2):
+        # As above, and the student, of 0.2 %.
+        assert lazy[rank]["held"] < 0.51 * size and lazy[rank]["built"] < 0.6 * size
+        assert eager[rank]["held"] > 0.99 * size
+        # The same operations on the same weights.
+        assert lazy[rank]["scores"] == eager[rank]["scores"]
+    assert lazy[0]["scores"] != lazy[1]["scores"]
+
+
+@pytest.mark.slow
 def test_no_rank_holds_more_than_a_few_tensors_of_an_update(large):
-    results, size = large
+    results, size, _ = large
     for result in (rank for results_of in results for ranks in results_of for rank in ranks):
         # At most four times the largest tensor: its padded shards, what they are gathered into, the tensor that is put
         # together from that, and the bytes that are hashed.

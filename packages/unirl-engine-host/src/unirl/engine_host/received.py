@@ -63,7 +63,8 @@ def generated(
     """The answer to `generate`: `finish_reasons`, `media` and `temperatures` per completion; concatenated tensors
     `tokens` and `log_probs` with their `lengths` [N], and concatenated `prompts` with `prompt_lengths` [N].
 
-    prompts, media (keys), temperatures: as used by the engine's worker, not as sent to it.
+    prompts, temperatures: as used by the engine's worker, not as sent to it.  media: keys computed again from the
+    tensors that it used.
     """
     for row, values in zip(tokens, log_probs, strict=True):
         if len(row) != len(values):

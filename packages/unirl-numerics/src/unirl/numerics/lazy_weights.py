@@ -82,13 +82,23 @@ Pieces = Callable[[str, tuple[int, ...]], Sequence[Piece]]
 class CheckpointValues:
     """The values of a module's parameters and persistent buffers, in safetensors files."""
 
-    def __init__(self, module: nn.Module, files: Sequence[Path], *, pieces: Pieces | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        files: Sequence[Path],
+        *,
+        pieces: Pieces | None = None,
+        renames: Mapping[str, str] | None = None,
+    ) -> None:
         """module: as its library builds it, before anything wraps it; values are rounded to its dtypes, as they are
-        when it is loaded whole.  pieces: where the checkpoint stores a tensor in parts.
+        when it is loaded whole.  pieces: where the checkpoint stores a tensor in parts.  renames: regular expressions
+        that match the start of a name in the checkpoint -> what stands there in the module; the first that matches.
 
         Raises RecipeError when the files lack a tensor, have one that the module does not know or one of another shape.
         """
-        self._stored = {name: (file, shape) for file in files for name, shape in _shapes(file)}
+        self._stored = {
+            _renamed(name, renames or {}): (file, name, shape) for file in files for name, shape in _shapes(file)
+        }
         self._dtypes: dict[str, torch.dtype] = {}
         self._pieces: dict[str, Sequence[Piece]] = {}
         tied: dict[int, list[str]] = {}
@@ -119,10 +129,10 @@ class CheckpointValues:
                 done.add(id(tensor))
                 local, start = _local(tensor)
                 for piece in self._pieces[name]:
-                    file, _ = self._stored[piece.name]
+                    file, stored, _ = self._stored[piece.name]
                     if file not in opened:
                         opened[file] = stack.enter_context(_opened(file))
-                    _read(opened[file], piece, into=local, start=start, dtype=self._dtypes[name])
+                    _read(opened[file], piece, stored, into=local, start=start, dtype=self._dtypes[name])
 
     def _check(self, module: nn.Module, folder: Path) -> None:
         pieces = {piece.name: piece for parts in self._pieces.values() for piece in parts}
@@ -143,12 +153,19 @@ class CheckpointValues:
                 "have. Fetch the checkpoint again, its config.json included."
             )
         for name, piece in pieces.items():
-            shape = self._stored[name][1]
+            shape = self._stored[name][2]
             if shape != piece.size[len(piece.size) - len(shape) :]:
                 raise RecipeError(
                     f"{where} have {name!r} as {list(shape)}, expected {list(piece.size)} by config.json. Fetch the "
                     "checkpoint again."
                 )
+
+
+def _renamed(name: str, renames: Mapping[str, str]) -> str:
+    for pattern, start in renames.items():
+        if found := re.match(pattern, name):
+            return start + name[found.end() :]
+    return name
 
 
 def _shapes(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -177,8 +194,9 @@ def _local(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     return shard, tuple(chunks[0].offsets)
 
 
-def _read(file: Any, piece: Piece, *, into: Tensor, start: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Copy the part of a piece that lies in the shard `into`, which starts at `start` of the whole tensor."""
+def _read(file: Any, piece: Piece, name: str, *, into: Tensor, start: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Copy the part of a piece, of this name in the file, that lies in the shard `into`, which starts at `start` of the
+    whole tensor."""
     ends = [begin + size for begin, size in zip(piece.start, piece.size, strict=True)]
     first = [max(a, b) for a, b in zip(piece.start, start, strict=True)]
     last = [min(end, begin + size) for end, begin, size in zip(ends, start, into.shape, strict=True)]
@@ -186,9 +204,9 @@ def _read(file: Any, piece: Piece, *, into: Tensor, start: tuple[int, ...], dtyp
         return
     here = tuple(slice(low - begin, high - begin) for low, high, begin in zip(first, last, start, strict=True))
     there = tuple(slice(low - begin, high - begin) for low, high, begin in zip(first, last, piece.start, strict=True))
-    stored = file.get_slice(piece.name)
+    stored = file.get_slice(name)
     num_dims = len(stored.get_shape())
-    values: Tensor = stored[there[len(there) - num_dims :]] if num_dims else file.get_tensor(piece.name)
+    values: Tensor = stored[there[len(there) - num_dims :]] if num_dims else file.get_tensor(name)
     into[here].copy_(values.to(dtype).view(into[here].shape))
 
 

@@ -132,6 +132,13 @@ class RayConfig(LauncherConfig):
             yield from self._without_shared_memory(plan.run.device)
         if self.placement == "colocate":
             yield from _memory_kept(stage)
+        copies = 1 if stage.backend is None else stage.backend.config.copies
+        if self.train_ranks % copies:
+            yield Reason(
+                key=".train_ranks",
+                text=f"got {self.train_ranks}, expected a multiple of the {copies} ranks that get the same rows: "
+                "mesh.tensor x mesh.sequence.",
+            )
         engine = stage.engine.spec
         if (
             self.placement == "trainside"

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 from unirl.core.errors import PlanRejected
 from unirl.core.loop.build import build_algorithms, build_parts, reward_weights
 from unirl.core.loop.parts import Noted, Parts
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.check import check_config
-from unirl.core.specs.plan import Learner, Plan
+from unirl.core.specs.plan import Plan
 
 from .actors import Actor, Call
 from .cluster import Cluster
@@ -134,7 +131,7 @@ class RayLauncher:
             rollout=rollout,
             reference=by_role["reference"],
             reward=by_role["reward"],
-            copies={name: _copies(learner, config.train_ranks) for name, learner in plan.learners.items()},
+            copies={name: one.backend.config.copies if one.backend else 1 for name, one in plan.learners.items()},
             turns=Turns(cluster, train=train, rollout=rollout, is_shared=config.placement == "colocate"),
             # Rollout workers start from the checkpoint and seeded adapters; the first sync replaces both.
             versions=WeightVersions(
@@ -182,21 +179,6 @@ def _check_reference(plan: Plan) -> None:
             f"launcher.reference: got 'separate', but algorithm {names} uses no reference policy as configured. Use "
             "trainside, or enable its KL penalty."
         )
-
-
-def _copies(learner: Learner, train_ranks: int) -> int:
-    """Neighbouring ranks that get the same rows: the backend's tensor-parallel size, `mesh.tensor`."""
-    if learner.backend is None:
-        return 1
-    config: Any = learner.backend.config
-    has_mesh = "mesh" in {item.name for item in dataclasses.fields(config)}
-    copies = int(config.mesh.tensor) if has_mesh else 1
-    if train_ranks % copies:
-        raise PlanRejected(
-            f"{learner.backend.key}.mesh.tensor: got {copies}, but launcher.train_ranks = {train_ranks} is not a "
-            "multiple of it."
-        )
-    return copies
 
 
 def _noted(cluster: Cluster) -> Noted:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from unirl.conformance.claims import claim
 from unirl.conformance.doubles.model import WorkbenchModel
 from unirl.conformance.doubles.trainee import largest_gap
 from unirl.conformance.fixtures.backend import GRADIENT, BackendBench, refuses
 from unirl.core.errors import RecipeError
-from unirl.core.roles import Policy
+from unirl.core.roles import LazyBackend, Policy
 from unirl.core.specs.capability import Cap
 
 FROZEN = "blocks.0."
@@ -63,7 +65,7 @@ def test_a_model_that_is_frozen_whole_is_refused(bench: BackendBench) -> None:
 @claim("backend", proves=Cap.LAZY_BUILD)
 def test_a_model_without_values_trains_as_one_with_them(bench: BackendBench) -> None:
     """A model that was built lazily is filled by the backend, and then has the weights, adapters and policies of an
-    eager build, bit for bit, at the start and after training.
+    eager build, bit for bit, at the start and after training. So has one that it holds for others, a teacher.
 
     If it fails: fill every parameter that was on the meta device, and persistent buffers, under the names of the plain
     module; make adapters and copies of weights from tensors with values, and adapters from the seed alone.
@@ -75,6 +77,13 @@ def test_a_model_without_values_trains_as_one_with_them(bench: BackendBench) -> 
             with bench.backend(training, *bench.extras(training), model=model) as trainee:
                 start = {f"start, {name}": value for name, value in trainee.everything().items()}
                 trainee.train(bench.track())
+                if lazy:
+                    teacher = WorkbenchModel(device=bench.device, seed=1, lazy=True)
+                    teacher.net.requires_grad_(False)
+                    cast(LazyBackend, trainee.backend).hold_frozen(teacher)
+                    whole = WorkbenchModel(device=bench.device, seed=1)
+                    gap = trainee.velocity(teacher.velocity) - trainee.velocity(whole.velocity)
+                    bench.record(f"{training}: gap of a teacher's velocities", float(gap.abs().max()), bound=0.0)
                 results.append({**start, **trainee.everything()})
         eager, filled = results
         bench.record(f"{training}: gap of the weights", largest_gap(filled, eager), bound=0.0)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ..errors import PlanRejected, RunFailed, UniRLError
 from ..match.mismatch_bounds import train_settings
-from ..roles import Algorithm, Backend, Engine, Model, Reward, WeightUpdate, lazy_model
+from ..roles import Algorithm, Backend, Engine, LazyBackend, Model, Reward, WeightUpdate, lazy_model
 from ..specs.capability import Cap, Support
 from ..specs.config import PartConfig
 from ..specs.plan import Choice, Learner, Plan, Stage
@@ -70,7 +70,8 @@ def build_parts(
 
     rewards: where another process scores, only those that a loss backpropagates, or none if no loss is computed.
     with_engine: False where another process generates.  lazy: this process is one of several
-    ranks that train, so the model is built without values and the backend fills in this rank's shards, if both can.
+    ranks that train, so the model is built without values and the backend fills in this rank's shards, if both can; a
+    teacher is sharded by the backend of its first student.
     offload: offload each backend before the next one is built.
 
     A model whose weights nothing here computes with is built without values, if it can, and gets no backend.
@@ -96,9 +97,11 @@ def build_parts(
         reward_weights=reward_weights(plan),
     )
     try:
+        taught: list[tuple[Learner, Model]] = []
         for name, learner in plan.learners.items():
             is_used = _is_used(plan, name, with_engine=with_engine, with_losses=rewards != "none")
-            empty = (learner.model, learner.backend) if is_used else (learner.model,)
+            keeper = _keeper(plan, learner, with_engine=with_engine) if lazy else learner
+            empty = (learner.model, keeper.backend) if is_used else (learner.model,)
             is_lazy = (lazy or not is_used) and all(
                 part is not None and part.spec.support(Cap.LAZY_BUILD) is Support.NATIVE for part in empty
             )
@@ -108,6 +111,8 @@ def build_parts(
             models[name] = model = build_part(learner.model, catalog, device=device, **context)
             if learner.backend is None:
                 _freeze(model)
+                if is_lazy and is_used:
+                    taught.append((keeper, model))
             elif is_used:
                 # A worker that generates may have none of the stages that train the model.
                 stages = [stage for stage in (*plan.trained, *plan.stages) if stage.learner.name == name]
@@ -121,6 +126,8 @@ def build_parts(
                 # As a backend keeps them: engines start in the dtype of the updates that they will be sent.
                 for param in model.trainable.parameters():
                     param.data = param.data.float() if param.requires_grad else param.data
+        for keeper, model in taught:
+            cast("LazyBackend", backends[keeper.name]).hold_frozen(lazy_model(model))
         check_teachers(plan, models)
         backpropagated = {key for stage in plan.trained for key in _backpropagated(plan, stage)}
         keys = {"all": plan.rewards.keys(), "backpropagated": backpropagated, "none": ()}[rewards]
@@ -142,11 +149,27 @@ def build_parts(
 def _is_used(plan: Plan, learner: str, *, with_engine: bool, with_losses: bool) -> bool:
     """Whether this process computes with the weights of a model: it samples, teaches or trains."""
     own = [stage for stage in plan.stages if stage.learner.name == learner]
-    samples = with_engine and any(stage.engine.spec.reads_weights for stage in own)
+    samples = _samples(plan, learner, with_engine=with_engine)
     teaches = any(stage.teacher is not None and stage.teacher.name == learner for stage in plan.stages)
     # Without engine and losses it answers for reference policies.
     asked = [stage for stage in own if with_losses or (not with_engine and stage.needs.reference != "none")]
     return samples or teaches or any(stage.backend is not None for stage in asked)
+
+
+def _samples(plan: Plan, learner: str, *, with_engine: bool) -> bool:
+    """Whether an engine of this process reads the weights of a model."""
+    own = [stage for stage in plan.stages if stage.learner.name == learner]
+    return with_engine and any(stage.engine.spec.reads_weights for stage in own)
+
+
+def _keeper(plan: Plan, learner: Learner, *, with_engine: bool) -> Learner:
+    """Whose backend shards a model over the ranks: its own, or the first student's of a teacher that does not sample
+    here, where ranks could call it unequally often."""
+    if learner.backend is None and not _samples(plan, learner.name, with_engine=with_engine):
+        for stage in plan.trained:
+            if stage.teacher is not None and stage.teacher.name == learner.name:
+                return stage.learner
+    return learner
 
 
 def _serves(plan: Plan, learner: str, *, with_engine: bool, with_losses: bool) -> frozenset[ModelPart]:

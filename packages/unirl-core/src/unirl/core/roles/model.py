@@ -19,11 +19,13 @@ __all__ = [
     "LazyModel",
     "MediaTextModel",
     "Model",
+    "SequenceModel",
     "TextModel",
     "TokenBatch",
     "diffusion_model",
     "lazy_model",
     "media_text_model",
+    "sequence_model",
     "text_model",
 ]
 
@@ -60,6 +62,21 @@ class LazyModel(Model, Protocol):
         tensors: by their names in the module as it was built, any of them, in any floating dtype. Values are those of a
         model that is not lazy: rounded to its dtypes first. Not collective; no rank holds more than a piece of a tensor
         besides its shards.
+        """
+        ...
+
+
+class SequenceModel(Model, Protocol):
+    """A model whose spec says `splits_sequence`."""
+
+    def split_sequence(self, mesh: Any) -> None:
+        """Split the sequence of every later forward of `trainable` over ranks, in place.
+
+        mesh: a `torch.distributed.DeviceMesh` of one dim. Its ranks get the same rows and call `trainable` equally
+        often. Outputs are whole, and the same on all; the gradient of a rank is its share, for every parameter: those
+        of the ranks add up to the whole gradient. Called once, before `trainable` is sharded.
+        Raises RecipeError, key `backend.mesh.sequence`, for attention heads that the ranks cannot share evenly, before
+        anything changes; a forward raises it for such a sequence.
         """
         ...
 
@@ -235,6 +252,12 @@ def lazy_model(model: Model) -> LazyModel:
     """A model that was built lazily."""
     assert model.spec.support(Cap.LAZY_BUILD) is Support.NATIVE, f"model {model.spec.name!r} cannot be built lazily"
     return cast("LazyModel", model)
+
+
+def sequence_model(model: Model) -> SequenceModel:
+    """A model that splits its sequence over ranks."""
+    assert model.spec.splits_sequence, f"model {model.spec.name!r} cannot split its sequence"
+    return cast("SequenceModel", model)
 
 
 def media_text_model(model: Model) -> MediaTextModel:

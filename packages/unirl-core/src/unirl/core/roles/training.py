@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from ..specs.config import TrainConfig
     from ..types.track import Track
     from .engine import WeightUpdate
-    from .model import Model
+    from .model import LazyModel, Model
 
 __all__ = [
     "Algorithm",
     "Backend",
     "Forward",
     "Job",
+    "LazyBackend",
     "LossTerm",
     "Losses",
     "Metric",
@@ -296,4 +297,15 @@ class Backend(Protocol):
     def onload(self) -> None: ...
     def close(self) -> None:
         """Let go of what it holds. May be called twice."""
+        ...
+
+
+class LazyBackend(Backend, Protocol):
+    """A backend with the capability `lazy-build`."""
+
+    def hold_frozen(self, model: LazyModel) -> None:
+        """Shard the `trainable` of another model as its own, and fill it: a teacher, which nothing trains.
+
+        model: built lazily, its parameters without gradient. Every rank then calls it equally often. Collective.
+        """
         ...

@@ -74,7 +74,7 @@ class Cap(StrEnum):
     # Models and backends.
     LAZY_BUILD = "lazy-build"
     """Of a model: can be built without the values of `trainable`. Of a backend: shards such a module and fills in what
-    each rank keeps, so that no rank ever holds the whole of it."""
+    each rank keeps, so that no rank ever holds the whole of it; with teachers of the model, too."""
     # Models.
     LATENT_STAGE = "latent-stage"
     """Has a denoiser: encode, velocity, schedule, decode."""

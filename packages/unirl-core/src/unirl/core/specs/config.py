@@ -123,6 +123,11 @@ class BackendConfig(PartConfig):
     max_grad_norm: float | None = limit(1.0, above=0)
     """Largest global gradient norm; None disables clipping."""
 
+    @property
+    def copies(self) -> int:
+        """Number of neighbouring ranks that hold the same rows, because they share the work on each."""
+        return 1
+
 
 CONFIG_BASES: Mapping[str, type[PartConfig]] = {"reward": RewardConfig, "backend": BackendConfig}
 """Kind of part -> base class of its config; PartConfig for every other kind."""

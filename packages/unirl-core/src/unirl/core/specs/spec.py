@@ -158,6 +158,8 @@ class ModelSpec(Spec):
     )
     """Linear layers that may be split over ranks, by name below `trainable`, `*` standing for one component: `colwise`
     splits the outputs of the first of a pair, `rowwise` the inputs of the second."""
+    splits_sequence: bool = False
+    """Whether it is a `unirl.core.roles.SequenceModel`: the ranks of a group may share the tokens of each sample."""
     optional_parts: tuple[ModelPart, ...] = ()
     """Parts that its `build` leaves out on request, see `unirl.core.roles.Model`."""
     path_key: str = "path"

@@ -23,6 +23,7 @@ from unirl.numerics.lazy_weights import CheckpointValues, empty_parameters, weig
 from unirl.numerics.model_files import dtype_of, read_json, scheduler_config
 
 from .schedules import MuRule, Variant, sigmas_from_scheduler_config
+from .sequence_parallel import split_transformer
 
 __all__ = ["PipelineModel"]
 
@@ -95,6 +96,17 @@ class PipelineModel(ABC):
         """See `unirl.core.roles.Model`."""
         assert self._values is not None, "the model was not built lazily"
         self._values.fill(tensors)
+
+    def split_sequence(self, mesh: Any) -> None:
+        """See `unirl.core.roles.SequenceModel`; for those whose spec says `splits_sequence`."""
+        split_transformer(
+            self.transformer, mesh, plan=self.sequence_plan, num_tokens=lambda x: self.num_tokens(x.shape[1:])
+        )
+
+    @property
+    def sequence_plan(self) -> Mapping[str, Any]:
+        """How the transformer's tokens are split over ranks, as diffusers states it."""
+        return cast(Any, self.transformer)._cp_plan
 
     @torch.no_grad()
     def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Tensor]:

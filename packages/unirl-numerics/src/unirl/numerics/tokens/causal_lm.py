@@ -35,6 +35,8 @@ class CausalLmModel:
     """A `unirl.core.roles.TextModel`. A subclass names an `example` of a hub id."""
 
     example: ClassVar[str]
+    renames: ClassVar[Mapping[str, str]] = {}
+    """Where the checkpoint names weights otherwise than the module, see `unirl.numerics.lazy_weights`."""
 
     def __init__(
         self,
@@ -63,7 +65,9 @@ class CausalLmModel:
         check_architecture(self.folder, name=cls.__name__, siblings=siblings or {})
         self._values: CheckpointValues | None = None
         if lazy:
-            loaded, self._values = empty_causal_lm(self.folder, config, cls=cls, attention=self.attention)
+            loaded, self._values = empty_causal_lm(
+                self.folder, config, cls=cls, attention=self.attention, renames=self.renames
+            )
         else:
             loaded = load_causal_lm(self.folder, config, cls=cls, attention=self.attention).to(device)
         self.causal_lm: torch.nn.Module = loaded

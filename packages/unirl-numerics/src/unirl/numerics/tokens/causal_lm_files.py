@@ -79,8 +79,11 @@ def load_causal_lm(folder: Path, config: CausalLmConfig, *, cls: Any, attention:
     return model.eval()
 
 
-def empty_causal_lm(folder: Path, config: CausalLmConfig, *, cls: Any, attention: str) -> tuple[Any, CheckpointValues]:
-    """The same module with its parameters on the meta device, without values, and where the values are.
+def empty_causal_lm(
+    folder: Path, config: CausalLmConfig, *, cls: Any, attention: str, renames: Mapping[str, str]
+) -> tuple[Any, CheckpointValues]:
+    """The same module with its parameters on the meta device, without values, and where the values are. renames: see
+    `CheckpointValues`.
 
     Raises RecipeError, key `model.path`, when the checkpoint does not have exactly the tensors of the module.
     """
@@ -93,7 +96,7 @@ def empty_causal_lm(folder: Path, config: CausalLmConfig, *, cls: Any, attention
     if (folder / "generation_config.json").is_file():
         generation = import_module("transformers").GenerationConfig
         model.generation_config = generation.from_pretrained(folder, local_files_only=True)
-    values = CheckpointValues(model, weight_files(folder, "model"), pieces=_expert_pieces)
+    values = CheckpointValues(model, weight_files(folder, "model"), pieces=_expert_pieces, renames=renames)
     return model.eval(), values
 
 

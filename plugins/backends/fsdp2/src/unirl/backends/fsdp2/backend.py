@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
-from unirl.core.roles import TrainReport, WeightUpdate, lazy_model
+from unirl.core.roles import TrainReport, WeightUpdate, lazy_model, sequence_model
 from unirl.core.specs.check import check_config
 from unirl.core.specs.facts import names_in
 from unirl.core.types.weights import forms, joined, tensor_digests, weight_mismatch
@@ -30,7 +30,7 @@ from .ranks import Ranks
 from .sharding import allocate, fill, find_blocks, is_empty, recompute, reshard, shard, split
 
 if TYPE_CHECKING:
-    from unirl.core.roles import Job, Model, Policy
+    from unirl.core.roles import Job, LazyModel, Model, Policy
     from unirl.core.specs.config import TrainConfig
     from unirl.core.types.track import Track
 
@@ -78,7 +78,9 @@ class Fsdp2Backend:
         self._ranks = Ranks(self._device, needs_group=wants_wrap, layout=config.mesh)
         if config.mesh.tensor > 1:
             split(self._module, model.spec.tensor_parallel, ranks=self._ranks)
-        wraps = wants_wrap or self._ranks.num_ranks > 1
+        if config.mesh.sequence > 1:
+            sequence_model(model).split_sequence(self._ranks.sequence_mesh)
+        self._wraps = wraps = wants_wrap or self._ranks.num_ranks * self._ranks.num_sequence > 1
         if wraps:
             shard(self._module, blocks, ranks=self._ranks, precision=config.mixed_precision)
         if is_empty(self._module):
@@ -147,6 +149,7 @@ class Fsdp2Backend:
 
     def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
         assert self._using == "live", f"training inside policy {self._using!r} would change its weights"
+        self._ranks.check_same_rows(sample for job in jobs for sample in job.track.sample_ids)
         report = train_on(
             jobs,
             forward=self._replay,
@@ -159,6 +162,15 @@ class Fsdp2Backend:
         return TrainReport(
             metrics={**report.metrics, **facts}, num_updates=report.num_updates, num_skipped=report.num_skipped
         )
+
+    def hold_frozen(self, model: LazyModel) -> None:
+        """See `unirl.core.roles.LazyBackend`. It computes in the model's dtype and stays on the device."""
+        module = model.trainable
+        if self._wraps:
+            blocks = find_blocks(module, names_in(model.spec.wrap_blocks, module))
+            shard(module, blocks, ranks=self._ranks, precision="none")
+        allocate(module, self._device)
+        model.fill(module.state_dict(keep_vars=True))
 
     def with_reference(self, track: Track, *, policy: Policy = "reference") -> Track:
         home = track.sample_weights.device
@@ -406,7 +418,8 @@ class _Updater:
         module = self._backend._module
         if isinstance(module, FSDPModule):
             module.set_requires_gradient_sync(last or not self._backend._config.defer_gradient_sync)
-        (loss * self._backend._optimizer.loss_scale).backward()
+        # FSDP averages over the ranks of a sequence too, whose gradients add up to the whole.
+        (loss * (self._backend._optimizer.loss_scale * self._backend._ranks.num_sequence)).backward()
 
     def step(self) -> StepReport:
         report = self._backend._optimizer.step()

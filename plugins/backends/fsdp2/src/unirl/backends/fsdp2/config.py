@@ -47,7 +47,7 @@ class AverageConfig:
 
 @dataclass
 class MeshConfig:
-    """Device mesh: replicas x shards x tensor-parallel ranks."""
+    """Device mesh: replicas x shards x tensor-parallel ranks. Neighbouring shards may share a sequence."""
 
     shard: int = limit(0, least=0)
     """Ranks that one copy of the weights is sharded over; 0 is all of them (FSDP). Fewer gives each group of this size
@@ -55,6 +55,9 @@ class MeshConfig:
     tensor: int = limit(1, least=1)
     """Tensor-parallel ranks: they split the linear layers of the model's `tensor_parallel` plan and get the same
     samples."""
+    sequence: int = limit(1, least=1)
+    """Sequence-parallel ranks (Ulysses): they share the tokens of every sample and exchange attention heads. They get
+    the same samples, and the weights are sharded over them as over all. For models with `splits_sequence`."""
 
 
 @dataclass
@@ -104,6 +107,11 @@ class Fsdp2Config(BackendConfig):
     defer_gradient_sync: bool = True
     """Reduce gradients over the ranks once per update instead of per micro-batch. Less communication, but each rank
     then holds the full, unsharded gradients of the trainable weights."""
+
+    @property
+    def copies(self) -> int:
+        """See `BackendConfig`."""
+        return self.mesh.tensor * self.mesh.sequence
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """A reference copy that LoRA does not need, and policies or a critic that do not fit the algorithm."""
@@ -155,6 +163,16 @@ class Fsdp2Config(BackendConfig):
             )
         if self.mesh.tensor > 1 and not model.spec.tensor_parallel:
             yield Reason(key=".mesh.tensor", text=f"model {model.name!r} has no tensor-parallel plan; use 1.")
+        if self.mesh.sequence > 1 and not model.spec.splits_sequence:
+            yield Reason(
+                key=".mesh.sequence",
+                text=f"got {self.mesh.sequence}, but model {model.name!r} cannot split its sequence; use 1.",
+            )
+        if self.mesh.sequence > 1 and self.mesh.tensor > 1:
+            yield Reason(
+                key=".mesh.sequence",
+                text=f"got {self.mesh.sequence} with mesh.tensor={self.mesh.tensor}; one of them must be 1.",
+            )
         if self.activation_checkpointing and not model.spec.wrap_blocks:
             yield Reason(
                 key=".activation_checkpointing",

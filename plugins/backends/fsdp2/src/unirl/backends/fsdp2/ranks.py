@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from hashlib import sha256
 from typing import Literal
 
 import torch
@@ -9,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from unirl.core.errors import RecipeError
+from unirl.core.errors import RecipeError, RunFailed
 
 from .config import MeshConfig
 
@@ -26,7 +28,8 @@ class Ranks:
     single-process group is created on an in-memory store, which needs no port.
 
     Neighbouring ranks share a tensor slice first, then a copy: rank = (replica x shards + shard) x tensor + slice.
-    Ranks of one tensor-parallel group get the same samples.
+    Ranks of one tensor-parallel group get the same samples, and so do the neighbours of one sequence, which hold
+    different shards of the weights.
     """
 
     def __init__(self, device: torch.device, *, needs_group: bool, layout: MeshConfig) -> None:
@@ -46,16 +49,22 @@ class Ranks:
         self.is_grouped = dist.is_initialized()
         self.rank = dist.get_rank() if self.is_grouped else 0
         world = dist.get_world_size() if self.is_grouped else 1
-        self.num_tensor = layout.tensor
-        self.num_ranks = self._divided(world, layout.tensor, "tensor", "ranks")
+        self.num_tensor, self.num_sequence = layout.tensor, layout.sequence
+        holders = self._divided(world, layout.tensor, "tensor", "ranks")
+        self.num_ranks = self._divided(holders, layout.sequence, "sequence", f"ranks / mesh.tensor {layout.tensor}")
         """Data-parallel ranks: those with different samples."""
-        num_shards = layout.shard or self.num_ranks
-        num_replicas = self._divided(self.num_ranks, num_shards, "shard", f"ranks / mesh.tensor {layout.tensor}")
+        num_shards = layout.shard or holders
+        num_replicas = self._divided(holders, num_shards, "shard", f"ranks / mesh.tensor {layout.tensor}")
         self._sizes = (num_replicas, num_shards, layout.tensor)
         self._mesh: DeviceMesh | None = None
         self._rows_group: dist.ProcessGroup | None = None
         if layout.tensor > 1:
             self._rows_group = self.mesh["replicate", "shard"]._flatten("rows").get_group()
+        self._sequences: DeviceMesh | None = None
+        if layout.sequence > 1:
+            sizes, dims = (self.num_ranks, layout.sequence), ("rows", "sequence")
+            self._sequences = init_device_mesh(device.type, sizes, mesh_dim_names=dims)
+            self._rows_group = self._sequences.get_group("rows")
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -77,6 +86,32 @@ class Ranks:
     @property
     def tensor_mesh(self) -> DeviceMesh:
         return self.mesh["tensor"]
+
+    @property
+    def sequence_mesh(self) -> DeviceMesh:
+        """The ranks of this rank's sequence."""
+        assert self._sequences is not None, "mesh.sequence is 1"
+        return self._sequences["sequence"]
+
+    def check_same_rows(self, sample_ids: Iterable[str]) -> None:
+        """Raise RunFailed on all ranks that share the work on each sample, unless all have these samples. Collective.
+
+        Without this check an exchange would mix the tokens of different samples.
+        """
+        if self.num_tensor * self.num_sequence == 1:
+            return
+        group = self.tensor_mesh.get_group() if self.num_tensor > 1 else self.sequence_mesh.get_group()
+        text = "\n".join(sample_ids)
+        # 48 bits, which fp64 holds exactly, as `all_reduce` of a device's backend may not take int64.
+        digest = float(int.from_bytes(sha256(text.encode()).digest()[:6], "big"))
+        both = torch.tensor([digest, -digest], dtype=torch.float64, device=self.device)
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
+        if both[0] != -both[1]:
+            raise RunFailed(
+                f"backend.mesh: rank {self.rank} has the samples {text[:60].splitlines()}..., and another rank of its "
+                "group has others. Ranks that share a sample (mesh.tensor, mesh.sequence) must get the same ones: give "
+                "each group of neighbouring ranks one share of the rows."
+            )
 
     def all_reduce(self, values: Tensor, how: Literal["sum", "max"]) -> Tensor:
         """values: fp64 on the CPU. Returns the same shape, reduced over the data-parallel ranks."""

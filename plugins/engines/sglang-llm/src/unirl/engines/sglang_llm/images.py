@@ -1,4 +1,5 @@
-"""Images for SGLang as training has them, processed, each under a hash of its own. Runs in the engine's environment.
+"""Images for SGLang as training has them, processed, each under a hash of all its tensors. Runs in the engine's
+environment.
 
 SGLang would hash the patches alone: images of other shapes can have the same ones.
 """
@@ -12,17 +13,19 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
+import torch
 from sglang.srt.managers import mm_utils
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from unirl.core.types.weights import checksum
 from unirl.engine_host.received import Row
 
 __all__ = ["identify_images", "image_data", "key_of"]
 
 
 def identify_images() -> None:
-    """From now on, the images of a row have the hash that it was sent with, plus their number. Raises RuntimeError when
-    SGLang does not apply the hook."""
+    """From now on, the images of a row have the hash of the tensors that SGLang has for them, plus their number. Raises
+    RuntimeError when SGLang does not apply the hook."""
     HookRegistry.register("sglang.srt.managers.mm_utils.get_new_expanded_mm_items", _numbered, HookType.AFTER)
     load_plugins()
     if not hasattr(mm_utils.get_new_expanded_mm_items, "__wrapped__"):
@@ -39,7 +42,8 @@ def image_data(row: Row, *, token: int | None) -> list[dict[str, Any]] | None:
     shown = sum(is_image for is_image, _ in groupby(row.prompt, key=lambda other: other == token))
     if shown != len(row.media["image_grid_thw"]):
         raise RuntimeError(f"a prompt shows {shown} images; its media are {len(row.media['image_grid_thw'])}.")
-    return [{"format": "processor_output", "hash": _hash(row.key), **row.media}]
+    # Any hash, so that SGLang does not compute its own.
+    return [{"format": "processor_output", "hash": 1, **row.media}]
 
 
 def key_of(hashes: Sequence[int], keys: Iterable[str]) -> str:
@@ -57,6 +61,7 @@ def _hash(key: str) -> int:
 
 def _numbered(items: list[Any], originals: Sequence[Any]) -> None:
     (whole,) = originals
-    first = whole.hash
+    grids = {name: value for name, value in whole.model_specific_data.items() if isinstance(value, torch.Tensor)}
+    first = _hash(checksum({"pixel_values": whole.feature, **grids}))
     for number, item in enumerate(items):
         item.set_hash(first + number)

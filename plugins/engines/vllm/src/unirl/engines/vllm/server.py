@@ -57,6 +57,7 @@ class _Server:
 
     def generate(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """Completions of prompts. See `rows` for the arguments and `generated` for the answer."""
+        from unirl.core.types.weights import checksum
         from unirl.engine_host.received import generated, rows
         from unirl.engines.vllm.worker_extension import ADAPTER
 
@@ -65,7 +66,10 @@ class _Server:
         from vllm.sampling_params import RequestOutputKind
 
         common: dict[str, Any] = asked["sampling"]
-        prompts = [self._prompt(row) for row in rows(asked, tensors)]
+        each_row = rows(asked, tensors)
+        # Of the tensors, so that vLLM's caches never take images for others. Rows of the same images share theirs.
+        names = {id(row.media): checksum(row.media) for row in {id(row.media): row for row in each_row}.values()}
+        prompts = [self._prompt(row, name=names[id(row.media)]) for row in each_row]
         sampling = [
             SamplingParams(**common, seed=seed, output_kind=RequestOutputKind.FINAL_ONLY) for seed in asked["seeds"]
         ]
@@ -91,7 +95,7 @@ class _Server:
             ],
             [done.finish_reason for done in completions],
             prompts=[prompt for prompt, _, _ in each],
-            media=["+".join(sorted({name.partition("/")[0] for name in images})) for _, images, _ in each],
+            media=[key for _, key, _ in each],
             temperatures=[temperature for _, _, temperature in each],
         )
 
@@ -119,8 +123,9 @@ class _Server:
         self._llm.wake_up()
         return None, {}
 
-    def _prompt(self, row: Row) -> Any:
-        """A row as vLLM's input, with the images as training has them instead of vLLM's own processing.
+    def _prompt(self, row: Row, *, name: str) -> Any:
+        """A row as vLLM's input, with the images as training has them instead of vLLM's own processing. name: by which
+        vLLM knows them.
 
         Raises RuntimeError when the prompt does not show as many images as there are.
         """
@@ -143,7 +148,7 @@ class _Server:
             row.prompt,
             items,
             # Its caches of encoded images and of prefixes go by them.
-            {"image": [f"{row.key}/{number}" for number in range(len(places))]},
+            {"image": [f"{name}/{number}" for number in range(len(places))]},
             {"image": [PlaceholderRange(offset=run[0], length=len(run)) for run in places]},
         )
 

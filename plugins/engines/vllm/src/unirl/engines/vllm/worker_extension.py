@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from unirl.core.types.weights import checksum
 from unirl.engine_host.received import read_weights
 
 from vllm.lora.lora_model import LoRAModel
@@ -87,7 +88,8 @@ class WorkerExtension:
     """Mixed into vLLM's worker class, so its names begin with `unirl_`."""
 
     model_runner: Any
-    unirl_noted: dict[str, tuple[list[int], list[str], float]]
+    unirl_read: dict[tuple[str, ...], str]
+    unirl_noted: dict[str, tuple[list[int], str, float]]
 
     def unirl_inventory(self) -> list[tuple[str, str, list[int]]]:
         """Name, dtype and shape of every weight."""
@@ -96,23 +98,29 @@ class WorkerExtension:
 
     def unirl_watch(self) -> None:
         """From now on, record the prompt, media and temperature with which the model runner computes each request."""
-        runner, noted = self.model_runner, dict[str, tuple[list[int], list[str], float]]()
+        runner, noted = self.model_runner, dict[str, tuple[list[int], str, float]]()
+        # Images of one identifier are encoded once, from the first request that has them.
+        read = self.unirl_read = dict[tuple[str, ...], str]()
         execute = runner.execute_model
 
         def watched(scheduled: Any, *others: Any, **named: Any) -> Any:
             for new in scheduled.scheduled_new_reqs:
                 # vLLM appends eight random characters to a request's id.
                 name = new.req_id.rpartition("-")[0] or new.req_id
-                media = [feature.identifier for feature in new.mm_features]
-                noted[name] = (list(new.prompt_token_ids), media, float(new.sampling_params.temperature))
+                images = tuple(feature.identifier for feature in new.mm_features)
+                if images not in read:
+                    read[images] = _key_of(new.mm_features)
+                noted[name] = (list(new.prompt_token_ids), read[images], float(new.sampling_params.temperature))
             return execute(scheduled, *others, **named)
 
         runner.execute_model, self.unirl_noted = watched, noted
 
-    def unirl_used(self) -> dict[str, tuple[list[int], list[str], float]]:
-        """Request id -> prompt tokens, identifiers of images, and temperature, for requests since the last call."""
+    def unirl_used(self) -> dict[str, tuple[list[int], str, float]]:
+        """Request id -> prompt tokens, key of the images' tensors, and temperature, for requests since the last
+        call."""
         used = dict(self.unirl_noted)
         self.unirl_noted.clear()
+        self.unirl_read.clear()
         return used
 
     def unirl_load_full(self, paths: Sequence[str], expected: str) -> None:
@@ -157,6 +165,16 @@ class WorkerExtension:
             found_down, found_up = (value.to("cpu") for value in held[place])
             if not (torch.equal(found_down, down) and torch.equal(found_up, up)):
                 raise RuntimeError(f"the adapter of {layer!r} was loaded, but the weights held differ from it.")
+
+
+def _key_of(features: Sequence[Any]) -> str:
+    """Checksum of the tensors that these images are encoded from, as the host makes keys of them; empty without."""
+    items = [feature.data for feature in features]
+    if not items:
+        return ""
+    # Images of one row were one tensor, of which each has its part.
+    names = list(items[0])
+    return checksum({name: items[0][name].field.reduce_data([item[name] for item in items]) for name in names})
 
 
 def _held_adapter(adapters: Any, rank: int) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:

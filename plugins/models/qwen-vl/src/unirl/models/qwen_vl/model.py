@@ -7,7 +7,7 @@ Source: Qwen2.5-VL, arXiv 2502.13923; Qwen3-VL, arXiv 2511.21631. Verified again
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from PIL import Image
@@ -35,14 +35,16 @@ _ARCHITECTURES = {
 }
 
 
-def build(config: QwenVlConfig, *, device: Any) -> QwenVlModel:
+def build(config: QwenVlConfig, *, device: Any, lazy: bool = False) -> QwenVlModel:
     """A Qwen2.5-VL. Raises RecipeError when the checkpoint or a setting is wrong."""
-    return QwenVlModel(config, device=torch.device(device), spec=SPEC, cls=Qwen2_5_VLForConditionalGeneration)
+    return QwenVlModel(
+        config, device=torch.device(device), lazy=lazy, spec=SPEC, cls=Qwen2_5_VLForConditionalGeneration
+    )
 
 
-def build_qwen3(config: QwenVlConfig, *, device: Any) -> QwenVlModel:
+def build_qwen3(config: QwenVlConfig, *, device: Any, lazy: bool = False) -> QwenVlModel:
     """A dense Qwen3-VL. Raises RecipeError when the checkpoint or a setting is wrong."""
-    return QwenVlModel(config, device=torch.device(device), spec=QWEN3, cls=Qwen3VLForConditionalGeneration)
+    return QwenVlModel(config, device=torch.device(device), lazy=lazy, spec=QWEN3, cls=Qwen3VLForConditionalGeneration)
 
 
 class _Cache(NamedTuple):
@@ -60,9 +62,14 @@ class QwenVlModel(CausalLmModel):
     """
 
     example = "Qwen/Qwen2.5-VL-3B-Instruct"
+    # Of Qwen2.5-VL, as it is published.
+    renames: ClassVar[Mapping[str, str]] = {
+        r"visual\.": "model.visual.",
+        r"model\.(?!language_model\.|visual\.)": "model.language_model.",
+    }
 
-    def __init__(self, config: QwenVlConfig, *, device: torch.device, spec: ModelSpec, cls: Any) -> None:
-        super().__init__(config, device=device, spec=spec, cls=cls, siblings=_ARCHITECTURES)
+    def __init__(self, config: QwenVlConfig, *, device: torch.device, lazy: bool, spec: ModelSpec, cls: Any) -> None:
+        super().__init__(config, device=device, spec=spec, cls=cls, siblings=_ARCHITECTURES, lazy=lazy)
         self._trunk: Any = self.trunk
         self._trunk.visual.requires_grad_(False)
         try:

@@ -57,6 +57,11 @@ class Wan21Model(PipelineModel):
         self.keep_timestep_fp32(cast(torch.nn.Module, self.transformer.condition_embedder))
         self.transformer.register_forward_hook(_own_memory)
 
+    @property
+    def sequence_plan(self) -> Mapping[str, Any]:
+        # Without the root's: timesteps of each token are Wan 2.2's.
+        return {name: part for name, part in super().sequence_plan.items() if name}
+
     def encode_texts(self, texts: Sequence[str], *, sampling: LatentSamplingConfig) -> Mapping[str, Tensor]:
         embeds, _ = self.pipeline.encode_prompt(
             prompt=list(texts),

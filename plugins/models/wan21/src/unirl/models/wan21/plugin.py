@@ -35,6 +35,7 @@ SPEC = ModelSpec(
         "attn2.to_v",
         "attn2.to_out.0",
     ),
+    splits_sequence=True,
     optional_parts=("encode", "decode"),
     wrap_blocks=("WanTransformerBlock",),
     # Not attention: the norms of queries and keys are taken over all heads.
