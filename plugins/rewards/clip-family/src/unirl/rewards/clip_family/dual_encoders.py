@@ -16,6 +16,7 @@ from unirl.core.errors import RecipeError
 from unirl.core.specs.check import check_config
 from unirl.numerics.lazy_weights import empty_parameters
 from unirl.numerics.model_files import no_progress_bars, read_json
+from unirl.numerics.pixels import widened
 
 from .config import AestheticConfig, ClipScoreConfig, EncoderConfig, HpsV2Config, PickScoreConfig, SiglipConfig
 from .files import fill, find_file, find_folder, read_tensors
@@ -23,7 +24,7 @@ from .head import build_head
 from .open_clip_names import to_transformers
 from .preprocess import Preprocess
 from .prompts import PromptReader, processor_folder, prompt_reader
-from .reward import EncoderReward, Scorer, widened
+from .reward import EncoderReward, Scorer
 
 __all__ = [
     "build_aesthetic",
