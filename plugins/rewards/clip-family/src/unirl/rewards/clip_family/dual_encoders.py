@@ -32,6 +32,7 @@ __all__ = [
     "build_hpsv2",
     "build_pickscore",
     "build_siglip",
+    "pickscore_of",
 ]
 
 CLIP_SCALE = 100.0
@@ -97,11 +98,16 @@ def build_clipscore(config: ClipScoreConfig, *, device: Any) -> EncoderReward:
 
 
 def build_pickscore(config: PickScoreConfig, *, device: Any) -> EncoderReward:
+    return pickscore_of(config, name="pickscore", device=device)
+
+
+def pickscore_of(config: PickScoreConfig, *, name: str, device: Any) -> EncoderReward:
+    """name: of the reward that uses it, for messages."""
     return _dual(
         config,
         CLIPModel,
         lambda cosine, logit: {"score": logit / PICKSCORE_SCALE, "raw": logit},
-        name="pickscore",
+        name=name,
         device=device,
     )
 
