@@ -17,9 +17,10 @@ from unirl.core.specs.check import check_config
 from unirl.numerics.lazy_weights import empty_parameters
 from unirl.numerics.model_files import no_progress_bars, read_json
 from unirl.numerics.pixels import widened
+from unirl.numerics.state_dicts import fill, read_tensors
 
 from .config import AestheticConfig, ClipScoreConfig, EncoderConfig, HpsV2Config, PickScoreConfig, SiglipConfig
-from .files import fill, find_file, find_folder, read_tensors
+from .files import find_file, find_folder
 from .head import build_head
 from .open_clip_names import to_transformers
 from .preprocess import Preprocess
