@@ -23,7 +23,7 @@ def read_tensors(file: Path, *, key: str) -> dict[str, Tensor]:
     """The tensors of a state dict by name; one under the key `state_dict` is unwrapped."""
     try:
         if file.suffix == ".safetensors":
-            load_file: Any = safetensors.torch.load_file
+            load_file = cast(Any, safetensors.torch).load_file
             return load_file(file)
         read: Any = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
