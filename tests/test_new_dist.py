@@ -92,13 +92,13 @@ def test_what_a_new_dist_lacks_is_listed_and_then_there(tree: Path) -> None:
 
 def test_a_part_gets_its_line_in_the_registry_where_the_alphabet_puts_it(tree: Path) -> None:
     add_dist = tool(tree)
-    for name in ("planted", "video", "aaa"):
+    for name in ("planted", "prometheus", "aaa"):
         add_dist._register(
-            "reward", name, f'{name} = {{ dist = "unirl-reward-{name}", summary = "Planted by a test." }}'
+            "tracker", name, f'{name} = {{ dist = "unirl-tracker-{name}", summary = "Planted by a test." }}'
         )
-    entries = tomllib.loads((tree / "registry/plugins.toml").read_text(encoding="utf-8"))["reward"]
-    assert list(entries) == sorted(entries) and "planned" not in entries["video"]
-    before = tomllib.loads((ROOT / "registry/plugins.toml").read_text(encoding="utf-8"))["reward"]
+    entries = tomllib.loads((tree / "registry/plugins.toml").read_text(encoding="utf-8"))["tracker"]
+    assert list(entries) == sorted(entries) and "planned" not in entries["prometheus"]
+    before = tomllib.loads((ROOT / "registry/plugins.toml").read_text(encoding="utf-8"))["tracker"]
     assert entries.keys() == {*before, "planted", "aaa"}
 
 

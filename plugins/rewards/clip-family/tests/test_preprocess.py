@@ -14,7 +14,8 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from transformers import CLIPImageProcessorPil, SiglipImageProcessorPil
 from unirl.core.errors import RecipeError
-from unirl.rewards.clip_family.preprocess import CLIP_MEAN, CLIP_STD, Preprocess, resize
+from unirl.numerics.pixels import resize
+from unirl.rewards.clip_family.preprocess import CLIP_MEAN, CLIP_STD, Preprocess
 
 pytestmark = pytest.mark.keyed
 

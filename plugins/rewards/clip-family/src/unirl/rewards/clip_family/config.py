@@ -15,6 +15,7 @@ __all__ = [
     "ImageRewardConfig",
     "PickScoreConfig",
     "SiglipConfig",
+    "VideoPickScoreConfig",
 ]
 
 
@@ -41,6 +42,12 @@ class ClipScoreConfig(EncoderConfig):
 class PickScoreConfig(EncoderConfig):
     path: str = "yuvalkirstain/PickScore_v1"
     processor: str = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+
+
+@dataclass
+class VideoPickScoreConfig(PickScoreConfig):
+    num_frames: int = limit(8, least=1)
+    """Frames of a video that are scored, at equal distances, the first and the last among them; 1 is the first."""
 
 
 @dataclass

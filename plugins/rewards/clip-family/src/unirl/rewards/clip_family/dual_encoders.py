@@ -16,14 +16,16 @@ from unirl.core.errors import RecipeError
 from unirl.core.specs.check import check_config
 from unirl.numerics.lazy_weights import empty_parameters
 from unirl.numerics.model_files import no_progress_bars, read_json
+from unirl.numerics.pixels import widened
+from unirl.numerics.state_dicts import fill, read_tensors
 
 from .config import AestheticConfig, ClipScoreConfig, EncoderConfig, HpsV2Config, PickScoreConfig, SiglipConfig
-from .files import fill, find_file, find_folder, read_tensors
+from .files import find_file, find_folder
 from .head import build_head
 from .open_clip_names import to_transformers
 from .preprocess import Preprocess
 from .prompts import PromptReader, processor_folder, prompt_reader
-from .reward import EncoderReward, Scorer, widened
+from .reward import EncoderReward, Scorer
 
 __all__ = [
     "build_aesthetic",
@@ -31,6 +33,7 @@ __all__ = [
     "build_hpsv2",
     "build_pickscore",
     "build_siglip",
+    "pickscore_of",
 ]
 
 CLIP_SCALE = 100.0
@@ -96,11 +99,16 @@ def build_clipscore(config: ClipScoreConfig, *, device: Any) -> EncoderReward:
 
 
 def build_pickscore(config: PickScoreConfig, *, device: Any) -> EncoderReward:
+    return pickscore_of(config, name="pickscore", device=device)
+
+
+def pickscore_of(config: PickScoreConfig, *, name: str, device: Any) -> EncoderReward:
+    """name: of the reward that uses it, for messages."""
     return _dual(
         config,
         CLIPModel,
         lambda cosine, logit: {"score": logit / PICKSCORE_SCALE, "raw": logit},
-        name="pickscore",
+        name=name,
         device=device,
     )
 

@@ -1,25 +1,17 @@
-"""Finding and reading the files of a scorer, with one clear error for each way they can be wrong.
-
-Weights come from safetensors, or from `torch.load(weights_only=True)`: no pickled code is run.
-"""
+"""Finding the files of a scorer, with one clear error for each way they can be wrong."""
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub import hf_hub_download, snapshot_download
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor, nn
 from transformers import AutoTokenizer
 from unirl.core.errors import RecipeError
 from unirl.numerics.model_files import check_vocabulary, find_checkpoint
 
-__all__ = ["fill", "find_file", "find_folder", "load_tokenizer", "read_tensors"]
+__all__ = ["find_file", "find_folder", "load_tokenizer"]
 
 _FILES = ("*.json", "*.txt", "*.model", "*.safetensors")
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model")
@@ -59,39 +51,3 @@ def load_tokenizer(folder: Path, *, key: str) -> Any:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise RecipeError(f"{key}: the tokenizer in {str(folder)!r} does not load: {error} Fetch it again.") from error
-
-
-def read_tensors(file: Path, *, key: str) -> dict[str, Tensor]:
-    """The tensors of a state dict by name; one under the key `state_dict` is unwrapped."""
-    try:
-        if file.suffix == ".safetensors":
-            return load_file(file)
-        state: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise RecipeError(
-            f"{key}: {str(file)!r} holds more than tensors, or is damaged; loading the rest could run code of others, "
-            "so it is refused. Fetch the published file again."
-        ) from error
-    except (OSError, RuntimeError, EOFError, ValueError, SafetensorError) as error:
-        raise RecipeError(f"{key}: {str(file)!r} does not load: {error}. Fetch it again.") from error
-    state = state.get("state_dict", state) if isinstance(state, dict) else state
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise RecipeError(f"{key}: {str(file)!r} is not a state dict of tensors. Fetch the published file again.")
-    return state
-
-
-def fill(module: nn.Module, state: Mapping[str, Tensor], *, key: str, file: Path) -> None:
-    """Load a state dict that must have exactly the tensors of the module. The error names the first at fault."""
-    expected = {name: value.shape for name, value in module.state_dict().items()}
-    missing = [name for name in expected if name not in state]
-    extra = [name for name in state if name not in expected]
-    other = [name for name, shape in expected.items() if name in state and state[name].shape != shape]
-    if missing or extra or other:
-        faults = (("lacks", missing), ("has the unknown", extra), ("has other shapes, first of", other))
-        listed = "; ".join(f"{what} {names[0]!r} and {len(names) - 1} more" for what, names in faults if names)
-        raise RecipeError(
-            f"{key}: {str(file)!r} is not a whole checkpoint of this scorer: it {listed} ({len(expected)} tensors "
-            "expected). Give the published file, or fetch it again."
-        )
-    # A module on the meta device takes the tensors themselves, published in fp16 or fp32.
-    module.load_state_dict({name: value.float() for name, value in state.items()}, assign=True)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 from unirl.core.errors import RecipeError
-
-from .files import fill
+from unirl.numerics.state_dicts import fill
 
 __all__ = ["build_head"]
 

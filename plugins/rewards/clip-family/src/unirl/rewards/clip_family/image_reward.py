@@ -20,13 +20,15 @@ from unirl.core.errors import RecipeError
 from unirl.core.specs.check import check_config
 from unirl.numerics.lazy_weights import empty_parameters
 from unirl.numerics.model_files import read_json
+from unirl.numerics.pixels import widened
+from unirl.numerics.state_dicts import fill, read_tensors
 
 from .config import ImageRewardConfig
-from .files import fill, find_folder, read_tensors
+from .files import find_folder
 from .head import build_head
 from .preprocess import Preprocess
 from .prompts import processor_folder, prompt_reader
-from .reward import EncoderReward, Scorer, widened
+from .reward import EncoderReward, Scorer
 
 __all__ = ["build"]
 

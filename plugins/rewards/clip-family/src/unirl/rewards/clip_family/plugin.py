@@ -1,12 +1,14 @@
-"""Rewards of contrastive image-text encoders, all differentiable with respect to the pixels."""
+"""Rewards of contrastive image-text encoders, of images and frames; all differentiable with respect to the pixels."""
 
 from __future__ import annotations
+
+import dataclasses
 
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.spec import RewardExample, RewardSpec
 
-__all__ = ["AESTHETIC", "CLIPSCORE", "HPSV2", "IMAGE_REWARD", "PICKSCORE", "SIGLIP", "unirl_rewards"]
+__all__ = ["AESTHETIC", "CLIPSCORE", "HPSV2", "IMAGE_REWARD", "PICKSCORE", "SIGLIP", "VIDEO_PICKSCORE", "unirl_rewards"]
 
 _HERE = "unirl.rewards.clip_family"
 _CAPABILITIES = {
@@ -45,6 +47,20 @@ PICKSCORE = RewardSpec(
     scale="logit scale x cosine / 26, about 0.7 to 0.95, unbounded. Part `raw` is 26 times that, about 18 to 24",
     examples=_EXAMPLES,
     media="image",
+    parts=_TEXT_PARTS,
+    tiny=f"{_HERE}.tiny:write_clip",
+)
+
+VIDEO_PICKSCORE = RewardSpec(
+    name="video-pickscore",
+    summary="Mean PickScore v1 of frames at equal distances; does not see motion",
+    build=f"{_HERE}.video_frames:build_video_pickscore",
+    config=f"{_HERE}.config:VideoPickScoreConfig",
+    capabilities=_CAPABILITIES,
+    trial={"num_frames": 3},
+    scale="mean of PickScores, about 0.7 to 0.95, unbounded. Part `raw` is 26 times that",
+    examples=tuple(dataclasses.replace(example, frames=4) for example in _EXAMPLES[1:]),
+    media="video",
     parts=_TEXT_PARTS,
     tiny=f"{_HERE}.tiny:write_clip",
 )
@@ -106,4 +122,4 @@ SIGLIP = RewardSpec(
 
 @hookimpl
 def unirl_rewards() -> list[RewardSpec]:
-    return [AESTHETIC, CLIPSCORE, HPSV2, IMAGE_REWARD, PICKSCORE, SIGLIP]
+    return [AESTHETIC, CLIPSCORE, HPSV2, IMAGE_REWARD, PICKSCORE, SIGLIP, VIDEO_PICKSCORE]

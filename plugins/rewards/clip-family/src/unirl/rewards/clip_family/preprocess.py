@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from unirl.core.errors import RecipeError
 from unirl.numerics.model_files import read_json
+from unirl.numerics.pixels import resize
 
-__all__ = ["CLIP_MEAN", "CLIP_STD", "Preprocess", "resize"]
+__all__ = ["CLIP_MEAN", "CLIP_STD", "Preprocess"]
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -99,39 +98,3 @@ class Preprocess:
 
     def _offset(self, spare_px: int) -> int:
         return round(spare_px / 2) if self.rounds_crop else spare_px // 2
-
-
-def resize(images: Tensor, size_px: tuple[int, int], *, filter: Literal["bilinear", "bicubic"]) -> Tensor:  # noqa: A002
-    """[N, 3, *size_px] of images [N, 3, H, W] in [0, 1], antialiased as `PIL.Image.resize`.
-
-    The width is first, as in Pillow, but where an image gets wider and lower. Matrix products rather than
-    `torch.nn.functional.interpolate`, whose backward pass is not deterministic on a GPU.
-    """
-    (rows, columns), (height, width) = images.shape[2:], size_px
-    if columns < width and rows > height:
-        return resize(images.mT, (width, height), filter=filter).mT
-    if columns != width:
-        images = (images @ _weights(columns, width, filter).to(images).T).clamp(0, 1)
-    if rows != height:
-        images = (_weights(rows, height, filter).to(images) @ images).clamp(0, 1)
-    return images
-
-
-@lru_cache(maxsize=64)
-def _weights(length: int, new: int, filter: str) -> Tensor:  # noqa: A002
-    """[new, length] fp64: the weight of every pixel of a line in each of the new ones, rows of sum 1.
-
-    Pillow's filters, spread over `length / new` pixels where a line gets shorter. Bicubic is the cubic convolution with
-    a = -0.5 (Keys 1981, equation 15).
-    """
-    step = length / new
-    centers = (torch.arange(new, dtype=torch.float64) + 0.5) * step
-    pixels = torch.arange(length, dtype=torch.float64) + 0.5
-    x = (pixels - centers[:, None]).abs() / max(step, 1)
-    if filter == "bilinear":
-        weights = (1 - x).clamp(min=0)
-    else:
-        near = 1.5 * x**3 - 2.5 * x**2 + 1
-        far = -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2
-        weights = torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
-    return weights / weights.sum(dim=1, keepdim=True)

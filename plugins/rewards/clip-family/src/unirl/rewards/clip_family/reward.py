@@ -10,15 +10,13 @@ from torch import Tensor, nn
 from unirl.core.errors import RewardFailed
 from unirl.core.roles import ScoreInput, Scores
 from unirl.numerics.model_files import dtype_of
+from unirl.numerics.pixels import check_range, widened
 
 from .config import EncoderConfig
 from .preprocess import Preprocess
 from .prompts import PromptReader
 
-__all__ = ["EncoderReward", "Scorer", "widened"]
-
-_SLACK = 1e-4
-"""Rounding that a decoder may leave outside [0, 1]."""
+__all__ = ["EncoderReward", "Scorer"]
 
 
 class Scorer(nn.Module):
@@ -93,21 +91,7 @@ class EncoderReward:
     def _prepared(self, images: Sequence[Tensor], samples: ScoreInput) -> Tensor:
         """[n, 3, height, width] in the encoder's dtype. Images of several sizes are prepared one by one."""
         for row, image in enumerate(images):
-            self._check(image, samples, row)
+            check_range(image, samples, row, reward=self._name)
         is_even = len({image.shape for image in images}) == 1
         stacks = [torch.stack(list(images))] if is_even else [image[None] for image in images]
         return torch.cat([self.preprocess(widened(stack.to(self._device))) for stack in stacks]).to(self.dtype)
-
-    def _check(self, image: Tensor, samples: ScoreInput, row: int) -> None:
-        low, high = (float(value) for value in torch.stack(image.detach().aminmax()))
-        # False for NaN as well.
-        if not (low >= -_SLACK and high <= 1 + _SLACK):
-            raise RewardFailed(
-                f"reward.{self._name}: sample {samples.sample_ids[row]!r} (prompt {samples.inputs.prompts[row]!r}) has "
-                f"values from {low:.3g} to {high:.3g}; pixels must lie in [0, 1]."
-            )
-
-
-def widened(values: Tensor) -> Tensor:
-    """In fp32, or fp64 if they are."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
