@@ -79,7 +79,7 @@ def loss_of(algorithm: DiffusionNft, track: Track, forward: Velocities) -> Tenso
 
 @pytest.fixture
 def at_the_golden_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "unirl.algorithms.diffusion_nft.algorithm"
+    module = "unirl.numerics.forward_process"
     monkeypatch.setattr(f"{module}.forward_noise", lambda **_: torch.tensor([[NOISE]]))
     monkeypatch.setattr(f"{module}.forward_sigmas", lambda **_: torch.tensor([[SIGMA]]))
 
