@@ -102,7 +102,7 @@ def forward_sigmas(
 
 
 def levels_at(quantiles: Tensor, *, kind: Levels, schedule: Tensor) -> Tensor:
-    """Noise levels at these quantiles in [0, 1] of a distribution of them, rising from clean to noise. fp32, same shape.
+    """Noise levels at these quantiles in [0, 1] of their distribution, rising from clean to noise. fp32, same shape.
 
     `uniform`: over [0, 1].  `logit-normal`: the sigmoid of a standard normal, which prefers the middle (Stable
     Diffusion 3, arXiv 2403.03206, section 3.1).  `schedule`: the levels that the sampler visits, each equally often.

@@ -94,6 +94,13 @@ class DiffusionModel(Model, Protocol):
         """Media of latents [N, ...]: images [N, 3, H, W] or videos [N, F, 3, H, W], fp32 in [0, 1]."""
         ...
 
+    def latents_of(self, media: Array) -> Array:
+        """Clean latents [N, ...] fp32 of such media, the most likely ones. No gradient.
+
+        Only engines that read stored samples call it.
+        """
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBatch:

@@ -17,9 +17,7 @@ __all__ = ["log_prob", "loss"]
 def loss(config: AwmConfig, inputs: PointLossInputs) -> float:
     """PPO's bound (arXiv 1707.06347, equation 7) on ratios of the log-probs of arXiv 2509.25050; plus the coefficients
     times the squared distances to the reference and to the lagged policy."""
-    total = sum(
-        float(weight) * _of_sample(config, inputs, row) for row, weight in enumerate(inputs.weights) if weight
-    )
+    total = sum(float(weight) * _of_sample(config, inputs, row) for row, weight in enumerate(inputs.weights) if weight)
     weights = float(np.sum(inputs.weights))
     return total / weights if weights else 0.0
 

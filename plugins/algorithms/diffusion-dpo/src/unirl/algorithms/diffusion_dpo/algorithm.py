@@ -35,8 +35,8 @@ def build(
 class DiffusionDpo:
     """Diffusion-DPO, arXiv 2311.12908, equation 14, for flow matching.
 
-    The best and the worst sample of each group are a unit; the others have weight 0. Both are noised alike, at the same
-    levels, and the loss is that of a preference by how much closer than the reference the policy fits each.
+    The best and the worst sample of each group are a unit; those in no pair have weight 0. Both are noised alike, at
+    the same levels, and the loss is that of a preference by how much closer than the reference the policy fits each.
     """
 
     def __init__(
@@ -50,30 +50,23 @@ class DiffusionDpo:
         self._config, self._advantage, self._reward_weights, self._seed = config, advantage, reward_weights, seed
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
-        """Also the pair of each group as a unit. A group without two different rewards has none."""
+        """Also the pairs of each group as units. A group without two different rewards has none."""
         track, metrics = track_advantages(track, self._advantage, reward_weights=self._reward_weights)
         assert track.advantages is not None
         values, weights = track.advantages.tolist(), torch.zeros_like(track.sample_weights)
-        units = list(track.sample_ids)
-        without_pair = 0
+        units, num_pairs, without = list(track.sample_ids), 0, 0
         for group, rows in track.groups().items():
+            counted = (row for row in rows if float(track.sample_weights[row]))
             # By id where advantages are equal: the order of the rows must not matter.
-            ranked = sorted(
-                (row for row in rows if float(track.sample_weights[row])),
-                key=lambda row: (values[row], track.sample_ids[row]),
-            )
-            if not ranked or values[ranked[0]] == values[ranked[-1]]:
-                without_pair += 1
-                continue
-            pair = [ranked[-1], ranked[0]]
-            if len({track.inputs.texts[row] for row in pair}) > 1:
-                raise BatchError(
-                    f"algorithm: got samples of the prompts {[track.inputs.texts[row] for row in pair]} in group "
-                    f"{group!r}, expected one prompt: a preference is between samples of the same prompt."
-                )
-            for row in pair:
-                units[row], weights[row] = f"{group}/pair", track.sample_weights[row]
-        numbers = {**metrics, "groups_without_pair": float(without_pair)}
+            ranked = sorted(counted, key=lambda row: (values[row], track.sample_ids[row]))
+            places = range(min(self._config.pairs_per_group, len(ranked) // 2))
+            pairs = [(ranked[-1 - place], ranked[place]) for place in places]
+            pairs = [pair for pair in pairs if values[pair[0]] > values[pair[1]]]
+            for place, pair in enumerate(pairs):
+                for row in pair:
+                    units[row], weights[row] = f"{group}/pair-{place}", track.sample_weights[row]
+            num_pairs, without = num_pairs + len(pairs), without + (not pairs)
+        numbers = {**metrics, "pairs": float(num_pairs), "groups_without_pair": float(without)}
         return dataclasses.replace(track, unit_ids=tuple(units), sample_weights=weights), numbers
 
     def with_old_log_probs(self, track: Track, forward: Forward) -> Track:
@@ -103,15 +96,20 @@ class DiffusionDpo:
         return Losses(terms=[LossTerm(name="policy", values=values, weights=weights)], metrics=metrics)
 
     def _pairs(self, track: Track) -> tuple[Tensor, Tensor]:
-        """For each row, the loser that it is compared with, itself where it is no winner; and the weight of its pair."""
+        """For each row the loser it is compared with, itself where it is not a winner; and the weight of its pair."""
         assert track.advantages is not None
         losers, weights = list(range(track.num_rows)), torch.zeros_like(track.sample_weights)
         for rows in track.units():
             if len(rows) == 1:
                 continue
+            ids, texts = ([of[row] for row in rows] for of in (track.sample_ids, track.inputs.texts))
             if len(rows) != 2:
-                ids = [track.sample_ids[row] for row in rows]
                 raise BatchError(f"algorithm: got a unit of the samples {ids}, expected two: a winner and a loser.")
+            if texts[0] != texts[1]:
+                raise BatchError(
+                    f"algorithm: got samples {ids} of the prompts {texts} as a pair, expected one prompt: a preference "
+                    "is between samples of the same prompt. Set stages.STAGE.group=parent."
+                )
             loser, winner = sorted(rows, key=lambda row: float(track.advantages[row]))
             if track.advantages[winner] > track.advantages[loser]:
                 losers[winner] = loser

@@ -22,9 +22,7 @@ def loss(config: DiffusionDpoConfig, inputs: PointLossInputs) -> float:
             continue
         winner, loser = sorted(pair, key=lambda row: -inputs.advantages[row])
         for point in range(config.num_points):
-            errors = [
-                _error(inputs, policy, row, point) for row in (winner, loser) for policy in ("live", "reference")
-            ]
+            errors = [_error(inputs, policy, row, point) for row in (winner, loser) for policy in ("live", "reference")]
             values.append(of_errors(config.beta, *errors))
     return sum(values) / len(values) if values else 0.0
 

@@ -80,4 +80,3 @@ class DiffusionNft:
             terms.append(LossTerm(name="kl", values=kl, weights=weights["kl"], scale=config.kl_coef))
             metrics["kl"] = mean_over(kl, weights["kl"])
         return Losses(terms=terms, metrics=metrics)
-
