@@ -111,7 +111,8 @@ def levels_at(quantiles: Tensor, *, kind: Levels, schedule: Tensor) -> Tensor:
     if kind == "uniform":
         return quantiles
     if kind == "logit-normal":
-        return torch.special.ndtri(quantiles.double()).sigmoid().float()
+        # sqrt(2) erfinv(2 q - 1) is the normal quantile.
+        return (2**0.5 * torch.erfinv(2 * quantiles.double() - 1)).sigmoid().float()
     steps = len(schedule) - 1
     rising = (quantiles.double() * steps).long().clamp(max=steps - 1)
     return schedule[steps - 1 - rising]

@@ -97,7 +97,8 @@ class DiffusionDpo:
 
     def _pairs(self, track: Track) -> tuple[Tensor, Tensor]:
         """For each row the loser it is compared with, itself where it is not a winner; and the weight of its pair."""
-        assert track.advantages is not None
+        advantages = track.advantages
+        assert advantages is not None
         losers, weights = list(range(track.num_rows)), torch.zeros_like(track.sample_weights)
         for rows in track.units():
             if len(rows) == 1:
@@ -110,8 +111,8 @@ class DiffusionDpo:
                     f"algorithm: got samples {ids} of the prompts {texts} as a pair, expected one prompt: a preference "
                     "is between samples of the same prompt. Set stages.STAGE.group=parent."
                 )
-            loser, winner = sorted(rows, key=lambda row: float(track.advantages[row]))
-            if track.advantages[winner] > track.advantages[loser]:
+            loser, winner = sorted(rows, key=lambda row: float(advantages[row]))
+            if float(advantages[winner]) > float(advantages[loser]):
                 losers[winner] = loser
                 weights[winner] = torch.minimum(track.sample_weights[winner], track.sample_weights[loser])
         return torch.tensor(losers, device=weights.device), weights

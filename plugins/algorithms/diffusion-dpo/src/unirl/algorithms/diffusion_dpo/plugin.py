@@ -14,6 +14,8 @@ DIFFUSION_DPO = AlgorithmSpec(
     build="unirl.algorithms.diffusion_dpo.algorithm:build",
     config="unirl.algorithms.diffusion_dpo.config:DiffusionDpoConfig",
     needs=Needs(track="latent", reference="policy", staleness="any"),
+    # Four prompts in a trial: as many pairs as in a step of published runs, and latents of 1,024 elements.
+    trial={"beta": 200.0, "pairs_per_group": 12},
     paper="arXiv 2311.12908",
     reference="unirl.algorithms.diffusion_dpo.reference:loss",
 )

@@ -6,13 +6,13 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from unirl.core.errors import BatchError, DataError, RecipeError
 from unirl.core.loop.prompts import read_prompts
-from unirl.core.roles import DiffusionModel, Model, WeightReceipt, WeightUpdate, diffusion_model
+from unirl.core.roles import EncodingModel, Model, WeightReceipt, WeightUpdate
 from unirl.core.specs.check import check_config
 from unirl.core.types.data import MediaRef, Prompt
 from unirl.core.types.inputs import Inputs
@@ -33,7 +33,11 @@ ROLES = {role for roles in SPEC.samples for role in roles}
 def build(config: DatasetConfig, *, model: Model, device: Any) -> DatasetEngine:
     """The engine over `model`, whose encoders and VAE it uses. Raises RecipeError and DataError for its own file."""
     check_config(config, key="engine")
-    return DatasetEngine(config, model=diffusion_model(model))
+    if not hasattr(model, "latents_of"):
+        raise RecipeError(
+            f"engine: got model {model.spec.name!r}, which has no `latents_of`; expected one that encodes media."
+        )
+    return DatasetEngine(config, model=cast("EncodingModel", model))
 
 
 class DatasetEngine:
@@ -43,7 +47,7 @@ class DatasetEngine:
     `version` before each request, as the samples count as those of the policy that trains on them.
     """
 
-    def __init__(self, config: DatasetConfig, *, model: DiffusionModel) -> None:
+    def __init__(self, config: DatasetConfig, *, model: EncodingModel) -> None:
         self.version = 0
         self._model, self._batch = model, config.encode_batch
         self._own = _examples(Path(config.path).expanduser()) if config.path else ()
