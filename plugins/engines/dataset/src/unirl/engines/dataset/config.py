@@ -27,8 +27,6 @@ class DatasetConfig(PartConfig):
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Sampling settings that nothing samples with, and an evaluation that would score the files."""
-        if self.path and not Path(self.path).expanduser().is_file():
-            yield Reason(key=".path", text=f"got {self.path!r}, expected a prompt file; there is none.")
         sampling = None if stage is None else stage.sampling
         if isinstance(sampling, LatentSamplingConfig) and sampling.sde.mode != "none":
             yield Reason(
