@@ -20,6 +20,7 @@ from unirl.core.loop.loop import run_step
 from unirl.core.loop.prompts import read_prompts
 from unirl.core.loop.requests import build_request
 from unirl.core.loop.run_data import read_data
+from unirl.core.loop.scoring import score_input
 from unirl.core.match.match import match
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
@@ -30,6 +31,7 @@ from unirl.core.specs.config import RewardConfig
 from unirl.core.specs.plan import Plan
 from unirl.core.types.event import Event
 from unirl.core.types.inputs import Inputs
+from unirl.core.types.media import Media
 from unirl.core.types.rollout import verify_echo
 from unirl.core.types.track import Track
 from unirl.engines.dataset.config import DatasetConfig
@@ -138,7 +140,6 @@ def test_latents_are_those_of_the_vae_of_diffusers(model: Sd3Model, catalog: Cat
     # The same convolutions on the same numbers, whose rounding may differ with the memory layout.
     torch.testing.assert_close(track.latent.final, expected, rtol=1e-4, atol=1e-5)
     assert track.media is not None and torch.equal(track.media.stacked, images)
-    assert [dict(metadata) for metadata in track.metadata] == [{"role": "target"}] * 2
 
 
 def test_sides_of_a_pair_are_the_samples_of_their_prompt(model: Sd3Model, catalog: Catalog, tmp_path: Path) -> None:
@@ -146,10 +147,7 @@ def test_sides_of_a_pair_are_the_samples_of_their_prompt(model: Sd3Model, catalo
     track = read(
         model, planned(catalog, "quickstart-dpo-pairs", [f"data.train={file}", "data.prompts_per_step=2"], tmp_path)
     )
-    assert [metadata["role"] for metadata in track.metadata] == ["preferred", "rejected"] * 2
-    scores = build_preference(RewardConfig(), device="cpu").score(
-        ScoreInput(sample_ids=track.sample_ids, group_ids=track.group_ids, inputs=track.inputs, metadata=track.metadata)
-    )
+    scores = build_preference(RewardConfig(), device="cpu").score(score_input(track))
     assert scores.values.tolist() == [1.0, 0.0, 1.0, 0.0]
     # The prompt file names the rejected side first; roles decide, not their order.
     assert track.media is not None
@@ -239,9 +237,15 @@ def test_images_of_another_size_are_refused(model: Sd3Model, catalog: Catalog, t
         read(model, plan)
 
 
-def test_a_preference_without_a_role_is_refused() -> None:
-    samples = ScoreInput(sample_ids=("a",), group_ids=("g",), inputs=Inputs.of_texts(("p",)), metadata=({},))
-    with pytest.raises(RewardFailed, match="sample 'a' has the role 'None', expected preferred or rejected"):
+def test_a_preference_needs_a_stored_pair() -> None:
+    samples = ScoreInput(
+        sample_ids=("g/0",),
+        group_ids=("g",),
+        inputs=Inputs.of_texts(("p",)),
+        metadata=({},),
+        media=Media(kind="image", values=torch.zeros(1, 3, 2, 2)),
+    )
+    with pytest.raises(RewardFailed, match="sample 'g/0' has media of the roles none, expected one 'preferred'"):
         build_preference(RewardConfig(), device="cpu").score(samples)
 
 

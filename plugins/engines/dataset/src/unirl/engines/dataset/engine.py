@@ -85,16 +85,13 @@ class DatasetEngine:
             initial_noise=expected.initial_noise,
         )
         texts = dataclasses.replace(request.inputs, media=tuple(map(_conditions, request.inputs.media)))
-        track = latent_track(
+        return latent_track(
             request,
             segment=segment,
             conditions={"positive": encoded(self._model, texts, sampling=sampling)},
             media=torch.stack(media) if sampling.decode else None,
             policy_version=(self.version,) * request.num_rows,
         )
-        roles = [ref.role for ref in refs]
-        metadata = tuple({**own, "role": role} for own, role in zip(track.metadata, roles, strict=True))
-        return dataclasses.replace(track, metadata=metadata)
 
     def load_weights(self, update: WeightUpdate) -> WeightReceipt:
         """Always raises: there are no weights here."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.spec import EngineSpec, RewardExample, RewardSpec
+from unirl.core.types.data import MediaRef
 
 __all__ = ["PREFERENCE", "SPEC", "unirl_engines", "unirl_rewards"]
 
@@ -55,12 +56,15 @@ PREFERENCE = RewardSpec(
         Cap.REWARD_GROUP: Support.NO,
         Cap.REWARD_DIFFERENTIABLE: Support.NO,
     },
-    scale="0 or 1, by the role of the sample in its prompt file",
+    scale="0 or 1, by the roles of the prompt file",
     range=(0.0, 1.0),
     media="any",
-    examples=(
-        RewardExample(prompt="a cat", metadata={"role": "preferred"}),
-        RewardExample(prompt="a dog", metadata={"role": "rejected"}),
+    examples=tuple(
+        RewardExample(
+            prompt=prompt,
+            media=tuple(MediaRef(modality="image", role=role, uri=f"{role}.png") for role in SPEC.samples[1]),
+        )
+        for prompt in ("a cat", "a dog")
     ),
 )
 
