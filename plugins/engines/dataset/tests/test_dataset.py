@@ -219,14 +219,14 @@ def test_bad_rows_are_refused_before_anything_starts(
         picture(tmp_path, number)
     file = prompt_file(tmp_path, [media])
     overrides = [f"data.train={file}", "data.prompts_per_step=1", *settings]
-    with pytest.raises(DataError, match="stored.jsonl:1") as caught:
+    with pytest.raises(DataError, match=r"stored\.jsonl:1") as caught:
         read_data(planned(catalog, "quickstart-dpo-pairs", overrides, tmp_path))
     assert says in str(caught.value)
 
 
 def test_a_video_for_an_image_is_refused(catalog: Catalog, tmp_path: Path) -> None:
     file = prompt_file(tmp_path, [[("target", picture(tmp_path, 0))]], modality="video")
-    with pytest.raises(DataError, match="got video .* expected image, which stage 'image' makes"):
+    with pytest.raises(DataError, match=r"got video .* expected image, which stage 'image' makes"):
         read_data(planned(catalog, "quickstart-sft", [f"data.train={file}", "data.prompts_per_step=1"], tmp_path))
 
 
