@@ -6,11 +6,14 @@ from unirl.numerics.forward_process import (
     clean_estimate,
     forward_noise,
     forward_sigmas,
+    levels_at,
     noised,
     self_weighted_error,
     velocity_target,
 )
 from unirl.numerics.noise import noise
+
+SCHEDULE = torch.tensor([1.0, 0.9, 0.7, 0.4, 0.0])
 
 IDS = ("r0/a/0", "r0/a/1", "r3/b/0")
 
@@ -45,6 +48,27 @@ def test_noise_levels_are_stratified_and_uniform():
     inside = (sigmas - strata) * draws
     torch.testing.assert_close(inside.mean(0), torch.full((draws,), 0.5, dtype=torch.float64), rtol=0, atol=0.02)
     torch.testing.assert_close(inside.var(0), torch.full((draws,), 1 / 12, dtype=torch.float64), rtol=0.05, atol=0)
+
+
+def test_levels_follow_their_distribution():
+    quantiles = torch.tensor([[0.0, 0.24], [0.26, 0.5], [0.76, 1.0]])
+    # Rising from the last level above 0 to the first one; the end of the schedule is clean and is not drawn.
+    expected = torch.tensor([[0.4, 0.4], [0.7, 0.9], [1.0, 1.0]])
+    assert torch.equal(levels_at(quantiles, kind="schedule", schedule=SCHEDULE), expected)
+    assert torch.equal(levels_at(quantiles, kind="uniform", schedule=SCHEDULE), quantiles)
+    # The standard normal has its quartile at 0.6744897502; 0 and 1 are the ends of the line.
+    ends = levels_at(torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0]), kind="logit-normal", schedule=SCHEDULE)
+    quartile = 1 / (1 + 2.718281828459045**0.6744897502)
+    torch.testing.assert_close(ends, torch.tensor([0.0, quartile, 0.5, 1 - quartile, 1.0]), rtol=1e-6, atol=1e-7)
+
+
+def test_a_range_holds_its_levels():
+    """A fraction of the steps: with quantiles from 1/4, the last of four steps is left out."""
+    sigmas = forward_sigmas(seed=1, ids=[f"s{row}" for row in range(64)], draws=6, between=(0.25, 1.0))
+    levels = levels_at(sigmas, kind="schedule", schedule=SCHEDULE)
+    assert sorted(set(levels.flatten().tolist())) == pytest.approx([0.7, 0.9, 1.0])
+    # Six draws over three steps: each step twice, in every row.
+    assert bool((levels == 0.9).sum(dim=1).eq(2).all())
 
 
 def test_the_line_starts_at_the_sample_ends_at_the_noise_and_has_the_target_as_its_slope():

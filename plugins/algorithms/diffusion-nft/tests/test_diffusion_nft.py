@@ -79,7 +79,7 @@ def loss_of(algorithm: DiffusionNft, track: Track, forward: Velocities) -> Tenso
 
 @pytest.fixture
 def at_the_golden_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "unirl.algorithms.diffusion_nft.algorithm"
+    module = "unirl.numerics.forward_process"
     monkeypatch.setattr(f"{module}.forward_noise", lambda **_: torch.tensor([[NOISE]]))
     monkeypatch.setattr(f"{module}.forward_sigmas", lambda **_: torch.tensor([[SIGMA]]))
 
@@ -126,6 +126,17 @@ def test_where_both_policies_agree_the_gradient_is_that_of_the_formula(beta: flo
     torch.testing.assert_close(live.grad, expected, rtol=1e-5, atol=1e-7)
 
 
+def test_one_step_towards_clean_latents_is_flow_matching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With r = 1, beta 1 and no adaptive weight the loss is sigma^2 times the error of the velocity."""
+    module = "unirl.numerics.forward_process"
+    monkeypatch.setattr(f"{module}.forward_noise", lambda **_: torch.tensor([[NOISE]]))
+    monkeypatch.setattr(f"{module}.forward_sigmas", lambda **_: torch.tensor([[SIGMA]]))
+    algorithm = make(beta=1.0, adaptive_weight=False, scale=1.0)
+    loss = loss_of(algorithm, make_track(5.0), Velocities(torch.tensor(LIVE), torch.tensor(OLD)))
+    error = sum((v - (one - zero)) ** 2 for v, one, zero in zip(LIVE, NOISE, CLEAN, strict=True)) / 2
+    assert float(loss) == pytest.approx(SIGMA**2 * error, rel=1e-5)
+
+
 def test_points_are_those_of_the_forward_process_of_each_sample() -> None:
     latents = torch.randn(3, 1, 4, 2, generator=torch.Generator().manual_seed(0))
     track = make_track(1.0, -1.0, 2.0, latents=latents)
@@ -149,6 +160,10 @@ def test_points_are_those_of_the_forward_process_of_each_sample() -> None:
         (
             ["sampling.kernel=flow-sde", "sampling.eta=0.7", "sampling.sde={mode: all, train_fraction: 0.5}"],
             "sampling.sde.train_fraction: got 0.5, expected 1",
+        ),
+        (
+            ["algorithm.point_range=[0.9,0.1]"],
+            "algorithm.point_range: got [0.9, 0.1], expected two rising quantiles",
         ),
         (
             ["backend.lagged.kind=none"],

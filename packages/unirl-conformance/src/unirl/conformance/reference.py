@@ -128,6 +128,10 @@ class PointLossInputs:
     """[n, k] their noise levels."""
     velocities: Mapping[str, Any]
     """Policy -> [n, k, ...], for each policy that the loss asked for there."""
+    old_log_probs: Any = None
+    """[n, k] that the algorithm froze before the first update, of losses with a ratio."""
+    units: Sequence[Sequence[int]] = ()
+    """Rows of each unit; single rows where the algorithm sets none."""
     advantages: Any
     """[n]."""
     weights: Any

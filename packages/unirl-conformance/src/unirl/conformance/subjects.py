@@ -180,7 +180,7 @@ def _single(catalog: Catalog) -> Iterator[Subject]:
 def _pairs(catalog: Catalog) -> Iterator[Subject]:
     for engine, model in itertools.product(_of(catalog, "engine"), _of(catalog, "model")):
         verdict = match_pair(model=cast(ModelSpec, model.spec), engine=cast(EngineSpec, engine.spec))
-        yield Subject(kind="engine", parts=(engine, model), refused=_sentences(verdict))
+        yield Subject(kind="engine", parts=(engine, model), refused=_sentences(verdict) or _reads_samples(engine))
 
 
 def _cells(catalog: Catalog) -> Iterator[Subject]:
@@ -192,7 +192,14 @@ def _cells(catalog: Catalog) -> Iterator[Subject]:
             algorithm=cast(AlgorithmSpec, algorithm.spec),
             backend=cast(BackendSpec, backend.spec),
         )
-        yield Subject(kind="cell", parts=(model, engine, algorithm, backend), refused=_sentences(verdict))
+        refused = _sentences(verdict) or _reads_samples(engine)
+        yield Subject(kind="cell", parts=(model, engine, algorithm, backend), refused=refused)
+
+
+def _reads_samples(engine: Found) -> str:
+    """Why claims about generating do not apply to an engine; empty where they do."""
+    spec = cast(EngineSpec, engine.spec)
+    return f"engine {spec.name!r} reads stored samples; it generates none." if spec.samples else ""
 
 
 def _of(catalog: Catalog, kind: Kind) -> list[Found]:

@@ -7,6 +7,8 @@ notation as in Stable Diffusion 3, arXiv 2403.03206.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 import torch
@@ -14,7 +16,25 @@ from torch import Tensor
 
 from .noise import Device, noise, stream
 
-__all__ = ["clean_estimate", "forward_noise", "forward_sigmas", "noised", "self_weighted_error", "velocity_target"]
+if TYPE_CHECKING:
+    from unirl.core.types.track import LatentSegment
+
+    from .forward_config import ForwardConfig
+
+__all__ = [
+    "Points",
+    "clean_estimate",
+    "forward_noise",
+    "forward_points",
+    "forward_sigmas",
+    "levels_at",
+    "matching_error",
+    "noised",
+    "self_weighted_error",
+    "velocity_target",
+]
+
+Levels = Literal["uniform", "logit-normal", "schedule"]
 
 FORWARD = -1
 """In place of the number of the rollout, which counts from 0: the noise of generation is never drawn again."""
@@ -22,6 +42,34 @@ SIGMAS = -1
 """The step number of the draw of noise levels; noise has the number of its draw."""
 LEAST_ERROR = 1e-5
 """Smallest mean absolute error that `self_weighted_error` divides by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Points:
+    """k points of each of n samples, on the lines from their clean latents to noise."""
+
+    x0: Tensor
+    """[n, 1, ...] fp32 clean latents."""
+    x1: Tensor
+    """[n, k, ...] fp32 noise."""
+    sigma: Tensor
+    """[n, k] fp32 noise levels."""
+    x: Tensor
+    """[n, k, ...] fp32 points."""
+
+
+def forward_points(segment: LatentSegment, config: ForwardConfig, *, seed: int, ids: Sequence[str]) -> Points:
+    """The points that a loss over the forward process trains on, `config.num_points` of each sample.
+
+    ids: of whatever draws its points alone: the samples, or their units, whose rows then share noise and noise levels.
+    A pure function of (seed, id, clean latent), the same in every update of a rollout.
+    """
+    x0, draws = segment.final.float()[:, None], config.num_points
+    first, last = config.point_range
+    quantiles = forward_sigmas(seed=seed, ids=ids, draws=draws, between=(first, last), device=x0.device)
+    sigma = levels_at(quantiles, kind=cast(Levels, config.point_levels), schedule=segment.sigmas.to(x0.device))
+    x1 = forward_noise(seed=seed, ids=ids, draws=draws, shape=x0.shape[2:], device=x0.device)
+    return Points(x0=x0, x1=x1, sigma=sigma, x=noised(x0, x1, sigma))
 
 
 def forward_noise(*, seed: int, ids: Sequence[str], draws: int, shape: Sequence[int], device: Device = None) -> Tensor:
@@ -33,15 +81,41 @@ def forward_noise(*, seed: int, ids: Sequence[str], draws: int, shape: Sequence[
     return torch.stack(drawn, dim=1)
 
 
-def forward_sigmas(*, seed: int, ids: Sequence[str], draws: int, device: Device = None) -> Tensor:
-    """Noise levels in [0, 1) of each draw of each sample, draw j uniform in [j, j + 1) / draws.
+def forward_sigmas(
+    *,
+    seed: int,
+    ids: Sequence[str],
+    draws: int,
+    between: tuple[float, float] = (0.0, 1.0),
+    device: Device = None,
+) -> Tensor:
+    """Noise levels of each draw of each sample, draw j uniform in the j-th of `draws` equal parts of `between`.
 
     Returns [len(ids), draws] fp32, a pure function of (seed, sample id, draws). Stratified: their mean over the draws
     estimates an expectation over uniform sigma with less variance than independent ones.
     """
     raw = np.stack([stream(seed=seed, rollout=FORWARD, label=label, step=SIGMAS).random_raw(draws) for label in ids])
     uniform = (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return torch.as_tensor((np.arange(draws) + uniform) / draws, dtype=torch.float32, device=device)
+    first, last = between
+    levels = first + (last - first) * (np.arange(draws) + uniform) / draws
+    return torch.as_tensor(levels, dtype=torch.float32, device=device)
+
+
+def levels_at(quantiles: Tensor, *, kind: Levels, schedule: Tensor) -> Tensor:
+    """Noise levels at these quantiles in [0, 1] of their distribution, rising from clean to noise. fp32, same shape.
+
+    `uniform`: over [0, 1].  `logit-normal`: the sigmoid of a standard normal, which prefers the middle (Stable
+    Diffusion 3, arXiv 2403.03206, section 3.1).  `schedule`: the levels that the sampler visits, each equally often.
+    schedule: [T+1] fp32, falling, ending in 0, which is not drawn.
+    """
+    if kind == "uniform":
+        return quantiles
+    if kind == "logit-normal":
+        # sqrt(2) erfinv(2 q - 1) is the normal quantile.
+        return (2**0.5 * torch.erfinv(2 * quantiles.double() - 1)).sigmoid().float()
+    steps = len(schedule) - 1
+    rising = (quantiles.double() * steps).long().clamp(max=steps - 1)
+    return schedule[steps - 1 - rising]
 
 
 def noised(x0: Tensor, x1: Tensor, sigma: Tensor) -> Tensor:
@@ -58,6 +132,16 @@ def velocity_target(x0: Tensor, x1: Tensor) -> Tensor:
 def clean_estimate(x: Tensor, velocity: Tensor, sigma: Tensor) -> Tensor:
     """x0 where the velocity points: x - sigma v.  x, velocity: [n, k, ...].  sigma: [n, k]."""
     return x - _level(sigma, like=x) * velocity
+
+
+def matching_error(velocity: Tensor, points: Points) -> Tensor:
+    """Squared error of flow matching at each point, averaged over elements: mean (v - (x1 - x0))^2.
+
+    velocity: [n, k, ...].  Returns [n, k] fp32, with gradient. Summed in fp64: losses take differences of two of them.
+    Source: flow matching, arXiv 2210.02747, equation 9, on the line of rectified flow.
+    """
+    target = velocity_target(points.x0, points.x1)
+    return (velocity.double() - target.double()).square().flatten(2).mean(dim=2).float()
 
 
 def self_weighted_error(estimate: Tensor, x0: Tensor, *, adaptive: bool = True) -> Tensor:

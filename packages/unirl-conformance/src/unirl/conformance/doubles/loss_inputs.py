@@ -49,13 +49,17 @@ def point_inputs(trial: Trial, track: Track, *, progress: float) -> PointLossInp
     assert points, "the spec needs no trajectory, and loss() asks for no velocity"
     x, sigma, _ = points[0]
     assert all(torch.equal(x, other) for other, _, _ in points), "policies are asked for at different points"
-    assert track.advantages is not None
+    old = track.latent.log_probs
+    # An algorithm without advantages weighs nothing by them.
+    advantages = torch.zeros(track.num_rows) if track.advantages is None else track.advantages
     return PointLossInputs(
         clean=_numpy(track.latent.final),
         x=_numpy(x),
         sigma=_numpy(sigma),
         velocities={policy: _numpy(velocity) for policy, (_, _, velocity) in asked.points.items()},
-        advantages=_numpy(track.advantages),
+        old_log_probs=None if old is None else _numpy(old),
+        units=track.units(),
+        advantages=_numpy(advantages),
         weights=_numpy(track.sample_weights),
         progress=progress,
     )

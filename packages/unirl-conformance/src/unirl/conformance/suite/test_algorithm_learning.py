@@ -83,12 +83,15 @@ def _plan(bench: AlgorithmBench) -> Plan:
     if RECIPE not in [recipe.name for recipe in list_recipes(roots)]:
         raise NotRun("the recipe 'quickstart' is not installed here; `pip install unirl-quickstart` brings it")
     needs, result = bench.needs(), bench.subject.found("algorithm")
+    if needs.reward == "none":
+        raise NotApplicable(f"algorithm {bench.spec.name!r} takes no rewards")
     reward = DIFFERENTIABLE if needs.reward == "differentiable" else ()
     overrides = [
         *BUDGET,
         *reward,
         f"run.device={bench.device}",
         f"train.updates_per_step={4 if needs.multi_update else 1}",
+        *(("backend.reference_copy=true",) if needs.reference == "policy" else ()),
         *(() if needs.sampler == "live" else (f"backend.{needs.sampler}.{setting}" for setting in LAGGED)),
     ]
 

@@ -79,13 +79,14 @@ def read_data(plan: Plan) -> RunData:
 def _check_media(row: Prompt, stages: Sequence[Stage]) -> None:
     """Raise DataError for media that no model or engine takes, and where media that a model needs are missing."""
     given = [ref.role for ref in row.media]
-    taken = sorted({role for stage in stages for role in _roles(stage)})
+    taken = sorted({role for stage in stages for role in (*_roles(stage), *_stored(stage))})
     models = " or ".join(dict.fromkeys(repr(stage.model.name) for stage in stages))
     problem = ""
     if other := [role for role in given if role not in taken]:
         expected = " or ".join(taken) or "none"
         problem = f"got media of role {other[0]!r}, expected {expected}, which model {models} takes"
     for stage in stages:
+        problem = problem or _of_stored(row, stage)
         missing = sorted(role for role, use in _roles(stage).items() if use == "needs" and role not in given)
         here = [role for role in given if role in _roles(stage)]
         unread = [ref for ref in row.media if ref.role in here and ref.modality not in stage.model.spec.reads]
@@ -104,6 +105,31 @@ def _check_media(row: Prompt, stages: Sequence[Stage]) -> None:
 def _roles(stage: Stage) -> Mapping[Any, str]:
     """Roles of media that the track of a stage is generated from, and whether it `takes` or `needs` them."""
     return stage.model.spec.inputs.get(stage.track, {})
+
+
+def _stored(stage: Stage) -> set[str]:
+    """Roles of media that a stage's engine reads as samples."""
+    return {role for roles in stage.engine.spec.samples for role in roles}
+
+
+def _of_stored(row: Prompt, stage: Stage) -> str:
+    """Why a stage's engine cannot take the media of a prompt for its samples; empty where it can, or generates."""
+    sets = stage.engine.spec.samples
+    # An engine with files of its own takes nothing from the prompts.
+    if not sets or stage.engine.config.read_files():
+        return ""
+    stored = [ref for ref in row.media if ref.role in _stored(stage)]
+    roles = [str(ref.role) for ref in stored]
+    if sorted(roles) not in [sorted(each) for each in sets]:
+        expected = " or ".join(" and ".join(f"one {role!r}" for role in each) for each in sets)
+        got = ", ".join(map(repr, roles)) or "none"
+        return f"got stored samples of the roles {got}, expected {expected}, for engine {stage.engine.name!r}"
+    if len(roles) > 1 and stage.samples != len(roles):
+        return f"got {len(roles)} stored samples, but stage {stage.name!r} takes {stage.samples} of each prompt"
+    other = [ref for ref in stored if ref.modality != stage.medium]
+    if other:
+        return f"got {other[0].modality} {other[0].uri!r}, expected {stage.medium}, which stage {stage.name!r} makes"
+    return ""
 
 
 def _hashes(files: Mapping[str, Path]) -> dict[str, str]:

@@ -146,6 +146,12 @@ def _parts(
             f"Choose a model with a {needs.track} track.",
         )
     yield from _pair(model, engine, bridged=bridged, kind=kind)
+    if engine.samples and needs.staleness != "any":
+        yield Reason(
+            key="engine",
+            text=f"{asks} trains on samples of its own policy; engine {engine.name!r} reads stored ones. Choose an "
+            "engine that generates, or an algorithm that does not depend on who sampled, such as sft.",
+        )
     if needs.trajectory != "none":
         for cap in ECHOED:
             yield from lacks("engine", engine, cap, asks=f"{asks}, which trains on trajectories,")

@@ -8,6 +8,7 @@ from .critic import CriticAlgorithm, CriticBackend
 from .engine import Engine, WeightReceipt, WeightUpdate
 from .model import (
     DiffusionModel,
+    EncodingModel,
     LazyModel,
     MediaTextModel,
     Model,
@@ -45,6 +46,7 @@ __all__ = [
     "CriticAlgorithm",
     "CriticBackend",
     "DiffusionModel",
+    "EncodingModel",
     "Engine",
     "Forward",
     "GradientScore",

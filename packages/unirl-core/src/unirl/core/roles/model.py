@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DiffusionModel",
+    "EncodingModel",
     "LazyModel",
     "MediaTextModel",
     "Model",
@@ -109,6 +110,14 @@ class DiffusionModel(Model, Protocol):
 
     def decode(self, latents: Array) -> Array:
         """Media of latents [N, ...]: images [N, 3, H, W] or videos [N, F, 3, H, W], fp32 in [0, 1]."""
+        ...
+
+
+class EncodingModel(DiffusionModel, Protocol):
+    """A diffusion model that also encodes media, for engines that read stored samples."""
+
+    def latents_of(self, media: Array) -> Array:
+        """Clean latents [N, ...] fp32 of media as `decode` gives them, the most likely ones. No gradient."""
         ...
 
 

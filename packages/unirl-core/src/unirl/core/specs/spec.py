@@ -37,8 +37,9 @@ __all__ = [
     "TransportSpec",
 ]
 
-MediaRole = Literal["source", "first_frame", "condition"]
-"""What an image, video or sound of a prompt is to a model: what it edits, what it goes on from, what it looks at."""
+MediaRole = Literal["source", "first_frame", "condition", "target", "preferred", "rejected"]
+"""What an image, video or sound of a prompt is to a model: what it edits, what it goes on from, what it looks at. The
+last three are stored samples, see `EngineSpec.samples`."""
 ModelPart = Literal["encode", "decode"]
 """A part of a model besides `trainable`, by the method that uses it: its encoders, its decoder."""
 MODEL_PARTS: frozenset[ModelPart] = frozenset({"encode", "decode"})
@@ -197,6 +198,10 @@ class EngineSpec(Spec):
     """Releases of the engine that this environment has locks for besides the newest: values of `engine.release`."""
     model_parts: tuple[ModelPart, ...] = ("encode", "decode")
     """Optional parts of the model that it uses in its own process, besides `trainable`; the others are not loaded."""
+    samples: tuple[tuple[MediaRole, ...], ...] = ()
+    """For an engine that reads stored samples in place of generating any: the roles of a prompt's media that are its
+    samples, in their order, of which every prompt has one set. One role alone gives all samples of its prompt. Only
+    algorithms that do not depend on who sampled (`Needs.staleness`) train on them."""
     reads_weights: bool = True
     """Whether it reads the weights of `trainable` in its own process. False for an external engine, which takes names,
     dtypes and shapes from the model and loads the checkpoint itself: a process that only generates then holds none."""

@@ -40,6 +40,8 @@ class PipelineModel(ABC):
     """Maximum number of prompt tokens."""
     token_side: int = 1
     """Patch size: side of a transformer token, in latent elements."""
+    vae_of_videos: ClassVar[bool] = False
+    """Whether the VAE takes images as videos of one frame."""
     mu_rule: ClassVar[MuRule] = "linear"
     """How a dynamic shift depends on the number of tokens."""
 
@@ -203,9 +205,38 @@ class PipelineModel(ABC):
         settings = self.vae.config
         if settings.get("latents_mean") is None:
             return latents / settings.scaling_factor + (settings.shift_factor or 0.0)
-        ones = (1,) * (latents.ndim - 2)
-        mean, std = (latents.new_tensor(settings[name]).view(-1, *ones) for name in ("latents_mean", "latents_std"))
+        mean, std = self._channels(latents)
         return latents * std + mean
+
+    @torch.no_grad()
+    def latents_of(self, media: Tensor) -> Tensor:
+        """Clean latents [N, *latent_shape] fp32 of images [N, 3, H, W] or videos [N, F, 3, H, W] in [0, 1]: the mode
+        of the VAE's posterior, normalised. The inverse of `decode`, up to what the VAE loses.
+
+        The VAE encodes `decode_batch` rows at a time.
+        """
+        self._check_served("decode", "VAE", "An engine that reads stored samples")
+        pixels = 2 * media.to(self.device).float() - 1
+        if media.ndim == 5:
+            pixels = pixels.transpose(1, 2)
+        elif self.vae_of_videos:
+            pixels = pixels[:, :, None]
+        chunks = torch.split(pixels.to(self.vae.dtype), self._decode_batch or max(len(media), 1))
+        return self.of_vae(torch.cat([self.vae.encode(chunk).latent_dist.mode() for chunk in chunks]).float())
+
+    def of_vae(self, encoded: Tensor) -> Tensor:
+        """Clean latents, fp32, of the VAE's output: the inverse of `vae_latents`."""
+        settings = self.vae.config
+        if settings.get("latents_mean") is None:
+            return (encoded - (settings.shift_factor or 0.0)) * settings.scaling_factor
+        mean, std = self._channels(encoded)
+        return (encoded - mean) / std
+
+    def _channels(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of each channel of the VAE's latents, by its config."""
+        ones = (1,) * (like.ndim - 2)
+        mean, std = (like.new_tensor(self.vae.config[name]).view(-1, *ones) for name in ("latents_mean", "latents_std"))
+        return mean, std
 
     def keep_timestep_fp32(self, embedder: torch.nn.Module) -> None:
         """Refuse forwards whose timestep, the first argument of this module, has lost precision on its way.

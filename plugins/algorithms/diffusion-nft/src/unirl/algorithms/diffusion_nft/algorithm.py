@@ -10,7 +10,8 @@ from unirl.core.roles import Forward, Losses, LossTerm
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
-from unirl.numerics.forward_process import clean_estimate, forward_noise, forward_sigmas, noised, self_weighted_error
+from unirl.numerics.forward_process import clean_estimate, forward_points, self_weighted_error
+from unirl.numerics.loss.losses import mean_shift_squared
 from unirl.numerics.loss.policy_metrics import mean_over
 from unirl.numerics.train.track_advantages import track_advantages
 
@@ -60,15 +61,12 @@ class DiffusionNft:
 
     def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         config, weights = self._config, self.loss_weights(track)
-        x0 = track.latent.final.float()[:, None]
-        where = {"seed": self._seed, "ids": track.sample_ids, "draws": config.num_points}
-        sigma = forward_sigmas(**where, device=x0.device)
-        x = noised(x0, forward_noise(**where, shape=x0.shape[2:], device=x0.device), sigma)
-        live = forward.velocity(track, x, sigma)
-        old = forward.velocity(track, x, sigma, policy="lagged")
+        at = forward_points(track.latent, config, seed=self._seed, ids=track.sample_ids)
+        live = forward.velocity(track, at.x, at.sigma)
+        old = forward.velocity(track, at.x, at.sigma, policy="lagged")
 
         def error(velocity: Tensor) -> Tensor:
-            return self_weighted_error(clean_estimate(x, velocity, sigma), x0, adaptive=config.adaptive_weight)
+            return self_weighted_error(clean_estimate(at.x, velocity, at.sigma), at.x0, adaptive=config.adaptive_weight)
 
         beta, clip, advantages = config.beta, config.advantage_clip, track.advantages
         assert advantages is not None
@@ -76,14 +74,9 @@ class DiffusionNft:
         positive, negative = error(beta * live + (1 - beta) * old), error((1 + beta) * old - beta * live)
         values = (optimality * positive + (1 - optimality) * negative) / beta
         terms = [LossTerm(name="policy", values=values, weights=weights["policy"], scale=config.scale)]
-        metrics = {"velocity_shift": mean_over(_squared(live, old), weights["policy"])}
+        metrics = {"velocity_shift": mean_over(mean_shift_squared(live, old), weights["policy"])}
         if config.kl_coef:
-            kl = _squared(live, forward.velocity(track, x, sigma, policy="reference"))
+            kl = mean_shift_squared(live, forward.velocity(track, at.x, at.sigma, policy="reference"))
             terms.append(LossTerm(name="kl", values=kl, weights=weights["kl"], scale=config.kl_coef))
             metrics["kl"] = mean_over(kl, weights["kl"])
         return Losses(terms=terms, metrics=metrics)
-
-
-def _squared(one: Tensor, other: Tensor) -> Tensor:
-    """[n, k, ...] -> [n, k], averaged over the elements."""
-    return (one - other).square().flatten(2).mean(dim=2)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason, limit
-from unirl.core.specs.config import PartConfig
-from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.numerics.forward_config import ForwardConfig, unguided
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
@@ -17,13 +16,10 @@ __all__ = ["DiffusionNftConfig"]
 
 
 @dataclass
-class DiffusionNftConfig(PartConfig):
+class DiffusionNftConfig(ForwardConfig):
     beta: float = limit(1.0, above=0)
     """Guidance strength: the positive and the negative policy are this far from the lagged one, in units of the step
     from it to the trained one. The paper has 1, or 0.1 for OCR and several rewards."""
-    num_points: int = limit(4, least=1)
-    """Noise levels at which each sample is trained on, drawn anew for each; two forwards each, three with a KL
-    penalty."""
     advantage_clip: float = limit(5.0, above=0)
     """An advantage A becomes the optimality r = clip(A, -c, c) / 2c + 1/2, between 0 and 1."""
     adaptive_weight: bool = True
@@ -35,25 +31,6 @@ class DiffusionNftConfig(PartConfig):
     off."""
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
-        """Sampling settings that have no meaning for the forward process, and a reference that lives elsewhere."""
-        sampling = None if stage is None else stage.sampling
-        if isinstance(sampling, LatentSamplingConfig) and sampling.is_guided:
-            is_scaled = sampling.guidance_scale != 1.0
-            key, expected = ("guidance_scale", "1") if is_scaled else ("guidance_mode", "'batched'")
-            yield Reason(
-                key=f"sampling.{key}",
-                text=f"got {getattr(sampling, key)}, expected {expected}: DiffusionNFT trains the velocity without "
-                "guidance; its samples must be made without it too.",
-            )
-        if isinstance(sampling, LatentSamplingConfig) and sampling.sde.train_fraction != 1:
-            yield Reason(
-                key="sampling.sde.train_fraction",
-                text=f"got {sampling.sde.train_fraction}, expected 1: DiffusionNFT trains on clean latents, not on "
-                "steps. Set algorithm.num_points instead.",
-            )
-        if plan is not None and plan.has_reference_workers and self.kl_coef:
-            yield Reason(
-                key="launcher.reference",
-                text="got separate, but the KL penalty of DiffusionNFT asks for the reference policy at new points, on "
-                "the train ranks. Use trainside, or algorithm.kl_coef=0.",
-            )
+        """Also samples made with guidance."""
+        yield from super().problems(plan, stage)
+        yield from unguided(stage)

@@ -44,6 +44,7 @@ class QwenImageModel(PipelineModel):
     """
 
     spec = SPEC
+    vae_of_videos = True
 
     def __init__(
         self, config: QwenImageConfig, *, device: torch.device, lazy: bool, serves: frozenset[ModelPart] = MODEL_PARTS
@@ -110,3 +111,7 @@ class QwenImageModel(PipelineModel):
     def vae_latents(self, latents: Tensor) -> Tensor:
         """Of one frame: the VAE is one of videos."""
         return super().vae_latents(F.pixel_shuffle(latents, _PATCH)[:, :, None])
+
+    def of_vae(self, encoded: Tensor) -> Tensor:
+        """Of one frame, in patches."""
+        return F.pixel_unshuffle(super().of_vae(encoded)[:, :, 0], _PATCH)

@@ -39,6 +39,7 @@ class Wan21Model(PipelineModel):
     """
 
     spec = SPEC
+    vae_of_videos = True
     max_sequence_length = 512
 
     def __init__(

@@ -1,0 +1,24 @@
+"""What this plugin provides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.capability import Needs
+from unirl.core.specs.spec import AlgorithmSpec
+
+SFT = AlgorithmSpec(
+    name="sft",
+    summary="Flow-matching regression on given images or videos: supervised fine-tuning, or a regulariser",
+    build="unirl.algorithms.sft.algorithm:build",
+    config="unirl.algorithms.sft.config:SftConfig",
+    needs=Needs(track="latent", reward="none", staleness="any"),
+    paper="arXiv 2210.02747",
+    reference="unirl.algorithms.sft.reference:loss",
+)
+
+
+@hookimpl
+def unirl_algorithms() -> Iterable[AlgorithmSpec]:
+    return [SFT]

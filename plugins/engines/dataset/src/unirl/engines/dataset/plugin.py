@@ -1,0 +1,79 @@
+"""What this plugin provides: the engine, and the reward that says which sample of a stored pair is preferred."""
+
+from __future__ import annotations
+
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.spec import EngineSpec, RewardExample, RewardSpec
+from unirl.core.types.data import MediaRef
+
+__all__ = ["PREFERENCE", "SPEC", "unirl_engines", "unirl_rewards"]
+
+SPEC = EngineSpec(
+    name="dataset",
+    summary="Reads stored images, videos and preference pairs in place of generating samples",
+    build="unirl.engines.dataset.engine:build",
+    config="unirl.engines.dataset.config:DatasetConfig",
+    capabilities={
+        **dict.fromkeys(
+            (
+                Cap.TEXT_ROLLOUT,
+                Cap.INITIAL_NOISE,
+                Cap.STEP_NOISE,
+                Cap.SEEDS,
+                Cap.SDE_STEPS,
+                Cap.SDE_STEPS_PER_GROUP,
+                Cap.TRAJECTORY_WINDOW,
+                Cap.TRAJECTORY_FULL,
+                Cap.LOG_PROBS_GAUSSIAN,
+                Cap.LOG_PROBS_TOKEN,
+                Cap.GUIDANCE,
+                Cap.PLUGIN_SAMPLERS,
+                Cap.WEIGHTS_FULL,
+                Cap.WEIGHTS_LORA,
+                Cap.SLEEP,
+            ),
+            Support.NO,
+        ),
+        Cap.LATENT_ROLLOUT: Support.NATIVE,
+        Cap.SIGMAS: Support.NATIVE,
+        Cap.CONDITIONS: Support.NATIVE,
+        Cap.MEDIA_REFS: Support.NATIVE,
+        # It encodes with the model that trains, and holds no weights of its own.
+        Cap.WEIGHTS_SHARED: Support.NATIVE,
+    },
+    kernels=("euler",),
+    samples=(("target",), ("preferred", "rejected")),
+)
+
+PREFERENCE = RewardSpec(
+    name="preference",
+    summary="1 for the preferred sample of a stored pair, 0 for the rejected one",
+    build="unirl.engines.dataset.preference:build",
+    config="unirl.core.specs.config:RewardConfig",
+    capabilities={
+        Cap.REWARD_SAMPLE: Support.NATIVE,
+        Cap.REWARD_GROUP: Support.NO,
+        Cap.REWARD_DIFFERENTIABLE: Support.NO,
+    },
+    scale="0 or 1, by the roles of the prompt file",
+    range=(0.0, 1.0),
+    media="any",
+    examples=tuple(
+        RewardExample(
+            prompt=prompt,
+            media=tuple(MediaRef(modality="image", role=role, uri=f"{role}.png") for role in SPEC.samples[1]),
+        )
+        for prompt in ("a cat", "a dog")
+    ),
+)
+
+
+@hookimpl
+def unirl_engines() -> list[EngineSpec]:
+    return [SPEC]
+
+
+@hookimpl
+def unirl_rewards() -> list[RewardSpec]:
+    return [PREFERENCE]
