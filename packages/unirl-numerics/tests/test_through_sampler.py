@@ -10,7 +10,7 @@ from unirl.numerics.diffusion.denoise import all_positions, denoise
 from unirl.numerics.diffusion.guidance import guided_velocity
 from unirl.numerics.diffusion.kernels import Cps, DanceSde, DdimEta, Dpm2, EulerOde, FlowSde
 from unirl.numerics.diffusion.schedules import static_sigmas
-from unirl.numerics.diffusion.through_sampler import through_sampler
+from unirl.numerics.diffusion.through_sampler import through_sampler, through_stored_inputs
 
 NUM_STEPS = 6
 SIGMAS = static_sigmas(NUM_STEPS, shift=3.0)
@@ -127,6 +127,47 @@ def test_detached_inputs_give_the_sum_of_each_steps_own_slope(chosen):
     x, slope = linear.slope(first=0, gradient_steps=chosen, detach_inputs=True)
     assert slope == pytest.approx(expected, rel=1e-5)  # as above
     torch.testing.assert_close(x, linear.segment.final, rtol=0, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("last", [None, 4])
+@pytest.mark.parametrize(("kernel", "sde_steps"), CASES, ids=repr)
+def test_stored_inputs_give_the_slope_of_detached_ones_at_as_many_forwards_as_steps(scene, kernel, sde_steps, last):
+    """Without the steps in between: `through_sampler` takes every one of them."""
+    scene, chosen = scene(), (1, 4)
+    segment = rolled(
+        scene.velocity,
+        scene.initial,
+        kernel=kernel,
+        sde_steps=sde_steps,
+        branches=scene.branches,
+        step_noise=scene.step_noise,
+    )
+
+    def velocity(x, sigma):
+        conditions = {key: value.repeat_interleave(sigma[0].numel(), dim=0) for key, value in scene.conditions.items()}
+        return scene.velocity(x.reshape(-1, *segment.final.shape[1:]), sigma.flatten(), conditions).view_as(x)
+
+    weights, settings = [scene.velocity.into, scene.velocity.out], {"gradient_steps": chosen, "last": last}
+    whole = through_sampler(velocity, segment, first=1, detach_inputs=True, **settings)
+    expected = torch.autograd.grad(whole.square().sum(), weights)
+    for stacked in (True, False):
+        scene.velocity.batch_sizes.clear()
+        result = through_stored_inputs(velocity, segment, stacked=stacked, checkpointed=False, **settings)
+        if not isinstance(kernel, Dpm2):
+            assert scene.velocity.batch_sizes == ([10] if stacked else [5, 5])
+        torch.testing.assert_close(result, whole, rtol=0, atol=2 * ROUNDING)
+        for one, other in zip(torch.autograd.grad(result.square().sum(), weights), expected, strict=True):
+            # Sums of the same products in another order; stacked forwards round differently.
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
+
+
+def test_moved_weights_move_the_clean_latents_by_the_steps_with_gradient_alone():
+    """x_T + sum over the chosen steps of dt_k (w - w_old) x_k, on v = w x by Euler: the stored inputs stay."""
+    linear, after, chosen = Linear(), 0.3, (0, 3)
+    result = through_stored_inputs(lambda x, sigma: after * x, linear.segment, gradient_steps=chosen, stacked=False)
+    stored = linear.segment.latents.double()
+    expected = stored[:, -1] + sum(DT[k] * (after + 0.4) * stored[:, k] for k in chosen)
+    torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-6)  # fp32 of order 1
 
 
 def test_slopes_with_detached_inputs_add_up_over_disjoint_steps():

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from .noise import Device, noise, stream
 
-__all__ = ["clean_estimate", "forward_noise", "forward_sigmas", "noised", "self_weighted_error", "velocity_target"]
+__all__ = [
+    "clean_estimate",
+    "direct_align",
+    "forward_noise",
+    "forward_sigmas",
+    "noised",
+    "self_weighted_error",
+    "velocity_target",
+]
 
 FORWARD = -1
 """In place of the number of the rollout, which counts from 0: the noise of generation is never drawn again."""
@@ -58,6 +66,18 @@ def velocity_target(x0: Tensor, x1: Tensor) -> Tensor:
 def clean_estimate(x: Tensor, velocity: Tensor, sigma: Tensor) -> Tensor:
     """x0 where the velocity points: x - sigma v.  x, velocity: [n, k, ...].  sigma: [n, k]."""
     return x - _level(sigma, like=x) * velocity
+
+
+def direct_align(x: Tensor, velocity: Tensor, x1: Tensor, *, sigma: Tensor, sigma_next: Tensor) -> Tensor:
+    """x0 where one step of the velocity and the known noise lead: (x + (sigma' - sigma) v - sigma' x1) / (1 - sigma').
+
+    x, velocity, x1: [n, k, ...], x noised with x1.  sigma, sigma_next: [n, k], sigma_next below 1.  Exact where the
+    velocity is the true one, at every noise level. Its slope in v, (sigma' - sigma) / (1 - sigma'), is at most 1 in
+    size.
+    Source: SRPO, arXiv 2509.06942, Direct-Align, for rectified flow.
+    """
+    start, end = _level(sigma, like=x), _level(sigma_next, like=x)
+    return (x + (end - start) * velocity - end * x1) / (1 - end)
 
 
 def self_weighted_error(estimate: Tensor, x0: Tensor, *, adaptive: bool = True) -> Tensor:
