@@ -241,6 +241,28 @@ def test_checkpoints_keep_the_activations_of_one_step(scene):
     assert (checkpointed[1][0] - checkpointed[0][0]) <= 5 * 4 * latent < plain[1][0] - plain[0][0]
 
 
+def test_what_stored_inputs_keep_grows_with_their_number_and_not_with_their_depth(scene):
+    """DRTune's claim, in bytes that autograd saves for the backward pass, without checkpoints."""
+    scene = scene()
+    segment = rolled(scene.velocity, scene.initial, kernel=EulerOde(), sde_steps=NO_STEPS, branches=scene.branches)
+
+    def kept(function, **settings):
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.nbytes) or x, lambda x: x):
+            function(lambda x, s: scene.velocity(x, s, scene.conditions), segment, checkpointed=False, **settings)
+        return sum(sizes)
+
+    one, late, early = (
+        kept(through_stored_inputs, gradient_steps=steps, stacked=False) for steps in ((5,), (4, 5), (0, 1))
+    )
+    assert late == 2 * one
+    # Each step on the way multiplies the shift of the latents by the kernel's number, kept as [n] fp32; Euler's is 1.
+    latent = segment.final.nbytes
+    assert abs(early - late) <= 5 * latent < one
+    # Through the inputs, the whole way is kept.
+    assert kept(through_sampler, first=0) > 5 * one
+
+
 def test_what_cannot_be_recomputed_is_refused(scene):
     scene = scene()
     stochastic = rolled(

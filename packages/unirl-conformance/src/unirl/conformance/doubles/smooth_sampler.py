@@ -43,7 +43,7 @@ SIGMAS: Numbers = np.array([1.0, 0.9, 0.7, 0.5, 0.2, 0.0], dtype=np.float32).ast
 STEPS = len(SIGMAS) - 1
 WEIGHTS: Numbers = np.array([0.4, -0.7, 0.5])
 CLOSE = {"rel": 1e-4, "abs": 1e-7}
-"""Of fp32 gradients: means over 36 numbers of order 0.1, each of some tens of operations of 6e-8, which partly cancel."""
+"""Of fp32 gradients: means over 36 numbers of order 0.1, each of tens of operations of 6e-8, which partly cancel."""
 
 
 def velocity(weights: Numbers, x: Numbers, sigma: float) -> Numbers:
