@@ -7,7 +7,7 @@ linear, so that a Jacobian too many or too few shows.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -65,8 +65,8 @@ def slope(function: Callable[[Numbers], float]) -> Numbers:
 class SmoothModel:
     """The same in torch. Fits `unirl.core.roles.DiffusionModel` as far as losses ask."""
 
-    def __init__(self, weights: Sequence[float] | Numbers = WEIGHTS) -> None:
-        self.weights = torch.tensor(np.asarray(weights), dtype=torch.float32, requires_grad=True)
+    def __init__(self) -> None:
+        self.weights = torch.tensor(WEIGHTS, dtype=torch.float32, requires_grad=True)
         self.batch_sizes: list[int] = []
         """Of each forward."""
 
@@ -85,8 +85,8 @@ def smooth_score(track: Track, media: Tensor) -> Tensor:
     return torch.where(track.sample_weights > 0, values, 0.0)
 
 
-def stored_track(rows: int = 3) -> Track:
-    """Euler steps from noise, rolled out in fp64 and stored in fp32."""
+def stored_track(rows: int = 3, *, version: int = 0) -> Track:
+    """Euler steps from noise, rolled out in fp64 and stored in fp32.  version: of the policy."""
     ids = tuple(f"r0/p{row}/0" for row in range(rows))
     latents = [noise(seed=0, rollout=0, ids=ids, step=0, shape=(3, 2, 2)).double().numpy()]
     for sigma, after in itertools.pairwise(SIGMAS):
@@ -107,7 +107,7 @@ def stored_track(rows: int = 3) -> Track:
         ),
         sample_weights=torch.ones(rows),
         status=(Status.COMPLETED,) * rows,
-        policy_version=(0,) * rows,
+        policy_version=(version,) * rows,
     )
 
 
@@ -115,18 +115,14 @@ def forward_of(model: SmoothModel) -> Forward:
     return TrackReplay(cast(Any, model), stacked=True, policy_context=lambda policy: nullcontext())
 
 
-def loss_of(
-    algorithm: Algorithm, track: Track, model: SmoothModel | None = None, *, progress: float = 0.0
-) -> tuple[Tensor, Losses]:
+def loss_of(algorithm: Algorithm, track: Track, model: SmoothModel | None = None) -> tuple[Tensor, Losses]:
     """The loss of all rows as one micro-batch, and its terms."""
-    losses = algorithm.loss(track, forward_of(model or SmoothModel()), progress=progress)
+    losses = algorithm.loss(track, forward_of(model or SmoothModel()), progress=0.0)
     return reduce_terms(losses.terms, totals=weight_totals(algorithm.loss_weights(track))), losses
 
 
-def gradient_of(
-    algorithm: Algorithm, track: Track, *, weights: Sequence[float] | Numbers = WEIGHTS, progress: float = 0.0
-) -> Numbers:
+def gradient_of(algorithm: Algorithm, track: Track) -> Numbers:
     """[3] of the loss."""
-    model = SmoothModel(weights)
-    loss, _ = loss_of(algorithm, track, model, progress=progress)
+    model = SmoothModel()
+    loss, _ = loss_of(algorithm, track, model)
     return torch.autograd.grad(loss, model.weights)[0].double().numpy()

@@ -75,7 +75,7 @@ class RewardGradient(ABC):
         return cls(config, score=score, seed=seed, rewards=counted, stacked=train.replay == "stacked")
 
     @abstractmethod
-    def estimates(self, track: Track, forward: Forward, *, progress: float) -> Estimates:
+    def estimates(self, track: Track, forward: Forward) -> Estimates:
         """The clean latents to score, `len(draw_weights)` of them for each row."""
 
     @property
@@ -88,12 +88,14 @@ class RewardGradient(ABC):
         assert self._score is not None, "built without rewards, which are where training runs"
         return self._score(track, media)
 
-    def draw(self, count: int, *, progress: float, number: int) -> int:
-        """One of 0 to count - 1, evenly: the same for all samples of a training step, on all ranks.
+    def draw(self, count: int, track: Track, *, number: int) -> int:
+        """One of 0 to count - 1, evenly: the same for all samples of a rollout, on all ranks and after a resume.
 
-        number: of the draw, so that several of a step are independent.
+        number: of the draw, so that several of a rollout are independent.
         """
-        bits = stream(seed=self.seed, rollout=FORWARD, label=f"{progress!r}", step=-2 - number)
+        # All rows have one version, since staleness is refused; `progress` would differ after a resume with more steps.
+        label = f"version {max(track.policy_version)}"
+        bits = stream(seed=self.seed, rollout=FORWARD, label=label, step=-2 - number)
         return int(bits.random_raw() % count)
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
@@ -110,7 +112,7 @@ class RewardGradient(ABC):
 
     def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         weights = self.loss_weights(track)["reward"]
-        result = self.estimates(track, forward, progress=progress)
+        result = self.estimates(track, forward)
         rewards = torch.stack([self._reward(x, track, forward) for x in result.latents], dim=1)
         config, metrics = self._settings, {"reward_recomputed": mean_over(rewards, weights)}
         if config.reward_loss == "hinge":

@@ -28,8 +28,8 @@ class Alignprop(RewardGradient):
         """The track with what the noise of its stochastic steps is measured from."""
         return with_step_means(track, forward, first=track.latent.num_steps - self._most(track))
 
-    def estimates(self, track: Track, forward: Forward, *, progress: float) -> Estimates:
-        steps = self._config.gradient_steps or 1 + self.draw(self._most(track), progress=progress, number=0)
+    def estimates(self, track: Track, forward: Forward) -> Estimates:
+        steps = self._config.gradient_steps or 1 + self.draw(self._most(track), track, number=0)
         x = through_sampler(
             lambda x, sigma: forward.velocity(track, x, sigma, guided=True),
             track.latent,

@@ -37,7 +37,7 @@ class Draft(RewardGradient):
             return track
         return with_step_means(track, forward, first=track.latent.num_steps - self._config.gradient_steps)
 
-    def estimates(self, track: Track, forward: Forward, *, progress: float) -> Estimates:
+    def estimates(self, track: Track, forward: Forward) -> Estimates:
         if self._config.noise_draws:
             return Estimates(latents=self._renoised(track, forward))
         x = through_sampler(

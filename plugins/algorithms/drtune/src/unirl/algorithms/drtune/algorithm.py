@@ -32,10 +32,10 @@ class Drtune(RewardGradient):
         """The track with what the noise of its stochastic steps is measured from."""
         return with_step_means(track, forward, first=0)
 
-    def estimates(self, track: Track, forward: Forward, *, progress: float) -> Estimates:
+    def estimates(self, track: Track, forward: Forward) -> Estimates:
         last = track.latent.num_steps - 1
-        stop = last - self.draw(self._config.stop_window, progress=progress, number=0)
-        offset = self.draw(OFFSETS, progress=progress, number=1) / OFFSETS
+        stop = last - self.draw(self._config.stop_window, track, number=0)
+        offset = self.draw(OFFSETS, track, number=1) / OFFSETS
         x = through_stored_inputs(
             lambda x, sigma: forward.velocity(track, x, sigma, guided=True),
             track.latent,

@@ -26,9 +26,9 @@ class Refl(RewardGradient):
         super().__init__(config, **context)
         self._config = config
 
-    def estimates(self, track: Track, forward: Forward, *, progress: float) -> Estimates:
+    def estimates(self, track: Track, forward: Forward) -> Estimates:
         last = track.latent.num_steps - 1
-        stop = last - self.draw(self._config.stop_window, progress=progress, number=0)
+        stop = last - self.draw(self._config.stop_window, track, number=0)
         x = through_sampler(
             lambda x, sigma: forward.velocity(track, x, sigma, guided=True),
             track.latent,

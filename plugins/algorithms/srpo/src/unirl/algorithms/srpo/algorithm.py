@@ -36,7 +36,7 @@ class Srpo(RewardGradient):
         count = self._config.num_points
         return tuple(self._config.discount ** (count - 1 - number) for number in range(count))
 
-    def estimates(self, track: Track, forward: Forward, *, progress: float) -> Estimates:
+    def estimates(self, track: Track, forward: Forward) -> Estimates:
         x0 = track.latent.final.float()
         where = {"seed": self.seed, "ids": track.sample_ids, "draws": self._config.num_points, "device": x0.device}
         sigma, noise = forward_sigmas(**where), forward_noise(**where, shape=x0.shape[1:])
