@@ -14,6 +14,8 @@ ALIGNPROP = AlgorithmSpec(
     build="unirl.algorithms.alignprop.algorithm:build",
     config="unirl.algorithms.alignprop.config:AlignpropConfig",
     needs=Needs(track="latent", trajectory="full", reward="differentiable", staleness="none"),
+    # Trials have four steps and more; all of them would only take longer.
+    trial={"max_gradient_steps": 3},
     paper="arXiv 2310.03739",
     reference="unirl.conformance.reference:reward_loss",
 )
