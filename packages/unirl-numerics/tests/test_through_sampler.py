@@ -10,7 +10,7 @@ from unirl.numerics.diffusion.denoise import all_positions, denoise
 from unirl.numerics.diffusion.guidance import guided_velocity
 from unirl.numerics.diffusion.kernels import Cps, DanceSde, DdimEta, Dpm2, EulerOde, FlowSde
 from unirl.numerics.diffusion.schedules import static_sigmas
-from unirl.numerics.diffusion.through_sampler import through_sampler
+from unirl.numerics.diffusion.through_sampler import through_sampler, through_stored_inputs
 
 NUM_STEPS = 6
 SIGMAS = static_sigmas(NUM_STEPS, shift=3.0)
@@ -129,6 +129,47 @@ def test_detached_inputs_give_the_sum_of_each_steps_own_slope(chosen):
     torch.testing.assert_close(x, linear.segment.final, rtol=0, atol=ROUNDING)
 
 
+@pytest.mark.parametrize("last", [None, 4])
+@pytest.mark.parametrize(("kernel", "sde_steps"), CASES, ids=repr)
+def test_stored_inputs_give_the_slope_of_detached_ones_at_as_many_forwards_as_steps(scene, kernel, sde_steps, last):
+    """Without the steps in between: `through_sampler` takes every one of them."""
+    scene, chosen = scene(), (1, 4)
+    segment = rolled(
+        scene.velocity,
+        scene.initial,
+        kernel=kernel,
+        sde_steps=sde_steps,
+        branches=scene.branches,
+        step_noise=scene.step_noise,
+    )
+
+    def velocity(x, sigma):
+        conditions = {key: value.repeat_interleave(sigma[0].numel(), dim=0) for key, value in scene.conditions.items()}
+        return scene.velocity(x.reshape(-1, *segment.final.shape[1:]), sigma.flatten(), conditions).view_as(x)
+
+    weights, settings = [scene.velocity.into, scene.velocity.out], {"gradient_steps": chosen, "last": last}
+    whole = through_sampler(velocity, segment, first=1, detach_inputs=True, **settings)
+    expected = torch.autograd.grad(whole.square().sum(), weights)
+    for stacked in (True, False):
+        scene.velocity.batch_sizes.clear()
+        result = through_stored_inputs(velocity, segment, stacked=stacked, checkpointed=False, **settings)
+        if not isinstance(kernel, Dpm2):
+            assert scene.velocity.batch_sizes == ([10] if stacked else [5, 5])
+        torch.testing.assert_close(result, whole, rtol=0, atol=2 * ROUNDING)
+        for one, other in zip(torch.autograd.grad(result.square().sum(), weights), expected, strict=True):
+            # Sums of the same products in another order; stacked forwards round differently.
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
+
+
+def test_moved_weights_move_the_clean_latents_by_the_steps_with_gradient_alone():
+    """x_T + sum over the chosen steps of dt_k (w - w_old) x_k, on v = w x by Euler: the stored inputs stay."""
+    linear, after, chosen = Linear(), 0.3, (0, 3)
+    result = through_stored_inputs(lambda x, sigma: after * x, linear.segment, gradient_steps=chosen, stacked=False)
+    stored = linear.segment.latents.double()
+    expected = stored[:, -1] + sum(DT[k] * (after + 0.4) * stored[:, k] for k in chosen)
+    torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-6)  # fp32 of order 1
+
+
 def test_slopes_with_detached_inputs_add_up_over_disjoint_steps():
     linear = Linear()
     parts = [linear.slope(first=0, gradient_steps=each, detach_inputs=True)[1] for each in ((0, 3), (1, 2, 4, 5))]
@@ -198,6 +239,27 @@ def test_checkpoints_keep_the_activations_of_one_step(scene):
     # One step more keeps the activations of the network without checkpoints, and the latents at it with them: the input
     # of the velocity and those that the kernel's products need, with their sigmas.
     assert (checkpointed[1][0] - checkpointed[0][0]) <= 5 * 4 * latent < plain[1][0] - plain[0][0]
+
+
+def test_what_stored_inputs_keep_grows_with_their_number_and_not_with_their_depth(scene):
+    """DRTune's claim, in bytes that autograd saves for the backward pass, without checkpoints."""
+    scene = scene()
+    segment = rolled(scene.velocity, scene.initial, kernel=EulerOde(), sde_steps=NO_STEPS, branches=scene.branches)
+
+    def kept(function, **settings):
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.nbytes) or x, lambda x: x):
+            function(lambda x, s: scene.velocity(x, s, scene.conditions), segment, checkpointed=False, **settings)
+        return sum(sizes)
+
+    one, late, early = (
+        kept(through_stored_inputs, gradient_steps=steps, stacked=False) for steps in ((5,), (4, 5), (0, 1))
+    )
+    # Each step on the way multiplies the shift of the latents by the kernel's number, which is kept: [n] fp32.
+    number = 4 * segment.num_rows
+    assert late - 2 * one == number and early - late == 4 * number and number < one / 100
+    # Through the inputs, the whole way is kept.
+    assert kept(through_sampler, first=0) > 5 * one
 
 
 def test_what_cannot_be_recomputed_is_refused(scene):

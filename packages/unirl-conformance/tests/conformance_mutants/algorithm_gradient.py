@@ -23,7 +23,7 @@ WELL = (
     DRAFT,
     dataclasses.replace(DRAFT, name="draft-deep", trial={"gradient_steps": 3, "checkpointing": False}),
     dataclasses.replace(DRAFT, name="draft-drawn", trial={"noise_draws": 2}),
-    dataclasses.replace(DRAFT, name="draft-stopped", trial={"stop_window": 3, "gradient_steps": 2}),
+    dataclasses.replace(DRAFT, name="draft-hinged", trial={"reward_loss": "hinge", "reward_target": 2.0}),
 )
 
 

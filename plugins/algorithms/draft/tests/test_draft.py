@@ -1,186 +1,146 @@
-"""DRaFT on a linear model in closed form: v = w x, decoded to 0.5 + x / 20, scored by the distance to a colour."""
+"""DRaFT against finite differences in fp64 of a sampler in NumPy, which shares no code with it."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from unirl.algorithms.draft.algorithm import Draft, build
 from unirl.algorithms.draft.config import DraftConfig
-from unirl.core.loop.scoring import MediaScore
+from unirl.conformance.doubles.smooth_sampler import (
+    CLOSE,
+    SIGMAS,
+    STEPS,
+    WEIGHTS,
+    SmoothModel,
+    gradient_of,
+    loss_of,
+    mean_reward,
+    slope,
+    smooth_score,
+    stored_track,
+    velocity,
+)
+from unirl.core.errors import RewardFailed, RunFailed
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
-from unirl.core.roles import Forward, Losses
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
-from unirl.core.types.inputs import Inputs
-from unirl.core.types.track import Conditions, LatentSegment, Sampler, Status, Track
+from unirl.core.types.track import Track
 from unirl.numerics.forward_process import forward_noise
-from unirl.numerics.loss.reduction import reduce_terms, weight_totals
-from unirl.numerics.noise import noise
-from unirl.numerics.train.track_replay import TrackReplay
-from unirl.rewards.rules.config import PixelTargetConfig
-from unirl.rewards.rules.pixel_target import PixelTargetReward
 
-SIGMAS = torch.tensor([1.0, 0.9, 0.7, 0.4, 0.0])
-STEPS = 4
-W = -0.6
-TARGET = 0.4
-WEIGHT = 2.0
-CLOSE = {"rel": 1e-4, "abs": 1e-7}
-"""Means over 48 fp32 numbers of order 1, each of a few operations of 6e-8, which partly cancel."""
+pytestmark = pytest.mark.keyed
 
 
-class LinearModel:
-    """v = w x, and images that are linear in the latents."""
-
-    def __init__(self) -> None:
-        self.w = torch.tensor(W, requires_grad=True)
-
-    def velocity(self, x: Tensor, sigma: Tensor, conditions: Any) -> Tensor:
-        return self.w * x
-
-    def decode(self, latents: Tensor) -> Tensor:
-        return image_of(latents)
-
-
-def image_of(latents: Tensor) -> Tensor:
-    """Within [0, 1] for latents below 10."""
-    return 0.5 + latents / 20
-
-
-def forward_of(model: LinearModel) -> Forward:
-    return TrackReplay(cast(Any, model), stacked=True, policy_context=lambda policy: nullcontext())
-
-
-def make(**settings: Any) -> Draft:
-    target = PixelTargetReward(PixelTargetConfig(color=[TARGET] * 3), device="cpu")
+def make(score: Any = smooth_score, **settings: Any) -> Draft:
     return build(
         DraftConfig(**settings),
         advantage=AdvantageConfig(),
-        reward_weights={"target": WEIGHT},
+        reward_weights={"target": 1.0, "shown": 0.0},
         train=TrainConfig(),
         seed=3,
-        score=MediaScore(rewards={"target": target}, weights={"target": WEIGHT}, kind="image"),
+        score=score,
     )
 
 
-def make_track(rows: int = 3) -> Track:
-    """Euler steps from noise."""
-    ids = tuple(f"r0/p{row}/0" for row in range(rows))
-    latents = [noise(seed=0, rollout=0, ids=ids, step=0, shape=(3, 2, 2))]
-    for dt in SIGMAS.diff():
-        latents.append(latents[-1] * (1 + float(dt) * W))
-    return Track(
-        name="image",
-        sample_ids=ids,
-        group_ids=ids,
-        inputs=Inputs.of_texts(("",) * rows),
-        metadata=({},) * rows,
-        conditions={"positive": Conditions(values={"text": torch.zeros(1, 1)}, index=torch.zeros(rows).long())},
-        segment=LatentSegment(
-            latents=torch.stack(latents, dim=1),
-            positions=torch.arange(STEPS + 1).repeat(rows, 1),
-            sde_steps=torch.zeros(rows, 0, dtype=torch.int64),
-            sigmas=SIGMAS,
-            sampler=Sampler(kernel="euler", eta=0.0),
-        ),
-        sample_weights=torch.ones(rows),
-        status=(Status.COMPLETED,) * rows,
-        policy_version=(0,) * rows,
-    )
+def last_steps(track: Track, count: int, weights: Any) -> Any:
+    """Clean latents of the last `count` Euler steps with these weights, from the stored latents."""
+    x = track.latent.latents[:, STEPS - count].double().numpy()
+    for step in range(STEPS - count, STEPS):
+        x = x + (SIGMAS[step + 1] - SIGMAS[step]) * velocity(weights, x, SIGMAS[step])
+    return x
 
 
-def loss_of(algorithm: Draft, track: Track, model: LinearModel, *, progress: float = 0.0) -> tuple[Tensor, Losses]:
-    losses = algorithm.loss(track, forward_of(model), progress=progress)
-    return reduce_terms(losses.terms, totals=weight_totals(algorithm.loss_weights(track))), losses
+@pytest.mark.parametrize(("steps", "checkpointing"), [(1, True), (2, False), (STEPS, True), (STEPS, False)])
+def test_the_gradient_of_the_last_steps_is_that_of_finite_differences(steps: int, checkpointing: bool) -> None:
+    track = stored_track()
+    expected = slope(lambda weights: -mean_reward(last_steps(track, steps, weights)))
+    result = gradient_of(make(gradient_steps=steps, checkpointing=checkpointing), track)
+    assert result == pytest.approx(expected, **CLOSE)
 
 
-def slope_of(algorithm: Draft, track: Track, *, progress: float = 0.0) -> float:
-    model = LinearModel()
-    return torch.autograd.grad(loss_of(algorithm, track, model, progress=progress)[0], model.w)[0].item()
+def test_noise_draws_average_the_gradient_of_one_step_from_noised_copies() -> None:
+    """DRaFT-LV: x = (1 - s) x0 + s e, and x0' = x - s v(x, s)."""
+    track, sigma, draws = stored_track(), SIGMAS[-2], 3
+    x0 = track.latent.final.double().numpy()[:, None]
+    noise = forward_noise(seed=3, ids=track.sample_ids, draws=draws, shape=x0.shape[2:]).double().numpy()
+    x = (1 - sigma) * x0 + sigma * noise
+    expected = slope(lambda weights: -mean_reward(x - sigma * velocity(weights, x, sigma)))
+    assert gradient_of(make(noise_draws=draws), track) == pytest.approx(expected, **CLOSE)
 
 
-def expected_slope(latents: Tensor, derivative: Tensor) -> float:
-    """Of -R = WEIGHT mean (image - TARGET)^2, given d latents / d w."""
-    return float(WEIGHT * (2 * (image_of(latents.double()) - TARGET) * derivative.double() / 20).mean())
+def test_the_loss_is_the_negative_reward_of_the_rollout_itself() -> None:
+    track = stored_track()
+    loss, losses = loss_of(make(gradient_steps=2), track)
+    assert float(loss.detach()) == pytest.approx(-mean_reward(track.latent.final.double().numpy()), **CLOSE)
+    # Two steps of a few roundings each, of latents below 8.
+    assert losses.metrics["latent_mismatch_max"].total <= 2 * 4 * 2**-24 * 8
 
 
-@pytest.mark.parametrize("steps", [1, 2, 4])
-@pytest.mark.parametrize("checkpointing", [True, False])
-def test_the_gradient_of_the_last_steps_is_that_of_their_product(steps: int, checkpointing: bool) -> None:
-    """x_T = x_first prod(1 + dt w), so d x_T / d w = x_T sum(dt / (1 + dt w))."""
-    track, dt = make_track(), SIGMAS.diff()[-steps:].double()
-    final = track.latent.final
-    slope = slope_of(make(gradient_steps=steps, checkpointing=checkpointing), track)
-    assert slope == pytest.approx(expected_slope(final, final.double() * (dt / (1 + dt * W)).sum()), **CLOSE)
+def test_a_hinge_and_a_target_bend_the_loss_at_their_target() -> None:
+    track = stored_track()
+    rewards = np.array([mean_reward(row) for row in last_steps(track, 1, WEIGHTS)])
+    middle = float(np.sort(rewards)[1])
+    # Beyond the middle sample by more than fp32 rounds and differences move it.
+    target = middle + 1e-3
+    hinged = slope(lambda w: float(np.mean([max(target - mean_reward(r), 0) for r in last_steps(track, 1, w)])))
+    bent = slope(lambda w: float(np.mean([abs(target - mean_reward(r)) for r in last_steps(track, 1, w)])))
+    assert gradient_of(make(reward_loss="hinge", reward_target=target), track) == pytest.approx(hinged, **CLOSE)
+    assert gradient_of(make(reward_loss="target", reward_target=target), track) == pytest.approx(bent, **CLOSE)
+    nothing = make(reward_loss="hinge", reward_target=float(rewards.min()) - 0.1)
+    assert np.abs(gradient_of(nothing, track)).max() == 0
+    assert loss_of(nothing, track)[1].metrics["reward_at_target"].total == 3
+    scaled = gradient_of(make(loss_scale=1e-3), track)
+    assert 1e3 * scaled == pytest.approx(gradient_of(make(), track), **CLOSE)
 
 
-def test_the_loss_is_the_negative_weighted_reward_of_the_rollout_itself() -> None:
-    track = make_track()
-    loss, losses = loss_of(make(gradient_steps=2), track, LinearModel())
-    assert float(loss.detach()) == pytest.approx(
-        WEIGHT * float(((image_of(track.latent.final) - TARGET) ** 2).mean()), **CLOSE
-    )
-    # A step of Euler has two roundings, of latents below 8.
-    assert losses.metrics["latent_mismatch_max"].total <= 2 * 2 * 2**-24 * 8
+def test_a_gradient_that_is_not_finite_names_reward_and_sample() -> None:
+    def rooted(track: Track, media: Tensor) -> Tensor:
+        """Finite scores; the root of 0 has an infinite slope, times 0."""
+        return (media[:, 0] * 0).square().sqrt().flatten(1).mean(dim=1)
+
+    says = r"reward.target: got a gradient that is nan for sample 'r0/p0/0' \(prompt 'prompt 0'\), though the score is"
+    with pytest.raises(RewardFailed, match=says):
+        gradient_of(make(rooted), stored_track())
 
 
-def test_refl_jumps_from_a_step_that_training_steps_draw_evenly() -> None:
-    """x0 = x_k - sigma_k w x_k at one k for all samples, so d x0 / d w = -sigma_k x_k."""
-    track, algorithm = make_track(), make(stop_window=STEPS)
-    expected = [
-        expected_slope(x * (1 - float(sigma) * W), -sigma.double() * x.double())
-        for x, sigma in zip(track.latent.latents.unbind(1), SIGMAS[:-1], strict=False)
-    ]
-    slopes = [slope_of(algorithm, track, progress=step / 199) for step in range(200)]
-    drawn = [[slope == pytest.approx(each, **CLOSE) for each in expected] for slope in slopes]
-    assert all(sum(row) == 1 for row in drawn)
-    counts = [sum(row[step] for row in drawn) for step in range(STEPS)]
-    # Binomial with 200 draws of 1 in 4: a standard deviation of 6.1, and 5 of them.
-    assert all(abs(count - 50) < 31 for count in counts), counts
-    assert slope_of(algorithm, track.select([0, 1, 2]), progress=0.5) == slope_of(algorithm, track, progress=0.5)
+def test_a_gradient_beyond_the_range_of_the_decoder_names_it() -> None:
+    class Steep(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
 
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient * torch.inf
 
-@pytest.mark.parametrize("draws", [1, 3])
-def test_noise_draws_average_the_gradient_of_one_step_from_noised_copies(draws: int) -> None:
-    """DRaFT-LV: x = (1 - s) x0 + s e and x0' = x - s w x, so d x0' / d w = -s x."""
-    track, sigma = make_track(), float(SIGMAS[-2])
-    final = track.latent.final
-    drawn = forward_noise(seed=3, ids=track.sample_ids, draws=draws, shape=final.shape[1:])
-    x = ((1 - sigma) * final[:, None] + sigma * drawn).double()
-    slope = slope_of(make(noise_draws=draws), track)
-    assert slope == pytest.approx(expected_slope(x * (1 - sigma * W), -sigma * x), **CLOSE)
+    track, algorithm = stored_track(), make()
 
+    class SteepModel(SmoothModel):
+        def decode(self, latents: Tensor) -> Tensor:
+            return super().decode(Steep.apply(latents))
 
-def test_samples_beyond_the_reward_limit_have_no_gradient() -> None:
-    track = make_track()
-    rewards = -WEIGHT * ((image_of(track.latent.final) - TARGET) ** 2).flatten(1).mean(dim=1)
-    limit = float(rewards.sort().values[1])  # the middle one of three
-    model = LinearModel()
-    loss, _ = loss_of(make(reward_limit=limit), track, model)
-    assert float(loss.detach()) == pytest.approx(float((limit - rewards).clamp(min=0).mean()), **CLOSE)
-    assert slope_of(make(reward_limit=float(rewards.min()) - 0.1), track) == 0.0
-    lowest = int(rewards.argmin())
-    alone = slope_of(make(), track.select([lowest]))
-    assert slope_of(make(reward_limit=limit - 1e-6), track) == pytest.approx(alone / 3, **CLOSE)
+    with pytest.raises(RunFailed, match=r"model: the decoder's gradient is .*inf for sample 'r0/p0/0'"):
+        loss_of(algorithm, track, SteepModel())
 
 
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
         (["reward.shapes.weight=1"], "reward.shapes: algorithm 'draft' needs 'reward-differentiable'"),
-        (["algorithm.gradient_steps=11"], "algorithm.gradient_steps: got 11 with stop_window=1"),
-        (["algorithm.gradient_steps=8", "algorithm.stop_window=4"], "algorithm.gradient_steps: got 8 with stop_window"),
+        (["algorithm.gradient_steps=11"], "algorithm.gradient_steps: got 11 steps; expected at most"),
         (["algorithm.noise_draws=2"], "algorithm.gradient_steps: got 3 with noise_draws=2, expected 1"),
         (
             ["algorithm.noise_draws=2", "algorithm.gradient_steps=1", "sampling.kernel=ddim-eta"],
             "algorithm.noise_draws: got kernel ddim-eta",
         ),
-        (["reward.soft.weight=0"], "reward: every reward has weight 0"),
+        (
+            ["algorithm.reward_loss=hinge"],
+            "algorithm.reward_target: got null with reward_loss=hinge, expected a number",
+        ),
     ],
 )
 def test_settings_that_have_no_meaning_here_are_refused(overrides: list[str], says: str) -> None:
@@ -193,5 +153,5 @@ def test_settings_that_have_no_meaning_here_are_refused(overrides: list[str], sa
 def test_the_quickstart_is_accepted_with_and_without_noise_in_the_sampler() -> None:
     catalog = Catalog.discover()
     stochastic = ["sampling.kernel=flow-sde", "sampling.eta=0.7", "sampling.sde.mode=all"]
-    for overrides in ([], stochastic, ["algorithm=refl", "algorithm.gradient_steps=1"]):
+    for overrides in ([], stochastic):
         assert match(compose("quickstart-draft", overrides, catalog=catalog), catalog=catalog).accepted, overrides

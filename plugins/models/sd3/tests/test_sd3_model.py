@@ -136,6 +136,22 @@ def test_decoding_in_chunks_gives_the_same_images(tiny_folder: Path) -> None:
     torch.testing.assert_close(images[0], images[2], rtol=0, atol=1e-5)
 
 
+def test_the_gradient_of_a_decoding_in_chunks_keeps_one_chunk(tiny_folder: Path) -> None:
+    gradients, kept = {}, {}
+    for batch in (0, 1):
+        model = build(Sd3Config(path=str(tiny_folder), decode_batch=batch), device="cpu")
+        latents = torch.randn(4, 16, 4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, to=sizes: to.append(x.nbytes) or x, lambda x: x):
+            images = model.decode(latents)
+        (gradients[batch],) = torch.autograd.grad(images.square().sum(), latents)
+        kept[batch] = sum(sizes)
+    # Another batch, another order of sums in the convolutions.
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-4 * float(gradients[0].abs().max()))
+    # Latents and what joins and scales the images are kept, and no activation of the VAE.
+    assert kept[1] < kept[0] / 4
+
+
 def test_an_image_has_a_gradient_to_its_latent(tiny_model: Sd3Model) -> None:
     latents = torch.zeros(1, 16, 4, 4, requires_grad=True)
     tiny_model.decode(latents).sum().backward()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from unirl.core.types.inputs import Inputs
     from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
     from unirl.numerics.loss.kl_config import TokenKlConfig
+    from unirl.numerics.loss.reward_loss_config import RewardLossConfig
     from unirl.numerics.tokens.policy_config import TokenPolicyConfig
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "TokenLossInputs",
     "TokenMean",
     "clipped_token",
+    "reward_loss",
     "token_divergence",
     "token_importance",
 ]
@@ -201,6 +203,25 @@ class LossInNumpy(Protocol):
     """
 
     def __call__(self, config: PartConfig, inputs: Any) -> float: ...
+
+
+def reward_loss(
+    config: RewardLossConfig, inputs: RewardLossInputs, *, draw_weights: Sequence[float] | None = None
+) -> float:
+    """The mean loss over all draws of all samples, for algorithms that backpropagate rewards. draw_weights: [k] of a
+    sample's draws; None is 1 for each.
+
+    -R: DRaFT, arXiv 2309.17400, equation 1.  max(target - R, 0): ReFL, arXiv 2304.05977.  |target - R|: AlignProp's
+    code.
+    """
+    total, weights = 0.0, 0.0
+    for rewards, weight in zip(inputs.rewards, inputs.weights, strict=True):
+        for number, reward in enumerate(rewards if weight else ()):
+            lacking = -float(reward) if config.reward_target is None else config.reward_target - float(reward)
+            value = {"linear": lacking, "hinge": max(lacking, 0.0), "target": abs(lacking)}[config.reward_loss]
+            factor = float(weight) * (1.0 if draw_weights is None else draw_weights[number])
+            total, weights = total + factor * value, weights + factor
+    return config.loss_scale * total / weights if weights else 0.0
 
 
 def token_divergence(config: TokenKlConfig, inputs: TokenLossInputs, row: int, token: int) -> float:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Points",
     "clean_estimate",
+    "direct_align",
     "forward_noise",
     "forward_points",
     "forward_sigmas",
@@ -142,6 +143,18 @@ def matching_error(velocity: Tensor, points: Points) -> Tensor:
     """
     target = velocity_target(points.x0, points.x1)
     return (velocity.double() - target.double()).square().flatten(2).mean(dim=2).float()
+
+
+def direct_align(x: Tensor, velocity: Tensor, x1: Tensor, *, sigma: Tensor, sigma_next: Tensor) -> Tensor:
+    """x0 where one step of the velocity and the known noise lead: (x + (sigma' - sigma) v - sigma' x1) / (1 - sigma').
+
+    x, velocity, x1: [n, k, ...], x noised with x1.  sigma, sigma_next: [n, k], sigma_next below 1.  Exact where the
+    velocity is the true one, at every noise level. Its slope in v, (sigma' - sigma) / (1 - sigma'), is at most 1 in
+    size.
+    Source: SRPO, arXiv 2509.06942, Direct-Align, for rectified flow.
+    """
+    start, end = _level(sigma, like=x), _level(sigma_next, like=x)
+    return (x + (end - start) * velocity - end * x1) / (1 - end)
 
 
 def self_weighted_error(estimate: Tensor, x0: Tensor, *, adaptive: bool = True) -> Tensor:

@@ -135,8 +135,10 @@ def _parts(
     kind: str | None = None,
     observed: Collection[str] = (),
     has_teacher: bool = False,
+    installed: Collection[Spec] = (),
 ) -> Iterator[Reason]:
-    """observed: rewards of weight 0, which only the log shows.  has_teacher: another model is the reference policy."""
+    """observed: rewards of weight 0, which only the log shows.  has_teacher: another model is the reference policy.
+    installed: rewards to choose from."""
     asks = f"algorithm {algorithm.name!r}"
     kinds = set(model.tracks.values()) if kind is None else {kind}
     if needs.track != "any" and needs.track not in kinds:
@@ -177,7 +179,7 @@ def _parts(
     expected = {"group": Cap.REWARD_GROUP, "differentiable": Cap.REWARD_DIFFERENTIABLE}.get(needs.reward)
     for key, reward in rewards.items():
         if expected is not None and key not in observed:
-            yield from lacks(f"reward.{key}", reward, expected, asks=asks)
+            yield from lacks(f"reward.{key}", reward, expected, asks=asks, others=installed)
         if reward.media != "any" and ("text" if reward.media == "text" else "latent") not in kinds:
             result = f"model {model.name!r} generates {listed(kinds)} tracks"
             yield Reason(key=f"reward.{key}", text=f"reward {reward.name!r} scores {reward.media}; {result}.")
@@ -282,6 +284,7 @@ def _chosen_parts(plan: Plan, stage: Stage, catalog: Catalog | None) -> Iterator
             kind=stage.kind,
             observed=[key for key in rewards if not plan.rewards[key].config.weight],
             has_teacher=stage.teacher is not None,
+            installed=() if catalog is None else catalog.specs("reward"),
         )
     for reason in reasons:
         part, dot, rest = reason.key.partition(".")

@@ -7,12 +7,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.specs.check import check_config
 from unirl.core.specs.spec import MODEL_PARTS, ModelPart, ModelSpec
@@ -190,14 +192,18 @@ class PipelineModel(ABC):
         """Images [N, 3, H, W] or videos [N, F, 3, H, W], fp32 in [0, 1], of latents [N, *latent_shape]. A video of one
         frame is an image. Differentiable.
 
-        The VAE decodes `decode_batch` rows at a time.
+        The VAE decodes `decode_batch` rows at a time, in the backward pass as well, where it decodes them again: the
+        activations of one batch are kept.
         """
         user = "An algorithm whose loss decodes needs a differentiable reward (`Needs.reward`); an engine that decodes"
         self._check_served("decode", "VAE", user)
         dtype: torch.dtype = self.vae.dtype
         unscaled = self.vae_latents(latents.float()).to(dtype)
         chunks = torch.split(unscaled, self._decode_batch or max(len(latents), 1))
-        return torch.cat([self._decoded(chunk) for chunk in chunks])
+        decoded: Any = self._decoded
+        if len(chunks) > 1 and unscaled.requires_grad:
+            decoded = partial(cast(Any, checkpoint), decoded, use_reentrant=False, preserve_rng_state=False)
+        return torch.cat([decoded(chunk) for chunk in chunks])
 
     def vae_latents(self, latents: Tensor) -> Tensor:
         """The VAE's input, fp32: denoised latents with the normalisation of its config undone, that of each channel
