@@ -186,6 +186,21 @@ def test_an_early_stop_jumps_to_the_clean_estimate(step):
     assert slope == pytest.approx(-sigma * float(stored.sum()), rel=1e-5)
 
 
+def test_a_stop_at_a_stochastic_last_step_has_no_noise():
+    """ReFL's x0 = x_k - sigma_k v, v = w x: nothing of the step that the rollout took from there."""
+    segment = rolled(
+        lambda x, sigma, conditions: -0.4 * x,
+        torch.linspace(-1.5, 2.0, 5)[:, None],
+        kernel=FlowSde(),
+        sde_steps=np.tile([5], (5, 1)),
+        branches={"positive": {}},
+        step_noise=lambda step, rows: torch.ones(5, 1)[rows],
+    )
+    x = through_sampler(lambda x, sigma: -0.4 * x, dataclasses.replace(segment, means=None), first=5, last=5)
+    stored = segment.latents[:, 5]
+    torch.testing.assert_close(x, stored * (1 + 0.4 * float(SIGMAS[5])), rtol=1e-6, atol=1e-6)  # two fp32 operations
+
+
 def test_a_stochastic_step_keeps_its_noise_when_the_weights_have_moved():
     """Flow-SDE on v = w x in closed form: x' = x + dt (w x + g^2 / (2 s) (x + (1 - s) w x)) + g sqrt(-dt) e."""
     kernel, steps, before, after = FlowSde(eta=0.5), np.tile([4], (5, 1)), -0.4, 0.3

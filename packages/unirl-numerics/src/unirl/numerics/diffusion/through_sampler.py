@@ -49,8 +49,8 @@ def through_sampler(
 
     velocity: called once per step with the latents at it.  segment: stores the positions `first` and T, of a multistep
     kernel also `first - 1`, and of stochastic steps both ends.
-    last: the step at which denoising stops early: its velocity leads straight to the clean estimate (ReFL, DRTune).
-        None is the last step of the schedule, which is then taken as any other.
+    last: the step at which denoising stops: its velocity leads straight to the clean estimate, without noise (ReFL,
+        DRTune). None is the last step of the schedule, which is then taken as any other.
     gradient_steps: the steps whose velocity has a gradient, none of the others; None is all from `first` to `last`.
     detach_inputs: the velocity sees its input as a constant, so the gradient has no product of Jacobians (DRTune).
     checkpointed: recompute the activations of each step in the backward pass, instead of keeping those of all.
@@ -58,7 +58,7 @@ def through_sampler(
     Raises ValueError for steps outside of the schedule, positions that are not stored, and stochastic steps without
     stored means.
     """
-    stop, end, chosen = _range(segment, first, last, gradient_steps)
+    stop, chosen = _range(segment, first, last, gradient_steps)
     steps = _Steps(segment, kernel_of(segment.sampler))
     history = steps.history(first, velocity)
     x = steps.stored(first)
@@ -70,7 +70,7 @@ def through_sampler(
             has_gradient=step in chosen,
             checkpointed=checkpointed,
         )
-        if step == stop < end:
+        if step == stop and last is not None:
             sigma = steps.sigma(step)
             return steps.kernel.ode_step(x, velocity=v, sigma=sigma, sigma_next=torch.zeros_like(sigma))
         x, history = steps.next(step, x, v, history)
@@ -102,7 +102,7 @@ def through_stored_inputs(
     Source: DRTune, arXiv 2405.00760, whose velocities see their inputs without gradient.
     """
     first = min(gradient_steps, default=0)
-    stop, end, chosen = _range(segment, first, last, gradient_steps)
+    stop, chosen = _range(segment, first, last, gradient_steps)
     steps = _Steps(segment, kernel_of(segment.sampler))
     if not isinstance(steps.kernel, OneStepKernel):
         return through_sampler(
@@ -118,7 +118,7 @@ def through_stored_inputs(
     # How far the latents are from the stored ones, whose later velocities are constants.
     shift = torch.zeros_like(steps.stored(first))
     for step in range(first, stop + 1):
-        if step == stop < end:
+        if step == stop and last is not None:
             x, sigma = steps.stored(step), steps.sigma(step)
             v = velocities.get(step)
             if v is None:
@@ -166,8 +166,8 @@ def with_step_means(track: Track, forward: Forward, *, first: int) -> Track:
 
 def _range(
     segment: LatentSegment, first: int, last: int | None, gradient_steps: Collection[int] | None
-) -> tuple[int, int, set[int]]:
-    """The step that denoising stops at, the last step of the schedule, and the steps with gradient."""
+) -> tuple[int, set[int]]:
+    """The step that denoising stops at, and the steps with gradient."""
     end = segment.num_steps - 1
     stop = end if last is None else last
     chosen = set(range(first, stop + 1)) if gradient_steps is None else set(gradient_steps)
@@ -175,7 +175,7 @@ def _range(
         raise ValueError(f"through_sampler: got steps {first} to {stop}, expected 0 <= first <= last <= {end}.")
     if not chosen or not chosen <= set(range(first, stop + 1)):
         raise ValueError(f"through_sampler: got gradient steps {sorted(chosen)}, expected some of {first} to {stop}.")
-    return stop, end, chosen
+    return stop, chosen
 
 
 def _velocity(velocity: PointVelocity, x: Tensor, sigma: Tensor, *, has_gradient: bool, checkpointed: bool) -> Tensor:

@@ -40,7 +40,7 @@ class Drtune(RewardGradient):
             lambda x, sigma: forward.velocity(track, x, sigma, guided=True),
             track.latent,
             gradient_steps=spread_steps(self._config.gradient_steps, num_steps=stop + 1, offset=offset),
-            last=stop,
+            last=stop if stop < last else None,
             stacked=self.stacked,
             checkpointed=self._config.checkpointing,
         )
