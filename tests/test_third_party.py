@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from siblings import with_siblings
 from unirl.conformance.claims import claim_kinds
 from unirl.core.plugins.registry import read_registry
 
@@ -19,28 +20,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "how-to" / "write-a-plugin.md"
 EXAMPLE = ROOT / "tests" / "third_party" / "unirl-reward-symmetry"
 Run = Callable[..., subprocess.CompletedProcess[str]]
-OURS = (
-    "unirl-core",
-    "unirl-numerics",
-    "unirl-conformance",
-    "unirl-model-sd3",
-    "unirl-model-qwen-vl",
-    "unirl-model-qwen3",
-    "unirl-engine-trainside",
-    "unirl-backend-fsdp2",
-    "unirl-algo-alignprop",
-    "unirl-algo-diffusion-nft",
-    "unirl-algo-draft",
-    "unirl-algo-drtune",
-    "unirl-algo-flow-grpo",
-    "unirl-algo-grpo",
-    "unirl-algo-refl",
-    "unirl-algo-srpo",
-    "unirl-reward-rules",
-    "unirl-reward-math",
-    "unirl-tracker-report",
-    "unirl-quickstart",
-)
+OURS = with_siblings("unirl-conformance", "unirl-quickstart")
 RECIPE = """\
 # A third party's model and algorithm, with our engine, backend and reward.
 defaults:

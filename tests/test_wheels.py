@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from siblings import with_siblings
 
 ROOT = Path(__file__).parents[1]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -25,27 +26,6 @@ NAMESPACES = (
     "transports/",
     "launchers/",
 )
-QUICKSTART = [
-    "unirl-core",
-    "unirl-numerics",
-    "unirl-model-sd3",
-    "unirl-model-qwen3",
-    "unirl-model-qwen-vl",
-    "unirl-engine-trainside",
-    "unirl-backend-fsdp2",
-    "unirl-algo-alignprop",
-    "unirl-algo-diffusion-nft",
-    "unirl-algo-draft",
-    "unirl-algo-drtune",
-    "unirl-algo-flow-grpo",
-    "unirl-algo-grpo",
-    "unirl-algo-refl",
-    "unirl-algo-srpo",
-    "unirl-reward-rules",
-    "unirl-reward-math",
-    "unirl-tracker-report",
-    "unirl-quickstart",
-]
 
 
 def test_every_dist_of_the_workspace_builds(wheels: dict[str, Path]) -> None:
@@ -101,7 +81,7 @@ def test_the_wheels_alone_train_two_steps_in_an_empty_environment(
     backend = [] if links or ("torch==2" in listed and "+cpu" not in listed) else ["--torch-backend", "cpu"]
     run(
         *(uv, "pip", "install", "--quiet", "--python", python, "--constraint", pins, *links, *backend),
-        *(wheels[name] for name in QUICKSTART),
+        *(wheels[name] for name in with_siblings("unirl-quickstart")),
     )
     home = tmp_path / "elsewhere"
     home.mkdir()
