@@ -119,6 +119,8 @@ def test_a_command_that_a_page_shows_is_accepted(
     rows = [json.dumps({"prompt": f"prompt {n}", "answer": "1", "tests": ["assert f() == 1"]}) for n in range(64)]
     for name in {"prompts.jsonl", *re.findall(r"data\.\w+=(\w[\w-]*\.jsonl)", command)}:
         (tmp_path / name).write_text("\n".join(rows))
+    for name in re.findall(r"instruction=([\w-]+\.txt)", command):
+        (tmp_path / name).write_text("Rate {text_prompt}: <|VQ_reward|><|MQ_reward|><|TA_reward|>")
     write_shown(tmp_path)
     if words[:2] == ["data", "convert"]:
         for source in [word for word in words[3:] if word.endswith((".parquet", ".jsonl"))][:-1]:

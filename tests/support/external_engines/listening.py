@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -17,10 +17,12 @@ POLL_S = 0.02
 
 
 class Listening:
-    """Addresses that were listened on while `watched`."""
+    """Addresses that were listened on while `watched`, by children that came after this object."""
 
     def __init__(self) -> None:
         self.addresses: set[IPv4Address | IPv6Address] = set()
+        # The cluster of the tests of this process, for one.
+        self._others = frozenset(_descendants(os.getpid()))
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -28,7 +30,7 @@ class Listening:
 
         def watch() -> None:
             while not stop.wait(POLL_S):
-                self.addresses |= listening_addresses(os.getpid())
+                self.addresses |= listening_addresses(os.getpid(), without=self._others)
 
         thread = threading.Thread(target=watch)
         thread.start()
@@ -42,8 +44,8 @@ class Listening:
         return sorted(str(address) for address in self.addresses if not _plain(address).is_loopback)
 
 
-def listening_addresses(root: int) -> set[IPv4Address | IPv6Address]:
-    """Of the TCP sockets that the descendants of this process hold."""
+def listening_addresses(root: int, *, without: Set[int] = frozenset()) -> set[IPv4Address | IPv6Address]:
+    """Of the TCP sockets that the descendants of this process hold, but for some of them and their descendants."""
     by_inode: dict[str, IPv4Address | IPv6Address] = {}
     for table in ("tcp", "tcp6"):
         for line in Path("/proc/net", table).read_text().splitlines()[1:]:
@@ -51,7 +53,7 @@ def listening_addresses(root: int) -> set[IPv4Address | IPv6Address]:
             if words[3] == LISTEN:
                 by_inode[f"socket:[{words[9]}]"] = _address(words[1].partition(":")[0])
     result: set[IPv4Address | IPv6Address] = set()
-    for pid in _descendants(root):
+    for pid in _descendants(root, without):
         # A process may end, and a file be closed, while this is read.
         with suppress(OSError):
             for file in Path(f"/proc/{pid}/fd").iterdir():
@@ -73,7 +75,7 @@ def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     return mapped or address
 
 
-def _descendants(root: int) -> list[int]:
+def _descendants(root: int, without: Set[int] = frozenset()) -> list[int]:
     children: dict[int, list[int]] = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -86,6 +88,8 @@ def _descendants(root: int) -> list[int]:
     open_pids = [*children.get(root, [])]
     while open_pids:
         pid = open_pids.pop()
+        if pid in without:
+            continue
         result.append(pid)
         open_pids += children.get(pid, [])
     return result

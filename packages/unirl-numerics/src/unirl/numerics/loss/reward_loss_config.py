@@ -23,7 +23,7 @@ class RewardLossConfig(PartConfig):
     reward_loss: str = one_of("linear", "hinge", "target", default="linear")
     """Loss of a sample with weighted reward R: `linear` is -R; `hinge` is max(reward_target - R, 0), so samples beyond
     the target have no gradient; `target` is |reward_target - R|, which pulls them back."""
-    reward_target: float | None = None
+    reward_target: float | None = limit(None, least=-1e9, most=1e9)
     """Target of `hinge` and `target`, in the unit of the weighted reward; null with `linear`."""
     loss_scale: float = limit(1.0, above=0)
     """Factor of the loss. AdamW does not see it, except through `max_grad_norm`, weight decay and other stages."""
