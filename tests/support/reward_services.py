@@ -119,7 +119,7 @@ def running(folder: Path, settings: str, *, key: str = "", **environment: str) -
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         try:
-            process.wait(timeout=60)
+            process.wait(timeout=20)
         finally:
             process.kill()
             process.wait()

@@ -20,8 +20,8 @@ __all__ = ["DatasetConfig"]
 @dataclass
 class DatasetConfig(PartConfig):
     path: str = ""
-    """Prompt file of its own, whose rows are drawn at random in place of the run's prompts: for a stage that trains on
-    stored images beside one that generates. Empty takes the media of `data.train`."""
+    """Prompt file with the stored samples of this stage. Its rows are drawn at random and replace the run's prompts, so
+    that a second stage can generate from those. Empty takes the media of `data.train`."""
     encode_batch: int = limit(8, least=1)
     """Images or videos that the VAE encodes at once."""
 
