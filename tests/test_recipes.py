@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.recipe.files import find_recipe, list_recipes, recipe_roots
 from unirl.core.specs.capability import Cap, Support
-from unirl.core.specs.plan import Plan, leaves
+from unirl.core.specs.plan import Plan, Stage, leaves
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = [recipe.name for recipe in list_recipes(recipe_roots(ROOT))]
@@ -39,14 +40,35 @@ def test_there_are_recipes() -> None:
     } <= set(RECIPES)
 
 
+@pytest.fixture(scope="module")
+def plans(catalog: Catalog) -> Mapping[str, Plan | RecipeError]:
+    """Every recipe as it is, or why it does not compose."""
+
+    def composed(name: str) -> Plan | RecipeError:
+        try:
+            return compose(name, catalog=catalog, directory=ROOT)
+        except RecipeError as error:
+            return error
+
+    return {name: composed(name) for name in RECIPES}
+
+
+@pytest.fixture(scope="module")
+def with_prompts(plans: Mapping[str, Plan | RecipeError], catalog: Catalog) -> dict[str, Plan]:
+    """Prompts are the user's own where a recipe brings none."""
+
+    def completed(name: str, result: Plan | RecipeError) -> Plan:
+        if isinstance(result, Plan):
+            return result
+        assert str(result).startswith("data.train: the recipe has no default for this value")
+        return compose(name, ["data.train=prompts.txt"], catalog=catalog, directory=ROOT)
+
+    return {name: completed(name, result) for name, result in plans.items()}
+
+
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_composes_and_its_parts_fit(name: str, catalog: Catalog) -> None:
-    try:
-        plan = compose(name, catalog=catalog, directory=ROOT)
-    except RecipeError as error:
-        # Prompts are the user's own where the recipe brings none.
-        assert str(error).startswith("data.train: the recipe has no default for this value")
-        plan = compose(name, ["data.train=prompts.txt"], catalog=catalog, directory=ROOT)
+def test_a_recipe_composes_and_its_parts_fit(name: str, with_prompts: dict[str, Plan], catalog: Catalog) -> None:
+    plan = with_prompts[name]
     verdict = match(plan, catalog=catalog)
     assert verdict.accepted, [str(reason) for reason in verdict.reasons]
     assert set(plan.origins) == set(leaves(plan.resolved))
@@ -61,26 +83,32 @@ GENERATES = {
 }
 
 
-@pytest.fixture(scope="module", params=RECIPES)
-def plan(request: pytest.FixtureRequest, catalog: Catalog) -> Plan:
-    return compose(request.param, ["data.train=prompts.txt"], catalog=catalog, directory=ROOT)
-
-
 @pytest.mark.parametrize("engine", GENERATES)
-def test_a_recipe_takes_every_engine_that_generates_its_tracks(plan: Plan, engine: str, catalog: Catalog) -> None:
-    """In any of its stages. What it gives its own engine and the other has no key for is left out, and nothing else."""
-    name, stages = plan.recipe, plan.stages
-    for number, stage in enumerate(stages):
-        section = "engine" if len(stages) == 1 else f"engine@engine.{stage.name}"
-        changed = compose(name, [f"{section}={engine}", "data.train=prompts.txt"], catalog=catalog, directory=ROOT)
-        verdict = match(changed, catalog=catalog)
-        fits = stage.kind in GENERATES[engine]
-        if "needs" in stage.learner.model.spec.inputs.get(stage.track, {}).values():
-            fits = fits and changed.stages[number].engine.spec.support(Cap.MEDIA_REFS) is Support.NATIVE
-        if changed.stages[number].engine.spec.needs_bridge:
-            fits = fits and engine in stage.learner.model.spec.bridges
-        assert verdict.accepted == fits, [str(reason) for reason in verdict.reasons]
-        assert {value.path.split(".")[0] for value in changed.left_out} <= {"engine"}
+def test_a_recipe_takes_every_engine_that_generates_its_tracks(
+    with_prompts: dict[str, Plan], engine: str, catalog: Catalog
+) -> None:
+    """In any of its stages. What it gives its own engine and the other has no key for is left out, and nothing else.
+
+    One recipe speaks for all that have its models and settings of engines.
+    """
+    distinct = {tuple(map(_of_engine, plan.stages)): plan for plan in with_prompts.values()}
+    for plan in distinct.values():
+        name, stages = plan.recipe, plan.stages
+        for number, stage in enumerate(stages):
+            section = "engine" if len(stages) == 1 else f"engine@engine.{stage.name}"
+            changed = compose(name, [f"{section}={engine}", "data.train=prompts.txt"], catalog=catalog, directory=ROOT)
+            verdict = match(changed, catalog=catalog)
+            fits = stage.kind in GENERATES[engine]
+            if "needs" in stage.learner.model.spec.inputs.get(stage.track, {}).values():
+                fits = fits and changed.stages[number].engine.spec.support(Cap.MEDIA_REFS) is Support.NATIVE
+            if changed.stages[number].engine.spec.needs_bridge:
+                fits = fits and engine in stage.learner.model.spec.bridges
+            assert verdict.accepted == fits, (name, [str(reason) for reason in verdict.reasons])
+            assert {value.path.split(".")[0] for value in changed.left_out} <= {"engine"}, name
+
+
+def _of_engine(stage: Stage) -> tuple[str, ...]:
+    return stage.track, stage.learner.model.spec.name, repr(stage.engine.config)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -39,7 +39,8 @@ SMALL_TEXT = (
     "~tracker.report",
 )
 SMALL_DRAFT = (*(word for word in SMALL if "reward" not in word), "data.samples_per_prompt=1")
-RECIPES = {"quickstart": SMALL, "quickstart-draft": SMALL_DRAFT, "quickstart-nft": SMALL, "quickstart-text": SMALL_TEXT}
+LATENT = ("quickstart", "quickstart-awm", "quickstart-dpo", "quickstart-nft")
+RECIPES = {**dict.fromkeys(LATENT, SMALL), "quickstart-draft": SMALL_DRAFT, "quickstart-text": SMALL_TEXT}
 
 
 @cache

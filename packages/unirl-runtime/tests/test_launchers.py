@@ -203,6 +203,23 @@ def test_rollouts_of_workers_come_from_the_lagged_policy(way: Sequence[str], tmp
     assert scores["there"] == pytest.approx(scores["here"], rel=0, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [("quickstart-awm", ()), ("quickstart-dpo", ("algorithm.pairs_per_group=2",))],
+    ids=["awm", "diffusion-dpo"],
+)
+def test_losses_at_points_of_their_own_are_those_of_one_process(
+    recipe: str, words: Sequence[str], tmp_path: Path, ray_here: None
+) -> None:
+    """The forward process draws its points by sample, and a pair stays on one rank."""
+    words = ("run.max_steps=2", "backend.eps=1", "backend.lr=1e-2", *words)
+    ways = {"here": ("launcher=local",), "there": RANKS[2]}
+    here, there = (steps(run(tmp_path / name, *words, *how, recipe=recipe).folder) for name, how in ways.items())
+    for step in (1, 2):
+        for key in ("reward_mean", "loss", "grad_norm"):
+            assert there[step][key] == pytest.approx(here[step][key], rel=1e-4, abs=BAR), (step, key)
+
+
 @pytest.mark.parametrize("way", [RANKS[2], SEPARATE], ids=["two-ranks", "separate"])
 def test_rewards_are_backpropagated_on_the_ranks_that_train(way: Sequence[str], tmp_path: Path, ray_here: None) -> None:
     """Through stochastic steps, whose noise is that of the rollout, and through three forwards of the same weights."""
