@@ -21,14 +21,18 @@ from ..lazy_weights import CheckpointValues
 from ..model_files import dtype_of
 from .causal_lm_config import CausalLmConfig
 from .causal_lm_files import attention_of, check_architecture, empty_causal_lm, find, load_causal_lm, load_tokenizer
+from .output_scale import measured_output_scale
 
 __all__ = ["CausalLmModel", "packed_offsets"]
 
 
 def _positions(config: Any) -> int:
-    """Most tokens of a text; 0 where the checkpoint scales its positions and so has no bound of its own."""
-    scaling: Any = config.rope_parameters or {}
-    return int(config.max_position_embeddings) if scaling.get("rope_type", "default") == "default" else 0
+    """Most tokens of a text; 0 where the checkpoint scales its positions or has none, and so no bound of its own."""
+    scaling: Any = getattr(config, "rope_parameters", None) or {}
+    # Models with layers of several kinds have the settings of each.
+    each = [scaling] if "rope_type" in scaling or not scaling else [one for one in scaling.values() if one]
+    is_scaled = any(one.get("rope_type", "default") != "default" for one in each)
+    return 0 if is_scaled else int(getattr(config, "max_position_embeddings", None) or 0)
 
 
 class CausalLmModel:
@@ -60,7 +64,7 @@ class CausalLmModel:
         self.autocast = (
             None if config.autocast is None else dtype_of(config.autocast, key="model.autocast", model=spec.name)
         )
-        self.attention = attention_of(config, device=device)
+        self.attention = attention_of(config, device=device, cls=cls)
         self.folder = find(config, example=self.example)
         check_architecture(self.folder, name=cls.__name__, siblings=siblings or {})
         self._values: CheckpointValues | None = None
@@ -70,6 +74,7 @@ class CausalLmModel:
             )
         else:
             loaded = load_causal_lm(self.folder, config, cls=cls, attention=self.attention).to(device)
+        loaded.output_scale = measured_output_scale(loaded)
         self.causal_lm: torch.nn.Module = loaded
         self.tokenizer: Any = load_tokenizer(self.folder)
         self._chunk = config.logits_chunk or None
@@ -88,7 +93,7 @@ class CausalLmModel:
     @property
     def trunk(self) -> torch.nn.Module:
         result: Any = self.causal_lm
-        return result.model
+        return result.base_model
 
     @property
     def hidden_size(self) -> int:

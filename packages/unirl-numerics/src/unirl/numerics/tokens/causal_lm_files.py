@@ -18,24 +18,48 @@ from ..lazy_weights import CheckpointValues, Piece, empty_parameters, weight_fil
 from ..model_files import check_vocabulary, dtype_of, find_checkpoint, no_progress_bars, read_json
 from .causal_lm_config import CausalLmConfig
 
-__all__ = ["attention_of", "check_architecture", "empty_causal_lm", "find", "load_causal_lm", "load_tokenizer"]
+__all__ = [
+    "architectures",
+    "attention_of",
+    "check_architecture",
+    "empty_causal_lm",
+    "find",
+    "load_causal_lm",
+    "load_tokenizer",
+]
 
 _FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja")
 _VOCABULARIES = ("tokenizer.json", "vocab.json")
 
 
-def attention_of(config: CausalLmConfig, *, device: torch.device) -> str:
-    """The attention implementation, by transformers' name for it. Raises RecipeError for one that cannot run."""
+def attention_of(config: CausalLmConfig, *, device: torch.device, cls: Any) -> str:
+    """The attention implementation, by transformers' name for it. Raises RecipeError for one that cannot run.
+
+    cls: of transformers, which says what it supports: attention with sinks or capped scores has no sdpa.
+    """
     asked = config.attention
     is_installed = import_module("transformers.utils.import_utils").is_flash_attn_2_available
     has_flash = device.type == "cuda" and is_installed()
     if asked == "flash_attention_2" and not has_flash:
         why = "flash-attn is not installed" if device.type == "cuda" else f"the model runs on {device.type}"
         raise RecipeError(f"model.attention: got 'flash_attention_2', but {why}. Use 'sdpa' or 'auto'.")
+    supports = {
+        "flash_attention_2": bool(getattr(cls, "_supports_flash_attn", False)),
+        "sdpa": bool(getattr(cls, "_supports_sdpa", False)),
+        "eager": True,
+    }
     if asked != "auto":
+        if not supports[asked]:
+            usable = [name for name, is_there in supports.items() if is_there]
+            raise RecipeError(
+                f"model.attention: got {asked!r}, which {cls.__name__} of transformers does not support. Use "
+                f"{' or '.join(map(repr, ['auto', *usable]))}."
+            )
         return asked
     is_16_bit = (config.autocast or config.dtype) != "float32"
-    return "flash_attention_2" if has_flash and is_16_bit else "sdpa"
+    if has_flash and is_16_bit and supports["flash_attention_2"]:
+        return "flash_attention_2"
+    return "sdpa" if supports["sdpa"] else "eager"
 
 
 def find(config: CausalLmConfig, *, example: str) -> Path:
@@ -127,18 +151,23 @@ def load_tokenizer(folder: Path) -> Any:
         ) from error
 
 
-def check_architecture(folder: Path, *, name: str, siblings: Mapping[str, str]) -> None:
-    """Raise RecipeError unless the folder holds a checkpoint of the architecture `name`.
-
-    siblings: architectures that other models of the plugin load -> the name of the model.
-    """
+def architectures(folder: Path) -> list[str]:
+    """What config.json names as the classes of the checkpoint. Raises RecipeError, key `model.path`, without one."""
     file = folder / "config.json"
     if not file.is_file():
         raise RecipeError(
             f"model.path: {str(folder)!r} has no config.json, so it is not in the transformers layout. Give "
             "the folder that holds config.json, the weights as .safetensors and the tokenizer."
         )
-    result: list[str] = read_json(file).get("architectures") or []
+    return read_json(file).get("architectures") or []
+
+
+def check_architecture(folder: Path, *, name: str, siblings: Mapping[str, str]) -> None:
+    """Raise RecipeError unless the folder holds a checkpoint of the architecture `name`.
+
+    siblings: architectures that other models of the plugin load -> the name of the model.
+    """
+    result = architectures(folder)
     if name in result:
         return
     sibling = next((model for other, model in siblings.items() if result[:1] == [other]), "")

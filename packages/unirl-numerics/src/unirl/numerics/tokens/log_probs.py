@@ -51,13 +51,15 @@ def token_log_probs(
     return cast("Any", _TokenLogProbs).apply(hidden, weight, bias, targets, temperature, rows, with_entropy)
 
 
-def output_logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """hidden @ weight.T with the summation order of `token_log_probs`, for sampling: other logits are another policy.
+def output_logits(hidden: Tensor, weight: Tensor, *, bias: Tensor | None = None) -> Tensor:
+    """hidden @ weight.T + bias with the summation order of `token_log_probs`, for sampling: other logits are another
+    policy.
 
-    hidden: [n, D].  weight: [V, D].  Returns [n, V] fp32 (fp64 for fp64 inputs), also under an autocast.
+    hidden: [n, D].  weight: [V, D].  bias: [V].  Returns [n, V] fp32 (fp64 for fp64 inputs), also under an autocast.
     """
     with torch.autocast(hidden.device.type, enabled=False):
-        return _logits(hidden, weight, chunk=_rows_at_a_time(weight))
+        result = _logits(hidden, weight, chunk=_rows_at_a_time(weight))
+        return result if bias is None else result.add_(bias)
 
 
 class _TokenLogProbs(torch.autograd.Function):

@@ -21,8 +21,10 @@ class TokenScores:
     """Two further ends of the forward, mixed into a `...ForCausalLM` or `...ForConditionalGeneration` of transformers.
     Without `targets` and `last_logits` the forward is that of transformers."""
 
-    model: Any
-    lm_head: Any
+    base_model: Any
+    get_output_embeddings: Any
+    output_scale: float = 1.0
+    """Factor between the output projection and the logits, see `measured_output_scale`."""
 
     def forward(
         self,
@@ -44,25 +46,28 @@ class TokenScores:
         if targets is None and not last_logits:
             own: Any = super()
             return own.forward(*args, **kwargs)
-        weight = self._output_weight()
-        outputs = self.model(*args, **kwargs)
+        head = self._output_projection()
+        outputs = self.base_model(*args, **kwargs)
         hidden: Tensor = outputs.last_hidden_state
         if targets is None:
-            return output_logits(hidden[:, -1], weight), outputs.past_key_values
+            logits = output_logits(hidden[:, -1], head.weight, bias=head.bias)
+            return logits * self.output_scale, outputs.past_key_values
         return token_log_probs(
             hidden.flatten(0, 1)[target_index],
-            weight,
+            head.weight,
             targets,
-            temperature=temperature,
+            bias=head.bias,
+            temperature=temperature / self.output_scale,
             chunk=chunk,
             with_entropy=with_entropy,
         )
 
-    def _output_weight(self) -> Tensor:
+    def _output_projection(self) -> torch.nn.Linear:
+        result = self.get_output_embeddings()
         # An adapter wraps the layer and shows the weight below it: its own part would be left out without a word.
-        if type(self.lm_head) is not torch.nn.Linear:
+        if type(result) is not torch.nn.Linear:
             raise RecipeError(
                 "backend.lora.targets: got 'lm_head', but the model computes log-probs from the output projection "
                 "itself and takes no adapter on it. Leave it out."
             )
-        return self.lm_head.weight
+        return result

@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     PreTrainedModel,
-    PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLImageProcessorPil,
@@ -21,6 +18,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 from unirl.core.types.data import MediaRef
 from unirl.numerics.model_files import no_progress_bars
+from unirl.numerics.tokens.miniature import byte_tokenizer, save_random
 
 __all__ = ["CHAT_TEMPLATE", "image_processor", "media", "tokenizer", "write", "write_qwen3"]
 
@@ -105,15 +103,7 @@ def image_processor(*, patch_size: int = 14, most_pixels: int = 6272) -> Any:
 
 
 def tokenizer() -> Any:
-    """Byte-level BPE without merges: a token a byte, so that every text has one."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    result = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
-    result.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
-    result.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    result.add_special_tokens(list(_SPECIAL))
-    fast: Any = PreTrainedTokenizerFast(tokenizer_object=result, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
+    return byte_tokenizer(_SPECIAL, chat_template=CHAT_TEMPLATE)
 
 
 def _text(words: Any) -> dict[str, Any]:
@@ -149,16 +139,6 @@ def _tokens(words: Any) -> dict[str, Any]:
 
 
 def _save(folder: Path, cls: type[PreTrainedModel], config: Any, words: Any, *, seed: int) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model: Any = cls(config)
-        with torch.no_grad():
-            # Every weight moved, so that no zero or one of the initialisation hides a term.
-            for parameter in model.parameters():
-                parameter.add_(0.1 * torch.randn(parameter.shape))
-    model.generation_config.eos_token_id = [words.eos_token_id, words.pad_token_id]
-    model.generation_config.pad_token_id = words.pad_token_id
+    save_random(folder, cls, config, words, seed=seed)
     with no_progress_bars(transformers_logging):
-        model.save_pretrained(folder)
-        words.save_pretrained(folder)
         image_processor().save_pretrained(folder)

@@ -43,7 +43,7 @@ SPEC = ModelSpec(
         wrap_blocks=2,
     ),
     reference="transformers.Qwen3ForCausalLM",
-    text_parity="unirl.models.qwen3.parity:run",
+    text_parity="unirl.conformance.text_parity:run",
 )
 
 MOE = ModelSpec(
@@ -60,7 +60,7 @@ MOE = ModelSpec(
         write="unirl.models.qwen3.tiny:write_moe", sampling={"max_new_tokens": 8}, lora_layers=8, wrap_blocks=2
     ),
     reference="transformers.Qwen3MoeForCausalLM",
-    text_parity="unirl.models.qwen3.parity:run",
+    text_parity="unirl.conformance.text_parity:run",
 )
 
 

@@ -5,18 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
-from transformers.utils import logging as transformers_logging
-from unirl.numerics.model_files import no_progress_bars
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from unirl.numerics.tokens.miniature import byte_tokenizer, save_random
 
 __all__ = ["CHAT_TEMPLATE", "write", "write_moe"]
 
@@ -44,7 +34,7 @@ def write(folder: Path, *, seed: int, tied: bool = True) -> None:
     tied: the output projection is the embedding.
     """
     tokenizer = _tokenizer()
-    _save(folder, Qwen3ForCausalLM, Qwen3Config(**_shape(tokenizer, tied=tied)), tokenizer, seed=seed)
+    save_random(folder, Qwen3ForCausalLM, Qwen3Config(**_shape(tokenizer, tied=tied)), tokenizer, seed=seed)
 
 
 def write_moe(folder: Path, *, seed: int) -> None:
@@ -52,7 +42,7 @@ def write_moe(folder: Path, *, seed: int) -> None:
     tokenizer = _tokenizer()
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
     config = Qwen3MoeConfig(**_shape(tokenizer, tied=False), **experts)
-    _save(folder, Qwen3MoeForCausalLM, config, tokenizer, seed=seed)
+    save_random(folder, Qwen3MoeForCausalLM, config, tokenizer, seed=seed)
 
 
 def _shape(tokenizer: Any, *, tied: bool) -> dict[str, Any]:
@@ -72,29 +62,5 @@ def _shape(tokenizer: Any, *, tied: bool) -> dict[str, Any]:
     }
 
 
-def _save(folder: Path, cls: type[PreTrainedModel], config: Any, tokenizer: Any, *, seed: int) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model: Any = cls(config)
-        with torch.no_grad():
-            # Every weight moved, so that no zero or one of the initialisation hides a term.
-            for parameter in model.parameters():
-                parameter.add_(0.1 * torch.randn(parameter.shape))
-    model.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.pad_token_id]
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    with no_progress_bars(transformers_logging):
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-
-
 def _tokenizer() -> Any:
-    """Byte-level BPE without merges: a token a byte, so that every text has one."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.add_special_tokens(list(_SPECIAL))
-    tokenizer.add_tokens(list(_WORDS))
-    fast: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
+    return byte_tokenizer(_SPECIAL, words=_WORDS, chat_template=CHAT_TEMPLATE)

@@ -6,11 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForSequenceClassification
-from transformers.utils import logging as transformers_logging
-from unirl.numerics.model_files import no_progress_bars
+from transformers import Qwen3Config, Qwen3ForSequenceClassification
+from unirl.numerics.tokens.miniature import byte_tokenizer, save_random
 
 __all__ = ["tokenizer", "write"]
 
@@ -37,26 +34,9 @@ def write(folder: Path, *, seed: int, num_labels: int = 1) -> Mapping[str, Any]:
         pad_token_id=tokens.pad_token_id,
     )
     config.num_labels = num_labels
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model: Any = Qwen3ForSequenceClassification(config)
-        with torch.no_grad():
-            # Every weight moved, so that no zero or one of the initialisation hides a term.
-            for parameter in model.parameters():
-                parameter.add_(0.1 * torch.randn(parameter.shape))
-    with no_progress_bars(transformers_logging):
-        model.save_pretrained(folder)
-        tokens.save_pretrained(folder)
+    save_random(folder, Qwen3ForSequenceClassification, config, tokens, seed=seed)
     return {"path": str(folder), "max_length": 512}
 
 
 def tokenizer(*, chat_template: str | None = _CHAT_TEMPLATE) -> Any:
-    """Byte-level BPE without merges: a token a byte, so that every text has one."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bare = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
-    bare.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
-    bare.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    bare.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    fast: Any = PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    fast.chat_template = chat_template
-    return fast
+    return byte_tokenizer(["<|endoftext|>", "<|im_start|>", "<|im_end|>"], chat_template=chat_template)

@@ -1,0 +1,63 @@
+"""Miniature checkpoints of language models: a tokenizer that knows every text, and random weights.
+
+Calls transformers and tokenizers, which the plugin of the model declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..model_files import no_progress_bars
+
+__all__ = ["byte_tokenizer", "save_random"]
+
+
+def byte_tokenizer(
+    special: Sequence[str], *, words: Sequence[str] = (), chat_template: str | None = None, known: bool = False
+) -> Any:
+    """A `PreTrainedTokenizerFast` of byte-level BPE without merges: a token a byte, so that every text has one.
+
+    special: tokens that decoding leaves out; `<|im_end|>` among them ends a text, `<|endoftext|>` pads.
+    words: further tokens, which decoding keeps.  known: whether the tokenizer names the special tokens as its own.
+    """
+    tokenizers = import_module("tokenizers")
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: index for index, letter in enumerate(alphabet)}
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    inner.add_special_tokens(list(special))
+    inner.add_tokens(list(words))
+    result = import_module("transformers").PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        **({"extra_special_tokens": list(special)} if known else {}),
+    )
+    result.chat_template = chat_template
+    return result
+
+
+def save_random(folder: Path, cls: Any, config: Any, tokenizer: Any, *, seed: int) -> None:
+    """Write a model of random weights with its tokenizer, as `save_pretrained` does; same seed, same bytes.
+
+    Every weight is moved, so that no zero or one of the initialisation hides a term. Texts end at the tokenizer's
+    end or padding token.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: Any = cls(config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn(parameter.shape))
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.pad_token_id]
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+    with no_progress_bars(import_module("transformers.utils").logging):
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)

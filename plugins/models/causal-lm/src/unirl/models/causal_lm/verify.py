@@ -1,0 +1,98 @@
+"""What a new architecture must get right before anything is trained with it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from unirl.core.errors import RecipeError
+from unirl.core.roles import TokenBatch
+from unirl.numerics.tokens.batches import pack_batch, pad_batch
+from unirl.numerics.tokens.causal_lm import CausalLmModel
+
+__all__ = ["VERIFIED", "verify"]
+
+VERIFIED = frozenset(
+    f"{name}ForCausalLM"
+    for name in (
+        "Cohere2", "DeepseekV3", "Gemma", "Gemma3", "Glm4", "Granite", "Llama", "Mistral", "Olmo2", "Phi", "Phi3",
+        "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SmolLM3",
+    )
+)  # fmt: skip
+"""Architectures that the tests compare with transformers: log-probs, gradients, greedy texts, adapters, and a build
+without values."""
+
+_TEXTS = ("The ring is red, is it not? Yes.", "2 + 3 = 5")
+
+
+@torch.no_grad()
+def verify(model: CausalLmModel) -> None:
+    """Compare log-probs in a padded batch, packed where the model packs, and with a cache from padding on the left with
+    those of each text alone in the checkpoint's own forward.
+
+    Raises RecipeError, key `model.path`, with the difference, and for a forward that does not take such batches.
+    """
+    try:
+        found, bound = _gaps(model)
+    except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        raise RecipeError(
+            f"model.path: {type(model.causal_lm).__name__!r} does not take padded batches and a cache as transformers' "
+            f"usual models do: {error}. Choose another architecture, or write a model plugin."
+        ) from error
+    name, worst = max(found.items(), key=lambda item: item[1])
+    if not worst <= bound:
+        raise RecipeError(
+            f"model.path: {type(model.causal_lm).__name__!r} gives log-probs that differ by {worst:.2g} in a {name} "
+            f"batch from those of each text alone, expected at most {bound:.1g}. Its attention does not keep to masks "
+            "and positions as transformers' usual models do: choose another architecture, or write a model plugin."
+        )
+
+
+def _gaps(model: CausalLmModel) -> tuple[dict[str, float], float]:
+    """Way of computing -> largest difference of a log-prob; and the largest that rounding explains."""
+    rows = [torch.tensor(model.tokenizer(text)["input_ids"], dtype=torch.int64) for text in _TEXTS]
+    prompts, answers = [row[: len(row) // 2] for row in rows], [row[len(row) // 2 :] for row in rows]
+    expected = [_alone(model, *pair) for pair in zip(prompts, answers, strict=True)]
+    ways = {"padded": pad_batch(prompts, answers, pad_token=model.pad_token)}
+    if model.packs:
+        ways["packed"] = pack_batch(prompts, answers)
+    largest = float(torch.cat(expected).abs().max())
+    dtype = model.autocast or next(model.causal_lm.parameters()).dtype
+    # Some ten layers of sums in another order; an error of masks or positions is of the order of the log-probs.
+    bound = 64 * torch.finfo(dtype).eps * max(1.0, largest) if dtype is torch.float32 else 0.1 * max(1.0, largest)
+    found = {name: _gap(_scored(model, batch), torch.cat(expected)) for name, batch in ways.items()}
+    found["cached"] = _gap(_cached(model, prompts, answers), torch.stack([row[:2] for row in expected]))
+    return found, bound
+
+
+def _alone(model: CausalLmModel, prompt: Tensor, answer: Tensor) -> Tensor:
+    tokens = torch.cat([prompt, answer]).to(model.device)
+    with model.precision():
+        logits: Tensor = model.causal_lm(tokens[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
+    return logits.float().log_softmax(dim=1).gather(1, tokens[len(prompt) :, None]).squeeze(1).cpu()
+
+
+def _scored(model: CausalLmModel, batch: TokenBatch) -> Tensor:
+    return model.score(batch, temperature=1.0)[0].cpu()
+
+
+def _cached(model: CausalLmModel, prompts: list[Tensor], answers: list[Tensor]) -> Tensor:
+    """Log-probs [n, 2] of the first two tokens of each answer."""
+    longest = max(map(len, prompts))
+    left = [longest - len(prompt) for prompt in prompts]
+    tokens = torch.stack([
+        torch.cat([torch.full((pad,), model.pad_token), prompt]) for pad, prompt in zip(left, prompts, strict=True)
+    ])  # fmt: skip
+    mask = torch.stack([torch.arange(longest) >= pad for pad in left])
+    positions = (mask.cumsum(dim=1) - 1).clamp_min(0)
+    result: list[Tensor] = []
+    cache = None
+    for step in range(2):
+        logits, cache = model.next_logits(tokens, positions=positions, attention_mask=mask, cache=cache)
+        tokens = torch.stack([answer[step : step + 1] for answer in answers])
+        result.append(logits.cpu().log_softmax(dim=1).gather(1, tokens).squeeze(1))
+        positions, mask = positions[:, -1:] + 1, torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+    return torch.stack(result, dim=1)
+
+
+def _gap(result: Tensor, expected: Tensor) -> float:
+    return float((result - expected).abs().nan_to_num(nan=torch.inf).max())

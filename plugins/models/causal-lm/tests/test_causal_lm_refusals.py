@@ -1,0 +1,127 @@
+"""Checkpoints that cannot be trained, each with one clear error."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from causal_lm_families import write
+from unirl.core.errors import RecipeError
+from unirl.models.causal_lm.config import AutoCausalLmConfig
+from unirl.models.causal_lm.model import build
+
+OWN_CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+
+
+class OwnModel(LlamaModel):
+    config_class = OwnConfig
+
+    def forward(self, input_ids=None, attention_mask=None, **kwargs):
+        {body}
+
+
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = OwnModel(config)
+        self.post_init()
+"""
+FAITHFUL = "return super().forward(input_ids, attention_mask=attention_mask, **kwargs)"
+# It sees the padding on the left of a prompt.
+BLIND = "return super().forward(input_ids, **{**kwargs, 'position_ids': None})"
+NO_CACHE = "kwargs.pop('past_key_values'); return super().forward(input_ids, attention_mask=attention_mask, **kwargs)"
+
+
+def changed(folder: Path, to: Path, **values: object) -> Path:
+    shutil.copytree(folder, to)
+    config = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps({**config, **values}))
+    return to
+
+
+@pytest.fixture
+def own(folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """A checkpoint that brings its own code, with this body of a forward."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+
+    def make(body: str) -> Path:
+        kinds = {"AutoConfig": "own_code.OwnConfig", "AutoModelForCausalLM": "own_code.OwnForCausalLM"}
+        to = changed(
+            folder("Llama"), tmp_path / "own", auto_map=kinds, model_type="own", architectures=["OwnForCausalLM"]
+        )
+        (to / "own_code.py").write_text(OWN_CODE.replace("{body}", body))
+        return to
+
+    return make
+
+
+def test_code_of_a_checkpoint_runs_only_when_it_is_trusted(own: Callable[[str], Path]) -> None:
+    path = str(own(FAITHFUL))
+    says = (
+        r"model\.trust_remote_code: got false, .*'OwnForCausalLM'.*brings 'own_code\.OwnForCausalLM'\. Read that code"
+    )
+    with pytest.raises(RecipeError, match=says):
+        build(AutoCausalLmConfig(path=path), device="cpu")
+    model = build(AutoCausalLmConfig(path=path, trust_remote_code=True), device="cpu")
+    assert type(model.trainable).__name__ == "OwnForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (BLIND, r"gives log-probs that differ by [0-9.]+ in a cached batch from those of each text alone, expected at"),
+        (NO_CACHE, r"does not take padded batches and a cache as transformers' usual models do: "),
+    ],
+    ids=["blind to masks", "without a cache"],
+)
+def test_an_architecture_that_computes_otherwise_in_batches_is_refused_with_the_number(
+    body: str, says: str, own: Callable[[str], Path]
+) -> None:
+    with pytest.raises(RecipeError, match=f"model.path: 'OwnForCausalLM' {says}"):
+        build(AutoCausalLmConfig(path=str(own(body)), trust_remote_code=True), device="cpu")
+
+
+def test_a_model_of_another_task_or_unknown_is_refused(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    ranks = changed(folder("Llama"), tmp_path / "ranks", architectures=["LlamaForSequenceClassification"])
+    with pytest.raises(RecipeError, match=r"checkpoint of \['LlamaForSeq.*expected a causal .*here LlamaForCausalLM"):
+        build(AutoCausalLmConfig(path=str(ranks)), device="cpu")
+    strange = changed(folder("Llama"), tmp_path / "strange", model_type="strange")
+    with pytest.raises(RecipeError, match=r"model\.path: transformers does not know the model in .*strange"):
+        build(AutoCausalLmConfig(path=str(strange)), device="cpu")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RecipeError, match=r"model\.path: .*"):
+        build(AutoCausalLmConfig(path=str(tmp_path / "empty")), device="cpu")
+
+
+def test_logits_that_are_no_multiple_of_the_projection_are_refused(tmp_path: Path) -> None:
+    """Gemma 2 squeezes its logits through a tanh."""
+    path = write(tmp_path / "gemma2", "Gemma2", head_dim=32, final_logit_softcapping=1.0)
+    with pytest.raises(RecipeError, match=r"'Gemma2ForCausalLM' computes logits that differ by .* factor alone"):
+        build(AutoCausalLmConfig(path=str(path)), device="cpu")
+
+
+def test_a_family_that_was_not_compared_is_built_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = write(tmp_path / "olmo3", "Olmo3")
+    assert build(AutoCausalLmConfig(path=str(path)), device="cpu").packs is False
+    with pytest.raises(RecipeError, match=r"'Olmo3ForCausalLM' was not compared with transformers .*Train it on one"):
+        build(AutoCausalLmConfig(path=str(path)), device="cpu", lazy=True)
+
+
+def test_attention_that_transformers_does_not_have_for_a_model_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "gpt-oss", "GptOss", num_local_experts=4, head_dim=32, layer_types=["full_attention"] * 2)
+    with pytest.raises(
+        RecipeError, match=r"model\.attention: got 'sdpa', which GptOssForCausalLM .*'auto' or .*'eager'"
+    ):
+        build(AutoCausalLmConfig(path=str(path), attention="sdpa"), device="cpu")
+    assert build(AutoCausalLmConfig(path=str(path)), device="cpu").attention == "eager"
