@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,13 +20,14 @@ def run(folder: Path, *, inputs: Inputs, sampling: TextSamplingConfig) -> TextRe
     """`apply_chat_template`, `generate` and a plain forward, in fp32 on the CPU, one prompt after the other: without
     padding, so without anything that padding could spoil. Fits `unirl.conformance.reference.RunTextReference`.
     """
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    causal_lm: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
-    )
+    # Their signatures are untyped.
+    tokenizers, models = cast(Any, AutoTokenizer), cast(Any, AutoModelForCausalLM)
+    tokenizer: Any = tokenizers.from_pretrained(folder, local_files_only=True)
+    causal_lm: Any = models.from_pretrained(folder, dtype=torch.float32, local_files_only=True, use_safetensors=True)
     causal_lm.eval()
     ends = causal_lm.generation_config.eos_token_id
-    stops = [*(ends if isinstance(ends, list) else [ends]), *sampling.stop_token_ids]
+    several = cast("list[int]", ends if isinstance(ends, list) else [ends])
+    stops = [*several, *sampling.stop_token_ids]
     asked = [_prompt(tokenizer, prompt, sampling) for prompt in inputs.texts]
     texts: list[Tensor] = []
     log_probs: list[Tensor] = []

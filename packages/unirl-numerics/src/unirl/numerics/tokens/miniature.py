@@ -49,8 +49,10 @@ def save_random(folder: Path, cls: Any, config: Any, tokenizer: Any, *, seed: in
     Every weight is moved, so that no zero or one of the initialisation hides a term. Texts end at the tokenizer's
     end or padding token.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    # Their signatures are untyped.
+    untyped: Any = torch
+    with untyped.random.fork_rng(devices=[]):
+        untyped.manual_seed(seed)
         model: Any = cls(config)
         with torch.no_grad():
             for parameter in model.parameters():

@@ -24,9 +24,11 @@ def measured_output_scale(causal_lm: Any) -> float:
     Raises RecipeError, key `model.path`, for an architecture whose logits are not that product: with several heads, or
     with a layer in between.
     """
-    trunk, head = causal_lm.base_model, causal_lm.get_output_embeddings()
+    trunk: Any = causal_lm.base_model
+    head: Any = causal_lm.get_output_embeddings()
     where = f"model.path: {type(causal_lm).__name__!r}"
-    if trunk is causal_lm or not isinstance(head, nn.Linear):
+    is_linear = isinstance(head, nn.Linear)
+    if trunk is causal_lm or not is_linear:
         raise RecipeError(
             f"{where} has {'no' if head is None else f'a {type(head).__name__} as'} output projection, expected one "
             "linear layer above a trunk: log-probs are computed from it. Choose a checkpoint of another architecture."
@@ -38,8 +40,8 @@ def measured_output_scale(causal_lm: Any) -> float:
         del args, kwargs
         return _Output(last_hidden_state=states[None])
 
-    def known_projection(hidden: Tensor) -> Tensor:
-        return hidden.float() @ weight.T
+    def known_projection(input: Tensor) -> Tensor:  # noqa: A002 - as torch names it
+        return input.float() @ weight.T
 
     trunk.forward, head.forward = known_states, known_projection
     try:

@@ -21,8 +21,6 @@ class TokenScores:
     """Two further ends of the forward, mixed into a `...ForCausalLM` or `...ForConditionalGeneration` of transformers.
     Without `targets` and `last_logits` the forward is that of transformers."""
 
-    base_model: Any
-    get_output_embeddings: Any
     output_scale: float = 1.0
     """Factor between the output projection and the logits, see `measured_output_scale`."""
 
@@ -44,10 +42,11 @@ class TokenScores:
         last_logits: returns logits [B, V] fp32 after the last position, and the cache.
         """
         if targets is None and not last_logits:
-            own: Any = super()
-            return own.forward(*args, **kwargs)
-        head = self._output_projection()
-        outputs = self.base_model(*args, **kwargs)
+            plain: Any = super()
+            return plain.forward(*args, **kwargs)
+        own: Any = self
+        head = _output_projection(own)
+        outputs = own.base_model(*args, **kwargs)
         hidden: Tensor = outputs.last_hidden_state
         if targets is None:
             logits = output_logits(hidden[:, -1], head.weight, bias=head.bias)
@@ -62,12 +61,13 @@ class TokenScores:
             with_entropy=with_entropy,
         )
 
-    def _output_projection(self) -> torch.nn.Linear:
-        result = self.get_output_embeddings()
-        # An adapter wraps the layer and shows the weight below it: its own part would be left out without a word.
-        if type(result) is not torch.nn.Linear:
-            raise RecipeError(
-                "backend.lora.targets: got 'lm_head', but the model computes log-probs from the output projection "
-                "itself and takes no adapter on it. Leave it out."
-            )
-        return result
+
+def _output_projection(causal_lm: Any) -> torch.nn.Linear:
+    result = causal_lm.get_output_embeddings()
+    # An adapter wraps the layer and shows the weight below it: its own part would be left out without a word.
+    if type(result) is not torch.nn.Linear:
+        raise RecipeError(
+            "backend.lora.targets: got 'lm_head', but the model computes log-probs from the output projection "
+            "itself and takes no adapter on it. Leave it out."
+        )
+    return result
