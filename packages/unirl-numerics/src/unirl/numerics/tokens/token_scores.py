@@ -1,11 +1,12 @@
 """Ends of a causal language model's forward: log-probs or the next logits in place of all logits.
 
-Both ends lie inside the forward of the module that trains, so that whatever wraps that module (FSDP2 gathers what its
+All ends lie inside the forward of the module that trains, so that whatever wraps that module (FSDP2 gathers what its
 root holds before the forward, and frees it after) has the output projection at hand.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ __all__ = ["TokenScores"]
 
 
 class TokenScores:
-    """Two further ends of the forward, mixed into a `...ForCausalLM` or `...ForConditionalGeneration` of transformers.
-    Without `targets` and `last_logits` the forward is that of transformers."""
+    """Further ends of the forward, mixed into a `...ForCausalLM` or `...ForConditionalGeneration` of transformers.
+    Without `targets`, `last_logits` and `end` the forward is that of transformers."""
 
     model: Any
     lm_head: Any
@@ -33,6 +34,7 @@ class TokenScores:
         with_entropy: bool = False,
         chunk: int | None = None,
         last_logits: bool = False,
+        end: Callable[[Tensor, Tensor], Any] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Log-probs, next logits, or what transformers gives.
@@ -40,13 +42,16 @@ class TokenScores:
         targets: [T] int64, with target_index [T] into the flattened [B * L] positions: returns log-probs [T] of the
         targets and their entropies [T] or None, see `token_log_probs`.
         last_logits: returns logits [B, V] fp32 after the last position, and the cache.
+        end: returns what it makes of the hidden states [T, D] at target_index and the output projection [V, D].
         """
-        if targets is None and not last_logits:
+        if targets is None and not last_logits and end is None:
             own: Any = super()
             return own.forward(*args, **kwargs)
         weight = self._output_weight()
         outputs = self.model(*args, **kwargs)
         hidden: Tensor = outputs.last_hidden_state
+        if end is not None:
+            return end(hidden.flatten(0, 1)[target_index], weight)
         if targets is None:
             return output_logits(hidden[:, -1], weight), outputs.past_key_values
         return token_log_probs(
