@@ -154,7 +154,7 @@ def test_memory_is_bounded_by_the_chunk_and_not_by_tokens_times_vocabulary(dtype
 
 
 def test_the_chunk_follows_from_the_budget(monkeypatch):
-    monkeypatch.setattr("unirl.numerics.tokens.log_probs.LOGITS_BUDGET", 2500)
+    monkeypatch.setattr("unirl.numerics.tokens.output_rows.LOGITS_BUDGET", 2500)
     hidden, weight, _, targets = problem(40, 8, 1000)
     with Largest() as largest:
         token_log_probs(hidden, weight, targets)

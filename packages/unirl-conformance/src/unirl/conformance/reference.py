@@ -172,6 +172,9 @@ class TokenLossInputs:
     """[n, S] from the engine."""
     reference_log_probs: Any = None
     """[n, S] under the reference policy."""
+    distributions: Any = None
+    """Policy -> [n, S, V] log-probs of every token of the vocabulary: `live` for the trained weights, and `reference`,
+    of algorithms without log-probs that need this one."""
     entropy: Any = None
     """[n, S] in nats, entropy of each token's distribution under the trained weights."""
     valid: Any

@@ -12,11 +12,13 @@ from torch import Tensor
 from unirl.conformance.reference import LossInputs, PointLossInputs, RewardLossInputs, TokenLossInputs
 from unirl.core.roles import Forward, Policy, Replayed, ReplayedTokens
 from unirl.core.types.track import Status, Track
+from unirl.numerics.tokens.batches import pad_batch
 from unirl.numerics.tokens.replay import per_token
 
 from ..fixtures.trial import Trial
 from .forward import SameForward
 from .pixel_score import REWARD_WEIGHTS, PixelScore
+from .text_model import TextWorkbenchModel
 
 __all__ = ["loss_inputs", "point_inputs", "replayed", "reward_inputs"]
 
@@ -147,14 +149,32 @@ def _of_tokens(
         old_log_probs=_numpy(old.log_probs if segment.log_probs is None else per_token(segment, "log_probs")),
         engine_log_probs=_numpy(per_token(trial.track.text, "log_probs")),
         reference_log_probs=_numpy(reference.log_probs),
+        distributions=_distributions(trial)
+        if trial.needs.log_probs == "none" and trial.needs.reference != "none"
+        else None,
         entropy=_numpy(new.entropy),
         valid=np.asarray(new.valid.cpu()),
-        advantages=None if critic is not None else _numpy(track.advantages),
+        advantages=None if critic is not None or track.advantages is None else _numpy(track.advantages),
         weights=_numpy(track.sample_weights),
         is_truncated=np.asarray([status is Status.TRUNCATED for status in track.status]),
         progress=progress,
         **judged,
     )
+
+
+def _distributions(trial: Trial) -> dict[str, Any]:
+    """Of the live and the reference policy over every token, as the weights are now."""
+    text, model = trial.track.text, trial.model
+    assert isinstance(model, TextWorkbenchModel)
+    batch = pad_batch(text.prompt_tokens, text.tokens, pad_token=model.pad_token)
+    policies: tuple[Policy, ...] = ("live", "reference")
+    result: dict[str, Any] = {}
+    for policy in policies:
+        with torch.no_grad(), trial.policies(policy):
+            flat = model.log_distributions(batch, temperature=text.temperature)
+        rows = flat.split(list(text.lengths))
+        result[policy] = _numpy(torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True))
+    return result
 
 
 def _numpy(value: Any) -> Any:

@@ -8,7 +8,7 @@ that has to be off. Log-probs come from a plain `log_softmax`, so that shared co
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from unirl.core.errors import RecipeError
-from unirl.core.roles import TokenBatch
+from unirl.core.roles import DivergenceKind, OutputHead, TokenBatch
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.config import PartConfig
 from unirl.core.specs.spec import Miniature, ModelSpec
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import TextSamplingConfig
+from unirl.numerics.tokens.divergence import token_divergence
 
 __all__ = ["SPEC", "VOCABULARY", "TextWorkbenchConfig", "TextWorkbenchModel", "build", "write"]
 
@@ -108,10 +109,12 @@ class TextNet(nn.Module):
         index: Tensor | None,
         cache: Cache | None,
         is_hidden: bool = False,
-    ) -> tuple[Tensor, Cache]:
+        end: Callable[[Tensor, Tensor], Any] | None = None,
+    ) -> tuple[Any, Cache]:
         """Logits [T, VOCABULARY] at `index` into the flattened [B * L], or [B, VOCABULARY] at the last of each row.
 
         tokens, positions: [B, L].  visible: [B, L, cached + L].  is_hidden: states [T, WIDTH] instead of logits.
+        end: what it makes of states and projection instead of logits; the bias is a column of the projection.
         """
         hidden, kept = self.enter(tokens) + _waves(positions), list[tuple[Tensor, Tensor]]()
         for number, block in enumerate(self.blocks):
@@ -119,6 +122,9 @@ class TextNet(nn.Module):
             kept.append(past)
         chosen = hidden[:, -1] if index is None else hidden.flatten(0, 1)[index]
         states = self.dropout(chosen)
+        if end is not None:
+            projection = torch.cat([self.leave.weight, self.leave.bias[:, None]], dim=1)
+            return end(torch.cat([states, torch.ones_like(states[:, :1])], dim=1), projection), tuple(kept)
         return states if is_hidden else self.leave(states), tuple(kept)
 
 
@@ -171,14 +177,45 @@ class TextWorkbenchModel:
     def score(
         self, batch: TokenBatch, *, temperature: float, with_entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        logits, _ = self.net(*self.layout(batch), index=batch.target_index.to(self.device), cache=None)
-        scores = torch.log_softmax(logits.float() / temperature, dim=1)
+        scores = self.log_distributions(batch, temperature=temperature)
         log_probs = scores.gather(1, batch.targets.to(self.device)[:, None]).squeeze(1)
         return log_probs, -(scores.exp() * scores).sum(dim=1) if with_entropy else None
 
     def hidden(self, batch: TokenBatch, *, trunk: nn.Module | None = None) -> Tensor:
         net = self.net if trunk is None else trunk
         return net(*self.layout(batch), index=batch.target_index.to(self.device), cache=None, is_hidden=True)[0].float()
+
+    @torch.no_grad()
+    def output_head(self, batch: TokenBatch) -> OutputHead:
+        hidden, weight = self._ended(batch, lambda hidden, weight: (hidden, weight))
+        return OutputHead(hidden=hidden, weight=weight)
+
+    def divergence(
+        self,
+        batch: TokenBatch,
+        *,
+        teacher: OutputHead,
+        kind: DivergenceKind,
+        beta: float,
+        top_k: int | None,
+        temperature: float,
+    ) -> tuple[Tensor, Tensor]:
+        settings: dict[str, Any] = {"kind": kind, "beta": beta, "top_k": top_k, "temperature": temperature}
+        targets = batch.targets.to(self.device)
+
+        def compared(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+            # In chunks: of a batch, some have a few rows and the last one fewer.
+            return token_divergence(hidden, weight, targets, teacher=teacher, chunk=7, **settings)
+
+        return self._ended(batch, compared)
+
+    def log_distributions(self, batch: TokenBatch, *, temperature: float) -> Tensor:
+        """[T, VOCABULARY] log-probs of every token at each target's position."""
+        logits, _ = self.net(*self.layout(batch), index=batch.target_index.to(self.device), cache=None)
+        return torch.log_softmax(logits.float() / temperature, dim=1)
+
+    def _ended(self, batch: TokenBatch, end: Callable[[Tensor, Tensor], Any]) -> Any:
+        return self.net(*self.layout(batch), index=batch.target_index.to(self.device), cache=None, end=end)[0]
 
     def layout(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens and positions [B, L] of a batch, and what is visible from where [B, L, L]."""

@@ -182,6 +182,10 @@ class _ClosingReplay(SameForward):
         self._check_open()
         return super().velocity(track, x, sigma, policy=policy, guided=guided)
 
+    def divergence(self, track: Track, **settings: Any) -> ReplayedTokens:
+        self._check_open()
+        return super().divergence(track, **settings)
+
     def _check_open(self) -> None:
         assert not self.is_closed, "weights() runs a forward; it must not, for the stack calls it before any"
 
@@ -194,11 +198,10 @@ class _PaddedReplay(SameForward):
 
     def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
         real = _real_rows(track)
-        result = super().__call__(track.select(real), policy=policy)
-        fields = {
-            item.name: _with_nan(getattr(result, item.name), rows=track.num_rows) for item in dataclasses.fields(result)
-        }
-        return type(result)(**fields)
+        return _padded_answer(super().__call__(track.select(real), policy=policy), rows=track.num_rows)
+
+    def divergence(self, track: Track, **settings: Any) -> ReplayedTokens:
+        return _padded_answer(super().divergence(track.select(_real_rows(track)), **settings), rows=track.num_rows)
 
     def velocity(
         self, track: Track, x: Tensor, sigma: Tensor, *, policy: Policy = "live", guided: bool = False
@@ -212,6 +215,14 @@ def _real_rows(track: Track) -> list[int]:
     real = [row for row, status in enumerate(track.status) if status is not Status.PADDING]
     assert real == list(range(len(real)))
     return real
+
+
+def _padded_answer(result: Any, *, rows: int) -> Any:
+    """What a forward gave for the rows that are not padding, with NaN for those that are."""
+    given = {item.name: getattr(result, item.name) for item in dataclasses.fields(result)}
+    return type(result)(
+        **{name: None if value is None else _with_nan(value, rows=rows) for name, value in given.items()}
+    )
 
 
 def _with_nan(value: Tensor, *, rows: int) -> Tensor:

@@ -85,6 +85,8 @@ def test_a_step_favours_samples_with_advantage(bench: AlgorithmBench) -> None:
     If it fails: there is a sign too many or too few in `loss()`, which is minimised, or the advantages meet the rows
     of other samples.
     """
+    if bench.needs().reward == "none":
+        bench.needs_advantages()
     trial = bench.trial()
     if not trial.has_log_probs:
         raise NotApplicable(f"algorithm {bench.spec.name!r} samples without noise, so its samples have no log-prob")
@@ -173,7 +175,7 @@ def _inputs_of(trial: Trial, track: Track) -> Callable[[float], Any]:
     if trial.needs.reward == "differentiable":
         trial.move()
         return lambda progress: reward_inputs(trial, track, progress=progress)
-    if not trial.is_text and trial.needs.trajectory == "none":
+    if not trial.is_text and trial.needs.log_probs == "none":
         trial.move()
         return lambda progress: point_inputs(trial, track, progress=progress)
     old = replayed(trial, "live")

@@ -38,6 +38,7 @@ def test_three_updates_raise_the_surrogate(bench: AlgorithmBench) -> None:
 
     If it fails: a clip binds at once, a ratio is detached or inverted, or the loss of one call does not fit the next.
     """
+    bench.needs_advantages()
     trial = bench.trial()
     track = trial.anchored()
     fixed = AlreadyAnchored(trial.algorithm)
@@ -73,6 +74,7 @@ def test_training_on_text_raises_the_reward(bench: AlgorithmBench) -> None:
     If it fails while the other claims hold: look at what only a run has: `progress` (schedules that end in nothing),
     and state that is kept from step to step.
     """
+    bench.needs_advantages()
     algorithm, model = bench.algorithm(), TextWorkbenchModel(device=bench.device)
     updater = PlainUpdater(model.net, length=LENGTH)
     critic = PlainCritic(model, is_fresh=True, length=LENGTH) if bench.needs().critic else None

@@ -7,11 +7,14 @@ into a track; a backend owns what trains; an algorithm returns loss terms and ne
 from .critic import CriticAlgorithm, CriticBackend
 from .engine import Engine, WeightReceipt, WeightUpdate
 from .model import (
+    ComparedTextModel,
     DiffusionModel,
+    DivergenceKind,
     EncodingModel,
     LazyModel,
     MediaTextModel,
     Model,
+    OutputHead,
     SequenceModel,
     TextModel,
     TokenBatch,
@@ -43,9 +46,11 @@ from .transport import PieceLike, RemoteRowsLike, Transport, TransportCounts, Tr
 __all__ = [
     "Algorithm",
     "Backend",
+    "ComparedTextModel",
     "CriticAlgorithm",
     "CriticBackend",
     "DiffusionModel",
+    "DivergenceKind",
     "EncodingModel",
     "Engine",
     "Forward",
@@ -58,6 +63,7 @@ __all__ = [
     "MediaTextModel",
     "Metric",
     "Model",
+    "OutputHead",
     "PieceLike",
     "Policy",
     "RemoteRowsLike",

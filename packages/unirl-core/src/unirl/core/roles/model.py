@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from ..specs.capability import Cap, Support
 from ..types.array import Array, Module, Ragged
@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from ..types.sampling import LatentSamplingConfig, TextSamplingConfig
 
 __all__ = [
+    "ComparedTextModel",
     "DiffusionModel",
+    "DivergenceKind",
     "EncodingModel",
     "LazyModel",
     "MediaTextModel",
     "Model",
+    "OutputHead",
     "SequenceModel",
     "TextModel",
     "TokenBatch",
@@ -218,6 +221,46 @@ class TextModel(Model, Protocol):
 
     def select_cache(self, cache: Any, rows: Array) -> Any:
         """The cache of these rows alone: the others have ended. rows: [B'] int64."""
+        ...
+
+
+DivergenceKind = Literal["forward", "reverse", "jensen"]
+"""KL(teacher || student), KL(student || teacher), or the generalised Jensen-Shannon divergence between them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputHead:
+    """All that the distributions of a model over its next tokens are made of, without their logits."""
+
+    hidden: Array
+    """[T, D] last hidden states at each target's position."""
+    weight: Array
+    """[V, D] output projection. Valid after the forward, whatever shards or swaps the weights."""
+
+
+class ComparedTextModel(TextModel, Protocol):
+    """A text model that gives divergences between its distributions and a teacher's, and can be such a teacher."""
+
+    def output_head(self, batch: TokenBatch) -> OutputHead:
+        """Of each target of the batch. No gradient."""
+        ...
+
+    def divergence(
+        self,
+        batch: TokenBatch,
+        *,
+        teacher: OutputHead,
+        kind: DivergenceKind,
+        beta: float,
+        top_k: int | None,
+        temperature: float,
+    ) -> tuple[Array, Array]:
+        """Divergence [T] fp32 from the teacher at each target's position, with gradient unless in no_grad, and the
+        log-prob [T] fp32 of each target, without. Never holds [T, V].
+
+        beta: weight of the teacher in the mixture of `jensen`.  top_k: tokens compared one by one, the teacher's
+        likeliest; all others count as one. None compares every token.  temperature: of both.
+        """
         ...
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..specs.config import TrainConfig
     from ..types.track import Track
     from .engine import WeightUpdate
-    from .model import LazyModel, Model
+    from .model import DivergenceKind, LazyModel, Model
 
 __all__ = [
     "Algorithm",
@@ -64,6 +64,9 @@ class ReplayedTokens:
     """[n, S] fp32 in nats, of the distribution that each token was drawn from, with gradient; 0 where not valid."""
     valid: Array
     """[n, S] bool. False past the end of a text, and for tokens that are not trained on."""
+    divergence: Array | None = None
+    """[n, S] fp32 in nats, between the distributions that a token was drawn from and a teacher's, with gradient; 0
+    where not valid. Only of `Forward.divergence`."""
 
 
 class Forward(Protocol):
@@ -83,6 +86,23 @@ class Forward(Protocol):
         x: [n, ...] with sigma [n], or [n, k, ...] with sigma [n, k]: k points of each of the n rows.
         guided: with the guidance that the track was sampled with; without it the positive conditions alone.
         Raises BatchError for a track that is not latent, and for shapes that do not fit its rows.
+        """
+        ...
+
+    def divergence(
+        self,
+        track: Track,
+        *,
+        kind: DivergenceKind,
+        beta: float = 0.5,
+        top_k: int | None = None,
+        policy: Policy = "reference",
+    ) -> ReplayedTokens:
+        """Divergence of the live policy from another one over the whole vocabulary, at each token of a text track.
+
+        kind, beta, top_k: see `ComparedTextModel.divergence`.  policy: the teacher.
+        Returns log-probs without gradient, and no entropy. Raises BatchError for a track that is not text, for models
+        that are not compared, and where the teacher's log-probs of the sampled tokens are all that there is.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Any, ClassVar, cast
@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 from unirl.core.errors import RecipeError
-from unirl.core.roles import TokenBatch
+from unirl.core.roles import DivergenceKind, OutputHead, TokenBatch
 from unirl.core.specs.check import check_config
 from unirl.core.specs.spec import ModelSpec
 from unirl.core.types.data import MediaRef
@@ -21,6 +21,7 @@ from ..lazy_weights import CheckpointValues
 from ..model_files import dtype_of
 from .causal_lm_config import CausalLmConfig
 from .causal_lm_files import attention_of, check_architecture, empty_causal_lm, find, load_causal_lm, load_tokenizer
+from .divergence import token_divergence
 from .output_scale import measured_output_scale
 
 __all__ = ["CausalLmModel", "packed_offsets"]
@@ -174,6 +175,42 @@ class CausalLmModel:
                 temperature=temperature,
                 with_entropy=with_entropy,
                 chunk=self._chunk,
+            )
+
+    @torch.no_grad()
+    def output_head(self, batch: TokenBatch) -> OutputHead:
+        """See `unirl.core.roles.ComparedTextModel`."""
+        # A copy of the weight: a backend may free or swap it after the forward. It is as large as one chunk of logits.
+        hidden, weight = self._ended(batch, lambda hidden, weight: (hidden, weight.clone()))
+        return OutputHead(hidden=hidden, weight=weight)
+
+    def divergence(
+        self,
+        batch: TokenBatch,
+        *,
+        teacher: OutputHead,
+        kind: DivergenceKind,
+        beta: float,
+        top_k: int | None,
+        temperature: float,
+    ) -> tuple[Tensor, Tensor]:
+        """See `unirl.core.roles.ComparedTextModel`; the same for padded and packed batches."""
+        settings: dict[str, Any] = {"kind": kind, "beta": beta, "top_k": top_k, "temperature": temperature}
+        targets = batch.targets.to(self.device)
+
+        def compared(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+            return token_divergence(hidden, weight, targets, teacher=teacher, chunk=self._chunk, **settings)
+
+        return self._ended(batch, compared)
+
+    def _ended(self, batch: TokenBatch, end: Callable[[Tensor, Tensor], Any]) -> Any:
+        with self.precision():
+            return self.causal_lm(
+                batch.tokens.to(self.device),
+                **self.arguments(batch),
+                use_cache=False,
+                target_index=batch.target_index.to(self.device),
+                end=end,
             )
 
     def hidden(self, batch: TokenBatch, *, trunk: torch.nn.Module | None = None) -> Tensor:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["LOGITS_BUDGET", "output_logits", "token_log_probs"]
+from .output_rows import OutputGradients, log_softmax_of, logits_of, result_dtype, row_slices, rows_at_a_time
 
-LOGITS_BUDGET = 2**26
-"""Elements of one chunk of logits, 256 MiB in fp32. With a vocabulary of 150,000 tokens it is 440 rows, enough that
-re-reading the weight for every chunk does not dominate."""
+__all__ = ["output_logits", "token_log_probs"]
 
 
 def token_log_probs(
@@ -33,8 +30,8 @@ def token_log_probs(
     weight: [V, D], the output projection, a plain tensor. Under FSDP2 call this inside the forward of the module that
     owns it, where it is unsharded.  bias: [V].
     temperature: of the sampler, > 0.
-    chunk: rows of logits at a time; as many as `LOGITS_BUDGET` allows if None.  It affects memory, and the results only
-    by the rounding of a product of another shape.
+    chunk: rows of logits at a time; as many as `LOGITS_BUDGET` of `output_rows` allows if None.  It affects memory, and
+    the results only by the rounding of a product of another shape.
     Returns log-probs [T], and the entropies [T] in nats or None. Both are fp32 (fp64 for fp64 inputs) whatever the
     inputs' dtype or an autocast around the call, both differentiable once in hidden, weight and bias.
 
@@ -47,7 +44,7 @@ def token_log_probs(
     not positive.
     """
     _check(hidden, weight, targets, bias=bias, temperature=temperature, chunk=chunk)
-    rows = _rows_at_a_time(weight) if chunk is None else chunk
+    rows = rows_at_a_time(weight) if chunk is None else chunk
     return cast("Any", _TokenLogProbs).apply(hidden, weight, bias, targets, temperature, rows, with_entropy)
 
 
@@ -58,7 +55,7 @@ def output_logits(hidden: Tensor, weight: Tensor, *, bias: Tensor | None = None)
     hidden: [n, D].  weight: [V, D].  bias: [V].  Returns [n, V] fp32 (fp64 for fp64 inputs), also under an autocast.
     """
     with torch.autocast(hidden.device.type, enabled=False):
-        result = _logits(hidden, weight, chunk=_rows_at_a_time(weight))
+        result = logits_of(hidden, weight, chunk=rows_at_a_time(weight))
         return result if bias is None else result.add_(bias)
 
 
@@ -77,11 +74,11 @@ class _TokenLogProbs(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight, bias, targets)
         ctx.set_materialize_grads(False)
         ctx.temperature, ctx.chunk = temperature, chunk
-        log_probs = hidden.new_empty(len(targets), dtype=_dtype(hidden, weight))
+        log_probs = hidden.new_empty(len(targets), dtype=result_dtype(hidden, weight))
         entropy = torch.empty_like(log_probs) if with_entropy else None
         with torch.autocast(hidden.device.type, enabled=False):
-            for rows in _slices(len(targets), chunk):
-                scores = _log_softmax(hidden[rows], weight, bias, temperature=temperature, chunk=chunk)
+            for rows in row_slices(len(targets), chunk):
+                scores = log_softmax_of(hidden[rows], weight, bias, temperature=temperature, chunk=chunk)
                 log_probs[rows] = scores.gather(1, targets[rows, None]).squeeze(1)
                 if entropy is not None:
                     entropy[rows] = _entropy(scores)
@@ -91,51 +88,16 @@ class _TokenLogProbs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         hidden, weight, bias, targets = cast("tuple[Tensor, Tensor, Tensor | None, Tensor]", ctx.saved_tensors)
-        dtype = _dtype(hidden, weight)
-        needs_hidden, needs_weight, needs_bias = cast("tuple[bool, bool, bool]", ctx.needs_input_grad[:3])
-        grad_hidden = torch.empty_like(hidden, dtype=dtype) if needs_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=dtype) if needs_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=dtype) if bias is not None and needs_bias else None
+        needs = cast("tuple[bool, bool, bool]", ctx.needs_input_grad[:3])
+        result = OutputGradients(hidden, weight, bias, needs=needs, chunk=ctx.chunk)
         with torch.autocast(hidden.device.type, enabled=False):
-            for rows in _slices(len(targets), ctx.chunk):
-                scores = _log_softmax(hidden[rows], weight, bias, temperature=ctx.temperature, chunk=ctx.chunk)
+            for rows in row_slices(len(targets), ctx.chunk):
+                scores = log_softmax_of(hidden[rows], weight, bias, temperature=ctx.temperature, chunk=ctx.chunk)
                 parts = [None if gradient is None else gradient[rows, None] / ctx.temperature for gradient in gradients]
                 grad_logits = _grad_logits(scores, targets[rows], *parts)
-                if grad_bias is not None:
-                    grad_bias += grad_logits.sum(dim=0)
-                if _uses_tensor_cores(hidden, weight):
-                    grad_logits = grad_logits.to(weight.dtype)
-                if grad_hidden is not None:
-                    grad_hidden[rows] = 0
-                    for words in _word_blocks(hidden, weight, limit=ctx.chunk):
-                        grad_hidden[rows] += _product(grad_logits[:, words], weight[words], dtype)
-                if grad_weight is not None:
-                    for words in _slices(len(weight), _block_size(weight, limit=ctx.chunk)):
-                        _add_product(grad_weight[words], grad_logits[:, words].T, hidden[rows])
+                result.add(rows, grad_logits)
                 del scores, grad_logits  # before the next chunk is made
-        return (
-            None if grad_hidden is None else grad_hidden.to(hidden.dtype),
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None or bias is None else grad_bias.to(bias.dtype),
-            *(None,) * 4,
-        )
-
-
-def _log_softmax(rows: Tensor, weight: Tensor, bias: Tensor | None, *, temperature: float, chunk: int) -> Tensor:
-    """[c, D] -> [c, V] in fp32 or fp64."""
-    logits = _logits(rows, weight, chunk=chunk)
-    if bias is not None:
-        logits += bias
-    return torch.log_softmax(logits.div_(temperature), dim=1)
-
-
-def _logits(rows: Tensor, weight: Tensor, *, chunk: int) -> Tensor:
-    """[c, D] -> [c, V] in fp32 or fp64, without the bias."""
-    dtype = _dtype(rows, weight)
-    logits = rows.new_empty(len(rows), len(weight), dtype=dtype)
-    for words in _word_blocks(rows, weight, limit=chunk):
-        logits[:, words] = _product(rows, weight[words].T, dtype)
-    return logits
+        return (*result.results(), *(None,) * 4)
 
 
 def _grad_logits(scores: Tensor, targets: Tensor, grad_log_probs: Tensor | None, grad_entropy: Tensor | None) -> Tensor:
@@ -163,50 +125,6 @@ def _entropy(scores: Tensor) -> Tensor:
 def _finite(scores: Tensor) -> Tensor:
     # A token with logit -inf has p = 0 and log p = -inf; 0 times a finite number is the limit, 0.
     return scores.clamp_min(torch.finfo(scores.dtype).min)
-
-
-def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """left @ right, accumulated in `dtype`."""
-    if _uses_tensor_cores(left, right):
-        return torch.mm(left, right, out_dtype=torch.float32)
-    return left.to(dtype) @ right.to(dtype)
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, accumulated in the total's dtype."""
-    if _uses_tensor_cores(left, right):
-        total += _product(left, right, total.dtype)
-    else:
-        total.addmm_(left.to(total.dtype), right.to(total.dtype))
-
-
-def _uses_tensor_cores(*factors: Tensor) -> bool:
-    # Not fp16: gradients of logits are far below its range.
-    return all(factor.is_cuda and factor.dtype == torch.bfloat16 for factor in factors)
-
-
-def _rows_at_a_time(weight: Tensor) -> int:
-    """As many rows of logits as the budget allows."""
-    return max(1, LOGITS_BUDGET // max(1, len(weight)))
-
-
-def _word_blocks(hidden: Tensor, weight: Tensor, *, limit: int) -> Iterator[slice]:
-    """Blocks of the vocabulary; if they are cast for the product, no larger than `limit` rows of logits."""
-    is_cast = weight.dtype != _dtype(hidden, weight) and not _uses_tensor_cores(hidden, weight)
-    return _slices(len(weight), _block_size(weight, limit=limit) if is_cast else len(weight))
-
-
-def _block_size(weight: Tensor, *, limit: int) -> int:
-    """Tokens whose rows of the weight have at most as many elements as `limit` rows of logits."""
-    return max(1, limit * len(weight) // max(1, weight.shape[1]))
-
-
-def _slices(length: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, length)) for start in range(0, length, max(1, size)))
-
-
-def _dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
-    return torch.promote_types(torch.promote_types(hidden.dtype, weight.dtype), torch.float32)
 
 
 def _check(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
-from unirl.core.errors import BatchError
+from unirl.core.errors import BatchError, RecipeError
 from unirl.core.roles import ReplayedTokens, TokenBatch
 
 from .batches import pack_batch, pad_batch, to_rows
@@ -14,10 +14,18 @@ from .batches import pack_batch, pad_batch, to_rows
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from unirl.core.roles import TextModel
+    from unirl.core.roles import ComparedTextModel, DivergenceKind, OutputHead, TextModel
     from unirl.core.types.track import TextSegment, Track
 
-__all__ = ["per_sample", "per_token", "replay_text", "replay_values", "token_mask"]
+__all__ = [
+    "per_sample",
+    "per_token",
+    "replay_divergence",
+    "replay_output_head",
+    "replay_text",
+    "replay_values",
+    "token_mask",
+]
 
 
 def replay_text(model: TextModel, track: Track, *, packing: bool, with_entropy: bool = True) -> ReplayedTokens:
@@ -27,13 +35,9 @@ def replay_text(model: TextModel, track: Track, *, packing: bool, with_entropy: 
     Raises BatchError for a track that was sampled greedily.
     """
     segment = track.text
-    if segment.temperature <= 0:
-        raise BatchError(
-            f"Track: its text was sampled at temperature {segment.temperature}, greedily, so its tokens have no "
-            "log-probs to train on. Sample with a temperature above 0."
-        )
+    temperature = _temperature(segment)
     batch = _batch(model, track, packing=packing)
-    flat, entropy = model.score(batch, temperature=segment.temperature, with_entropy=with_entropy)
+    flat, entropy = model.score(batch, temperature=temperature, with_entropy=with_entropy)
     log_probs, _ = to_rows(flat, segment.lengths)
     valid = token_mask(segment)
     zero = torch.zeros_like(log_probs)
@@ -42,6 +46,41 @@ def replay_text(model: TextModel, track: Track, *, packing: bool, with_entropy: 
         entropy=None if entropy is None else torch.where(valid, to_rows(entropy, segment.lengths)[0], zero),
         valid=valid,
     )
+
+
+def replay_output_head(model: TextModel, track: Track, *, packing: bool) -> OutputHead:
+    """What a model's distributions at every token of the track are made of, for `replay_divergence`."""
+    return _compared(model).output_head(_batch(model, track, packing=packing))
+
+
+def replay_divergence(
+    model: TextModel,
+    track: Track,
+    *,
+    teacher: OutputHead,
+    kind: DivergenceKind,
+    beta: float,
+    top_k: int | None,
+    packing: bool,
+) -> ReplayedTokens:
+    """See `unirl.core.roles.Forward.divergence`.  teacher: `replay_output_head` of the same track."""
+    segment, batch = track.text, _batch(model, track, packing=packing)
+    result = _compared(model).divergence(
+        batch, teacher=teacher, kind=kind, beta=beta, top_k=top_k, temperature=_temperature(segment)
+    )
+    valid = token_mask(segment)
+    divergence, log_probs = (torch.where(valid, to_rows(flat, segment.lengths)[0], 0.0) for flat in result)
+    return ReplayedTokens(log_probs=log_probs, entropy=None, valid=valid, divergence=divergence)
+
+
+def _compared(model: TextModel) -> ComparedTextModel:
+    if not (hasattr(model, "output_head") and hasattr(model, "divergence")):
+        raise RecipeError(
+            f"model: got a {type(model).__name__}, which does not show its distributions over tokens; expected a "
+            "unirl.core.roles.ComparedTextModel, as student and as teacher. A KL penalty of sampled tokens works with "
+            "any text model: algorithm.kl_coef of grpo."
+        )
+    return cast("ComparedTextModel", model)
 
 
 def replay_values(critic: Callable[[TokenBatch], Tensor], model: TextModel, track: Track, *, packing: bool) -> Tensor:
@@ -53,6 +92,15 @@ def replay_values(critic: Callable[[TokenBatch], Tensor], model: TextModel, trac
     flat = critic(_batch(model, track, packing=packing)).float()
     values, _ = to_rows(flat, segment.lengths)
     return torch.where(token_mask(segment), values, torch.zeros_like(values))
+
+
+def _temperature(segment: TextSegment) -> float:
+    if segment.temperature <= 0:
+        raise BatchError(
+            f"Track: its text was sampled at temperature {segment.temperature}, greedily, so its tokens have no "
+            "log-probs to train on. Sample with a temperature above 0."
+        )
+    return segment.temperature
 
 
 def _batch(model: TextModel, track: Track, *, packing: bool) -> TokenBatch:

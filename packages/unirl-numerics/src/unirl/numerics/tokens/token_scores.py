@@ -1,11 +1,12 @@
 """Ends of a causal language model's forward: log-probs or the next logits in place of all logits.
 
-Both ends lie inside the forward of the module that trains, so that whatever wraps that module (FSDP2 gathers what its
+All ends lie inside the forward of the module that trains, so that whatever wraps that module (FSDP2 gathers what its
 root holds before the forward, and frees it after) has the output projection at hand.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ __all__ = ["TokenScores"]
 
 
 class TokenScores:
-    """Two further ends of the forward, mixed into a `...ForCausalLM` or `...ForConditionalGeneration` of transformers.
-    Without `targets` and `last_logits` the forward is that of transformers."""
+    """Further ends of the forward, mixed into a `...ForCausalLM` or `...ForConditionalGeneration` of transformers.
+    Without `targets`, `last_logits` and `end` the forward is that of transformers."""
 
     output_scale: float = 1.0
     """Factor between the output projection and the logits, see `measured_output_scale`."""
@@ -33,6 +34,7 @@ class TokenScores:
         with_entropy: bool = False,
         chunk: int | None = None,
         last_logits: bool = False,
+        end: Callable[[Tensor, Tensor], Any] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Log-probs, next logits, or what transformers gives.
@@ -40,14 +42,18 @@ class TokenScores:
         targets: [T] int64, with target_index [T] into the flattened [B * L] positions: returns log-probs [T] of the
         targets and their entropies [T] or None, see `token_log_probs`.
         last_logits: returns logits [B, V] fp32 after the last position, and the cache.
+        end: returns what it makes of the hidden states [T, D] at target_index, times `output_scale`, and the output
+        projection [V, D].
         """
-        if targets is None and not last_logits:
+        if targets is None and not last_logits and end is None:
             plain: Any = super()
             return plain.forward(*args, **kwargs)
         own: Any = self
         head = _output_projection(own)
         outputs = own.base_model(*args, **kwargs)
         hidden: Tensor = outputs.last_hidden_state
+        if end is not None:
+            return end(hidden.flatten(0, 1)[target_index] * self.output_scale, _unbiased(head))
         if targets is None:
             logits = output_logits(hidden[:, -1], head.weight, bias=head.bias)
             return logits * self.output_scale, outputs.past_key_values
@@ -71,3 +77,12 @@ def _output_projection(causal_lm: Any) -> torch.nn.Linear:
             "itself and takes no adapter on it. Leave it out."
         )
     return result
+
+
+def _unbiased(head: torch.nn.Linear) -> Tensor:
+    if head.bias is not None:
+        raise RecipeError(
+            "algorithm: divergences between whole distributions are computed from output projections without a bias, "
+            "and the model's has one. Use an algorithm of sampled tokens, such as grpo with kl_coef."
+        )
+    return head.weight

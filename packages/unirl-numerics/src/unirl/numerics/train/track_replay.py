@@ -16,11 +16,11 @@ from unirl.core.types.track import TextSegment
 from ..diffusion.guidance import NO_GUIDANCE, Guidance
 from ..diffusion.replay import replay, velocity_at
 from ..diffusion.sampler import guidance_of, kernel_of
-from ..tokens.replay import replay_text
+from ..tokens.replay import replay_divergence, replay_output_head, replay_text
 from .reference import kept_reference_tokens
 
 if TYPE_CHECKING:
-    from unirl.core.roles import DiffusionModel, Model, Policy, TextModel
+    from unirl.core.roles import DiffusionModel, DivergenceKind, Model, Policy, TextModel
     from unirl.core.types.track import Track
 
     from .log_prob_mismatch import MismatchMeter
@@ -97,6 +97,32 @@ class TrackReplay:
         with self._without_gradient(policy):
             return at_points()
 
+    def divergence(
+        self,
+        track: Track,
+        *,
+        kind: DivergenceKind,
+        beta: float = 0.5,
+        top_k: int | None = None,
+        policy: Policy = "reference",
+    ) -> ReplayedTokens:
+        """See `unirl.core.roles.Forward`."""
+        self._check_text(track)
+        if policy == "reference" and track.text.reference_log_probs is not None:
+            raise BatchError(
+                f"Track {track.name!r}: its reference log-probs come from other workers and are of the sampled tokens "
+                "alone; a divergence needs whole distributions. Use launcher.reference=trainside."
+            )
+        with self._without_gradient(policy):
+            teacher = replay_output_head(cast("TextModel", self._model), track, packing=self._packing)
+        student = cast("TextModel", self._model)
+        result = replay_divergence(
+            student, track, teacher=teacher, kind=kind, beta=beta, top_k=top_k, packing=self._packing
+        )
+        if self.meter is not None:
+            self.meter.observe(track, result)
+        return result
+
     @contextmanager
     def _without_gradient(self, policy: Policy) -> Generator[None]:
         """Within the block the model is that of a policy: a teacher, or the trained one with those weights."""
@@ -128,10 +154,15 @@ class TrackReplay:
 
     def _replayed(self, track: Track) -> Replayed | ReplayedTokens:
         if isinstance(track.segment, TextSegment):
-            if not hasattr(self._model, "score"):
-                raise BatchError(f"Track {track.name!r}: it is a text track, but the trained model is not a TextModel.")
+            self._check_text(track)
             return replay_text(cast("TextModel", self._model), track, packing=self._packing)
         return self._latents(track)
+
+    def _check_text(self, track: Track) -> None:
+        if not isinstance(track.segment, TextSegment):
+            raise BatchError(f"Track {track.name!r}: it is not a text track, so it has no tokens to compare at.")
+        if not hasattr(self._model, "score"):
+            raise BatchError(f"Track {track.name!r}: it is a text track, but the trained model is not a TextModel.")
 
     def _latents(self, track: Track, *, means: Tensor | None = None) -> Replayed:
         segment = track.latent
