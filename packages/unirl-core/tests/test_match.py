@@ -14,6 +14,7 @@ from unirl.core.loop.build import with_batch_invariance
 from unirl.core.match.match import match, match_pair, match_parts
 from unirl.core.specs.capability import Cap, Needs, Support
 from unirl.core.specs.config import (
+    AdvantageConfig,
     BackendConfig,
     DataConfig,
     EvalConfig,
@@ -279,6 +280,15 @@ def test_guidance_of_evaluation_alone_is_asked_of_the_engine() -> None:
         ("train", {"old_log_probs": "engine"}, "engine: train.old_log_probs=engine needs 'log-probs-gaussian'"),
         ("advantage", {"scope": "row"}, "advantage.scope: got 'row', expected one of group, global."),
         ("advantage", {"ddof": 2}, "advantage.ddof: got 2, expected one of 0, 1."),
+        ("advantage", {"values": "elo"}, "advantage.values: got 'elo', expected one of scores, win-rate, normal"),
+        ("advantage", {"keep_best": -1}, "advantage.keep_best: got -1, expected 0 to 1000000."),
+        (
+            "advantage",
+            {"keep_best": 5, "keep_worst": 4},
+            "advantage.keep_best: got keep_best 5 + keep_worst 4, expected at most 8, the samples of a group. Use "
+            "fewer, or raise data.samples_per_prompt.",
+        ),
+        ("advantage", {"keep_worst": 9}, "advantage.keep_worst: got keep_worst 9, expected at most 8"),
     ],
 )
 def test_geometry_and_closed_sets_are_checked(section: str, changes: dict[str, Any], says: str) -> None:
@@ -286,6 +296,24 @@ def test_geometry_and_closed_sets_are_checked(section: str, changes: dict[str, A
     before = getattr(plan.only if section in ("train", "advantage", "sampling") else plan, section)
     plan = changed(plan, **{section: dataclasses.replace(before, **changes)})
     assert any(line.startswith(says) for line in refusals(plan)), refusals(plan)
+
+
+def test_updates_are_counted_in_the_samples_that_are_kept() -> None:
+    few = make_plan(advantage=AdvantageConfig(keep_best=1, keep_worst=1), train=TrainConfig(updates_per_step=32))
+    assert refusals(few) == []
+    (result,) = refusals(changed(few, train=TrainConfig(updates_per_step=33)))
+    assert result.startswith("train.updates_per_step: got 33, expected at most 32, the samples of a rollout (data")
+    assert "prompts_per_step 16 x 2 samples of each" in result
+
+
+@pytest.mark.parametrize("options", [{"values": "win-rate"}, {"keep_best": 2}, {"keep_worst": 2}], ids=str)
+def test_settings_of_comparisons_are_refused_where_nothing_is_compared(options: dict[str, Any]) -> None:
+    alone = dataclasses.replace(ALGORITHM, needs=dataclasses.replace(ALGORITHM.needs, reward="none"))
+    plan = make_plan(algorithm=alone, rewards={})
+    assert refusals(plan) == []
+    ((key, value),) = options.items()
+    (result,) = refusals(changed(plan, advantage=AdvantageConfig(**options)))
+    assert result.startswith(f"advantage.{key}: got {value}, but algorithm 'grpo-like' does not compare the samples")
 
 
 def test_an_algorithm_of_one_update_refuses_more() -> None:

@@ -1,10 +1,13 @@
 """Estimators of the divergence: golden numbers, and what they and their gradients are on average."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 from unirl.numerics.loss.kl import kl_estimate, next_kl_coefficient
+from unirl.numerics.loss.kl_config import TokenKlConfig
+from unirl.numerics.tokens.kl import token_kl
 
 
 def doubles(*numbers):
@@ -43,6 +46,33 @@ def test_on_average_over_the_policy_they_are_what_they_say():
     through = kl_estimate(policy, reference, estimator="k3", straight_through=True)
     torch.testing.assert_close(through, k3, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(gradient((sampled * through).sum()), gradient(reverse), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("straight_through", [False, True])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_weighted_by_the_ratio_they_are_the_same_over_an_older_policy(estimator, straight_through):
+    """The expectation over samples of the old policy is a sum: the gradient is that of KL(pi || ref), exactly."""
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(6, generator=generator, dtype=torch.float64, requires_grad=True)
+    reference, old = torch.randn(2, 6, generator=generator, dtype=torch.float64).log_softmax(-1)
+    policy = logits.log_softmax(0)
+
+    def gradient(value):
+        return torch.autograd.grad(value, [logits], retain_graph=True)[0]
+
+    reverse = (policy.exp() * (policy - reference)).sum()
+    config = TokenKlConfig(
+        kl_coef=0.1, kl_estimator=estimator, kl_straight_through=straight_through, kl_weighs_by_ratio=True
+    )
+    weighted = (old.exp() * token_kl(policy, reference, old_log_probs=old, config=config)).sum()
+    torch.testing.assert_close(gradient(weighted), gradient(reverse), rtol=1e-11, atol=1e-13)
+    # k2 is the second moment of the log-ratio, whatever it is weighted by.
+    expected = reverse if estimator != "k2" else (policy.exp() * (policy - reference).square() / 2).sum()
+    torch.testing.assert_close(weighted, expected, rtol=1e-12, atol=0)
+    # Without the ratio none of them is: the samples are of another policy.
+    plain = dataclasses.replace(config, kl_weighs_by_ratio=False)
+    unweighted = (old.exp() * token_kl(policy, reference, old_log_probs=old, config=plain)).sum()
+    assert float((gradient(unweighted) - gradient(reverse)).abs().max()) > 0.01
 
 
 def test_any_shape_no_gradient_to_the_reference_and_no_overflow():

@@ -192,6 +192,29 @@ def test_stored_images_regularise_another_algorithm(catalog: Catalog, tmp_path: 
     assert metrics["image/grad_norm"] == metrics["stored/grad_norm"] > 0
 
 
+def test_refl_trains_with_its_pretraining_loss(catalog: Catalog, tmp_path: Path) -> None:
+    """One optimizer step over both losses, whose gradient is g_reward + w g_stored: its squared norm is quadratic in the
+    weight of the stage, so the third difference of four equidistant weights is 0."""
+    overrides = [f"engine.stored.path={targets(tmp_path, 3)}", "data.eval=''"]
+    overrides += ["data.prompts_per_step=2", "run.max_steps=1", "backend.max_grad_norm=null"]
+    # On random pictures the gradient of flow matching is some 70 times that of the reward.
+    overrides += ["algorithm.image.loss_scale=100"]
+    squares: list[float] = []
+    for weight in (1, 2, 3, 4):
+        words = [*overrides, f"stages.stored.weight={weight}"]
+        plan = planned(catalog, "quickstart-refl-regularised", words, tmp_path)
+        (metrics,) = steps_of(plan, catalog, tmp_path)
+        assert 0 < metrics["image/reward_recomputed"] < 1 and metrics["stored/matching_error"] > 0
+        assert metrics["image/updates"] == metrics["stored/updates"] == 1
+        assert metrics["image/grad_norm"] == metrics["stored/grad_norm"]
+        squares.append(metrics["image/grad_norm"] ** 2)
+    one, two, three, four = squares
+    # Sums of some ten thousand fp32 products, of which a few digits cancel.
+    assert four - 3 * three + 3 * two - one == pytest.approx(0, abs=1e-4 * four)
+    # What it is at weight 0 and at a large one: both losses have a gradient.
+    assert 3 * one - 3 * two + three > 1e-2 * one and three - 2 * two + one > 1e-2 * one
+
+
 BAD: list[tuple[str, list[tuple[str, str]], list[str], str]] = [
     ("a side is missing", [("preferred", "0.png")], [], "got stored samples of the roles 'preferred', expected"),
     (

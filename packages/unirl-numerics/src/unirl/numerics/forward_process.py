@@ -149,9 +149,9 @@ def direct_align(x: Tensor, velocity: Tensor, x1: Tensor, *, sigma: Tensor, sigm
     """x0 where one step of the velocity and the known noise lead: (x + (sigma' - sigma) v - sigma' x1) / (1 - sigma').
 
     x, velocity, x1: [n, k, ...], x noised with x1.  sigma, sigma_next: [n, k], sigma_next below 1.  Exact where the
-    velocity is the true one, at every noise level. Its slope in v, (sigma' - sigma) / (1 - sigma'), is at most 1 in
-    size.
-    Source: SRPO, arXiv 2509.06942, Direct-Align, for rectified flow.
+    velocity is the true one, at every noise level. The slope in v, (sigma' - sigma) / (1 - sigma'), is at most 1 in
+    size for steps towards the data (sigma' < sigma). Steps towards noise, inversion, have the opposite sign.
+    Source: SRPO, arXiv 2509.06942, Direct-Align, equations 5 and 9, for rectified flow.
     """
     start, end = _level(sigma, like=x), _level(sigma_next, like=x)
     return (x + (end - start) * velocity - end * x1) / (1 - end)

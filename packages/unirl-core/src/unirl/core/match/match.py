@@ -18,6 +18,7 @@ from ..specs.capability import Cap, Needs, Support
 from ..specs.config import PartConfig
 from ..specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec, Spec
 from .asynchrony import asynchrony
+from .comparison import comparison, rows_trained
 from .composition import composition
 from .lineage import lineage
 from .sampling import DETERMINISTIC_KERNELS, sampling_problems
@@ -322,31 +323,25 @@ def _sections(plan: Plan, catalog: Catalog | None) -> Iterator[Reason]:
         at = _of_stage(plan, stage)
         if stage.algorithm is not None:
             yield from _geometry(plan, stage, at)
+            yield from comparison(plan, stage, at)
             yield from _old_log_probs(stage)
         yield from sampling_problems(stage, key=at("sampling"), catalog=catalog)
 
 
 def _geometry(plan: Plan, stage: Stage, at: Callable[[str], str]) -> Iterator[Reason]:
     assert stage.algorithm is not None
-    data, updates = plan.data, stage.train.updates_per_step
-    samples = data.prompts_per_step * plan.rows_per_prompt(stage)
+    updates, samples = stage.train.updates_per_step, rows_trained(plan, stage)
+    prompts = plan.data.prompts_per_step
     if updates > samples:
         yield Reason(
             key=f"{at('train')}.updates_per_step",
             text=f"got {updates}, expected at most {samples}, the samples of a rollout "
-            f"(data.prompts_per_step {data.prompts_per_step} x {samples // data.prompts_per_step} samples of each).",
+            f"(data.prompts_per_step {prompts} x {samples // prompts} samples of each).",
         )
     if updates > 1 and not stage.needs.multi_update:
         yield Reason(
             key=f"{at('train')}.updates_per_step",
             text=f"got {updates}, expected 1: algorithm {stage.algorithm.name!r} is valid for one update per rollout.",
-        )
-    if plan.rows_compared(stage) < 2 and stage.advantage.center == "group" and stage.needs.compares_groups:
-        is_own = stage.parent is not None or stage.settings.samples
-        yield Reason(
-            key=f"stages.{stage.name}.samples" if is_own else "data.samples_per_prompt",
-            text=f"got {stage.samples}, so every group has zero variance and all advantages would be 0; use 2 or more, "
-            f"or {at('advantage')}.center=global.",
         )
 
 

@@ -202,6 +202,15 @@ class AdvantageConfig:
     """Subtract the mean of the other samples of the group (RLOO)."""
     clip: float | None = limit(5.0, above=0)
     """Largest absolute advantage; None disables clipping."""
+    values: str = one_of("scores", "win-rate", "normal-scores", default="scores")
+    """Values of each reward that advantages are computed from: its `scores`; its `win-rate`, the share of the other
+    samples of its group that a sample beats, a tie counting half (Pref-GRPO); or the `normal-scores` of its ranks in
+    the group. With ranks, tiny differences between scores are not blown up, and outliers do not decide alone."""
+    keep_best: int = limit(0, least=0, most=10**6)
+    """Train only on this many samples of each group with the highest advantages, and on `keep_worst` with the lowest;
+    the others cost no forward. Advantages are computed over the whole group first. Both 0 keep all samples."""
+    keep_worst: int = limit(0, least=0, most=10**6)
+    """Samples of each group with the lowest advantages to train on, see `keep_best`."""
     combine: str = one_of("sum-then-normalize", "normalize-then-sum", default="sum-then-normalize")
     """How several rewards are combined: `sum-then-normalize` or `normalize-then-sum`."""
     constant_reward: str = one_of("skip", "fail", default="skip")

@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .rank_values import RewardValues, rank_values
+
 Scope = Literal["group", "global"]
 Mode = Literal["sum-then-normalize", "normalize-then-sum"]
 _Floats = NDArray[np.float64]
@@ -78,6 +80,7 @@ def combine_rewards(
     weights: Mapping[str, float],
     group_ids: Sequence[Hashable],
     mode: Mode = "sum-then-normalize",
+    values: Mapping[str, RewardValues] | None = None,
     scope: Scope = "group",
     center: Scope = "group",
     ddof: Literal[0, 1] = 0,
@@ -93,6 +96,8 @@ def combine_rewards(
     row_weights: the `weights` of `advantages`; the other arguments are as there.
     mode: "sum-then-normalize" adds the rewards first, so the part with the widest scale decides.
     "normalize-then-sum" adds the advantages of the parts, so each counts by its weight.
+    values: name -> what takes the place of a part's scores before that, see `rank_values`; the scores where it is not
+    named.
     A group counts as zero-spread when every part is constant in it.
 
     Raises ValueError for names that do not match, for a weight that is not finite, and as `advantages` does, naming
@@ -109,11 +114,15 @@ def combine_rewards(
     _check_bounds(eps=eps, clip=clip)
     first = next(iter(parts.values()))
     batch = _Batch(group_ids, weights=row_weights, num_rows=first.shape[0])
-    scored = {name: batch.rewards(part, name=f"rewards['{name}']") for name, part in parts.items()}
+    chosen = values or {}
+    scored = {
+        name: rank_values(batch.rewards(part, name=f"rewards['{name}']"), batch.group, kind=chosen.get(name, "scores"))
+        for name, part in parts.items()
+    }
 
-    def normalized(values: _Floats) -> _Floats:
+    def normalized(part: _Floats) -> _Floats:
         return _normalized(
-            values,
+            part,
             batch,
             scope=scope,
             center=center,
@@ -124,15 +133,15 @@ def combine_rewards(
         )
 
     if mode == "sum-then-normalize":
-        values = normalized(_weighted_sum(scored, weights))
+        combined = normalized(_weighted_sum(scored, weights))
     elif mode == "normalize-then-sum":
-        values = _weighted_sum({name: normalized(part) for name, part in scored.items()}, weights)
+        combined = _weighted_sum({name: normalized(part) for name, part in scored.items()}, weights)
     else:
         raise ValueError(
             f"combine_rewards: mode '{mode}' is not known; known are sum-then-normalize, normalize-then-sum."
         )
     is_constant = np.all([batch.is_constant(part) for part in scored.values()], axis=0)
-    return batch.finish(values, is_constant=is_constant, clip=clip, device=first.device)
+    return batch.finish(combined, is_constant=is_constant, clip=clip, device=first.device)
 
 
 def _check_bounds(*, eps: float, clip: float | None) -> None:

@@ -60,8 +60,9 @@ class TokenKlConfig(KlConfig):
     kl_straight_through: bool = False
     """Use the estimator's value with the gradient of `k2`."""
     kl_weighs_by_ratio: bool = False
-    """Weight a token's KL by its importance ratio, with gradient, so that value and gradient are unbiased on samples of
-    the old policy (DeepSeek-V3.2, arXiv 2512.02556; on by default in TRL)."""
+    """Weight a token's KL by its importance ratio, so that its gradient is that of the KL on samples of the old policy,
+    and the value of `k1` and `k3` is unbiased (DeepSeek-V3.2, arXiv 2512.02556; on by default in TRL). The ratio has a
+    gradient where the estimator alone lacks part of it: `k1` and `k3` without `kl_straight_through`."""
 
     @property
     def kl_is_loss(self) -> bool:

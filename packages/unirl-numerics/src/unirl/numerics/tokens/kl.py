@@ -26,6 +26,11 @@ def token_kl(log_probs: Tensor, reference: Tensor, *, old_log_probs: Tensor, con
     """KL estimate of each token, by the estimator in `config`. All [n, S]; the reference gets no gradient.
 
     old_log_probs: of the sampling policy, for `kl_weighs_by_ratio`, whose ratio is a `bounded_ratio`.
+
+    With the ratio, the expected gradient over samples of the old policy is that of KL(pi || ref) for every estimator.
+    For k1 and k3 that takes the gradient of the ratio as well; with k2 or `kl_straight_through` the estimator has all
+    of it, and the ratio has none.
+    Source: DeepSeek-V3.2, arXiv 2512.02556, equation 7, for k3.
     """
     kl = kl_estimate(
         log_probs,
@@ -33,7 +38,11 @@ def token_kl(log_probs: Tensor, reference: Tensor, *, old_log_probs: Tensor, con
         estimator=cast(KlEstimator, config.kl_estimator),
         straight_through=config.kl_straight_through,
     )
-    return kl * bounded_ratio(log_probs - old_log_probs) if config.kl_weighs_by_ratio else kl
+    if not config.kl_weighs_by_ratio:
+        return kl
+    ratio = bounded_ratio(log_probs - old_log_probs)
+    has_gradient = config.kl_estimator == "k2" or config.kl_straight_through
+    return kl * (ratio.detach() if has_gradient else ratio)
 
 
 class TokenKl(AdaptiveKl):

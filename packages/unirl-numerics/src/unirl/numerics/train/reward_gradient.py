@@ -83,6 +83,15 @@ class RewardGradient(ABC):
         """What each of a sample's draws weighs beside the others."""
         return (1.0,)
 
+    @property
+    def rewarded_draws(self) -> Sequence[bool]:
+        """Which of a sample's draws have the reward itself, and no other score, for the metrics."""
+        return (True,) * len(self.draw_weights)
+
+    def score_of(self, draw: int) -> GradientScore:
+        """The score of each of a sample's draws."""
+        return self.score
+
     def score(self, track: Track, media: Tensor) -> Tensor:
         """[n], with gradient."""
         assert self._score is not None, "built without rewards, which are where training runs"
@@ -113,11 +122,12 @@ class RewardGradient(ABC):
     def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
         weights = self.loss_weights(track)["reward"]
         result = self.estimates(track, forward)
-        rewards = torch.stack([self._reward(x, track, forward) for x in result.latents], dim=1)
-        config, metrics = self._settings, {"reward_recomputed": mean_over(rewards, weights)}
+        rewards = torch.stack([self._reward(x, track, forward, draw) for draw, x in enumerate(result.latents)], dim=1)
+        shown = weights * torch.tensor(self.rewarded_draws, device=weights.device)
+        config, metrics = self._settings, {"reward_recomputed": mean_over(rewards, shown)}
         if config.reward_loss == "hinge":
             assert config.reward_target is not None
-            metrics["reward_at_target"] = mean_over((rewards >= config.reward_target).float(), weights)
+            metrics["reward_at_target"] = mean_over((rewards >= config.reward_target).float(), shown)
         if result.end_stored:
             # Rows of weight 0 repeat a sample, or are padding.
             gap = (result.latents[0].detach() - track.latent.final).abs().flatten(1).amax(dim=1)
@@ -127,11 +137,11 @@ class RewardGradient(ABC):
         term = LossTerm(name="reward", values=values, weights=weights, scale=config.loss_scale)
         return Losses(terms=[term], metrics=metrics)
 
-    def _reward(self, latents: Tensor, track: Track, forward: Forward) -> Tensor:
+    def _reward(self, latents: Tensor, track: Track, forward: Forward, draw: int) -> Tensor:
         return backpropagated(
             latents,
             track=track,
             decode=lambda x: forward.decode(track, x),
-            score=self.score,
+            score=self.score_of(draw),
             rewards=self._rewards,
         )

@@ -12,8 +12,9 @@ from unirl.core.specs.config import AdvantageConfig
 from unirl.core.types.track import Track
 
 from ..loss.advantages import Mode, Scope, combine_rewards
+from ..loss.rank_values import RewardValues
 
-__all__ = ["advantages_of", "track_advantages"]
+__all__ = ["advantages_of", "best_and_worst", "track_advantages"]
 
 
 def track_advantages(
@@ -25,9 +26,13 @@ def track_advantages(
 ) -> tuple[Track, dict[str, float]]:
     """The track with its advantages [N], and numbers for the log.
 
+    With `keep_best` or `keep_worst` it has only these samples of each group, in their order, with the advantages that
+    they have among all; rows of weight 0 are dropped as well.
+
     reward_weights: factor of each of the track's `reward_parts` that counts, where the track itself has none.
     shaping: name -> [N], terms that the algorithm adds to the reward, such as an overlong penalty; each counts as
-    one more reward of factor 1 and appears neither in the track's `rewards` nor in its `reward_parts`.
+    one more reward of factor 1, with its own values whatever `config.values` is, and appears neither in the track's
+    `rewards` nor in its `reward_parts`.
 
     Raises ValueError as `combine_rewards` does.
     """
@@ -36,18 +41,21 @@ def track_advantages(
     # A sample may lack a score that does not count.
     parts = {name: track.reward_parts[name] for name in weights}
     parts = {name: part if weights[name] else part.nan_to_num(nan=0.0) for name, part in parts.items()}
+    is_selective = config.keep_best + config.keep_worst > 0
     result = combine_rewards(
         {**parts, **added},
         weights={**weights, **dict.fromkeys(added, 1.0)},
         group_ids=track.group_ids,
         mode=cast(Mode, config.combine),
+        values=dict.fromkeys(parts, cast(RewardValues, config.values)),
         scope=cast(Scope, config.scope),
         center=cast(Scope, config.center),
         ddof=1 if config.ddof else 0,
         eps=config.eps,
         normalize=config.normalize,
         leave_one_out=config.leave_one_out,
-        clip=config.clip,
+        # Clipped after the selection, which must tell samples beyond the bound from each other.
+        clip=None if is_selective else config.clip,
         row_weights=track.sample_weights,
     )
     numbers = {
@@ -56,7 +64,35 @@ def track_advantages(
         "zero_spread_groups": float(result.num_zero_spread_groups),
         "singleton_groups": float(result.num_singleton_groups),
     }
-    return dataclasses.replace(track, advantages=result.values), numbers
+    track = dataclasses.replace(track, advantages=result.values)
+    if not is_selective:
+        return track, numbers
+    rows = best_and_worst(track, best=config.keep_best, worst=config.keep_worst)
+    numbers["samples_kept"] = float(len(rows))
+    if not rows:
+        # Rows of weight 0 take no step, and a track without rows could not be trained on.
+        return track, numbers
+    kept = track.select(rows)
+    assert kept.advantages is not None
+    values = kept.advantages if config.clip is None else kept.advantages.clamp(-config.clip, config.clip)
+    return dataclasses.replace(kept, advantages=values), numbers
+
+
+def best_and_worst(track: Track, *, best: int, worst: int) -> list[int]:
+    """Rows of the samples of each group with the highest and the lowest advantages, rising.
+
+    A group has `best` + `worst` of them, all that it has if these are fewer. Among equal advantages the sample ids
+    decide, so a group without a best keeps as many as any other, and the order of the rows does not matter. Rows of
+    weight 0 are not chosen.
+    """
+    assert track.advantages is not None
+    values, result = track.advantages.tolist(), list[int]()
+    for rows in track.groups().values():
+        counted = [row for row in rows if float(track.sample_weights[row])]
+        ranked = sorted(counted, key=lambda row: (values[row], track.sample_ids[row]))
+        low = ranked[:worst]
+        result += low + ranked[max(len(ranked) - best, len(low)) :]
+    return sorted(result)
 
 
 def advantages_of(track: Track) -> Tensor:

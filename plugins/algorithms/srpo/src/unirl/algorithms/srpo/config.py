@@ -30,6 +30,10 @@ class SrpoConfig(RewardLossConfig):
     negative: str = ""
     """Phrase put before each prompt for a second reward, which is subtracted; empty subtracts nothing. What the reward
     says of both wordings alike then has no gradient. Only rewards that read the prompt can be compared so."""
+    inversion_points: int = limit(0, least=0)
+    """Inversion: at this many of the least noisy levels the model steps towards noise, where a gradient that raises a
+    reward lowers it in samples, and the reward is that with the negative phrase. The other levels have the reward with
+    the positive one. 0 subtracts the one from the other at every level."""
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Also phrases without a difference, and a sampler whose latents are noised otherwise."""
@@ -40,4 +44,29 @@ class SrpoConfig(RewardLossConfig):
                 text=f"got {self.negative!r}, which is algorithm.positive as well; their difference is 0. Choose "
                 "another phrase, or an empty one.",
             )
+        if self.inversion_points:
+            yield from self._of_inversion()
         yield from outside_rectified_flow(stage, key="sampling.kernel", advice="Use sampling.kernel=euler.")
+
+    def _of_inversion(self) -> Iterator[Reason]:
+        count, key = self.inversion_points, ".inversion_points"
+        if count >= self.num_points:
+            yield Reason(
+                key=key,
+                text=f"got {count}, expected fewer than algorithm.num_points={self.num_points}: the other levels have "
+                "the reward.",
+            )
+        elif count / self.num_points + self.step >= 1:
+            yield Reason(
+                key=key,
+                text=f"got {count} of {self.num_points} noise levels, from which steps of {self.step:g} lead to pure "
+                "noise, which no clean latent is recovered from. Use fewer, or a smaller algorithm.step.",
+            )
+        if not self.negative:
+            yield Reason(key=key, text=f"got {count} without algorithm.negative, whose reward they lower. Set it.")
+        if self.reward_loss != "linear":
+            yield Reason(
+                key=key,
+                text=f"got {count} with reward_loss={self.reward_loss}, whose target is that of a reward to raise. Use "
+                "reward_loss=linear.",
+            )
