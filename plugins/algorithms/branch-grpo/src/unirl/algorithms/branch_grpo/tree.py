@@ -65,11 +65,11 @@ def without_steps(track: Track, skipped: list[int]) -> Track:
     width = int(is_kept.sum(dim=1).max())
     order = (~is_kept).int().argsort(dim=1, stable=True)[:, :width]
     moved = {
-        name: value.gather(1, order.to(value.device))
+        name: torch.where(is_kept.to(value.device), value, 0).gather(1, order.to(value.device))
         for name, value in (("log_probs", segment.log_probs), ("advantages", segment.advantages))
         if value is not None
     }
-    kept = torch.where(is_kept, steps, torch.full_like(steps, -1)).gather(1, order)
+    kept = torch.where(is_kept, steps, -1).gather(1, order)
     return dataclasses.replace(track, segment=dataclasses.replace(segment, train_steps=kept, **moved))
 
 
@@ -88,12 +88,10 @@ def best_and_worst(track: Track, count: int) -> Track:
 def _paths(track: Track, steps: list[int]) -> list[str]:
     """A name for the path of every row at its step of one depth."""
     keys = track.latent.step_noise_ids
-    names = [own if keys is None or step < 0 else keys[row][step] for row, (own, step) in enumerate(_own(track, steps))]
+    names = list(track.sample_ids)
+    if keys is not None:
+        names = [own[step] if step >= 0 else name for name, own, step in zip(names, keys, steps, strict=True)]
     return [f"{group}\n{name}" for group, name in zip(track.group_ids, names, strict=True)]
-
-
-def _own(track: Track, steps: list[int]) -> list[tuple[str, int]]:
-    return list(zip(track.sample_ids, steps, strict=True))
 
 
 def _weighted(values: Tensor, shares: Tensor) -> Tensor:
