@@ -72,5 +72,5 @@ def test_shared_paths_are_samples_on_their_own_bit_for_bit_with_batch_invariant_
     request = a_request(model)
     whole, alone = (generate(model, request, forward_batch=size)[0] for size in (0, 1))
     assert torch.equal(whole.latent.latents, alone.latent.latents)
-    assert whole.media is not None and alone.media is not None
-    assert torch.equal(whole.media.values, alone.media.values)
+    assert whole.latent.log_probs is not None and alone.latent.log_probs is not None
+    assert torch.equal(whole.latent.log_probs, alone.latent.log_probs)
