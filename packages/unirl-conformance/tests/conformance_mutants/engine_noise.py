@@ -72,6 +72,15 @@ class SharesStepNoise(Changes):
         return dataclasses.replace(track, sample_ids=request.sample_ids)
 
 
+@mutant(claim="step-noise-follows-the-seed", name="ignores-the-tree", breaks="keys a tree's step noise by sample ids")
+class IgnoresTheTree(Changes):
+    def wanted(self, request: Request, latent: LatentRequest) -> LatentRequest:
+        return dataclasses.replace(latent, step_noise_ids=None)
+
+    def track(self, request: Request, track: Track) -> Track:
+        return segment_with(track, step_noise_ids=request.latent.step_noise_ids)
+
+
 @mutant(claim="only-requested-steps-are-stochastic", breaks="takes SDE steps for a range")
 class FillsGaps(Changes):
     """Takes SDE steps for a range."""

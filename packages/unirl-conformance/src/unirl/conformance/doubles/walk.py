@@ -102,7 +102,9 @@ def follow(
     columns: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]] = []
     for step, (sigma, after) in enumerate(itertools.pairwise(sigmas)):
         v = _guided(model, x.float(), sigma, conditions, sampling)
-        drawn = noise(seed=request.seed, rollout=request.rollout, ids=request.sample_ids, step=step, shape=shape)
+        keys = expected.step_noise_ids
+        ids = request.sample_ids if keys is None else [own[step] for own in keys]
+        drawn = noise(seed=request.seed, rollout=request.rollout, ids=ids, step=step, shape=shape)
         drawn = drawn.to(device).double()
         if kernel == "dpm2":
             mean, before = multistep(x, v, sigma=sigma, after=after, before=before)

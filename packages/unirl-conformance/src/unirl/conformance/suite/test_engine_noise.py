@@ -96,24 +96,29 @@ def test_echoed_noise_is_the_initial_noise(bench: LatentEngineBench) -> None:
 
 @claim("engine", proves=(Cap.STEP_NOISE, Cap.SDE_STEPS))
 def test_step_noise_follows_the_seed(bench: LatentEngineBench) -> None:
-    """The noise of each SDE step is a function of (seed, rollout, sample id, step): a sample can be reproduced
-    anywhere, and samples with the same initial noise still differ.
+    """The noise of each SDE step is a function of (seed, rollout, key, step), the key being the sample's id or that of
+    `step_noise_ids`: a sample can be reproduced anywhere, samples with the same initial noise still differ, and those
+    of a tree differ from their branch step on.
 
     The noise is taken out of the latents: (x_next - mean) / std, with mean and std from the kernel's formula.
 
     If it fails: draw with `unirl.numerics.noise.noise(..., ids=sample_ids, step=i)`, i counted from 0 over all steps,
-    and never by `noise_ids`, which a group may share.
+    where the request has no `step_noise_ids`, else by column i of these; never by `noise_ids`, which a group may share.
     """
     if not bench.native(Cap.TRAJECTORY_WINDOW) and not bench.native(Cap.TRAJECTORY_FULL):
         raise NotApplicable(f"engine {bench.spec.name!r} returns no trajectory to take the noise from")
     kernel = bench.noisy_kernels[0]
-    for shares in (False, True):
+    for shares, branches in (False, False), (True, False), (True, True):
         sampling = bench.with_kernel(kernel, sde_steps=(0, 1, 2)) | {"same_initial_noise": shares}
+        if branches:
+            # The three samples of a group, see `LatentEngineBench.request`, share the noise of step 0.
+            sampling |= {"sde.branch_steps": [1], "sde.branch_factor": 3}
         walk = bench.walk(*bench.generate(sampling=sampling))
         assert bool(walk.stochastic.any()), "no stochastic step is stored"
         # Rounding of the mean (1e-7 to 1e-5) over a std of 0.1 and more; noise under another key is off by 1.
         off = float((walk.drawn() - walk.recipe()).abs().max())
-        bench.record(f"step noise off{' with a shared start' if shares else ''}", off, bound=2e-3)
+        what = " in a tree" if branches else " with a shared start" if shares else ""
+        bench.record(f"step noise off{what}", off, bound=2e-3)
 
 
 @claim("engine", proves=Cap.SDE_STEPS)

@@ -33,8 +33,9 @@ class StepCost:
 def latent_step_cost(request: LatentRequest, *, latent_shape: Sequence[int], anchors: bool) -> StepCost:
     """Cost of one step on a latent track.
 
-    Rollout: N*T rows for each branch of the guidance.  Training: every scored step once forward and backward, once more
-    forward when the old log-probs are replayed.  Stored: positions {i, i+1 for scored step i}, T and `keep`, fp32.
+    Rollout: N*T rows for each branch of the guidance, an upper bound where an engine shares the paths of a tree.
+    Training: every scored step once forward and backward, once more forward when the old log-probs are replayed.
+    Stored: positions {i, i+1 for scored step i}, T and `keep`, fp32.
     """
     rows, steps = request.num_rows, int(request.sigmas.shape[0]) - 1
     branches = request.num_branches

@@ -52,6 +52,9 @@ def _latent(key: str, sampling: LatentSamplingConfig, stage: Stage, *, catalog: 
     reply = {reason.text for reason in own}
     evaluated = _rollouts(f"eval.{key}", cast(LatentSamplingConfig, stage.evaluation), stage, catalog=catalog)
     yield from (reason for reason in evaluated if reason.text not in reply)
+    if sampling.sde.branch_steps and not sampling.same_initial_noise:
+        text = "got false, but the samples of a tree (sde.branch_steps) start from one noise; set it to true."
+        yield Reason(key=f"{key}.same_initial_noise", text=text)
     if sampling.sde.per_group:
         yield from lacks(stage.engine.key, stage.engine.spec, Cap.SDE_STEPS_PER_GROUP, asks=f"{key}.sde.per_group")
     if stage.needs.stochastic:

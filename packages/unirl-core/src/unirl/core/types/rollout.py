@@ -83,6 +83,7 @@ def _compare_latent(name: str, wanted: LatentRequest, track: Track) -> None:
     _compare(f"{name}.sigmas", wanted.sigmas, segment.sigmas)
     _compare(f"{name}.sde_steps", wanted.sde_steps, segment.sde_steps)
     _compare(f"{name}.train_steps", wanted.train_steps, segment.train_steps)
+    _compare(f"{name}.step_noise_ids", wanted.step_noise_ids, segment.step_noise_ids)
     _check_kept(name, wanted, track)
     asked, used = (
         {**vars(one), "options": dict(one.options), "guidance_options": dict(one.guidance_options)}

@@ -58,6 +58,11 @@ class SdeStepsConfig:
     train_fraction: float = limit(1.0, above=0, most=1)
     """Fraction of the stochastic steps that are trained on, rounded down to at least one. Drawn anew for each sample
     and rollout; 1 trains on all of them."""
+    branch_steps: list[int] = limit(list[int](), least=0)
+    """Stochastic steps at which the samples of a group branch, rising: a tree whose paths share their noise up to
+    there. Empty gives each sample noise of its own."""
+    branch_factor: int = limit(2, least=2)
+    """Children of every path at a branch step; a group has `branch_factor ** len(branch_steps)` samples."""
 
     def problems(self, num_steps: int) -> Iterator[Reason]:
         """Why these settings do not fit `num_steps` denoising steps; keys begin with a dot."""
@@ -103,6 +108,22 @@ class SdeStepsConfig:
                 yield Reason(
                     key=".steps", text=f"step {step} is past the last step {num_steps - 1}. Steps count from 0."
                 )
+        if self.branch_steps:
+            yield from self._branch_problems(num_steps)
+
+    def known_steps(self, num_steps: int) -> list[int]:
+        """The stochastic steps where they are the same in every rollout and group; none where they move."""
+        if self.mode == "fixed":
+            return sorted(self.steps)
+        pool = range(int(num_steps * self.first + 1e-9), int(num_steps * self.last + 1e-9))
+        return [*pool] if self.mode in ("all", "fraction") else []
+
+    def _branch_problems(self, num_steps: int) -> Iterator[Reason]:
+        key, asked, steps = ".branch_steps", self.branch_steps, self.known_steps(num_steps)
+        if not steps:
+            yield Reason(key=key, text=f"mode {self.mode!r} may leave these steps out; use all, fraction or fixed.")
+        elif asked != sorted(set(asked) & set(steps)):
+            yield Reason(key=key, text=f"got {asked}, expected rising stochastic steps, some of {steps}.")
 
 
 @dataclass

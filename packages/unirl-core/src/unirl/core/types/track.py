@@ -135,6 +135,8 @@ class LatentSegment(Batch):
     """Kernel and guidance that computed the trajectories."""
     initial_noise: tuple[str, ...] | None = rows(default=None)
     """Digest of the x_T that each sample started from, `unirl.numerics.noise.noise_digest`."""
+    step_noise_ids: tuple[tuple[str, ...], ...] | None = rows(default=None)
+    """[N] of T keys by which the noise of each step was drawn; None is the sample's own id at every step."""
 
     def __post_init__(self) -> None:
         self._check_rows()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from unirl.core.types.batch import take
 from unirl.core.types.track import LatentSegment, Sampler
 from unirl.numerics.diffusion.guidance import NO_GUIDANCE, Branches, Guidance, Velocity, guided_velocity
 from unirl.numerics.diffusion.kernels import History, Kernel
@@ -71,11 +72,19 @@ def denoise(
 
 
 def finish(walk: Walk, velocity: Velocity, *, conditions: Branches) -> None:
-    """Take all remaining steps of a walk, with its guidance."""
+    """Take all remaining steps of a walk, with its guidance. Rows that share a path go through `velocity` once, so
+    they stay equal bit for bit; against a walk of every row by itself only the batch of the forward differs."""
     for sigma in walk.sigmas[walk.step : -1]:
-        rows = sigma.expand(walk.x.shape[0])
-        v = guided_velocity(velocity, walk.x, rows, conditions=conditions, guidance=walk.guidance)
-        walk.advance(v)
+        firsts, places = walk.paths()
+        x, own = walk.x, conditions
+        if len(firsts) < len(places):
+            x = x[firsts]
+            own = {
+                branch: {name: take(value, firsts) for name, value in values.items()}
+                for branch, values in conditions.items()
+            }
+        v = guided_velocity(velocity, x, sigma.expand(x.shape[0]), conditions=own, guidance=walk.guidance)
+        walk.advance(v if len(firsts) == len(places) else v[places])
 
 
 class Walk:
@@ -109,8 +118,14 @@ class Walk:
         with_means: bool = False,
         storage_dtype: torch.dtype | None = None,
         train_steps: Tensor | NDArray[np.int64] | None = None,
+        step_noise_ids: tuple[tuple[str, ...], ...] | None = None,
+        starts: Sequence[Hashable] = (),
     ) -> None:
-        """Arguments as in `denoise`. Raises ValueError for inconsistent arguments."""
+        """Arguments as in `denoise`. Raises ValueError for inconsistent arguments.
+
+        step_noise_ids: [N] of T keys by which `step_noise` draws, where rows share noise.  starts: [N], equal for rows
+        of equal conditions and x_T; needed with step_noise_ids.
+        """
         plan = _as_plan(sde_steps)
         scored = plan if train_steps is None else _as_plan(train_steps)
         num_steps = sigmas.shape[0] - 1
@@ -123,6 +138,7 @@ class Walk:
         self.kernel, self.guidance = kernel, guidance
         self._plan, self._step_noise, self._storage = plan, step_noise, storage_dtype
         self._scored, self._scores_all = scored, train_steps is None
+        self._keys, self._starts = step_noise_ids, starts
         self._positions = _stored_positions(scored, keep=None if keep is None else _as_plan(keep), num_steps=num_steps)
         self._latents = _Columns(self._positions, like=initial, dtype=storage_dtype or torch.float32)
         self._log_probs = torch.zeros(scored.shape, device=initial.device) if with_log_probs else None
@@ -169,6 +185,17 @@ class Walk:
         if self._means is not None:
             self._means.write(step, transition.mean)
 
+    def paths(self) -> tuple[list[int], list[int]]:
+        """The first row of each path, and of every row [N] its place among them: rows that have drawn the same noise
+        from the same start are one path, whose latents are equal. Without `step_noise_ids` each row is one."""
+        if self._keys is None:
+            every = list(range(self.x.shape[0]))
+            return every, every
+        past = zip(self._starts, self._plan.tolist(), [own[: self.step] for own in self._keys], strict=True)
+        numbers: dict[Hashable, int] = {}
+        places = [numbers.setdefault((start, tuple(steps), own), len(numbers)) for start, steps, own in past]
+        return [places.index(place) for place in range(len(numbers))], places
+
     @property
     def sampler(self) -> Sampler:
         """Kernel and guidance as a record."""
@@ -190,6 +217,7 @@ class Walk:
             sigmas=self.sigmas.cpu(),
             sampler=self.sampler,
             initial_noise=initial_noise,
+            step_noise_ids=self._keys,
         )
 
     def _arrive(self, x: Tensor) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from unirl.core.types.request import LatentRequest
 from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
+from unirl.numerics.diffusion.branching import branch_noise_ids
 from unirl.numerics.diffusion.denoise import all_positions
 from unirl.numerics.diffusion.guidance import make_guidance
 from unirl.numerics.diffusion.sampler import with_every_option
@@ -38,7 +39,8 @@ def plan_latents(
     another one, chosen anew in every rollout, which detects equal noise in all rows. More digests would have the caller
     generate all the noise a second time.
 
-    Raises ValueError for SDE steps outside the schedule, and for unknown options of the kernel or the guidance.
+    Raises ValueError for SDE steps outside the schedule, for groups that do not fill the tree of `sde.branch_steps`,
+    and for unknown options of the kernel or the guidance.
     """
     noise_ids = tuple(group_ids if sampling.same_initial_noise else sample_ids)
     digests = [""] * len(noise_ids)
@@ -55,6 +57,15 @@ def plan_latents(
         trained = torch.tensor(
             select_train_steps(steps.numpy(), fraction=fraction, seed=seed, rollout=rollout, sample_ids=sample_ids)
         )
+    keys = None
+    if sampling.sde.branch_steps:
+        keys = branch_noise_ids(
+            sample_ids,
+            group_ids,
+            branch_steps=sampling.sde.branch_steps,
+            factor=sampling.sde.branch_factor,
+            num_steps=int(sigmas.shape[0]) - 1,
+        )
     kept = all_positions(len(noise_ids), num_steps=int(sigmas.shape[0]) - 1)
     sampling = with_every_option(sampling)
     guidance = make_guidance(sampling.guidance_mode, scale=sampling.guidance_scale, **sampling.guidance_options)
@@ -67,6 +78,7 @@ def plan_latents(
         train_steps=trained,
         noise_ids=noise_ids,
         initial_noise=tuple(digests),
+        step_noise_ids=keys,
         keep=kept if trajectory == "full" else kept[:, :0],
     )
 

@@ -31,7 +31,8 @@ def sample_latents(
     conditions: Mapping[str, Conditions],
     device: torch.device | str | None = None,
 ) -> LatentSegment:
-    """Denoise every row of `request`, with the request's noise.
+    """Denoise every row of `request`, with the request's noise. Rows of a tree (`LatentRequest.step_noise_ids`) that
+    are still equal at a step go through the model once.
 
     latent_shape: of one sample.  conditions: of each branch of the guidance, see `branch_inputs`.
     Rows are independent: any split of the request gives the same result, up to the rounding of a forward at another
@@ -57,8 +58,10 @@ def latent_walk(request: Request, *, latent_shape: Sequence[int], device: torch.
     expected = request.latent
     sampler, shape = expected.sampler, tuple(latent_shape)
 
+    keys = expected.step_noise_ids
+
     def step_noise(step: int, rows: Tensor) -> Tensor:
-        ids = [request.sample_ids[int(row)] for row in rows]
+        ids = [request.sample_ids[row] if keys is None else keys[row][step] for row in map(int, rows)]
         return noise(seed=request.seed, rollout=request.rollout, ids=ids, step=step, shape=shape, device=device)
 
     initial = noise(
@@ -78,6 +81,8 @@ def latent_walk(request: Request, *, latent_shape: Sequence[int], device: torch.
         step_noise=step_noise,
         keep=expected.keep,
         train_steps=expected.train_steps,
+        step_noise_ids=keys,
+        starts=[*zip(distinct(request.inputs)[1], expected.noise_ids, strict=True)],
     )
 
 

@@ -54,6 +54,7 @@ def rows_of(
                 "sampler": sampler,
                 "version": version,
                 "initial_noise": segment.initial_noise[row],
+                "step_noise_ids": None if segment.step_noise_ids is None else segment.step_noise_ids[row],
                 "rows": request.num_rows,
                 "latents": _row(segment.latents, row),
                 "positions": _row(segment.positions, row),
@@ -101,6 +102,7 @@ def _segment(row: Mapping[str, Any]) -> LatentSegment:
         sigmas=row["sigmas"],
         sampler=Sampler(**sampler),
         initial_noise=(row["initial_noise"],),
+        step_noise_ids=None if row["step_noise_ids"] is None else (tuple(row["step_noise_ids"]),),
     )
 
 

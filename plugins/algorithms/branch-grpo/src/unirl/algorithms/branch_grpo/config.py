@@ -1,0 +1,70 @@
+"""Settings of BranchGRPO. The tree is set where it is sampled: `sampling.sde.branch_steps` and `branch_factor`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from unirl.core.limits import Reason, limit
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.config import PartConfig
+from unirl.core.types.sampling import LatentSamplingConfig
+
+if TYPE_CHECKING:
+    from unirl.core.specs.plan import Plan, Stage
+
+__all__ = ["BranchGrpoConfig"]
+
+
+@dataclass
+class BranchGrpoConfig(PartConfig):
+    clip_range: float = limit(1e-4, above=0, below=1)
+    """Clip range of the ratio. Log-probs are averaged over the latent's elements, so 1e-4 here is a mean shift of 0.026
+    standard deviations at 65,536 elements. Use larger values for small latents."""
+    clip_range_high: float | None = limit(None, above=0)
+    """Upper clip range, if it differs from the lower one."""
+    path_weight: float = limit(0.0, least=0)
+    """Reward of a path: the mean over the leaves below it with weights exp(path_weight x log-prob of the steps from
+    there to the leaf). 0 is the plain mean, the only one that leaves the policy gradient unbiased."""
+    keep_leaves: int = limit(0, least=0)
+    """Width pruning: samples of each group in the update, half of them those of the highest reward and half those of
+    the lowest. All of them count in rewards of paths and advantages. 0 keeps all."""
+    skip_steps: list[int] = limit(list[int](), least=0)
+    """Depth pruning: stochastic steps that are left out of the update, counted from 0."""
+
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
+        """A group that does not fill the tree, and pruning that leaves nothing or too much."""
+        if self.keep_leaves == 1:
+            yield Reason(key=".keep_leaves", text="got 1, expected 2 or more, of high and of low reward; or 0 for all.")
+        if plan is None or stage is None or not isinstance(stage.sampling, LatentSamplingConfig):
+            return
+        sde, samples = stage.sampling.sde, plan.rows_compared(stage)
+        expected = sde.branch_factor ** len(sde.branch_steps)
+        own = bool(stage.parent or stage.settings.samples)
+        if sde.branch_steps and samples != expected:
+            yield Reason(
+                key=f"stages.{stage.name}.samples" if own else "data.samples_per_prompt",
+                text=f"got groups of {samples} samples, expected {expected}, the leaves of the tree: branch_factor "
+                f"{sde.branch_factor} at {len(sde.branch_steps)} branch_steps. Change one of the three.",
+            )
+        if sde.branch_steps and stage.parent and stage.settings.group == "prompt":
+            text = "got 'prompt', whose samples are made from different inputs and share no path; use 'parent'."
+            yield Reason(key=f"stages.{stage.name}.group", text=text)
+        if sde.branch_steps and sde.train_fraction != 1:
+            text = f"got {sde.train_fraction}, expected 1: a tree trains on whole depths; use algorithm.skip_steps."
+            yield Reason(key="sampling.sde.train_fraction", text=text)
+        if self.keep_leaves >= samples:
+            text = f"got {self.keep_leaves}, expected less than the {samples} samples of a group, or 0 for all."
+            yield Reason(key=".keep_leaves", text=text)
+        steps = sde.known_steps(stage.sampling.num_inference_steps)
+        if self.skip_steps and not set(self.skip_steps) < set(steps):
+            yield Reason(
+                key=".skip_steps",
+                text=f"got {self.skip_steps}, expected some but not all of the stochastic steps {steps}."
+                if steps
+                else f"sampling.sde.mode {sde.mode!r} moves the stochastic steps; use all, fraction or fixed.",
+            )
+        if self.path_weight and stage.engine.spec.support(Cap.LOG_PROBS_GAUSSIAN) is not Support.NATIVE:
+            text = f"engine {stage.engine.name!r} gives no log-probs to weigh paths by; set it to 0."
+            yield Reason(key=".path_weight", text=text)
