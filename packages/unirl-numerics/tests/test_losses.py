@@ -6,15 +6,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unirl.numerics.diffusion.kernels import FlowSde
+from unirl.numerics.diffusion.guidance import NO_GUIDANCE
+from unirl.numerics.diffusion.kernels import Cps, DanceSde, DdimEta, FlowSde
+from unirl.numerics.diffusion.sampler import sampler_of, schedule_coefficients
 from unirl.numerics.loss.losses import (
     bounded_ratio,
     clip_schedule,
     clipped_surrogate,
+    divergence_surrogate,
     flow_grpo_kl,
     gaussian_kl,
     mean_shift_squared,
     ratio_norm,
+    velocity_kl,
 )
 from unirl.numerics.loss.reduction import LossTerm, reduce_terms
 
@@ -45,6 +49,50 @@ def test_the_guard_loss_gives_the_golden_numbers():
     result = clipped_surrogate(log_ratio, ADVANTAGES, clip_low=2e-6, clip_high=2e-6)
     close(result.ratio, [1.00005950177, 0.999984250124, 0.99994050177, 1.000010500055])
     close(result.loss.mean(), -0.9499214771850496, 1e-12)
+
+
+DIVERGENCES = torch.tensor([2e-5, 5e-6, 3e-5, 2e-5], dtype=torch.float64)
+
+
+def test_the_divergence_mask_gives_the_golden_numbers():
+    result = divergence_surrogate(NEW - OLD, ADVANTAGES, divergence=DIVERGENCES, threshold=1e-5)
+    close(result.loss.mean(), -0.5747537747545869, 1e-15)
+    assert (result.loss != 0).tolist() == [False, True, True, True]  # which of them are kept
+    assert result.binding.tolist() == [True, False, False, False]
+    assert result.clipped.tolist() == [True, False, True, True]
+
+
+def test_the_divergence_mask_drops_what_is_far_and_goes_further():
+    """All signs of the advantage and of the move, near and far; the divergence gets no gradient."""
+    log_ratio = torch.tensor([0.1, 0.1, -0.1, -0.1, 0.0, 0.0], dtype=torch.float64).repeat(2).requires_grad_()
+    advantages = torch.tensor([1.0, -2.0, 1.0, -2.0, 1.0, -2.0], dtype=torch.float64).repeat(2)
+    divergence = torch.tensor([0.5] * 6 + [0.499] * 6, dtype=torch.float64, requires_grad=True)
+    result = divergence_surrogate(log_ratio, advantages, divergence=divergence, threshold=0.5)
+    result.loss.sum().backward()
+    plain = -advantages * log_ratio.detach().exp()
+    kept = torch.tensor([False, True, True, False, True, True] + [True] * 6)
+    torch.testing.assert_close(result.loss.detach(), plain * kept, rtol=1e-14, atol=0)  # fp64
+    torch.testing.assert_close(log_ratio.grad, plain * kept, rtol=1e-14, atol=0)
+    assert divergence.grad is None
+
+
+def test_a_threshold_of_infinity_is_the_weighted_policy_gradient_and_a_tiny_one_keeps_what_moves_back():
+    free = divergence_surrogate(NEW - OLD, ADVANTAGES, divergence=DIVERGENCES, threshold=math.inf)
+    assert torch.equal(free.loss, -ADVANTAGES * (NEW - OLD).exp())
+    assert not free.clipped.any() and not free.binding.any()
+    tight = divergence_surrogate(NEW - OLD, ADVANTAGES, divergence=DIVERGENCES, threshold=1e-300)
+    # The first two moved with their advantage; the last one's ratio rose with a negative advantage, the third's fell
+    # with a positive one.
+    assert tight.binding.tolist() == [True, True, False, False]
+
+
+def test_a_mask_that_makes_no_sense_is_refused():
+    with pytest.raises(ValueError, match="threshold = 0"):
+        divergence_surrogate(NEW, ADVANTAGES, divergence=DIVERGENCES, threshold=0.0)
+    with pytest.raises(ValueError, match="must be equal"):
+        divergence_surrogate(NEW, ADVANTAGES, divergence=DIVERGENCES[:2], threshold=1.0)
+    with pytest.raises(ValueError, match="leading dims"):
+        divergence_surrogate(NEW, ADVANTAGES[:2], divergence=DIVERGENCES, threshold=1.0)
 
 
 def test_the_ppo_loss_gives_the_golden_numbers():
@@ -239,3 +287,19 @@ def test_the_kl_of_the_kernels_own_std_is_that_of_its_transitions():
     factor = g2.sqrt() * (1 - sigma) / (2 * sigma) + g2.rsqrt()
     expected = (sigma - sigma_next) / 2 * factor**2 * (v - v_ref).square().flatten(1).mean(dim=1)
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=0)  # fp32, with a difference of means inside
+
+
+@pytest.mark.parametrize("kernel", [FlowSde(), DanceSde(), Cps(), DdimEta(), DdimEta(prediction="v")])
+def test_the_velocity_kl_is_the_squared_distance_of_the_velocities_for_every_kernel(kernel):
+    """From the means of a step alone."""
+    sigmas = torch.tensor([1.0, 0.9, 0.5, 0.3, 0.0]) * (4.0 if isinstance(kernel, DdimEta) else 1.0)
+    x, v, v_ref = torch.randn(3, 3, 4, 4, generator=torch.Generator().manual_seed(0)).unbind(0)
+    sigma, sigma_next = sigmas[:3], sigmas[1:4]
+    step, reference = (
+        kernel.transition(x, velocity=each, sigma=sigma, sigma_next=sigma_next, sigma_max=sigmas[1])
+        for each in (v, v_ref)
+    )
+    on_velocity = schedule_coefficients(sampler_of(kernel, NO_GUIDANCE), sigmas).on_velocity[:3]
+    result = velocity_kl(step.mean, reference.mean, on_velocity, batch_dims=1)
+    expected = (v - v_ref).square().flatten(1).mean(dim=1)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=0)  # fp32: a difference of means over a factor of 0.1

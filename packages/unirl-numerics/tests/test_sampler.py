@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+import torch
 from unirl.core.limits import limit
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import Sampler
 from unirl.numerics.diffusion.guidance import Cfg, IntervalCfg, make_guidance
 from unirl.numerics.diffusion.kernels import Cps, Dpm2, EulerOde, FlowSde
-from unirl.numerics.diffusion.sampler import guidance_of, kernel_of, sampler_of, with_every_option
+from unirl.numerics.diffusion.sampler import (
+    guidance_of,
+    kernel_of,
+    sampler_of,
+    schedule_coefficients,
+    with_every_option,
+)
 
 
 @pytest.mark.parametrize(
@@ -99,3 +106,19 @@ def test_names_that_lead_to_no_kernel_are_refused(name: str, says: str) -> None:
     options = {"share": 3.0} if name.endswith("Halved") else {}
     with pytest.raises(ValueError, match=says):
         kernel_of(Sampler(kernel=name, eta=0.5, options=tuple(options.items())))
+
+
+def test_the_noise_of_a_schedule_is_that_of_its_steps() -> None:
+    sigmas = torch.tensor([1, 27 / 28, 12 / 13, 0.875, 9 / 11, 0.75, 2 / 3, 0.5625, 3 / 7, 0.25, 0.0])
+    # Flow-SDE at eta 0.7 on ten steps with shift 3: its published values, to five digits.
+    expected = [0.7, 0.73837, 0.53169, 0.44146, 0.38774, 0.35, 0.3195, 0.29047, 0.25617, 0.20207]
+    result = schedule_coefficients(Sampler(kernel="flow-sde", eta=0.7), sigmas)
+    torch.testing.assert_close(result.std, torch.tensor(expected), rtol=0, atol=6e-6)
+    # sigma' sin(eta pi / 2) of coefficient-preserving sampling, 0 where it ends.
+    cps = schedule_coefficients(Sampler(kernel="cps", eta=1.0), sigmas)
+    torch.testing.assert_close(cps.std, sigmas[1:], rtol=1e-6, atol=0)
+
+
+def test_a_kernel_with_a_history_has_no_coefficients() -> None:
+    with pytest.raises(ValueError, match="got Dpm2, expected a OneStepKernel"):
+        schedule_coefficients(Sampler(kernel="dpm2", eta=0.0), torch.tensor([1.0, 0.5, 0.0]))

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from unirl.numerics.loss.kl_config import TokenKlConfig
-from unirl.numerics.loss.losses import clipped_surrogate
+from unirl.numerics.loss.losses import cispo_loss, clipped_surrogate, sequence_log_ratio
 from unirl.numerics.tokens.importance_weights import truncated_importance_weights
 from unirl.numerics.tokens.kl import token_kl
-from unirl.numerics.tokens.losses import cispo_loss, completion_surrogate, drpo_loss, sequence_log_ratio
+from unirl.numerics.tokens.losses import completion_surrogate, drpo_loss
 from unirl.numerics.tokens.overlong import soft_overlong_penalty
 
 DELTAS = torch.tensor([[0.1, -0.1, 0.1], [0.1, -0.3, math.nan]], dtype=torch.float64)

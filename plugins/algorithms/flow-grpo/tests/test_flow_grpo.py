@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from unirl.algorithms.flow_grpo.algorithm import FlowGrpo
-from unirl.algorithms.flow_grpo.config import FlowGrpoConfig
+from unirl.algorithms.flow_grpo.config import FlowDppoConfig, FlowGrpoConfig, TempFlowConfig
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
@@ -24,9 +24,11 @@ NEW = (-0.99985, -1.00025, -1.0001, -1.00004)
 ADVANTAGES = (1.5, -0.7, 5.0, -2.0)
 
 
-def make(*, combine: str = "sum-then-normalize", **settings: object) -> FlowGrpo:
+def make(
+    *, config: type[FlowGrpoConfig] = FlowGrpoConfig, combine: str = "sum-then-normalize", **settings: object
+) -> FlowGrpo:
     return FlowGrpo(
-        FlowGrpoConfig(**settings),  # type: ignore[arg-type]
+        config(**settings),  # type: ignore[arg-type]
         advantage=AdvantageConfig(combine=combine),
         reward_weights={"one": 0.5, "two": 0.5},
         train=TrainConfig(),
@@ -121,6 +123,71 @@ def test_guard_meets_the_golden_vector() -> None:
     assert float(loss) == pytest.approx(-0.9499214771850496, rel=1e-8)
 
 
+def test_flow_dppo_meets_the_golden_vector() -> None:
+    divergences = (2e-5, 5e-6, 3e-5, 2e-5)
+    shifts = torch.tensor([math.sqrt(2 * d) for d in divergences], dtype=torch.float64)
+    track = make_track(
+        log_probs=torch.tensor(OLD, dtype=torch.float64)[:, None],
+        advantages=torch.tensor(ADVANTAGES, dtype=torch.float64),
+        means=torch.zeros(4, 1, 2, dtype=torch.float64),
+    )
+    means = shifts[:, None, None].expand(4, 1, 2).contiguous()
+    replay = FixedReplay(torch.tensor(NEW, dtype=torch.float64)[:, None], means=means, std=1.0)
+    loss, numbers = loss_of(make(config=FlowDppoConfig), track, replay)
+    # fp64 throughout: the vector has 16 digits.
+    assert float(loss) == pytest.approx(-0.5747537747545869, rel=1e-12)
+    assert numbers["dropped_fraction"] == 0.25
+    assert numbers["clip_fraction"] == 0.75, "three of four are at the threshold of 1e-5 or beyond"
+    assert numbers["divergence"] == pytest.approx(1.875e-5, rel=1e-6)
+
+
+def test_the_first_update_of_flow_dppo_is_the_plain_policy_gradient() -> None:
+    """The old means are those of the replay, so every divergence is 0 and nothing is dropped, however low the bound."""
+    log_probs, means = torch.randn(4, 3), torch.randn(4, 3, 2)
+    advantages = torch.tensor([1.0, -1.0, 0.5, 0.0])
+    algorithm = make(config=FlowDppoConfig, threshold=1e-30)
+    # What the engine says is replaced: its log-probs, and it gives no means.
+    track = algorithm.with_old_log_probs(
+        make_track(log_probs=torch.zeros(4, 3), advantages=advantages),
+        FixedReplay(log_probs, means=means),  # type: ignore[arg-type]
+    )
+    new = log_probs.clone().requires_grad_()
+    loss, numbers = loss_of(algorithm, track, FixedReplay(new, means=means))
+    loss.backward()
+    assert numbers["dropped_fraction"] == 0.0 and numbers["divergence"] == 0.0
+    assert new.grad is not None
+    # -A times the gradient of the log-prob, averaged over 12 elements.
+    torch.testing.assert_close(new.grad, -advantages[:, None].expand(4, 3) / 12, rtol=1e-6, atol=0)
+
+
+def test_one_ratio_per_sample_moves_every_step_by_its_own_gradient() -> None:
+    new = torch.tensor([[0.1, -0.1, 0.1]], requires_grad=True)
+    track = make_track(log_probs=torch.zeros(1, 3), advantages=torch.tensor([1.0]))
+    loss, numbers = loss_of(make(ratio="sequence", clip_range=0.2), track, FixedReplay(new))
+    loss.backward()
+    ratio = math.exp(0.1 / 3)
+    assert float(loss.detach()) == pytest.approx(-ratio, rel=1e-6)  # fp32
+    assert numbers["ratio_max_dev"] == pytest.approx(ratio - 1, rel=1e-4)  # fp32, a difference of numbers near 1
+    assert new.grad is not None
+    torch.testing.assert_close(new.grad, torch.full((1, 3), -ratio / 3), rtol=1e-6, atol=0)
+    # Clipped as a whole: single steps may be far outside, but all lose their gradient together.
+    clipped = new.detach().clone().requires_grad_()
+    loss_of(make(ratio="sequence", clip_range=0.03), track, FixedReplay(clipped))[0].backward()
+    assert clipped.grad is not None and not clipped.grad.any()
+
+
+def test_cispo_keeps_the_gradient_of_every_step() -> None:
+    old, new = torch.zeros(2, 2), torch.tensor([[0.5, -0.5], [0.5, 0.0]], requires_grad=True)
+    track = make_track(log_probs=old, advantages=torch.tensor([1.0, -2.0]))
+    loss, numbers = loss_of(make(loss="cispo", clip_range=0.2, clip_range_high=0.3), track, FixedReplay(new))
+    loss.backward()
+    assert numbers["clip_fraction"] == 0.75
+    assert new.grad is not None
+    # -A times the clipped weight, over four elements.
+    expected = torch.tensor([[-1.3, -0.8], [2.6, 2.0]]) / 4
+    torch.testing.assert_close(new.grad, expected, rtol=1e-6, atol=0)
+
+
 def test_equal_log_probs_give_ratio_one_and_the_gradient_of_reinforce() -> None:
     old = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     advantages = torch.tensor([1.0, -1.0, 0.5, 0.0])
@@ -197,18 +264,40 @@ def test_normalise_then_sum_keeps_a_reward_of_small_scale() -> None:
     assert numbers["groups"] == 1
 
 
-def test_step_weights_do_not_depend_on_the_split() -> None:
-    track = make_track(log_probs=torch.zeros(4, 3), advantages=torch.tensor([1.0, -1.0, 2.0, 0.5]))
-    replayed = FixedReplay(torch.zeros(4, 3))
-    replayed._replayed = dataclasses.replace(
-        replayed._replayed, std=torch.rand(4, 3, 1, generator=torch.Generator().manual_seed(1)) + 0.1
-    )
-    algorithm = make(step_weight="noise")
-    whole = algorithm.loss(track, replayed, progress=0.0).terms[0].values  # type: ignore[arg-type]
-    first = FixedReplay(torch.zeros(1, 3))
-    first._replayed = dataclasses.replace(first._replayed, std=replayed._replayed.std[:1])
-    alone = algorithm.loss(track.select([0]), first, progress=0.0).terms[0].values  # type: ignore[arg-type]
-    assert torch.equal(whole[:1], alone)
+def of_one_step(steps: list[int]) -> Track:
+    """A row for each of these steps of the ten with shift 3, the one that was stochastic in it; advantages of -1."""
+    rows = len(steps)
+    track = make_track(log_probs=torch.zeros(rows, 1), advantages=-torch.ones(rows))
+    sigmas = torch.tensor([1, 27 / 28, 12 / 13, 0.875, 9 / 11, 0.75, 2 / 3, 0.5625, 3 / 7, 0.25, 0.0])
+    segment = dataclasses.replace(track.latent, sde_steps=torch.tensor(steps)[:, None], sigmas=sigmas)
+    return dataclasses.replace(track, segment=segment)
+
+
+def test_the_weight_of_a_step_is_its_noise_over_the_mean_of_the_schedule() -> None:
+    """Also with one step in each row; of mean 1 where all steps are drawn equally often; whatever the micro-batch."""
+    # Flow-SDE at eta 0.7: its published stds, to five digits.
+    stds = torch.tensor([0.7, 0.73837, 0.53169, 0.44146, 0.38774, 0.35, 0.3195, 0.29047, 0.25617, 0.20207])
+    algorithm = make(config=TempFlowConfig)
+
+    def values(steps: list[int]) -> Tensor:
+        losses = algorithm.loss(of_one_step(steps), FixedReplay(torch.zeros(len(steps), 1)), progress=0.0)  # type: ignore[arg-type]
+        return losses.terms[0].values[:, 0]
+
+    whole = values([*range(10)])
+    torch.testing.assert_close(whole, stds / stds.mean(), rtol=3e-5, atol=0)
+    assert float(whole.mean()) == pytest.approx(1.0, rel=1e-6)
+    for step in range(10):
+        assert torch.equal(values([step, step]), whole[[step, step]])
+
+
+def test_steps_without_noise_count_in_no_mean() -> None:
+    """Coefficient-preserving sampling has none in the last step."""
+    track = of_one_step([*range(9)])
+    segment = dataclasses.replace(track.latent, sampler=Sampler(kernel="cps", eta=0.5))
+    algorithm, replay = make(step_weight="noise"), FixedReplay(torch.zeros(9, 1))
+    losses = algorithm.loss(dataclasses.replace(track, segment=segment), replay, progress=0.0)  # type: ignore[arg-type]
+    ends = segment.sigmas[1:10]
+    torch.testing.assert_close(losses.terms[0].values[:, 0], ends / ends.mean(), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -230,3 +319,49 @@ def test_a_dual_clip_inside_the_clip_range_is_refused_at_compose(overrides: list
 def test_a_dual_clip_above_the_clip_range_is_accepted() -> None:
     catalog = Catalog.discover()
     assert not match(compose("quickstart", ["algorithm.dual_clip=3"], catalog=catalog), catalog=catalog).reasons
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "says"),
+    [
+        ("quickstart-dppo", ["sampling.eta=0"], "sampling.eta: algorithm 'flow-dppo' takes ratios of log-probs"),
+        ("quickstart-dppo", ["sampling.kernel=euler"], "sampling.kernel: algorithm 'flow-dppo' takes ratios"),
+        (
+            "quickstart-dppo",
+            ["sampling.kernel=cps", "+sampling.kernel_options.constants=false"],
+            "sampling.kernel_options.constants: got false",
+        ),
+        ("quickstart-dppo", ["algorithm.threshold=null"], "algorithm.threshold: got null, expected a KL for loss"),
+        ("quickstart-dppo", ["algorithm.ratio_norm=true"], "algorithm.ratio_norm: got true, expected false: loss"),
+        ("quickstart-dppo", ["algorithm.clip_schedule=cosine"], "algorithm.clip_schedule: got cosine, expected const"),
+        ("quickstart", ["algorithm.threshold=1e-5"], "algorithm.threshold: got 1e-05, expected null: loss 'clip'"),
+        ("quickstart", ["algorithm.clip_range=1.0"], "algorithm.clip_range: got 1.0, expected less than 1"),
+        ("quickstart", ["algorithm.loss=cispo", "algorithm.ratio=sequence"], "algorithm.ratio: got sequence, expected"),
+        ("quickstart-tempflow", ["sampling.sde.window=2"], "sampling.sde: got mode 'window' of 2 steps, expected one"),
+        ("quickstart-tempflow", ["sampling.sde.mode=fraction"], "sampling.sde: got mode 'fraction', expected one SDE"),
+        ("quickstart-tempflow", ["sampling.same_initial_noise=false"], "sampling.same_initial_noise: got false"),
+    ],
+)
+def test_settings_that_do_not_fit_the_loss_are_refused_at_compose(recipe: str, overrides: list[str], says: str) -> None:
+    catalog = Catalog.discover()
+    (reason,) = match(compose(recipe, overrides, catalog=catalog), catalog=catalog).reasons
+    assert str(reason).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["algorithm=flow-dppo"], "got 1, which trains on samples from older weights; algorithm 'flow-dppo' cannot"),
+        (
+            ["algorithm.loss=divergence", "algorithm.threshold=1e-3"],
+            "got 1, expected 0: loss 'divergence' takes the KL",
+        ),
+    ],
+)
+def test_a_divergence_refuses_samples_of_older_weights_once(overrides: list[str], says: str) -> None:
+    catalog = Catalog.discover()
+    plan = compose("quickstart", ["run.max_staleness=1", "train.old_log_probs=engine", *overrides], catalog=catalog)
+    reasons = [str(reason) for reason in match(plan, catalog=catalog).reasons]
+    # The others are of the engine, which samples with the weights that train.
+    assert [reason for reason in reasons if says in reason] == [r for r in reasons if "shares its weights" not in r]
+    assert len([reason for reason in reasons if says in reason]) == 1

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from unirl.core.specs.config import PartConfig
     from unirl.core.types.inputs import Inputs
     from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
+    from unirl.core.types.track import Sampler
     from unirl.numerics.loss.kl_config import TokenKlConfig
     from unirl.numerics.loss.reward_loss_config import RewardLossConfig
     from unirl.numerics.tokens.policy_config import TokenPolicyConfig
@@ -107,6 +108,9 @@ class LossInputs:
     """[T+1] noise levels."""
     sde_steps: Any
     """[n, S] int64 index of each step into `sigmas`; -1 is none."""
+    sampler: Sampler
+    """Kernel of the transitions, for losses that read more of the schedule than the stored steps. Trials have
+    `flow-sde`."""
     advantages: Any
     """[n]."""
     weights: Any

@@ -123,6 +123,7 @@ def _of_steps(track: Track, new: Replayed, old: Replayed, reference: Replayed, *
         g=per_step(new.g),
         sigmas=_numpy(segment.sigmas),
         sde_steps=np.asarray(segment.sde_steps.cpu()),
+        sampler=segment.sampler,
         advantages=_numpy(track.advantages),
         weights=_numpy(track.sample_weights),
         progress=progress,

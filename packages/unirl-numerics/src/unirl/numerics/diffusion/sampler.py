@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from unirl.core.types.track import Sampler
 from unirl.numerics.diffusion.guidance import Guidance, make_guidance
-from unirl.numerics.diffusion.kernels import KERNELS, Kernel, make_kernel
+from unirl.numerics.diffusion.kernels import KERNELS, Coefficients, Kernel, OneStepKernel, make_kernel
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from unirl.core.types.sampling import LatentSamplingConfig
 
-__all__ = ["guidance_of", "kernel_of", "sampler_of", "with_every_option"]
+__all__ = ["guidance_of", "kernel_of", "sampler_of", "schedule_coefficients", "with_every_option"]
 
 
 def sampler_of(kernel: Kernel, guidance: Guidance) -> Sampler:
@@ -37,6 +38,18 @@ def kernel_of(sampler: Sampler) -> Kernel:
 def guidance_of(sampler: Sampler) -> Guidance:
     """The guidance of a record, for rollout and replay alike. Raises ValueError for an unknown name or option."""
     return make_guidance(sampler.guidance_mode, scale=sampler.guidance_scale, **dict(sampler.guidance_options))
+
+
+def schedule_coefficients(sampler: Sampler, sigmas: Tensor) -> Coefficients:
+    """The numbers of every step of a schedule, [T] each, for the record of a kernel.
+
+    sigmas: [T + 1], falling.  A function of these two alone, so the same for every split of a batch.
+    Raises ValueError for a kernel whose step depends on more than x, v and the sigmas (not a `OneStepKernel`).
+    """
+    kernel = kernel_of(sampler)
+    if not isinstance(kernel, OneStepKernel):
+        raise ValueError(f"kernel '{sampler.kernel}': got {type(kernel).__name__}, expected a OneStepKernel.")
+    return kernel.coefficients(sigmas[:-1], sigma_next=sigmas[1:], sigma_max=sigmas[1])
 
 
 def with_every_option(sampling: LatentSamplingConfig) -> LatentSamplingConfig:

@@ -10,10 +10,10 @@ from unirl.core.specs.options import option_problems
 from unirl.core.types.sampling import LatentSamplingConfig
 
 from .guidance import GUIDANCES, Guidance, make_guidance
-from .kernels import KERNELS, Kernel, make_kernel
+from .kernels import KERNELS, Kernel, OneStepKernel, make_kernel
 from .named import class_of, options_of
 
-__all__ = ["is_stochastic", "sampler_problems"]
+__all__ = ["is_one_step", "is_stochastic", "sampler_problems"]
 
 
 def sampler_problems(sampling: LatentSamplingConfig) -> Iterator[Reason]:
@@ -38,6 +38,12 @@ def sampler_problems(sampling: LatentSamplingConfig) -> Iterator[Reason]:
 def is_stochastic(sampling: LatentSamplingConfig) -> bool:
     """Whether the kernel of these settings draws noise. Raises ValueError for one that cannot be made."""
     return make_kernel(sampling.kernel, eta=sampling.eta, **sampling.kernel_options).is_stochastic
+
+
+def is_one_step(sampling: LatentSamplingConfig) -> bool:
+    """Whether a step of the kernel of these settings depends on x, v and the sigmas alone. Raises as above."""
+    kernel = make_kernel(sampling.kernel, eta=sampling.eta, **sampling.kernel_options)
+    return isinstance(kernel, OneStepKernel)
 
 
 def _problems(

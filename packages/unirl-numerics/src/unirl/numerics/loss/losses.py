@@ -25,11 +25,11 @@ class Surrogate:
     ratio: Tensor
     """`bounded_ratio` of the log-ratio, detached."""
     clipped: Tensor
-    """bool.  The ratio is outside [1 - clip_low, 1 + clip_high]; its mean is the clip fraction that papers
-    plot."""
+    """bool.  The ratio is outside [1 - clip_low, 1 + clip_high], or the divergence beyond its threshold; its mean is
+    the clip fraction that papers plot."""
     binding: Tensor
-    """bool.  The clip, the dual clip or the bound of the log-ratio decides the loss, so the element has no gradient.
-    A subset of `clipped`: a ratio that moved against its advantage is outside the range but keeps its gradient."""
+    """bool.  The clip, the dual clip, the mask or the bound of the log-ratio decides the loss, so the element has no
+    gradient. An element that moved against its advantage may be `clipped` but keeps its gradient."""
 
 
 def bounded_ratio(log_ratio: Tensor) -> Tensor:
@@ -79,6 +79,73 @@ def clipped_surrogate(
         loss = torch.where(is_capped, -weight * dual_clip, loss)
         binding = binding | is_capped
     return Surrogate(loss=loss, ratio=ratio.detach(), clipped=is_above | is_below, binding=binding)
+
+
+def cispo_loss(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
+) -> Surrogate:
+    """-sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi: the weight is clipped, and all keep their gradient.
+
+    log_probs: [n, L] of tokens or steps, with gradient.  old_log_probs: [n, L].  advantages: [n] or [n, L].
+    clip_low: 1 means no lower bound, as in the paper.  r is `bounded_ratio`.
+    `binding` is False throughout.
+
+    Raises ValueError for invalid ranges, and for advantages whose shape is not a prefix of the log-probs'.
+    Source: CISPO, MiniMax-M1, arXiv 2506.13585, equations 4 and 5.
+    """
+    if not (0 <= clip_low <= 1 and clip_high >= 0):
+        raise ValueError(
+            f"cispo_loss: clip_low = {clip_low}, clip_high = {clip_high}; 0 <= clip_low <= 1 and clip_high >= 0 are "
+            "needed."
+        )
+    ratio = bounded_ratio((log_probs - old_log_probs).detach())
+    weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    loss = -weight * expand_leading(advantages, log_probs).detach() * log_probs
+    return Surrogate(loss=loss, ratio=ratio, clipped=weight != ratio, binding=torch.zeros_like(ratio, dtype=torch.bool))
+
+
+def divergence_surrogate(log_ratio: Tensor, advantages: Tensor, *, divergence: Tensor, threshold: float) -> Surrogate:
+    """-A r without the elements that have moved away from the old policy and still do: a mask in place of a clip.
+
+    log_ratio: [n, L], new minus old log-probs.  advantages: [n] or [n, L].
+    divergence: [n, L] of the new from the old policy, such as `gaussian_kl`; it gets no gradient.
+    threshold: > 0; infinity is the importance-weighted policy gradient.
+    An element is dropped, to a loss of 0, iff divergence >= threshold and the loss pushes it further away: A > 0 and
+    r > 1, or A < 0 and r < 1. It counts in a mean all the same.
+    r is `bounded_ratio`. `clipped` is where the divergence is at the threshold or beyond; `binding` where the element
+    has no gradient.
+
+    Raises ValueError for a threshold that is not above 0, and for shapes that do not fit.
+    Source: Flow-DPPO, arXiv 2606.11025.
+    """
+    if not threshold > 0:
+        raise ValueError(f"divergence_surrogate: threshold = {threshold}; it must be above 0.")
+    if divergence.shape != log_ratio.shape:
+        raise ValueError(
+            f"divergence_surrogate: shapes {list(divergence.shape)} of the divergence and {list(log_ratio.shape)} of "
+            "the log-ratio must be equal."
+        )
+    weight = expand_leading(advantages, log_ratio).detach()
+    ratio = bounded_ratio(log_ratio)
+    is_far = divergence.detach() >= threshold
+    is_dropped = is_far & (((weight > 0) & (ratio > 1.0)) | ((weight < 0) & (ratio < 1.0)))
+    loss = torch.where(is_dropped, 0.0, -weight * ratio)
+    binding = is_dropped | (log_ratio.detach().abs() > LOG_RATIO_MAX)
+    return Surrogate(loss=loss, ratio=ratio.detach(), clipped=is_far, binding=binding)
+
+
+def sequence_log_ratio(log_ratio: Tensor, valid: Tensor) -> Tensor:
+    """The mean log-ratio of each sample at each of its tokens or steps, with the gradient of that one's log-prob.
+
+    log_ratio: [n, L], new minus old log-probs.  valid: [n, L] bool.  Returns [n, L] for `clipped_surrogate`; 0 where
+    not valid.
+    Value: sg(mean_t log r_t) + log r_t - sg(log r_t). Advantages may differ by token; if they do not, the mean loss
+    over tokens has the value and gradient of the sequence form, exp(mean_t log r_t).
+    Source: GSPO, arXiv 2507.18071, equations 7 and 14.
+    """
+    own = torch.where(valid, log_ratio, 0.0)
+    mean = own.detach().sum(dim=1) / valid.sum(dim=1).clamp_min(1)
+    return torch.where(valid, mean[:, None] + own - own.detach(), 0.0)
 
 
 def clip_schedule(name: ClipSchedule, value: float, progress: float) -> float:
@@ -140,6 +207,18 @@ def flow_grpo_kl(mean: Tensor, reference_mean: Tensor, g: Tensor, *, batch_dims:
     Source: https://github.com/yifan123/flow_grpo.
     """
     return gaussian_kl(mean, reference_mean, g, batch_dims=batch_dims)
+
+
+def velocity_kl(mean: Tensor, reference_mean: Tensor, on_velocity: Tensor, *, batch_dims: int = 2) -> Tensor:
+    """mean((v - v_ref)^2) of two velocities, from the means of the step that they make: mean(shift^2) / on_velocity^2.
+
+    on_velocity: [n, S], the factor of the velocity in the mean, not 0, see `kernels.Coefficients`.  Other shapes and
+    the result as in `gaussian_kl`. Needs no forward besides the replay. For 'ddim-eta' v is the model's prediction.
+    Source: the penalty of DiffusionNFT, arXiv 2509.16117, and, with the noise as prediction, of DPOK's code,
+    arXiv 2305.16381.
+    """
+    shift = mean_shift_squared(mean, reference_mean, batch_dims=batch_dims)
+    return shift / on_velocity.reshape(shift.shape).square()
 
 
 def expand_leading(advantages: Tensor, like: Tensor) -> Tensor:

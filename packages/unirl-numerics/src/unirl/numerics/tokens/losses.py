@@ -1,4 +1,4 @@
-"""Policy losses of sequences and tokens other than the clipped surrogate, not averaged: see `aggregation`.
+"""Policy losses of tokens alone, not averaged: see `aggregation`. Those of latents too are in `loss.losses`.
 
 log-probs, ratios: [n, L], padded on the right; `valid` [n, L] marks trained tokens. Other entries may be anything and
 get weight 0 later.
@@ -13,20 +13,7 @@ from torch import Tensor
 
 from ..loss.losses import LOG_RATIO_MAX, Surrogate, bounded_ratio, clipped_surrogate, expand_leading
 
-__all__ = ["cispo_loss", "completion_surrogate", "drpo_loss", "sequence_log_ratio"]
-
-
-def sequence_log_ratio(log_ratio: Tensor, valid: Tensor) -> Tensor:
-    """The mean log-ratio of each sequence at each of its tokens, with the gradient of that token's log-prob.
-
-    log_ratio: [n, L], new minus old log-probs.  Returns [n, L] for `clipped_surrogate`; 0 where not valid.
-    Value: sg(mean_t log r_t) + log r_t - sg(log r_t). Advantages may differ by token; if they do not, the mean loss
-    over tokens has the value and gradient of the sequence form, exp(mean_t log r_t).
-    Source: GSPO, arXiv 2507.18071, equations 7 and 14.
-    """
-    own = torch.where(valid, log_ratio, 0.0)
-    mean = own.detach().sum(dim=1) / valid.sum(dim=1).clamp_min(1)
-    return torch.where(valid, mean[:, None] + own - own.detach(), 0.0)
+__all__ = ["completion_surrogate", "drpo_loss"]
 
 
 def completion_surrogate(
@@ -54,29 +41,6 @@ def completion_surrogate(
     value = result.loss.detach()
     share = value / valid.sum(dim=1, keepdim=True).clamp_min(1)
     return dataclasses.replace(result, loss=result.loss - value + share)
-
-
-def cispo_loss(
-    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
-) -> Surrogate:
-    """-sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi: the weight is clipped, and every token keeps its gradient.
-
-    log_probs: [n, L] with gradient.  old_log_probs: [n, L].  advantages: [n] or [n, L].
-    clip_low: 1 means no lower bound, as in the paper.  r is `bounded_ratio`.
-    `binding` is False throughout.
-
-    Raises ValueError for invalid ranges, and for advantages whose shape is not a prefix of the log-probs'.
-    Source: CISPO, MiniMax-M1, arXiv 2506.13585, equations 4 and 5.
-    """
-    if not (0 <= clip_low <= 1 and clip_high >= 0):
-        raise ValueError(
-            f"cispo_loss: clip_low = {clip_low}, clip_high = {clip_high}; 0 <= clip_low <= 1 and clip_high >= 0 are "
-            "needed."
-        )
-    ratio = bounded_ratio((log_probs - old_log_probs).detach())
-    weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    loss = -weight * expand_leading(advantages, log_probs).detach() * log_probs
-    return Surrogate(loss=loss, ratio=ratio, clipped=weight != ratio, binding=torch.zeros_like(ratio, dtype=torch.bool))
 
 
 def drpo_loss(log_ratio: Tensor, advantages: Tensor, *, old_log_probs: Tensor | None, delta: float) -> Surrogate:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
+import torch
 from torch import Tensor
 from unirl.core.errors import BatchError
 from unirl.core.specs.config import AdvantageConfig
@@ -14,7 +15,7 @@ from unirl.core.types.track import Track
 from ..loss.advantages import Mode, Scope, combine_rewards
 from ..loss.rank_values import RewardValues
 
-__all__ = ["advantages_of", "best_and_worst", "track_advantages"]
+__all__ = ["advantages_of", "best_and_worst", "counted_rewards", "track_advantages"]
 
 
 def track_advantages(
@@ -23,6 +24,7 @@ def track_advantages(
     *,
     reward_weights: Mapping[str, float],
     shaping: Mapping[str, Tensor] | None = None,
+    earlier: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
 ) -> tuple[Track, dict[str, float]]:
     """The track with its advantages [N], and numbers for the log.
 
@@ -33,19 +35,23 @@ def track_advantages(
     shaping: name -> [N], terms that the algorithm adds to the reward, such as an overlong penalty; each counts as
     one more reward of factor 1, with its own values whatever `config.values` is, and appears neither in the track's
     `rewards` nor in its `reward_parts`.
+    earlier: group -> name -> scores of samples that are not in the track, equally many of each reward. They take part
+    in the statistics as further members of that group.
 
     Raises ValueError as `combine_rewards` does.
     """
     added = dict(shaping or {})
-    weights = {name: track.reward_weights.get(name, weight) for name, weight in reward_weights.items()}
-    # A sample may lack a score that does not count.
-    parts = {name: track.reward_parts[name] for name in weights}
-    parts = {name: part if weights[name] else part.nan_to_num(nan=0.0) for name, part in parts.items()}
+    parts, weights = counted_rewards(track, reward_weights)
+    every, group_ids, rows = {**parts, **added}, track.group_ids, track.sample_weights
+    for group, scores in (earlier or {}).items():
+        every = {name: torch.cat([part, part.new_tensor(scores[name])]) for name, part in every.items()}
+        group_ids += (group,) * (len(every[next(iter(every))]) - len(group_ids))
+    rows = torch.cat([rows, rows.new_ones(len(group_ids) - track.num_rows)])
     is_selective = config.keep_best + config.keep_worst > 0
     result = combine_rewards(
-        {**parts, **added},
+        every,
         weights={**weights, **dict.fromkeys(added, 1.0)},
-        group_ids=track.group_ids,
+        group_ids=group_ids,
         mode=cast(Mode, config.combine),
         values=dict.fromkeys(parts, cast(RewardValues, config.values)),
         scope=cast(Scope, config.scope),
@@ -56,23 +62,24 @@ def track_advantages(
         leave_one_out=config.leave_one_out,
         # Clipped after the selection, which must tell samples beyond the bound from each other.
         clip=None if is_selective else config.clip,
-        row_weights=track.sample_weights,
+        row_weights=rows,
     )
+    values = result.values[: track.num_rows]
     numbers = {
-        "advantage_abs_mean": float(result.values.abs().mean()),
+        "advantage_abs_mean": float(values.abs().mean()),
         "groups": float(result.num_groups),
         "zero_spread_groups": float(result.num_zero_spread_groups),
         "singleton_groups": float(result.num_singleton_groups),
     }
-    track = dataclasses.replace(track, advantages=result.values)
+    track = dataclasses.replace(track, advantages=values)
     if not is_selective:
         return track, numbers
-    rows = best_and_worst(track, best=config.keep_best, worst=config.keep_worst)
-    numbers["samples_kept"] = float(len(rows))
-    if not rows:
+    chosen = best_and_worst(track, best=config.keep_best, worst=config.keep_worst)
+    numbers["samples_kept"] = float(len(chosen))
+    if not chosen:
         # Rows of weight 0 take no step, and a track without rows could not be trained on.
         return track, numbers
-    kept = track.select(rows)
+    kept = track.select(chosen)
     assert kept.advantages is not None
     values = kept.advantages if config.clip is None else kept.advantages.clamp(-config.clip, config.clip)
     return dataclasses.replace(kept, advantages=values), numbers
@@ -93,6 +100,16 @@ def best_and_worst(track: Track, *, best: int, worst: int) -> list[int]:
         low = ranked[:worst]
         result += low + ranked[max(len(ranked) - best, len(low)) :]
     return sorted(result)
+
+
+def counted_rewards(track: Track, reward_weights: Mapping[str, float]) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """name -> [N] scores, and name -> factor in this step, of each reward of `reward_weights`.
+
+    A score that does not count, at factor 0, is 0 where a sample lacks it.
+    """
+    weights = {name: track.reward_weights.get(name, weight) for name, weight in reward_weights.items()}
+    parts = {name: track.reward_parts[name] for name in weights}
+    return {name: part if weights[name] else part.nan_to_num(nan=0.0) for name, part in parts.items()}, weights
 
 
 def advantages_of(track: Track) -> Tensor:

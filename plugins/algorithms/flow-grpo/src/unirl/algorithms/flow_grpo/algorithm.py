@@ -1,4 +1,4 @@
-"""Flow-GRPO: the clipped surrogate over the SDE steps of a flow model."""
+"""Flow-GRPO: policy gradients over the SDE steps of a flow model."""
 
 from __future__ import annotations
 
@@ -13,16 +13,22 @@ from unirl.core.roles import Forward, Losses, LossTerm, Replayed
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
+from unirl.numerics.diffusion.sampler import schedule_coefficients
 from unirl.numerics.loss.adaptive_kl import AdaptiveKl
 from unirl.numerics.loss.losses import (
     ClipSchedule,
+    Surrogate,
+    cispo_loss,
     clip_schedule,
     clipped_surrogate,
+    divergence_surrogate,
     expand_leading,
     flow_grpo_kl,
     gaussian_kl,
     mean_shift_squared,
     ratio_norm,
+    sequence_log_ratio,
+    velocity_kl,
 )
 from unirl.numerics.loss.policy_metrics import mean_over, ratio_metrics
 from unirl.numerics.train.track_advantages import advantages_of, track_advantages
@@ -47,7 +53,8 @@ class FlowGrpo(AdaptiveKl):
 
     DanceGRPO (2505.07818) is the kernel `dance-sde`, with noise at all steps but the last and a random share of them
     trained on; Flow-GRPO-Fast and MixGRPO (2507.21802) are windows of SDE steps;
-    GRPO-Guard (2510.22319) is `ratio_norm` with `step_weight: inverse-dt`.
+    GRPO-Guard (2510.22319) is `ratio_norm` with `step_weight: inverse-dt`; TempFlow-GRPO (2508.04324) is one SDE step
+    in each trajectory with `step_weight: noise`; Flow-DPPO (2606.11025) is `loss: divergence`.
     """
 
     def __init__(
@@ -62,7 +69,8 @@ class FlowGrpo(AdaptiveKl):
         self._config = config
         self._advantage = advantage
         self._reward_weights = reward_weights
-        self._replays_anchor = train.old_log_probs == "replay" or config.ratio_norm
+        self._keeps_means = config.ratio_norm or config.loss == "divergence"
+        self._replays_anchor = train.old_log_probs == "replay" or self._keeps_means
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         return track_advantages(track, self._advantage, reward_weights=self._reward_weights)
@@ -74,7 +82,7 @@ class FlowGrpo(AdaptiveKl):
         with torch.no_grad():
             old = forward(track)
             assert isinstance(old, Replayed)
-        means = old.means if self._config.ratio_norm else None
+        means = old.means if self._keeps_means else None
         segment = dataclasses.replace(track.latent, log_probs=old.log_probs.detach(), means=means)
         return dataclasses.replace(track, segment=segment)
 
@@ -86,46 +94,77 @@ class FlowGrpo(AdaptiveKl):
         return {"policy": policy, "kl": counted} if self._config.kl_coef else {"policy": policy}
 
     def loss(self, track: Track, forward: Forward, *, progress: float) -> Losses:
-        config, segment = self._config, track.latent
+        config, weights = self._config, self.loss_weights(track)
         new = forward(track)
         assert isinstance(new, Replayed)
-        weights = self.loss_weights(track)
-        log_ratio = new.log_probs - _of(segment.log_probs)
-        if config.ratio_norm:
-            shift = mean_shift_squared(new.means, _of(segment.means))
-            log_ratio = ratio_norm(log_ratio, mean_shift_sq=shift, std=new.std)
-        schedule = cast(ClipSchedule, config.clip_schedule)
-        low = clip_schedule(schedule, config.clip_range, progress)
-        high = low if config.clip_range_high is None else clip_schedule(schedule, config.clip_range_high, progress)
-        surrogate = clipped_surrogate(
-            log_ratio, advantages_of(track), clip_low=low, clip_high=high, dual_clip=config.dual_clip
-        )
-        values = surrogate.loss * _step_weights(config.step_weight, track, new)
+        surrogate, log_ratio = self._surrogate(track, new, progress)
+        values = surrogate.loss * _step_weights(config.step_weight, track)
         terms = [LossTerm(name="policy", values=values, weights=weights["policy"])]
-        metrics = ratio_metrics(surrogate.ratio, surrogate.clipped, log_ratio.detach(), weights["policy"])
+        metrics = ratio_metrics(surrogate.ratio, surrogate.clipped, log_ratio, weights["policy"])
+        if config.loss == "divergence":
+            metrics["divergence"] = mean_over(_divergence(track, new), weights["policy"])
+            metrics["dropped_fraction"] = mean_over(surrogate.binding.float(), weights["policy"])
         if config.kl_coef:
             with torch.no_grad():
                 reference = forward(track, policy="reference")
                 assert isinstance(reference, Replayed)
-            if config.kl_form == "gaussian":
-                kl = gaussian_kl(new.means, reference.means, new.std)
-            else:
-                kl = flow_grpo_kl(new.means, reference.means, new.g)
-            terms.append(LossTerm(name="kl", values=kl, weights=weights["kl"], scale=self.kl_coef))
+            kl = _kl(config.kl_form, track, new, reference)
+            values = kl * _step_weights(config.kl_step_weight, track)
+            terms.append(LossTerm(name="kl", values=values, weights=weights["kl"], scale=self.kl_coef))
             metrics["kl"] = mean_over(kl, weights["kl"])
         return Losses(terms=terms, metrics=metrics)
 
+    def _surrogate(self, track: Track, new: Replayed, progress: float) -> tuple[Surrogate, Tensor]:
+        """The policy loss of each step, and the detached log-ratio that it bounds."""
+        config, advantages = self._config, advantages_of(track)
+        old = _of(track.latent.log_probs)
+        schedule = cast(ClipSchedule, config.clip_schedule)
+        low = clip_schedule(schedule, config.clip_range, progress)
+        high = low if config.clip_range_high is None else clip_schedule(schedule, config.clip_range_high, progress)
+        log_ratio = new.log_probs - old
+        if config.ratio_norm:
+            shift = mean_shift_squared(new.means, _of(track.latent.means))
+            log_ratio = ratio_norm(log_ratio, mean_shift_sq=shift, std=new.std)
+        if config.ratio == "sequence":
+            log_ratio = sequence_log_ratio(log_ratio, new.valid)
+        if config.loss == "cispo":
+            result = cispo_loss(new.log_probs, old, advantages, clip_low=low, clip_high=high)
+        elif config.loss == "divergence":
+            assert config.threshold is not None
+            divergence = _divergence(track, new)
+            result = divergence_surrogate(log_ratio, advantages, divergence=divergence, threshold=config.threshold)
+        else:
+            dual = config.dual_clip
+            result = clipped_surrogate(log_ratio, advantages, clip_low=low, clip_high=high, dual_clip=dual)
+        return result, log_ratio.detach()
 
-def _step_weights(kind: str, track: Track, replayed: Replayed) -> Tensor | float:
-    """[n, S] factor of each step's loss."""
+
+def _divergence(track: Track, new: Replayed) -> Tensor:
+    """[n, S] KL per element of the new from the old policy, detached."""
+    return gaussian_kl(new.means.detach(), _of(track.latent.means), new.std)
+
+
+def _kl(form: str, track: Track, new: Replayed, reference: Replayed) -> Tensor:
+    """[n, S] KL to the reference policy, with gradient."""
+    if form == "gaussian":
+        return gaussian_kl(new.means, reference.means, new.std)
+    if form == "flow-grpo-code":
+        return flow_grpo_kl(new.means, reference.means, new.g)
+    segment = track.latent
+    on_velocity = schedule_coefficients(segment.sampler, segment.sigmas).on_velocity
+    return velocity_kl(new.means, reference.means, on_velocity[segment.scored_steps.clamp(min=0)])
+
+
+def _step_weights(kind: str, track: Track) -> Tensor | float:
+    """[n, S] factor of each step's loss, of the schedule alone: what other rows do must not matter, nor the split."""
     if kind == "uniform":
         return 1.0
+    segment = track.latent
+    sigmas, steps = segment.sigmas, segment.scored_steps.clamp(min=0)
     if kind == "noise":
-        # The mean is over a row's own steps: a mean over the micro-batch would make the loss depend on the split.
-        std = replayed.std.reshape(replayed.log_probs.shape)
-        counted = replayed.valid.to(std.dtype)
-        return std / ((std * counted).sum(dim=1, keepdim=True) / counted.sum(dim=1, keepdim=True).clamp(min=1))
-    sigmas, steps = track.latent.sigmas, track.latent.scored_steps.clamp(min=0)
+        # Equation 8 of TempFlow-GRPO, arXiv 2508.04324: Norm(sigma_t sqrt(dt)), of mean 1 over the steps.
+        std = schedule_coefficients(segment.sampler, sigmas).std
+        return (std / std[std > 0].mean())[steps]
     return 1.0 / (sigmas[steps] - sigmas[steps + 1])
 
 

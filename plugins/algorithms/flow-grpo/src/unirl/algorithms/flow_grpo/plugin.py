@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.capability import Needs
 from unirl.core.specs.spec import AlgorithmSpec
+
+_REFERENCE = {"kl_coef": Needs(reference="policy")}
 
 FLOW_GRPO = AlgorithmSpec(
     name="flow-grpo",
@@ -15,7 +18,7 @@ FLOW_GRPO = AlgorithmSpec(
     config="unirl.algorithms.flow_grpo.config:FlowGrpoConfig",
     needs=Needs(track="latent", trajectory="window", log_probs="gaussian", stochastic=True, staleness="ratio"),
     # Ratio norm compares means, which are replayed with the weights that train.
-    when={"kl_coef": Needs(reference="policy"), "ratio_norm": Needs(staleness="none")},
+    when={**_REFERENCE, "ratio_norm": Needs(staleness="none")},
     stateful={"kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 100.0},
     clip_key="clip_range",
     paper="arXiv 2505.05470",
@@ -23,8 +26,37 @@ FLOW_GRPO = AlgorithmSpec(
     # The default suits latents of 65,536 elements; those of miniatures are a thousandth of it.
     trial={"clip_range": 1e-3},
 )
+FLOW_DPPO = replace(
+    FLOW_GRPO,
+    name="flow-dppo",
+    summary="Policy gradient over SDE steps, with a mask by the KL to the old policy in place of the clip",
+    config="unirl.algorithms.flow_grpo.config:FlowDppoConfig",
+    # The divergence, too, is of means that are replayed with the weights that train.
+    needs=replace(FLOW_GRPO.needs, staleness="none"),
+    when=_REFERENCE,
+    paper="arXiv 2606.11025",
+    # A KL of 1e-3 is what the mean of 1,000 elements moves by where the log-ratio has a std of 1.4e-3.
+    trial={"clip_range": 1e-3, "threshold": 1e-3},
+)
+TEMPFLOW_GRPO = replace(
+    FLOW_GRPO,
+    name="tempflow-grpo",
+    summary="Flow-GRPO with one SDE step in each trajectory, weighted by the noise of that step",
+    config="unirl.algorithms.flow_grpo.config:TempFlowConfig",
+    paper="arXiv 2508.04324",
+)
+DDPO = replace(
+    FLOW_GRPO,
+    name="ddpo",
+    summary="Clipped policy gradient over denoising steps, with advantages from running statistics of each prompt",
+    build="unirl.algorithms.flow_grpo.ddpo:build",
+    config="unirl.algorithms.flow_grpo.config:DdpoConfig",
+    paper="arXiv 2305.13301",
+    # Trials have groups of four and no earlier steps.
+    trial={"clip_range": 1e-3, "min_count": 1},
+)
 
 
 @hookimpl
 def unirl_algorithms() -> Iterable[AlgorithmSpec]:
-    return [FLOW_GRPO]
+    return [FLOW_GRPO, FLOW_DPPO, TEMPFLOW_GRPO, DDPO]

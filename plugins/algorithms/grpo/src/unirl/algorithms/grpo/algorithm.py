@@ -13,9 +13,9 @@ from unirl.core.specs.check import check_config
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
 from unirl.numerics.loss.aggregation import AggregationMode
-from unirl.numerics.loss.losses import Surrogate
+from unirl.numerics.loss.losses import Surrogate, cispo_loss, sequence_log_ratio
 from unirl.numerics.loss.policy_metrics import mean_over
-from unirl.numerics.tokens.losses import cispo_loss, completion_surrogate, sequence_log_ratio
+from unirl.numerics.tokens.losses import completion_surrogate
 from unirl.numerics.tokens.overlong import soft_overlong_penalty
 from unirl.numerics.tokens.policy import TokenWeights, old_log_prob_tokens, text_numbers, token_weights
 from unirl.numerics.tokens.policy_loss import TokenPolicyLoss
