@@ -171,7 +171,7 @@ def test_a_text_algorithm_is_refused_on_a_latent_model() -> None:
     assert any("trains text tracks" in line for line in refusals(make_plan(algorithm=text)))
 
 
-def test_an_algorithm_with_a_critic_needs_tokens_and_a_backend_that_keeps_one() -> None:
+def test_an_algorithm_with_a_critic_needs_a_backend_that_keeps_one_for_either_kind_of_track() -> None:
     judged = dataclasses.replace(ALGORITHM, name="ppo-like", needs=Needs(track="text", critic=True), when={})
     model = dataclasses.replace(MODEL, tracks={"text": "text"}, capabilities={Cap.TEXT_STAGE: NATIVE, Cap.LORA: NATIVE})
     engine = without(without(ENGINE, Cap.TEXT_ROLLOUT, NATIVE), Cap.LOG_PROBS_TOKEN, NATIVE)
@@ -189,9 +189,9 @@ def test_an_algorithm_with_a_critic_needs_tokens_and_a_backend_that_keeps_one() 
     on_latents = dataclasses.replace(
         ALGORITHM, name="ppo-like", needs=dataclasses.replace(ALGORITHM.needs, critic=True)
     )
-    assert reasons(model=MODEL, engine=ENGINE, algorithm=on_latents) == [
-        "algorithm: algorithm 'ppo-like' trains a critic, which reads tokens; model 'toy' has no text track. "
-        "Choose a model with one."
+    assert reasons(model=MODEL, engine=ENGINE, algorithm=on_latents) == []
+    assert reasons(model=MODEL, engine=ENGINE, algorithm=on_latents, backend=without(BACKEND, Cap.CRITIC, NO)) == [
+        "backend: algorithm 'ppo-like' needs 'critic'; backend 'plain' states 'no'."
     ]
 
 

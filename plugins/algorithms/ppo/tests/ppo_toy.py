@@ -21,6 +21,7 @@ class Critic(bigrams.Steps):
     """Fits `unirl.numerics.train.updater.CriticUpdater`."""
 
     is_alone = False
+    steps_per_update = 1
 
     def __init__(self, seed: int, lr: float) -> None:
         self.net, self.packing = bigrams.BigramModel(seed, width_of_head=1), True

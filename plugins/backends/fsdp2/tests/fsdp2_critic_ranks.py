@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from fsdp2_text_toy import Judged, critic_weights, make_judged, make_texts
+from fsdp2_text_toy import Judged, ToyTextModel, critic_weights, make_judged, make_steps, make_texts
+from fsdp2_toy import ToyModel
 from unirl.core.roles import Job
 from unirl.core.specs.config import TrainConfig
 
@@ -16,18 +17,28 @@ CASES = {
     "each-micro": {"defer_gradient_sync": False},
     # Both ranks hold halves of the layers and the same rows.
     "tensor": {"mesh": "tensor"},
+    "latents": {"kind": "latents"},
+    "latents-bf16": {"kind": "latents", "mixed_precision": "bf16"},
 }
+
+
+def parts_of(case):
+    """The settings of a case without what only chooses its parts, a function that makes its model, and its track."""
+    settings = {name: value for name, value in CASES[case].items() if name not in ("kind", "mesh")}
+    if CASES[case].get("kind") == "latents":
+        return settings, ToyModel, make_steps()
+    return settings, ToyTextModel, make_texts()
 
 
 def run(case, rows, *, folder):
     from unirl.backends.fsdp2.config import MeshConfig
 
-    settings = dict(CASES[case])
-    if settings.pop("mesh", None):
+    settings, make_model, track = parts_of(case)
+    if "mesh" in CASES[case]:
         settings["mesh"] = MeshConfig(tensor=2)
         rows = list(range(8))
-    backend, _ = make_judged(train=TrainConfig(micro_batch_size=2), **settings)
-    track = make_texts().select(rows)
+    backend, _ = make_judged(train=TrainConfig(micro_batch_size=2), model=make_model(), **settings)
+    track = track.select(rows)
     backend.train([Job(track=track, algorithm=Judged())], progress=0.0)
     report = backend.train([Job(track=track, algorithm=Judged())], progress=0.0)
     backend.save(folder)

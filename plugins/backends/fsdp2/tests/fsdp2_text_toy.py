@@ -1,10 +1,11 @@
-"""A small decoder with a trunk and a head, texts of it, and an algorithm with a critic: what tests of critics need."""
+"""A small decoder with a trunk and a head, texts of it, and an algorithm with a critic for either kind of track."""
 
 from __future__ import annotations
 
 import dataclasses
 
 import torch
+from fsdp2_toy import ToyModel, make_track
 from torch import nn
 from unirl.backends.fsdp2.backend import build
 from unirl.backends.fsdp2.config import CriticConfig, Fsdp2Config
@@ -13,7 +14,7 @@ from unirl.core.specs.config import TrainConfig
 from unirl.core.specs.spec import ModelSpec
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import Status, TextSegment, Track
-from unirl.numerics.tokens.replay import per_sample, per_token, token_mask
+from unirl.numerics.train.actions import action_mask, per_action, with_per_action
 
 SPEC = ModelSpec(
     name="toy-text", summary="Two blocks.", build="", config="", tracks={"text": "text"}, trainable="net",
@@ -92,28 +93,27 @@ class Judged:
         return track
 
     def after_anchor(self, track, sum_over_ranks):
-        valid = token_mask(track.text) & (track.sample_weights > 0)[:, None]
-        values = per_token(track.text, "values")
+        valid = action_mask(track) & (track.sample_weights > 0)[:, None]
+        values = per_action(track, "values")
         returns = torch.where(valid, track.rewards[:, None], 0.0)
         errors = torch.where(valid, returns - values, 0.0)
         sums = sum_over_ranks(torch.stack([errors.double().square().sum(), valid.sum().double()]))
         scaled = errors / float(sums[0] / sums[1]) ** 0.5
-        fields = {"advantages": per_sample(scaled, track.text), "returns": per_sample(returns, track.text)}
         numbers = {"values_mean": Metric(total=float(values[valid].double().sum()), weight=float(valid.sum()))}
-        return dataclasses.replace(track, segment=dataclasses.replace(track.text, **fields)), numbers
+        return with_per_action(track, advantages=scaled, returns=returns), numbers
 
     def loss_weights(self, track):
-        return {"policy": token_mask(track.text) * track.sample_weights[:, None]}
+        return {"policy": action_mask(track) * track.sample_weights[:, None]}
 
     def loss(self, track, replay, *, progress):
-        values = -replay(track).log_probs * per_token(track.text, "advantages")
+        values = -replay(track).log_probs * per_action(track, "advantages")
         return Losses(terms=[LossTerm(name="policy", values=values, weights=self.loss_weights(track)["policy"])])
 
     def critic_weights(self, track):
         return {"value": self.loss_weights(track)["policy"]}
 
     def critic_loss(self, track, values, *, progress):
-        errors = (values - per_token(track.text, "returns")).square()
+        errors = (values - per_action(track, "returns")).square()
         return Losses(terms=[LossTerm(name="value", values=errors, weights=self.critic_weights(track)["value"])])
 
 
@@ -136,11 +136,23 @@ def make_texts(*, num_rows: int = 8, seed: int = 1) -> Track:
     )
 
 
-def make_judged(*, train: TrainConfig | None = None, critic: dict | None = None, steps: int = 10, **changes):
-    """(backend, model) with a critic."""
+def make_steps(*, num_rows: int = 8, seed: int = 1) -> Track:
+    """Trajectories of the toy denoiser with rewards; those of the last rows have one scored step less."""
+    track = make_track(ToyModel(), num_rows=num_rows, seed=seed)
+    steps = track.latent.sde_steps.clone()
+    steps[-2:, -1] = -1
+    rewards = torch.randn(num_rows, generator=torch.Generator().manual_seed(seed))
+    segment = dataclasses.replace(track.latent, sde_steps=steps)
+    return dataclasses.replace(track, segment=segment, rewards=rewards, advantages=None)
+
+
+def make_judged(
+    *, train: TrainConfig | None = None, critic: dict | None = None, steps: int = 10, model=None, **changes
+):
+    """(backend, model) with a critic, of the text model unless another is given."""
     settings = {"trains": "full", "lr": 1e-2, "max_grad_norm": None, **changes}
     chosen = CriticConfig(**{"lr": 3e-2, "max_grad_norm": None, **(critic or {})})
-    model = ToyTextModel()
+    model = model or ToyTextModel()
     backend = build(
         Fsdp2Config(critic=chosen, **settings), model=model, train=train or TrainConfig(), steps=steps, seed=3
     )

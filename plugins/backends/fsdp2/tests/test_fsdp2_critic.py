@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from fsdp2_critic_ranks import CASES, ROWS
+from fsdp2_critic_ranks import CASES, ROWS, parts_of
 from fsdp2_launch import launch
-from fsdp2_text_toy import Judged, ToyTextModel, critic_weights, make_judged, make_texts
+from fsdp2_text_toy import Judged, ToyTextModel, critic_weights, make_judged, make_steps, make_texts
 from fsdp2_toy import ToyModel, make_backend
 from unirl.backends.fsdp2.backend import build
 from unirl.backends.fsdp2.config import CriticConfig, Fsdp2Config, LoraSettings
-from unirl.backends.fsdp2.critic import CriticNet
+from unirl.backends.fsdp2.critic_nets import TokenCriticNet
 from unirl.core.errors import CheckpointError, RecipeError
 from unirl.core.limits import broken_limits
 from unirl.core.roles import Job
@@ -116,21 +116,22 @@ def test_no_micro_batch_or_packing_changes_what_is_learnt(settings):
         assert metrics["critic_grad_norm"] == pytest.approx(result[0][2]["critic_grad_norm"], rel=1e-5)
 
 
+@pytest.mark.parametrize(("make_model", "make"), [(ToyTextModel, make_texts), (ToyModel, make_steps)])
 @pytest.mark.parametrize("settings", EVERY.values(), ids=EVERY)
-def test_two_steps_a_resume_and_two_steps_are_four_steps_bit_for_bit(settings, tmp_path):
+def test_two_steps_a_resume_and_two_steps_are_four_steps_bit_for_bit(settings, make_model, make, tmp_path):
     how = {**settings, "lr_schedule": "cosine", "critic": {"lr_warmup_steps": 3, "max_grad_norm": 0.3}}
     kind = settings.get("trains", "full")
-    straight, _ = make_judged(**how)
+    straight, _ = make_judged(model=make_model(), **how)
     for number in range(4):
         if number == 2:
             straight.save(tmp_path)
-        straight.train([Job(track=make_texts(seed=number), algorithm=Judged())], progress=0.0)
+        straight.train([Job(track=make(seed=number), algorithm=Judged())], progress=0.0)
     assert (tmp_path / "critic" / ".metadata").is_file()
-    resumed, _ = make_judged(**how)
-    resumed.train([Job(track=make_texts(seed=7), algorithm=Judged())], progress=0.0)
+    resumed, _ = make_judged(model=make_model(), **how)
+    resumed.train([Job(track=make(seed=7), algorithm=Judged())], progress=0.0)
     resumed.load(tmp_path)
     for number in (2, 3):
-        resumed.train([Job(track=make_texts(seed=number), algorithm=Judged())], progress=0.0)
+        resumed.train([Job(track=make(seed=number), algorithm=Judged())], progress=0.0)
     for one, other in (
         (critic_weights(straight), critic_weights(resumed)),
         (straight._critic.optimizer.moments(), resumed._critic.optimizer.moments()),
@@ -202,11 +203,10 @@ def test_what_cannot_be_is_refused_in_a_sentence():
     backend, _ = make_backend(ToyModel())
     with pytest.raises(RecipeError, match=r"backend\.critic\.lr: got null, but the algorithm needs the values"):
         backend.with_values(make_texts())
-    with pytest.raises(RecipeError, match=r"backend\.critic\.lr: a critic reads tokens, but model 'toy' has no text"):
-        make_backend(ToyModel(), critic=CriticConfig(lr=1e-3))
-    wrong = CriticConfig(lr=0.0, max_grad_norm=-1.0, lr_warmup_steps=-1, warmup_steps=-2)
+    wrong = CriticConfig(lr=0.0, max_grad_norm=-1.0, lr_warmup_steps=-1, warmup_steps=-2, steps_per_update=0)
     keys = [reason.key for reason in broken_limits(Fsdp2Config(critic=wrong), key="backend")]
-    assert keys == [f"backend.critic.{key}" for key in ("lr", "max_grad_norm", "lr_warmup_steps", "warmup_steps")]
+    names = ("lr", "max_grad_norm", "lr_warmup_steps", "warmup_steps", "steps_per_update")
+    assert keys == [f"backend.critic.{key}" for key in names]
 
 
 @pytest.mark.slow
@@ -214,10 +214,10 @@ def test_two_ranks_learn_what_one_does_and_either_goes_on_from_the_others_checkp
     launch(Path(__file__).with_name("fsdp2_critic_ranks.py"), tmp_path, ranks=2)
     everything = torch.load(tmp_path / "found.pt", weights_only=True)
     for case in CASES:
-        settings = {key: value for key, value in CASES[case].items() if key != "mesh"}
-        alone, _ = make_judged(train=TrainConfig(micro_batch_size=2), **settings)
+        settings, make_model, track = parts_of(case)
+        alone, _ = make_judged(train=TrainConfig(micro_batch_size=2), model=make_model(), **settings)
         for _ in range(2):
-            report = alone.train([Job(track=make_texts(), algorithm=Judged())], progress=0.0)
+            report = alone.train([Job(track=track, algorithm=Judged())], progress=0.0)
         expected, live = critic_weights(alone), alone.export_weights(kind="full").tensors
         for number in range(len(ROWS)):
             result = everything[case, number]
@@ -248,6 +248,6 @@ def test_values_stand_before_the_token_that_they_are_of():
 
 
 def test_the_mesh_of_tensor_slices_takes_the_plan_of_the_trunk():
-    net = CriticNet(ToyTextModel())
+    net = TokenCriticNet(ToyTextModel())
     assert net.place == "trunk"
     assert net.tensor_parallel({"trunk.blocks.*.up": "colwise", "head": "colwise"}) == {"trunk.blocks.*.up": "colwise"}

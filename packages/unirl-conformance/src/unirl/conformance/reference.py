@@ -111,8 +111,14 @@ class LossInputs:
     sampler: Sampler
     """Kernel of the transitions, for losses that read more of the schedule than the stored steps. Trials have
     `flow-sde`."""
-    advantages: Any
-    """[n]."""
+    advantages: Any = None
+    """[n]. None with a critic: the reference computes advantages and returns itself."""
+    rewards: Any = None
+    """[n]; set with a critic, like the next two."""
+    values: Any = None
+    """[n, S] current values of the critic, before each step."""
+    old_values: Any = None
+    """[n, S] its values when the advantages were computed."""
     weights: Any
     """[n] weights of the samples; 0 excludes one."""
     progress: float

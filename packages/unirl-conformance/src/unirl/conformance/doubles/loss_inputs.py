@@ -14,6 +14,7 @@ from unirl.core.roles import Forward, Policy, Replayed, ReplayedTokens
 from unirl.core.types.track import Status, Track
 from unirl.numerics.tokens.batches import pad_batch
 from unirl.numerics.tokens.replay import per_token
+from unirl.numerics.train.actions import per_action
 
 from ..fixtures.trial import Trial
 from .forward import SameForward
@@ -39,7 +40,7 @@ def loss_inputs(
         assert isinstance(reference, ReplayedTokens)
         return _of_tokens(trial, track, new, old, reference, progress=progress)
     assert isinstance(new, Replayed) and isinstance(old, Replayed) and isinstance(reference, Replayed)
-    return _of_steps(track, new, old, reference, progress=progress)
+    return _of_steps(trial, track, new, old, reference, progress=progress)
 
 
 def point_inputs(trial: Trial, track: Track, *, progress: float) -> PointLossInputs:
@@ -109,10 +110,26 @@ class _Recorded(SameForward):
         return result
 
 
-def _of_steps(track: Track, new: Replayed, old: Replayed, reference: Replayed, *, progress: float) -> LossInputs:
+def _judged(trial: Trial, track: Track) -> dict[str, Any]:
+    """What a critic adds; nothing where there is none."""
+    if trial.critic is None:
+        return {"advantages": None if track.advantages is None else _numpy(track.advantages)}
+    assert track.rewards is not None
+    with torch.no_grad():
+        now = trial.critic.values(track.to(trial.model.device))
+    return {
+        "advantages": None,
+        "rewards": _numpy(track.rewards),
+        "values": _numpy(now),
+        "old_values": _numpy(per_action(track, "values")),
+    }
+
+
+def _of_steps(
+    trial: Trial, track: Track, new: Replayed, old: Replayed, reference: Replayed, *, progress: float
+) -> LossInputs:
     per_step: Callable[[Tensor], Any] = lambda value: _numpy(value.reshape(new.log_probs.shape))  # noqa: E731
     segment = track.latent
-    assert track.advantages is not None
     return LossInputs(
         log_probs=_numpy(new.log_probs),
         old_log_probs=_numpy(old.log_probs if segment.log_probs is None else segment.log_probs),
@@ -124,27 +141,17 @@ def _of_steps(track: Track, new: Replayed, old: Replayed, reference: Replayed, *
         sigmas=_numpy(segment.sigmas),
         sde_steps=np.asarray(segment.sde_steps.cpu()),
         sampler=segment.sampler,
-        advantages=_numpy(track.advantages),
         weights=_numpy(track.sample_weights),
         progress=progress,
+        **_judged(trial, track),
     )
 
 
 def _of_tokens(
     trial: Trial, track: Track, new: ReplayedTokens, old: ReplayedTokens, reference: ReplayedTokens, *, progress: float
 ) -> TokenLossInputs:
-    segment, critic = track.text, trial.critic
+    segment = track.text
     assert new.entropy is not None
-    judged: dict[str, Any] = {}
-    if critic is not None:
-        assert track.rewards is not None
-        with torch.no_grad():
-            now = critic.values(track.to(trial.model.device))
-        judged = {
-            "rewards": _numpy(track.rewards),
-            "values": _numpy(now),
-            "old_values": _numpy(per_token(segment, "values")),
-        }
     return TokenLossInputs(
         log_probs=_numpy(new.log_probs),
         old_log_probs=_numpy(old.log_probs if segment.log_probs is None else per_token(segment, "log_probs")),
@@ -155,11 +162,10 @@ def _of_tokens(
         else None,
         entropy=_numpy(new.entropy),
         valid=np.asarray(new.valid.cpu()),
-        advantages=None if critic is not None or track.advantages is None else _numpy(track.advantages),
         weights=_numpy(track.sample_weights),
         is_truncated=np.asarray([status is Status.TRUNCATED for status in track.status]),
         progress=progress,
-        **judged,
+        **_judged(trial, track),
     )
 
 

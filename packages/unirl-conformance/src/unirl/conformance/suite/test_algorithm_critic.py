@@ -12,17 +12,17 @@ from unirl.conformance.fixtures.algorithm import AlgorithmBench
 from unirl.conformance.fixtures.trial import CRITIC, AlreadyAnchored, Trial
 from unirl.conformance.verdicts import NotApplicable
 from unirl.core.types.track import Track
-from unirl.numerics.tokens.replay import per_token
+from unirl.numerics.train.actions import per_action
 from unirl.numerics.train.critic import with_values
 
 ROUNDING = 1e-5
-"""Advantages and returns are fp32 numbers of order 1, of sums over all tokens in fp64."""
+"""Advantages and returns are fp32 numbers of order 1, of sums over all actions in fp64."""
 
 
-@claim("algorithm", track="text")
+@claim("algorithm", track="any")
 def test_ranks_make_the_advantages_of_tokens_together(bench: AlgorithmBench) -> None:
-    """Token advantages and returns from a critic do not depend on the partition of completions over ranks: they equal
-    those of one process with all completions.
+    """Advantages and returns of tokens or denoise steps from a critic do not depend on the partition of samples over
+    ranks: they equal those of one process with all samples.
 
     Three ranks, one of them with padding only; with every key of `when` on.
 
@@ -39,14 +39,14 @@ def test_ranks_make_the_advantages_of_tokens_together(bench: AlgorithmBench) -> 
         for share, part in zip(shares, result, strict=False):
             expected = whole.select(share)
             for name in ("advantages", "returns"):
-                one, other = per_token(part.text, name), per_token(expected.text, name)
+                one, other = per_action(part, name), per_action(expected, name)
                 largest = float((one - other).abs().max() / other.abs().max())
-                bench.record(f"{'+'.join(on) or 'plain'}, {name} of {len(share)} texts", largest, bound=ROUNDING)
+                bench.record(f"{'+'.join(on) or 'plain'}, {name} of {len(share)} samples", largest, bound=ROUNDING)
 
 
-@claim("algorithm", track="text")
+@claim("algorithm", track="any")
 def test_three_updates_lower_the_loss_of_the_critic(bench: AlgorithmBench) -> None:
-    """The critic's gradient is that of its loss: each of three small gradient steps lowers it on the same completions.
+    """The critic's gradient is that of its loss: each of three small gradient steps lowers it on the same samples.
 
     If it fails: the values of the terms of `critic_loss()` and their gradient belong to different losses: a sign, a
     clip without its other side, or a detach in the wrong place.

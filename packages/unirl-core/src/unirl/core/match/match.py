@@ -169,12 +169,6 @@ def _parts(
             text=f"{asks} takes log-probs of samples from the {needs.sampler} policy; they can only be checked against "
             "the live policy so far. Choose another algorithm.",
         )
-    if needs.critic and "text" not in kinds:
-        yield Reason(
-            key="algorithm",
-            text=f"{asks} trains a critic, which reads tokens; model {model.name!r} has no text track. Choose a model "
-            "with one.",
-        )
     if backend is not None:
         yield from _backend(model, engine, algorithm, backend, needs=needs, trains=trains, has_teacher=has_teacher)
     expected = {"group": Cap.REWARD_GROUP, "differentiable": Cap.REWARD_DIFFERENTIABLE}.get(needs.reward)

@@ -1,7 +1,8 @@
 """Critics: what an algorithm with one adds to its role, and a backend that keeps one to its own.
 
-A critic is a second network that the backend trains along: it says what reward a text has still to come, before each of
-its tokens. It stays where training is; engines never see it.
+A critic is a second network that the backend trains along: before each action of a sample it says what reward is still
+to come. Actions are the tokens of a text, or the scored steps of a trajectory (`LatentSegment.scored_steps`). It stays
+where training is; engines never see it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class CriticAlgorithm(Algorithm, Protocol):
     def after_anchor(
         self, track: Track, sum_over_ranks: Callable[[Array], Array]
     ) -> tuple[Track, Mapping[str, Metric]]:
-        """Turn rewards and values into the advantages and returns of tokens, and give numbers for the log.
+        """Turn rewards and values into the advantages and returns of actions, and give numbers for the log.
 
         track: all rows that this rank trains on, over all micro-batches and updates; rows of weight 0 count nowhere.
         sum_over_ranks: of fp64 on the CPU; collective, so every rank calls it equally often, whatever its rows are.
@@ -44,7 +45,7 @@ class CriticAlgorithm(Algorithm, Protocol):
     def critic_loss(self, track: Track, values: Array, *, progress: float) -> Losses:
         """Loss terms of one micro-batch for the critic.
 
-        values: [n, S] fp32 with gradient, what it expects now, S the longest text of the rows; 0 where no token counts.
+        values: [n, S] fp32 with gradient, what it expects now, S the most actions of any row; 0 where there is none.
         """
         ...
 
@@ -53,7 +54,7 @@ class CriticBackend(Backend, Protocol):
     """A backend that keeps a critic, where its settings ask for one (`Cap.CRITIC`)."""
 
     def with_values(self, track: Track) -> Track:
-        """The track with what the critic expects before each token, as `segment.values`. No gradient. Collective.
+        """The track with what the critic expects before each action, as `segment.values`. No gradient. Collective.
 
         Raises RecipeError where it keeps none.
         """

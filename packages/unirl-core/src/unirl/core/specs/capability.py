@@ -98,7 +98,8 @@ class Cap(StrEnum):
     MANY_RANKS = "many-ranks"
     """Trains on all ranks of torch's default process group, each with rows of its own, as one rank with all rows."""
     CRITIC = "critic"
-    """Keeps a critic of its own, for text, and trains it with an optimizer of its own; engines never see it."""
+    """Keeps a critic of its own, for tokens and for denoise steps, and trains it with an optimizer of its own; engines
+    never see it."""
     THROUGH_SAMPLER = "through-sampler"
     """Backpropagates a reward through the sampler."""
     # Rewards.

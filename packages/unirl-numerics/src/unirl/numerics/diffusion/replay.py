@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -41,21 +43,9 @@ def replay(
 
     Raises ValueError when a step's latents are not stored, naming the row and the step.
     """
-    check_sigmas(sigmas)
-    check_sde_steps(sde_steps.cpu().numpy(), num_rows=latents.shape[0], num_steps=sigmas.shape[0] - 1)
-    if not sde_steps.shape[1]:
-        raise ValueError("replay: there are no steps to replay. Pass sde_steps with at least one column.")
-    steps = sde_steps.cpu()
-    valid = steps >= 0
-    slots, next_slots = _slots(positions.cpu(), steps, valid)
-    # Padding replays some stored pair, so that its numbers are finite; `valid` drops them.
-    rows = torch.arange(latents.shape[0])[:, None]
-    device = latents.device
-    x = latents[rows, slots].detach().float()
-    x_next = latents[rows, next_slots].detach().float()
-    sigmas = sigmas.to(device=device, dtype=torch.float32)
-    at = steps.clamp_min(0).to(device)
-    sigma, sigma_next = sigmas[at], sigmas[at + 1]
+    stored = _StoredSteps.of(latents=latents, positions=positions, sigmas=sigmas, steps=sde_steps)
+    x, x_next, sigma, sigma_next, valid = stored.x, stored.x_next, stored.sigma, stored.sigma_next, stored.valid
+    sigmas = sigmas.to(device=latents.device, dtype=torch.float32)
 
     def transition_of(columns: list[int]) -> tuple[Transition, Tensor]:
         """len(columns) blocks of n rows, concatenated."""
@@ -83,7 +73,7 @@ def replay(
             step = dataclasses.replace(step, mean=means[:, columns].transpose(0, 1).flatten(0, 1))
         return step, kernel.log_prob(x_next[:, columns].transpose(0, 1).flatten(0, 1), step)
 
-    all_columns = list(range(steps.shape[1]))
+    all_columns = list(range(sde_steps.shape[1]))
     parts = [transition_of(group) for group in ([all_columns] if stacked else [[c] for c in all_columns])]
 
     def in_rows(blocks: list[Tensor]) -> Tensor:
@@ -92,13 +82,45 @@ def replay(
 
     log_probs = in_rows([log_prob for _, log_prob in parts])
     return Replayed(
-        log_probs=torch.where(valid.to(device), log_probs, torch.zeros_like(log_probs)),
+        log_probs=torch.where(valid, log_probs, torch.zeros_like(log_probs)),
         means=in_rows([step.mean for step, _ in parts]),
         std=in_rows([step.std for step, _ in parts]),
         g=in_rows([step.g for step, _ in parts]),
         next=x_next,
-        valid=valid.to(device),
+        valid=valid,
     )
+
+
+def step_values(
+    critic: Callable[[Tensor, Tensor, Conditions], Tensor],
+    *,
+    latents: Tensor,
+    positions: Tensor,
+    sigmas: Tensor,
+    steps: Tensor,
+    conditions: Conditions,
+    stacked: bool = True,
+) -> Tensor:
+    """[n, S] fp32: the critic's value before each stored step, with gradient; 0 where a row has none.
+
+    critic: takes x [B, ...], sigma [B] and conditions of B rows, returns [B].  latents, positions, sigmas, steps: as
+        `replay` takes them.  conditions: one entry per row; no guidance.
+    stacked: one call of n * S rows, or S calls of n rows; also for padding.
+
+    Raises ValueError as `replay` does.
+    """
+    stored = _StoredSteps.of(latents=latents, positions=positions, sigmas=sigmas, steps=steps)
+    columns = list(range(steps.shape[1]))
+    parts = [
+        critic(
+            stored.x[:, group].transpose(0, 1).flatten(0, 1),
+            stored.sigma[:, group].T.flatten(),
+            _tiled(conditions, len(group)),
+        ).float()
+        for group in ([columns] if stacked else [[column] for column in columns])
+    ]
+    values = torch.cat(parts).view(len(columns), -1).T
+    return torch.where(stored.valid, values, torch.zeros_like(values))
 
 
 def velocity_at(
@@ -131,6 +153,43 @@ def velocity_at(
     every = list(range(x.shape[1]))
     joined = torch.cat([block(group) for group in ([every] if stacked else [[column] for column in every])])
     return joined.view(len(every), -1, *joined.shape[1:]).transpose(0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StoredSteps:
+    """What n rows store of S steps, on the device of the latents. Padding has some stored pair, so that its numbers are
+    finite; `valid` drops them."""
+
+    x: Tensor
+    """[n, S, ...] fp32 before each step."""
+    x_next: Tensor
+    """[n, S, ...] fp32 after it."""
+    sigma: Tensor
+    """[n, S] fp32."""
+    sigma_next: Tensor
+    """[n, S] fp32."""
+    valid: Tensor
+    """[n, S] bool."""
+
+    @classmethod
+    def of(cls, *, latents: Tensor, positions: Tensor, sigmas: Tensor, steps: Tensor) -> _StoredSteps:
+        check_sigmas(sigmas)
+        check_sde_steps(steps.cpu().numpy(), num_rows=latents.shape[0], num_steps=sigmas.shape[0] - 1)
+        if not steps.shape[1]:
+            raise ValueError("replay: there are no steps to replay. Pass sde_steps with at least one column.")
+        steps = steps.cpu()
+        valid = steps >= 0
+        slots, next_slots = _slots(positions.cpu(), steps, valid)
+        rows = torch.arange(latents.shape[0])[:, None]
+        sigmas = sigmas.to(device=latents.device, dtype=torch.float32)
+        at = steps.clamp_min(0).to(latents.device)
+        return cls(
+            x=latents[rows, slots].detach().float(),
+            x_next=latents[rows, next_slots].detach().float(),
+            sigma=sigmas[at],
+            sigma_next=sigmas[at + 1],
+            valid=valid.to(latents.device),
+        )
 
 
 def _block_velocity(

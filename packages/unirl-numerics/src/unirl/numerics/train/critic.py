@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from unirl.core.errors import BatchError, RunFailed
 from unirl.core.roles import Algorithm, CriticAlgorithm
-from unirl.core.types.track import Track
+from unirl.core.types.track import TextSegment, Track
 
-from ..tokens.replay import per_sample, per_token, token_mask
+from .actions import action_mask, per_action, with_per_action
 
 if TYPE_CHECKING:
     from ..loss.tally import Reducer, Tally
@@ -40,10 +39,9 @@ def critic_pair(algorithm: Algorithm, critic: CriticUpdater | None) -> tuple[Cri
 
 
 def with_values(track: Track, critic: CriticUpdater) -> Track:
-    """The track with the critic's value before each token, as `segment.values`. No gradient."""
+    """The track with the critic's value before each action, as `segment.values`. No gradient."""
     with torch.no_grad():
-        result = critic.values(track)
-    return dataclasses.replace(track, segment=dataclasses.replace(track.text, values=per_sample(result, track.text)))
+        return with_per_action(track, values=critic.values(track))
 
 
 def estimated(
@@ -92,11 +90,13 @@ def _check_values(micros: Sequence[Track], ranks: Reducer) -> None:
 
 def _bad_value(track: Track) -> str:
     """The first value that counts and is not finite, in words; "" where all are finite."""
-    values = per_token(track.text, "values")
-    counts = token_mask(track.text) & (track.sample_weights > 0)[:, None]
+    values = per_action(track, "values")
+    counts = action_mask(track) & (track.sample_weights > 0)[:, None]
     bad = (counts & ~values.isfinite()).nonzero()
     if not len(bad):
         return ""
-    row, token = (int(place) for place in bad[0])
-    where = f"before token {token} of sample {track.sample_ids[row]!r} of track {track.name!r}"
-    return f"its value is {float(values[row, token])} {where}"
+    row, column = (int(place) for place in bad[0])
+    is_text = isinstance(track.segment, TextSegment)
+    action = f"token {column}" if is_text else f"step {int(track.latent.scored_steps[row, column])}"
+    where = f"before {action} of sample {track.sample_ids[row]!r} of track {track.name!r}"
+    return f"its value is {float(values[row, column])} {where}"

@@ -50,7 +50,7 @@ def train_on(
     jobs: the same ones on every rank. The gradient of a step is the sum of theirs, each times its weight; their losses
     are divided by their own total weights.  settings: of jobs that bring none.
     progress: fraction of the run that is done, 0 to 1.
-    critic: for a `CriticAlgorithm`, whose critic takes a step after each step of the policy. Values are computed and
+    critic: for a `CriticAlgorithm`, whose critic takes its steps after each step of the policy. Values are computed and
     `after_anchor` runs between the old-log-prob pass and the first update. The policy takes no step in critic warm-up.
 
     Metrics are exact over micro-batches and ranks: the algorithm's own, `loss`, `grad_norm` (mean and `_max`),
@@ -87,7 +87,10 @@ def train_on(
         if trained_critic is not None:
             algorithm, net = trained_critic
             judged = _critic_share(shares[0], algorithm, net, progress=progress)
-            log.critic += [net.step()] if _accumulate([judged], into=net, updater=updater) else []
+            for again in range(net.steps_per_update):
+                # The log has the loss before the first of these steps.
+                share = replace(judged, tally=Tally()) if again else judged
+                log.critic += [net.step()] if _accumulate([share], into=net, updater=updater) else []
         for work, share in zip(works, shares, strict=True):
             work.merge(share.tally)
     return log.report(works, updater, has_critic=critic is not None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, cast
 
@@ -14,7 +14,7 @@ from unirl.core.types.array import Ragged
 from unirl.core.types.track import TextSegment
 
 from ..diffusion.guidance import NO_GUIDANCE, Guidance
-from ..diffusion.replay import replay, velocity_at
+from ..diffusion.replay import replay, step_values, velocity_at
 from ..diffusion.sampler import guidance_of, kernel_of
 from ..tokens.replay import replay_divergence, replay_output_head, replay_text
 from .reference import kept_reference_tokens
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from .log_prob_mismatch import MismatchMeter
 
-__all__ = ["TrackReplay"]
+__all__ = ["TrackReplay", "replay_step_values"]
 
 
 class TrackReplay:
@@ -179,6 +179,27 @@ class TrackReplay:
             stacked=self._stacked,
             means=means,
         )
+
+
+def replay_step_values(
+    critic: Callable[[Tensor, Tensor, Mapping[str, Ragged]], Tensor], track: Track, *, stacked: bool
+) -> Tensor:
+    """[n, R] fp32: the critic's value before each scored step of a latent track, under its positive conditions; 0 where
+    a row has none.
+
+    critic: takes x [B, ...], sigma [B] and conditions of B rows; returns [B], differentiable outside no_grad.
+    stacked: as in `TrackReplay`.
+    """
+    segment = track.latent
+    return step_values(
+        critic,
+        latents=segment.latents,
+        positions=segment.positions,
+        sigmas=segment.sigmas,
+        steps=segment.scored_steps,
+        conditions=_conditions(track, NO_GUIDANCE).get("positive", {}),
+        stacked=stacked,
+    )
 
 
 def _conditions(track: Track, guidance: Guidance) -> dict[str, dict[str, Ragged]]:

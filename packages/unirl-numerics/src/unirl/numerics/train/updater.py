@@ -68,8 +68,14 @@ class CriticUpdater(Protocol):
         """Critic warm-up: the policy takes no step in this call of `train_on`."""
         ...
 
+    @property
+    def steps_per_update(self) -> int:
+        """Steps that it takes after each update of the policy, all on the same samples."""
+        ...
+
     def values(self, track: Track) -> Tensor:
-        """[n, S] fp32 before each token of these rows, with gradient unless in no_grad; see `replay_values`."""
+        """[n, S] fp32 before each action of these rows, with gradient unless in no_grad; see `replay_values` for tokens
+        and `track_replay.replay_step_values` for denoise steps."""
         ...
 
     def zero_grad(self) -> None: ...

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from typing import Literal, cast
 
@@ -17,14 +15,13 @@ from unirl.core.types.track import Track
 from unirl.numerics.loss.aggregation import AggregationMode
 from unirl.numerics.loss.losses import Surrogate
 from unirl.numerics.loss.policy_metrics import mean_over
-from unirl.numerics.tokens.gae import gae, token_rewards
+from unirl.numerics.tokens.gae import token_rewards
 from unirl.numerics.tokens.kl import token_kl
 from unirl.numerics.tokens.policy import TokenWeights, old_log_prob_tokens, text_numbers, token_weights
 from unirl.numerics.tokens.policy_loss import TokenPolicyLoss
-from unirl.numerics.tokens.replay import per_sample, per_token
-from unirl.numerics.tokens.value_loss import clipped_value_loss, explained_by_moments
-from unirl.numerics.tokens.whitening import token_moments, whiten
+from unirl.numerics.tokens.replay import per_token
 from unirl.numerics.train.reference import with_reference
+from unirl.numerics.train.values import value_losses, with_advantages_from_values
 
 __all__ = ["Ppo", "build"]
 
@@ -63,31 +60,18 @@ class Ppo(TokenPolicyLoss):
         self, track: Track, sum_over_ranks: Callable[[Tensor], Tensor]
     ) -> tuple[Track, Mapping[str, Metric]]:
         """Advantages by GAE, whitened over all tokens with weight on all ranks, and the value targets (returns)."""
-        config, segment, counted = self._config, track.text, self._token_weights(track).counted
-        valid = counted > 0
-        values = torch.where(valid, per_token(segment, "values"), 0.0)
-        rewards, metrics = self._rewards(track, valid)
-        result = gae(rewards, values, valid, gamma=config.gamma, lam=config.gae_lambda)
-        # An advantage is the critic's error: the return less the value.
-        moments = sum_over_ranks(
-            torch.stack([token_moments(x, valid).cpu() for x in (result.advantages, result.returns)])
+        config, counted = self._config, self._token_weights(track).counted
+        rewards, measured = self._rewards(track, counted > 0)
+        result, metrics = with_advantages_from_values(
+            track,
+            rewards,
+            counted,
+            gamma=config.gamma,
+            lam=config.gae_lambda,
+            whitens=config.whiten_advantages,
+            sum_over_ranks=sum_over_ranks,
         )
-        explained = explained_by_moments(errors=moments[0], returns=moments[1])
-        advantages = result.advantages
-        if config.whiten_advantages:
-            advantages = whiten(advantages, valid, moments=moments[0])
-        metrics |= {
-            "advantage_abs_mean": mean_over(advantages.abs(), counted),
-            "returns_mean": mean_over(result.returns, counted),
-            "values_mean": mean_over(values, counted),
-            "explained_variance": Metric(total=explained or 0.0, weight=float(explained is not None)),
-        }
-        segment = dataclasses.replace(
-            segment,
-            advantages=per_sample(advantages, segment),
-            returns=per_sample(result.returns, segment),
-        )
-        return dataclasses.replace(track, segment=segment), metrics
+        return result, {**measured, **metrics}
 
     def loss_weights(self, track: Track) -> Mapping[str, Tensor]:
         weights = self._token_weights(track)
@@ -118,18 +102,8 @@ class Ppo(TokenPolicyLoss):
 
     def critic_loss(self, track: Track, values: Tensor, *, progress: float) -> Losses:
         config, weights = self._config, self._token_weights(track)
-        is_counted = weights.counted > 0
-        now, before, returns = (
-            torch.where(is_counted, x, 0.0)
-            for x in (values, per_token(track.text, "values"), per_token(track.text, "returns"))
-        )
-        clip = math.inf if config.clip_range_value is None else config.clip_range_value
-        result = clipped_value_loss(now, before, returns, clip=clip)
-        metrics = {
-            "value_loss": mean_over(result.loss, weights.counted),
-            "value_clip_fraction": mean_over(result.clipped.float(), weights.counted),
-        }
-        return Losses(terms=[weights.term("value", result.loss, scale=config.value_coef)], metrics=metrics)
+        losses, metrics = value_losses(track, values, weights.counted, clip=config.clip_range_value)
+        return Losses(terms=[weights.term("value", losses, scale=config.value_coef)], metrics=metrics)
 
     def _rewards(self, track: Track, valid: Tensor) -> tuple[Tensor, dict[str, Metric]]:
         """[n, S], the reward of each token; and the KL that was subtracted, for the log."""

@@ -1,34 +1,25 @@
-"""Settings of PPO over tokens."""
+"""Settings of PPO over tokens and over denoise steps."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason, limit, one_of
+from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.numerics.loss.kl_config import KlConfig
 from unirl.numerics.tokens.policy_config import AGGREGATIONS, TokenPolicyConfig
+from unirl.numerics.train.critic_config import GaeConfig, unused_advantage_settings
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
 
-__all__ = ["PpoConfig"]
+__all__ = ["FlowPpoConfig", "PpoConfig"]
 
 
 @dataclass
-class PpoConfig(TokenPolicyConfig):
-    gamma: float = limit(1.0, least=0, most=1)
-    """Discount per token, in [0, 1]; 1 is no discount, usual since the reward comes at the last token."""
-    gae_lambda: float = limit(0.95, least=0, most=1)
-    """Lambda of GAE, in [0, 1]. 1: return minus value, unbiased. 0: one-step TD error, with the least variance."""
-    whiten_advantages: bool = True
-    """Normalise advantages to mean 0 and variance 1 over all tokens of the rollout."""
-    clip_range_value: float | None = limit(0.2, above=0)
-    """Clip range of the value loss: the new value is clipped to this distance from the old one where that makes the
-    loss larger; in units of the reward. None turns clipping off."""
-    value_coef: float = limit(0.5, above=0, hint="At 0 no critic learns.")
-    """Coefficient of the value loss."""
+class PpoConfig(TokenPolicyConfig, GaeConfig):
     aggregation: str = one_of(*AGGREGATIONS, default="token-mean")
     """How token losses of policy and critic are aggregated. `token-mean`: mean over all tokens; `seq-mean-token-mean`:
     mean over each completion, so that its length does not matter; `seq-mean-token-sum`: sum over each completion;
@@ -62,13 +53,35 @@ class PpoConfig(TokenPolicyConfig):
                     text="got true, but a KL penalty in the reward has no gradient; set it to false, or "
                     "algorithm.kl_in_reward=false.",
                 )
+        if stage is not None:
+            yield from unused_advantage_settings(stage)
+
+
+@dataclass
+class FlowPpoConfig(KlConfig, GaeConfig):
+    clip_range: float = limit(1e-4, above=0, below=1)
+    """Clip range of the ratio. Log-probs are averaged over the latent's elements, so 1e-4 here is a mean shift of 0.026
+    standard deviations at 65,536 elements. Use larger values for small latents."""
+    clip_range_high: float | None = limit(None, above=0)
+    """Upper clip range, if it differs from the lower one."""
+
+    @property
+    def clip_bounds(self) -> tuple[float, float]:
+        """Lower and upper clip range."""
+        return self.clip_range, self.clip_range if self.clip_range_high is None else self.clip_range_high
+
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
+        """Also group advantages, and log-probs without the constants that the KL divides by."""
+        yield from super().problems(plan, stage)
         if stage is None:
             return
-        for item in dataclasses.fields(stage.advantage):
-            result = getattr(stage.advantage, item.name)
-            if item.name != "constant_reward" and result != item.default:
-                yield Reason(
-                    key=f"advantage.{item.name}",
-                    text=f"got {result}; the advantages of ppo come from its critic, see algorithm.gae_lambda "
-                    "and algorithm.whiten_advantages. Leave it out.",
-                )
+        yield from unused_advantage_settings(stage)
+        sampling = stage.sampling
+        if not self.kl_coef or not isinstance(sampling, LatentSamplingConfig) or sampling.kernel != "cps":
+            return
+        if sampling.kernel_options.get("constants") is False:
+            yield Reason(
+                key="sampling.kernel_options.constants",
+                text="got false, which drops the constants of the log-prob that kl_coef divides by; set it to true, or "
+                "algorithm.kl_coef=0.",
+            )

@@ -8,7 +8,7 @@ from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.capability import Needs
 from unirl.core.specs.spec import AlgorithmSpec
 
-__all__ = ["SPEC", "unirl_algorithms"]
+__all__ = ["FLOW_PPO", "SPEC", "unirl_algorithms"]
 
 SPEC = AlgorithmSpec(
     name="ppo",
@@ -23,7 +23,27 @@ SPEC = AlgorithmSpec(
     reference="unirl.algorithms.ppo.reference:loss",
 )
 
+FLOW_PPO = AlgorithmSpec(
+    name="flow-ppo",
+    summary="Clipped policy gradient over denoise steps, with advantages from a learned critic",
+    build="unirl.algorithms.ppo.flow_ppo:build",
+    config="unirl.algorithms.ppo.config:FlowPpoConfig",
+    needs=Needs(
+        track="latent",
+        trajectory="window",
+        log_probs="gaussian",
+        stochastic=True,
+        critic=True,
+        staleness="ratio",
+    ),
+    when={"kl_coef": Needs(reference="policy")},
+    stateful={"kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 100.0},
+    clip_key="clip_range",
+    paper="arXiv 1707.06347",
+    reference="unirl.algorithms.ppo.flow_reference:loss",
+)
+
 
 @hookimpl
 def unirl_algorithms() -> Iterable[AlgorithmSpec]:
-    return [SPEC]
+    return [SPEC, FLOW_PPO]

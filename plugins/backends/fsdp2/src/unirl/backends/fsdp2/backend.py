@@ -23,7 +23,8 @@ from unirl.numerics.train.track_replay import TrackReplay
 from . import checkpoint
 from .averages import Average, WeightCopy
 from .config import Fsdp2Config
-from .critic import Critic, CriticNet
+from .critic import Critic
+from .critic_nets import critic_net
 from .export import Source, gathered
 from .optimizer import Optimizer
 from .ranks import Ranks
@@ -70,7 +71,7 @@ class Fsdp2Backend:
                 "recompute; leave it off."
             )
         # Before the adapters: the critic is a copy of the checkpoint.
-        net = CriticNet(model) if config.critic.lr is not None else None
+        net = critic_net(model) if config.critic.lr is not None else None
         self.num_lora_layers = self._prepare(model, seed)
         if config.activation_checkpointing:
             recompute(blocks)
@@ -100,7 +101,8 @@ class Fsdp2Backend:
                 ranks=self._ranks,
                 wraps=wraps,
                 packing=train.packing,
-                steps=updates,
+                stacked=train.replay == "stacked",
+                updates=updates,
             )
         self._copies = self._make_copies()
         self._updater = _Updater(self)

@@ -62,9 +62,9 @@ class MeshConfig:
 
 @dataclass
 class CriticConfig:
-    """The critic, for algorithms that need one: a copy of the model with a scalar value head in place of its output
-    projection. All of it is trained, even where the policy uses LoRA; `betas`, `eps`, `weight_decay` and
-    `lr_schedule` are the policy's."""
+    """The critic, for algorithms that need one: a copy of the model with a scalar value head, in place of the output
+    projection of a text model and after that of a diffusion model. All of it is trained, even where the policy uses
+    LoRA; `betas`, `eps`, `weight_decay` and `lr_schedule` are the policy's."""
 
     lr: float | None = limit(None, above=0)
     """Learning rate of the critic, above 0; null means no critic."""
@@ -74,6 +74,8 @@ class CriticConfig:
     """Optimizer steps of the critic over which its learning rate rises linearly."""
     warmup_steps: int = limit(0, least=0)
     """Critic warm-up: until the critic has taken this many optimizer steps, a training step trains the critic alone."""
+    steps_per_update: int = limit(1, least=1)
+    """Optimizer steps of the critic after each update of the policy, all on that update's samples."""
 
 
 @dataclass
@@ -149,7 +151,7 @@ class Fsdp2Config(BackendConfig):
             yield Reason(
                 key=".critic.lr",
                 text=f"got {self.critic.lr}, but {asks} does not train a critic. Set it to null, or use an algorithm "
-                "that does, such as ppo.",
+                "that does, such as ppo for text or flow-ppo for images.",
             )
 
     def _for_the_model(self, stage: Stage) -> Iterator[Reason]:
