@@ -123,3 +123,35 @@ def test_the_recipes_folder_links_to_the_files_of_the_packages() -> None:
     for recipe in list_recipes(recipe_roots(ROOT)):
         assert recipe.root.owner.startswith("unirl-"), recipe.file
         assert recipe.file.is_relative_to(ROOT / "recipes") and not recipe.hides
+
+
+GRADIENT = {"algorithm.", "data.", "reward.", "eval.threshold"}
+"""Settings by which a recipe of a gradient algorithm differs: few samples, of a reward with a gradient."""
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "recipe", "differs"),
+    [
+        ("diffusion-nft", "quickstart-nft", set[str]()),
+        ("awm", "quickstart-awm", set[str]()),
+        ("diffusion-dpo", "quickstart-dpo", {"algorithm."}),
+        *((name, f"quickstart-{name}", GRADIENT) for name in ("draft", "refl", "alignprop", "drtune", "srpo")),
+    ],
+)
+def test_an_algorithm_proposes_what_its_quickstart_sets(
+    algorithm: str, recipe: str, differs: set[str], plans: Mapping[str, Plan | RecipeError], catalog: Catalog
+) -> None:
+    expected = plans[recipe]
+    assert isinstance(expected, Plan)
+    plan = compose("quickstart", [f"algorithm={algorithm}"], catalog=catalog, directory=ROOT)
+
+    result, own = leaves(plan.resolved), leaves(expected.resolved)
+    unequal = {path for path in result.keys() | own.keys() if result.get(path) != own.get(path)}
+    assert {path for path in unequal if not path.startswith(tuple(differs))} == set()
+    reasons = match(plan, catalog=catalog).reasons
+    if differs is GRADIENT:
+        # One more word is enough.
+        assert "`reward@reward.shapes=soft-shapes`" in str(*reasons)
+        override = ["reward@reward.shapes=soft-shapes", f"algorithm={algorithm}"]
+        reasons = match(compose("quickstart", override, catalog=catalog, directory=ROOT), catalog=catalog).reasons
+    assert reasons == ()

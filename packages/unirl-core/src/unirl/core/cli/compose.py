@@ -163,4 +163,4 @@ def _origin(origin: Origin | None) -> Any:
     if origin is None:
         return Text("")
     style = {"default": "dim", "command line": "yellow"}.get(origin.source, "cyan")
-    return Text(f"{origin.source}: {origin.detail}", style=style)
+    return Text(str(origin), style=style)

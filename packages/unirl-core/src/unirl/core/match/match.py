@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..limits import Reason, broken_limits
 from ..plugins.bridges import bridged_models, lacks_bridge
@@ -136,7 +136,7 @@ def _parts(
     kind: str | None = None,
     observed: Collection[str] = (),
     has_teacher: bool = False,
-    installed: Collection[Spec] = (),
+    installed: Collection[RewardSpec] = (),
 ) -> Iterator[Reason]:
     """observed: rewards of weight 0, which only the log shows.  has_teacher: another model is the reference policy.
     installed: rewards to choose from."""
@@ -174,7 +174,9 @@ def _parts(
     expected = {"group": Cap.REWARD_GROUP, "differentiable": Cap.REWARD_DIFFERENTIABLE}.get(needs.reward)
     for key, reward in rewards.items():
         if expected is not None and key not in observed:
-            yield from lacks(f"reward.{key}", reward, expected, asks=asks, others=installed)
+            media = {"any", reward.media}
+            others = [one for one in installed if reward.media == "any" or one.media in media]
+            yield from lacks(f"reward.{key}", reward, expected, asks=asks, others=others, at=f"reward@reward.{key}")
         if reward.media != "any" and ("text" if reward.media == "text" else "latent") not in kinds:
             result = f"model {model.name!r} generates {listed(kinds)} tracks"
             yield Reason(key=f"reward.{key}", text=f"reward {reward.name!r} scores {reward.media}; {result}.")
@@ -279,7 +281,7 @@ def _chosen_parts(plan: Plan, stage: Stage, catalog: Catalog | None) -> Iterator
             kind=stage.kind,
             observed=[key for key in rewards if not plan.rewards[key].config.weight],
             has_teacher=stage.teacher is not None,
-            installed=() if catalog is None else catalog.specs("reward"),
+            installed=() if catalog is None else cast("list[RewardSpec]", catalog.specs("reward")),
         )
     for reason in reasons:
         part, dot, rest = reason.key.partition(".")

@@ -6,18 +6,29 @@ from collections.abc import Iterable, Iterator
 
 from ..limits import Reason
 from ..specs.capability import Cap, Support
-from ..specs.spec import Spec
+from ..specs.spec import RewardSpec, Spec
 
 __all__ = ["lacks", "listed"]
 
 
-def lacks(key: str, spec: Spec, cap: Cap, *, asks: str, others: Iterable[Spec] = ()) -> Iterator[Reason]:
+def lacks(key: str, spec: Spec, cap: Cap, *, asks: str, others: Iterable[Spec] = (), at: str = "") -> Iterator[Reason]:
+    """others: parts that may be chosen instead, with the override key `at`."""
     result = spec.support(cap)
     if result is not Support.NATIVE:
         says = "does not state it" if result is Support.UNKNOWN else f"states {result.value!r}"
-        able = [other.name for other in others if other.support(cap) is Support.NATIVE]
-        advice = f" Installed {spec.kind}s that provide it: {listed(able)}." if able else ""
+        able = [other for other in others if other.support(cap) is Support.NATIVE]
+        advice = f" Installed {spec.kind}s that provide it: {listed(other.name for other in able)}." if able else ""
+        if able and at:
+            # The prompts are known to have the metadata of the part in place.
+            example = min(able, key=lambda other: _unlike(other, spec))
+            advice += f" Put one in its place: `{at}={example.name}`."
         yield Reason(key=key, text=f"{asks} needs {cap.value!r}; {spec.kind} {spec.name!r} {says}.{advice}")
+
+
+def _unlike(other: Spec, spec: Spec) -> tuple[int, int]:
+    """How far a reward is from another in the metadata that it reads, and whether it has weights of its own."""
+    assert isinstance(other, RewardSpec) and isinstance(spec, RewardSpec)
+    return len(set(other.metadata) ^ set(spec.metadata)), bool(other.tiny)
 
 
 def listed(values: Iterable[str]) -> str:

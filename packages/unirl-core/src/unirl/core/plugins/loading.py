@@ -17,6 +17,7 @@ from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 import pluggy
 
 from ..names import did_you_mean, shortened
+from ..specs.proposals import wrong_proposals
 from ..specs.spec import (
     AlgorithmSpec,
     BackendSpec,
@@ -371,6 +372,8 @@ def _wrong_fields(spec: Spec) -> Iterator[str]:
             yield f"{name}: got {value!r}, expected one of {', '.join(map(repr, get_args(hint)))}"
         elif (hint is str and not isinstance(value, str)) or (get_origin(hint) is tuple and type(value) is not tuple):
             yield f"{name}: got {_brief(value)}, expected a {'string' if hint is str else 'tuple'}"
+    if isinstance(spec, AlgorithmSpec):
+        yield from wrong_proposals(spec)
 
 
 @cache

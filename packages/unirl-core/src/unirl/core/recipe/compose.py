@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hydra import compose as hydra_compose
 from hydra import initialize
+from hydra._internal.defaults_list import DefaultsList
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.config_source import ConfigSource
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -22,16 +25,17 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ..specs.config import PartConfig, RecipeConfig
 from ..specs.plan import Choice, LeftOut, Origin, Plan, leaves, plan_hash
-from ..specs.spec import Kind, Spec
+from ..specs.spec import AlgorithmSpec, Kind, Spec
 from ..types.sampling import SamplingConfig
 from .assets import asset, by_name_only
 from .check import check_hydra_overrides, check_keys, check_missing, check_schema, check_slots, switched_off
 from .env_resolver import env
 from .errors import explain
-from .exchanged import exchanges
+from .exchanged import Exchange, exchanges
 from .files import RecipeFile, find_recipe, list_recipes, recipe_roots
 from .hydra_source import ROOT, config_class, exchanging, sources
 from .origins import Layer, Slot, layers_of, origin_below, origin_of, trace
+from .proposals import propose
 from .stages import stages_of
 
 if TYPE_CHECKING:
@@ -93,13 +97,9 @@ def compose_config(
             entries = tuple((d.config_path or "", d.package or "", d.parent or "") for d in listed.defaults)
             entries = tuple(entry for entry in entries if entry[0] != ROOT and entry[0].split("/")[0] != "hydra")
             check_schema(entries, recipe=recipe.name)
-            chosen_in = {
-                key: None if meta.external_override else meta.containing_config_path
-                for key, meta in listed.overrides.override_metadata.items()
-            }
-            with exchanging(
-                exchanges(listed.defaults, chosen_in=chosen_in, config_class=partial(config_class, catalog))
-            ) as left_out:
+            chosen_in = _chosen_in(listed)
+            exchanged = exchanges(listed.defaults, chosen_in=chosen_in, config_class=partial(config_class, catalog))
+            with exchanging(exchanged) as left_out:
                 config = hydra_compose(ROOT, overrides=list(overrides), return_hydra_config=True)
                 searched = [_source(result) for result in config.hydra.runtime.config_sources]
                 with open_dict(config):
@@ -107,12 +107,13 @@ def compose_config(
                     for key in emptied:
                         config[key] = {}
                 layers = layers_of(listed.defaults, sources=searched, overrides=_parsed(overrides), chosen_in=chosen_in)
+            for_others = _for_other_algorithms(exchanged, loader, overrides, catalog)
         except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as error:
             raise explain(error, recipe=recipe.name, catalog=catalog) from error
     if given and not config.run.name:
         # Otherwise the name of a recipe given as a file would be its path.
         config.run.name = recipe.name
-    return Composed(
+    composed = Composed(
         recipe=recipe,
         name=str(recipe.file) if given else recipe.name,
         overrides=given_overrides,
@@ -121,6 +122,15 @@ def compose_config(
         defaults=entries,
         left_out=tuple(left_out),
     )
+    proposals, gave_way = propose(
+        config,
+        layers,
+        slots=composed.slots,
+        exchanged=for_others,
+        spec_of=lambda name: cast(AlgorithmSpec, catalog.get("algorithm", name).spec),
+        config_class=partial(config_class, catalog),
+    )
+    return replace(composed, layers=(*layers, proposals), left_out=(*left_out, *gave_way))
 
 
 def plan_of(composed: Composed, *, catalog: Catalog) -> Plan:
@@ -205,6 +215,31 @@ def split_sweep(name: str, overrides: Sequence[str], *, catalog: Catalog) -> lis
 
 def _hydra() -> AbstractContextManager[None]:
     return initialize(version_base="1.3", config_path=None, job_name="unirl")
+
+
+def _chosen_in(listed: DefaultsList) -> dict[str, str | None]:
+    """Override key of a group -> the file whose `override` decided it, None when the command line did."""
+    metadata = listed.overrides.override_metadata
+    return {key: None if meta.external_override else meta.containing_config_path for key, meta in metadata.items()}
+
+
+def _for_other_algorithms(
+    exchanged: Sequence[Exchange], loader: ConfigLoader, overrides: Sequence[str], catalog: Catalog
+) -> list[Exchange]:
+    """The exchanges of algorithms, but for one that the command line names as the recipe does."""
+    result = [one for one in exchanged if one.group == "algorithm"]
+    kept = [override for override in overrides if re.split("[@=]", override)[0] != "algorithm"]
+    if not result or len(kept) == len(overrides):
+        return result
+    try:
+        listed = loader.compute_defaults_list(ROOT, kept, RunMode.RUN)
+    except MissingConfigException:
+        # The recipe's own algorithm is not installed, so it is another one.
+        return result
+    paths = {default.package or "": default.config_path or "" for default in listed.defaults}
+    before = exchanges(listed.defaults, chosen_in=_chosen_in(listed), config_class=partial(config_class, catalog))
+    same = {one.package for one in result if paths.get(one.package) == f"algorithm/{one.name}"}
+    return [one for one in result if one.package not in same] + [one for one in before if one.package in same]
 
 
 def _source(found: DictConfig) -> ConfigSource:

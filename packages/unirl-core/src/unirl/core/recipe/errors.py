@@ -160,7 +160,7 @@ def _where(chain: list[BaseException], recipe: str) -> str:
 
 
 def _at(origin: Origin) -> str:
-    return f" ({'command line:' if origin.source == 'command line' else 'in'} {origin.detail})"
+    return f" (in {origin.detail})" if origin.source in ("default", "recipe") else f" ({origin})"
 
 
 def _first_line(error: OmegaConfBaseException) -> str:

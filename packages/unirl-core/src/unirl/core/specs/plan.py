@@ -93,24 +93,29 @@ class Origin:
     """Where a value came from."""
 
     source: str
-    """`default`, `recipe` or `command line`."""
+    """`default`, `proposal`, `recipe` or `command line`."""
     detail: str
-    """The dataclass, file or override it stands in."""
+    """The dataclass, algorithm, file or override it comes from."""
+
+    def __str__(self) -> str:
+        return f"proposed by {self.detail}" if self.source == "proposal" else f"{self.source}: {self.detail}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """A value of a recipe that its part has no key for."""
+    """A value of a recipe that its part has no key for, or that gave way to the proposal of another algorithm."""
 
     path: str
     value: Any
     file: str
-    """Config path of the recipe file that gives it."""
+    """Config path of the recipe file that gives it; empty for a proposal of the algorithm."""
     part: str
     """`engine 'sglang'`."""
+    why: str = "has no such key"
 
     def __str__(self) -> str:
-        return f"{self.path}={self.value} of {self.file}.yaml is left out: {self.part} has no such key."
+        giver = f"of {self.file}.yaml" if self.file else "of the algorithm's proposals"
+        return f"{self.path}={self.value} {giver} is left out: {self.part} {self.why}."
 
 
 @dataclass(frozen=True, kw_only=True)

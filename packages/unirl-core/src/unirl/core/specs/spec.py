@@ -227,6 +227,10 @@ class AlgorithmSpec(Spec):
     """Config key of the clip range, which bounds the log-prob gap that a run over latents tolerates."""
     paper: str = ""
     """Where the loss comes from, such as `arXiv 2505.05470`; or a sentence that says why there is none."""
+    proposes: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Settings of `sampling`, `train`, `backend` and `advantage` that suit it, by dotted key: above the defaults, below
+    what a recipe sets for this algorithm. A mapping stands for a whole section, `{"sampling.sde": {"mode": "none"}}`;
+    a `unirl.core.specs.proposals.ValueIf` depends on other settings."""
     reference: str = ""
     """`"module:function"` that gives the loss again in NumPy, see `unirl.conformance.reference.LossInNumpy`."""
 

@@ -16,6 +16,12 @@ ALIGNPROP = AlgorithmSpec(
     needs=Needs(track="latent", trajectory="full", reward="differentiable", staleness="none"),
     # Trials have four steps and more; all of them would only take longer.
     trial={"max_gradient_steps": 3},
+    proposes={
+        "sampling.kernel": "euler",
+        "sampling.eta": 0.0,
+        "sampling.sde": {"mode": "none"},
+        "train.updates_per_step": 1,
+    },
     paper="arXiv 2310.03739",
     reference="unirl.conformance.reference:reward_loss",
 )

@@ -16,6 +16,7 @@ AWM = AlgorithmSpec(
     needs=Needs(track="latent", staleness="none"),
     when={"kl_coef": Needs(reference="policy"), "lagged_coef": Needs(sampler="lagged")},
     clip_key="clip_range",
+    proposes={"sampling.kernel": "dpm2", "sampling.eta": 0.0, "sampling.sde": {"mode": "none"}},
     paper="arXiv 2509.25050",
     reference="unirl.algorithms.awm.reference:loss",
 )

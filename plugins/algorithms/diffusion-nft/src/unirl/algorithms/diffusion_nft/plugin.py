@@ -15,6 +15,13 @@ DIFFUSION_NFT = AlgorithmSpec(
     config="unirl.algorithms.diffusion_nft.config:DiffusionNftConfig",
     needs=Needs(track="latent", sampler="lagged", staleness="none"),
     when={"kl_coef": Needs(reference="policy")},
+    proposes={
+        "sampling.kernel": "dpm2",
+        "sampling.eta": 0.0,
+        "sampling.sde": {"mode": "none"},
+        # Of the published code.
+        "backend.lagged": {"kind": "linear", "rate": 0.001, "decay": 0.5},
+    },
     paper="arXiv 2509.16117",
     reference="unirl.algorithms.diffusion_nft.reference:loss",
 )

@@ -14,6 +14,12 @@ DRAFT = AlgorithmSpec(
     build="unirl.algorithms.draft.algorithm:build",
     config="unirl.algorithms.draft.config:DraftConfig",
     needs=Needs(track="latent", trajectory="full", reward="differentiable", staleness="none"),
+    proposes={
+        "sampling.kernel": "euler",
+        "sampling.eta": 0.0,
+        "sampling.sde": {"mode": "none"},
+        "train.updates_per_step": 1,
+    },
     paper="arXiv 2309.17400",
     reference="unirl.conformance.reference:reward_loss",
 )

@@ -16,6 +16,12 @@ DRTUNE = AlgorithmSpec(
     needs=Needs(track="latent", trajectory="full", reward="differentiable", staleness="none"),
     # Miniatures have four steps.
     trial={"gradient_steps": 2, "stop_window": 2},
+    proposes={
+        "sampling.kernel": "euler",
+        "sampling.eta": 0.0,
+        "sampling.sde": {"mode": "none"},
+        "train.updates_per_step": 1,
+    },
     paper="arXiv 2405.00760",
     reference="unirl.conformance.reference:reward_loss",
 )

@@ -21,6 +21,7 @@ FLOW_GRPO = AlgorithmSpec(
     when={**_REFERENCE, "ratio_norm": Needs(staleness="none")},
     stateful={"kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 100.0},
     clip_key="clip_range",
+    proposes={"sampling.kernel": "flow-sde", "sampling.eta": 0.7, "sampling.sde": {"mode": "all"}},
     paper="arXiv 2505.05470",
     reference="unirl.algorithms.flow_grpo.reference:loss",
     # The default suits latents of 65,536 elements; those of miniatures are a thousandth of it.

@@ -16,6 +16,12 @@ REFL = AlgorithmSpec(
     needs=Needs(track="latent", trajectory="full", reward="differentiable", staleness="none"),
     # Miniatures have four steps.
     trial={"stop_window": 3},
+    proposes={
+        "sampling.kernel": "euler",
+        "sampling.eta": 0.0,
+        "sampling.sde": {"mode": "none"},
+        "train.updates_per_step": 1,
+    },
     paper="arXiv 2304.05977",
     reference="unirl.conformance.reference:reward_loss",
 )

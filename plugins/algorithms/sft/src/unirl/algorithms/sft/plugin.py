@@ -14,6 +14,7 @@ SFT = AlgorithmSpec(
     build="unirl.algorithms.sft.algorithm:build",
     config="unirl.algorithms.sft.config:SftConfig",
     needs=Needs(track="latent", reward="none", staleness="any"),
+    proposes={"sampling.kernel": "euler", "sampling.eta": 0.0, "sampling.sde": {"mode": "none"}},
     paper="arXiv 2210.02747",
     reference="unirl.algorithms.sft.reference:loss",
 )

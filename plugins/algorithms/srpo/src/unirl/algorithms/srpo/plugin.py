@@ -14,6 +14,12 @@ SRPO = AlgorithmSpec(
     build="unirl.algorithms.srpo.algorithm:build",
     config="unirl.algorithms.srpo.config:SrpoConfig",
     needs=Needs(track="latent", reward="differentiable", staleness="none"),
+    proposes={
+        "sampling.kernel": "euler",
+        "sampling.eta": 0.0,
+        "sampling.sde": {"mode": "none"},
+        "train.updates_per_step": 1,
+    },
     paper="arXiv 2509.06942",
     reference="unirl.algorithms.srpo.reference:loss",
 )

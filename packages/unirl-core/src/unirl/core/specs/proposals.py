@@ -1,0 +1,60 @@
+"""Settings that an algorithm proposes for other sections of a recipe, and whether those sections have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from ..names import did_you_mean
+from ..types.sampling import LatentSamplingConfig, TextSamplingConfig
+from .config import AdvantageConfig, TrainConfig
+from .plan import leaves
+
+if TYPE_CHECKING:
+    from .spec import AlgorithmSpec
+
+__all__ = ["SECTIONS", "ValueIf", "has_key", "wrong_proposals"]
+
+SECTIONS = ("sampling", "train", "backend", "advantage")
+"""Sections that an algorithm may propose settings for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueIf:
+    """A proposed value that depends on other settings of the same section."""
+
+    value: Any
+    when: Mapping[str, Any]
+    """Dotted keys, section included -> the values under which it is proposed."""
+
+
+def has_key(defaults: Any, key: str) -> bool:
+    """Whether a config dataclass, given by an instance of it, has a dotted key: a value, a section or a free entry."""
+    known = leaves(asdict(defaults))
+    free = any(value == {} and key.startswith(f"{path}.") for path, value in known.items())
+    return free or any(f"{path}.".startswith(f"{key}.") for path in known)
+
+
+def wrong_proposals(spec: AlgorithmSpec) -> Iterator[str]:
+    """A sentence for each proposal of a key that its section does not have.
+
+    Backends differ in their keys, so theirs are looked up when a recipe is composed.
+    """
+    sampling = {"latent": [LatentSamplingConfig()], "text": [TextSamplingConfig()]}
+    every = [*sampling["latent"], *sampling["text"]]
+    known: dict[str, list[Any]] = {"train": [TrainConfig()], "advantage": [AdvantageConfig()], "backend": []}
+    known["sampling"] = sampling.get(spec.needs.track, every)
+    for path, value in spec.proposes.items():
+        section, _, key = path.partition(".")
+        if section not in SECTIONS or not key:
+            yield f"proposes: got {path!r}, expected a key of {', '.join(SECTIONS)}, such as 'sampling.eta'"
+            continue
+        entries = leaves(cast("Mapping[str, Any]", value), under=key) if isinstance(value, Mapping) else {key: value}
+        for entry in entries:
+            if known[section] and not any(has_key(one, entry) for one in known[section]):
+                kind = type(known[section][0]).__name__
+                hint = did_you_mean(entry, leaves(asdict(known[section][0])))
+                yield f"proposes: got {section}.{entry!s}; {kind} has no such key{hint}"
+        if isinstance(value, ValueIf) and any(other.split(".")[0] != section for other in value.when):
+            yield f"proposes: {path!r} depends on {', '.join(value.when)}, expected settings of {section!r}"
