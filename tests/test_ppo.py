@@ -58,11 +58,15 @@ def test_what_cannot_be_is_refused_in_one_sentence(overrides: tuple[str, ...], k
     assert len(result) == 1 and f"{key}:" in result[0] and says in result[0], result
 
 
-def test_a_denoiser_has_no_critic() -> None:
+def test_ppo_of_tokens_and_of_denoise_steps_are_refused_on_the_other_kind_of_track() -> None:
     catalog = Catalog.discover()
-    plan = compose("quickstart", PPO, catalog=catalog)
-    texts = [str(reason) for reason in match(plan, catalog=catalog).reasons]
-    assert any("trains a critic, which reads tokens; model 'sd3' has no text track" in text for text in texts)
+    for recipe, algorithm, says in (
+        ("quickstart", "ppo", "algorithm 'ppo' trains text tracks; model 'sd3' generates latent"),
+        ("quickstart-text", "flow-ppo", "algorithm 'flow-ppo' trains latent tracks; model 'qwen3' generates text"),
+    ):
+        plan = compose(recipe, (f"algorithm={algorithm}", "backend.critic.lr=3e-3"), catalog=catalog)
+        texts = [str(reason) for reason in match(plan, catalog=catalog).reasons]
+        assert any(says in text for text in texts), texts
 
 
 @pytest.mark.slow
