@@ -12,14 +12,15 @@ from unirl.core.roles import Job
 from unirl.core.specs.config import TrainConfig
 
 ROWS = ([0, 1, 2, 3], [4, 5, 6, 7]), ([0, 1, 2, 4, 5], [3, 6, 7])
+# With eps 1 a step is linear in the gradient; Adam would divide small elements, and so their rounding, by their size.
+LINEAR = {"eps": 1.0, "critic": {"lr": 1.0}}
 CASES = {
-    "full": {},
-    "each-micro": {"defer_gradient_sync": False},
+    "full": LINEAR,
+    "each-micro": {**LINEAR, "defer_gradient_sync": False},
     # Both ranks hold halves of the layers and the same rows.
-    "tensor": {"mesh": "tensor"},
-    # With eps 1 a step is linear in the gradient, of which Adam would divide out small elements.
-    "latents": {"kind": "latents", "eps": 1.0, "critic": {"lr": 1.0}},
-    "latents-lora": {"kind": "latents", "eps": 1.0, "critic": {"lr": 1.0}, "trains": "lora"},
+    "tensor": {**LINEAR, "mesh": "tensor"},
+    "latents": {**LINEAR, "kind": "latents"},
+    "latents-lora": {**LINEAR, "kind": "latents", "trains": "lora"},
 }
 
 

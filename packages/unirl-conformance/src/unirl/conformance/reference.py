@@ -108,7 +108,7 @@ class LossInputs:
     """[T+1] noise levels."""
     sde_steps: Any
     """[n, S] int64 index of each step into `sigmas`; -1 is none."""
-    sampler: Sampler
+    sampler: Sampler | None = None
     """Kernel of the transitions, for losses that read more of the schedule than the stored steps. Trials have
     `flow-sde`."""
     advantages: Any = None

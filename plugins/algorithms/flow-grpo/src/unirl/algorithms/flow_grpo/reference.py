@@ -97,7 +97,9 @@ def _step_weight(kind: str, inputs: LossInputs, row: int, column: int) -> float:
 
 def _schedule(inputs: LossInputs) -> list[tuple[float, float, float]]:
     """sigma, sigma' and g of every step of Flow-SDE, arXiv 2505.05470; at sigma 1 the second sigma in 1 - sigma."""
-    assert inputs.sampler.kernel == "flow-sde", "the reference knows the coefficients of one kernel"
+    assert inputs.sampler is not None and inputs.sampler.kernel == "flow-sde", (
+        "the reference knows the coefficients of one kernel"
+    )
     sigmas = [float(sigma) for sigma in inputs.sigmas]
     singular = [sigmas[1] if sigma == 1 else sigma for sigma in sigmas]
     gs = [inputs.sampler.eta * math.sqrt(sigma / (1 - other)) for sigma, other in zip(sigmas, singular, strict=True)]
