@@ -11,7 +11,7 @@ from ..specs.options import model_option_problems
 from ..specs.plan import Stage
 from ..types.sampling import LatentSamplingConfig, TextSamplingConfig
 from .samplers import noiseless, sampler_problems
-from .wording import lacks
+from .wording import lacks, listed
 
 if TYPE_CHECKING:
     from ..plugins.catalog import Catalog
@@ -52,6 +52,11 @@ def _latent(key: str, sampling: LatentSamplingConfig, stage: Stage, *, catalog: 
     reply = {reason.text for reason in own}
     evaluated = _rollouts(f"eval.{key}", cast(LatentSamplingConfig, stage.evaluation), stage, catalog=catalog)
     yield from (reason for reason in evaluated if reason.text not in reply)
+    if stage.rewards and not sampling.decode:
+        yield Reason(
+            key=f"{key}.decode",
+            text=f"got false, so there is no {stage.medium} to score with {listed(stage.rewards)}. Set it to true.",
+        )
     if sampling.sde.per_group:
         yield from lacks(stage.engine.key, stage.engine.spec, Cap.SDE_STEPS_PER_GROUP, asks=f"{key}.sde.per_group")
     if stage.needs.stochastic:
