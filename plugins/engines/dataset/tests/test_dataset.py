@@ -260,6 +260,26 @@ def test_images_of_another_size_are_refused(model: Sd3Model, catalog: Catalog, t
         read(model, plan)
 
 
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "I;16"])
+def test_images_of_other_modes_are_read_as_rgb(model: Sd3Model, catalog: Catalog, tmp_path: Path, mode: str) -> None:
+    grey = np.full((SIZE, SIZE), 51, dtype=np.uint8)
+    image = Image.fromarray(grey.astype(np.uint16) * 257) if mode == "I;16" else Image.fromarray(grey).convert(mode)
+    image.save(tmp_path / "grey.tiff")
+    file = prompt_file(tmp_path, [[("target", "grey.tiff")]] * 2)
+    track = read(model, planned(catalog, "quickstart-sft", [f"data.train={file}", "data.prompts_per_step=2"], tmp_path))
+    assert track.media is not None
+    # 51 of 255 is 1/5, in fp32 whatever the mode.
+    assert torch.equal(track.media.stacked, torch.full((2, 3, SIZE, SIZE), 0.2))
+
+
+def test_images_without_a_range_of_values_are_refused(model: Sd3Model, catalog: Catalog, tmp_path: Path) -> None:
+    Image.fromarray(np.zeros((SIZE, SIZE), dtype=np.float32)).save(tmp_path / "float.tiff")
+    file = prompt_file(tmp_path, [[("target", "float.tiff")]] * 2)
+    plan = planned(catalog, "quickstart-sft", [f"data.train={file}", "data.prompts_per_step=2"], tmp_path)
+    with pytest.raises(DataError, match=r"float.tiff.*: the image is broken: its pixels are floating-point numbers"):
+        read(model, plan)
+
+
 def test_a_preference_needs_a_stored_pair() -> None:
     samples = ScoreInput(
         sample_ids=("g/0",),

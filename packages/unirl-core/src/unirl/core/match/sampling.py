@@ -11,7 +11,7 @@ from ..specs.options import model_option_problems
 from ..specs.plan import Stage
 from ..types.sampling import LatentSamplingConfig, TextSamplingConfig
 from .samplers import noiseless, sampler_problems
-from .wording import lacks
+from .wording import lacks, listed
 
 if TYPE_CHECKING:
     from ..plugins.catalog import Catalog
@@ -55,6 +55,11 @@ def _latent(key: str, sampling: LatentSamplingConfig, stage: Stage, *, catalog: 
     if sampling.sde.branch_steps and not sampling.same_initial_noise:
         text = "got false, but the samples of a tree (sde.branch_steps) start from one noise; set it to true."
         yield Reason(key=f"{key}.same_initial_noise", text=text)
+    if stage.rewards and not sampling.decode:
+        yield Reason(
+            key=f"{key}.decode",
+            text=f"got false, so there is no {stage.medium} to score with {listed(stage.rewards)}. Set it to true.",
+        )
     if sampling.sde.per_group:
         yield from lacks(stage.engine.key, stage.engine.spec, Cap.SDE_STEPS_PER_GROUP, asks=f"{key}.sde.per_group")
     if stage.needs.stochastic:

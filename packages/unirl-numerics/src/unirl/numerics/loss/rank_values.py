@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 __all__ = ["RewardValues", "rank_values"]
 
 RewardValues = Literal["scores", "win-rate", "normal-scores"]
+_NORMAL = NormalDist()
 
 
 def rank_values(scores: NDArray[np.float64], group: NDArray[np.int64], *, kind: RewardValues) -> NDArray[np.float64]:
@@ -41,5 +42,5 @@ def rank_values(scores: NDArray[np.float64], group: NDArray[np.int64], *, kind: 
         if kind == "win-rate":
             result[rows] = (rank - 1) / (len(rows) - 1) if len(rows) > 1 else 0.5
         else:
-            result[rows] = torch.special.ndtri(torch.from_numpy(rank / (len(rows) + 1))).numpy()
+            result[rows] = [_NORMAL.inv_cdf(share) for share in (rank / (len(rows) + 1)).tolist()]
     return result

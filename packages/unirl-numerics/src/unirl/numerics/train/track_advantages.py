@@ -93,7 +93,8 @@ def best_and_worst(track: Track, *, best: int, worst: int) -> list[int]:
     weight 0 are not chosen.
     """
     assert track.advantages is not None
-    values, result = track.advantages.tolist(), list[int]()
+    values: list[float] = track.advantages.tolist()
+    result: list[int] = []
     for rows in track.groups().values():
         counted = [row for row in rows if float(track.sample_weights[row])]
         ranked = sorted(counted, key=lambda row: (values[row], track.sample_ids[row]))
