@@ -60,25 +60,25 @@ class Ddpo(FlowGrpo):
         parts, _ = counted_rewards(track, self._reward_weights)
         counted = [weight > 0 for weight in track.sample_weights.tolist()]
         earlier: dict[str, Rewards] = {}
-        few: list[str] = []
+        few: set[str] = set()
         for group, rows in rows_by_group(track.group_ids).items():
             number = sum(counted[row] for row in rows)
             kept = _latest(self._earlier.get(track.inputs.ids[rows[0]], {}), self._ddpo.buffer_size - number)
             length = len(next(iter(kept.values()), ()))
             earlier |= {group: kept} if length else {}
-            few += [group] if number + length < self._ddpo.min_count else []
+            few |= {group} if number + length < self._ddpo.min_count else set()
         # Kept apart until the step ends: the state must not change before.
         self._now = {}
         for prompt, rows in rows_by_group(track.inputs.ids).items():
-            own = [row for row in rows if counted[row]]
-            self._now[prompt] = {name: cast("list[float]", part[own].tolist()) for name, part in parts.items()}
+            if own := [row for row in rows if counted[row]]:
+                self._now[prompt] = {name: cast("list[float]", part[own].tolist()) for name, part in parts.items()}
         settings, weights = self._advantage, self._reward_weights
         result, numbers = track_advantages(track, settings, reward_weights=weights, earlier=earlier)
         numbers["groups_below_min_count"] = float(len(few))
         if few:
             whole = dataclasses.replace(settings, scope="global", center="global")
             other, _ = track_advantages(track, whole, reward_weights=weights)
-            is_few = torch.tensor([group in set(few) for group in track.group_ids], device=track.sample_weights.device)
+            is_few = torch.tensor([group in few for group in track.group_ids], device=track.sample_weights.device)
             assert other.advantages is not None and result.advantages is not None
             values = torch.where(is_few, other.advantages, result.advantages)
             result = dataclasses.replace(result, advantages=values)
@@ -123,11 +123,8 @@ def _latest(rewards: Rewards, number: int) -> dict[str, list[float]]:
 def _checked(prompt: str, scores: Any, *, names: set[str]) -> Rewards:
     lists = list(scores.values()) if isinstance(scores, dict) else []
     fits = bool(lists) and set(scores) == names and all(isinstance(values, list) for values in lists)
-    if (
-        not fits
-        or len({len(values) for values in lists}) > 1
-        or not all(_is_score(v) for values in lists for v in values)
-    ):
+    fits = fits and len({len(values) for values in lists}) == 1
+    if not fits or not all(_is_score(value) for values in lists for value in values):
         raise ValueError(
             f"'rewards' of prompt {prompt!r}: got {scores!r}, expected a list of finite scores of each of "
             f"{sorted(names)}, equally long."
