@@ -13,18 +13,22 @@ import torch
 from torch import Tensor
 from unirl.algorithms.branch_grpo.algorithm import BranchGrpo
 from unirl.algorithms.branch_grpo.config import BranchGrpoConfig
+from unirl.algorithms.branch_grpo.plugin import BRANCH_GRPO
 from unirl.algorithms.branch_grpo.reference import advantages_of_depth, loss
 from unirl.algorithms.flow_grpo.algorithm import FlowGrpo
 from unirl.algorithms.flow_grpo.config import FlowGrpoConfig
 from unirl.conformance.reference import LossInputs
 from unirl.core.errors import BatchError
-from unirl.core.match.match import match
+from unirl.core.match.match import match, match_parts
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.roles import Replayed
+from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import LatentSegment, Sampler, Status, Track
+from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
+from unirl.models.sd3.plugin import SPEC as SD3
 from unirl.numerics.diffusion.branching import branch_noise_ids
 from unirl.numerics.loss.reduction import reduce_terms, weight_totals
 
@@ -350,6 +354,13 @@ def test_bad_settings_are_refused_at_compose(overrides: list[str], key: str, tex
     (reason,) = verdict.reasons
     assert reason.key == key
     assert text in reason.text
+
+
+def test_an_engine_without_step_noise_is_refused() -> None:
+    engine = dataclasses.replace(TRAINSIDE, capabilities={**TRAINSIDE.capabilities, Cap.STEP_NOISE: Support.NO})
+    (reason,) = match_parts(model=SD3, engine=engine, algorithm=BRANCH_GRPO).reasons
+    assert "algorithm 'branch-grpo', which trains on trajectories" in reason.text and "step-noise" in reason.text
+    assert match_parts(model=SD3, engine=TRAINSIDE, algorithm=BRANCH_GRPO).accepted
 
 
 def test_pruning_is_accepted(catalog: Catalog) -> None:
