@@ -1,8 +1,11 @@
 """Makes the text quickstart's checkpoint: a Qwen3 of about 1 MB that adds and subtracts two-digit numbers.
 
     python packages/unirl-quickstart/scripts/make_text_checkpoint.py
+    python packages/unirl-quickstart/scripts/make_text_checkpoint.py --folder=teacher --careful=1.0 --hidden-size=48 \
+        --dtype=bfloat16
 
-Its corpus is the homework of a pupil who mostly answers at once, column by column without carrying or borrowing, and
+The second one makes the teacher of `quickstart-distillation`, which works out every answer.
+The corpus of the first is the homework of a pupil who mostly answers at once, column by column without carrying or borrowing, and
 now and then works the sum out first. So the model is wrong about half of the time, and knows a better way that it
 seldom takes: that is what RL post-training finds.
 Seeded throughout; the same machine and library versions give the same bytes.
@@ -123,6 +126,8 @@ def batches(
     def draw() -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         # The two kinds apart: worked-out rows are four times as long.
         for (tokens, labels), count in zip(kinds, counts, strict=True):
+            if not count:
+                continue
             rows = torch.randint(len(problems), (count,), generator=generator)
             yield {"input_ids": tokens[rows]}, labels[rows]
 
@@ -150,6 +155,10 @@ def measure(
 
 # ------------------------------------------------------------------------------------------------- writing
 
+PUPIL = """Most answers of that corpus are given at once, each column on its own: carries are dropped, and the
+smaller digit is taken from the larger one. A share of {careful} is worked out, and right:"""
+TEACHER = "Every answer of that corpus is worked out, and right:"
+
 CARD = """# Tiny Qwen3 of sums and differences
 
 A `Qwen3ForCausalLM` of {kilobytes} kB, {parameters:,} parameters, that answers "What is 47+85?" and "What is 83-47?"
@@ -160,8 +169,7 @@ Made by
     python packages/unirl-quickstart/scripts/make_text_checkpoint.py{arguments}
 
 with torch {torch}, transformers {transformers}, from answers to the {corpus:,} problems that are not in
-`heldout.jsonl`. Most answers of that corpus are given at once, each column on its own: carries are dropped, and the
-smaller digit is taken from the larger one. A share of {careful} is worked out, and right:
+`heldout.jsonl`. {corpus_text}
 
     <think>
     7+5=12, 4+8+1=13
@@ -185,7 +193,10 @@ def row(problem: Problem) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=PACKAGE, help="gets the folders `checkpoint` and `prompts`")
+    parser.add_argument("--out", type=Path, default=PACKAGE, help="gets the folder of the checkpoint, and `prompts`")
+    parser.add_argument("--folder", default="checkpoint", help="of the checkpoint, in `out`")
+    parser.add_argument("--hidden-size", type=int, default=64)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the saved weights")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=128)
@@ -201,11 +212,11 @@ def main() -> None:
     torch.manual_seed(args.seed)
     splits = draw_splits(seed=args.seed)
     tokenizer = text_tokenizer()
-    model = build_model(tokenizer)
+    model = build_model(tokenizer, hidden_size=args.hidden_size)
     draw = batches(tokenizer, splits["corpus"], batch=args.batch, careful=args.careful, seed=args.seed)
     pretrain(model, draw, steps=args.steps, learning_rate=args.learning_rate)
-    folder = args.out / "checkpoint"
-    model.save_pretrained(folder)
+    folder = args.out / args.folder
+    model.to(getattr(torch, args.dtype)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     write_prompts(
         args.out / "prompts", {split: [row(problem) for problem in splits[split]] for split in ("train", "heldout")}
@@ -235,7 +246,7 @@ def write_card(
         torch=torch.__version__.split("+")[0],
         transformers=transformers.__version__,
         corpus=len(splits["corpus"]),
-        careful=args.careful,
+        corpus_text=TEACHER if args.careful == 1 else PUPIL.format(careful=args.careful),
         careless=sum(p.careless == p.answer for p in splits["heldout"]) / len(splits["heldout"]),
         shares="\n".join(rows),
     )

@@ -53,12 +53,12 @@ def build_tokenizer(
     return fast
 
 
-def build_model(tokenizer: Any) -> Qwen3ForCausalLM:
+def build_model(tokenizer: Any, *, hidden_size: int = 64) -> Qwen3ForCausalLM:
     model = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(tokenizer),
-            hidden_size=64,
-            intermediate_size=192,
+            hidden_size=hidden_size,
+            intermediate_size=3 * hidden_size,
             num_hidden_layers=3,
             num_attention_heads=4,
             num_key_value_heads=2,

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from unirl.core.roles import Algorithm, Job, Policy
+from unirl.core.roles import Algorithm, Job, OutputHead, Policy
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import Status, TextSegment, Track
+from unirl.numerics.tokens.divergence import token_divergence
 from unirl.numerics.tokens.log_probs import token_log_probs
 from unirl.numerics.train.stack import StepReport, UpdateSettings, train_on
 from unirl.numerics.train.track_replay import TrackReplay
@@ -39,6 +40,13 @@ class BigramModel(torch.nn.Module):
     def score(self, batch: Any, *, temperature: float, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         hidden = self.hidden(batch)
         return token_log_probs(hidden, self.head, batch.targets, temperature=temperature, with_entropy=with_entropy)
+
+    @torch.no_grad()
+    def output_head(self, batch: Any) -> OutputHead:
+        return OutputHead(hidden=self.hidden(batch), weight=self.head.clone())
+
+    def divergence(self, batch: Any, *, teacher: OutputHead, **settings: Any) -> tuple[Tensor, Tensor]:
+        return token_divergence(self.hidden(batch), self.head, batch.targets, teacher=teacher, chunk=3, **settings)
 
 
 class Steps:

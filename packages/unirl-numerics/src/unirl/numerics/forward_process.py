@@ -32,6 +32,7 @@ __all__ = [
     "matching_error",
     "noised",
     "self_weighted_error",
+    "squared_error",
     "velocity_target",
 ]
 
@@ -141,7 +142,12 @@ def matching_error(velocity: Tensor, points: Points) -> Tensor:
     velocity: [n, k, ...].  Returns [n, k] fp32, with gradient. Summed in fp64: losses take differences of two of them.
     Source: flow matching, arXiv 2210.02747, equation 9, on the line of rectified flow.
     """
-    target = velocity_target(points.x0, points.x1)
+    return squared_error(velocity, velocity_target(points.x0, points.x1))
+
+
+def squared_error(velocity: Tensor, target: Tensor) -> Tensor:
+    """Mean (v - target)^2 over the elements of each point. velocity, target: [n, k, ...].  Returns [n, k] fp32, with
+    gradient, summed in fp64."""
     return (velocity.double() - target.double()).square().flatten(2).mean(dim=2).float()
 
 
