@@ -30,6 +30,7 @@ __all__ = ["command"]
 @click.option("--score", default="", help="Metric of evaluations to compare; by default the recipe's first reward.")
 @click.option("--dir", "folder", type=click.Path(path_type=Path), help="Folder; a league in it is gone on with.")
 @click.option("--retry", is_flag=True, help="Run failed runs again.")
+@click.option("--dry-run", is_flag=True, help="Show who takes part and what runs, and run nothing.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -45,6 +46,7 @@ def command(
     score: str,
     folder: Path | None,
     retry: bool,
+    dry_run: bool,
 ) -> None:
     """Run every algorithm with every seed on RECIPE with the same budget, one after the other, and compare them.
 
@@ -88,6 +90,10 @@ def command(
         for seed in range(first_seed, first_seed + seeds)
         for name in entries.algorithms
     ]
+    if dry_run:
+        for job in jobs:
+            sys.stdout.write(f"{job.algorithm}, seed {job.seed}: {' '.join(job.overrides) or 'as the recipe is'}\n")
+        return
     records = run_all(jobs, where, again=retry, said=_say)
     head = {
         "recipe": recipe,

@@ -62,7 +62,7 @@ def read_settings(recipe: str, file: Path | None) -> Settings:
     try:
         given = cast("dict[str, Any]", yaml.safe_load(path.read_text(encoding="utf-8")) or {})
         own = given.get(found.name, {})
-        algorithms = {name: tuple(map(str, overrides)) for name, overrides in own.get("algorithms", {}).items()}
+        algorithms = {name: tuple(map(str, [*overrides])) for name, overrides in own.get("algorithms", {}).items()}
         unknown = set(own) - {"score", "algorithms"}
     except (OSError, yaml.YAMLError, AttributeError, TypeError) as error:
         raise RecipeError(f"{path}: cannot be read as settings of a league: {' '.join(str(error).split())}.") from error
