@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from unirl.core.plugins.hookspec import hookimpl
@@ -11,8 +11,16 @@ from unirl.core.specs.spec import AlgorithmSpec
 
 
 def _spec(
-    name: str, summary: str, *, config: str, paper: str, clip_key: str = "clip_range", **trial: Any
+    name: str,
+    summary: str,
+    *,
+    config: str,
+    paper: str,
+    clip_key: str = "clip_range",
+    advantage: Mapping[str, Any] | None = None,
+    **trial: Any,
 ) -> AlgorithmSpec:
+    """advantage: settings of the section that its definition requires."""
     return AlgorithmSpec(
         name=name,
         summary=summary,
@@ -22,6 +30,7 @@ def _spec(
         when={"kl_coef": Needs(reference="policy")},
         stateful={"kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 100.0},
         clip_key=clip_key,
+        proposes={f"advantage.{key}": value for key, value in (advantage or {}).items()},
         paper=paper,
         reference="unirl.algorithms.grpo.reference:loss",
         trial=trial,
@@ -39,6 +48,7 @@ SPECS = (
         "dr-grpo",
         "GRPO without its biases: no standard deviation, and a constant in place of the length",
         config="DrGrpoConfig",
+        advantage={"normalize": False},
         paper="arXiv 2503.20783",
         max_length=16,
     ),
@@ -68,12 +78,14 @@ SPECS = (
         "rloo",
         "REINFORCE of whole texts, each compared with the mean of the others of its group",
         config="RlooConfig",
+        advantage={"leave_one_out": True, "normalize": False, "center": "group"},
         paper="arXiv 2402.14740",
     ),
     _spec(
         "reinforce-pp",
         "REINFORCE++: clipped policy gradient over tokens, advantages whitened over the batch",
         config="ReinforcePpConfig",
+        advantage={"normalize": True, "scope": "global", "center": "global"},
         paper="arXiv 2501.03262",
     ),
 )

@@ -1,0 +1,135 @@
+"""`unirl league`: every algorithm on one recipe, on equal terms."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["command"]
+
+
+@click.command("league")
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1)
+@click.option("--algorithms", default="all", show_default=True, help="Names with commas, or all that fit.")
+@click.option(
+    "--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs of each, `run.seed` 0, 1, ..."
+)
+@click.option("--first-seed", default=0, show_default=True, type=click.IntRange(0))
+@click.option("--budget", required=True, help="Of each run: 120s (CPU), 300wall, 40steps, 2000samples, 20000forwards.")
+@click.option("--evals", default=5, show_default=True, type=click.IntRange(1), help="Evaluations besides the first.")
+@click.option("--with", "own", multiple=True, help='Overrides of one algorithm: "draft: algorithm.gradient_steps=3".')
+@click.option("--settings", type=click.Path(path_type=Path), help="File with the overrides of each algorithm.")
+@click.option("--score", default="", help="Metric of evaluations to compare; by default the recipe's first reward.")
+@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Folder; a league in it is gone on with.")
+@click.option("--retry", is_flag=True, help="Run failed runs again.")
+@click.option("--dry-run", is_flag=True, help="Show who takes part and what runs, and run nothing.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    recipe: str,
+    overrides: tuple[str, ...],
+    algorithms: str,
+    seeds: int,
+    first_seed: int,
+    budget: str,
+    evals: int,
+    own: tuple[str, ...],
+    settings: Path | None,
+    score: str,
+    folder: Path | None,
+    retry: bool,
+    dry_run: bool,
+) -> None:
+    """Run every algorithm with every seed on RECIPE with the same budget, one after the other, and compare them.
+
+    OVERRIDES are for all of them. Every run has a process of its own. Finished runs are kept when the same command is
+    given again. Writes league.json, LEAGUE.md and league.html; exits with 1 when a run failed.
+    """
+    from unirl.core.cli.discovery import discover
+    from unirl.core.errors import RecipeError
+
+    from .budget import parse_budget
+    from .league import chosen, read_settings, run_all, score_key
+    from .page import COLUMNS, cells, write
+    from .run import Job
+
+    catalog, bound = discover(), parse_budget(budget)
+    file = read_settings(recipe, settings)
+    extra = _own(own)
+
+    def of(name: str) -> list[str]:
+        return [*overrides, *extra.get(name, file.algorithms.get(name, ()))]
+
+    entries = chosen(recipe, algorithms, of, catalog=catalog)
+    if absent := sorted(set(extra) - set(entries.algorithms) - set(entries.refused)):
+        raise RecipeError(f"--with: {absent[0]!r} is not in the league; name it in --algorithms.")
+    for name, why in entries.refused.items():
+        sys.stdout.write(f"not in the league  {name}: {why}\n")
+    if not entries.algorithms:
+        raise RecipeError(f"{recipe}: no algorithm is left; see the reasons above.")
+    metric = score or score_key(recipe, overrides, file, catalog=catalog)
+    where = folder or Path("leagues") / re.sub(r"\W+", "-", Path(recipe).stem)
+    jobs = [
+        Job(
+            recipe=recipe,
+            algorithm=name,
+            seed=seed,
+            overrides=tuple(of(name)),
+            budget=bound,
+            intervals=evals,
+            score=metric,
+        )
+        for seed in range(first_seed, first_seed + seeds)
+        for name in entries.algorithms
+    ]
+    if dry_run:
+        for job in jobs:
+            sys.stdout.write(f"{job.algorithm}, seed {job.seed}: {' '.join(job.overrides) or 'as the recipe is'}\n")
+        return
+    records = run_all(jobs, where, again=retry, said=_say)
+    head = {
+        "recipe": recipe,
+        "budget": f"{bound} for each run",
+        "seeds": list(range(first_seed, first_seed + seeds)),
+        "score": metric,
+        "overrides of all": list(overrides),
+        "overrides of one": {name: of(name)[len(overrides) :] for name in entries.algorithms},
+    }
+    rows = write(
+        where, head=head, records=records, refused=entries.refused, budget=bound, score=metric, intervals=evals
+    )
+    _table([list(COLUMNS[:7]), *(cells(row)[:7] for row in rows)])
+    sys.stdout.write(f"page    {where / 'league.html'}\n")
+    ctx.exit(0 if all(record["status"] == "done" for record in records) else 1)
+
+
+def _own(given: Sequence[str]) -> dict[str, list[str]]:
+    """Algorithm -> its overrides. Raises RecipeError for text without a colon."""
+    from unirl.core.errors import RecipeError
+
+    result: dict[str, list[str]] = {}
+    for text in given:
+        name, colon, values = text.partition(":")
+        if not colon or not values.split():
+            raise RecipeError(f'--with: got {text!r}, expected "ALGORITHM: key=value ...".')
+        result.setdefault(name.strip(), []).extend(values.split())
+    return result
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _table(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")

@@ -1,0 +1,157 @@
+"""A league: which algorithms run, their settings, and the records of its runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import yaml
+from unirl.core.disk import replace_text
+from unirl.core.errors import RecipeError, UniRLError
+from unirl.core.match.match import match
+from unirl.core.names import did_you_mean
+from unirl.core.recipe.compose import compose
+from unirl.core.recipe.files import find_recipe, recipe_roots
+
+from .run import Job, refuse
+
+if TYPE_CHECKING:
+    from unirl.core.plugins.catalog import Catalog
+
+__all__ = ["Entries", "Settings", "chosen", "read_settings", "run_all", "score_key"]
+
+RESULT = "result.json"
+JOB = "job.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a settings file says of one recipe."""
+
+    score: str = ""
+    """Metric of the evaluations that is compared, such as `reward/shapes`."""
+    algorithms: Mapping[str, tuple[str, ...]]
+    """Algorithm -> its overrides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entries:
+    """Who takes part."""
+
+    algorithms: tuple[str, ...]
+    refused: Mapping[str, str]
+    """Algorithm -> why it does not fit the recipe."""
+
+
+def read_settings(recipe: str, file: Path | None) -> Settings:
+    """Settings of a recipe from a file, or else from the `league.yaml` of the package that ships the recipe.
+
+    Raises RecipeError for a file that is not one.
+    """
+    found = find_recipe(recipe, recipe_roots())
+    path = file or found.root.folder.parent / "league.yaml"
+    if file is None and not path.is_file():
+        return Settings(algorithms={})
+    try:
+        given = cast("dict[str, Any]", yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+        own = given.get(found.name, {})
+        algorithms = {name: tuple(map(str, [*overrides])) for name, overrides in own.get("algorithms", {}).items()}
+        unknown = set(own) - {"score", "algorithms"}
+    except (OSError, yaml.YAMLError, AttributeError, TypeError) as error:
+        raise RecipeError(f"{path}: cannot be read as settings of a league: {' '.join(str(error).split())}.") from error
+    if unknown:
+        raise RecipeError(f"{path}: {found.name}: got {sorted(unknown)[0]!r}, expected `score` and `algorithms`.")
+    return Settings(score=str(own.get("score", "")), algorithms=algorithms)
+
+
+def chosen(recipe: str, names: str, overrides: Callable[[str], Sequence[str]], *, catalog: Catalog) -> Entries:
+    """The algorithms of a league. names: separated by commas, or `all` that are installed.
+
+    Raises RecipeError for an unknown name. Those that do not fit the recipe are refused, in the words of the match.
+    """
+    known = sorted(catalog.names("algorithm"))
+    asked = known if names == "all" else [name.strip() for name in names.split(",") if name.strip()]
+    for name in asked:
+        if name not in known:
+            hint = did_you_mean(name, known) or "."
+            raise RecipeError(f"--algorithms: {name!r} is not installed{hint} There are: {', '.join(known)}.")
+    fitting: list[str] = []
+    refused: dict[str, str] = {}
+    for name in dict.fromkeys(asked):
+        try:
+            plan = compose(recipe, [f"algorithm={name}", *overrides(name)], catalog=catalog)
+            refuse(plan)
+            reasons = match(plan, catalog=catalog).reasons
+        except UniRLError as error:
+            reasons = (str(error),)
+        if reasons:
+            refused[name] = " ".join(map(str, reasons))
+        else:
+            fitting.append(name)
+    return Entries(algorithms=tuple(fitting), refused=refused)
+
+
+def score_key(recipe: str, overrides: Sequence[str], settings: Settings, *, catalog: Catalog) -> str:
+    """The metric of evaluations that is compared: of the settings, or the recipe's first reward."""
+    rewards = compose(recipe, overrides, catalog=catalog).rewards
+    if not settings.score and not rewards:
+        raise RecipeError(f"{recipe}: it has no reward to compare by; name a metric with --score.")
+    return settings.score or f"reward/{next(iter(rewards))}"
+
+
+def run_all(jobs: Iterable[Job], folder: Path, *, again: bool, said: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Run every job that has no result yet, one after the other, and return the records of all.
+
+    A run that was interrupted has no result, and is done again from its start. again: failed runs, too.
+    """
+    records: list[dict[str, Any]] = []
+    for job in jobs:
+        where = folder / "runs" / f"{job.algorithm}-{job.seed}"
+        label, record = f"{job.algorithm}, seed {job.seed}", _result(where, job)
+        if record is None or (again and record["status"] != "done"):
+            said(f"{label}: running")
+            record = _run(job, where)
+        else:
+            label += " (finished before)"
+        points = record.get("points")
+        said(f"{label}: {record['error'] or 'done'}" + (f", {points[-1]['steps']} steps" if points else ""))
+        records.append({"algorithm": job.algorithm, "seed": job.seed, **record})
+    return records
+
+
+def _result(where: Path, job: Job) -> dict[str, Any] | None:
+    """The result of this job; None without one. Raises RecipeError where the folder has another job's."""
+    if not (where / RESULT).is_file():
+        return None
+    before = json.loads((where / JOB).read_text(encoding="utf-8"))
+    if before != _plain(job):
+        raise RecipeError(
+            f"{where}: holds a run with other settings. Use another folder for this league, `--dir`, or delete the run."
+        )
+    return json.loads((where / RESULT).read_text(encoding="utf-8"))
+
+
+def _run(job: Job, where: Path) -> dict[str, Any]:
+    shutil.rmtree(where, ignore_errors=True)
+    where.mkdir(parents=True)
+    replace_text(where / JOB, json.dumps(_plain(job), indent=1))
+    with (where / "output.txt").open("wb") as output:
+        command = [sys.executable, "-m", "unirl.league.run", str(where / JOB)]
+        ended = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False, env={**os.environ})
+    if not (where / RESULT).is_file():
+        # Killed, for memory perhaps: that is a result as well.
+        lines = (where / "output.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        text = f"the process ended with code {ended.returncode}; its last line: {lines[-1] if lines else 'none'}"
+        replace_text(where / RESULT, json.dumps({"status": "failed", "error": text}))
+    return json.loads((where / RESULT).read_text(encoding="utf-8"))
+
+
+def _plain(job: Job) -> dict[str, Any]:
+    return cast("dict[str, Any]", json.loads(json.dumps(asdict(job))))

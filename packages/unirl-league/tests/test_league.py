@@ -1,0 +1,157 @@
+"""A league that runs: who takes part, what is kept, and what a failure looks like."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from unirl.core.cli import main
+from unirl.core.errors import RecipeError
+from unirl.core.plugins.catalog import Catalog
+from unirl.league import league
+from unirl.league.budget import Budget
+from unirl.league.league import chosen, read_settings, run_all
+from unirl.league.run import Job
+
+SMALL = [
+    "data.prompts_per_step=2",
+    "data.samples_per_prompt=4",
+    "eval.num_prompts=4",
+    "eval.samples_per_prompt=1",
+]
+
+
+def job(algorithm: str = "awm", **changed: Any) -> Job:
+    budget = Budget(amount=2, unit="steps")
+    given = {"algorithm": algorithm, "seed": 0, "overrides": (), "budget": budget, "intervals": 2, "score": "reward/x"}
+    return Job(recipe="quickstart", **{**given, **changed})
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Algorithms of the processes that are started; each writes a result in place of training."""
+    names: list[str] = []
+
+    def run(command: list[str], **options: Any) -> Any:
+        file = Path(command[-1])
+        name = json.loads(file.read_text())["algorithm"]
+        names.append(name)
+        if name == "killed":
+            options["stdout"].write(b"loading\nKilled\n")
+            return SimpleNamespace(returncode=-9)
+        status = {"status": "failed", "error": "broken"} if name == "fails" else {"status": "done", "error": ""}
+        (file.parent / "result.json").write_text(json.dumps({**status, "points": [{"steps": 2}]}))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(league, "subprocess", SimpleNamespace(run=run, STDOUT=subprocess.STDOUT))
+    return names
+
+
+def test_finished_runs_are_kept_and_failed_ones_are_run_again_on_request(tmp_path: Path, started: list[str]) -> None:
+    jobs = [job("works"), job("fails"), job("killed")]
+    records = run_all(jobs, tmp_path, again=False, said=lambda text: None)
+    assert [record["status"] for record in records] == ["done", "failed", "failed"]
+    assert records[2]["error"] == "the process ended with code -9; its last line: Killed"
+    assert run_all(jobs, tmp_path, again=False, said=lambda text: None) == records
+    assert started == ["works", "fails", "killed"]
+    run_all(jobs, tmp_path, again=True, said=lambda text: None)
+    assert started[3:] == ["fails", "killed"]
+
+
+def test_an_interrupted_run_is_done_again_from_its_start(tmp_path: Path, started: list[str]) -> None:
+    where = tmp_path / "runs" / "works-0"
+    where.mkdir(parents=True)
+    (where / "job.json").write_text("{}")
+    (where / "events.jsonl").write_text('{"kind":"step"')
+    (record,) = run_all([job("works")], tmp_path, again=False, said=lambda text: None)
+    assert record["status"] == "done" and started == ["works"]
+    assert not (where / "events.jsonl").exists()
+
+
+def test_a_folder_of_a_league_with_other_settings_is_refused(tmp_path: Path, started: list[str]) -> None:
+    run_all([job("works")], tmp_path, again=False, said=lambda text: None)
+    for other in (job("works", intervals=3), job("works", overrides=("backend.lr=1",))):
+        with pytest.raises(RecipeError, match="holds a run with other settings"):
+            run_all([other], tmp_path, again=False, said=lambda text: None)
+
+
+def test_algorithms_that_do_not_fit_are_listed_with_the_words_of_the_match() -> None:
+    catalog = Catalog.discover()
+    own = {"drtune": ["reward@reward.shapes=soft-shapes"]}
+    entries = chosen("quickstart", "drtune,grpo,draft", lambda name: own.get(name, []), catalog=catalog)
+    assert entries.algorithms == ("drtune",)
+    assert "algorithm 'grpo' trains text tracks" in entries.refused["grpo"]
+    assert "reward@reward.shapes=soft-shapes" in entries.refused["draft"]
+    with pytest.raises(RecipeError, match=r"--algorithms: 'drtunes' is not installed; did you mean 'drtune'\?"):
+        chosen("quickstart", "drtunes", lambda name: [], catalog=catalog)
+
+
+def test_the_settings_come_with_the_recipe_or_from_a_file(tmp_path: Path) -> None:
+    settings = read_settings("quickstart", None)
+    assert settings.score == "reward/shapes"
+    assert "+reward@reward.soft=soft-shapes" in settings.algorithms["drtune"]
+    file = tmp_path / "own.yaml"
+    file.write_text("quickstart: {algorithms: {awm: [backend.lr=1e-3]}}")
+    assert read_settings("quickstart", file).algorithms == {"awm": ("backend.lr=1e-3",)}
+    for text in ("quickstart: {algorithm: {}}", "quickstart: 3", "- a", "quickstart: {algorithms: {awm: 3}}"):
+        file.write_text(text)
+        with pytest.raises(RecipeError, match=r"own\.yaml"):
+            read_settings("quickstart", file)
+
+
+@pytest.mark.slow
+def test_two_algorithms_run_two_steps_and_a_third_one_fails_in_sight(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    broken = "awm: +reward@reward.bad=function reward.bad.target=nowhere:score"
+    command = ["league", "quickstart", *SMALL, "--algorithms", "flow-grpo,drtune,awm,grpo", "--seeds", "1"]
+    command += ["--budget", "2steps", "--evals", "2", "--with", broken, "--dir", str(tmp_path)]
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    assert ended.value.code == 1
+    content = json.loads((tmp_path / "league.json").read_text())
+    runs = {run["algorithm"]: run for run in content["runs"]}
+    assert {name: run["status"] for name, run in runs.items()} == {
+        "flow-grpo": "done",
+        "drtune": "done",
+        "awm": "failed",
+    }
+    assert "nowhere" in runs["awm"]["error"] and "grpo" in content["refused"]
+    points = runs["flow-grpo"]["points"]
+    assert [point["steps"] for point in points] == [0, 1, 2] and [point["samples"] for point in points] == [0, 8, 16]
+    # 8 samples x 10 steps of the rollout; of the 5 SDE steps each has one pass for the old log-probs and one to train.
+    assert [point["forwards"] for point in points] == [0, 160, 320]
+    assert [point["backwards"] for point in points] == [0, 40, 80]
+    # Three steps of each sample have a gradient, and are computed once more.
+    assert runs["drtune"]["points"][-1]["forwards"] == 2 * 8 * (10 + 3)
+    assert runs["drtune"]["points"][-1]["backwards"] == 2 * 8 * 3
+    for name in ("flow-grpo", "drtune"):
+        assert [point["distance"] > 0 for point in runs[name]["points"]] == [False, True, True]
+        assert all("reward/shapes" in point["metrics"] for point in runs[name]["points"])
+    assert (tmp_path / "LEAGUE.md").is_file() and (tmp_path / "league.html").is_file()
+    assert "seed 0: " in (tmp_path / "LEAGUE.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [Budget(amount=1, unit="samples"), Budget(amount=1e-3, unit="s")])
+def test_a_budget_smaller_than_a_step_takes_one_step(tmp_path: Path, budget: Budget) -> None:
+    """In the process of a run itself, which is told of the job by a file."""
+    one = job("awm", overrides=tuple(SMALL), budget=budget, score="reward/shapes")
+    (record,) = run_all([one], tmp_path, again=False, said=lambda text: None)
+    assert record["status"] == "done", record
+    assert [point["steps"] for point in record["points"]] == [0, 1]
+
+
+def test_the_command_names_what_it_cannot_use(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for words, expected in (
+        (["--budget", "soon"], "--budget: got 'soon'"),
+        (["--budget", "2steps", "--with", "awm"], "--with: got 'awm', expected"),
+        (["--budget", "2steps", "--algorithms", "grpo"], "no algorithm is left"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["league", "quickstart", *words])
+        assert ended.value.code != 0 and expected in capfd.readouterr().err
