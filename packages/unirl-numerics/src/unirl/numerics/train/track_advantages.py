@@ -93,7 +93,7 @@ def best_and_worst(track: Track, *, best: int, worst: int) -> list[int]:
     weight 0 are not chosen.
     """
     assert track.advantages is not None
-    values: list[float] = track.advantages.tolist()
+    values = [float(value) for value in track.advantages]
     result: list[int] = []
     for rows in track.groups().values():
         counted = [row for row in rows if float(track.sample_weights[row])]
