@@ -34,7 +34,7 @@ def branch_noise_ids(
             own: list[str] = []
             for step in range(num_steps):
                 # Leaves of one path at this step.
-                size = factor ** sum(step < branch for branch in branch_steps)
+                size = int(factor ** sum(step < branch for branch in branch_steps))
                 own.append(sample_ids[rows[leaf - leaf % size]])
             keys[row] = tuple(own)
     return tuple(keys)

@@ -75,11 +75,12 @@ def without_steps(track: Track, skipped: list[int]) -> Track:
 
 def best_and_worst(track: Track, count: int) -> Track:
     """The `count` samples of each group with the highest and the lowest rewards, the odd one of the highest."""
-    assert track.rewards is not None
+    rewards = track.rewards
+    assert rewards is not None
     kept: list[int] = []
     for rows in track.groups().values():
         live = [row for row in rows if track.sample_weights[row] > 0]
-        live.sort(key=lambda row: float(track.rewards[row]))
+        live.sort(key=lambda row: float(rewards[row]))
         low = count // 2
         kept += live if len(live) <= count else live[:low] + live[low - count :]
     return track.select(sorted(kept)) if kept else track
