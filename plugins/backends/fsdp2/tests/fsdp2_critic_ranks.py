@@ -19,7 +19,6 @@ CASES = {
     "tensor": {"mesh": "tensor"},
     # With eps 1 a step is linear in the gradient, of which Adam would divide out small elements.
     "latents": {"kind": "latents", "eps": 1.0, "critic": {"lr": 1.0}},
-    "latents-lora": {"kind": "latents", "eps": 1.0, "critic": {"lr": 1.0}, "trains": "lora"},
 }
 
 
@@ -43,8 +42,7 @@ def run(case, rows, *, folder):
     backend.train([Job(track=track, algorithm=Judged())], progress=0.0)
     report = backend.train([Job(track=track, algorithm=Judged())], progress=0.0)
     backend.save(folder)
-    kind = settings.get("trains", "full")
-    result = {"critic": critic_weights(backend), "live": dict(backend.export_weights(kind=kind).tensors)}
+    result = {"critic": critic_weights(backend), "live": dict(backend.export_weights(kind="full").tensors)}
     backend.close()
     return {**result, "metrics": dict(report.metrics)}
 
