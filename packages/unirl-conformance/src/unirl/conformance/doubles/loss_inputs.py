@@ -157,6 +157,7 @@ def _of_tokens(
         advantages=None if critic is not None or track.advantages is None else _numpy(track.advantages),
         weights=_numpy(track.sample_weights),
         is_truncated=np.asarray([status is Status.TRUNCATED for status in track.status]),
+        units=track.units(),
         progress=progress,
         **judged,
     )
