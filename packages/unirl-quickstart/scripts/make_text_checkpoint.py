@@ -1,13 +1,13 @@
 """Makes the text quickstart's checkpoint: a Qwen3 of about 1 MB that adds and subtracts two-digit numbers.
 
     python packages/unirl-quickstart/scripts/make_text_checkpoint.py
-    python packages/unirl-quickstart/scripts/make_text_checkpoint.py --folder=teacher --careful=1.0 --hidden-size=48 \
-        --dtype=bfloat16
+    python packages/unirl-quickstart/scripts/make_text_checkpoint.py --folder=teacher --hidden-size=48 --dtype=bfloat16
+        --steps=700 --batch=64 --careful=1.0 --measured=128
 
 The second one makes the teacher of `quickstart-distillation`, which works out every answer.
-The corpus of the first is the homework of a pupil who mostly answers at once, column by column without carrying or borrowing, and
-now and then works the sum out first. So the model is wrong about half of the time, and knows a better way that it
-seldom takes: that is what RL post-training finds.
+The corpus of the first is the homework of a pupil who mostly answers at once, column by column without carrying or
+borrowing, and now and then works the sum out first. So the model is wrong about half of the time, and knows a better
+way that it seldom takes: that is what RL post-training finds.
 Seeded throughout; the same machine and library versions give the same bytes.
 """
 

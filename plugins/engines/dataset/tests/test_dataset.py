@@ -288,7 +288,9 @@ def test_a_preference_needs_a_stored_pair() -> None:
         metadata=({},),
         media=Media(kind="image", values=torch.zeros(1, 3, 2, 2)),
     )
-    with pytest.raises(RewardFailed, match="sample 'g/0' has media of the roles none, expected one 'preferred'"):
+    with pytest.raises(
+        RewardFailed, match="prompt of 'g/0' has stored samples of the roles none, expected one 'preferred'"
+    ):
         build_preference(RewardConfig(), device="cpu").score(samples)
 
 

@@ -204,6 +204,8 @@ class TokenLossInputs:
     """[n] weights of the completions; 0 excludes one."""
     is_truncated: Any
     """[n] bool: truncated by the length limit."""
+    units: Sequence[Sequence[int]] = ()
+    """Rows of each unit; single rows where the algorithm sets none."""
     progress: float = 0.0
     """0 to 1 over the run."""
 

@@ -164,6 +164,7 @@ def _of_tokens(
         valid=np.asarray(new.valid.cpu()),
         weights=_numpy(track.sample_weights),
         is_truncated=np.asarray([status is Status.TRUNCATED for status in track.status]),
+        units=track.units(),
         progress=progress,
         **_judged(trial, track),
     )

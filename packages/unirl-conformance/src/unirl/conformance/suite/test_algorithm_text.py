@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from unirl.conformance.claims import claim
@@ -15,7 +13,7 @@ from unirl.conformance.doubles.text_model import TextWorkbenchModel
 from unirl.conformance.doubles.track_numbers import advantages_of
 from unirl.conformance.doubles.updates import PlainUpdater
 from unirl.conformance.fixtures.algorithm import REWARD_WEIGHTS, AlgorithmBench, scored
-from unirl.conformance.fixtures.trial import AlreadyAnchored, of_policy
+from unirl.conformance.fixtures.trial import AlreadyAnchored, FrozenPolicies, of_policy
 from unirl.core.loop.requests import build_request
 from unirl.core.roles import Job, Policy
 from unirl.core.types.track import Track
@@ -74,11 +72,14 @@ def test_training_on_text_raises_the_reward(bench: AlgorithmBench) -> None:
     If it fails while the other claims hold: look at what only a run has: `progress` (schedules that end in nothing),
     and state that is kept from step to step.
     """
-    bench.needs_advantages()
+    needs = bench.needs_advantages()
     algorithm, model = bench.algorithm(), TextWorkbenchModel(device=bench.device)
     updater = PlainUpdater(model.net, length=LENGTH)
     critic = PlainCritic(model, is_fresh=True, length=LENGTH) if bench.needs().critic else None
-    replay = TrackReplay(model, stacked=True, policy_context=_no_policy)
+    named: tuple[Policy, ...] = ("reference",) if needs.reference == "policy" else ()
+    # The reference has the initial weights.
+    policies = FrozenPolicies(model, named, live=named)
+    replay = TrackReplay(model, stacked=True, policy_context=policies)
     means: list[float] = []
     spread = 0.0
     for step in range(STEPS):
@@ -123,9 +124,3 @@ def test_training_on_text_raises_the_reward(bench: AlgorithmBench) -> None:
 def _scored(track: Track, rewards: list[float]) -> Track:
     """With the same reward under each of its names."""
     return scored(track, dict.fromkeys(REWARD_WEIGHTS, rewards))
-
-
-@contextmanager
-def _no_policy(which: Policy = "live") -> Iterator[None]:
-    assert which == "live", f"the loss asks for the policy {which!r}, which the spec's needs do not name"
-    yield

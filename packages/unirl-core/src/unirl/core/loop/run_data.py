@@ -119,13 +119,17 @@ def _of_stored(row: Prompt, stage: Stage) -> str:
     if not sets or stage.engine.config.read_files():
         return ""
     stored = [ref for ref in row.media if ref.role in _stored(stage)]
-    roles = [str(ref.role) for ref in stored]
+    texts = {role: row.metadata[role] for role in _stored(stage) if role in row.metadata}
+    roles = list(texts) if stage.medium == "text" else [str(ref.role) for ref in stored]
     if sorted(roles) not in [sorted(each) for each in sets]:
         expected = " or ".join(" and ".join(f"one {role!r}" for role in each) for each in sets)
         got = ", ".join(map(repr, roles)) or "none"
         return f"got stored samples of the roles {got}, expected {expected}, for engine {stage.engine.name!r}"
     if len(roles) > 1 and stage.samples != len(roles):
         return f"got {len(roles)} stored samples, but stage {stage.name!r} takes {stage.samples} of each prompt"
+    if stage.medium == "text":
+        empty = [role for role, text in texts.items() if not isinstance(text, str) or not text]
+        return f"got {empty[0]} {texts[empty[0]]!r}, expected a completion, a text that is not empty" if empty else ""
     other = [ref for ref in stored if ref.modality != stage.medium]
     if other:
         return f"got {other[0].modality} {other[0].uri!r}, expected {stage.medium}, which stage {stage.name!r} makes"

@@ -24,6 +24,7 @@ __all__ = [
     "Model",
     "OutputHead",
     "SequenceModel",
+    "StoredTextModel",
     "TextModel",
     "TokenBatch",
     "diffusion_model",
@@ -221,6 +222,18 @@ class TextModel(Model, Protocol):
 
     def select_cache(self, cache: Any, rows: Array) -> Any:
         """The cache of these rows alone: the others have ended. rows: [B'] int64."""
+        ...
+
+
+class StoredTextModel(TextModel, Protocol):
+    """A text model that also gives the tokens of completions, for engines that read stored samples."""
+
+    def completion_tokens(self, texts: Sequence[str]) -> list[Array]:
+        """Tokens [L] int64 of each completion on the CPU, as a rollout would have given them: with a stop token at the
+        end, L >= 2.
+
+        Raises DataError for a text that its tokens do not give again exactly, such as one with special tokens in it.
+        """
         ...
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
-from unirl.core.errors import RecipeError
+from unirl.core.errors import DataError, RecipeError
 from unirl.core.roles import DivergenceKind, OutputHead, TokenBatch
 from unirl.core.specs.check import check_config
 from unirl.core.specs.spec import ModelSpec
@@ -159,6 +159,28 @@ class CausalLmModel:
             )
             for row in tokens
         ]
+
+    def completion_tokens(self, texts: Sequence[str]) -> list[Tensor]:
+        """See `unirl.core.roles.StoredTextModel`. The stop token is the tokenizer's end of text, if it is one of the
+        checkpoint's stop tokens, as in its chat template; else the first of these."""
+        own: int | None = self.tokenizer.eos_token_id
+        end = own if own in self._stop_tokens else next(iter(self._stop_tokens), None)
+        if end is None:
+            raise RecipeError("model: the checkpoint has no stop token, which ends a stored completion.")
+        result: list[Tensor] = []
+        for text in texts:
+            row: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            tokens = torch.tensor([*row, end], dtype=torch.int64)
+            (again,) = self.texts([tokens])
+            stop = next((token for token in row if token in self._stop_tokens), None)
+            if again != text or stop is not None:
+                why = f"a stop token, {self.tokenizer.decode([stop])!r}" if stop is not None else f"{again[:60]!r}"
+                raise DataError(
+                    f"stored completion {text[:60]!r}: got {why} from its tokens, expected the same text again. Remove "
+                    "special tokens and unusual characters from it."
+                )
+            result.append(tokens)
+        return result
 
     def score(
         self, batch: TokenBatch, *, temperature: float, with_entropy: bool = False

@@ -19,7 +19,17 @@ SFT = AlgorithmSpec(
     reference="unirl.algorithms.sft.reference:loss",
 )
 
+TEXT_SFT = AlgorithmSpec(
+    name="text-sft",
+    summary="Next-token loss on given completions: supervised fine-tuning of a language model, or a regulariser",
+    build="unirl.algorithms.sft.text:build",
+    config="unirl.algorithms.sft.config:TextSftConfig",
+    needs=Needs(track="text", reward="none", staleness="any"),
+    paper="No paper: maximum likelihood of the completions, the loss of pretraining",
+    reference="unirl.algorithms.sft.reference:text_loss",
+)
+
 
 @hookimpl
 def unirl_algorithms() -> Iterable[AlgorithmSpec]:
-    return [SFT]
+    return [SFT, TEXT_SFT]

@@ -1,15 +1,15 @@
-"""Reference implementation of flow-matching regression, point by point from its formula, for conformance tests.
+"""Reference implementations of both losses, point by point and token by token, for conformance tests.
 
-It shares no code with the algorithm. fp64 throughout; clarity before speed.
+They share no code with the algorithms. fp64 throughout; clarity before speed.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from unirl.algorithms.sft.config import SftConfig
-from unirl.conformance.reference import PointLossInputs
+from unirl.algorithms.sft.config import SftConfig, TextSftConfig
+from unirl.conformance.reference import PointLossInputs, TokenLossInputs, TokenMean
 
-__all__ = ["loss"]
+__all__ = ["loss", "text_loss"]
 
 
 def loss(config: SftConfig, inputs: PointLossInputs) -> float:
@@ -22,3 +22,13 @@ def loss(config: SftConfig, inputs: PointLossInputs) -> float:
             total += float(weight) * float(np.mean((inputs.velocities["live"][row, point] - target) ** 2))
             weights += float(weight)
     return total / weights if weights else 0.0
+
+
+def text_loss(config: TextSftConfig, inputs: TokenLossInputs) -> float:
+    """Negative log-likelihood of the tokens that count."""
+    mean = TokenMean(config.aggregation, horizon=1)
+    for row, weight in enumerate(inputs.weights):
+        tokens = [token for token, counts in enumerate(inputs.valid[row]) if counts]
+        if weight and tokens:
+            mean.add([-float(inputs.log_probs[row, token]) for token in tokens], float(weight))
+    return mean.value

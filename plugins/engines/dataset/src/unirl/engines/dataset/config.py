@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason, limit
 from unirl.core.specs.config import PartConfig
-from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
@@ -32,6 +32,17 @@ class DatasetConfig(PartConfig):
             yield Reason(
                 key="sampling.sde.mode",
                 text=f"got {sampling.sde.mode!r}, expected 'none': stored samples have no stochastic steps.",
+            )
+        if isinstance(sampling, TextSamplingConfig) and sampling.temperature != 1:
+            yield Reason(
+                key="sampling.temperature",
+                text=f"got {sampling.temperature:g}, expected 1: nothing is sampled; losses would be at this "
+                "temperature.",
+            )
+        if isinstance(sampling, TextSamplingConfig) and sampling.stop:
+            yield Reason(
+                key="sampling.stop",
+                text=f"got {sampling.stop}, expected none: stored completions end with a stop token. Leave it out.",
             )
         if isinstance(sampling, LatentSamplingConfig) and sampling.is_guided:
             yield Reason(

@@ -1,4 +1,4 @@
-"""The dataset engine: stored images, videos and pairs as the samples of a rollout."""
+"""The dataset engine: stored images, videos, completions and pairs as the samples of a rollout."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from unirl.core.errors import BatchError, DataError, RecipeError
 from unirl.core.loop.prompts import read_prompts
-from unirl.core.roles import EncodingModel, Model, WeightReceipt, WeightUpdate
+from unirl.core.roles import EncodingModel, Model, StoredTextModel, WeightReceipt, WeightUpdate
 from unirl.core.specs.check import check_config
 from unirl.core.types.data import MediaRef, Prompt
 from unirl.core.types.inputs import Inputs
-from unirl.core.types.request import Request
+from unirl.core.types.request import Request, TextRequest
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import LatentSegment, Track
 from unirl.numerics.diffusion.rollout import encoded, latent_track
@@ -24,6 +24,7 @@ from unirl.numerics.media import load_image, load_video
 
 from .config import DatasetConfig
 from .plugin import SPEC
+from .texts import StoredTexts
 
 __all__ = ["DatasetEngine", "build"]
 
@@ -33,11 +34,13 @@ ROLES = {role for roles in SPEC.samples for role in roles}
 def build(config: DatasetConfig, *, model: Model, device: Any) -> DatasetEngine:
     """The engine over `model`, whose encoders and VAE it uses. Raises RecipeError and DataError for its own file."""
     check_config(config, key="engine")
-    if not hasattr(model, "latents_of"):
+    expected = {"latent": "latents_of", "text": "completion_tokens"}
+    if not any(hasattr(model, expected[kind]) for kind in model.spec.tracks.values()):
+        names = " or ".join(f"`{expected[kind]}`" for kind in sorted(set(model.spec.tracks.values())))
         raise RecipeError(
-            f"engine: got model {model.spec.name!r}, which has no `latents_of`; expected one that encodes media."
+            f"engine: got model {model.spec.name!r}, which has no {names}; expected one that encodes stored samples."
         )
-    return DatasetEngine(config, model=cast("EncodingModel", model))
+    return DatasetEngine(config, model=model)
 
 
 class DatasetEngine:
@@ -47,19 +50,24 @@ class DatasetEngine:
     `version` before each request, as the samples count as those of the policy that trains on them.
     """
 
-    def __init__(self, config: DatasetConfig, *, model: EncodingModel) -> None:
+    def __init__(self, config: DatasetConfig, *, model: Model) -> None:
         self.version = 0
-        self._model, self._batch = model, config.encode_batch
+        self._model, self._batch = cast("EncodingModel", model), config.encode_batch
+        self._texts = StoredTexts(cast("StoredTextModel", model))
         self._own = _examples(Path(config.path).expanduser()) if config.path else ()
 
     @torch.no_grad()
     def generate(self, request: Request) -> Track:
-        """The track of the request, with the latents of the stored media at the end of its schedule.
+        """The track of the request, with the latents of the stored media at the end of its schedule, or with the tokens
+        of the stored completions.
 
-        Raises DataError, with the file, for media of another size or number of frames than `sampling` states.
+        Raises DataError, with the file, for media of another size or number of frames than `sampling` states, and for
+        completions that are longer than it states.
         """
         if self._own:
             request = self._drawn(request)
+        if isinstance(request.params, TextRequest):
+            return self._texts.track(request, version=self.version)
         refs = [_sample(request, row) for row in range(request.num_rows)]
         sampling, expected = request.latent.sampling, request.latent
         if int(expected.sde_steps.shape[1]):
@@ -119,7 +127,7 @@ class DatasetEngine:
 def _examples(path: Path) -> tuple[Prompt, ...]:
     prompts = read_prompts(path)
     for prompt in prompts:
-        roles = sorted(ref.role for ref in prompt.media if ref.role in ROLES)
+        roles = sorted(ref.role for ref in prompt.media if ref.role in ROLES) or sorted(ROLES & prompt.metadata.keys())
         if roles not in [sorted(each) for each in SPEC.samples]:
             raise DataError(
                 f"{prompt.where}: got stored samples of the roles {roles or 'none'}, expected one 'target', or one "

@@ -11,13 +11,12 @@ __all__ = ["PREFERENCE", "SPEC", "unirl_engines", "unirl_rewards"]
 
 SPEC = EngineSpec(
     name="dataset",
-    summary="Reads stored images, videos and preference pairs in place of generating samples",
+    summary="Reads stored images, videos, completions and preference pairs in place of generating samples",
     build="unirl.engines.dataset.engine:build",
     config="unirl.engines.dataset.config:DatasetConfig",
     capabilities={
         **dict.fromkeys(
             (
-                Cap.TEXT_ROLLOUT,
                 Cap.INITIAL_NOISE,
                 Cap.STEP_NOISE,
                 Cap.SEEDS,
@@ -36,6 +35,7 @@ SPEC = EngineSpec(
             Support.NO,
         ),
         Cap.LATENT_ROLLOUT: Support.NATIVE,
+        Cap.TEXT_ROLLOUT: Support.NATIVE,
         Cap.SIGMAS: Support.NATIVE,
         Cap.CONDITIONS: Support.NATIVE,
         Cap.MEDIA_REFS: Support.NATIVE,

@@ -26,7 +26,7 @@ class PreferenceReward:
     def score(self, samples: ScoreInput) -> Scores:
         """[N] fp32: 1 for the first sample of a prompt and 0 for its others.
 
-        Raises RewardFailed for a prompt without media of both roles, and for samples without finite media.
+        Raises RewardFailed for a prompt without samples of both roles, and for samples without finite media.
         """
         if samples.media is None:
             raise RewardFailed("reward preference: got samples without media. Set sampling.decode=true.")
@@ -35,9 +35,11 @@ class PreferenceReward:
         )
         for row, sample in enumerate(samples.sample_ids):
             roles = [ref.role for ref in samples.inputs.media[row] if ref.role in SIDES]
+            if samples.media.kind == "text":
+                roles = [role for role in SIDES if role in samples.metadata[row]]
             if sorted(roles) != sorted(SIDES):
                 raise RewardFailed(
-                    f"reward preference: the prompt of sample {sample!r} has media of the roles {roles or 'none'}, "
+                    f"reward preference: the prompt of {sample!r} has stored samples of the roles {roles or 'none'}, "
                     "expected one 'preferred' and one 'rejected'. Use it with engine=dataset."
                 )
             if finite and not finite[row]:
