@@ -22,7 +22,7 @@ __all__ = ["command"]
 @click.option(
     "--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs of each, `run.seed` 0, 1, ..."
 )
-@click.option("--first-seed", default=0, show_default=True, type=click.IntRange(0))
+@click.option("--first-seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the first run.")
 @click.option("--budget", required=True, help="Of each run: 120s (CPU), 300wall, 40steps, 2000samples, 20000forwards.")
 @click.option("--evals", default=5, show_default=True, type=click.IntRange(1), help="Evaluations besides the first.")
 @click.option("--with", "own", multiple=True, help='Overrides of one algorithm: "draft: algorithm.gradient_steps=3".')

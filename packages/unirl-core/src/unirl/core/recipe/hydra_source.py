@@ -156,7 +156,7 @@ class PartsSource(ConfigSource):
         else:
             config = _structured(config_class(self._sources.catalog, group, name))
             if group != "sampling":
-                cast(DictConfig, config).use = name
+                config.use = name
         header = {"package": None if group else "_global_"}
         return ConfigResult(provider=self.provider, path=self.full_path(), config=config, header=header)
 

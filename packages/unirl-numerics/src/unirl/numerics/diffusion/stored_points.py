@@ -40,7 +40,7 @@ def stored_points(
         row, column = (int(index) for index in (~is_there.any(dim=2)).nonzero()[0])
         raise BatchError(
             f"LatentSegment: row {row} has no stored latents at position {int(positions[row, column])}, stored are "
-            f"{segment.positions[row].tolist()}. Keep the whole trajectory."
+            f"{[int(value) for value in segment.positions[row]]}. Keep the whole trajectory."
         )
     device = segment.latents.device
     rows, slots = torch.arange(len(positions))[:, None], is_there.int().argmax(dim=2)

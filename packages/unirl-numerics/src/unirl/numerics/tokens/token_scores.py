@@ -80,7 +80,8 @@ def _output_projection(causal_lm: Any) -> torch.nn.Linear:
 
 
 def _unbiased(head: torch.nn.Linear) -> Tensor:
-    if head.bias is not None:
+    bias: Tensor | None = head.bias
+    if bias is not None:
         raise RecipeError(
             "algorithm: divergences between whole distributions are computed from output projections without a bias, "
             "and the model's has one. Use an algorithm of sampled tokens, such as grpo with kl_coef."

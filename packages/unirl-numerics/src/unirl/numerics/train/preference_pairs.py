@@ -27,7 +27,7 @@ def with_pairs(
     """
     track, metrics = track_advantages(track, config, reward_weights=reward_weights)
     assert track.advantages is not None
-    values, weights = track.advantages.tolist(), torch.zeros_like(track.sample_weights)
+    values, weights = [float(value) for value in track.advantages], torch.zeros_like(track.sample_weights)
     units, num_pairs, without = list(track.sample_ids), 0, 0
     for group, rows in track.groups().items():
         counted = (row for row in rows if float(track.sample_weights[row]) and track.status[row] != Status.ABORTED)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.capability import Needs
-from unirl.core.specs.spec import AlgorithmSpec
+from unirl.core.specs.spec import AlgorithmSpec, Gap
 
 _REFERENCE = {"kl_coef": Needs(reference="policy")}
 
@@ -55,6 +55,12 @@ DDPO = replace(
     paper="arXiv 2305.13301",
     # Trials have groups of four and no earlier steps.
     trial={"clip_range": 1e-3, "min_count": 1},
+    gaps=(
+        Gap(
+            claim="a-run-resumes-exactly",
+            reason="the claim goes on without the statistics of each prompt; a run saves them, and resumes exactly",
+        ),
+    ),
 )
 
 
