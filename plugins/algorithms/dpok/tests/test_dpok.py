@@ -291,6 +291,8 @@ def test_its_recipes_match() -> None:
     assert reasons("quickstart-dpok") == []
     assert reasons("sd3/dpok", "data.train=prompts.txt") == []
     assert reasons("quickstart-dpok", "algorithm.critic=true", "backend.critic.lr=1e-3") == []
+    critic = ("algorithm.critic=true", "backend.critic.lr=1e-4", "advantage.normalize=true")
+    assert reasons("sd3/dpok", "data.train=prompts.txt", *critic) == []
 
 
 CRITIC = ("algorithm.critic=true", "backend.critic.lr=1e-3")

@@ -218,7 +218,7 @@ def test_two_ranks_learn_what_one_does_and_either_goes_on_from_the_others_checkp
         alone, _ = make_judged(train=TrainConfig(micro_batch_size=2), model=make_model(), **settings)
         for _ in range(2):
             report = alone.train([Job(track=track, algorithm=Judged())], progress=0.0)
-        expected, live = critic_weights(alone), alone.export_weights(kind="full").tensors
+        expected, live = critic_weights(alone), alone.export_weights(kind=settings.get("trains", "full")).tensors
         for number in range(len(ROWS)):
             result = everything[case, number]
             for one, other in ((result["critic"], expected), (result["live"], live)):
