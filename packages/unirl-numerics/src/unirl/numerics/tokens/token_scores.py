@@ -7,7 +7,7 @@ root holds before the forward, and frees it after) has the output projection at 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -80,7 +80,7 @@ def _output_projection(causal_lm: Any) -> torch.nn.Linear:
 
 
 def _unbiased(head: torch.nn.Linear) -> Tensor:
-    bias: Tensor | None = head.bias
+    bias = cast("Tensor | None", head.bias)
     if bias is not None:
         raise RecipeError(
             "algorithm: divergences between whole distributions are computed from output projections without a bias, "
