@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -144,6 +148,42 @@ def test_a_budget_smaller_than_a_step_takes_one_step(tmp_path: Path, budget: Bud
     (record,) = run_all([one], tmp_path, again=False, said=lambda text: None)
     assert record["status"] == "done", record
     assert [point["steps"] for point in record["points"]] == [0, 1]
+
+
+@pytest.mark.slow
+def test_a_league_that_was_killed_goes_on_with_the_run_that_was_cut_off(tmp_path: Path) -> None:
+    words = [
+        "league",
+        "quickstart",
+        *SMALL,
+        "--algorithms",
+        "awm",
+        "--seeds",
+        "1",
+        "--budget",
+        "1steps",
+        "--evals",
+        "1",
+    ]
+    command = [sys.executable, "-m", "unirl.core", *words, "--dir", str(tmp_path)]
+    where = tmp_path / "runs" / "awm-0"
+    # In a group of its own, so that the run dies with its league as at Ctrl-C.
+    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL) as first:
+        while not (where / "events.jsonl").exists():
+            assert first.poll() is None, "the league ended before its run began"
+            time.sleep(0.02)
+        os.killpg(first.pid, signal.SIGKILL)
+    assert not (where / "result.json").exists() and not (tmp_path / "league.json").exists()
+    ended: list[int] = []
+    for _ in range(2):
+        subprocess.run(command, check=True, capture_output=True)
+        ended.append((where / "result.json").stat().st_mtime_ns)
+        (record,) = json.loads((tmp_path / "league.json").read_text())["runs"]
+        assert [point["steps"] for point in record["points"]] == [0, 1]
+    # The second time nothing ran.
+    assert ended[0] == ended[1]
+    events = [json.loads(line)["kind"] for line in (where / "events.jsonl").read_text().splitlines()]
+    assert events.count("step") == 1
 
 
 def test_the_command_names_what_it_cannot_use(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from unirl.core.specs.config import (
     TrainConfig,
 )
 from unirl.core.specs.plan import Choice
-from unirl.core.specs.spec import BackendSpec, EngineSpec, ModelSpec
+from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec
 from unirl.core.types.sampling import TextSamplingConfig
 
 NAMED = {spec.name: spec for spec in SPECS}
@@ -129,3 +129,9 @@ def test_a_name_without_the_advantage_it_stands_for_is_told_what_to_set(name: st
 def test_a_setting_that_makes_no_sense_is_refused_in_one_sentence(settings: dict[str, Any], says: str) -> None:
     (reason,) = reasons("grpo", **settings)
     assert says in reason
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_an_algorithm_proposes_the_advantages_that_its_definition_requires(spec: AlgorithmSpec) -> None:
+    defined: dict[str, Any] = Catalog.discover().resolve(spec.config).defined_with
+    assert spec.proposes == {f"advantage.{key}": value for key, value in defined.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import resource
 import sys
 import traceback
@@ -51,6 +52,7 @@ def main(file: Path) -> int:
     """Run the job in a file and write `result.json` beside it, whatever happens."""
     given = json.loads(file.read_text(encoding="utf-8"))
     job = Job(**{**given, "budget": Budget(**given["budget"]), "overrides": tuple(given["overrides"])})
+    started_by = os.getppid()
     result: dict[str, Any] = {"status": "done", "error": ""}
     try:
         result |= run_job(job, file.parent)
@@ -58,6 +60,9 @@ def main(file: Path) -> int:
         own = isinstance(error, UniRLError)
         result |= {"status": "failed", "error": str(error) if own else f"{type(error).__name__}: {error}"}
         traceback.print_exc()
+    if os.getppid() != started_by:
+        # The league was killed, and may be going on elsewhere with a new run in this folder.
+        return 1
     replace_text(file.parent / "result.json", json.dumps(result, indent=1))
     return 0 if result["status"] == "done" else 1
 

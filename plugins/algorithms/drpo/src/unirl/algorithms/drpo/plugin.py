@@ -18,6 +18,7 @@ def _spec(name: str, summary: str, *, config: str) -> AlgorithmSpec:
         needs=Needs(track="text", log_probs="token", staleness="ratio"),
         when={"kl_coef": Needs(reference="policy")},
         stateful={"kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 100.0},
+        proposes={"advantage.normalize": False},
         paper="arXiv 2606.09821",
         reference="unirl.algorithms.drpo.reference:loss",
         # Stale samples are weighted by their ratio except in the penalty, which conformance would see as a difference.
