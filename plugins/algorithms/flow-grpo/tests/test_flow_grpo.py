@@ -337,6 +337,9 @@ def test_a_dual_clip_above_the_clip_range_is_accepted() -> None:
         ("quickstart", ["algorithm.threshold=1e-5"], "algorithm.threshold: got 1e-05, expected null: loss 'clip'"),
         ("quickstart", ["algorithm.clip_range=1.0"], "algorithm.clip_range: got 1.0, expected less than 1"),
         ("quickstart", ["algorithm.loss=cispo", "algorithm.ratio=sequence"], "algorithm.ratio: got sequence, expected"),
+        ("quickstart-tempflow", ["sampling.sde.window=2"], "sampling.sde: got mode 'window' of 2 steps, expected one"),
+        ("quickstart-tempflow", ["sampling.sde.mode=fraction"], "sampling.sde: got mode 'fraction', expected one SDE"),
+        ("quickstart-tempflow", ["sampling.same_initial_noise=false"], "sampling.same_initial_noise: got false"),
     ],
 )
 def test_settings_that_do_not_fit_the_loss_are_refused_at_compose(recipe: str, overrides: list[str], says: str) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from unirl.conformance.claims import claim
 from unirl.conformance.fixtures.cell import LINEAR, CellBench, Training
 from unirl.conformance.verdicts import NotApplicable
+from unirl.core.loop.algorithm_state import algorithm_state, resume_algorithm
 from unirl.core.loop.checkpoints import Checkpoints
 from unirl.core.loop.parts import sync_weights
 from unirl.core.specs.capability import Cap
@@ -97,7 +98,8 @@ def test_a_run_resumes_exactly(bench: CellBench) -> None:
     them, agree up to fp32 rounding.
 
     If it fails: something that the second step depends on is not in the checkpoint: moments and counters of the
-    optimizer, an average, or, in engine and model, a cache or a random state that lives from step to step.
+    optimizer, an average, the algorithm's `state`, or, in engine and model, a cache or a random state that lives from
+    step to step.
     """
     checkpoints = Checkpoints(bench.folder, keep=1)
     with bench.cell(**{**LINEAR, "lr": 1e-2}) as cell:
@@ -107,9 +109,11 @@ def test_a_run_resumes_exactly(bench: CellBench) -> None:
         straight, version = cell.weights(), cell.backend.version
     with bench.cell(**{**LINEAR, "lr": 1e-2}) as cell:
         cell.run(0)
-        checkpoints.save(1, write=cell.backend.save, state={})
+        checkpoints.save(1, write=cell.backend.save, state=algorithm_state(cell.parts.only.algorithm))
     with bench.cell(**{**LINEAR, "lr": 1e-2}) as cell:
-        cell.backend.load(checkpoints.load().backend_folder(""))
+        saved = checkpoints.load()
+        cell.backend.load(saved.backend_folder(""))
+        resume_algorithm(cell.parts.only.algorithm, saved.state, folder=saved.folder)
         cell.run(1)
         resumed = cell.weights()
         assert cell.backend.version == version, f"version {cell.backend.version}, at a stretch {version}"

@@ -141,6 +141,27 @@ class TempFlowConfig(FlowGrpoConfig):
     step_weight: str = "noise"
     """The std of the step's noise over the mean of those of all steps of the schedule that may have noise."""
 
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
+        """Also several SDE steps in a trajectory, and samples of a group that start apart."""
+        yield from super().problems(plan, stage)
+        sampling = None if stage is None else stage.sampling
+        if not isinstance(sampling, LatentSamplingConfig):
+            return
+        sde = sampling.sde
+        count = {"window": sde.window, "random": sde.count, "fixed": len(sde.steps)}.get(sde.mode)
+        if count != 1:
+            yield Reason(
+                key="sampling.sde",
+                text=f"got mode {sde.mode!r}{'' if count is None else f' of {count} steps'}, expected one SDE step for "
+                "each trajectory, where it branches: sampling.sde.mode=window sampling.sde.window=1.",
+            )
+        if not sampling.same_initial_noise:
+            yield Reason(
+                key="sampling.same_initial_noise",
+                text="got false, expected true: the samples of a group differ by their SDE step alone, so that their "
+                "rewards are of that step.",
+            )
+
 
 @dataclass
 class DdpoConfig(FlowGrpoConfig):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.capability import Needs
-from unirl.core.specs.spec import AlgorithmSpec, Gap
+from unirl.core.specs.spec import AlgorithmSpec
 
 _REFERENCE = {"kl_coef": Needs(reference="policy")}
 
@@ -44,6 +44,11 @@ TEMPFLOW_GRPO = replace(
     name="tempflow-grpo",
     summary="Flow-GRPO with one SDE step in each trajectory, weighted by the noise of that step",
     config="unirl.algorithms.flow_grpo.config:TempFlowConfig",
+    proposes={
+        **FLOW_GRPO.proposes,
+        "sampling.sde": {"mode": "window", "window": 1, "strategy": "random"},
+        "sampling.same_initial_noise": True,
+    },
     paper="arXiv 2508.04324",
 )
 DDPO = replace(
@@ -55,12 +60,6 @@ DDPO = replace(
     paper="arXiv 2305.13301",
     # Trials have groups of four and no earlier steps.
     trial={"clip_range": 1e-3, "min_count": 1},
-    gaps=(
-        Gap(
-            claim="a-run-resumes-exactly",
-            reason="the claim goes on without the statistics of each prompt; a run saves them, and resumes exactly",
-        ),
-    ),
 )
 
 
