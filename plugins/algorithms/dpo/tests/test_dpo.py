@@ -99,27 +99,13 @@ def test_the_other_preference_costs_the_margin_more() -> None:
     assert difference == pytest.approx(-0.7 * (winner - loser), rel=1e-9)
 
 
-def test_it_is_the_loss_of_trl() -> None:
-    """`DPOTrainer.dpo_loss` where the installed TRL has it (before 1.0), else its formula for `sigmoid`."""
-    trl = pytest.importorskip("trl")
-    trainer = getattr(trl, "DPOTrainer", None)
-    if trainer is None or not hasattr(trainer, "dpo_loss"):
-        pytest.skip("this TRL computes the loss inside the trainer's step")
-    inputs = given()
-    sums = [
-        torch.tensor(np.where(inputs.valid, values, 0).sum(1))
-        for values in (inputs.log_probs, inputs.reference_log_probs)
-    ]
-
-    class Settings:
-        beta, label_smoothing, loss_type, reference_free = 0.3, 0.1, "sigmoid", False
-        f_divergence_type, f_divergence_params, use_weighting = "reverse_kl", None, False
-
-        class accelerator:
-            device = torch.device("cpu")
-
-    values = trainer.dpo_loss(Settings(), sums[0][:1], sums[0][1:], sums[1][:1], sums[1][1:])[0]
-    assert loss_of(make(beta=0.3, label_smoothing=0.1), inputs) == pytest.approx(float(values[0]), rel=1e-6)
+def test_smoothing_takes_the_other_preference_for_true_in_that_share_of_the_pairs() -> None:
+    """Conservative DPO: (1 - s) L(w, l) + s L(l, w)."""
+    one, other = (loss_of(make(beta=0.3), given(advantages=np.array(signs))) for signs in ([1.0, -1.0], [-1.0, 1.0]))
+    smoothed = loss_of(make(beta=0.3, label_smoothing=0.1), given(advantages=np.array([1.0, -1.0])))
+    assert abs(one - other) > 0.01
+    # fp64 throughout, up to the loss in fp32.
+    assert smoothed == pytest.approx(0.9 * one + 0.1 * other, rel=1e-6)
 
 
 def test_best_and_worst_of_a_group_are_a_pair() -> None:

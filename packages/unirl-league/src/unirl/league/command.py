@@ -28,7 +28,7 @@ __all__ = ["command"]
 @click.option("--with", "own", multiple=True, help='Overrides of one algorithm: "draft: algorithm.gradient_steps=3".')
 @click.option("--settings", type=click.Path(path_type=Path), help="File with the overrides of each algorithm.")
 @click.option("--score", default="", help="Metric of evaluations to compare; by default the recipe's first reward.")
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Folder; a league in it is gone on with.")
+@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Folder of the league; a league already there is continued.")
 @click.option("--retry", is_flag=True, help="Run failed runs again.")
 @click.option("--dry-run", is_flag=True, help="Show who takes part and what runs, and run nothing.")
 @click.pass_context
@@ -50,8 +50,8 @@ def command(
 ) -> None:
     """Run every algorithm with every seed on RECIPE with the same budget, one after the other, and compare them.
 
-    OVERRIDES are for all of them. Every run has a process of its own. Finished runs are kept when the same command is
-    given again. Writes league.json, LEAGUE.md and league.html; exits with 1 when a run failed.
+    OVERRIDES apply to every run. Each run is a separate process. Given the same command again, finished runs are kept.
+    Writes league.json, LEAGUE.md and league.html; exits with 1 if a run failed.
     """
     from unirl.core.cli.discovery import discover
     from unirl.core.errors import RecipeError

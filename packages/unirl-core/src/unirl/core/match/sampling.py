@@ -58,7 +58,7 @@ def _latent(key: str, sampling: LatentSamplingConfig, stage: Stage, *, catalog: 
     if stage.rewards and not sampling.decode:
         yield Reason(
             key=f"{key}.decode",
-            text=f"got false, so there is no {stage.medium} to score with {listed(stage.rewards)}. Set it to true.",
+            text=f"got false, but rewards score the decoded {stage.medium} ({listed(stage.rewards)}). Set it to true.",
         )
     if sampling.sde.per_group:
         yield from lacks(stage.engine.key, stage.engine.spec, Cap.SDE_STEPS_PER_GROUP, asks=f"{key}.sde.per_group")
