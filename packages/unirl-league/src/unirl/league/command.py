@@ -28,7 +28,12 @@ __all__ = ["command"]
 @click.option("--with", "own", multiple=True, help='Overrides of one algorithm: "draft: algorithm.gradient_steps=3".')
 @click.option("--settings", type=click.Path(path_type=Path), help="File with the overrides of each algorithm.")
 @click.option("--score", default="", help="Metric of evaluations to compare; by default the recipe's first reward.")
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Folder of the league; a league already there is continued.")
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="Folder of the league; a league already there is continued.",
+)
 @click.option("--retry", is_flag=True, help="Run failed runs again.")
 @click.option("--dry-run", is_flag=True, help="Show who takes part and what runs, and run nothing.")
 @click.pass_context

@@ -175,7 +175,8 @@ def _inputs_of(trial: Trial, track: Track) -> Callable[[float], Any]:
     if trial.needs.reward == "differentiable":
         trial.move()
         return lambda progress: reward_inputs(trial, track, progress=progress)
-    if not trial.is_text and trial.needs.log_probs == "none":
+    # A loss over stochastic steps replays them; any other asks for velocities at points of its own.
+    if not trial.is_text and not trial.needs.stochastic:
         trial.move()
         return lambda progress: point_inputs(trial, track, progress=progress)
     old = replayed(trial, "live")

@@ -10,6 +10,7 @@ from unirl.conformance.doubles.processes import Running, patience
 from unirl.conformance.doubles.trainee import largest_gap
 from unirl.conformance.fixtures.launcher import FAILURE, LauncherBench
 from unirl.core.errors import RewardFailed, UniRLError
+from unirl.core.loop.algorithm_state import algorithm_state, resume_algorithm
 
 BOUND = 1e-6
 """Of numbers and weights of order 1, in fp32: another process may add in another order, and nothing else differs."""
@@ -50,10 +51,12 @@ def test_checkpoints_move_between_launchers(bench: LauncherBench) -> None:
     with bench.in_process(plan) as cell:
         cell.run(0)
         first = bench.save(cell, "first")
+        state = algorithm_state(cell.parts.only.algorithm)
         cell.run(1)
         expected = cell.weights()
     with bench.launched(plan) as cell:
         cell.backend.load(first)
+        resume_algorithm(cell.parts.only.algorithm, state, folder=first)
         cell.run(1)
         second = bench.save(cell, "second")
         bench.record("gap of the weights, launched", largest_gap(cell.weights(), expected), bound=BOUND)
