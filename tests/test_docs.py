@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from unirl.core.cli import main
 
+pytestmark = pytest.mark.whole_tree
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     path

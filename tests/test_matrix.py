@@ -12,6 +12,8 @@ from unirl.conformance.results import Report, load
 from unirl.conformance.subjects import subjects
 from unirl.core.plugins.catalog import Catalog
 
+pytestmark = pytest.mark.whole_tree
+
 FOLDER = Path(__file__).parents[1] / "conformance"
 AGAIN = "Run `unirl conformance --tier full --report conformance/run` and move its files to conformance/."
 

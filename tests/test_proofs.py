@@ -16,11 +16,14 @@ from proofs.record import Proof
 from proofs.sources import Workspace
 from unirl.conformance.source_hash import source_digest
 
+pytestmark = pytest.mark.whole_tree
+
 ROOT = Path(__file__).parents[1]
 VLLM = "plugins/engines/vllm/tests/test_vllm_engine.py"
 OMNI = "plugins/engines/vllm-omni/tests/test_vllm_omni_engine.py"
 LAUNCHERS = "packages/unirl-runtime/tests/test_launchers.py"
 ENGINES = f"{keys.MUTANTS}[engine]"
+COMMAND = "packages/unirl-core/tests/test_cli.py"
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +67,7 @@ def edit(workspace: Workspace) -> Callable[..., bool]:
 
 
 def key_of(group: str, workspace: Workspace) -> str:
-    return keys.key(keys.reached_by(group, workspace), workspace)
+    return keys.key_of_group(group, workspace)
 
 
 HERE = Workspace(ROOT)
@@ -105,6 +108,16 @@ def test_code_that_a_test_depends_on_changes_its_key_and_a_comment_there_does_no
 ) -> None:
     assert edit(path, FUTURE, f"{FUTURE}\nCHANGED = 1\n", group)
     assert not edit(path, FUTURE, f"{FUTURE}\n# A comment.\n\n\n", group)
+
+
+def test_prose_changes_the_key_of_a_test_that_is_not_marked(edit: Callable[..., bool]) -> None:
+    assert edit("packages/unirl-core/src/unirl/core/types/track.py", FUTURE, f"{FUTURE}\n# A comment.\n", COMMAND)
+
+
+def test_every_module_of_tests_is_a_group_but_those_about_the_whole_tree() -> None:
+    groups = set(keys.groups(HERE))
+    assert {COMMAND, VLLM, ENGINES} <= groups
+    assert not {"tests/test_docs.py", "tests/test_wheels.py", keys.MUTANTS} & groups
 
 
 @pytest.mark.parametrize(
@@ -195,7 +208,7 @@ def test_two():
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project of git with one keyed file of two tests and one that is not keyed."""
+    """A project of git with one keyed file of two tests and one that is about the whole tree."""
     (tmp_path / "tests" / "support").mkdir(parents=True)
     for folder in ("packages", "plugins", "registry"):
         (tmp_path / folder).mkdir()
@@ -207,10 +220,10 @@ def project(tmp_path: Path) -> Path:
         "uv.lock": "package = []\n",
         ".gitignore": "__pycache__\n.pytest_cache\n",
         "conftest.py": "pytest_plugins = ['proofs.pytest_plugin']\n",
-        "pyproject.toml": "[tool.pytest.ini_options]\ntestpaths = ['tests']\npythonpath = ['tests/support', 'tests']\nmarkers = ['keyed']\n",
+        "pyproject.toml": "[tool.pytest.ini_options]\ntestpaths = ['tests']\npythonpath = ['tests/support', 'tests']\nmarkers = ['keyed', 'whole_tree']\n",
         "tests/helper.py": "SECONDS = 1\n",
         "tests/test_long.py": LONG,
-        "tests/test_short.py": "def test_three():\n    pass\n",
+        "tests/test_tree.py": f"import pytest\n\npytestmark = {keys.WHOLE_TREE}\n\ndef test_three():\n    pass\n",
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.whole_tree
+
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = {
     "packages/unirl-core": "it trains, so test_docs runs it with smaller settings",

@@ -16,6 +16,8 @@ from siblings import with_siblings
 from unirl.conformance.claims import claim_kinds
 from unirl.core.plugins.registry import read_registry
 
+pytestmark = pytest.mark.whole_tree
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "how-to" / "write-a-plugin.md"
 EXAMPLE = ROOT / "tests" / "third_party" / "unirl-reward-symmetry"

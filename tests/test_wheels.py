@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from siblings import with_siblings
 
+pytestmark = pytest.mark.whole_tree
+
 ROOT = Path(__file__).parents[1]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 NAMESPACES = (

@@ -2,24 +2,25 @@
 
 A key covers
 
-- every file that the group reaches (`.sources` says how it is found): Python without comments and docstrings, all else
-  byte for byte, by its path, so that a file that moves changes it too;
+- every file that the group reaches (`.sources` says how it is found), byte for byte and by its path, so that a file
+  that moves changes it too; where the group is marked `keyed`, Python without comments and docstrings;
 - the versions of all packages of `uv.lock` that are not of the workspace, and `bootstrap.py`, which installs them. The
   locks of engines are files of their dists;
 - pytest's settings in the root `pyproject.toml`;
 - the minor version of Python, the machine's architecture and the widest instruction set that numeric libraries use on
   it, for another one rounds otherwise; and the environment variables by which they are told what to use.
 
-A group that is about one part leaves out the folders of core that compose a recipe and drive a run (`DRIVER`): parts
-are reached through their roles, and whether the driver calls them rightly is tested, at every change of it, by the
-groups that are about runs, and with parts in this process by all tests that are not keyed.
-A group that is about where parts are placed (`ABOUT_PLACES`) leaves out the plugins of rewards for the same reason: a
+A keyed group that is about one part leaves out the folders of core that compose a recipe and drive a run (`DRIVER`):
+parts are reached through their roles, and whether the driver calls them rightly is tested, at every change of it, by
+the groups that are about runs, and with parts in this process by all tests that are not marked.
+A keyed group that is about where parts are placed (`ABOUT_PLACES`) leaves out the plugins of rewards for the same reason: a
 reward is one object with one method, wherever it is, and its own tests and claims are about what it returns.
 
 Not covered are the C library and other packages of the system, and load: a test that depends on these is no proof
 either way. The tenth of the proven groups that runs nevertheless is there to find what nobody thought of.
 
-Prose is not covered, so a test of docstrings is never keyed: `pytest.mark.keyed` is only for tests of behaviour.
+`pytest.mark.keyed` is for tests of behaviour, which prose does not change. `pytest.mark.whole_tree` is for those about
+the repository as a whole, such as its documents and wheels: they have no key, and always run.
 """
 
 from __future__ import annotations
@@ -40,11 +41,14 @@ __all__ = [
     "DRIVER",
     "KEYED",
     "MUTANTS",
+    "WHOLE_TREE",
     "counts",
     "group_of",
+    "groups",
     "instruction_set",
+    "is_marked",
     "key",
-    "keyed_groups",
+    "key_of_group",
     "reached_by",
     "reached_by_subject",
     "surroundings",
@@ -53,6 +57,7 @@ __all__ = [
 MUTANTS = "packages/unirl-conformance/tests/test_mutants.py"
 """Its tests share one report of each kind of part, and nothing between the kinds."""
 KEYED = "pytest.mark.keyed"
+WHOLE_TREE = "pytest.mark.whole_tree"
 DRIVER = ("cli", "loop", "match", "observe", "recipe")
 ABOUT_PLACES = ("packages/unirl-runtime/", "plugins/transports/")
 ABOUT_RUNS = (
@@ -74,15 +79,25 @@ def group_of(nodeid: str) -> str:
     return f"{file}[{kind}]" if file == MUTANTS and kind else file
 
 
-def keyed_groups(workspace: Workspace) -> list[str]:
-    """Of the test modules that say they may be proven; of the mutants each kind."""
+def groups(workspace: Workspace) -> list[str]:
+    """Of all test modules but those about the whole tree; of the mutants each kind."""
     result: list[str] = []
     for folder in ("tests", "packages", "plugins"):
         for path in sorted((workspace.root / folder).rglob("test_*.py")):
-            if KEYED in path.read_text(encoding="utf-8") and "src" not in path.relative_to(workspace.root).parts:
-                file = path.relative_to(workspace.root).as_posix()
-                result += [f"{file}[{kind}]" for kind in _kinds(workspace)] if file == MUTANTS else [file]
-    return [group for group in result if not group.startswith("tests/support/")]
+            file = path.relative_to(workspace.root).as_posix()
+            # What pytest does not collect: `norecursedirs`, and helpers that are called like tests.
+            if {"src", "third_party"} & set(path.parts) or file.startswith("tests/support/"):
+                continue
+            if file == MUTANTS:
+                result += [f"{file}[{kind}]" for kind in _kinds(workspace)]
+            elif WHOLE_TREE not in path.read_text(encoding="utf-8"):
+                result.append(file)
+    return result
+
+
+def is_marked(group: str, root: Path) -> bool:
+    """Whether a group is of behaviour alone."""
+    return KEYED in (root / group.partition("[")[0]).read_text(encoding="utf-8")
 
 
 def reached_by(group: str, workspace: Workspace) -> set[Path]:
@@ -95,6 +110,8 @@ def reached_by(group: str, workspace: Workspace) -> set[Path]:
 
 def counts(path: Path, group: str, root: Path) -> bool:
     """Whether a file that a group reaches decides how it ends."""
+    if not is_marked(group, root):
+        return True
     if group.startswith(ABOUT_PLACES) and path.is_relative_to(root / "plugins" / "rewards"):
         return False
     return is_about_runs(group) or not drives(path)
@@ -125,11 +142,17 @@ def reached_by_subject(kind: str, modules: Iterable[str], workspace: Workspace, 
     return files if kind in KINDS_ABOUT_RUNS and not is_hosted else {path for path in files if not drives(path)}
 
 
-def key(files: Iterable[Path], workspace: Workspace) -> str:
+def key_of_group(group: str, workspace: Workspace) -> str:
+    """The key of a group of tests, as the sources are now."""
+    return key(reached_by(group, workspace), workspace, with_prose=not is_marked(group, workspace.root))
+
+
+def key(files: Iterable[Path], workspace: Workspace, *, with_prose: bool = False) -> str:
     """32 hex digits over these files and what surrounds them."""
     whole = hashlib.sha256(surroundings(workspace.root).encode())
     for path in sorted(files):
-        whole.update(f"{path.relative_to(workspace.root).as_posix()} {workspace.digest(path)}\n".encode())
+        digest = workspace.digest(path, with_prose=with_prose)
+        whole.update(f"{path.relative_to(workspace.root).as_posix()} {digest}\n".encode())
     return whole.hexdigest()[:32]
 
 

@@ -23,7 +23,7 @@ from .sources import Workspace
 
 DURATIONS = Path("tests") / "durations.json"
 """Group -> seconds; `--prove` writes it. Which group starts first depends on it, and nothing else."""
-SHORTEST_S = 5.0
+SHORTEST_S = 1.0
 """Groups that take less are neither written down nor left out."""
 REASON = "proven at "
 NEVER = r"not run: (needs a CUDA device$|run\.batch_invariant: |the extra \S+ is not installed$)"
@@ -35,7 +35,7 @@ ACCOUNT = pytest.StashKey["Account"]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("proofs", "what is proven already")
     group.addoption("--proven", action="store_true", help="leave out the groups that tests/proven.json proves")
-    group.addoption("--prove", action="store_true", help="write the keyed groups that pass to tests/proven.json")
+    group.addoption("--prove", action="store_true", help="write the groups that pass to tests/proven.json")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,11 +62,11 @@ def _proven(root: Path) -> dict[str, str]:
     workspace, commit, machine = Workspace(root), record.commit_of(root), keys.instruction_set()
     known = record.read(root)
     result: dict[str, str] = {}
-    for group in keys.keyed_groups(workspace):
+    for group in keys.groups(workspace):
         proof = known.get((group, machine))
         if proof is None or proof.cpu != record.cpu() or record.runs_anyway(proof, commit):
             continue
-        if proof.key == keys.key(keys.reached_by(group, workspace), workspace):
+        if proof.key == keys.key_of_group(group, workspace):
             result[group] = proof.commit
     return result
 
@@ -136,6 +136,19 @@ def pytest_runtest_protocol(item: pytest.Item) -> Any:
     if ACCOUNT in item.config.stash:
         item.config.stash[ACCOUNT].now = keys.group_of(item.nodeid)
     return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Any:
+    """What a module opens while it is imported counts for its tests, but for the modules of mutants, which all share."""
+    if ACCOUNT not in collector.config.stash or not isinstance(collector, pytest.Module):
+        return (yield)
+    account = collector.config.stash[ACCOUNT]
+    account.now = keys.group_of(collector.nodeid)
+    try:
+        return (yield)
+    finally:
+        account.now = ""
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -215,15 +228,16 @@ class Account:
             self._passed[group].add(report.nodeid)
 
     def close(self) -> list[str]:
-        """Write the record and the durations; a line for each keyed group that is not proven."""
+        """Write the record and the durations; a line for each group that has a key and is not proven."""
         workspace, machine = Workspace(self.root), keys.instruction_set()
         proofs, reply = dict(record.read(self.root)), list[str]()
         commit, light, collected = record.commit_of(self.root), _light(workspace), _collected(workspace)
-        for group in keys.keyed_groups(workspace):
+        tracked = record.tracked(self.root)
+        for group in keys.groups(workspace):
             if group not in self._expected:
                 continue
             files = keys.reached_by(group, workspace)
-            opened = _sources(self.opened[group], workspace) - files - light
+            opened = _sources(self.opened[group], tracked) - files - light
             if group.startswith(keys.MUTANTS):
                 opened -= collected
             missed = sorted(path for path in opened if keys.counts(path, group, self.root))
@@ -236,7 +250,7 @@ class Account:
                 reply.append(f"not proven: {group}: its key lacks {len(missed)} files that it opened: {names}")
             elif self._seconds[group] >= SHORTEST_S:
                 proofs[group, machine] = Proof(
-                    key=keys.key(files, workspace),
+                    key=keys.key_of_group(group, workspace),
                     commit=commit,
                     machine=machine,
                     cpu=record.cpu(),
@@ -255,18 +269,14 @@ class Account:
         place.write_text(json.dumps(dict(long), indent=1) + "\n", encoding="utf-8")
 
 
-def _sources(opened: set[Path], workspace: Workspace) -> set[Path]:
-    """Files of the workspace among those that were opened; of byte code its source."""
-    tests = workspace.root / "tests"
+def _sources(opened: set[Path], tracked: set[Path]) -> set[Path]:
+    """Files of the repository among those that were opened; of byte code its source, of a link what it leads to."""
     result: set[Path] = set()
     for path in opened:
         if path.parent.name == "__pycache__":
             path = path.parent.parent / f"{path.name.partition('.')[0]}.py"
-        if path.is_file() and (workspace.dist_of(path) or path.is_relative_to(tests) or "tests" in path.parts):
-            result.add(path)
-    return {
-        p for p in result if not {".git", ".venv", ".pytest_cache", "proofs"} & set(p.parts) and p.suffix != ".json"
-    }
+        result.add(path.resolve())
+    return {path for path in result & tracked if "proofs" not in path.parts}
 
 
 def _light(workspace: Workspace) -> set[Path]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-__all__ = ["PLACE", "Proof", "commit_of", "cpu", "read", "runs_anyway", "uncommitted", "write"]
+__all__ = ["PLACE", "Proof", "commit_of", "cpu", "read", "runs_anyway", "tracked", "uncommitted", "write"]
 
 PLACE = Path("tests") / "proven.json"
 ONE_IN = 10
@@ -67,6 +67,14 @@ def uncommitted(root: Path) -> list[str]:
     done = subprocess.run(["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, check=True)
     changed = [line[3:] for line in done.stdout.splitlines()]
     return [path for path in changed if path not in (PLACE.as_posix(), "tests/durations.json")]
+
+
+def tracked(root: Path) -> set[Path]:
+    """The files of the repository, and those that will be: all but what git ignores, and what `--prove` writes."""
+    words = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(words, cwd=root, capture_output=True, text=True, check=True)
+    written = {PLACE.as_posix(), "tests/durations.json"}
+    return {root.resolve() / path for path in done.stdout.splitlines() if path not in written}
 
 
 def runs_anyway(proof: Proof, commit: str) -> bool:

@@ -185,9 +185,9 @@ class Workspace:
         used = {attribute for reads in tests for attribute in reads.attributes}
         return "discover" in used and bool(used & WHOLE_CATALOG)
 
-    def digest(self, path: Path) -> str:
-        """Of the code of a Python file, of the bytes of another one."""
-        if path.suffix == ".py":
+    def digest(self, path: Path, *, with_prose: bool = False) -> str:
+        """Of the bytes of a file; without prose, of the code alone where it is Python."""
+        if path.suffix == ".py" and not with_prose:
             return self._read(path).digest
         if path not in self._digests:
             self._digests[path] = hashlib.sha256(path.read_bytes()).hexdigest()
