@@ -11,6 +11,7 @@ regenerates the reference. Run it with the Python of `.venv`.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import shutil
@@ -30,9 +31,12 @@ def main() -> None:
     missing = [*_licences(check), *_recipes(check)]
     new = _not_locked()
     missing += [f"uv.lock: {name} is missing" for name in new]
+    absent = _not_installed()
+    missing += [f".venv: {name} is missing" for name in absent]
     if new and not check:
         _run(_uv(), "lock", "--quiet")
-        for name in new:
+    if not check:
+        for name in absent:
             # Its requirements are those of the lock, which bootstrap.py installs.
             _run(
                 _uv(),
@@ -97,6 +101,11 @@ def _linked(link: Path, target: Path, check: bool) -> str:
 def _not_locked() -> list[str]:
     locked = {package["name"] for package in tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))["package"]}
     return [name for name in _dists() if name not in locked]
+
+
+def _not_installed() -> list[str]:
+    installed = {distribution.name for distribution in importlib.metadata.distributions()}
+    return [name for name in _dists() if name not in installed]
 
 
 def _unregistered() -> list[tuple[str, str, str]]:

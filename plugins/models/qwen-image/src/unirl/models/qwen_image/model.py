@@ -18,7 +18,7 @@ from unirl.core.specs.spec import MODEL_PARTS, ModelPart
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.numerics.diffusion.pipeline_model import PipelineModel
 
-from .checkpoint import find, load_pipeline
+from .checkpoint import FILES, load_pipeline
 from .config import QwenImageConfig
 from .plugin import SPEC
 
@@ -51,7 +51,7 @@ class QwenImageModel(PipelineModel):
     ) -> None:
         super().__init__(
             config,
-            find=find,
+            find=FILES.find,
             load=load_pipeline,
             transformer=QwenImageTransformer2DModel,
             device=device,

@@ -17,7 +17,7 @@ from unirl.core.specs.spec import MODEL_PARTS, ModelPart
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.numerics.diffusion.pipeline_model import PipelineModel
 
-from .checkpoint import find, load_pipeline
+from .checkpoint import FILES
 from .config import Wan21Config
 from .plugin import SPEC
 
@@ -47,8 +47,8 @@ class Wan21Model(PipelineModel):
     ) -> None:
         super().__init__(
             config,
-            find=find,
-            load=load_pipeline,
+            find=FILES.find,
+            load=FILES.load,
             transformer=WanTransformer3DModel,
             device=device,
             lazy=lazy,
