@@ -5,7 +5,7 @@ Calls diffusers and transformers, which the plugin of the model declares.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from os import PathLike
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from safetensors import SafetensorError
+from torch import Tensor
+from unirl.core.errors import RecipeError
 
 from ..model_files import (
     check_filled,
@@ -21,11 +23,12 @@ from ..model_files import (
     find_checkpoint,
     loading_pipeline,
     pipeline_index,
+    read_json,
     scheduler_config,
 )
 from .pipeline_config import PipelineConfig, pipeline_dtypes
 
-__all__ = ["PipelineFiles"]
+__all__ = ["PipelineFiles", "chat_tokens"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,8 @@ class PipelineFiles:
     """Components without which the checkpoint is incomplete."""
     hint: str = ""
     """What to do about a folder with another pipeline."""
+    uses_chat_template: bool = False
+    """Whether prompts are put into the tokenizer's chat template, which must then be there."""
 
     def find(self, config: PipelineConfig) -> Path:
         """The folder of the checkpoint, fetched where it is a hub id."""
@@ -68,6 +73,8 @@ class PipelineFiles:
         check_parts(folder, self.parts)
         check_vocabulary(folder, self.vocabularies, part="tokenizer")
         scheduler_config(folder)
+        if self.uses_chat_template:
+            self._check_chat_template(folder)
         self.check(folder, index)
         logs = tuple(import_module(f"{library}.utils.logging") for library in ("diffusers", "transformers"))
         with loading_pipeline(folder, title=self.title, logs=cast("Any", logs), errors=(SafetensorError,)):
@@ -76,3 +83,30 @@ class PipelineFiles:
             )
         check_filled(folder, result.components, given=parts)
         return result
+
+    def _check_chat_template(self, folder: Path) -> None:
+        place = folder / "tokenizer"
+        settings = read_json(place / "tokenizer_config.json")
+        if not settings.get("chat_template") and not (place / "chat_template.jinja").is_file():
+            raise RecipeError(
+                f"model.path: the tokenizer in {str(folder)!r} has no chat template, in which the prompts of "
+                f"{self.title} stand. Use the tokenizer of a published checkpoint, such as {self.example!r}."
+            )
+
+
+def chat_tokens(tokenizer: Any, texts: Sequence[str], *, length: int, enable_thinking: bool) -> tuple[Tensor, Tensor]:
+    """Each text as a user's message in the tokenizer's chat template, cut and padded to `length` tokens.
+
+    Returns ids [n, length] int64 and the mask [n, length] bool, true where they are not padding.
+    """
+    rendered = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}],
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=enable_thinking,
+        )
+        for text in texts
+    ]
+    tokens = tokenizer(rendered, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
+    return tokens.input_ids, tokens.attention_mask.bool()

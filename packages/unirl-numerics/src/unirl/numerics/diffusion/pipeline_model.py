@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.specs.check import check_config
 from unirl.core.specs.spec import MODEL_PARTS, ModelPart, ModelSpec
+from unirl.core.types.array import Ragged
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.numerics.diffusion.pipeline_config import PipelineConfig
@@ -113,7 +114,7 @@ class PipelineModel(ABC):
         return cast(Any, self.transformer)._cp_plan
 
     @torch.no_grad()
-    def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Tensor]:
+    def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Ragged]:
         """Conditions of each input's text, [n, ...] in the dtype of the text encoders."""
         self._check_served("encode", "text encoders", "An engine that encodes prompts with the model")
         length, most = sampling.max_sequence_length, self.max_sequence_length

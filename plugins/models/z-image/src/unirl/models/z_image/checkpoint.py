@@ -25,12 +25,6 @@ def _check(folder: Path, index: Mapping[str, Any]) -> None:
             f"model.path: {str(folder)!r} has a transformer with siglip_feat_dim, which takes images besides the "
             f"prompt; expected one for text to image, such as {_EXAMPLE!r}."
         )
-    settings = read_json(folder / "tokenizer" / "tokenizer_config.json")
-    if not settings.get("chat_template") and not (folder / "tokenizer" / "chat_template.jinja").is_file():
-        raise RecipeError(
-            f"model.path: the tokenizer in {str(folder)!r} has no chat template, in which Z-Image's prompts stand. Use "
-            "the tokenizer of Qwen3 that the published checkpoints bring."
-        )
 
 
 FILES = PipelineFiles(
@@ -40,4 +34,5 @@ FILES = PipelineFiles(
     example=_EXAMPLE,
     vocabularies=("tokenizer.json", "vocab.json"),
     check=_check,
+    uses_chat_template=True,
 )

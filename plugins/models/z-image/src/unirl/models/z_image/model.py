@@ -15,6 +15,7 @@ from diffusers import ZImageTransformer2DModel
 from torch import Tensor
 from unirl.core.specs.spec import MODEL_PARTS, ModelPart
 from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.numerics.diffusion.pipeline_files import chat_tokens
 from unirl.numerics.diffusion.pipeline_model import PipelineModel
 
 from .checkpoint import FILES
@@ -64,17 +65,10 @@ class ZImageModel(PipelineModel):
         """Each prompt is a user's message in the tokenizer's chat template; its tokens count towards the length. The
         states are those before the encoder's last layer."""
         length = sampling.max_sequence_length
-        tokenizer: Any = self.pipeline.tokenizer
-        rendered = [
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True, enable_thinking=True
-            )
-            for text in texts
-        ]
-        tokens = tokenizer(rendered, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
-        mask: Tensor = tokens.attention_mask.bool().to(self.device)
+        ids, mask = chat_tokens(self.pipeline.tokenizer, texts, length=length, enable_thinking=True)
+        ids, mask = ids.to(self.device), mask.to(self.device)
         states: Tensor = self.pipeline.text_encoder(
-            input_ids=tokens.input_ids.to(self.device), attention_mask=mask, output_hidden_states=True
+            input_ids=ids, attention_mask=mask, output_hidden_states=True
         ).hidden_states[-2]
         embeds, kept = torch.zeros_like(states), torch.zeros_like(mask)
         for row, is_token in enumerate(mask):

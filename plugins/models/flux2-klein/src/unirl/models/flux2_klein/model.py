@@ -1,0 +1,180 @@
+# diffusers exports its classes lazily, which pyright cannot see.
+# pyright: reportPrivateImportUsage=false
+"""FLUX.2 [klein] as a diffusion stage, on the components of diffusers' own pipeline: text to image, and editing.
+
+Source: the FLUX.2 release of Black Forest Labs; verified against diffusers' `Flux2KleinPipeline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from diffusers import Flux2Transformer2DModel
+from PIL import Image
+from torch import Tensor
+from unirl.core.errors import DataError, RecipeError
+from unirl.core.specs.spec import MODEL_PARTS, ModelPart
+from unirl.core.types.array import Ragged
+from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.numerics.diffusion.pipeline_files import chat_tokens
+from unirl.numerics.diffusion.pipeline_model import PipelineModel
+from unirl.numerics.media import load_image
+
+from .checkpoint import FILES, TEXT_LAYERS
+from .config import Flux2KleinConfig
+from .plugin import SPEC
+
+__all__ = ["Flux2KleinModel", "build"]
+
+_PATCH = 2
+"""Side of the patches of the VAE's latents that are one latent here."""
+
+
+def build(
+    config: Flux2KleinConfig, *, device: Any, lazy: bool = False, serves: frozenset[ModelPart] = MODEL_PARTS
+) -> Flux2KleinModel:
+    """The model, its encoder and VAE frozen. Raises RecipeError when the checkpoint or a setting is wrong."""
+    return Flux2KleinModel(config, device=torch.device(device), lazy=lazy, serves=serves)
+
+
+class Flux2KleinModel(PipelineModel):
+    """A `unirl.core.roles.DiffusionModel`.
+
+    Latents: [4 C, H / 16, W / 16], the C channels of the VAE at the four places of a patch, normalised by the VAE's
+    batch statistics; a token of the transformer is one place of it.
+    Conditions: `prompt_embeds` [n, L, 3 D] of all L tokens, padding included, as in the pipeline; `source`, n times
+    [S, 4 C], the latents of an input's images as tokens, S = 0 without images; `source_ids`, n times [S, 4], their
+    positions.
+    """
+
+    spec = SPEC
+    mu_rule = "flux2"
+
+    def __init__(
+        self, config: Flux2KleinConfig, *, device: torch.device, lazy: bool, serves: frozenset[ModelPart] = MODEL_PARTS
+    ) -> None:
+        super().__init__(
+            config,
+            find=FILES.find,
+            load=FILES.load,
+            transformer=Flux2Transformer2DModel,
+            device=device,
+            lazy=lazy,
+            serves=serves,
+        )
+        self.max_sequence_length = self.pipeline.tokenizer_max_length
+
+    @torch.no_grad()
+    def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Ragged]:
+        """Conditions of each input's text and images.
+
+        Raises DataError for an image that cannot be read, or that the pipeline does not take.
+        """
+        sources = [self._source(media) for media in inputs.media]
+        tokens, ids = zip(*sources, strict=True)
+        return {**super().encode(inputs, sampling=sampling), "source": tokens, "source_ids": ids}
+
+    def encode_texts(self, texts: Sequence[str], *, sampling: LatentSamplingConfig) -> Mapping[str, Tensor]:
+        """Each prompt is a user's message in the tokenizer's chat template, whose tokens count towards the length. The
+        states of three layers lie side by side."""
+        ids, mask = chat_tokens(
+            self.pipeline.tokenizer, texts, length=sampling.max_sequence_length, enable_thinking=False
+        )
+        # Without the language model's head, whose logits over the vocabulary nobody reads.
+        states: Sequence[Tensor] = self.pipeline.text_encoder.model(
+            input_ids=ids.to(self.device),
+            attention_mask=mask.to(self.device),
+            output_hidden_states=True,
+            use_cache=False,
+        ).hidden_states
+        return {"prompt_embeds": torch.cat([states[layer] for layer in TEXT_LAYERS], dim=-1)}
+
+    def velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Any]) -> Tensor:
+        """Velocity x1 - x0. Rows whose sources have equal positions go through the transformer together."""
+        groups: dict[bytes, list[int]] = {}
+        for row, ids in enumerate(conditions["source_ids"]):
+            groups.setdefault(ids.cpu().numpy().tobytes(), []).append(row)
+        if len(groups) == 1:
+            return self._velocity(x, sigma, conditions, range(len(x)))
+        parts = [self._velocity(x[rows], sigma[rows], conditions, rows) for rows in groups.values()]
+        order = torch.tensor([row for rows in groups.values() for row in rows], device=x.device)
+        return torch.cat(parts)[order.argsort()]
+
+    def _velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Any], rows: Sequence[int]) -> Tensor:
+        dtype = self.compute_dtype
+        embeds = conditions["prompt_embeds"][list(rows)].to(dtype)
+        source = torch.stack([conditions["source"][row] for row in rows]).to(x.device)
+        tokens = torch.cat([x.flatten(2).transpose(1, 2).to(dtype), source.to(dtype)], dim=1)
+        pipeline: Any = self.pipeline
+        ids = torch.cat(
+            [pipeline._prepare_latent_ids(x[:1])[0].to(x.device), conditions["source_ids"][rows[0]].to(x.device)]
+        )
+        with self.computing():
+            output: Tensor = self.transformer(
+                hidden_states=tokens,
+                # The pipeline's arithmetic: in 16 bits its timestep is rounded twice.
+                timestep=(sigma.float() * 1000.0).to(dtype) / 1000.0,
+                guidance=None,
+                encoder_hidden_states=embeds,
+                txt_ids=pipeline._prepare_text_ids(embeds[:1])[0].to(x.device),
+                img_ids=ids,
+                return_dict=False,
+            )[0]
+        return output[:, : x[0, 0].numel()].float().transpose(1, 2).reshape(x.shape).contiguous()
+
+    def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, int, int]:
+        """[4 C, H / 16, W / 16] of one latent. Raises RecipeError, with the nearest size that fits, for any other, and
+        for guidance on a distilled checkpoint."""
+        if self.pipeline.config.is_distilled and sampling.guidance_scale != 1.0:
+            raise RecipeError(
+                f"sampling.guidance_scale: got {sampling.guidance_scale:g} for a distilled checkpoint, which has its "
+                f"guidance built in; expected 1. Use a base checkpoint, such as {FILES.example!r}."
+            )
+        unit = self.pipeline.vae_scale_factor * _PATCH
+        self.check_image(sampling, unit=unit)
+        return cast(Any, self.transformer).config.in_channels, sampling.height // unit, sampling.width // unit
+
+    def vae_latents(self, latents: Tensor) -> Tensor:
+        mean, std = self._statistics(latents)
+        return F.pixel_shuffle(latents * std + mean, _PATCH)
+
+    def of_vae(self, encoded: Tensor) -> Tensor:
+        mean, std = self._statistics(encoded)
+        return (F.pixel_unshuffle(encoded, _PATCH) - mean) / std
+
+    def _statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of each channel of a patch, by the VAE's batch norm."""
+        norm = self.vae.bn
+        std = (norm.running_var + self.vae.config.batch_norm_eps).sqrt()
+        return norm.running_mean.view(1, -1, 1, 1).to(like), std.view(1, -1, 1, 1).to(like)
+
+    def _source(self, media: Sequence[MediaRef]) -> tuple[Tensor, Tensor]:
+        """Tokens [S, 4 C] and positions [S, 4] of a sample's source images, prepared and encoded by the pipeline."""
+        pipeline, settings = self.pipeline, cast(Any, self.transformer).config
+        if not media:
+            none = torch.zeros((0, settings.in_channels), dtype=self.vae.dtype, device=self.device)
+            return none, torch.zeros((0, 4), dtype=torch.int64, device=self.device)
+        self._check_served("decode", "VAE", "An engine that encodes source images")
+        pixels: list[Tensor] = []
+        unit = pipeline.vae_scale_factor * _PATCH
+        for ref in media:
+            levels = (load_image(ref) * 255).round().byte().permute(1, 2, 0).numpy()
+            image = Image.fromarray(levels)
+            processor: Any = pipeline.image_processor
+            try:
+                processor.check_image_input(image)
+            except ValueError as error:
+                raise DataError(f"media {ref.uri!r}: {error}.") from error
+            if image.width * image.height > 1024 * 1024:
+                image = processor._resize_to_target_area(image, 1024 * 1024)
+            height, width = (side // unit * unit for side in (image.height, image.width))
+            pixels.append(processor.preprocess(image, height=height, width=width, resize_mode="crop"))
+        latents, ids = pipeline.prepare_image_latents(
+            images=pixels, batch_size=1, generator=None, device=self.device, dtype=self.vae.dtype
+        )
+        return latents[0], ids[0]

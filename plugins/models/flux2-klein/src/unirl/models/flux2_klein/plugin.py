@@ -1,0 +1,55 @@
+"""FLUX.2 [klein]: one latent track, `image`, from text and, if there are any, from source images."""
+
+from __future__ import annotations
+
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.spec import Miniature, ModelSpec
+
+__all__ = ["SPEC", "unirl_models"]
+
+SPEC = ModelSpec(
+    name="flux2-klein",
+    summary="FLUX.2 [klein], text to image and editing of source images, from the diffusers layout",
+    build="unirl.models.flux2_klein.model:build",
+    config="unirl.models.flux2_klein.config:Flux2KleinConfig",
+    capabilities={
+        Cap.LATENT_STAGE: Support.NATIVE,
+        Cap.TEXT_STAGE: Support.NO,
+        Cap.LORA: Support.NATIVE,
+        Cap.GUIDANCE: Support.NATIVE,
+        Cap.CONDITIONS: Support.NATIVE,
+        Cap.LAZY_BUILD: Support.NATIVE,
+    },
+    tracks={"image": "latent"},
+    inputs={"image": {"condition": "takes"}},
+    trainable="transformer",
+    lora_targets=(
+        "attn.to_q",
+        "attn.to_k",
+        "attn.to_v",
+        "attn.to_out.0",
+        "attn.add_q_proj",
+        "attn.add_k_proj",
+        "attn.add_v_proj",
+        "attn.to_add_out",
+        "attn.to_qkv_mlp_proj",
+    ),
+    optional_parts=("encode", "decode"),
+    wrap_blocks=("Flux2TransformerBlock", "Flux2SingleTransformerBlock"),
+    tiny=Miniature(
+        write="unirl.models.flux2_klein.tiny:write",
+        media="unirl.models.flux2_klein.tiny:media",
+        sampling={"height": 64, "width": 64, "max_sequence_length": 32},
+        # One block of two streams with eight projections, two blocks of one stream with one.
+        lora_layers=10,
+        wrap_blocks=3,
+    ),
+    reference="diffusers.Flux2KleinPipeline",
+    parity="unirl.models.flux2_klein.parity:run",
+)
+
+
+@hookimpl
+def unirl_models() -> list[ModelSpec]:
+    return [SPEC]
