@@ -1,4 +1,4 @@
-"""The launchers and transports of this dist, and `unirl doctor`."""
+"""The launchers and transports of this dist, `unirl doctor` and `unirl export`."""
 
 from __future__ import annotations
 
@@ -50,9 +50,11 @@ def unirl_transports() -> Iterable[TransportSpec]:
 
 @hookimpl
 def unirl_commands(cli: click.Group) -> None:
-    from .doctor_command import command
+    from .doctor_command import command as doctor
+    from .export.command import command as export
 
-    cli.add_command(command)
+    cli.add_command(doctor)
+    cli.add_command(export)
 
 
 @hookimpl

@@ -56,7 +56,8 @@ class PartConfig:
         return {}
 
     def read_versions(self) -> Mapping[str, str]:
-        """Versions of the services that compute for the part: relative key, such as `.urls`, -> version.
+        """Versions of services that compute for the part, and of its checkpoint: relative key, such as `.urls` or
+        `.path`, -> version.
 
         A run asks when it starts and when it resumes, and treats them like the hashes of files.
         """

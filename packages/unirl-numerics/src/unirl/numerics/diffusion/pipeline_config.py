@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from unirl.core.limits import limit, one_of
 from unirl.core.specs.config import PartConfig
 
-from ..model_files import DTYPES, dtype_of
+from ..model_files import DTYPES, checkpoint_version, dtype_of
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +37,11 @@ class PipelineConfig(PartConfig):
     """Dtype of the VAE. Half precision can show as banding in the images."""
     decode_batch: int = limit(8, least=0)
     """Images or videos per VAE call; 0 decodes all at once."""
+
+    def read_versions(self) -> Mapping[str, str]:
+        """That of the checkpoint, if it is in a local folder."""
+        version = checkpoint_version(self.path)
+        return {".path": version} if version else {}
 
 
 def pipeline_dtypes(config: PipelineConfig, *, model: str, encoders: Sequence[str]) -> dict[str, torch.dtype]:

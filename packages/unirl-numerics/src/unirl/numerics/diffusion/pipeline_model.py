@@ -67,7 +67,7 @@ class PipelineModel(ABC):
         Raises RecipeError for an invalid setting, before anything is looked up or loaded.
         """
         check_config(config, key="model")
-        folder = find(config)
+        self.folder = folder = find(config)
         name = self.spec.name
         self.device = device
         self.dtype = dtype_of(config.dtype, key="model.dtype", model=name)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from unirl.core.limits import limit, one_of
 from unirl.core.specs.config import PartConfig
 
-from ..model_files import DTYPES
+from ..model_files import DTYPES, checkpoint_version
 
 __all__ = ["CausalLmConfig"]
 
@@ -30,3 +31,8 @@ class CausalLmConfig(PartConfig):
     logits_chunk: int = limit(0, least=0)
     """Tokens per chunk of logits when computing log-probs; 0 takes as many as fit in 256 MiB. Affects memory, not
     results."""
+
+    def read_versions(self) -> Mapping[str, str]:
+        """That of the checkpoint, if it is in a local folder."""
+        version = checkpoint_version(self.path)
+        return {".path": version} if version else {}

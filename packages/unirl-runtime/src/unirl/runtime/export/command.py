@@ -1,0 +1,54 @@
+"""`unirl export`: the weights of a run in the layout that diffusers, transformers and peft load."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+__all__ = ["command"]
+
+
+@click.command("export")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--to", required=True, type=click.Path(path_type=Path), help="Folder to write; it must not exist.")
+@click.option("--merge", is_flag=True, help="Fold the LoRA adapters into the base weights and write all components.")
+@click.option("--step", type=click.IntRange(0), help="Step of the checkpoint; the last one by default.")
+@click.option(
+    "--policy",
+    type=click.Choice(["live", "ema"]),
+    default="live",
+    show_default=True,
+    help="The trained weights, or their moving average.",
+)
+@click.option("--model", help="Which model, in a run that trains several.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    help="Dtype of the exported weights; by default float32 for adapters, else that of the base checkpoint.",
+)
+def command(
+    run: Path, to: Path, merge: bool, step: int | None, policy: str, model: str | None, dtype: str | None
+) -> None:
+    """Export a checkpoint of RUN, a run folder, with a model card.
+
+    LoRA adapters are written alone, for `load_lora_weights` of diffusers or for peft; with --merge, and after full
+    training, a complete checkpoint is written, for `from_pretrained`. Runs on the CPU.
+    """
+    from unirl.core.cli.discovery import discover
+
+    from .exporting import export
+
+    source = export(
+        run,
+        to,
+        catalog=discover(),
+        merge=merge,
+        step=step,
+        policy="ema" if policy == "ema" else "live",
+        model=model,
+        dtype=dtype,
+    )
+    content = "adapters" if source.has_adapters and not merge else "a complete checkpoint"
+    sys.stdout.write(f"exported  {content} of step {source.checkpoint.step}\nfolder    {to}\n")

@@ -1,0 +1,87 @@
+"""Exporting a checkpoint of a run: written beside the target, and renamed once complete."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from safetensors import SafetensorError
+from unirl.core.disk import writing
+from unirl.core.errors import CheckpointError, RecipeError, RunFolderError, UniRLError
+
+from .card import write_card
+from .layouts import is_pipeline, write_adapters, write_checkpoint
+from .source import RunSource, StoredModel, build_backend, build_model, open_run
+
+if TYPE_CHECKING:
+    from unirl.core.plugins.catalog import Catalog
+    from unirl.core.roles import Backend, Policy, WeightUpdate
+
+__all__ = ["export"]
+
+
+def export(
+    run: Path,
+    to: Path,
+    *,
+    catalog: Catalog,
+    merge: bool = False,
+    step: int | None = None,
+    policy: Policy = "live",
+    model: str | None = None,
+    dtype: str | None = None,
+) -> RunSource:
+    """Export a checkpoint of a run folder into the new folder `to`; returns what was exported.
+
+    merge, step, policy, model, dtype: the options of `unirl export`.
+    Raises RunFolderError where `to` exists or cannot be written, CheckpointError and RecipeError as `open_run` does,
+    and for an option that does not fit the run. Whatever is raised, there is nothing at `to`.
+    """
+    if to.exists() or to.is_symlink():
+        raise RunFolderError(f"--to: {to} exists already; give a new folder, or remove it.")
+    source = open_run(run, step=step, model=model, catalog=catalog)
+    if merge and not source.has_adapters:
+        raise RecipeError(f"--merge: {run} trained all weights, so there are no adapters to merge; leave it out.")
+    built = build_model(source, catalog=catalog)
+    if not isinstance(built, StoredModel):
+        raise RecipeError(
+            f"{source.learner.model.key}: model {built.spec.name!r} does not say which folder it was loaded from "
+            "(`folder`), so it cannot be exported."
+        )
+    base, part, wanted = built.folder, to.with_name(f".part-{to.name}"), getattr(torch, dtype) if dtype else None
+    is_adapter = source.has_adapters and not merge
+    backend = build_backend(source, built, catalog=catalog)
+    try:
+        update = _weights(backend, source, policy, kind="lora" if is_adapter else "merged")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        with writing(to):
+            if is_adapter:
+                write_adapters(part, update, module=built.trainable, base=base, source=source, dtype=wanted)
+            else:
+                fresh = build_model(source, catalog=catalog).trainable
+                write_checkpoint(part, update, module=fresh, base=base, source=source, dtype=wanted)
+            write_card(part, source, base, policy=policy, is_adapter=is_adapter, is_pipeline=is_pipeline(base))
+            for file in part.rglob("*.safetensors"):
+                # safetensors keeps new files from other users. A link has the permissions of the base checkpoint.
+                if file.stat().st_nlink == 1:
+                    shutil.copymode(part / "README.md", file)
+        part.rename(to)
+    except (OSError, SafetensorError) as error:
+        raise RunFolderError(f"--to: {to} cannot be written: {error}.") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        backend.close()
+    return source
+
+
+def _weights(backend: Backend, source: RunSource, policy: Policy, *, kind: Any) -> WeightUpdate:
+    try:
+        backend.version_of(policy)
+    except UniRLError as error:
+        raise CheckpointError(
+            f"--policy: got {policy!r}, but {source.folder} kept no such weights; leave it out to export the live ones."
+        ) from error
+    return backend.export_weights(policy=policy, kind=cast("Any", kind))

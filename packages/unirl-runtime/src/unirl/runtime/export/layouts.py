@@ -1,0 +1,163 @@
+"""The layouts that diffusers, transformers and peft load."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+if TYPE_CHECKING:
+    from unirl.core.roles import WeightUpdate
+
+    from .source import RunSource
+
+__all__ = ["is_pipeline", "write_adapters", "write_checkpoint"]
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""safetensors' names."""
+WEIGHTS = re.compile(r".*\.(safetensors|bin|pt|pth|ckpt|gguf|h5|msgpack|onnx|onnx_data)(\.index(\.\w+)?\.json)?")
+INDEX = "model_index.json"
+
+
+def is_pipeline(base: Path) -> bool:
+    """Whether a checkpoint is in the layout of diffusers, which has a folder for each component."""
+    return (base / INDEX).is_file()
+
+
+def write_adapters(
+    folder: Path,
+    update: WeightUpdate,
+    *,
+    module: nn.Module,
+    base: Path,
+    source: RunSource,
+    dtype: torch.dtype | None,
+) -> None:
+    """LoRA adapters in the layout of diffusers or peft, by that of the base checkpoint.
+
+    update: `lora` weights.  module: that they adapt.  base: folder of its checkpoint.  dtype: None is float32.
+    """
+    tensors = {name: tensor.to(dtype or torch.float32).contiguous() for name, tensor in update.tensors.items()}
+    rank = next(len(tensor) for name, tensor in tensors.items() if ".lora_A." in name)
+    if is_pipeline(base):
+        # Readers without metadata take alpha = rank, so B carries the scale.
+        scaled = {
+            name: tensor * update.adapter_scale if ".lora_B." in name else tensor for name, tensor in tensors.items()
+        }
+        prefix = source.learner.model.spec.trainable
+        save_file(
+            {f"{prefix}.{name}": tensor for name, tensor in scaled.items()},
+            folder / "pytorch_lora_weights.safetensors",
+            metadata={"format": "pt"},
+        )
+        return
+    layers = {name.partition(".lora_")[0] for name in tensors}
+    endings = {name.rpartition(".")[2] for name in layers}
+    are_enough = {name for name, _ in module.named_modules() if name.rpartition(".")[2] in endings} == layers
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": source.setting("path"),
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": update.adapter_scale * rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted(endings if are_enough else layers),
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    save_file(
+        {f"base_model.model.{name}": tensor for name, tensor in tensors.items()},
+        folder / "adapter_model.safetensors",
+        metadata={"format": "pt"},
+    )
+
+
+def write_checkpoint(
+    folder: Path,
+    update: WeightUpdate,
+    *,
+    module: nn.Module,
+    base: Path,
+    source: RunSource,
+    dtype: torch.dtype | None,
+) -> None:
+    """The base checkpoint with other weights in its trainable component.
+
+    update: `full` or `merged` weights.  module: the component with the base weights; it gets the new ones.  base:
+    folder of the checkpoint.  dtype: None keeps that of each tensor in the base checkpoint.
+    """
+    variant, inner = source.setting("variant"), source.learner.model.spec.trainable if is_pipeline(base) else ""
+    stored = _stored_dtypes(base / inner, variant)
+    usual = max(Counter(stored.values()).items(), key=lambda item: item[1], default=(None, 0))[0]
+    held = module.state_dict(keep_vars=True)
+    assert not (unknown := update.tensors.keys() - held.keys()), f"{type(module).__name__} has no {min(unknown)!r}"
+    for name, tensor in held.items():
+        value = update.tensors[name] if name in update.tensors else tensor.detach()
+        kept = dtype or stored.get(name, usual) or value.dtype
+        tensor.data = value.to(kept) if value.is_floating_point() else value
+    # transformers and diffusers write the names of their layouts, and split large files.
+    cast(Any, module).save_pretrained(folder / inner, **({"variant": variant} if variant else {}))
+    _copy_rest(folder, base, inner=inner)
+    if dtype is not None and not inner:
+        _set_dtype(folder / "config.json", str(dtype).removeprefix("torch."))
+
+
+def _stored_dtypes(folder: Path, variant: str | None) -> dict[str, torch.dtype]:
+    """Dtypes of the weights in a folder, by their names in the files."""
+    infix = rf"\.{re.escape(variant)}[^.]*" if variant else ""
+    pattern = rf"[^.]+{infix}\.safetensors"
+    result: dict[str, torch.dtype] = {}
+    for file in sorted(folder.iterdir()):
+        if re.fullmatch(pattern, file.name):
+            with cast(Any, safe_open(file, framework="pt")) as opened:
+                kinds = {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
+            result |= {name: DTYPES[kind] for name, kind in kinds.items() if kind in DTYPES}
+    return result
+
+
+def _copy_rest(folder: Path, base: Path, *, inner: str) -> None:
+    """Copy what the base checkpoint has besides the trained component's weights: configs over those that a library
+    wrote, weights of other components as hard links where the file system allows it.
+
+    Weights that are in no component, such as those of another format, would be stale and are left out.
+    """
+    components: Mapping[str, Any] = json.loads((base / INDEX).read_text(encoding="utf-8")) if inner else {}
+    for file in sorted(base.rglob("*")):
+        place = file.relative_to(base)
+        if not file.is_file() or str(place) == "README.md" or any(name.startswith(".") for name in place.parts):
+            continue
+        first = place.parts[0]
+        is_weights = WEIGHTS.fullmatch(file.name) is not None
+        if is_weights and (first == inner or first not in components):
+            continue
+        target = folder / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if is_weights:
+            try:
+                # Caches of the hub have links to their files.
+                os.link(file.resolve(), target)
+                continue
+            except OSError:
+                pass
+        shutil.copyfile(file, target)
+
+
+def _set_dtype(config: Path, dtype: str) -> None:
+    """Write a dtype wherever a config states one."""
+
+    def changed(values: dict[str, Any]) -> dict[str, Any]:
+        return {key: dtype if key in ("dtype", "torch_dtype") else value for key, value in values.items()}
+
+    text = json.dumps(json.loads(config.read_text(encoding="utf-8"), object_hook=changed), indent=2)
+    config.write_text(text + "\n", encoding="utf-8")
