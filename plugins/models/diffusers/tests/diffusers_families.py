@@ -34,9 +34,11 @@ class Family:
     call: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """`model.call`."""
     guided: Callable[[float], dict[str, Any]] | None = None
-    """Arguments with which the pipeline guides itself by this scale; None where ours has no such guidance."""
+    """Arguments with which the pipeline guides itself as ours does by this scale; None where ours has no such."""
     guidance: str = "two-pass"
     """Ours that is the same."""
+    negative: dict[str, Any] | None = field(default_factory=lambda: {"negative_prompt": ["blurred"]})
+    """Arguments for this negative prompt; None where the pipeline always takes the empty one."""
     sign: int = 1
     """-1 where the pipeline predicts x0 - x1."""
     frames: int = 1
@@ -641,36 +643,42 @@ def _scale(scale: float) -> dict[str, Any]:
     return {"guidance_scale": scale}
 
 
+def _added_scale(scale: float) -> dict[str, Any]:
+    """Of pipelines that add the scaled difference to the positive prediction; they are off at 0."""
+    return {"guidance_scale": scale - 1}
+
+
 FAMILIES: dict[str, Family] = {
-    "StableDiffusion3Pipeline": Family(parts=_sd3, guided=_scale),
+    "StableDiffusion3Pipeline": Family(parts=_sd3, guided=_scale, idle=1),
     "FluxPipeline": Family(parts=_flux_dev, call={"guidance_scale": 2.5}),
-    "Flux2KleinPipeline": Family(parts=_flux2_klein, call={"text_encoder_out_layers": [1]}, guided=_scale),
+    "Flux2KleinPipeline": Family(
+        parts=_flux2_klein, call={"text_encoder_out_layers": [1]}, guided=_scale, negative=None
+    ),
     "ChromaPipeline": Family(parts=_chroma, guided=_scale),
     "QwenImagePipeline": Family(
         parts=_qwen_image,
         guided=lambda scale: {"true_cfg_scale": scale},
         guidance="norm-corrected",
         is_ragged=True,
+        idle=2,
     ),
     "ZImagePipeline": Family(
         parts=_z_image,
-        # The pipeline adds the scaled difference to the positive prediction.
-        guided=lambda scale: {"guidance_scale": scale - 1},
-        takes_row_sigmas=False,
+        guided=_added_scale,
         is_ragged=True,
     ),
     "SanaPipeline": Family(parts=_sana, call={"complex_human_instruction": None}, guided=_scale),
     "Lumina2Pipeline": Family(parts=_lumina2),
     "AuraFlowPipeline": Family(parts=_aura_flow, guided=_scale, takes_row_sigmas=False),
     "OvisImagePipeline": Family(parts=_ovis, guided=_scale),
-    "Krea2Pipeline": Family(parts=_krea2, guided=_scale),
+    "Krea2Pipeline": Family(parts=_krea2, guided=_added_scale),
     "BriaPipeline": Family(parts=_bria, guided=_scale),
     "WanPipeline": Family(parts=_wan, guided=_scale, frames=9),
     "HunyuanVideoPipeline": Family(
         parts=_hunyuan_video, call={"prompt_template": {"template": "{}", "crop_start": 0}}, frames=9
     ),
     "LTXPipeline": Family(parts=_ltx, guided=_scale, frames=9),
-    "MochiPipeline": Family(parts=_mochi, guided=_scale, sign=-1, frames=7),
+    "MochiPipeline": Family(parts=_mochi, guided=_scale, sign=-1, frames=7, idle=1),
 }
 REFUSED: dict[str, Callable[[], dict[str, Any]]] = {"CogView4Pipeline": _cogview4}
 """Pipelines that are refused when they are loaded, with the number that is off."""

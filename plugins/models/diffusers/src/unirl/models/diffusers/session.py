@@ -56,6 +56,8 @@ class Run:
     """[1] what the scheduler says its sigmas are then."""
     taken: int = 0
     """Steps that are done."""
+    rows: int = 0
+    """Rows that the transformer was called for."""
     sigmas: Tensor = field(default_factory=lambda: torch.empty(0))
     """[T + 1] the scheduler's own."""
     timesteps: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -111,7 +113,8 @@ class Session:
         self._call = inspect.unwrap(type(pipeline).__call__)
         self.parameters = inspect.signature(self._call).parameters
         self.has_embedded_guidance = bool(pipeline.transformer.config.get("guidance_embeds"))
-        self._arguments = {**self._unguided(), "use_resolution_binning": False, **call}
+        self._given = call
+        self.set_guidance(1.0)
         self._dtype, self._autocast = dtype, autocast
         self.compute_dtype = autocast or dtype
         self._scheduler = _handed(pipeline.scheduler)
@@ -121,6 +124,12 @@ class Session:
     @property
     def makes_videos(self) -> bool:
         return "num_frames" in self.parameters
+
+    def set_guidance(self, scale: float) -> None:
+        """The scale of the pipeline's own guidance: pipelines turn it off at 1, or at 0."""
+        scales = ["true_cfg_scale", *([] if self.has_embedded_guidance else ["guidance_scale"])]
+        known = [name for name in scales if name in self.parameters and self.parameters[name].default is not None]
+        self._arguments = {**dict.fromkeys(known, scale), "use_resolution_binning": False, **self._given}
 
     def run(
         self,
@@ -174,20 +183,15 @@ class Session:
             self.run(run, prompts=prompts, size=size, num_steps=num_steps)
         return record, run
 
-    def _unguided(self) -> dict[str, Any]:
-        """Arguments without which the pipeline would combine several predictions itself."""
-        scales = ["true_cfg_scale", *([] if self.has_embedded_guidance else ["guidance_scale"])]
-        known = [name for name in scales if name in self.parameters]
-        return {name: 1.0 for name in known if self.parameters[name].default is not None}
-
     def _transformer(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if run.real_from < 0:
             raise Done
         first = next(_tensors((args, kwargs)))
-        rows = next((len(value) for value in (*args, *kwargs.values()) if isinstance(value, list)), 1)
+        rows = len(args[0]) if args and isinstance(args[0], list) else len(first)
         if run.taken < run.real_from and self._form is not None:
             shape, result = self._form
             return _blank(result, seen=shape, given=first, rows=rows)
+        run.rows += rows
         args, kwargs = (
             _cast(args, self._dtype),
             {k: v if "timestep" in k else _cast(v, self._dtype) for k, v in kwargs.items()},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,12 +62,14 @@ def _verify(model: DiffusersModel) -> None:
     def record(*prompts: str, num_steps: int = 2) -> Any:
         return session.record(prompts, size=size, transformer=model.transformer, num_steps=num_steps)
 
+    samples, predictions, sigmas = _unguided_run(model, size, short)
     one, run = record(short)
     model.layout = Layout.found(one, record(short, short)[0], [record(long)[0], record("")[0]])
     model.is_inverted = bool(run.sigmas[-1] > run.sigmas[0])
     model.has_whole_timesteps = not run.timesteps.is_floating_point()
     _check_timesteps(model, run)
-    samples, predictions, sigmas = _own_run(model, size, short)
+    if model.is_inverted:
+        sigmas = 1 - sigmas
     model.blank = _with_size(model.layout.conditions([one]), size)
     model.channels, model.grid = _grid(model, size, samples[0].shape[1:])
     shape = model.grid.latent_shape(model.channels, size)
@@ -82,24 +85,36 @@ def _verify(model: DiffusersModel) -> None:
     _check_batches(model, x[0], both, bound=bound)
 
 
-def _own_run(model: DiffusersModel, size: Size, prompt: str) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """States and predictions of its first steps, and their noise levels [T]."""
-    samples: list[Tensor] = []
-    predictions: list[Tensor] = []
+def _unguided_run(model: DiffusersModel, size: Size, prompt: str) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """States, predictions and sigmas [T] of the first steps of its own run, with its guidance off."""
+    rows = 0
+    for scale in (1.0, 0.0):
+        model.session.set_guidance(scale)
+        samples: list[Tensor] = []
+        predictions: list[Tensor] = []
+        run = Run(
+            transformer=model.transformer,
+            on_step=partial(_watch, samples, predictions),
+            on_encode=lambda _name, own: own(),
+        )
+        model.session.run(run, prompts=[prompt], size=size, num_steps=_STEPS)
+        if len(samples) != _STEPS:
+            raise ValueError(f"{_STEPS} steps called the scheduler {len(samples)} times")
+        if run.rows == _STEPS:
+            return samples, predictions, run.sigmas[:_STEPS].to(model.device)
+        rows = run.rows
+    raise ValueError(
+        f"its transformer is run for {rows} rows in {_STEPS} steps of one prompt, with guidance off; its own guidance "
+        "cannot be separated"
+    )
 
-    def watch(index: int, prediction: Tensor, sample: Tensor) -> None:
-        # Schedulers may step in place.
-        samples.append(sample.clone())
-        predictions.append(prediction.clone())
-        if len(samples) == _STEPS:
-            raise Done
 
-    run = Run(transformer=model.transformer, on_step=watch, on_encode=lambda _name, own: own())
-    model.session.run(run, prompts=[prompt], size=size, num_steps=_STEPS)
-    if len(samples) != _STEPS:
-        raise ValueError(f"{_STEPS} steps called the scheduler {len(samples)} times")
-    sigmas = run.sigmas[:_STEPS].to(model.device)
-    return samples, predictions, 1 - sigmas if model.is_inverted else sigmas
+def _watch(samples: list[Tensor], predictions: list[Tensor], _index: int, prediction: Tensor, sample: Tensor) -> None:
+    # Schedulers may step in place.
+    samples.append(sample.clone())
+    predictions.append(prediction.clone())
+    if len(samples) == _STEPS:
+        raise Done
 
 
 def _check_timesteps(model: DiffusersModel, run: Run) -> None:
