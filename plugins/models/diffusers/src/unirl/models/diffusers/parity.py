@@ -1,0 +1,49 @@
+# diffusers exports its classes lazily, and annotates arguments with less than it takes.
+# pyright: reportPrivateImportUsage=false, reportArgumentType=false
+"""diffusers' own pipeline on the miniature: what the model is compared with. Nothing of the model is used here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from unirl.conformance.reference import ReferenceRun
+from unirl.core.types.sampling import LatentSamplingConfig
+
+from diffusers import FluxPipeline
+
+__all__ = ["run"]
+
+
+def run(folder: Path, *, prompts: Sequence[str], sampling: LatentSamplingConfig, initial: Tensor) -> ReferenceRun:
+    """`FluxPipeline` in fp32, from `initial`, where that lies. Fits `unirl.conformance.reference.RunReference`.
+
+    Its tokens are the places of a latent [C, h, w], row by row.
+    """
+    pipeline = FluxPipeline.from_pretrained(folder, dtype=torch.float32, local_files_only=True, use_safetensors=True)
+    pipeline.to(initial.device)
+    pipeline.set_progress_bar_config(disable=True)
+    is_guided = sampling.guidance_scale != 1.0
+    finals: list[Tensor] = []
+
+    def keep(_pipeline: object, _step: int, _timestep: object, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        finals[:] = [tensors["latents"]]
+        return tensors
+
+    result: Any = pipeline(
+        list(prompts),
+        negative_prompt=[sampling.negative_prompt] * len(prompts) if is_guided else None,
+        true_cfg_scale=sampling.guidance_scale,
+        height=sampling.height,
+        width=sampling.width,
+        num_inference_steps=sampling.num_inference_steps,
+        latents=initial.flatten(2).transpose(1, 2),
+        max_sequence_length=sampling.max_sequence_length,
+        output_type="pt",
+        callback_on_step_end=keep,
+    )
+    final = finals[0].transpose(1, 2).reshape(initial.shape)
+    return ReferenceRun(sigmas=pipeline.scheduler.sigmas, final=final, media=result.images)

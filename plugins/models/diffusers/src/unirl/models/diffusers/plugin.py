@@ -1,0 +1,42 @@
+"""Any flow-matching pipeline of diffusers: one latent track, `media`."""
+
+from __future__ import annotations
+
+from unirl.core.plugins.hookspec import hookimpl
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.spec import Miniature, ModelSpec
+
+__all__ = ["SPEC", "unirl_models"]
+
+SPEC = ModelSpec(
+    name="diffusers",
+    summary="Any flow-matching pipeline of diffusers, text to image or video, from a checkpoint in its layout",
+    build="unirl.models.diffusers.model:build",
+    config="unirl.models.diffusers.config:DiffusersConfig",
+    capabilities={
+        Cap.LATENT_STAGE: Support.NATIVE,
+        Cap.TEXT_STAGE: Support.NO,
+        Cap.LORA: Support.NATIVE,
+        Cap.GUIDANCE: Support.NATIVE,
+        Cap.CONDITIONS: Support.NATIVE,
+        Cap.LAZY_BUILD: Support.NO,
+    },
+    tracks={"media": "latent"},
+    trainable="transformer",
+    lora_targets="unirl.models.diffusers.layers:lora_targets",
+    wrap_blocks="unirl.models.diffusers.layers:wrap_blocks",
+    tiny=Miniature(
+        write="unirl.models.diffusers.tiny:write",
+        sampling={"height": 64, "width": 64, "max_sequence_length": 16},
+        # Eight projections in each of two blocks of two streams, three in a block of one.
+        lora_layers=19,
+        wrap_blocks=3,
+    ),
+    reference="diffusers.FluxPipeline",
+    parity="unirl.models.diffusers.parity:run",
+)
+
+
+@hookimpl
+def unirl_models() -> list[ModelSpec]:
+    return [SPEC]

@@ -1,0 +1,291 @@
+"""Runs of a diffusers pipeline whose loop is stopped, handed a state, or watched. Nothing of the pipeline is declared.
+
+Each run calls the pipeline's own `__call__` with three things replaced: the scheduler, by one of the same class whose
+`step` is ours; the transformer, by a gate that answers some calls itself; and the methods `encode_*`, whose results are
+recorded, or replayed. So packing, position ids, the scale of the timestep and the sign of the velocity are the
+pipeline's.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Done", "Record", "Run", "Session", "Size"]
+
+Record = list[tuple[str, Any]]
+"""What the methods `encode_*` returned in one run, in order."""
+
+
+class Done(BaseException):
+    """Ends a run. Not an Exception, so that no pipeline swallows it."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a pipeline is called for, in pixels, frames and tokens."""
+
+    height: int
+    width: int
+    frames: int
+    max_sequence_length: int
+
+
+@dataclass(kw_only=True)
+class Run:
+    """What one call of the pipeline does, and what it has shown."""
+
+    transformer: nn.Module
+    on_step: Callable[[int, Tensor, Tensor], Tensor | None]
+    """on_step(index, prediction, sample) -> the next sample; None lets the scheduler step; may raise Done."""
+    on_encode: Callable[[str, Callable[[], Any]], Any]
+    """on_encode(name, own) -> the result of a method `encode_*`; `own()` computes it."""
+    real_from: int = 0
+    """Index of the first step whose calls of the transformer are real; those before get zeros."""
+    at: Any = None
+    """Timestep of every step, in place of the scheduler's."""
+    level: Tensor | None = None
+    """[1] what the scheduler says its sigmas are then."""
+    taken: int = 0
+    """Steps that are done."""
+    rows: int = 0
+    """Rows that the transformer was called for."""
+    sigmas: Tensor = field(default_factory=lambda: torch.empty(0))
+    """[T + 1] the scheduler's own."""
+    timesteps: Tensor = field(default_factory=lambda: torch.empty(0))
+    """[T] the scheduler's own."""
+
+
+class _Scheduler:
+    """Mixed into the class of the checkpoint's scheduler."""
+
+    run: Run
+
+    def step(
+        self, model_output: Tensor, timestep: Any, sample: Tensor, *args: Any, return_dict: bool = True, **kw: Any
+    ):
+        index = self.run.taken
+        following = self.run.on_step(index, model_output, sample)
+        self.run.taken += 1
+        if following is None:
+            return super().step(model_output, timestep, sample, *args, return_dict=return_dict, **kw)  # pyright: ignore
+        return _Step((following,)) if return_dict else (following,)
+
+    def scale_model_input(self, sample: Tensor, *_: Any, **__: Any) -> Tensor:
+        return sample
+
+
+class _Step(tuple[Tensor]):
+    prev_sample = property(lambda self: self[0])
+
+
+class _Gate:
+    """Stands in for the transformer, whose attributes it has."""
+
+    def __init__(self, module: nn.Module, answer: Callable[..., Any]) -> None:
+        self._module, self._answer = module, answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._answer(*args, **kwargs)
+
+
+class Session:
+    """A pipeline and the arguments that all its calls have."""
+
+    def __init__(
+        self, pipeline: Any, *, call: Mapping[str, Any], dtype: torch.dtype, autocast: torch.dtype | None
+    ) -> None:
+        """call: further arguments, `DiffusersConfig.call`.  dtype: of the transformer's weights, and so of its
+        inputs but the timestep."""
+        self.pipeline = pipeline
+        self.device: torch.device = pipeline._execution_device
+        self._call = inspect.unwrap(type(pipeline).__call__)
+        self.parameters = inspect.signature(self._call).parameters
+        self.has_embedded_guidance = bool(pipeline.transformer.config.get("guidance_embeds"))
+        self._given = call
+        self.set_guidance(1.0)
+        self._dtype, self._autocast = dtype, autocast
+        self.compute_dtype = autocast or dtype
+        self._scheduler = _handed(pipeline.scheduler)
+        self._encoders = [name for name in _names(self._call) if re.match(r"_?encode_", name)]
+        self._form: tuple[Any, Any] | None = None
+
+    @property
+    def makes_videos(self) -> bool:
+        return "num_frames" in self.parameters
+
+    def set_guidance(self, scale: float) -> None:
+        """The scale of the pipeline's own guidance: pipelines turn it off at 1, or at 0."""
+        scales = ["true_cfg_scale", *([] if self.has_embedded_guidance else ["guidance_scale"])]
+        known = [name for name in scales if name in self.parameters and self.parameters[name].default is not None]
+        self._arguments = {**dict.fromkeys(known, scale), "use_resolution_binning": False, **self._given}
+
+    def run(
+        self,
+        run: Run,
+        *,
+        prompts: Sequence[str],
+        size: Size,
+        num_steps: int = 2,
+        output_type: str = "latent",
+        **more: Any,
+    ) -> Any:
+        """The pipeline's result, None where the run was ended. Under the caller's grad mode."""
+        pipeline, scheduler = copy.copy(self.pipeline), copy.copy(self._scheduler)
+        scheduler.run = run
+        gate = _Gate(run.transformer, lambda *args, **kwargs: self._transformer(run, args, kwargs))
+        guider = {"guider": _disabled(pipeline.guider)} if hasattr(pipeline, "guider") else {}
+        methods = {name: _around(name, getattr(pipeline, name), run) for name in self._encoders}
+        pipeline.__dict__.update(scheduler=scheduler, transformer=gate, **guider, **methods)
+        arguments = {
+            "prompt": list(prompts),
+            "height": size.height,
+            "width": size.width,
+            "num_frames": size.frames,
+            "max_sequence_length": size.max_sequence_length,
+            "num_inference_steps": num_steps,
+            # What the pipeline draws is dropped, or must be the same in every run; no global generator is used.
+            "generator": torch.Generator(self.device).manual_seed(0),
+            "output_type": output_type,
+            "return_dict": False,
+            **self._arguments,
+            **more,
+        }
+        try:
+            result = self._call(pipeline, **{k: v for k, v in arguments.items() if k in self.parameters})
+        except Done:
+            return None
+        return result[0]
+
+    def record(
+        self, prompts: Sequence[str], *, size: Size, transformer: nn.Module, num_steps: int = 2
+    ) -> tuple[Record, Run]:
+        """What encoding gives for these prompts, and the scheduler's schedule. The transformer does not run."""
+        record: Record = []
+
+        def keep(name: str, own: Callable[[], Any]) -> Any:
+            record.append((name, own()))
+            return record[-1][1]
+
+        run = Run(transformer=transformer, on_step=_never, on_encode=keep, real_from=-1)
+        with torch.no_grad():
+            self.run(run, prompts=prompts, size=size, num_steps=num_steps)
+        return record, run
+
+    def _transformer(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if run.real_from < 0:
+            raise Done
+        first = next(_tensors((args, kwargs)))
+        rows = len(args[0]) if args and isinstance(args[0], list) else len(first)
+        if run.taken < run.real_from and self._form is not None:
+            shape, result = self._form
+            return _blank(result, seen=shape, given=first, rows=rows)
+        run.rows += rows
+        args, kwargs = (
+            _cast(args, self._dtype),
+            {k: v if "timestep" in k else _cast(v, self._dtype) for k, v in kwargs.items()},
+        )
+        with torch.autocast(self.device.type, dtype=self._autocast) if self._autocast else nullcontext():
+            result = run.transformer(*args, **kwargs)
+        self._form = self._form or (first.shape, _shapes(result))
+        return result
+
+
+def _never(index: int, prediction: Tensor, sample: Tensor) -> Tensor:
+    raise AssertionError("the transformer comes first")
+
+
+def _handed(scheduler: Any) -> Any:
+    own = type(scheduler)
+
+    def set_timesteps(self: Any, *args: Any, **kwargs: Any) -> None:
+        own.set_timesteps(self, *args, **kwargs)
+        run: Run = self.run
+        run.sigmas, run.timesteps = self.sigmas.clone(), self.timesteps.clone()
+        if run.at is not None:
+            assert run.level is not None
+            self.timesteps, self.num_inference_steps = run.at, len(run.at)
+            self.sigmas = run.level.expand(len(run.at) + 1)
+
+    # Pipelines look at what it takes.
+    set_timesteps.__signature__ = inspect.signature(own.set_timesteps)  # pyright: ignore[reportFunctionMemberAccess]
+    result = copy.copy(scheduler)
+    result.__class__ = type(own.__name__, (_Scheduler, own), {"set_timesteps": set_timesteps})
+    return result
+
+
+def _disabled(guider: Any) -> Any:
+    result = copy.copy(guider)
+    result.disable()
+    return result
+
+
+def _around(name: str, method: Callable[..., Any], run: Run) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return run.on_encode(name, lambda: method(*args, **kwargs))
+
+    return call
+
+
+def _names(function: Any) -> list[str]:
+    """Names that a function uses, inner functions included."""
+    code = function.__code__
+    inner = [name for part in code.co_consts if inspect.iscode(part) for name in part.co_names]
+    return list(dict.fromkeys((*code.co_names, *inner)))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        named = value.get("hidden_states")
+        for part in [named] if named is not None else value.values():
+            yield from _tensors(part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """Tensors of floats with two dims and more: a timestep has fewer, and 16 bits would round it."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() and value.ndim >= 2 else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cast(part, dtype) for part in value)
+    return value
+
+
+def _shapes(result: Any) -> Any:
+    if isinstance(result, Tensor):
+        return result.detach().to("meta")
+    if isinstance(result, Mapping):
+        return type(result)(**{key: _shapes(value) for key, value in result.items()})
+    if isinstance(result, (list, tuple)):
+        return type(result)(_shapes(part) for part in result)
+    return result
+
+
+def _blank(result: Any, *, seen: torch.Size, given: Tensor, rows: int) -> Any:
+    """Zeros of the form that the transformer's result has: each of its sizes is the input's at that place, or fixed."""
+    if isinstance(result, Tensor):
+        same = [a == b for a, b in zip(result.shape, seen, strict=False)] if result.ndim == len(seen) else []
+        shape = [new if is_same else old for old, new, is_same in zip(result.shape, given.shape, same, strict=False)]
+        return torch.zeros(shape or result.shape, dtype=result.dtype, device=given.device)
+    if isinstance(result, Mapping):
+        return type(result)(**{k: _blank(v, seen=seen, given=given, rows=rows) for k, v in result.items()})
+    if isinstance(result, list):
+        return [_blank(result[0], seen=seen, given=given, rows=rows) for _ in range(rows)]
+    if isinstance(result, tuple):
+        return tuple(_blank(part, seen=seen, given=given, rows=rows) for part in result)
+    return result
