@@ -55,26 +55,20 @@ def numerics_of_the_test(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def trl_trainer(tmp_path_factory: pytest.TempPathFactory) -> TrlTrainer:
-    """TRL's GRPOTrainer, a real trainer on a tiny random model, as `trl_trainer(lengths=, rewards=, **options)`.
+def trl_model() -> Callable[[], tuple[Any, Any]]:
+    """A tiny random model of transformers and its tokenizer, the words `a` to `h`, as `trl_model()`: new ones, with the
+    same weights each time."""
 
-    It is driven through its public hooks: `rollout_func` supplies the completions, of these lengths in tokens, and
-    `reward_funcs` the rewards, a row of numbers for each function. Its `given` is what TRL makes of both, advantages
-    included; `compute_loss` runs on such inputs, with log-probs that a test chooses. Skips where TRL is not installed.
-    """
-    pytest.importorskip("trl")
-    import torch
-    from datasets import Dataset
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-    from trl import GRPOConfig, GRPOTrainer
+    def build() -> tuple[Any, Any]:
+        import torch
+        from tokenizers import Tokenizer, models, pre_tokenizers
+        from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-    words = {word: number for number, word in enumerate(["<pad>", "<eos>", "<unk>", *"abcdefgh"])}
-    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
+        words = {word: number for number, word in enumerate(["<pad>", "<eos>", "<unk>", *"abcdefgh"])}
+        core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+        core.pre_tokenizer = pre_tokenizers.Whitespace()
+        torch.manual_seed(0)
+        config = Qwen3Config(
             vocab_size=len(words),
             hidden_size=16,
             intermediate_size=16,
@@ -85,7 +79,25 @@ def trl_trainer(tmp_path_factory: pytest.TempPathFactory) -> TrlTrainer:
             pad_token_id=0,
             eos_token_id=1,
         )
-    )
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>")
+        return Qwen3ForCausalLM(config), tokenizer
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def trl_trainer(tmp_path_factory: pytest.TempPathFactory, trl_model: Callable[[], tuple[Any, Any]]) -> TrlTrainer:
+    """TRL's GRPOTrainer, a real trainer on a tiny random model, as `trl_trainer(lengths=, rewards=, **options)`.
+
+    It is driven through its public hooks: `rollout_func` supplies the completions, of these lengths in tokens, and
+    `reward_funcs` the rewards, a row of numbers for each function. Its `given` is what TRL makes of both, advantages
+    included; `compute_loss` runs on such inputs, with log-probs that a test chooses. Skips where TRL is not installed.
+    """
+    pytest.importorskip("trl")
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    model, tokenizer = trl_model()
 
     def score(row: int, values: Sequence[float]) -> Callable[..., list[float]]:
         def reward(prompts: list[Any], **_: Any) -> list[float]:
@@ -114,7 +126,7 @@ def trl_trainer(tmp_path_factory: pytest.TempPathFactory) -> TrlTrainer:
                 **options,
             ),
             train_dataset=Dataset.from_list([{"prompt": "a b"}] * len(lengths)),
-            processing_class=PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>"),
+            processing_class=tokenizer,
             rollout_func=rollout,
         )
         trainer.model.train()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray_clusters
@@ -16,6 +18,7 @@ from unirl.core.errors import PlanRejected, RecipeError
 from unirl.core.loop.build import built_parts
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
+from unirl.core.specs.capability import Cap, Support
 from unirl.core.types.track import Track
 from unirl.models.sd3.tiny import write
 from writer_and_painter import JOINT, RECIPE, composed, numbers
@@ -46,6 +49,26 @@ algorithm: {kl_coef: 0.5}
 data: {train: "${asset:quickstart,enhancer/prompts/train.jsonl}", prompts_per_step: 2, samples_per_prompt: 2}
 sampling: {num_inference_steps: 3, height: 64, width: 64, max_sequence_length: 8}
 run: {max_steps: 2, media_every: 0, threads: 1}
+"""
+DISTILLED_TEXT = """
+defaults:
+  - /unirl
+  - /model@model.student: qwen3
+  - /model@model.teacher: qwen3
+  - /backend@backend.student: fsdp2
+  - /engine: trainside
+  - /algorithm: distillation
+  - /sampling: text
+  - /reward@reward.math: math
+  - _self_
+stages:
+  text: {model: student, reference: teacher}
+model:
+  student: {path: "${asset:quickstart,text/checkpoint}"}
+  teacher: {path: "${asset:quickstart,text/teacher}"}
+backend: {student: {trains: full}}
+data: {train: "${asset:quickstart,text/prompts/train.jsonl}", prompts_per_step: 2, samples_per_prompt: 2}
+run: {media_every: 0, threads: 1}
 """
 OWN = "model.teacher.path=${asset:quickstart,enhancer/checkpoint}"
 TEACHER = ("+model@model.teacher=qwen3", "stages.rewrite.reference=teacher", OWN)
@@ -128,21 +151,21 @@ def test_the_kl_of_the_loss_is_that_to_the_teacher(
     assert step["rewrite/loss"] - without["rewrite/loss"] == pytest.approx(0.5 * expected, rel=1e-3, abs=1e-5)
 
 
-def test_the_kl_of_latents_is_that_to_the_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Velocities by diffusers, and the closed form for a constant g (DanceGRPO): means differ by c (v - v_ref) with
-    c = dt (1 + g^2 (1 - sigma) / (2 sigma)), and the variance of a step is g^2 |dt|."""
+@pytest.fixture
+def taught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taught]:
+    """The first step of the recipe DISTILLED with a teacher that is another policy, as `taught(*overrides)`."""
     from diffusers import SD3Transformer2DModel
 
     file = tmp_path / "distilled.yaml"
     file.write_text(DISTILLED, encoding="utf-8")
     own = Path(composed(file).learners["student"].model.config.path)  # type: ignore[attr-defined]
     shutil.copytree(own, tmp_path / "teacher")
-    networks = [SD3Transformer2DModel.from_pretrained(own / "transformer") for _ in range(2)]
+    networks = {name: SD3Transformer2DModel.from_pretrained(own / "transformer") for name in ("student", "teacher")}
     torch.manual_seed(1)
     with torch.no_grad():
-        for parameter in networks[1].parameters():
+        for parameter in networks["teacher"].parameters():
             parameter += 0.02 * torch.randn(parameter.shape)
-    networks[1].save_pretrained(tmp_path / "teacher" / "transformer")
+    networks["teacher"].save_pretrained(tmp_path / "teacher" / "transformer")
     tracks: list[Track] = []
     train = Fsdp2Backend.train
 
@@ -151,34 +174,96 @@ def test_the_kl_of_latents_is_that_to_the_teacher(tmp_path: Path, monkeypatch: p
         return train(self, jobs, progress=progress)
 
     monkeypatch.setattr(Fsdp2Backend, "train", noting)
-    words = ("run.stop_at=1", "sampling.kernel=dance-sde", "sampling.eta=0.7", "sampling.guidance_scale=1")
-    plan = composed(file, *words, f"model.teacher.path={tmp_path / 'teacher'}", f"run.dir={tmp_path / 'run'}")
-    (step,) = numbers(plan).values()
-    (track,) = tracks
-    segment, given = track.latent, track.conditions["positive"].expanded()
+
+    def run(*words: str) -> Taught:
+        words = ("run.stop_at=1", f"model.teacher.path={tmp_path / 'teacher'}", f"run.dir={tmp_path / 'run'}", *words)
+        (step,) = numbers(composed(file, *words)).values()
+        return Taught(step, tracks[0], networks)
+
+    return run
+
+
+class Taught:
+    """Metrics of a step, its track, and diffusers' networks of student and teacher."""
+
+    def __init__(self, step: dict[str, float], track: Track, networks: dict[str, Any]) -> None:
+        self.step, self.track, self._networks = step, track, networks
+
+    def velocity(self, model: str, row: int, position: int, *, scale: float = 1.0) -> torch.Tensor:
+        """v_neg + scale (v_pos - v_neg) at a stored latent, by diffusers."""
+        segment = self.track.latent
+        (slot,) = (segment.positions[row] == position).nonzero()[0].tolist()
+
+        def of_branch(branch: str) -> torch.Tensor:
+            given = self.track.conditions[branch].expanded()
+            with torch.no_grad():
+                return self._networks[model](
+                    hidden_states=segment.latents[row, slot][None],
+                    timestep=1000.0 * segment.sigmas[position][None],
+                    encoder_hidden_states=given["prompt_embeds"][row][None],
+                    pooled_projections=given["pooled"][row][None],
+                    return_dict=False,
+                )[0].double()
+
+        positive = of_branch("positive")
+        if scale == 1.0:
+            return positive
+        negative = of_branch("negative")
+        return negative + scale * (positive - negative)
+
+
+GUIDED = ("stages.image.reference_guidance=3.5",)
+UNGUIDED_SAMPLES = "sampling.guidance_mode='unirl.algorithms.distillation.guidance:WithNegatives'"
+
+
+@pytest.mark.parametrize(
+    ("words", "own", "other"),
+    [
+        (("sampling.guidance_scale=1",), 1.0, 1.0),
+        ((*GUIDED, UNGUIDED_SAMPLES), 1.0, 3.5),
+        ((*GUIDED, "sampling.guidance_scale=2"), 2.0, 3.5),
+    ],
+    ids=["unguided", "guided teacher", "both guided"],
+)
+def test_the_kl_of_latents_is_that_to_the_teacher(
+    taught: Callable[..., Taught], words: tuple[str, ...], own: float, other: float
+) -> None:
+    """Velocities by diffusers, and the closed form for a constant g (DanceGRPO): means differ by c (v - v_ref) with
+    c = dt (1 + g^2 (1 - sigma) / (2 sigma)), and the variance of a step is g^2 |dt|."""
+    result = taught("sampling.kernel=dance-sde", "sampling.eta=0.7", *words)
+    segment = result.track.latent
     terms: list[float] = []
     for row, steps in enumerate(segment.scored_steps.tolist()):
         for number in steps:
-            (slot,) = (segment.positions[row] == number).nonzero()[0].tolist()
             sigma, dt = float(segment.sigmas[number]), float(segment.sigmas[number + 1] - segment.sigmas[number])
-            with torch.no_grad():
-                velocities = [
-                    network(
-                        hidden_states=segment.latents[row, slot][None],
-                        timestep=torch.tensor([1000.0 * sigma]),
-                        encoder_hidden_states=given["prompt_embeds"][row][None],
-                        pooled_projections=given["pooled"][row][None],
-                        return_dict=False,
-                    )[0].double()
-                    for network in networks
-                ]
             shift = dt * (1 + 0.7**2 * (1 - sigma) / (2 * sigma))
-            difference = float((velocities[0] - velocities[1]).square().mean())
-            terms.append(shift**2 * difference / (2 * 0.7**2 * -dt))
+            student = result.velocity("student", row, number, scale=own)
+            teacher = result.velocity("teacher", row, number, scale=other)
+            terms.append(shift**2 * float((student - teacher).square().mean()) / (2 * 0.7**2 * -dt))
     expected = sum(terms) / len(terms)
     assert expected > 1e-5, "the teacher is another policy"
     # Velocities of order 1 in fp32 are good to 1e-6, their differences of order 0.01 to 1e-4.
-    assert step["kl"] == pytest.approx(expected, rel=1e-3)
+    assert result.step["kl"] == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "scale"), [((), 1.0), ((*GUIDED, UNGUIDED_SAMPLES), 3.5)], ids=["unguided", "guided"]
+)
+def test_the_distilled_velocity_is_that_of_the_teacher(
+    taught: Callable[..., Taught], words: tuple[str, ...], scale: float
+) -> None:
+    """mean (v_student - v_teacher)^2 over the whole trajectory, by diffusers. The student has no guidance."""
+    result = taught("algorithm=velocity-distillation", "algorithm.num_points=3", *words)
+    rows, steps = result.track.num_rows, len(result.track.latent.sigmas) - 1
+    errors = [
+        (result.velocity("student", row, step) - result.velocity("teacher", row, step, scale=scale)).square().mean()
+        for row in range(rows)
+        for step in range(steps)
+    ]
+    expected = float(sum(errors)) / len(errors)
+    assert steps == 3 and expected > 1e-5, "the teacher is another policy"
+    # As above.
+    assert result.step["velocity_error"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_the_kl_in_the_rewards_of_ppo_is_that_to_the_teacher(
@@ -293,6 +378,107 @@ def test_teachers_that_do_not_fit_are_refused(recipe: Path, words: list[str], sa
     assert [reason for reason in reasons if says in reason and reason.startswith("stages.")], reasons
 
 
+def refusals(folder: Path, stage: str, *words: str) -> list[str]:
+    """Of the recipe with one stage, `text` or `image`, and a teacher."""
+    file = folder / f"{stage}.yaml"
+    file.write_text({"text": DISTILLED_TEXT, "image": DISTILLED}[stage], encoding="utf-8")
+    catalog = Catalog.discover()
+    return [str(reason) for reason in match(composed(file, *words), catalog=catalog).reasons]
+
+
+@pytest.mark.parametrize(
+    ("stage", "algorithm", "words"),
+    [
+        ("text", "distillation", ()),
+        ("text", "dpo", ()),
+        ("text", "grpo", ("algorithm.kl_coef=0.1",)),
+        ("text", "ppo", ("algorithm.kl_coef=0.1", "backend.student.critic.lr=1e-3")),
+        ("image", "velocity-distillation", ()),
+        ("image", "diffusion-dpo", ()),
+        ("image", "diffusion-nft", ("algorithm.kl_coef=0.1",)),
+        ("image", "awm", ("algorithm.kl_coef=0.1",)),
+        ("image", "dpok", ()),
+        ("image", "ddpo", ("algorithm.kl_coef=0.1",)),
+    ],
+)
+def test_every_loss_with_a_reference_policy_takes_a_teacher_of_its_family_alone(
+    tmp_path: Path, stage: str, algorithm: str, words: tuple[str, ...]
+) -> None:
+    """Another family has another tokenizer, or other latents. Without a teacher a policy that nobody keeps is
+    missed."""
+    words = (f"algorithm={algorithm}", *words)
+    assert refusals(tmp_path, stage, *words) == []
+    model, says = {
+        "text": ("sd3", "which generates latent tracks; expected a model of text tracks"),
+        "image": ("wan21", "a model 'wan21'; expected a model 'sd3'"),
+    }[stage]
+    (other,) = refusals(tmp_path, stage, *words, f"model@model.teacher={model}", "model.teacher.path=x")
+    assert other.startswith(f"stages.{stage}.reference: got 'teacher', {says}"), other
+    alone = ("~model.teacher", f"stages.{stage}.reference=''", "backend.student.reference_copy=false")
+    missing = refusals(tmp_path, stage, *words, *alone)
+    says = f"backend.student.reference_copy: algorithm '{algorithm}' needs a reference policy, which full training does"
+    assert [reason for reason in missing if reason.startswith(says)], missing
+
+
+@pytest.mark.parametrize(
+    ("stage", "algorithm"), [("text", "text-sft"), ("text", "grpo"), ("image", "sft"), ("image", "flow-grpo")]
+)
+def test_a_loss_without_a_reference_policy_takes_no_teacher(tmp_path: Path, stage: str, algorithm: str) -> None:
+    kl = ("algorithm.kl_coef=0",) if "grpo" in algorithm else ()
+    (reason,) = refusals(tmp_path, stage, f"algorithm={algorithm}", *kl)
+    assert f"algorithm '{algorithm}' uses no reference policy as configured" in reason
+
+
+@pytest.mark.parametrize(
+    ("stage", "words", "key", "says"),
+    [
+        ("text", (), "stages.text.reference_guidance", "but a text track has no guidance"),
+        ("image", ("algorithm.kl_coef=0",), "stages.image.reference_guidance", "uses no reference policy"),
+        ("image", (), "stages.image.reference_guidance", "without guidance the samples have no negative conditions"),
+        (
+            "image",
+            ("algorithm.kl_coef=0.5", UNGUIDED_SAMPLES, "sampling.guidance_scale=2"),
+            "sampling.guidance_options",
+            "got scale 2.0, expected 1",
+        ),
+        (
+            "image",
+            ("launcher=ray", "launcher.reference=separate", "sampling.guidance_scale=2"),
+            "stages.image.reference_guidance",
+            "reference workers follow the student's guidance",
+        ),
+    ],
+)
+def test_guidance_that_a_teacher_cannot_have_is_refused(
+    tmp_path: Path, stage: str, words: tuple[str, ...], key: str, says: str
+) -> None:
+    reasons = refusals(tmp_path, stage, f"stages.{stage}.reference_guidance=3.5", *words)
+    assert [reason for reason in reasons if reason.startswith(f"{key}: ") and says in reason], reasons
+
+
+def test_a_model_without_guidance_has_no_guided_teacher(tmp_path: Path) -> None:
+    file = tmp_path / "distilled.yaml"
+    file.write_text(DISTILLED, encoding="utf-8")
+    plan = composed(file, *GUIDED, "sampling.guidance_scale=2")
+    (stage,) = plan.stages
+    capabilities = {**stage.model.spec.capabilities, Cap.GUIDANCE: Support.NO}
+    spec = dataclasses.replace(stage.model.spec, capabilities=capabilities)
+    learner = dataclasses.replace(stage.learner, model=dataclasses.replace(stage.learner.model, spec=spec))
+    plan = dataclasses.replace(plan, stages=(dataclasses.replace(stage, learner=learner),))
+    reasons = [str(reason) for reason in match(plan, catalog=Catalog.discover()).reasons]
+    says = "model.student: stages.image.reference_guidance 3.5 needs 'guidance'; model 'sd3' states 'no'."
+    assert says in reasons, reasons
+
+
+def test_a_student_may_learn_its_own_guidance(tmp_path: Path) -> None:
+    """With the initial weights as the teacher: without a guidance of their own nothing would move."""
+    words = ("algorithm=velocity-distillation", "~model.teacher", "stages.image.reference=''")
+    words = (*words, "backend.student.reference_copy=true")
+    (reason,) = refusals(tmp_path, "image", *words)
+    assert "has no teacher" in reason
+    assert refusals(tmp_path, "image", *words, *GUIDED, UNGUIDED_SAMPLES) == []
+
+
 def test_a_latent_teacher_is_of_the_same_model(recipe: Path) -> None:
     words = (
         "+model@model.teacher=wan21",
@@ -304,10 +490,12 @@ def test_a_latent_teacher_is_of_the_same_model(recipe: Path) -> None:
     assert any("got 'teacher', a model 'wan21'; expected a model 'sd3'" in str(r) for r in match(plan).reasons)
 
 
-def test_a_teacher_of_other_latents_is_refused(recipe: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["flow-grpo", "velocity-distillation", "diffusion-dpo"])
+def test_a_teacher_of_other_latents_is_refused(recipe: Path, tmp_path: Path, algorithm: str) -> None:
     """The miniature of sd3 has latents of 16 channels, the checkpoint of the quickstart 4."""
     write(tmp_path / "miniature", seed=0)
-    words = ("+model@model.teacher=sd3", "stages.image.reference=teacher", "algorithm.image.kl_coef=0.5")
+    own = ("algorithm.image.kl_coef=0.5",) if algorithm == "flow-grpo" else (f"algorithm@algorithm.image={algorithm}",)
+    words = (*own, "+model@model.teacher=sd3", "stages.image.reference=teacher")
     plan = composed(recipe, *JOINT, *words, f"model.teacher.path={tmp_path / 'miniature'}")
     assert match(plan).accepted, "only the loaded models show it"
     with (
@@ -317,14 +505,16 @@ def test_a_teacher_of_other_latents_is_refused(recipe: Path, tmp_path: Path) -> 
         pass
 
 
-def test_a_teacher_of_another_vocabulary_is_refused(recipe: Path, teacher: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["grpo", "distillation", "dpo"])
+def test_a_teacher_of_another_vocabulary_is_refused(recipe: Path, teacher: Path, algorithm: str) -> None:
     file = teacher / "tokenizer.json"
     tokenizer = json.loads(file.read_text(encoding="utf-8"))
     vocabulary = tokenizer["model"]["vocab"]
     first, second, *_ = sorted(vocabulary, key=vocabulary.get)[-2:]
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     file.write_text(json.dumps(tokenizer), encoding="utf-8")
-    plan = composed(recipe, *KL, *TEACHER, f"model.teacher.path={teacher}")
+    own = KL if algorithm == "grpo" else (f"algorithm@algorithm.rewrite={algorithm}",)
+    plan = composed(recipe, *own, *TEACHER, f"model.teacher.path={teacher}")
     with (
         pytest.raises(PlanRejected, match=r"stages\.rewrite\.reference: 'teacher' has a vocabulary of \d+ tokens"),
         built_parts(plan, catalog=Catalog.discover()),

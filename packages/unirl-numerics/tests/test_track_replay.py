@@ -184,6 +184,34 @@ def test_the_velocity_at_any_points_is_that_of_the_model_for_each_row(stacked):
     torch.testing.assert_close(one, plain[:, 0])
 
 
+@pytest.mark.parametrize("guided", [False, True])
+def test_the_reference_policy_may_have_a_guidance_of_its_own(guided):
+    """In velocities, whatever the loss asks for, and in replays; that of the live policy stays."""
+    model, teacher = Model(), Model()
+    teacher.weight = torch.tensor(-0.4)
+    track = make_track(model, scale=2.0)
+    x, sigma = points_of(track)
+    forward = TrackReplay(model, stacked=True, policy_context=no_policy)
+    before, live = forward.velocity(track, x, sigma, guided=guided), forward(track)
+    forward.teacher, forward.reference_guidance = teacher, 3.5
+    assert torch.equal(forward.velocity(track, x, sigma, guided=guided), before)
+    assert torch.equal(forward(track).means, live.means)
+    given = {branch: one.expanded()["text"][:, None, :, None] for branch, one in track.conditions.items()}
+    text = given["negative"] + 3.5 * (given["positive"] - given["negative"])
+    result = forward.velocity(track, x, sigma, policy="reference", guided=guided)
+    assert not result.requires_grad
+    torch.testing.assert_close(result, -0.4 * x * sigma[:, :, None, None] + text)
+    # The mean of a step is linear in the velocity: between 3.5 and 2 as 1.5 times that between 1 and 0.
+    means = {scale: means_at(forward, track, scale) for scale in (0.0, 1.0, 2.0, 3.5)}
+    torch.testing.assert_close(means[3.5] - means[2.0], 1.5 * (means[1.0] - means[0.0]), rtol=1e-4, atol=1e-6)
+    assert not torch.equal(means[3.5], means[2.0])
+
+
+def means_at(forward, track, scale):
+    forward.reference_guidance = scale
+    return forward(track, policy="reference").means
+
+
 def test_the_velocity_has_the_gradient_of_the_weights_and_of_the_points():
     model = Model()
     track = make_track(model)

@@ -40,7 +40,8 @@ SMALL_TEXT = (
 )
 SMALL_DRAFT = (*(word for word in SMALL if "reward" not in word), "data.samples_per_prompt=1")
 LATENT = ("quickstart", "quickstart-awm", "quickstart-dpo", "quickstart-nft")
-RECIPES = {**dict.fromkeys(LATENT, SMALL), "quickstart-draft": SMALL_DRAFT, "quickstart-text": SMALL_TEXT}
+TEXTS = ("quickstart-text", "quickstart-text-dpo", "quickstart-distillation")
+RECIPES = {**dict.fromkeys(LATENT, SMALL), "quickstart-draft": SMALL_DRAFT, **dict.fromkeys(TEXTS, SMALL_TEXT)}
 
 
 @cache

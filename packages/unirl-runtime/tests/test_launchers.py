@@ -203,19 +203,30 @@ def test_rollouts_of_workers_come_from_the_lagged_policy(way: Sequence[str], tmp
     assert scores["there"] == pytest.approx(scores["here"], rel=0, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "words"),
-    [("quickstart-awm", ()), ("quickstart-dpo", ("algorithm.pairs_per_group=2",))],
-    ids=["awm", "diffusion-dpo"],
-)
-def test_losses_at_points_of_their_own_are_those_of_one_process(
-    recipe: str, words: Sequence[str], tmp_path: Path, ray_here: None
-) -> None:
-    """The forward process draws its points by sample, and a pair stays on one rank."""
-    words = ("run.max_steps=2", "backend.eps=1", "backend.lr=1e-2", *words)
+GUIDED = (
+    "algorithm=velocity-distillation", "backend.reference_copy=true", "+stages.image.reference_guidance=3.5",
+    "sampling.guidance_mode='unirl.algorithms.distillation.guidance:WithNegatives'",
+)  # fmt: skip
+LOSSES = {
+    "awm": ("quickstart-awm", ()),
+    "diffusion-dpo": ("quickstart-dpo", ("algorithm.pairs_per_group=2",)),
+    "velocity-distillation": ("quickstart", GUIDED),
+    "distillation": ("quickstart-distillation", ()),
+    "dpo": ("quickstart-text-dpo", ()),
+}
+
+
+@pytest.mark.parametrize("algorithm", LOSSES)
+def test_losses_of_every_family_are_those_of_one_process(algorithm: str, tmp_path: Path, ray_here: None) -> None:
+    """The forward process draws its points by sample, a pair stays on one rank, and every rank has its teacher, with its
+    guidance. Policy gradients, gradients of rewards and critics have tests of their own here."""
+    recipe, words = LOSSES[algorithm]
+    at = "backend.student" if recipe == "quickstart-distillation" else "backend"
+    words = ("run.max_steps=2", f"{at}.eps=1", f"{at}.lr=1e-2", *words)
     ways = {"here": ("launcher=local",), "there": RANKS[2]}
     here, there = (steps(run(tmp_path / name, *words, *how, recipe=recipe).folder) for name, how in ways.items())
     for step in (1, 2):
+        assert here[step]["grad_norm"] > 0
         for key in ("reward_mean", "loss", "grad_norm"):
             assert there[step][key] == pytest.approx(here[step][key], rel=1e-4, abs=BAR), (step, key)
 

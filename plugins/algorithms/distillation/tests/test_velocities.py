@@ -12,6 +12,7 @@ from unirl.algorithms.distillation.config import VelocityDistillationConfig
 from unirl.algorithms.distillation.velocities import VelocityDistillation, build
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
+from unirl.numerics.diffusion.guidance import guided_velocity, make_guidance
 from unirl.numerics.loss.reduction import reduce_terms, weight_totals
 
 pytestmark = pytest.mark.keyed
@@ -80,6 +81,25 @@ def test_off_the_trajectory_points_are_on_lines_from_the_sample_to_noise() -> No
     noise = (x - (1 - sigma[..., None]) * torch.tensor([3.0, 13.0])[:, None, None]) / sigma[..., None]
     # 256 standard normal numbers: their mean is good to 1/16, their variance to sqrt(2)/16; four times that.
     assert abs(float(noise.mean())) < 0.25 and abs(float(noise.var()) - 1) < 0.36
+
+
+def test_samples_without_guidance_bring_negatives_in_one_forward() -> None:
+    guidance = make_guidance("unirl.algorithms.distillation.guidance:WithNegatives")
+    asked: list[Any] = []
+
+    def velocity(x: torch.Tensor, sigma: torch.Tensor, conditions: Any) -> torch.Tensor:
+        asked.append(conditions)
+        return x * sigma[:, None] + conditions["shift"]
+
+    given = {"positive": {"shift": torch.ones(2, 3)}, "negative": {"shift": torch.zeros(2, 3)}}
+    x, sigma = torch.arange(6.0).view(2, 3), torch.tensor([0.5, 0.25])
+    result = guided_velocity(velocity, x, sigma, conditions=given, guidance=guidance)
+    assert torch.equal(result, x * sigma[:, None] + 1)
+    assert len(asked) == guidance.num_forwards == 1 and asked[0] is given["positive"]
+    with pytest.raises(ValueError, match="'negative' is missing"):
+        guided_velocity(velocity, x, sigma, conditions={"positive": given["positive"]}, guidance=guidance)
+    with pytest.raises(ValueError, match=r"got scale 2\.0, expected 1"):
+        make_guidance("unirl.algorithms.distillation.guidance:WithNegatives", scale=2.0)
 
 
 def test_a_teacher_that_is_the_student_gives_zero_and_no_gradient() -> None:

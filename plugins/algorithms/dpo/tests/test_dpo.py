@@ -1,4 +1,4 @@
-"""DPO: golden vectors, its identities, which completions make a pair, and TRL's numbers."""
+"""DPO: golden vectors, its identities, and which completions make a pair."""
 
 from __future__ import annotations
 

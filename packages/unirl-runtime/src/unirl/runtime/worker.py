@@ -282,7 +282,7 @@ class Worker:
             if job.state:
                 assert isinstance(algorithm, StatefulAlgorithm), "the driver's algorithm is stateful, this one is not"
                 algorithm.load_state(job.state)
-            teacher = self._plan.stage(job.name).teacher
+            stage = self._plan.stage(job.name)
             own.append(
                 Job(
                     track=track,
@@ -290,7 +290,8 @@ class Worker:
                     name=job.name,
                     weight=job.weight,
                     train=job.train,
-                    reference=self.parts.models[teacher.name] if teacher else None,
+                    reference=self.parts.models[stage.teacher.name] if stage.teacher else None,
+                    reference_guidance=stage.settings.reference_guidance,
                 )
             )
         backend = self.parts.backends[learner]

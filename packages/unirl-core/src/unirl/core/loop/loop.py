@@ -223,6 +223,7 @@ def _job(
         # A single stage has the settings that its backend was built with.
         train=train_settings(stage) if len(plan.trained) > 1 else None,
         reference=parts.models[stage.teacher.name] if stage.teacher else None,
+        reference_guidance=stage.settings.reference_guidance,
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..limits import Reason
 from ..specs.capability import Cap
+from ..types.sampling import LatentSamplingConfig
 from .wording import lacks, listed
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def lineage(plan: Plan) -> Iterator[Reason]:
         yield from _signal(plan, stage)
         if stage.teacher is not None:
             yield from _teacher(plan, stage, stage.teacher)
+        if stage.settings.reference_guidance is not None:
+            yield from _guided_reference(plan, stage)
     yield from _dynamic_sampling(plan)
 
 
@@ -165,6 +168,33 @@ def _teacher(plan: Plan, stage: Stage, teacher: Learner) -> Iterator[Reason]:
             key=key,
             text=f"{got}, but reference workers hold the initial weights of {stage.learner.name!r} alone; a teacher "
             "runs on the train ranks. Use launcher.reference=trainside.",
+        )
+
+
+def _guided_reference(plan: Plan, stage: Stage) -> Iterator[Reason]:
+    """A guidance of the reference policy that nothing asks for, or that lacks conditions."""
+    scale, sampling = stage.settings.reference_guidance, stage.sampling
+    key, got = f"stages.{stage.name}.reference_guidance", f"got {scale}"
+    if not isinstance(sampling, LatentSamplingConfig):
+        yield Reason(key=key, text=f"{got}, but a {stage.kind} track has no guidance. Leave it out.")
+        return
+    if stage.needs.reference == "none":
+        asked = (
+            f"algorithm {stage.algorithm.name!r} uses no reference policy" if stage.algorithm else "it is not trained"
+        )
+        yield Reason(key=key, text=f"{got}, but {asked} as configured. Leave it out, or enable a KL penalty.")
+        return
+    yield from lacks(stage.model.key, stage.model.spec, Cap.GUIDANCE, asks=f"{key} {scale}")
+    if scale != 1.0 and not sampling.is_guided:
+        yield Reason(
+            key=key,
+            text=f"{got}, but without guidance the samples have no negative conditions. Set sampling.guidance_mode to "
+            "one that encodes them, such as that of docs/how-to/several-models.md, or sample with guidance.",
+        )
+    if plan.has_reference_workers:
+        yield Reason(
+            key=key,
+            text=f"{got}, but reference workers follow the student's guidance. Use launcher.reference=trainside.",
         )
 
 

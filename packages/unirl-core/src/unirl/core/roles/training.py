@@ -234,6 +234,9 @@ class Job:
     """Mini-batches, micro-batches and bounds of its stage; None takes those of the backend."""
     reference: Model | None = None
     """A frozen model that answers for the policy `reference`; None is the initial weights."""
+    reference_guidance: float | None = None
+    """Scale of the classifier-free guidance v_neg + scale (v_pos - v_neg) of the policy `reference`, wherever a loss
+    asks for its velocities; None leaves it as the loss asks. The track needs negative conditions, unless it is 1."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -284,6 +284,10 @@ class StageConfig:
     reference: str = ""
     """Key of another model, under `model`, as the reference policy of its KL penalty: a frozen teacher. Empty takes the
     initial weights."""
+    reference_guidance: float | None = limit(None, least=0)
+    """Scale of classifier-free guidance of the reference policy alone, for a guided teacher of an unguided student;
+    needs samples with negative conditions. null takes the student's guidance in a KL penalty, and none in a loss on
+    unguided velocities."""
     weight: float = limit(1.0, above=0)
     """Weight of this stage's loss beside those of other stages of the same model."""
     advantage: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())

@@ -70,11 +70,16 @@ class Guidance(ABC):
     def branches(self) -> tuple[str, ...]:
         """Names of the conditions that it needs with these settings, `positive` among them."""
 
+    @property
+    def computed_branches(self) -> tuple[str, ...]:
+        """Branches whose velocities `combine` takes. The conditions of the others only come with the samples."""
+        return self.branches
+
     @abstractmethod
     def combine(self, velocities: Mapping[str, Tensor], sigma: Tensor) -> Tensor:
         """The velocity to step along.  Returns [B, ...] fp32.
 
-        velocities: branch -> [B, ...] fp32, of every branch.  sigma: [B] fp32.
+        velocities: branch -> [B, ...] fp32, of `computed_branches`.  sigma: [B] fp32.
         """
 
     def inputs(self, branch: str, inputs: Inputs, *, negative_prompt: str) -> Inputs:
@@ -92,7 +97,7 @@ class Guidance(ABC):
     @property
     def num_forwards(self) -> int:
         """Calls of the velocity per evaluation."""
-        return 1 if self.is_batched else len(self.branches)
+        return 1 if self.is_batched else len(self.computed_branches)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,14 +244,15 @@ def guided_velocity(
             f"guidance '{guidance.name}': needs conditions {', '.join(map(repr, branches))}; "
             f"{', '.join(map(repr, missing))} is missing. Encode it, or turn guidance off."
         )
-    if guidance.is_batched and len(branches) > 1:
+    computed = guidance.computed_branches
+    if guidance.is_batched and len(computed) > 1:
         # In the order of diffusers' pipelines, the negative first.
-        order = branches[::-1]
+        order = computed[::-1]
         together = _batched({branch: conditions[branch] for branch in order})
         rows = velocity(torch.cat([x] * len(order)), torch.cat([sigma] * len(order)), together)
         velocities = dict(zip(order, rows.float().chunk(len(order)), strict=True))
     else:
-        velocities = {branch: velocity(x, sigma, conditions[branch]).float() for branch in branches}
+        velocities = {branch: velocity(x, sigma, conditions[branch]).float() for branch in computed}
     return guidance.combine(velocities, sigma.float())
 
 

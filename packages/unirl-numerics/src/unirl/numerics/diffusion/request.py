@@ -71,7 +71,7 @@ def plan_latents(
     guidance = make_guidance(sampling.guidance_mode, scale=sampling.guidance_scale, **sampling.guidance_options)
     return LatentRequest(
         sampling=sampling,
-        num_branches=len(guidance.branches),
+        num_branches=len(guidance.computed_branches),
         # Echoes are compared bit for bit, on the CPU.
         sigmas=sigmas.cpu(),
         sde_steps=steps,

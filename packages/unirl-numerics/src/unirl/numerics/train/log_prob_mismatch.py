@@ -16,7 +16,7 @@ from ..tokens.replay import per_token
 
 if TYPE_CHECKING:
     from unirl.core.match.mismatch_bounds import MismatchBounds
-    from unirl.core.roles import Model, Replayed, ReplayedTokens
+    from unirl.core.roles import Job, Model, Replayed, ReplayedTokens
 
     from ..loss.tally import Reducer
 
@@ -76,20 +76,21 @@ class MismatchMeter:
 
 class MeteredForward(Forward, Protocol):
     """A `Forward` that shows every replay by the live weights to its meter, and asks its teacher for the reference
-    policy, if it has them."""
+    policy, if it has them; with a guidance of that policy's own, if it has one."""
 
     meter: MismatchMeter | None
     teacher: Model | None
+    reference_guidance: float | None
 
 
 @contextmanager
-def metered(forward: MeteredForward, meter: MismatchMeter | None, *, teacher: Model | None = None) -> Generator[None]:
-    """Within the block, `meter` measures what `forward` replays, and `teacher` is its reference policy."""
-    forward.meter, forward.teacher = meter, teacher
+def metered(forward: MeteredForward, meter: MismatchMeter | None, *, job: Job) -> Generator[None]:
+    """Within the block, `meter` measures what `forward` replays, and its reference policy is that of the job."""
+    forward.meter, forward.teacher, forward.reference_guidance = meter, job.reference, job.reference_guidance
     try:
         yield
     finally:
-        forward.meter = forward.teacher = None
+        forward.meter = forward.teacher = forward.reference_guidance = None
 
 
 def _too_far(key: str, how: str, bound: float) -> RunFailed:

@@ -152,7 +152,7 @@ class _Work:
 
         Checks the log-prob mismatch, if that pass replays anything.
         """
-        with metered(self.forward, self.meter, teacher=self.job.reference):
+        with metered(self.forward, self.meter, job=self.job):
             self.batches = [
                 [_anchored(micro, self.job.algorithm, self.forward, self.updater) for micro in micros]
                 for micros in self.batches
@@ -165,7 +165,7 @@ class _Work:
         algorithm, meter = self.job.algorithm, self.meter if measures and self._measures_first else None
 
         def losses(micro: Track) -> Losses:
-            with metered(self.forward, meter, teacher=self.job.reference):
+            with metered(self.forward, meter, job=self.job):
                 return algorithm.loss(micro, self.forward, progress=self.progress)
 
         return _Share(

@@ -13,7 +13,7 @@ from unirl.core.roles import Replayed, ReplayedTokens
 from unirl.core.types.array import Ragged
 from unirl.core.types.track import TextSegment
 
-from ..diffusion.guidance import NO_GUIDANCE, Guidance
+from ..diffusion.guidance import NO_GUIDANCE, Cfg, Guidance
 from ..diffusion.replay import replay, step_values, velocity_at
 from ..diffusion.sampler import guidance_of, kernel_of
 from ..tokens.replay import replay_divergence, replay_output_head, replay_text
@@ -54,6 +54,8 @@ class TrackReplay:
         """Measures what the live weights replay, see `unirl.numerics.train.log_prob_mismatch.metered`."""
         self.teacher: Model | None = None
         """Answers for the policy `reference` in place of the initial weights, see `unirl.core.roles.Job`."""
+        self.reference_guidance: float | None = None
+        """Scale of classifier-free guidance of the policy `reference`, see `unirl.core.roles.Job`."""
 
     def __call__(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
         """log_probs [n, S] and the transitions of every scored step; or of every token, with the entropies.
@@ -72,7 +74,7 @@ class TrackReplay:
         if kept is not None:
             return kept
         with self._without_gradient(policy):
-            return self._replayed(track)
+            return self._replayed(track, policy=policy)
 
     def velocity(
         self, track: Track, x: Tensor, sigma: Tensor, *, policy: Policy = "live", guided: bool = False
@@ -80,7 +82,7 @@ class TrackReplay:
         """See `unirl.core.roles.Forward`. At the stored points it is the velocity of the replay, bit for bit."""
         segment = track.latent
         _check_points(track, x, sigma)
-        guidance = guidance_of(segment.sampler) if guided else NO_GUIDANCE
+        guidance = self._guidance(guidance_of(segment.sampler) if guided else NO_GUIDANCE, policy=policy)
 
         def at_points() -> Tensor:
             return velocity_at(
@@ -152,11 +154,16 @@ class TrackReplay:
         means = track.latent.reference_means
         return None if means is None else self._latents(track, means=means)
 
-    def _replayed(self, track: Track) -> Replayed | ReplayedTokens:
+    def _guidance(self, guidance: Guidance, *, policy: Policy) -> Guidance:
+        """Of a policy's velocities: the reference policy may have one of its own."""
+        scale = self.reference_guidance if policy == "reference" else None
+        return guidance if scale is None else Cfg(scale=scale)
+
+    def _replayed(self, track: Track, *, policy: Policy = "live") -> Replayed | ReplayedTokens:
         if isinstance(track.segment, TextSegment):
             self._check_text(track)
             return replay_text(cast("TextModel", self._model), track, packing=self._packing)
-        return self._latents(track)
+        return self._latents(track, policy=policy)
 
     def _check_text(self, track: Track) -> None:
         if not isinstance(track.segment, TextSegment):
@@ -164,9 +171,9 @@ class TrackReplay:
         if not hasattr(self._model, "score"):
             raise BatchError(f"Track {track.name!r}: it is a text track, but the trained model is not a TextModel.")
 
-    def _latents(self, track: Track, *, means: Tensor | None = None) -> Replayed:
+    def _latents(self, track: Track, *, policy: Policy = "live", means: Tensor | None = None) -> Replayed:
         segment = track.latent
-        guidance = guidance_of(segment.sampler)
+        guidance = self._guidance(guidance_of(segment.sampler), policy=policy)
         return replay(
             cast("DiffusionModel", self._model).velocity,
             latents=segment.latents,

@@ -31,5 +31,10 @@ VELOCITIES = AlgorithmSpec(
 
 
 @hookimpl
+def unirl_guidances() -> Iterable[str]:
+    return ["unirl.algorithms.distillation.guidance:WithNegatives"]
+
+
+@hookimpl
 def unirl_algorithms() -> Iterable[AlgorithmSpec]:
     return [TOKENS, VELOCITIES]

@@ -1,0 +1,110 @@
+"""Algorithms with a state, a copy of the weights or a critic: a resumed run has the numbers of an uninterrupted one.
+
+That of DDPO's running statistics is in its plugin, on prompts that come again; those of Flow-GRPO are in `test_runs.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from unirl.core.loop.run import RunResult, train
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose
+
+pytestmark = pytest.mark.keyed
+
+SMALL = ("data.prompts_per_step=2", "data.samples_per_prompt=4", "data.eval=''", "run.media_every=0", "~tracker.report")
+IMAGES = (*SMALL, "sampling.num_inference_steps=3", "+reward@reward.light=brightness", "reward.light.weight=0.1")
+TEXTS = (
+    *SMALL,
+    "sampling.max_new_tokens=12",
+    "+reward@reward.size=length",
+    "reward.size.least=12",
+    "reward.size.falloff=12",
+)
+ADAPTIVE = ("algorithm.kl_coef=0.1", "algorithm.kl_target=1e-3", "algorithm.kl_horizon=60")
+COPY = "backend.reference_copy=true"
+CRITIC = "backend.critic.lr=1e-3"
+CASES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "diffusion-nft, lagged policy": ("quickstart-nft", ("backend.lagged.kind=linear", "algorithm.kl_coef=0.1", COPY)),
+    "awm, lagged policy": ("quickstart-awm", ("algorithm.lagged_coef=0.1", "backend.lagged.kind=linear")),
+    "diffusion-dpo, reference copy": ("quickstart-dpo", ()),
+    "dpok, critic and adaptive kl": ("quickstart-dpok", ("algorithm.critic=true", CRITIC, *ADAPTIVE)),
+    "flow-ppo, critic and adaptive kl": (
+        "quickstart-flow-ppo",
+        (CRITIC, "backend.critic.warmup_steps=0", COPY, *ADAPTIVE),
+    ),
+    "flow-dppo, adaptive kl": ("quickstart-dppo", (COPY, *ADAPTIVE)),
+    "tempflow-grpo, adaptive kl": ("quickstart-tempflow", (COPY, *ADAPTIVE)),
+    "velocity-distillation, its own guidance": (
+        "quickstart",
+        (
+            "algorithm=velocity-distillation",
+            "sampling.guidance_mode='unirl.algorithms.distillation.guidance:WithNegatives'",
+            "+stages.image.reference_guidance=3.5",
+            COPY,
+        ),
+    ),
+    "grpo, adaptive kl": ("quickstart-text", (COPY, *ADAPTIVE)),
+    "drpo, adaptive kl": ("quickstart-text", ("algorithm=drpo", COPY, *ADAPTIVE)),
+    "ppo, critic and adaptive kl": ("quickstart-text", ("algorithm=ppo", CRITIC, COPY, *ADAPTIVE)),
+    "dpo, reference copy": ("quickstart-text-dpo", ()),
+    "distillation, teacher": ("quickstart-distillation", ("data.samples_per_prompt=1",)),
+}
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [event["metrics"] for event in events if event["kind"] == "step"]
+
+
+def saved(folder: Path, into: Path) -> dict[str, Any]:
+    """Everything that the backend saved in the fourth step, by folder and name."""
+    last = folder / "checkpoints" / "step-000004"
+    result: dict[str, Any] = {}
+    for path in sorted(last.rglob(".metadata")):
+        dcp_to_torch_save(path.parent, into)
+        result |= flat(torch.load(into, weights_only=True), str(path.parent.relative_to(last)))
+    assert result, "the run left no checkpoint"
+    return result
+
+
+def flat(value: Any, prefix: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    return {name: item for key, inner in value.items() for name, item in flat(inner, f"{prefix}/{key}").items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_steps_and_two_after_a_resume_equal_four(case: str, tmp_path: Path) -> None:
+    recipe, words = CASES[case]
+    catalog = Catalog.discover()
+    common = TEXTS if "text" in recipe or recipe == "quickstart-distillation" else IMAGES
+
+    def run(name: str, *more: str, resume: Path | None = None) -> RunResult:
+        overrides = [*common, *words, "run.max_steps=4", *more, *([] if resume else [f"run.dir={tmp_path / name}"])]
+        plan = compose(recipe, overrides, catalog=catalog)
+        return train(plan, catalog=catalog, resume=resume, overrides=overrides)
+
+    whole, first = run("whole"), run("parts", "run.stop_at=2")
+    assert (first.status, first.step) == ("stopped", 2)
+    second = run("parts", resume=first.folder)
+    assert (second.status, second.step) == ("done", 4)
+    numbers = [metrics(folder) for folder in (whole.folder, second.folder)]
+    assert len(numbers[0]) == 4 and numbers[0] == numbers[1]
+    assert numbers[0][3]["grad_norm"] > 0
+    if "adaptive kl" in case:
+        assert len({step["kl_coef"] for step in numbers[0]}) == 4, "the state moves with every step"
+    expected, result = (saved(folder, tmp_path / "whole.pt") for folder in (whole.folder, second.folder))
+    assert expected.keys() == result.keys()
+    different = [
+        name
+        for name, value in expected.items()
+        if not (torch.equal(value, result[name]) if isinstance(value, torch.Tensor) else value == result[name])
+    ]
+    assert different == []
