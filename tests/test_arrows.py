@@ -26,7 +26,7 @@ ALLOWED = {
     "unirl.reward_service": {"unirl.core", "unirl.numerics"},
     "unirl.conformance": {"unirl.core", "unirl.numerics"},
     "unirl.quickstart": {"unirl.core"},
-    "unirl.league": {"unirl.core"},
+    "unirl.league": {"unirl.core", "unirl.numerics"},
     "unirl.engine_cpu": set[str](),
 }
 """Packages that a package may import besides itself; everything else is a plugin."""

@@ -122,6 +122,9 @@ def test_a_command_that_a_page_shows_is_accepted(
         (tmp_path / name).write_text("\n".join(rows))
     for name in re.findall(r"instruction=([\w-]+\.txt)", command):
         (tmp_path / name).write_text("Rate {text_prompt}: <|VQ_reward|><|MQ_reward|><|TA_reward|>")
+    for name in re.findall(r"--settings (\S+)", command):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("quickstart: {algorithms: {awm: [backend.lr=3e-5]}}")
     write_shown(tmp_path)
     if words[:2] == ["data", "convert"]:
         for source in [word for word in words[3:] if word.endswith((".parquet", ".jsonl"))][:-1]:

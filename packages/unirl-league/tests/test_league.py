@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +28,9 @@ SMALL = [
 ]
 
 
+TUNING = ["--tune", "backend.lr=3e-5,1e-4", "--algorithms", "awm,diffusion-dpo", "--budget", "2steps", "--evals", "1"]
+
+
 def job(algorithm: str = "awm", **changed: Any) -> Job:
     budget = Budget(amount=2, unit="steps")
     given = {"algorithm": algorithm, "seed": 0, "overrides": (), "budget": budget, "intervals": 2, "score": "reward/x"}
@@ -37,22 +39,33 @@ def job(algorithm: str = "awm", **changed: Any) -> Job:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Algorithms of the processes that are started; each writes a result in place of training."""
+    """Algorithms of the processes that are started; each writes a result in place of training. The score is 1 at a
+    learning rate of 1e-4, and 0 at others."""
     names: list[str] = []
 
-    def run(command: list[str], **options: Any) -> Any:
-        file = Path(command[-1])
-        name = json.loads(file.read_text())["algorithm"]
+    def run(file: Path, output: Path) -> int:
+        given = json.loads(file.read_text())
+        name = given["algorithm"]
         names.append(name)
         if name == "killed":
-            options["stdout"].write(b"loading\nKilled\n")
-            return SimpleNamespace(returncode=-9)
+            output.write_bytes(b"loading\nKilled\n")
+            return -9
         status = {"status": "failed", "error": "broken"} if name == "fails" else {"status": "done", "error": ""}
-        (file.parent / "result.json").write_text(json.dumps({**status, "points": [{"steps": 2}]}))
-        return SimpleNamespace(returncode=0)
+        costs = {key: 2.0 for key in ("steps", "samples", "forwards", "backwards", "cpu_s", "wall_s")}
+        score = float("backend.lr=1e-4" in given["overrides"])
+        point = {**costs, "metrics": {given["score"]: score}, "distance": 0.0, "kl": None}
+        (file.parent / "result.json").write_text(json.dumps({**status, "points": [point], "peak_memory_mib": 1.0}))
+        return 0
 
-    monkeypatch.setattr(league, "subprocess", SimpleNamespace(run=run, STDOUT=subprocess.STDOUT))
+    monkeypatch.setattr(league, "run_process", run)
     return names
+
+
+def league_command(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["league", "quickstart", *words])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
 
 
 def test_finished_runs_are_kept_and_failed_ones_are_run_again_on_request(tmp_path: Path, started: list[str]) -> None:
@@ -99,9 +112,16 @@ def test_the_settings_come_with_the_recipe_or_from_a_file(tmp_path: Path) -> Non
     assert settings.score == "reward/shapes"
     assert "+reward@reward.soft=soft-shapes" in settings.algorithms["drtune"]
     file = tmp_path / "own.yaml"
-    file.write_text("quickstart: {algorithms: {awm: [backend.lr=1e-3]}}")
-    assert read_settings("quickstart", file).algorithms == {"awm": ("backend.lr=1e-3",)}
-    for text in ("quickstart: {algorithm: {}}", "quickstart: 3", "- a", "quickstart: {algorithms: {awm: 3}}"):
+    file.write_text("quickstart: {overrides: [train.updates_per_step=1], algorithms: {awm: [backend.lr=1e-3]}}")
+    own = read_settings("quickstart", file)
+    assert (own.overrides, own.algorithms) == (("train.updates_per_step=1",), {"awm": ("backend.lr=1e-3",)})
+    for text in (
+        "quickstart: {tuned: {seeds: [a]}}",
+        "quickstart: {algorithm: {}}",
+        "quickstart: 3",
+        "- a",
+        "quickstart: {algorithms: {awm: 3}}",
+    ):
         file.write_text(text)
         with pytest.raises(RecipeError, match=r"own\.yaml"):
             read_settings("quickstart", file)
@@ -134,6 +154,9 @@ def test_two_algorithms_run_two_steps_and_a_third_one_fails_in_sight(
     assert runs["drtune"]["points"][-1]["forwards"] == 2 * 8 * (10 + 3)
     assert runs["drtune"]["points"][-1]["backwards"] == 2 * 8 * 3
     for name in ("flow-grpo", "drtune"):
+        # The same weights replay a sample bit for bit, so the KL at the start is 0 and not almost 0.
+        assert [point["kl"] > 0 for point in runs[name]["points"]] == [False, True, True]
+        assert runs[name]["points"][0]["kl"] == 0
         assert [point["distance"] > 0 for point in runs[name]["points"]] == [False, True, True]
         assert all("reward/shapes" in point["metrics"] for point in runs[name]["points"])
     assert (tmp_path / "LEAGUE.md").is_file() and (tmp_path / "league.html").is_file()
@@ -165,7 +188,8 @@ def test_a_league_that_was_killed_goes_on_with_the_run_that_was_cut_off(tmp_path
         "--evals",
         "1",
     ]
-    command = [sys.executable, "-m", "unirl.core", *words, "--dir", str(tmp_path)]
+    words += ["--dir", str(tmp_path)]
+    command = [sys.executable, "-m", "unirl.core", *words]
     where = tmp_path / "runs" / "awm-0"
     # In a group of its own, so that the run dies with its league as at Ctrl-C.
     with subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL) as first:
@@ -176,7 +200,9 @@ def test_a_league_that_was_killed_goes_on_with_the_run_that_was_cut_off(tmp_path
     assert not (where / "result.json").exists() and not (tmp_path / "league.json").exists()
     ended: list[int] = []
     for _ in range(2):
-        subprocess.run(command, check=True, capture_output=True)
+        with pytest.raises(SystemExit) as left:
+            main(words)
+        assert left.value.code == 0
         ended.append((where / "result.json").stat().st_mtime_ns)
         (record,) = json.loads((tmp_path / "league.json").read_text())["runs"]
         assert [point["steps"] for point in record["points"]] == [0, 1]
@@ -192,6 +218,42 @@ def test_the_command_names_what_it_cannot_use(capfd: pytest.CaptureFixture[str],
         (["--budget", "2steps", "--with", "awm"], "--with: got 'awm', expected"),
         (["--budget", "2steps", "--algorithms", "grpo"], "no algorithm is left"),
     ):
-        with pytest.raises(SystemExit) as ended:
-            main(["league", "quickstart", *words])
-        assert ended.value.code != 0 and expected in capfd.readouterr().err
+        assert league_command(*words) != 0 and expected in capfd.readouterr().err
+
+
+def test_tuning_writes_the_best_value_of_each_algorithm_and_a_league_takes_other_seeds(
+    tmp_path: Path, started: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--dir", str(tmp_path / "tuning")]
+    assert league_command(*TUNING, *where, "--seeds", "2") == 0
+    # Two algorithms, two seeds, two values; again, and nothing runs.
+    assert len(started) == 8
+    assert league_command(*TUNING, *where, "--seeds", "2") == 0
+    assert len(started) == 8
+    file = tmp_path / "tuning" / "settings.yaml"
+    settings = read_settings("quickstart", file)
+    assert settings.tuned["seeds"] == [1000, 1001] and settings.tuned["budget"] == "2 steps for each run"
+    assert settings.tuned["grid"] == ["backend.lr=3e-5", "backend.lr=1e-4"]
+    assert settings.tuned["scores"]["awm"] == {"backend.lr=3e-5": 0.0, "backend.lr=1e-4": 1.0}
+    assert settings.overrides == read_settings("quickstart", None).overrides
+    assert settings.algorithms["awm"] == ("backend.lr=1e-4",)
+    assert set(settings.algorithms["diffusion-dpo"]) > {"algorithm.beta=200.0", "backend.lr=1e-4"}
+
+    report = ["--settings", str(file), "--algorithms", "awm", "--budget", "2steps", "--dir", str(tmp_path / "league")]
+    assert league_command(*report, "--first-seed", "999") == 2
+    assert "--first-seed: seed 1000 chose the settings" in capfd.readouterr().err
+    assert league_command(*report) == 0
+    content = json.loads((tmp_path / "league" / "league.json").read_text())
+    assert content["overrides of one"] == {"awm": ["backend.lr=1e-4"]} and content["seeds"] == [0, 1, 2]
+    assert content["tuned"]["grid"] == settings.tuned["grid"]
+
+
+def test_a_grid_that_cannot_be_tuned_is_refused(started: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    for grid, expected in (
+        ("backend.lr=1e-4", "--tune: got 'backend.lr=1e-4', expected a key and two or more values"),
+        ("backend.lr=1e-4,1e-4", "expected a key and two or more values"),
+        ("backend.rate=1,2", "--tune: backend.rate=1 does not fit awm: "),
+    ):
+        assert league_command("--algorithms", "awm", "--budget", "2steps", "--tune", grid) == 2
+        assert expected in capfd.readouterr().err
+    assert not started

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from unirl.core.errors import RecipeError
 from unirl.league.budget import UNITS, Budget, Spent, parse_budget
 from unirl.league.page import COLUMNS, cells, write
 from unirl.league.summary import curve, interpolated, summarise
+from unirl.league.tune import best, changed, grid_points, point_name
 
 SCORE = "reward/shapes"
 BUDGET = Budget(amount=100, unit="samples")
@@ -20,7 +22,7 @@ ROUNDING = 1e-12
 """Sums of a few fp64 numbers of about 1, in another order than NumPy's."""
 
 
-def record(algorithm: str, seed: int, samples: list[float], scores: list[float], **more: Any) -> dict[str, Any]:
+def record(algorithm: str, seed: int, samples: list[float], scores: list[float], kl: float = 0.002) -> dict[str, Any]:
     points = [
         {
             "steps": index,
@@ -31,18 +33,19 @@ def record(algorithm: str, seed: int, samples: list[float], scores: list[float],
             "wall_s": at / 4,
             "metrics": {SCORE: score},
             "distance": 0.01 * index,
+            "kl": kl * at,
         }
         for index, (at, score) in enumerate(zip(samples, scores, strict=True))
     ]
     result = {"algorithm": algorithm, "seed": seed, "status": "done", "error": "", "points": points}
-    return {**result, "last_step": {}, "peak_memory_mib": 500.0 + seed, **more}
+    return {**result, "peak_memory_mib": 500.0 + seed}
 
 
 X = ([0, 36, 72, 108], [0, 48, 96, 120])
 Y = ([0.5, 0.6, 0.65, 0.9], [0.5, 0.55, 0.7, 0.4])
 RECORDS = [
-    record("a", 0, X[0], Y[0], last_step={"kl": 0.25}),
-    record("a", 1, X[1], Y[1], last_step={"kl": 0.75}),
+    record("a", 0, X[0], Y[0], kl=0.001),
+    record("a", 1, X[1], Y[1], kl=0.003),
     record("b", 0, [0, 100], [0.5, 0.95]),
     {"algorithm": "b", "seed": 1, "status": "failed", "error": "no <memory>"},
     {"algorithm": "c", "seed": 0, "status": "failed", "error": "killed"},
@@ -61,7 +64,8 @@ def test_the_table_is_what_numpy_says_of_the_records() -> None:
     # Every kink lies on the fine grid, so the trapezoids of both are exact.
     assert row.mean_score == pytest.approx(np.mean(areas), abs=1e-9)
     assert row.costs is not None and row.costs["samples"] == 114 and row.costs["forwards"] == 1140
-    assert (row.start, row.kl, row.peak_memory_mib, row.distance) == (0.5, 0.5, 500.5, pytest.approx(0.03))
+    assert (row.start, row.peak_memory_mib, row.distance) == (0.5, 500.5, pytest.approx(0.03))
+    assert row.kl == pytest.approx((0.001 * 108 + 0.003 * 120) / 2)
 
 
 def test_the_best_score_stands_first_and_failures_last_with_their_reasons() -> None:
@@ -87,6 +91,9 @@ def test_a_curve_has_the_mean_and_the_range_of_the_seeds_at_equal_shares_of_the_
     assert result.mean == pytest.approx(list(heights.mean(axis=0)), abs=ROUNDING)
     assert result.low == pytest.approx(list(heights.min(axis=0)), abs=ROUNDING)
     assert result.high == pytest.approx(list(heights.max(axis=0)), abs=ROUNDING)
+    without = [{**point, axis: None} for point in RECORDS[0]["points"]]
+    records = [{**RECORDS[0], "points": without}]
+    assert axis == "samples" or curve(records, algorithm="a", budget=BUDGET, score=SCORE, x=axis, num=4) is None
     assert curve(RECORDS, algorithm="c", budget=BUDGET, score=SCORE, x=axis, num=4) is None
 
 
@@ -110,7 +117,7 @@ def test_the_files_have_the_table_the_failures_and_the_refusals(tmp_path: Path) 
     # Nothing is loaded from elsewhere.
     assert "<script" not in html and "<link" not in html and "src=" not in html
     figures = html.split("<svg")[1:]
-    assert len(figures) == 4
+    assert len(figures) == 5
     for figure in figures:
         ET.fromstring("<svg" + figure.split("</svg>")[0] + "</svg>")
 
@@ -137,3 +144,27 @@ def test_a_budget_counts_its_own_unit_alone(text: str, amount: float, field: str
 def test_a_budget_that_says_nothing_is_refused(text: str) -> None:
     with pytest.raises(RecipeError, match=r"--budget: got .* expected a number above 0"):
         parse_budget(text)
+
+
+def test_the_best_point_of_a_grid_is_the_highest_without_a_failed_run() -> None:
+    failed = {"algorithm": "a", "seed": 1, "status": "failed", "error": "out of memory"}
+    given = {("lr=1",): [0.9, None], ("lr=2",): [0.2, 0.4], ("lr=3",): [0.7, 0.1], ("lr=4",): [math.nan, 0.9]}
+    records = {
+        point: [failed if end is None else record("a", 0, [0, 100], [0.5, end]) for end in ends]
+        for point, ends in given.items()
+    }
+    choice = best("a", records, budget=BUDGET, score=SCORE)
+    assert choice.point == ("lr=3",)
+    assert choice.scores == {"lr=1": None, "lr=2": pytest.approx(0.3), "lr=3": pytest.approx(0.4), "lr=4": None}
+    with pytest.raises(RecipeError, match="--tune: a: every point of the grid has a failed run: out of memory"):
+        best("a", {("lr=1",): [failed]}, budget=BUDGET, score=SCORE)
+
+
+def test_a_grid_has_every_combination_and_replaces_the_values_of_the_settings() -> None:
+    assert grid_points([]) == []
+    points = grid_points(["backend.lr=1,2", "train.updates_per_step=1,4"])
+    assert len(points) == 4 and points[1] == ("backend.lr=1", "train.updates_per_step=4")
+    assert point_name(points[1]) == "backend.lr=1,train.updates_per_step=4"
+    assert changed(["backend.lr=7", "run.threads=1"], points[1]) == ["run.threads=1", *points[1]]
+    with pytest.raises(RecipeError, match=r"--tune: got 'backend\.lr' twice"):
+        grid_points(["backend.lr=1,2", "backend.lr=3,4"])

@@ -22,11 +22,12 @@ __all__ = ["command"]
 @click.option(
     "--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs of each, `run.seed` 0, 1, ..."
 )
-@click.option("--first-seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the first run.")
+@click.option("--first-seed", type=click.IntRange(0), help="Seed of the first run: 0, or 1000 with --tune.")
 @click.option("--budget", required=True, help="Of each run: 120s (CPU), 300wall, 40steps, 2000samples, 20000forwards.")
 @click.option("--evals", default=5, show_default=True, type=click.IntRange(1), help="Evaluations besides the first.")
 @click.option("--with", "own", multiple=True, help='Overrides of one algorithm: "draft: algorithm.gradient_steps=3".')
 @click.option("--settings", type=click.Path(path_type=Path), help="File with the overrides of each algorithm.")
+@click.option("--tune", multiple=True, help="Choose each algorithm's value of a setting: backend.lr=3e-5,1e-4.")
 @click.option("--score", default="", help="Metric of evaluations to compare; by default the recipe's first reward.")
 @click.option(
     "--dir",
@@ -43,11 +44,12 @@ def command(
     overrides: tuple[str, ...],
     algorithms: str,
     seeds: int,
-    first_seed: int,
+    first_seed: int | None,
     budget: str,
     evals: int,
     own: tuple[str, ...],
     settings: Path | None,
+    tune: tuple[str, ...],
     score: str,
     folder: Path | None,
     retry: bool,
@@ -57,18 +59,28 @@ def command(
 
     OVERRIDES apply to every run. Each run is a separate process. Given the same command again, finished runs are kept.
     Writes league.json, LEAGUE.md and league.html; exits with 1 if a run failed.
+
+    With --tune, runs each algorithm with each value instead, on seeds apart from those of a league, and writes the best
+    ones to settings.yaml, which --settings reads.
     """
     from unirl.core.cli.discovery import discover
+    from unirl.core.disk import replace_text
     from unirl.core.errors import RecipeError
 
     from .budget import parse_budget
-    from .league import chosen, read_settings, run_all, score_key
+    from .league import check_seeds, chosen, read_settings, run_all, score_key
     from .page import COLUMNS, cells, write
     from .run import Job
+    from .tune import FIRST_SEED, best, changed, grid_points, point_name, settings_text
 
-    catalog, bound = discover(), parse_budget(budget)
+    catalog, bound, points = discover(), parse_budget(budget), grid_points(tune)
     file = read_settings(recipe, settings)
+    first = first_seed if first_seed is not None else FIRST_SEED if points else 0
+    numbers = range(first, first + seeds)
+    if not points:
+        check_seeds(numbers, file)
     extra = _own(own)
+    overrides = (*file.overrides, *overrides)
 
     def of(name: str) -> list[str]:
         return [*overrides, *extra.get(name, file.algorithms.get(name, ()))]
@@ -81,32 +93,60 @@ def command(
     if not entries.algorithms:
         raise RecipeError(f"{recipe}: no algorithm is left; see the reasons above.")
     metric = score or score_key(recipe, overrides, file, catalog=catalog)
-    where = folder or Path("leagues") / re.sub(r"\W+", "-", Path(recipe).stem)
-    jobs = [
-        Job(
-            recipe=recipe,
-            algorithm=name,
-            seed=seed,
-            overrides=tuple(of(name)),
-            budget=bound,
-            intervals=evals,
-            score=metric,
-        )
-        for seed in range(first_seed, first_seed + seeds)
-        for name in entries.algorithms
-    ]
+    where = folder or Path("leagues") / (re.sub(r"\W+", "-", Path(recipe).stem) + ("-tuning" if points else ""))
+
+    def jobs_at(point: tuple[str, ...] = ()) -> list[Job]:
+        return [
+            Job(
+                recipe=recipe,
+                algorithm=name,
+                seed=seed,
+                overrides=tuple(changed(of(name), point)),
+                budget=bound,
+                intervals=evals,
+                score=metric,
+            )
+            for seed in numbers
+            for name in entries.algorithms
+        ]
+
+    for point in points:
+        at_point = {name: changed(of(name), point) for name in entries.algorithms}
+        fitting = chosen(recipe, ",".join(at_point), at_point.__getitem__, catalog=catalog)
+        for name, why in fitting.refused.items():
+            raise RecipeError(f"--tune: {point_name(point)} does not fit {name}: {why}")
     if dry_run:
-        for job in jobs:
+        for job in [job for point in points or [()] for job in jobs_at(point)]:
             sys.stdout.write(f"{job.algorithm}, seed {job.seed}: {' '.join(job.overrides) or 'as the recipe is'}\n")
         return
-    records = run_all(jobs, where, again=retry, said=_say)
+    head = {
+        "budget": f"{bound} for each run",
+        "seeds": list(numbers),
+        "overrides of all": list(overrides),
+    }
+    if points:
+        found = {point: run_all(jobs_at(point), where / point_name(point), again=retry, said=_say) for point in points}
+        choices = {name: best(name, found, budget=bound, score=metric) for name in entries.algorithms}
+        text = settings_text(
+            recipe,
+            score=metric,
+            common=overrides,
+            tuned={"grid": list(map(point_name, points)), "budget": head["budget"], "seeds": head["seeds"]},
+            choices=choices,
+            overrides={name: of(name)[len(overrides) :] for name in choices},
+        )
+        replace_text(where / "settings.yaml", text)
+        for name, choice in choices.items():
+            _say(f"{name}: {' '.join(choice.point)}")
+        _say(f"settings  {where / 'settings.yaml'}")
+        return
+    records = run_all(jobs_at(), where, again=retry, said=_say)
     head = {
         "recipe": recipe,
-        "budget": f"{bound} for each run",
-        "seeds": list(range(first_seed, first_seed + seeds)),
         "score": metric,
-        "overrides of all": list(overrides),
+        **head,
         "overrides of one": {name: of(name)[len(overrides) :] for name in entries.algorithms},
+        "tuned": dict(file.tuned),
     }
     rows = write(
         where, head=head, records=records, refused=entries.refused, budget=bound, score=metric, intervals=evals

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,12 +17,14 @@ from unirl.core.names import did_you_mean
 from unirl.core.recipe.compose import compose
 from unirl.core.recipe.files import find_recipe, recipe_roots
 
+from .process import preload, run_process
 from .run import Job, refuse
 
 if TYPE_CHECKING:
     from unirl.core.plugins.catalog import Catalog
+    from unirl.core.specs.plan import Plan
 
-__all__ = ["Entries", "Settings", "chosen", "read_settings", "run_all", "score_key"]
+__all__ = ["Entries", "Settings", "check_seeds", "chosen", "read_settings", "run_all", "score_key"]
 
 RESULT = "result.json"
 JOB = "job.json"
@@ -37,6 +36,10 @@ class Settings:
 
     score: str = ""
     """Metric of the evaluations that is compared, such as `reward/shapes`."""
+    overrides: tuple[str, ...] = ()
+    """Of all, before those of the command."""
+    tuned: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """How the overrides were chosen; its `seeds` may not be reported."""
     algorithms: Mapping[str, tuple[str, ...]]
     """Algorithm -> its overrides."""
 
@@ -63,12 +66,26 @@ def read_settings(recipe: str, file: Path | None) -> Settings:
         given = cast("dict[str, Any]", yaml.safe_load(path.read_text(encoding="utf-8")) or {})
         own = given.get(found.name, {})
         algorithms = {name: tuple(map(str, [*overrides])) for name, overrides in own.get("algorithms", {}).items()}
-        unknown = set(own) - {"score", "algorithms"}
-    except (OSError, yaml.YAMLError, AttributeError, TypeError) as error:
+        unknown = set(own) - {"score", "overrides", "tuned", "algorithms"}
+        common = tuple(map(str, [*own.get("overrides", [])]))
+        tuned = dict(own.get("tuned", {}))
+        tuned["seeds"] = [int(seed) for seed in tuned.get("seeds", [])]
+    except (OSError, yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
         raise RecipeError(f"{path}: cannot be read as settings of a league: {' '.join(str(error).split())}.") from error
     if unknown:
-        raise RecipeError(f"{path}: {found.name}: got {sorted(unknown)[0]!r}, expected `score` and `algorithms`.")
-    return Settings(score=str(own.get("score", "")), algorithms=algorithms)
+        raise RecipeError(
+            f"{path}: {found.name}: got {sorted(unknown)[0]!r}, expected `score`, `tuned` and `algorithms`."
+        )
+    return Settings(score=str(own.get("score", "")), overrides=common, tuned=tuned, algorithms=algorithms)
+
+
+def check_seeds(seeds: Iterable[int], settings: Settings) -> None:
+    """Raises RecipeError for a seed that chose the settings: its score is better than that of new seeds."""
+    if both := sorted(set(seeds) & set(settings.tuned.get("seeds", ()))):
+        raise RecipeError(
+            f"--first-seed: seed {both[0]} chose the settings of the algorithms; expected other seeds than "
+            f"{settings.tuned['seeds']}. Begin with another one, or tune on others."
+        )
 
 
 def chosen(recipe: str, names: str, overrides: Callable[[str], Sequence[str]], *, catalog: Catalog) -> Entries:
@@ -83,19 +100,30 @@ def chosen(recipe: str, names: str, overrides: Callable[[str], Sequence[str]], *
             hint = did_you_mean(name, known) or "."
             raise RecipeError(f"--algorithms: {name!r} is not installed{hint} There are: {', '.join(known)}.")
     fitting: list[str] = []
+    modules: list[str] = []
     refused: dict[str, str] = {}
     for name in dict.fromkeys(asked):
         try:
             plan = compose(recipe, [f"algorithm={name}", *overrides(name)], catalog=catalog)
             refuse(plan)
             reasons = match(plan, catalog=catalog).reasons
+            own = _modules(plan)
         except UniRLError as error:
-            reasons = (str(error),)
+            reasons, own = (str(error),), list[str]()
         if reasons:
             refused[name] = " ".join(map(str, reasons))
         else:
             fitting.append(name)
+            modules += own
+    preload(modules)
     return Entries(algorithms=tuple(fitting), refused=refused)
+
+
+def _modules(plan: Plan) -> list[str]:
+    """Of the parts of a plan."""
+    (stage,) = plan.stages
+    parts = [stage.model, stage.engine, stage.backend, stage.algorithm, *plan.rewards.values()]
+    return [part.spec.build.partition(":")[0] for part in parts if part is not None]
 
 
 def score_key(recipe: str, overrides: Sequence[str], settings: Settings, *, catalog: Catalog) -> str:
@@ -142,13 +170,11 @@ def _run(job: Job, where: Path) -> dict[str, Any]:
     shutil.rmtree(where, ignore_errors=True)
     where.mkdir(parents=True)
     replace_text(where / JOB, json.dumps(_plain(job), indent=1))
-    with (where / "output.txt").open("wb") as output:
-        command = [sys.executable, "-m", "unirl.league.run", str(where / JOB)]
-        ended = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False, env={**os.environ})
+    code = run_process(where / JOB, where / "output.txt")
     if not (where / RESULT).is_file():
         # Killed, for memory perhaps: that is a result as well.
         lines = (where / "output.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        text = f"the process ended with code {ended.returncode}; its last line: {lines[-1] if lines else 'none'}"
+        text = f"the process ended with code {code}; its last line: {lines[-1] if lines else 'none'}"
         replace_text(where / RESULT, json.dumps({"status": "failed", "error": text}))
     return json.loads((where / RESULT).read_text(encoding="utf-8"))
 

@@ -19,7 +19,6 @@ from unirl.core.errors import RecipeError, UniRLError
 from .budget import Budget, Spent
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from unirl.core.specs.plan import Plan
 
 __all__ = ["Job", "main", "refuse", "run_job"]
@@ -80,6 +79,7 @@ def run_job(job: Job, folder: Path) -> dict[str, Any]:
     from unirl.core.recipe.compose import compose
 
     from .meter import Meter
+    from .start import StartPolicy
 
     catalog = Catalog.discover()
     plan = compose(job.recipe, job.all_overrides, catalog=catalog)
@@ -92,15 +92,14 @@ def run_job(job: Job, folder: Path) -> dict[str, Any]:
     with built_parts(plan, catalog=catalog) as parts:
         trackers = Trackers({}, events)
         (model,) = parts.models.values()
-        start = {name: value.detach().clone() for name, value in model.trainable.named_parameters()}
-        meter, following = Meter(model.trainable), 1
+        start, meter, following = StartPolicy(model.trainable), Meter(model.trainable), 1
 
         def evaluated(spent: Spent) -> None:
             metrics = evaluate(parts, plan, data.held_out, step=spent.steps, events=events, trackers=trackers)
             if job.score not in metrics:
                 raise RecipeError(f"--score: got {job.score!r}; evaluations have {', '.join(sorted(metrics))}.")
-            moved = _distance(dict(model.trainable.named_parameters()), start)
-            points.append({**asdict(spent), "metrics": metrics, "distance": moved})
+            kl = start.kl(parts, plan, data.held_out)
+            points.append({**asdict(spent), "metrics": metrics, "distance": start.distance(), "kl": kl})
 
         evaluated(meter.spent)
         while job.budget.of(meter.spent) < 1:
@@ -131,13 +130,6 @@ def refuse(plan: Plan) -> None:
         )
     if not plan.data.eval:
         raise RecipeError("data.eval: got none; a league compares by held-out prompts.")
-
-
-def _distance(now: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float:
-    """Distance of the weights from the initial ones, relative to their norm."""
-    moved = sum(float((now[name].detach() - value).double().square().sum()) for name, value in start.items())
-    norm = sum(float(value.double().square().sum()) for value in start.values())
-    return math.sqrt(moved / norm)
 
 
 def _peak_memory_mib() -> float:

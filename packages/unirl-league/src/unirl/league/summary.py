@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from .budget import UNITS, Budget
@@ -40,7 +41,7 @@ class Row:
     distance: float | None = None
     """Of the weights from the initial ones, relative to their norm, at the last evaluation."""
     kl: float | None = None
-    """KL to the initial policy in the last step, where the algorithm measures it."""
+    """KL to the initial policy at the last evaluation; None where it was not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,19 +57,21 @@ class Curve:
 
 
 def summarise(records: Sequence[Record], *, budget: Budget, score: str) -> list[Row]:
-    """A row for each algorithm, the best score first and those without a finished run last."""
+    """A row for each algorithm, the best score first and those without a finite one last."""
     names = dict.fromkeys(record["algorithm"] for record in records)
     rows = [_row(name, [one for one in records if one["algorithm"] == name], budget, score) for name in names]
-    return sorted(rows, key=lambda row: (row.score is None, -(row.score or 0.0)))
+    return sorted(
+        rows, key=lambda row: -math.inf if row.score is None or math.isnan(row.score) else row.score, reverse=True
+    )
 
 
 def curve(records: Sequence[Record], *, algorithm: str, budget: Budget, score: str, x: str, num: int) -> Curve | None:
-    """The scores of an algorithm at `num` + 1 equal shares of the budget, over `x`, a field of `Spent`.
+    """The scores of an algorithm at `num` + 1 equal shares of the budget, over `x`, a field of `Spent` or `kl`.
 
-    Linear between evaluations. None when no run is done.
+    Linear between evaluations. None when no run is done, or one has no `x`.
     """
     done = [one["points"] for one in records if one["algorithm"] == algorithm and one["status"] == "done"]
-    if not done:
+    if not done or any(point[x] is None for points in done for point in points):
         return None
     grid = [budget.amount * index / num for index in range(num + 1)]
     own = UNITS[budget.unit][0]
@@ -111,7 +114,7 @@ def _row(name: str, records: Sequence[Record], budget: Budget, score: str) -> Ro
         pairs = pairwise(inner)
         areas.append(sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairs) / budget.amount)
     last = [one["points"][-1] for one in done]
-    kls = [one["last_step"]["kl"] for one in done if "kl" in one["last_step"]]
+    kls = [point["kl"] for point in last if point["kl"] is not None]
     return Row(
         algorithm=name,
         num_done=len(done),
@@ -119,7 +122,7 @@ def _row(name: str, records: Sequence[Record], budget: Budget, score: str) -> Ro
         errors=errors,
         start=fmean(_scores(one["points"], score)[0] for one in done),
         score=fmean(ends),
-        score_std=stdev(ends) if len(ends) > 1 else None,
+        score_std=_std(ends) if len(ends) > 1 else None,
         score_min=min(ends),
         score_max=max(ends),
         mean_score=fmean(areas),
@@ -131,6 +134,12 @@ def _row(name: str, records: Sequence[Record], budget: Budget, score: str) -> Ro
         distance=fmean(point["distance"] for point in last),
         kl=fmean(kls) if kls else None,
     )
+
+
+def _std(values: Sequence[float]) -> float:
+    """As `statistics.stdev`, which refuses what is not a number: the score of a run that diverged."""
+    mean = fmean(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 def _column(points: Sequence[Mapping[str, Any]], key: str) -> list[float]:
