@@ -1,6 +1,7 @@
 """`unirl conformance` for the gate: subjects that a committed record proves are left out, but for a tenth of them.
 
     python -m proofs.conformance [--proven | --prove] -- ARGUMENTS OF unirl conformance
+    python -m proofs.conformance --prove -- --tier full --report conformance/run -- -n 2
 
 A subject is what conformance makes claims about: an engine with a model, a cell, a launcher. It is proven when every
 claim about it that applies passed, or ended as a declared gap, in one run with the same key.
@@ -84,11 +85,12 @@ def prove(found: dict[str, Subject], workspace: Workspace, theirs: list[str]) ->
     if changed := record.uncommitted(ROOT):
         print(f"--prove: a proof names the commit that it was made at; commit {changed} first.", file=sys.stderr)
         return 2
-    with TemporaryDirectory() as folder:
-        at = theirs.index("--") if "--" in theirs else len(theirs)
-        command = ["unirl", "conformance", "--report", folder, *theirs[:at], *theirs[at:]]
-        code = subprocess.run(command, cwd=ROOT, check=False).returncode
-        place = Path(folder) / "conformance.json"
+    with TemporaryDirectory() as own:
+        is_kept = "--report" in theirs
+        folder = theirs[theirs.index("--report") + 1] if is_kept else own
+        report = [] if is_kept else ["--report", own]
+        code = subprocess.run(["unirl", "conformance", *report, *theirs], cwd=ROOT, check=False).returncode
+        place = ROOT / folder / "conformance.json"
         if not place.is_file():
             return code or 1
         proofs = dict(record.read(ROOT))
