@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shutil
 import subprocess
@@ -213,8 +214,11 @@ def project(tmp_path: Path) -> Path:
     for folder in ("packages", "plugins", "registry"):
         (tmp_path / folder).mkdir()
     shutil.copytree(ROOT / "tests/support/proofs", tmp_path / "tests/support/proofs")
-    shutil.copytree(ROOT / "packages/unirl-conformance", tmp_path / "packages/unirl-conformance")
+    # The claims, of which there are none here.
+    (tmp_path / "packages/unirl-conformance/src/unirl/conformance/suite").mkdir(parents=True)
     files = {
+        "packages/unirl-conformance/pyproject.toml": "[project]\nname = 'unirl-conformance'\n",
+        "packages/unirl-conformance/src/unirl/conformance/suite/__init__.py": "",
         "registry/plugins.toml": "",
         "bootstrap.py": "",
         "uv.lock": "package = []\n",
@@ -244,8 +248,9 @@ def commit(root: Path) -> None:
 
 def outcome_of(root: Path, *words: str) -> tuple[int, str]:
     """Exit code and output of pytest there, without plugins that happen to be installed here."""
-    command = [sys.executable, "-c", RUN, "-p", "no:randomly", "-p", "no:cacheprovider", *words]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=250)
+    command = [sys.executable, "-c", RUN, "-p", "no:cacheprovider", "-p", "xdist", *words]
+    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(command, cwd=root, env=alone, capture_output=True, text=True, check=False, timeout=250)
     return done.returncode, done.stdout + done.stderr
 
 
