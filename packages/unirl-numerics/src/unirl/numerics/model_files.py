@@ -96,16 +96,21 @@ def checkpoint_version(path: str) -> str:
             length = min(int.from_bytes(opened.read(8), "little"), file.stat().st_size)
             header = opened.read(length)
             digest.update(header)
-            try:
-                tensors: dict[str, Any] = json.loads(header)
-            except ValueError:
-                # Whoever loads it says what is wrong.
-                continue
-            for name in sorted(tensors.keys() - {"__metadata__"}):
-                begin, end = tensors[name]["data_offsets"]
+            for begin, end in _tensor_spans(header):
                 opened.seek(8 + length + (begin + end) // 2)
                 digest.update(opened.read(min(4096, end - (begin + end) // 2)))
     return digest.hexdigest() if files else ""
+
+
+def _tensor_spans(header: bytes) -> list[tuple[int, int]]:
+    """Where the data of each tensor of a safetensors file begins and ends; none for a damaged header, which whoever
+    loads the file reports."""
+    try:
+        tensors: dict[str, Any] = json.loads(header)
+        spans = [tensors[name]["data_offsets"] for name in sorted(tensors.keys() - {"__metadata__"})]
+        return [(begin, end) for begin, end in spans if 0 <= begin <= end]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return []
 
 
 def pipeline_index(folder: Path, *, pipeline: str, model: str, hint: str = "") -> dict[str, Any]:
