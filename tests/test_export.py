@@ -342,10 +342,14 @@ def test_an_export_that_cannot_be_made_gets_one_clear_error_and_leaves_nothing(
     (tmp_path / "there").mkdir()
     (tmp_path / "empty").mkdir()
     shutil.copytree(lora, tmp_path / "unsaved", ignore=shutil.ignore_patterns("step-*"))
+    shutil.copytree(lora, tmp_path / "cut")
+    with (tmp_path / "cut/checkpoints/step-000002/backend/__0_0.distcp").open("r+b") as file:
+        file.truncate(1000)
     for words, says in (
         ([lora, "--to", tmp_path / "there"], f"--to: {tmp_path / 'there'} exists already"),
-        ([tmp_path / "empty", "--to", to], "got a folder without recipe.json, expected a run folder"),
+        ([tmp_path / "empty", "--to", to], "got no recipe.json in it, expected a run folder"),
         ([tmp_path / "unsaved", "--to", to], "got a run without a checkpoint"),
+        ([tmp_path / "cut", "--to", to], "__0_0.distcp is truncated: 1000 bytes"),
         ([lora, "--to", to, "--step", 7], "--step: got 7, expected one of 1, 2"),
         ([full, "--to", to, "--merge"], "--merge:"),
         ([full, "--to", to, "--policy", "ema"], "--policy: got 'ema', but"),
@@ -354,17 +358,21 @@ def test_an_export_that_cannot_be_made_gets_one_clear_error_and_leaves_nothing(
         ([joint, "--to", to, "--model", "reader"], "expected one of: writer, painter"),
     ):
         assert says in refused(capsys, "export", *words)
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "there", "unsaved"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "empty", "there", "unsaved"]
 
 
 @pytest.mark.slow
 def test_a_run_whose_base_checkpoint_or_recipe_has_changed_is_refused(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Trained, catalog: Catalog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base, recipe, to = tmp_path / "base", tmp_path / "mine.yaml", tmp_path / "out"
     shutil.copytree(checkpoint_path(), base)
     recipe.write_text("defaults: [quickstart, _self_]\nbackend: {trains: lora}\n")
+    (base / "LICENSE.txt").write_text("mine")
     run = trained(str(recipe), *IMAGES, f"model.path={base}", "run.max_steps=1")
+    adapters = exported(run, tmp_path / "adapters", catalog)
+    assert (adapters / "LICENSE.txt").read_text() == "mine"
+    assert 'license_link: "LICENSE.txt"' in (adapters / "README.md").read_text()
     file = base / "transformer" / "diffusion_pytorch_model.safetensors"
     whole = file.read_bytes()
     tensors = load_file(file)

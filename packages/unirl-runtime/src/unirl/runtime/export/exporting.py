@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -82,11 +82,11 @@ def export(
     return source
 
 
-def _weights(backend: Backend, source: RunSource, policy: Policy, *, kind: Any) -> WeightUpdate:
+def _weights(backend: Backend, source: RunSource, policy: Policy, *, kind: Literal["lora", "merged"]) -> WeightUpdate:
     try:
         backend.version_of(policy)
     except UniRLError as error:
         raise CheckpointError(
             f"--policy: got {policy!r}, but {source.folder} kept no such weights; leave it out to export the live ones."
         ) from error
-    return backend.export_weights(policy=policy, kind=cast("Any", kind))
+    return backend.export_weights(policy=policy, kind=kind)

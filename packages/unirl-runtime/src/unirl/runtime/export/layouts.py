@@ -43,7 +43,7 @@ def write_diffusers_adapters(folder: Path, update: WeightUpdate, *, prefix: str,
 def write_peft_adapters(
     folder: Path, update: WeightUpdate, *, module: nn.Module, base: str, dtype: torch.dtype
 ) -> None:
-    """LoRA adapters for peft. update: `lora` weights.  module: that they adapt.  base: its checkpoint, for the config."""
+    """LoRA adapters for peft. update: `lora` weights.  module: the adapted one.  base: its checkpoint, by name."""
     layers = {name.partition(".lora_")[0] for name in update.tensors}
     endings = {name.rpartition(".")[2] for name in layers}
     are_enough = {name for name, _ in module.named_modules() if name.rpartition(".")[2] in endings} == layers
