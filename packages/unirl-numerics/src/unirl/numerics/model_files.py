@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from unirl.core.errors import RecipeError
 
@@ -88,24 +88,30 @@ def checkpoint_version(path: str) -> str:
     files = [file for file in sorted(folder.rglob("*")) if file.suffix in (".json", ".safetensors") and file.is_file()]
     for file in files:
         digest.update(f"{file.relative_to(folder)} {file.stat().st_size}\n".encode())
-        with file.open("rb") as opened:
-            if file.suffix == ".json":
-                digest.update(opened.read())
-                continue
-            # The format: 8 bytes with the length of a JSON header, the header, then the data that its offsets count in.
-            length = min(int.from_bytes(opened.read(8), "little"), file.stat().st_size)
-            header = opened.read(length)
-            digest.update(header)
-            try:
-                tensors: dict[str, Any] = json.loads(header)
-            except ValueError:
-                # Whoever loads it says what is wrong.
-                continue
-            for name in sorted(tensors.keys() - {"__metadata__"}):
-                begin, end = tensors[name]["data_offsets"]
-                opened.seek(8 + length + (begin + end) // 2)
-                digest.update(opened.read(min(4096, end - (begin + end) // 2)))
+        try:
+            with file.open("rb") as opened:
+                digest.update(opened.read() if file.suffix == ".json" else _sample(opened, file.stat().st_size))
+        except OSError as error:
+            raise RecipeError(f"model.path: {str(file)!r} cannot be read: {error.strerror or error}.") from error
     return digest.hexdigest() if files else ""
+
+
+def _sample(file: BinaryIO, size: int) -> bytes:
+    """The header of a safetensors file of this size, and a piece of each tensor; the header alone if it is damaged,
+    which whoever loads the file reports."""
+    # The format: 8 bytes with the length of a JSON header, the header, then the data that its offsets count in.
+    length = min(int.from_bytes(file.read(8), "little"), size)
+    result = [header := file.read(length)]
+    try:
+        tensors: dict[str, Any] = json.loads(header)
+        spans = [tensors[name]["data_offsets"] for name in sorted(tensors.keys() - {"__metadata__"})]
+        for begin, end in spans:
+            middle = (begin + end) // 2
+            file.seek(8 + length + middle)
+            result.append(file.read(max(0, min(4096, end - middle))))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        pass
+    return b"".join(result)
 
 
 def pipeline_index(folder: Path, *, pipeline: str, model: str, hint: str = "") -> dict[str, Any]:

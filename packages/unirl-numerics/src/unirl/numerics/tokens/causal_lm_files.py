@@ -28,7 +28,7 @@ __all__ = [
     "load_tokenizer",
 ]
 
-_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja")
+_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "LICENSE*", "README.md")
 _VOCABULARIES = ("tokenizer.json", "vocab.json")
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
+from unirl.core.errors import CheckpointError
 from unirl.core.loop.run_folder import EVENTS_FILE
 from unirl.core.observe.events import read_events
 
@@ -24,7 +26,9 @@ MOST_ROWS = 9
 def write_card(
     folder: Path, source: RunSource, base: Path, *, policy: str, is_adapter: bool, is_pipeline: bool
 ) -> None:
-    """Write README.md. base: folder of the base checkpoint."""
+    """Write README.md, and copy the license files that it refers to. base: folder of the base checkpoint."""
+    for file in _license_files(base):
+        shutil.copyfile(file, folder / file.name)
     plan, recorded = source.plan, source.recorded
     path = str(source.setting("path") or base)
     revision = source.setting("revision")
@@ -93,9 +97,8 @@ def base_license(base: Path) -> dict[str, str]:
     if result:
         result["stated"] = f"{', '.join(result.values())} (by its README.md)"
         return result
-    files = sorted(path.name for path in base.iterdir() if re.match(r"licen[cs]e", path.name, re.IGNORECASE))
-    if files:
-        return {"license": "other", "license_link": files[0], "stated": f"see {files[0]}"}
+    if files := _license_files(base):
+        return {"license": "other", "license_link": files[0].name, "stated": f"see {files[0].name}"}
     for name in ("model_index.json", "config.json"):
         file = base / name
         stated: Any = json.loads(file.read_text(encoding="utf-8")).get("license") if file.is_file() else None
@@ -104,10 +107,19 @@ def base_license(base: Path) -> dict[str, str]:
     return {}
 
 
+def _license_files(base: Path) -> list[Path]:
+    return sorted(
+        path for path in base.iterdir() if re.match("licen[cs]e", path.name, re.IGNORECASE) and path.is_file()
+    )
+
+
 def _scores(source: RunSource) -> list[str]:
     """Held-out scores before and after, and a table of the evaluations between."""
     file, step = source.folder / EVENTS_FILE, source.checkpoint.step
-    events = read_events(file) if file.is_file() else []
+    try:
+        events = read_events(file) if file.is_file() else []
+    except ValueError as error:
+        raise CheckpointError(f"{error} Remove the line.") from error
     # A resumed run evaluates a step again.
     points = {event.step: event.data["metrics"] for event in events if event.kind == "evaluated" and event.step <= step}
     if not points:
@@ -137,4 +149,4 @@ def _number(metrics: Any, name: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", r"\|")
+    return text.replace("|", r"\|").replace("\n", " ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -12,7 +12,7 @@ from unirl.core.disk import writing
 from unirl.core.errors import CheckpointError, RecipeError, RunFolderError, UniRLError
 
 from .card import write_card
-from .layouts import is_pipeline, write_adapters, write_checkpoint
+from .layouts import is_pipeline, write_checkpoint, write_diffusers_adapters, write_peft_adapters
 from .source import RunSource, StoredModel, build_backend, build_model, open_run
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ def export(
             f"{source.learner.model.key}: model {built.spec.name!r} does not say which folder it was loaded from "
             "(`folder`), so it cannot be exported."
         )
-    base, part, wanted = built.folder, to.with_name(f".part-{to.name}"), getattr(torch, dtype) if dtype else None
+    base, part = built.folder, to.with_name(f".part-{to.name}")
+    inner = built.spec.trainable if is_pipeline(base) else ""
+    wanted: torch.dtype | None = getattr(torch, dtype) if dtype else None
     is_adapter = source.has_adapters and not merge
     backend = build_backend(source, built, catalog=catalog)
     try:
@@ -58,12 +60,15 @@ def export(
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         with writing(to):
-            if is_adapter:
-                write_adapters(part, update, module=built.trainable, base=base, source=source, dtype=wanted)
+            if not is_adapter:
+                fresh, variant = build_model(source, catalog=catalog).trainable, source.setting("variant")
+                write_checkpoint(part, update, module=fresh, base=base, inner=inner, variant=variant, dtype=wanted)
+            elif inner:
+                write_diffusers_adapters(part, update, prefix=inner, dtype=wanted or torch.float32)
             else:
-                fresh = build_model(source, catalog=catalog).trainable
-                write_checkpoint(part, update, module=fresh, base=base, source=source, dtype=wanted)
-            write_card(part, source, base, policy=policy, is_adapter=is_adapter, is_pipeline=is_pipeline(base))
+                path = str(source.setting("path") or base)
+                write_peft_adapters(part, update, module=built.trainable, base=path, dtype=wanted or torch.float32)
+            write_card(part, source, base, policy=policy, is_adapter=is_adapter, is_pipeline=bool(inner))
             for file in part.rglob("*.safetensors"):
                 # safetensors keeps new files from other users. A link has the permissions of the base checkpoint.
                 if file.stat().st_nlink == 1:
@@ -77,11 +82,11 @@ def export(
     return source
 
 
-def _weights(backend: Backend, source: RunSource, policy: Policy, *, kind: Any) -> WeightUpdate:
+def _weights(backend: Backend, source: RunSource, policy: Policy, *, kind: Literal["lora", "merged"]) -> WeightUpdate:
     try:
         backend.version_of(policy)
     except UniRLError as error:
         raise CheckpointError(
             f"--policy: got {policy!r}, but {source.folder} kept no such weights; leave it out to export the live ones."
         ) from error
-    return backend.export_weights(policy=policy, kind=cast("Any", kind))
+    return backend.export_weights(policy=policy, kind=kind)

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from unirl.core.roles import WeightUpdate
 
-    from .source import RunSource
-
-__all__ = ["is_pipeline", "write_adapters", "write_checkpoint"]
+__all__ = ["is_pipeline", "write_checkpoint", "write_diffusers_adapters", "write_peft_adapters"]
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """safetensors' names."""
@@ -34,40 +32,26 @@ def is_pipeline(base: Path) -> bool:
     return (base / INDEX).is_file()
 
 
-def write_adapters(
-    folder: Path,
-    update: WeightUpdate,
-    *,
-    module: nn.Module,
-    base: Path,
-    source: RunSource,
-    dtype: torch.dtype | None,
-) -> None:
-    """LoRA adapters in the layout of diffusers or peft, by that of the base checkpoint.
+def write_diffusers_adapters(folder: Path, update: WeightUpdate, *, prefix: str, dtype: torch.dtype) -> None:
+    """LoRA adapters for `load_lora_weights`. update: `lora` weights.  prefix: the pipeline's name of the component."""
+    # Readers without metadata take alpha = rank, so B carries the scale.
+    scales = {name: update.adapter_scale if ".lora_B." in name else 1.0 for name in update.tensors}
+    tensors = {f"{prefix}.{name}": _saved(tensor * scales[name], dtype) for name, tensor in update.tensors.items()}
+    save_file(tensors, folder / "pytorch_lora_weights.safetensors", metadata={"format": "pt"})
 
-    update: `lora` weights.  module: that they adapt.  base: folder of its checkpoint.  dtype: None is float32.
-    """
-    tensors = {name: tensor.to(dtype or torch.float32).contiguous() for name, tensor in update.tensors.items()}
-    rank = next(len(tensor) for name, tensor in tensors.items() if ".lora_A." in name)
-    if is_pipeline(base):
-        # Readers without metadata take alpha = rank, so B carries the scale.
-        scaled = {
-            name: tensor * update.adapter_scale if ".lora_B." in name else tensor for name, tensor in tensors.items()
-        }
-        prefix = source.learner.model.spec.trainable
-        save_file(
-            {f"{prefix}.{name}": tensor for name, tensor in scaled.items()},
-            folder / "pytorch_lora_weights.safetensors",
-            metadata={"format": "pt"},
-        )
-        return
-    layers = {name.partition(".lora_")[0] for name in tensors}
+
+def write_peft_adapters(
+    folder: Path, update: WeightUpdate, *, module: nn.Module, base: str, dtype: torch.dtype
+) -> None:
+    """LoRA adapters for peft. update: `lora` weights.  module: the adapted one.  base: its checkpoint, by name."""
+    layers = {name.partition(".lora_")[0] for name in update.tensors}
     endings = {name.rpartition(".")[2] for name in layers}
     are_enough = {name for name, _ in module.named_modules() if name.rpartition(".")[2] in endings} == layers
+    rank = next(len(tensor) for name, tensor in update.tensors.items() if ".lora_A." in name)
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": source.setting("path"),
+        "base_model_name_or_path": base,
         "inference_mode": True,
         "r": rank,
         "lora_alpha": update.adapter_scale * rank,
@@ -76,11 +60,8 @@ def write_adapters(
         "target_modules": sorted(endings if are_enough else layers),
     }
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    save_file(
-        {f"base_model.model.{name}": tensor for name, tensor in tensors.items()},
-        folder / "adapter_model.safetensors",
-        metadata={"format": "pt"},
-    )
+    tensors = {f"base_model.model.{name}": _saved(tensor, dtype) for name, tensor in update.tensors.items()}
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def write_checkpoint(
@@ -89,15 +70,16 @@ def write_checkpoint(
     *,
     module: nn.Module,
     base: Path,
-    source: RunSource,
+    inner: str,
+    variant: str | None,
     dtype: torch.dtype | None,
 ) -> None:
     """The base checkpoint with other weights in its trainable component.
 
     update: `full` or `merged` weights.  module: the component with the base weights; it gets the new ones.  base:
-    folder of the checkpoint.  dtype: None keeps that of each tensor in the base checkpoint.
+    folder of the checkpoint.  inner: the component's folder in it, if it has one.  variant: of the weight files.
+    dtype: None keeps that of each tensor in the base checkpoint.
     """
-    variant, inner = source.setting("variant"), source.learner.model.spec.trainable if is_pipeline(base) else ""
     stored = _stored_dtypes(base / inner, variant)
     usual = max(Counter(stored.values()).items(), key=lambda item: item[1], default=(None, 0))[0]
     held = module.state_dict(keep_vars=True)
@@ -111,6 +93,10 @@ def write_checkpoint(
     _copy_rest(folder, base, inner=inner)
     if dtype is not None and not inner:
         _set_dtype(folder / "config.json", str(dtype).removeprefix("torch."))
+
+
+def _saved(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype).contiguous()
 
 
 def _stored_dtypes(folder: Path, variant: str | None) -> dict[str, torch.dtype]:

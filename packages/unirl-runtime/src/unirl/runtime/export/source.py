@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["RunSource", "StoredModel", "build_backend", "build_model", "open_run"]
 
 ON_ONE_PROCESS = ("mesh", "shard", "mixed_precision", "activation_checkpointing")
-"""Settings of a backend that place its weights or its computation, and change neither weights nor checkpoints."""
+"""Settings of a backend that say where its weights are and how it computes, and change nothing in a checkpoint. Their
+defaults suit one process on a CPU."""
 
 
 @runtime_checkable
@@ -63,9 +64,9 @@ def open_run(folder: Path, *, step: int | None, model: str | None, catalog: Cata
     file, checkpoints = folder / RECIPE_FILE, Checkpoints(folder / CHECKPOINTS)
     try:
         recorded = json.loads(file.read_text(encoding="utf-8"))
-        recipe, overrides = recorded["recipe"], recorded["overrides"]
+        recipe, overrides, _ = (recorded[key] for key in ("recipe", "overrides", "dists"))
     except FileNotFoundError as error:
-        raise CheckpointError(f"{folder}: got a folder without {RECIPE_FILE}, expected a run folder.") from error
+        raise CheckpointError(f"{folder}: got no {RECIPE_FILE} in it, expected a run folder.") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{file}: cannot be read as the recipe of a run ({error}).") from error
     steps = sorted(int(path.name[5:]) for path in (folder / CHECKPOINTS).glob("step-*") if path.name[5:].isdigit())
@@ -73,12 +74,15 @@ def open_run(folder: Path, *, step: int | None, model: str | None, catalog: Cata
         raise CheckpointError(f"{folder}: got a run without a checkpoint; train it first, see `run.save_every`.")
     if step is not None and step not in steps:
         raise CheckpointError(f"--step: got {step}, expected one of {', '.join(map(str, steps))}, the saved steps.")
-    checkpoint = checkpoints.load(folder / CHECKPOINTS / f"step-{steps[-1] if step is None else step:06d}")
+    try:
+        checkpoint = checkpoints.load(folder / CHECKPOINTS / f"step-{steps[-1] if step is None else step:06d}")
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} To export another one, --step takes {', '.join(map(str, steps))}.") from error
     plan = compose(recipe, overrides, catalog=catalog)
-    if plan.hash != checkpoint.state["plan_hash"]:
+    if plan.hash != checkpoint.state.get("plan_hash"):
         raise CheckpointError(
             f"{file}: recipe {recipe!r} has changed since this checkpoint was written (hash {plan.hash}, expected "
-            f"{checkpoint.state['plan_hash']}). Restore the recipe that the run was started with."
+            f"{checkpoint.state.get('plan_hash')}). Restore the recipe that the run was started with."
         )
     learner = _learner(plan, model)
     source = RunSource(folder=folder, recorded=recorded, plan=plan, learner=learner, checkpoint=checkpoint)
@@ -87,8 +91,8 @@ def open_run(folder: Path, *, step: int | None, model: str | None, catalog: Cata
         name = f"{learner.model.key}{key}"
         if written.get(name, version) != version:
             raise CheckpointError(
-                f"{name}: the files of {source.setting(key[1:])!r} have changed since the run, which "
-                "trained other base weights. Restore them."
+                f"{name}: the files of {source.setting(key[1:])!r} have changed since the run began, so its weights do "
+                "not fit them. Restore the old files."
             )
     return source
 
@@ -124,10 +128,8 @@ def build_backend(source: RunSource, model: Model, *, catalog: Catalog) -> Backe
 
 
 def _on_one_process(choice: Choice[Any, Any]) -> Choice[Any, Any]:
-    fields = {field.name: field for field in dataclasses.fields(choice.config) if field.name in ON_ONE_PROCESS}
-    defaults = vars(type(choice.config)())
-    config = dataclasses.replace(choice.config, **{name: defaults[name] for name in fields})
-    return dataclasses.replace(choice, config=config)
+    defaults = {key: value for key, value in vars(type(choice.config)()).items() if key in ON_ONE_PROCESS}
+    return dataclasses.replace(choice, config=dataclasses.replace(choice.config, **defaults))
 
 
 def _learner(plan: Plan, model: str | None) -> Learner:
