@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.specs.check import check_config
@@ -20,6 +21,7 @@ from unirl.numerics.model_files import dtype_of
 from .checkpoint import find, load_pipeline
 from .config import DiffusersConfig
 from .latents import Grid
+from .layers import wrap_blocks
 from .plugin import SPEC
 from .records import Layout
 from .rows import RowTimestep
@@ -67,6 +69,10 @@ class DiffusersModel:
             if isinstance(part, torch.nn.Module):
                 part.eval().to(device)
                 part.requires_grad_(part is self.transformer)
+        blocks = wrap_blocks(self.transformer)
+        for part in self.transformer.modules():
+            if part is self.transformer or type(part).__name__ in blocks:
+                part.register_forward_hook(_own_memory)
         self.session = Session(self.pipeline, call=config.call, dtype=dtype, autocast=autocast)
         _check_call(config.call, self.session)
         self.num_train_timesteps = float(self.pipeline.scheduler.config.num_train_timesteps)
@@ -123,11 +129,12 @@ class DiffusersModel:
     def forward(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Any]) -> Tensor:
         """The same in one run of the pipeline: its first step is answered with x, its second has the prediction."""
         found: list[Tensor] = []
-        state = self.grid.state(x)
+        state = self.grid.state(x.float())
 
         def on_step(index: int, prediction: Tensor, sample: Tensor) -> Tensor:
             if index == 0:
-                return state.to(sample.dtype)
+                # In fp32, and so is the timestep then, whatever the encoders are in.
+                return state
             found.append(prediction)
             raise Done
 
@@ -172,13 +179,13 @@ class DiffusersModel:
         return torch.cat([decoded(chunk) for chunk in chunks])
 
     def _decoded(self, latents: Tensor) -> Tensor:
-        state = self.grid.state(latents)
+        state = self.grid.state(latents).to(self.vae.dtype)
         size = self.grid.size(tuple(latents.shape[1:]), max_sequence_length=int(self.blank[_CALL][0][3]))
         rows = {name: [value[0]] * len(latents) for name, value in self.blank.items()}
         rows[_CALL] = [torch.tensor(dataclasses.astuple(size))]
         level = torch.full((1,), 0.5, device=self.device)
         media: Tensor = self._run(
-            lambda index, prediction, sample: state.to(sample.dtype),
+            lambda index, prediction, sample: state,
             rows,
             at=self.timestep(level),
             level=level,
@@ -234,6 +241,11 @@ class DiffusersModel:
                 f"model: rows of {type(self.pipeline).__name__} that differ in the length of their prompts or in sigma "
                 "need forwards of their own, and several ranks would not run equally many. Train it on one process."
             )
+
+
+def _own_memory(_module: torch.nn.Module, _args: Any, output: Any) -> Any:
+    """FSDP2 warns of modules that return views, as blocks do that split a joint sequence."""
+    return tree_map(lambda part: part.clone() if isinstance(part, Tensor) and part._is_view() else part, output)
 
 
 def _check_call(call: Mapping[str, Any], session: Session) -> None:
