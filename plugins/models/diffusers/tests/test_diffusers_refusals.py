@@ -139,8 +139,8 @@ def test_an_argument_of_the_call_that_does_not_fit_is_refused(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"height": 65}, r"^sampling\.height: got 65, expected a multiple of 16 .* Nearest: 64 or 80\."),
-        ({"width": 8}, r"^sampling\.width: got 8, expected a multiple of 16 .* Nearest: 16\."),
+        ({"height": 65}, r"^sampling\.height: got 65, expected a multiple of 16\. Nearest: 64 or 80\."),
+        ({"width": 8}, r"^sampling\.width: got 8, expected a multiple of 16\. Nearest: 16\."),
         ({"frames": 5}, r"^sampling\.frames: got 5; FluxPipeline generates single images"),
         ({"schedule": ScheduleConfig(shift=3.0)}, r"^sampling\.schedule: got .*shift=3\.0.*/scheduler_config\.json"),
     ],
@@ -151,7 +151,9 @@ def test_a_request_that_does_not_fit_is_refused(model: DiffusersModel, changes: 
 
 
 def test_frames_off_the_grid_are_refused_with_those_that_fit(load: Callable[..., DiffusersModel]) -> None:
-    with pytest.raises(RecipeError, match=r"^sampling\.frames: got 8, expected a multiple of 4 plus 1 .* 5 or 9\."):
+    with pytest.raises(
+        RecipeError, match=r"^sampling\.frames: got 8, expected a multiple of 4 plus 1\. Nearest: 5 or 9\."
+    ):
         load("WanPipeline").latent_shape(dataclasses.replace(SAMPLING, frames=8))
 
 

@@ -10,12 +10,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.specs.check import check_config
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
+from unirl.numerics.diffusion.pipeline_model import check_size
 from unirl.numerics.model_files import dtype_of
 
 from .checkpoint import find, load_pipeline
@@ -25,7 +27,7 @@ from .layers import wrap_blocks
 from .plugin import SPEC
 from .records import Layout
 from .rows import RowTimestep
-from .session import Done, Run, Session, Size
+from .session import Done, Record, Run, Session, Size
 
 __all__ = ["DiffusersModel", "build"]
 
@@ -101,12 +103,13 @@ class DiffusersModel:
                 "+model.call.guidance_scale."
             )
         size = self._size(sampling)
+        records = [self._recorded(text, size)[0] for text in inputs.texts]
         try:
-            records = [self.session.record([t], size=size, transformer=self.transformer)[0] for t in inputs.texts]
             conditions = self.layout.conditions(records)
-        except (ValueError, RuntimeError) as error:
+        except (RuntimeError, ValueError) as error:
             raise RecipeError(
-                f"model.path: {type(self.pipeline).__name__} cannot encode these prompts: {error}"
+                f"model.path: what {type(self.pipeline).__name__} makes of these prompts has another form than when it "
+                f"was loaded: {error}."
             ) from error
         return {**conditions, _CALL: torch.tensor([dataclasses.astuple(size)] * len(records), device=self.device)}
 
@@ -117,7 +120,8 @@ class DiffusersModel:
         for row in range(len(x)):
             shapes = tuple(conditions[name][row].shape for name in sorted(self.layout.ragged))
             groups.setdefault((shapes, levels[row]), []).append(row)
-        self._check_ranks()
+        if self.layout.ragged or len(groups) > 1:
+            self._check_ranks()
         if len(groups) == 1:
             return self.forward(x, sigma, conditions)
         result: dict[int, Tensor] = {}
@@ -158,10 +162,7 @@ class DiffusersModel:
                 f"sampling.schedule: got {sampling.schedule}, but model 'diffusers' takes the schedule of the "
                 "pipeline's own run. Leave it out, or change scheduler/scheduler_config.json of the checkpoint."
             )
-        size = self._size(sampling)
-        run = self.session.record(
-            [""], size=size, transformer=self.transformer, num_steps=sampling.num_inference_steps
-        )[1]
+        run = self._recorded("", self._size(sampling), num_steps=sampling.num_inference_steps)[1]
         sigmas = run.sigmas.float().cpu()
         return 1 - sigmas if self.is_inverted else sigmas
 
@@ -211,32 +212,28 @@ class DiffusersModel:
         rows = next(len(value) for name, value in conditions.items() if name != _CALL)
         return self.session.run(run, prompts=[""] * rows, size=size, output_type=output_type)
 
+    def _recorded(self, text: str, size: Size, *, num_steps: int = 2) -> tuple[Record, Run]:
+        try:
+            return self.session.record([text], size=size, transformer=self.transformer, num_steps=num_steps)
+        except ValueError as error:
+            raise RecipeError(f"sampling: {type(self.pipeline).__name__} refuses {size}: {error}") from error
+
     def _size(self, sampling: LatentSamplingConfig) -> Size:
         grid = self.grid
         if not grid.frame_step and sampling.frames != 1:
             raise RecipeError(
                 f"sampling.frames: got {sampling.frames}; {type(self.pipeline).__name__} generates single images."
             )
-        for name, first, step in (
-            ("height", grid.unit, grid.unit),
-            ("width", grid.unit, grid.unit),
-            ("frames", 1, grid.frame_step or 1),
-        ):
-            size = int(getattr(sampling, name))
-            if size < first or (size - first) % step:
-                near = sorted({first + max((size - first) // step + more, 0) * step for more in (0, 1)})
-                rule = f"a multiple of {step}{'' if first == step else f' plus {first}'}"
-                raise RecipeError(
-                    f"sampling.{name}: got {size}, expected {rule} for {type(self.pipeline).__name__}. Nearest: "
-                    f"{' or '.join(map(str, near))}."
-                )
+        check_size("height", sampling.height, first=grid.unit, step=grid.unit)
+        check_size("width", sampling.width, first=grid.unit, step=grid.unit)
+        check_size("frames", sampling.frames, first=1, step=grid.frame_step or 1)
         return Size(sampling.height, sampling.width, sampling.frames, sampling.max_sequence_length)
 
     def _check_ranks(self) -> None:
         """Ranks of a sharded module run it equally often, or wait for each other forever."""
-        if not (self.layout.ragged or not self.takes_row_sigmas) or not torch.distributed.is_initialized():
+        if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
             return
-        if torch.distributed.get_world_size() > 1 and hasattr(self.transformer, "unshard"):
+        if isinstance(self.transformer, FSDPModule):
             raise RunFailed(
                 f"model: rows of {type(self.pipeline).__name__} that differ in the length of their prompts or in sigma "
                 "need forwards of their own, and several ranks would not run equally many. Train it on one process."
