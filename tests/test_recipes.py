@@ -39,6 +39,7 @@ def test_there_are_recipes() -> None:
         "qwen-image/flow-grpo",
         "qwen3/grpo-gsm8k",
         "wan21/flow-grpo",
+        "diffusers/flow-grpo",
     } <= set(RECIPES)
 
 

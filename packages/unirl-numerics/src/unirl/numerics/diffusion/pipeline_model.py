@@ -28,7 +28,7 @@ from unirl.numerics.model_files import dtype_of, read_json, scheduler_config
 from .schedules import MuRule, Variant, sigmas_from_scheduler_config
 from .sequence_parallel import split_transformer
 
-__all__ = ["PipelineModel"]
+__all__ = ["PipelineModel", "check_size"]
 
 C = TypeVar("C", bound=PipelineConfig)
 
@@ -173,7 +173,7 @@ class PipelineModel(ABC):
         if sampling.frames != 1:
             raise RecipeError(f"sampling.frames: got {sampling.frames}; {self.spec.name} generates single images.")
         for name, size in (("height", sampling.height), ("width", sampling.width)):
-            _check_size(name, size, first=unit, step=unit, largest=largest)
+            check_size(name, size, first=unit, step=unit, largest=largest)
 
     def check_video(
         self,
@@ -186,7 +186,7 @@ class PipelineModel(ABC):
     ) -> None:
         """Raise RecipeError, with the nearest valid size, unless the sides are as in `check_image` and the frames are
         one more than a multiple of `frame_step`, up to `most_frames`."""
-        _check_size("frames", sampling.frames, first=1, step=frame_step, largest=most_frames)
+        check_size("frames", sampling.frames, first=1, step=frame_step, largest=most_frames)
         self.check_image(dataclasses.replace(sampling, frames=1), unit=unit, largest=largest)
 
     def decode(self, latents: Tensor) -> Tensor:
@@ -313,7 +313,7 @@ def _empty(cls: Any, folder: Path, *, dtype: torch.dtype) -> torch.nn.Module:
     return module
 
 
-def _check_size(name: str, size: int, *, first: int, step: int, largest: int | None) -> None:
+def check_size(name: str, size: int, *, first: int, step: int, largest: int | None = None) -> None:
     """Raise RecipeError unless `size` is first + k step, k >= 0, and at most `largest`."""
     steps, rest = divmod(size - first, step)
     if rest == 0 and first <= size <= (largest or size):

@@ -10,20 +10,24 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.specs.check import check_config
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
+from unirl.numerics.diffusion.pipeline_model import check_size
 from unirl.numerics.model_files import dtype_of
 
 from .checkpoint import find, load_pipeline
 from .config import DiffusersConfig
 from .latents import Grid
+from .layers import wrap_blocks
 from .plugin import SPEC
 from .records import Layout
 from .rows import RowTimestep
-from .session import Done, Run, Session, Size
+from .session import Done, Record, Run, Session, Size
 
 __all__ = ["DiffusersModel", "build"]
 
@@ -67,6 +71,10 @@ class DiffusersModel:
             if isinstance(part, torch.nn.Module):
                 part.eval().to(device)
                 part.requires_grad_(part is self.transformer)
+        blocks = wrap_blocks(self.transformer)
+        for part in self.transformer.modules():
+            if part is self.transformer or type(part).__name__ in blocks:
+                part.register_forward_hook(_own_memory)
         self.session = Session(self.pipeline, call=config.call, dtype=dtype, autocast=autocast)
         _check_call(config.call, self.session)
         self.num_train_timesteps = float(self.pipeline.scheduler.config.num_train_timesteps)
@@ -95,12 +103,13 @@ class DiffusersModel:
                 "+model.call.guidance_scale."
             )
         size = self._size(sampling)
+        records = [self._recorded(text, size)[0] for text in inputs.texts]
         try:
-            records = [self.session.record([t], size=size, transformer=self.transformer)[0] for t in inputs.texts]
             conditions = self.layout.conditions(records)
-        except (ValueError, RuntimeError) as error:
+        except (RuntimeError, ValueError) as error:
             raise RecipeError(
-                f"model.path: {type(self.pipeline).__name__} cannot encode these prompts: {error}"
+                f"model.path: what {type(self.pipeline).__name__} makes of these prompts has another form than when it "
+                f"was loaded: {error}."
             ) from error
         return {**conditions, _CALL: torch.tensor([dataclasses.astuple(size)] * len(records), device=self.device)}
 
@@ -111,7 +120,8 @@ class DiffusersModel:
         for row in range(len(x)):
             shapes = tuple(conditions[name][row].shape for name in sorted(self.layout.ragged))
             groups.setdefault((shapes, levels[row]), []).append(row)
-        self._check_ranks()
+        if self.layout.ragged or len(groups) > 1:
+            self._check_ranks()
         if len(groups) == 1:
             return self.forward(x, sigma, conditions)
         result: dict[int, Tensor] = {}
@@ -123,11 +133,12 @@ class DiffusersModel:
     def forward(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Any]) -> Tensor:
         """The same in one run of the pipeline: its first step is answered with x, its second has the prediction."""
         found: list[Tensor] = []
-        state = self.grid.state(x)
+        state = self.grid.state(x.float())
 
         def on_step(index: int, prediction: Tensor, sample: Tensor) -> Tensor:
             if index == 0:
-                return state.to(sample.dtype)
+                # In fp32, and so is the timestep then, whatever the encoders are in.
+                return state
             found.append(prediction)
             raise Done
 
@@ -151,10 +162,7 @@ class DiffusersModel:
                 f"sampling.schedule: got {sampling.schedule}, but model 'diffusers' takes the schedule of the "
                 "pipeline's own run. Leave it out, or change scheduler/scheduler_config.json of the checkpoint."
             )
-        size = self._size(sampling)
-        run = self.session.record(
-            [""], size=size, transformer=self.transformer, num_steps=sampling.num_inference_steps
-        )[1]
+        run = self._recorded("", self._size(sampling), num_steps=sampling.num_inference_steps)[1]
         sigmas = run.sigmas.float().cpu()
         return 1 - sigmas if self.is_inverted else sigmas
 
@@ -172,13 +180,13 @@ class DiffusersModel:
         return torch.cat([decoded(chunk) for chunk in chunks])
 
     def _decoded(self, latents: Tensor) -> Tensor:
-        state = self.grid.state(latents)
+        state = self.grid.state(latents).to(self.vae.dtype)
         size = self.grid.size(tuple(latents.shape[1:]), max_sequence_length=int(self.blank[_CALL][0][3]))
         rows = {name: [value[0]] * len(latents) for name, value in self.blank.items()}
         rows[_CALL] = [torch.tensor(dataclasses.astuple(size))]
         level = torch.full((1,), 0.5, device=self.device)
         media: Tensor = self._run(
-            lambda index, prediction, sample: state.to(sample.dtype),
+            lambda index, prediction, sample: state,
             rows,
             at=self.timestep(level),
             level=level,
@@ -204,36 +212,37 @@ class DiffusersModel:
         rows = next(len(value) for name, value in conditions.items() if name != _CALL)
         return self.session.run(run, prompts=[""] * rows, size=size, output_type=output_type)
 
+    def _recorded(self, text: str, size: Size, *, num_steps: int = 2) -> tuple[Record, Run]:
+        try:
+            return self.session.record([text], size=size, transformer=self.transformer, num_steps=num_steps)
+        except ValueError as error:
+            raise RecipeError(f"sampling: {type(self.pipeline).__name__} refuses {size}: {error}") from error
+
     def _size(self, sampling: LatentSamplingConfig) -> Size:
         grid = self.grid
         if not grid.frame_step and sampling.frames != 1:
             raise RecipeError(
                 f"sampling.frames: got {sampling.frames}; {type(self.pipeline).__name__} generates single images."
             )
-        for name, first, step in (
-            ("height", grid.unit, grid.unit),
-            ("width", grid.unit, grid.unit),
-            ("frames", 1, grid.frame_step or 1),
-        ):
-            size = int(getattr(sampling, name))
-            if size < first or (size - first) % step:
-                near = sorted({first + max((size - first) // step + more, 0) * step for more in (0, 1)})
-                rule = f"a multiple of {step}{'' if first == step else f' plus {first}'}"
-                raise RecipeError(
-                    f"sampling.{name}: got {size}, expected {rule} for {type(self.pipeline).__name__}. Nearest: "
-                    f"{' or '.join(map(str, near))}."
-                )
+        check_size("height", sampling.height, first=grid.unit, step=grid.unit)
+        check_size("width", sampling.width, first=grid.unit, step=grid.unit)
+        check_size("frames", sampling.frames, first=1, step=grid.frame_step or 1)
         return Size(sampling.height, sampling.width, sampling.frames, sampling.max_sequence_length)
 
     def _check_ranks(self) -> None:
         """Ranks of a sharded module run it equally often, or wait for each other forever."""
-        if not (self.layout.ragged or not self.takes_row_sigmas) or not torch.distributed.is_initialized():
+        if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
             return
-        if torch.distributed.get_world_size() > 1 and hasattr(self.transformer, "unshard"):
+        if isinstance(self.transformer, FSDPModule):
             raise RunFailed(
                 f"model: rows of {type(self.pipeline).__name__} that differ in the length of their prompts or in sigma "
                 "need forwards of their own, and several ranks would not run equally many. Train it on one process."
             )
+
+
+def _own_memory(_module: torch.nn.Module, _args: Any, output: Any) -> Any:
+    """FSDP2 warns of modules that return views, as blocks do that split a joint sequence."""
+    return tree_map(lambda part: part.clone() if isinstance(part, Tensor) and part._is_view() else part, output)
 
 
 def _check_call(call: Mapping[str, Any], session: Session) -> None:

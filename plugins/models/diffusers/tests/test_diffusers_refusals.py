@@ -1,0 +1,207 @@
+"""Bad input of every kind: one clear error, the key first."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import as_hub_id, cut
+from unirl.core.errors import RecipeError
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
+from unirl.models.diffusers.config import DiffusersConfig
+from unirl.models.diffusers.model import DiffusersModel, build
+from unirl.models.diffusers.rows import RowTimestep
+
+SAMPLING = LatentSamplingConfig(num_inference_steps=4, height=64, width=96, max_sequence_length=32)
+
+
+def change(file: str, **values: object) -> Callable[[Path], None]:
+    """Set keys of a JSON file of the checkpoint; None takes one out."""
+
+    def done(folder: Path) -> None:
+        path = folder / file
+        content = {**json.loads(path.read_text()), **values}
+        path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+    return done
+
+
+def language_model(folder: Path) -> None:
+    (folder / "model_index.json").unlink()
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+
+
+def sharded(folder: Path) -> None:
+    index = {"weight_map": {"a": "diffusion_pytorch_model-00001-of-00002.safetensors"}}
+    (folder / "transformer" / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def another_scheduler(predicts: str) -> Callable[[Path], None]:
+    config = {"_class_name": "DDIMScheduler", "prediction_type": predicts, "num_train_timesteps": 1000}
+    return lambda folder: (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(config))  # type: ignore[func-returns-value]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (shutil.rmtree, r"there is no folder .* and it is not a hub id either"),
+        (
+            lambda folder: (folder / "model_index.json").unlink(),
+            r"has no model_index\.json.* Give the folder that holds",
+        ),
+        (language_model, r"It is a language model, LlamaForCausalLM: use model=causal-lm\."),
+        (change("model_index.json", _class_name="AcmePipeline"), r"is a checkpoint of 'AcmePipeline', which diffusers"),
+        (change("model_index.json", transformer=None), r"has no transformer among its components"),
+        (
+            change("model_index.json", transformer_2=["diffusers", "FluxTransformer2DModel"]),
+            r"has two transformers, for high and for low noise, expected one",
+        ),
+        (lambda folder: shutil.rmtree(folder / "vae"), r"lacks vae/"),
+        (lambda folder: (folder / "tokenizer_2" / "tokenizer.json").unlink(), r"has no vocabulary in tokenizer_2/"),
+        (sharded, r"names 1 files, of which 1 are missing, the first is 'diffusion_pytorch_model-00001-of-00002"),
+        (
+            another_scheduler("epsilon"),
+            r"prediction_type 'epsilon': its model predicts the noise, expected a flow-match",
+        ),
+        (another_scheduler("v_prediction"), r"prediction_type 'v_prediction': its model predicts v, expected a flow-m"),
+        (lambda folder: (folder / "scheduler" / "scheduler_config.json").write_text("{"), r"cannot be read as JSON"),
+        (lambda folder: cut(folder / "transformer"), r"a component does not load"),
+    ],
+    ids=[
+        "absent",
+        "no-index",
+        "language-model",
+        "unknown-pipeline",
+        "no-transformer",
+        "two-experts",
+        "no-vae",
+        "no-tokens",
+        "missing-shard",
+        "epsilon",
+        "v-prediction",
+        "bad-scheduler",
+        "cut",
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_one_clear_error(
+    tmp_path: Path, tiny_folder: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(tiny_folder, folder)
+    damage(folder)
+    with pytest.raises(RecipeError, match=message) as caught:
+        build(DiffusersConfig(path=str(folder)), device="cpu")
+    assert str(caught.value).startswith("model.path: ")
+
+
+def test_a_single_file_is_refused_with_the_way_to_a_folder(tmp_path: Path) -> None:
+    (file := tmp_path / "flux.safetensors").write_bytes(b"")
+    with pytest.raises(RecipeError, match=r"^model\.path: got the single file .*from_single_file"):
+        build(DiffusersConfig(path=str(file)), device="cpu")
+
+
+def test_a_hub_id_that_is_not_there_is_refused_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(RecipeError, match=r"^model\.path: .*'acme/none'.* log in if the model is gated"):
+        build(DiffusersConfig(path="acme/none"), device="cpu")
+
+
+def test_a_hub_id_has_the_weights_of_the_local_path(
+    tiny_folder: Path, model: DiffusersModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched = build(DiffusersConfig(path=as_hub_id(tiny_folder, tmp_path, monkeypatch)), device="cpu")
+    state = fetched.trainable.state_dict()
+    assert all(torch.equal(weight, state[name]) for name, weight in model.trainable.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({"guidance_scal": 2.0}, r"^model\.call\.guidance_scal: FluxPipeline has no such .* Nearest: guidance_scale"),
+        ({"height": 64}, r"^model\.call\.height: `sampling` and the prompts set it"),
+        ({"true_cfg_scale": 2.0, "negative_prompt": "blurred"}, r"is run for 6 rows in 3 steps of one prompt"),
+    ],
+)
+def test_an_argument_of_the_call_that_does_not_fit_is_refused(
+    tiny_folder: Path, call: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        build(DiffusersConfig(path=str(tiny_folder), call=call), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"height": 65}, r"^sampling\.height: got 65, expected a multiple of 16\. Nearest: 64 or 80\."),
+        ({"width": 8}, r"^sampling\.width: got 8, expected a multiple of 16\. Nearest: 16\."),
+        ({"frames": 5}, r"^sampling\.frames: got 5; FluxPipeline generates single images"),
+        ({"schedule": ScheduleConfig(shift=3.0)}, r"^sampling\.schedule: got .*shift=3\.0.*/scheduler_config\.json"),
+    ],
+)
+def test_a_request_that_does_not_fit_is_refused(model: DiffusersModel, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        model.schedule(dataclasses.replace(SAMPLING, **changes))
+
+
+def test_frames_off_the_grid_are_refused_with_those_that_fit(load: Callable[..., DiffusersModel]) -> None:
+    with pytest.raises(
+        RecipeError, match=r"^sampling\.frames: got 8, expected a multiple of 4 plus 1\. Nearest: 5 or 9\."
+    ):
+        load("WanPipeline").latent_shape(dataclasses.replace(SAMPLING, frames=8))
+
+
+def test_guidance_of_a_model_that_reads_its_scale_is_refused(load: Callable[..., DiffusersModel]) -> None:
+    sampling = dataclasses.replace(SAMPLING, guidance_scale=4.5)
+    with pytest.raises(RecipeError, match=r"^sampling\.guidance_scale: got 4\.5, but FluxPipeline is distilled"):
+        load("FluxPipeline").encode(Inputs.of_texts(["a ring"]), sampling=sampling)
+
+
+def test_a_model_whose_velocity_is_off_is_refused_with_the_number(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state dependent transformer: every second call is another one."""
+    from diffusers import FluxTransformer2DModel  # pyright: ignore[reportPrivateImportUsage]
+
+    own, calls = FluxTransformer2DModel.forward, [0]
+
+    def drifting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        return (own(self, *args, **kwargs)[0] * (1 + 0.01 * calls[0]),)
+
+    monkeypatch.setattr(FluxTransformer2DModel, "forward", drifting)
+    with pytest.raises(
+        RecipeError, match=r"three steps of its own run and its velocities differ by 0\.0\d+ of the lar"
+    ):
+        build(DiffusersConfig(path=str(tiny_folder)), device="cpu")
+
+
+def test_a_model_that_does_not_hear_the_prompt_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    from diffusers import FluxTransformer2DModel  # pyright: ignore[reportPrivateImportUsage]
+
+    folder = tmp_path / "deaf"
+    shutil.copytree(tiny_folder, folder)
+    transformer = FluxTransformer2DModel.from_pretrained(folder / "transformer")
+    with torch.no_grad():
+        for name in ("context_embedder", "time_text_embed.text_embedder.linear_1"):
+            transformer.get_submodule(name).get_parameter("weight").zero_()
+    transformer.save_pretrained(folder / "transformer")
+    with pytest.raises(RecipeError, match=r"its velocity does not depend on the prompt"):
+        build(DiffusersConfig(path=str(folder)), device="cpu")
+
+
+def test_a_timestep_of_rows_is_expanded_and_mapped_row_by_row_and_nothing_else() -> None:
+    rows = torch.tensor([100.0, 200.0, 300.0])
+    t = RowTimestep.of(rows)
+    assert torch.equal((1000 - t.expand(3)) / 1000, (1000 - rows) / 1000)
+    assert torch.equal(((1 - t / 1000)[None].repeat(6)).reshape(2, 3), (1 - rows / 1000).expand(2, 3))
+    assert torch.equal(t.to(torch.float64).expand(3), rows.double())
+    for mixes in (float, lambda one: one.item(), lambda one: one.expand(2), lambda one: one * torch.ones(3)):
+        with pytest.raises(TypeError):
+            mixes(t)
