@@ -50,26 +50,6 @@ data: {train: "${asset:quickstart,enhancer/prompts/train.jsonl}", prompts_per_st
 sampling: {num_inference_steps: 3, height: 64, width: 64, max_sequence_length: 8}
 run: {max_steps: 2, media_every: 0, threads: 1}
 """
-DISTILLED_TEXT = """
-defaults:
-  - /unirl
-  - /model@model.student: qwen3
-  - /model@model.teacher: qwen3
-  - /backend@backend.student: fsdp2
-  - /engine: trainside
-  - /algorithm: distillation
-  - /sampling: text
-  - /reward@reward.math: math
-  - _self_
-stages:
-  text: {model: student, reference: teacher}
-model:
-  student: {path: "${asset:quickstart,text/checkpoint}"}
-  teacher: {path: "${asset:quickstart,text/teacher}"}
-backend: {student: {trains: full}}
-data: {train: "${asset:quickstart,text/prompts/train.jsonl}", prompts_per_step: 2, samples_per_prompt: 2}
-run: {media_every: 0, threads: 1}
-"""
 OWN = "model.teacher.path=${asset:quickstart,enhancer/checkpoint}"
 TEACHER = ("+model@model.teacher=qwen3", "stages.rewrite.reference=teacher", OWN)
 SEPARATE = ("launcher=ray", "launcher.placement=separate", "launcher.cpus=0.1", "launcher.reward_cpus=0.1")
@@ -379,9 +359,12 @@ def test_teachers_that_do_not_fit_are_refused(recipe: Path, words: list[str], sa
 
 
 def refusals(folder: Path, stage: str, *words: str) -> list[str]:
-    """Of the recipe with one stage, `text` or `image`, and a teacher."""
-    file = folder / f"{stage}.yaml"
-    file.write_text({"text": DISTILLED_TEXT, "image": DISTILLED}[stage], encoding="utf-8")
+    """Of a recipe with one stage, `text` or `image`, and a teacher."""
+    file = Path("quickstart-distillation") if stage == "text" else folder / "image.yaml"
+    if stage == "image":
+        file.write_text(DISTILLED, encoding="utf-8")
+    # Losses that compare the samples of a prompt need several.
+    words = ("data.samples_per_prompt=2", *words)
     catalog = Catalog.discover()
     return [str(reason) for reason in match(composed(file, *words), catalog=catalog).reasons]
 
