@@ -70,6 +70,7 @@ def command(
     from .budget import parse_budget
     from .league import check_seeds, chosen, read_settings, run_all, score_key
     from .page import COLUMNS, cells, write
+    from .process import preload
     from .run import Job
     from .tune import FIRST_SEED, best, changed, grid_points, point_name, settings_text
 
@@ -119,6 +120,7 @@ def command(
         for job in [job for point in points or [()] for job in jobs_at(point)]:
             sys.stdout.write(f"{job.algorithm}, seed {job.seed}: {' '.join(job.overrides) or 'as the recipe is'}\n")
         return
+    preload(entries.modules)
     head = {
         "budget": f"{bound} for each run",
         "seeds": list(numbers),
@@ -146,7 +148,7 @@ def command(
         "score": metric,
         **head,
         "overrides of one": {name: of(name)[len(overrides) :] for name in entries.algorithms},
-        "tuned": dict(file.tuned),
+        "tuned": {key: value for key, value in file.tuned.items() if key != "scores"},
     }
     rows = write(
         where, head=head, records=records, refused=entries.refused, budget=bound, score=metric, intervals=evals

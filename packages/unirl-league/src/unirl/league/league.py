@@ -17,7 +17,7 @@ from unirl.core.names import did_you_mean
 from unirl.core.recipe.compose import compose
 from unirl.core.recipe.files import find_recipe, recipe_roots
 
-from .process import preload, run_process
+from .process import run_process
 from .run import Job, refuse
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class Entries:
     algorithms: tuple[str, ...]
     refused: Mapping[str, str]
     """Algorithm -> why it does not fit the recipe."""
+    modules: tuple[str, ...]
+    """Of all parts of the runs, to import before them."""
 
 
 def read_settings(recipe: str, file: Path | None) -> Settings:
@@ -115,8 +117,7 @@ def chosen(recipe: str, names: str, overrides: Callable[[str], Sequence[str]], *
         else:
             fitting.append(name)
             modules += own
-    preload(modules)
-    return Entries(algorithms=tuple(fitting), refused=refused)
+    return Entries(algorithms=tuple(fitting), refused=refused, modules=tuple(dict.fromkeys(modules)))
 
 
 def _modules(plan: Plan) -> list[str]:
