@@ -130,7 +130,7 @@ def command(
         found = {point: run_all(jobs_at(point), where / point_name(point), again=retry, said=_say) for point in points}
         choices = {name: best(name, found, budget=bound, score=metric) for name in entries.algorithms}
         text = settings_text(
-            recipe,
+            file.recipe,
             score=metric,
             common=overrides,
             tuned={"grid": list(map(point_name, points)), "budget": head["budget"], "seeds": head["seeds"]},
@@ -139,7 +139,8 @@ def command(
         )
         replace_text(where / "settings.yaml", text)
         for name, choice in choices.items():
-            _say(f"{name}: {' '.join(choice.point)}")
+            others = ", ".join(f"{each} {value}" for each, value in choice.scores.items())
+            _say(f"{name}: {' '.join(choice.point)} of {others}")
         _say(f"settings  {where / 'settings.yaml'}")
         return
     records = run_all(jobs_at(), where, again=retry, said=_say)

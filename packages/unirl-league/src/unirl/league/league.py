@@ -34,6 +34,8 @@ JOB = "job.json"
 class Settings:
     """What a settings file says of one recipe."""
 
+    recipe: str
+    """Its name, whatever path the command gives."""
     score: str = ""
     """Metric of the evaluations that is compared, such as `reward/shapes`."""
     overrides: tuple[str, ...] = ()
@@ -63,7 +65,7 @@ def read_settings(recipe: str, file: Path | None) -> Settings:
     found = find_recipe(recipe, recipe_roots())
     path = file or found.root.folder.parent / "league.yaml"
     if file is None and not path.is_file():
-        return Settings(algorithms={})
+        return Settings(recipe=found.name, algorithms={})
     try:
         given = cast("dict[str, Any]", yaml.safe_load(path.read_text(encoding="utf-8")) or {})
         own = given.get(found.name, {})
@@ -78,7 +80,9 @@ def read_settings(recipe: str, file: Path | None) -> Settings:
         raise RecipeError(
             f"{path}: {found.name}: got {sorted(unknown)[0]!r}, expected `score`, `tuned` and `algorithms`."
         )
-    return Settings(score=str(own.get("score", "")), overrides=common, tuned=tuned, algorithms=algorithms)
+    return Settings(
+        recipe=found.name, score=str(own.get("score", "")), overrides=common, tuned=tuned, algorithms=algorithms
+    )
 
 
 def check_seeds(seeds: Iterable[int], settings: Settings) -> None:
