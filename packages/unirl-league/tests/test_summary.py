@@ -156,7 +156,9 @@ def test_the_best_point_of_a_grid_is_the_highest_without_a_failed_run() -> None:
     choice = best("a", records, budget=BUDGET, score=SCORE)
     assert choice.point == ("lr=3",)
     assert choice.scores == {"lr=1": None, "lr=2": pytest.approx(0.3), "lr=3": pytest.approx(0.4), "lr=4": None}
-    with pytest.raises(RecipeError, match="--tune: a: every point of the grid has a failed run: out of memory"):
+    with pytest.raises(RecipeError, match="no score is finite"):
+        best("a", {("lr=4",): records["lr=4",]}, budget=BUDGET, score=SCORE)
+    with pytest.raises(RecipeError, match="--tune: a: no value of the grid can be used: out of memory"):
         best("a", {("lr=1",): [failed]}, budget=BUDGET, score=SCORE)
 
 
@@ -165,6 +167,6 @@ def test_a_grid_has_every_combination_and_replaces_the_values_of_the_settings() 
     points = grid_points(["backend.lr=1,2", "train.updates_per_step=1,4"])
     assert len(points) == 4 and points[1] == ("backend.lr=1", "train.updates_per_step=4")
     assert point_name(points[1]) == "backend.lr=1,train.updates_per_step=4"
-    assert changed(["backend.lr=7", "run.threads=1"], points[1]) == ["run.threads=1", *points[1]]
+    assert changed(["+backend.lr=7", "run.threads=1"], points[1]) == ["run.threads=1", *points[1]]
     with pytest.raises(RecipeError, match=r"--tune: got 'backend\.lr' twice"):
         grid_points(["backend.lr=1,2", "backend.lr=3,4"])

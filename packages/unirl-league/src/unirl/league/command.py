@@ -70,6 +70,7 @@ def command(
     from .budget import parse_budget
     from .league import check_seeds, chosen, read_settings, run_all, score_key
     from .page import COLUMNS, cells, write
+    from .process import preload
     from .run import Job
     from .tune import FIRST_SEED, best, changed, grid_points, point_name, settings_text
 
@@ -119,6 +120,7 @@ def command(
         for job in [job for point in points or [()] for job in jobs_at(point)]:
             sys.stdout.write(f"{job.algorithm}, seed {job.seed}: {' '.join(job.overrides) or 'as the recipe is'}\n")
         return
+    preload(entries.modules)
     head = {
         "budget": f"{bound} for each run",
         "seeds": list(numbers),
@@ -128,7 +130,7 @@ def command(
         found = {point: run_all(jobs_at(point), where / point_name(point), again=retry, said=_say) for point in points}
         choices = {name: best(name, found, budget=bound, score=metric) for name in entries.algorithms}
         text = settings_text(
-            recipe,
+            file.recipe,
             score=metric,
             common=overrides,
             tuned={"grid": list(map(point_name, points)), "budget": head["budget"], "seeds": head["seeds"]},
@@ -137,7 +139,8 @@ def command(
         )
         replace_text(where / "settings.yaml", text)
         for name, choice in choices.items():
-            _say(f"{name}: {' '.join(choice.point)}")
+            others = ", ".join(f"{each} {value}" for each, value in choice.scores.items())
+            _say(f"{name}: {' '.join(choice.point)} of {others}")
         _say(f"settings  {where / 'settings.yaml'}")
         return
     records = run_all(jobs_at(), where, again=retry, said=_say)
@@ -146,7 +149,7 @@ def command(
         "score": metric,
         **head,
         "overrides of one": {name: of(name)[len(overrides) :] for name in entries.algorithms},
-        "tuned": dict(file.tuned),
+        "tuned": {key: value for key, value in file.tuned.items() if key != "scores"},
     }
     rows = write(
         where, head=head, records=records, refused=entries.refused, budget=bound, score=metric, intervals=evals

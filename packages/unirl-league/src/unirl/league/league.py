@@ -17,7 +17,7 @@ from unirl.core.names import did_you_mean
 from unirl.core.recipe.compose import compose
 from unirl.core.recipe.files import find_recipe, recipe_roots
 
-from .process import preload, run_process
+from .process import run_process
 from .run import Job, refuse
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ JOB = "job.json"
 class Settings:
     """What a settings file says of one recipe."""
 
+    recipe: str
+    """Its name, whatever path the command gives."""
     score: str = ""
     """Metric of the evaluations that is compared, such as `reward/shapes`."""
     overrides: tuple[str, ...] = ()
@@ -51,6 +53,8 @@ class Entries:
     algorithms: tuple[str, ...]
     refused: Mapping[str, str]
     """Algorithm -> why it does not fit the recipe."""
+    modules: tuple[str, ...]
+    """Of all parts of the runs, to import before them."""
 
 
 def read_settings(recipe: str, file: Path | None) -> Settings:
@@ -61,7 +65,7 @@ def read_settings(recipe: str, file: Path | None) -> Settings:
     found = find_recipe(recipe, recipe_roots())
     path = file or found.root.folder.parent / "league.yaml"
     if file is None and not path.is_file():
-        return Settings(algorithms={})
+        return Settings(recipe=found.name, algorithms={})
     try:
         given = cast("dict[str, Any]", yaml.safe_load(path.read_text(encoding="utf-8")) or {})
         own = given.get(found.name, {})
@@ -76,7 +80,9 @@ def read_settings(recipe: str, file: Path | None) -> Settings:
         raise RecipeError(
             f"{path}: {found.name}: got {sorted(unknown)[0]!r}, expected `score`, `tuned` and `algorithms`."
         )
-    return Settings(score=str(own.get("score", "")), overrides=common, tuned=tuned, algorithms=algorithms)
+    return Settings(
+        recipe=found.name, score=str(own.get("score", "")), overrides=common, tuned=tuned, algorithms=algorithms
+    )
 
 
 def check_seeds(seeds: Iterable[int], settings: Settings) -> None:
@@ -115,8 +121,7 @@ def chosen(recipe: str, names: str, overrides: Callable[[str], Sequence[str]], *
         else:
             fitting.append(name)
             modules += own
-    preload(modules)
-    return Entries(algorithms=tuple(fitting), refused=refused)
+    return Entries(algorithms=tuple(fitting), refused=refused, modules=tuple(dict.fromkeys(modules)))
 
 
 def _modules(plan: Plan) -> list[str]:

@@ -22,7 +22,7 @@ def preload(modules: Iterable[str]) -> None:
 
     No effect where a run was started before.
     """
-    _CONTEXT.set_forkserver_preload([*_ALWAYS, *dict.fromkeys(modules)])
+    _CONTEXT.set_forkserver_preload([*_ALWAYS, *modules])
 
 
 def run_process(job: Path, output: Path) -> int:

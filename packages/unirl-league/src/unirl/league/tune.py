@@ -42,12 +42,12 @@ def grid_points(texts: Sequence[str]) -> list[Point]:
     axes: dict[str, list[str]] = {}
     for text in texts:
         key, _, values = text.partition("=")
-        given = [value.strip() for value in values.split(",")]
-        if not key.strip() or not all(given) or len(set(given)) < max(2, len(given)):
+        key, given = key.strip(), [value.strip() for value in values.split(",")]
+        if not key or not all(given) or len(set(given)) < max(2, len(given)):
             raise RecipeError(f"--tune: got {text!r}, expected a key and two or more values: backend.lr=3e-5,1e-4.")
         if key in axes:
             raise RecipeError(f"--tune: got {key!r} twice; give all its values at once.")
-        axes[key.strip()] = given
+        axes[key] = given
     if not axes:
         return []
     return list(itertools.product(*([f"{key}={value}" for value in values] for key, values in axes.items())))
@@ -60,14 +60,14 @@ def point_name(point: Point) -> str:
 
 def changed(overrides: Sequence[str], point: Point) -> list[str]:
     """The overrides with the values of the point in place of theirs."""
-    tuned = {text.partition("=")[0] for text in point}
-    return [text for text in overrides if text.lstrip("+").partition("=")[0] not in tuned] + [*point]
+    tuned = {_key(text) for text in point}
+    return [text for text in overrides if _key(text) not in tuned] + [*point]
 
 
 def best(name: str, records: Mapping[Point, Sequence[Record]], *, budget: Budget, score: str) -> Choice:
     """The point with the highest score, the first of equal ones; a point with a failed run is out.
 
-    records: of every algorithm, at each point. Raises RecipeError when every point has a failed run.
+    records: of every algorithm, at each point. Raises RecipeError when no point is left.
     """
     scores: dict[Point, float | None] = {}
     for point, given in records.items():
@@ -78,7 +78,8 @@ def best(name: str, records: Mapping[Point, Sequence[Record]], *, budget: Budget
     finite = {point: value for point, value in scores.items() if value is not None}
     if not finite:
         errors = [str(record["error"]) for given in records.values() for record in given if record["algorithm"] == name]
-        raise RecipeError(f"--tune: {name}: every point of the grid has a failed run: {next(filter(None, errors))}")
+        why = next(filter(None, errors), "no score is finite")
+        raise RecipeError(f"--tune: {name}: no value of the grid can be used: {why}. Give others, or leave it out.")
     point = max(finite, key=lambda one: finite[one])
     return Choice(point=point, scores={point_name(one): value for one, value in scores.items()})
 
@@ -105,3 +106,7 @@ def settings_text(
     }
     head = "# The settings of each algorithm with the best final score, chosen by `unirl league --tune`.\n"
     return head + yaml.safe_dump({recipe: content}, sort_keys=False, width=120)
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+").partition("=")[0]
