@@ -44,6 +44,8 @@ DIFFERENTIABLE = ("~reward@reward.shapes", "+reward@reward.soft=soft-shapes")
 """In place of the recipe's reward, for an algorithm that backpropagates rewards."""
 LAGGED = ("kind=linear", "rate=0.001", "decay=0.5")
 """Settings of a lagged policy that samples, as in the paper of DiffusionNFT; of the recipe's backend."""
+CRITIC = ("backend.critic.lr=1e-3", "advantage.scope=group")
+"""Settings of a critic, whose advantages are whitened by themselves."""
 
 
 @claim("algorithm")
@@ -91,7 +93,9 @@ def _plan(bench: AlgorithmBench) -> Plan:
         *reward,
         f"run.device={bench.device}",
         f"train.updates_per_step={4 if needs.multi_update else 1}",
-        *(("backend.reference_copy=true",) if needs.reference == "policy" else ()),
+        # Also where only the default settings ask for it.
+        "backend.reference_copy=true",
+        *(CRITIC if needs.critic else ()),
         *(() if needs.sampler == "live" else (f"backend.{needs.sampler}.{setting}" for setting in LAGGED)),
     ]
 

@@ -22,7 +22,7 @@ SPEC = AlgorithmSpec(
     paper="arXiv 2305.16381",
     reference="unirl.algorithms.dpok.reference:loss",
     # Beside a weight of 100 the penalty would be less than the rounding of the loss.
-    trial={"reward_weight": 1.0},
+    trial={"reward_weight": 1.0, "clip_range": 1e-3},
 )
 
 

@@ -59,7 +59,8 @@ DDPO = replace(
     config="unirl.algorithms.flow_grpo.config:DdpoConfig",
     paper="arXiv 2305.13301",
     # Trials have groups of four and no earlier steps.
-    trial={"clip_range": 1e-3, "min_count": 1},
+    # The 24 samples a prompt of the learning trial are more than the usual buffer holds.
+    trial={"clip_range": 1e-3, "min_count": 1, "buffer_size": 64},
 )
 
 
