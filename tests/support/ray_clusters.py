@@ -20,6 +20,7 @@ from typing import Any
 import ray
 import warm_workers
 from ray._private import ray_constants
+from ray._private.node import Node
 from ray._raylet import Config
 from unirl.runtime.ray_worker import SETTINGS
 
@@ -53,15 +54,17 @@ def own(*, num_cpus: int = 8, disk: float = 0.95, **variables: str) -> Iterator[
         yield
 
 
-def set_up_workers_without_ray() -> None:
-    """Have nodes that this process starts set up their workers as `ray_setup_worker.py` does."""
+def use_light_nodes() -> None:
+    """Have nodes that this process starts set up their workers as `ray_setup_worker.py` does, and follow no logs."""
     # Ray joins it to a folder of its own, which leaves an absolute path as it is.
     ray_constants.SETUP_WORKER_FILENAME = str(Path(__file__).with_name("ray_setup_worker.py"))
+    # It looks into the folder of all logs ten times a second, and drivers of tests print none of them.
+    Node.start_log_monitor = lambda self: None
 
 
 def _new(num_cpus: int) -> dict[str, Any]:
     """Arguments of `ray.init` for a new cluster."""
-    set_up_workers_without_ray()
+    use_light_nodes()
     return {
         "address": "local",
         "num_cpus": num_cpus,
