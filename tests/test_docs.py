@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from unirl.core.cli import main
+from unirl.core.specs.spec import KINDS
 
 pytestmark = pytest.mark.whole_tree
 
@@ -135,9 +136,12 @@ def test_a_command_that_a_page_shows_is_accepted(
         words = [word.split(",")[0] if "=" in word else word for word in words]
     if words[0] == "league":
         words = [*words, "--dry-run"]
-    if words[0] == "conformance" and not {"--tier", "--claims", "--from"} & set(words):
+    if words[0] == "conformance" and not {"--claims", "--from"} & set(words):
         # The gate tries everything; here it is the options that count.
-        words = [*words, "--tier", "static"]
+        if "--tier" not in words:
+            words = [*words, "--tier", "static"]
+        if not any(word.startswith("--") and word.removeprefix("--") in ("plugin", *KINDS) for word in words):
+            words = [*words, "--plugin", "unirl-conformance"]
     with pytest.raises(SystemExit) as caught:
         main(words)
     # Plugins of this folder are imported once per process; the next command has them in another folder.

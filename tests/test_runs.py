@@ -18,6 +18,7 @@ import pytest
 import torch
 from bad_input_page import answer
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from unirl.core.cli import main
 from unirl.core.errors import CheckpointError, RewardFailed
 from unirl.core.loop.run import RunResult, train
 from unirl.core.plugins.catalog import Catalog
@@ -258,8 +259,15 @@ def unirl(*words: str, cwd: Path) -> subprocess.Popen[str]:
     )
 
 
+def unirl_here(*words: str) -> int | str | None:
+    """The exit code of a command in this process, which has imported everything."""
+    with pytest.raises(SystemExit) as caught:
+        main([*words])
+    return caught.value.code
+
+
 @pytest.mark.slow
-def test_ctrl_c_leaves_a_resumable_run_and_says_how(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_a_resumable_run_and_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process = unirl("train", "quickstart", *SMALL, "run.dir=run", "run.max_steps=500", cwd=tmp_path)
     log, deadline = tmp_path / "run" / "events.jsonl", time.monotonic() + 120
     while (
@@ -274,9 +282,8 @@ def test_ctrl_c_leaves_a_resumable_run_and_says_how(tmp_path: Path) -> None:
     assert events(tmp_path / "run", "run_finished")[-1]["status"] == "stopped", output
     assert "unirl train --resume run" in output
     assert (tmp_path / "run" / "checkpoints" / f"step-{steps[-1]:06d}" / "manifest.json").is_file()
-    done = unirl("train", "--resume", "run", f"run.max_steps={steps[-1] + 1}", cwd=tmp_path)
-    output, _ = done.communicate(timeout=120)
-    assert done.returncode == 0, output
+    monkeypatch.chdir(tmp_path)
+    assert unirl_here("train", "--resume", "run", f"run.max_steps={steps[-1] + 1}") == 0
     assert [event["step"] for event in events(tmp_path / "run", "step")] == [*steps, steps[-1] + 1]
 
 
@@ -296,7 +303,13 @@ def test_a_full_disk_stops_the_run_and_keeps_the_checkpoints_before_it(start: Ca
 
 
 @pytest.mark.slow
-def test_a_live_run_is_not_joined_and_a_killed_one_is_taken_over(tmp_path: Path) -> None:
+def test_a_live_run_is_not_joined_and_a_killed_one_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def said() -> str:
+        return "".join(capfd.readouterr())
+
+    monkeypatch.chdir(tmp_path)
     words = ("train", "quickstart", *SMALL, "run.dir=run", "run.max_steps=500", "run.save_every=1")
     process = unirl(*words, cwd=tmp_path)
     deadline = time.monotonic() + 120
@@ -310,19 +323,16 @@ def test_a_live_run_is_not_joined_and_a_killed_one_is_taken_over(tmp_path: Path)
     try:
         events_of_both = ("two runs at once with one `run.dir`", "a resume of a run that is still running")
         for event, second in zip(events_of_both, (words, ("train", "--resume", "run")), strict=True):
-            other = unirl(*second, cwd=tmp_path)
-            output, _ = other.communicate(timeout=120)
-            assert other.returncode == 1, output
+            assert unirl_here(*second) == 1
+            output = said()
             assert answer(event) in output
             assert f"process {process.pid} on host" in output
     finally:
         process.kill()
         process.communicate()
     done = max(int(path.name[5:]) for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
-    resumed = unirl("train", "--resume", "run", f"run.max_steps={done + 1}", cwd=tmp_path)
-    output, _ = resumed.communicate(timeout=120)
-    assert resumed.returncode == 0, output
-    assert f"{answer('the lock of a killed run')} {process.pid} on host" in output
+    assert unirl_here("train", "--resume", "run", f"run.max_steps={done + 1}") == 0
+    assert f"{answer('the lock of a killed run')} {process.pid} on host" in said()
     assert not (tmp_path / "run" / "run.lock").exists()
 
 

@@ -14,17 +14,25 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ray
 import warm_workers
+from ray._private import ray_constants
+from ray._private.node import Node
 from ray._raylet import Config
 from unirl.runtime.ray_worker import SETTINGS
 
 STORE_BYTES = 128 * 2**20
 """Of objects that a cluster holds."""
-# Ray gives a process that it is to end 5 s to do it itself, which one that was stopped does not.
-KILLED_AFTER = {"RAY_kill_worker_timeout_milliseconds": "300"}
+STARTED_WITH = {
+    # Ray gives a process that it is to end 5 s to do it itself, which one that was stopped does not.
+    "RAY_kill_worker_timeout_milliseconds": "300",
+    # Workers that it starts before anyone asks have another Python than those of the tests.
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+}
 
 
 @contextmanager
@@ -42,11 +50,21 @@ def joined(**variables: str) -> Iterator[None]:
 def own(*, num_cpus: int = 8, disk: float = 0.95, **variables: str) -> Iterator[None]:
     """Connected to a new cluster, which ends here.  disk: Ray takes one that is fuller for full."""
     _prepare()
-    with _connected(_new(num_cpus), variables, {**KILLED_AFTER, "RAY_local_fs_capacity_threshold": str(disk)}):
+    with _connected(_new(num_cpus), variables, {**STARTED_WITH, "RAY_local_fs_capacity_threshold": str(disk)}):
         yield
 
 
+def use_light_nodes() -> None:
+    """Have nodes that this process starts set up their workers as `ray_setup_worker.py` does, and follow no logs."""
+    # Ray joins it to a folder of its own, which leaves an absolute path as it is.
+    ray_constants.SETUP_WORKER_FILENAME = str(Path(__file__).with_name("ray_setup_worker.py"))
+    # It looks into the folder of all logs ten times a second, and drivers of tests print none of them.
+    Node.start_log_monitor = lambda self: None
+
+
 def _new(num_cpus: int) -> dict[str, Any]:
+    """Arguments of `ray.init` for a new cluster."""
+    use_light_nodes()
     return {
         "address": "local",
         "num_cpus": num_cpus,
@@ -84,7 +102,7 @@ def _connected(
 @functools.cache
 def _address() -> str:
     """Of the cluster that all tests of this process share. It ends with the process."""
-    environment = {**os.environ, **KILLED_AFTER}
+    environment = {**os.environ, **STARTED_WITH}
     head = subprocess.Popen(
         [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
     )

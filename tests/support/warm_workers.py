@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import os
 import pickle
 import runpy
@@ -37,6 +38,16 @@ PRELOAD = (
     "unirl.rewards.rules.shapes",
     "unirl.rewards.rules.brightness",
 )
+PRELOAD_OF_RAY = (
+    "google.protobuf.json_format",
+    "jsonschema",
+    "pydantic.deprecated.class_validators",
+    "pydantic.fields",
+    "pydantic.v1",
+    "starlette.datastructures",
+)
+"""What Ray imports in a worker, where it is installed, before the first call: 0.4 s of CPU. Ray itself reads the job of
+the worker from the environment when it is imported, and pyarrow starts a thread."""
 
 STUB = """#!{python} -IS
 import os, pickle, socket, sys
@@ -71,6 +82,12 @@ def python() -> str:
 def main(address: str) -> None:
     for name in PRELOAD:
         __import__(name)
+    for name in PRELOAD_OF_RAY:
+        with contextlib.suppress(ImportError):
+            __import__(name)
+    # Forks leave these objects alone, so that their pages stay shared.
+    gc.collect()
+    gc.freeze()
     partial = f"{address}.partial"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(partial)

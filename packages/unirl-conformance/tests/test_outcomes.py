@@ -8,7 +8,6 @@ import subprocess
 import sys
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
 from unirl.conformance import claims as claims_module
@@ -30,6 +29,7 @@ def source(module: str) -> str:
     return files(f"{claims_module.__package__}.suite").joinpath(f"{module}.py").read_text(encoding="utf-8")
 
 
+NO_ENVIRONMENTS = "/nonexistent/environments"
 SCRIPT = """
 import json, sys
 from unirl.conformance.run import run_suite
@@ -41,7 +41,7 @@ report = run_suite(
     tier=job["tier"], catalog=job["catalog"], pytest_args=job["args"],
 )
 rows = [[o.kind, o.claim, o.subject, o.state, o.reason] for o in report.outcomes]
-print("REPORT" + json.dumps({"rows": rows, "exit_code": report.exit_code}))
+print("REPORT" + json.dumps(rows))
 """
 
 
@@ -53,7 +53,7 @@ def in_a_process(
     tier: str = "tiny",
     catalog: str = "",
     **environment: str,
-) -> dict[str, Any]:
+) -> list[list[str]]:
     """What a run of its own finds: its rows (kind, claim, subject, state, reason), in the report's order.
 
     Engines with an environment of their own find none: what is shown here holds for all, and they take long to start.
@@ -65,7 +65,7 @@ def in_a_process(
             **os.environ,
             "PYTHONPATH": str(HERE),
             "HF_HUB_OFFLINE": "1",
-            "UNIRL_ENVS": "/nonexistent/environments",
+            "UNIRL_ENVS": NO_ENVIRONMENTS,
             **environment,
         },
         cwd=HERE,
@@ -88,14 +88,12 @@ def quick_claims() -> tuple[str, ...]:
     return (*(name for name, kind in claim_kinds().items() if kind in ("plugin", "reward")), *sharing)
 
 
-@pytest.fixture(scope="module")
-def plain_order() -> dict[str, Any]:
-    return in_a_process(kinds=QUICK, claims=quick_claims(), plugins=QUICK_PLUGINS)
-
-
 @pytest.mark.slow
-def test_claims_end_alike_in_any_order_and_in_parallel(plain_order: dict[str, Any]) -> None:
-    assert {row[0] for row in plain_order["rows"]} == set(QUICK)
+def test_claims_end_alike_in_any_order_and_in_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNIRL_ENVS", NO_ENVIRONMENTS)
+    report = run_suite(Selection(plugins=QUICK_PLUGINS, kinds=QUICK, claims=quick_claims()))
+    plain_order = [[o.kind, o.claim, o.subject, o.state, o.reason] for o in report.outcomes]
+    assert {row[0] for row in plain_order} == set(QUICK)
     shuffled = ("-p", "randomly", "--randomly-seed=2", "-n", "2")
     assert in_a_process(*shuffled, kinds=QUICK, claims=quick_claims(), plugins=QUICK_PLUGINS) == plain_order
 
@@ -132,26 +130,22 @@ def test_a_package_that_is_absent_is_not_run_and_says_so() -> None:
 
 
 def test_a_run_of_which_nothing_could_be_tried_ends_with_3() -> None:
-    report = in_a_process(
-        kinds=("plugin",),
-        claims=("every-string-of-its-specs-resolves",),
-        catalog="conformance_mutants.plugin_states:absent",
-    )
-    assert report["exit_code"] == 3
+    selection = Selection(kinds=("plugin",), claims=("every-string-of-its-specs-resolves",))
+    assert run_suite(selection, catalog="conformance_mutants.plugin_states:absent").exit_code == 3
 
 
 def test_claims_on_a_gpu_that_is_absent_are_not_run() -> None:
-    report = in_a_process(
+    rows = in_a_process(
         kinds=("engine",),
         claims=tuple(claims_in(source("test_engine_noise"))),
         plugins=QUICK_PLUGINS,
         tier="gpu",
         CUDA_VISIBLE_DEVICES="",
     )
-    on_gpu = {(row[3], row[4]) for row in report["rows"] if row[2].endswith("@cuda")}
+    on_gpu = {(row[3], row[4]) for row in rows if row[2].endswith("@cuda")}
     assert on_gpu, "the tier `gpu` has subjects on a GPU"
     assert {row for row in on_gpu if row[0] != "n/a"} == {("not run", "no CUDA device is here")}
-    assert "pass" in {row[3] for row in report["rows"] if not row[2].endswith("@cuda")}
+    assert "pass" in {row[3] for row in rows if not row[2].endswith("@cuda")}
 
 
 def test_what_is_not_promised_carries_the_sentence_that_says_so() -> None:
@@ -164,13 +158,13 @@ def test_what_is_not_promised_carries_the_sentence_that_says_so() -> None:
 
 
 def test_a_claim_whose_worker_dies_has_failed_and_the_others_are_still_tried() -> None:
-    report = in_a_process(
+    rows = in_a_process(
         "-n1",
         kinds=("plugin",),
         claims=("every-string-of-its-specs-resolves",),
         catalog="conformance_mutants.plugin_states:dies",
     )
-    states = {row[2]: row[3:] for row in report["rows"]}
+    states = {row[2]: row[3:] for row in rows}
     assert states["deadly"] == ["fail", "the process that tried it ended without a result"]
     assert states["broken"][0] == "fail" and "did_you_mean" in states["broken"][1]
 

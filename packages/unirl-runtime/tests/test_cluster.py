@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import ray
+import ray_clusters
 from click.testing import CliRunner
 from ray.cluster_utils import Cluster
 from small_runs import catalog, plan, run, steps, tensors
@@ -43,8 +44,10 @@ def light(images):
 
 @pytest.fixture(scope="module")
 def machines(warm_python: str) -> Iterator[Cluster]:
+    ray_clusters.use_light_nodes()
     environment = {
         **SETTINGS,
+        **ray_clusters.STARTED_WITH,
         "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {"py_executable": warm_python}}),
     }
     before = dict(os.environ)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -79,18 +80,21 @@ def assert_names(error: RunFailed, struck: Struck, phase: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "phase"), [("reward", "score"), ("rollout", "generate"), ("rollout", "score"), ("rollout", "fetch")]
+    "struck_calls",
+    [[("rollout", "generate"), ("reward", "score")], [("rollout", "score")], [("rollout", "fetch")]],
+    ids=["rollout-generate, reward-score", "rollout-score", "rollout-fetch"],
 )
-def test_a_stateless_worker_that_is_killed_is_replaced_and_the_numbers_stay(
-    whole: dict[tuple[str, ...], Path], tmp_path: Path, role: str, phase: str
+def test_stateless_workers_that_are_killed_are_replaced_and_the_numbers_stay(
+    whole: dict[tuple[str, ...], Path], tmp_path: Path, struck_calls: list[tuple[str, str]]
 ) -> None:
-    with strike(role, phase) as struck:
+    with ExitStack() as strikes:
+        struck = [strikes.enter_context(strike(role, phase)) for role, phase in struck_calls]
         folder = run(tmp_path / "run", *APART).folder
-    (finding,) = events(folder, "finding")
-    assert f"worker '{struck.worker}' (host {os.uname().nodename}, process {struck.pid})" in finding["text"]
-    assert "died" in finding["text"]
+    for finding, one in zip(events(folder, "finding"), struck, strict=True):
+        assert f"worker '{one.worker}' (host {os.uname().nodename}, process {one.pid})" in finding["text"]
+        assert "died" in finding["text"]
+        assert not still_alive(one.all_pids)
     assert_same_numbers(whole[APART], folder)
-    assert not still_alive(struck.all_pids)
 
 
 def test_stateless_workers_that_hang_are_ended_and_replaced_and_the_numbers_stay(
