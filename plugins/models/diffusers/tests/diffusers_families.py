@@ -141,7 +141,7 @@ def _clip(width: int, kind: str = "CLIPTextModel") -> Any:
     return getattr(transformers, kind)(config)
 
 
-def _vae(channels: int, **settings: Any) -> Any:
+def _vae(channels: int = 4, **settings: Any) -> Any:
     return diffusers.AutoencoderKL(
         sample_size=64,
         block_out_channels=(4,) * 4,
@@ -156,9 +156,16 @@ def _vae(channels: int, **settings: Any) -> Any:
     )
 
 
+def _parts(transformer: Any, **others: Any) -> dict[str, Any]:
+    """With the usual parts where no others are given."""
+    usual = {"vae": _vae, "scheduler": _euler, "text_encoder": _t5, "tokenizer": _tokenizer}
+    made = {name: make() for name, make in usual.items() if name not in others}
+    return {"transformer": transformer, **made, **others}
+
+
 def _sd3() -> dict[str, Any]:
-    return {
-        "transformer": diffusers.SD3Transformer2DModel(
+    return _parts(
+        diffusers.SD3Transformer2DModel(
             sample_size=32,
             patch_size=2,
             in_channels=4,
@@ -171,20 +178,19 @@ def _sd3() -> dict[str, Any]:
             pooled_projection_dim=24,
             pos_embed_max_size=64,
         ),
-        "vae": _vae(4),
-        "scheduler": _euler(shift=3.0),
-        "text_encoder": _clip(8, "CLIPTextModelWithProjection"),
-        "tokenizer": _tokenizer(77),
-        "text_encoder_2": _clip(16, "CLIPTextModelWithProjection"),
-        "tokenizer_2": _tokenizer(77),
-        "text_encoder_3": _t5(),
-        "tokenizer_3": _tokenizer(),
-    }
+        scheduler=_euler(shift=3.0),
+        text_encoder=_clip(8, "CLIPTextModelWithProjection"),
+        tokenizer=_tokenizer(77),
+        text_encoder_2=_clip(16, "CLIPTextModelWithProjection"),
+        tokenizer_2=_tokenizer(77),
+        text_encoder_3=_t5(),
+        tokenizer_3=_tokenizer(),
+    )
 
 
 def _chroma() -> dict[str, Any]:
-    return {
-        "transformer": diffusers.ChromaTransformer2DModel(
+    return _parts(
+        diffusers.ChromaTransformer2DModel(
             patch_size=1,
             in_channels=16,
             num_layers=1,
@@ -197,16 +203,12 @@ def _chroma() -> dict[str, Any]:
             approximator_layers=1,
             approximator_num_channels=16,
         ),
-        "vae": _vae(4),
-        "scheduler": _euler(),
-        "text_encoder": _t5(),
-        "tokenizer": _tokenizer(),
-    }
+    )
 
 
 def _flux_dev() -> dict[str, Any]:
-    return {
-        "transformer": diffusers.FluxTransformer2DModel(
+    return _parts(
+        diffusers.FluxTransformer2DModel(
             patch_size=1,
             in_channels=16,
             num_layers=1,
@@ -218,18 +220,17 @@ def _flux_dev() -> dict[str, Any]:
             axes_dims_rope=[4, 4, 8],
             guidance_embeds=True,
         ),
-        "vae": _vae(4),
-        "scheduler": _euler(use_dynamic_shifting=True),
-        "text_encoder": _clip(16),
-        "tokenizer": _tokenizer(77),
-        "text_encoder_2": _t5(),
-        "tokenizer_2": _tokenizer(),
-    }
+        scheduler=_euler(use_dynamic_shifting=True),
+        text_encoder=_clip(16),
+        tokenizer=_tokenizer(77),
+        text_encoder_2=_t5(),
+        tokenizer_2=_tokenizer(),
+    )
 
 
 def _flux2_klein() -> dict[str, Any]:
-    return {
-        "transformer": diffusers.Flux2Transformer2DModel(
+    return _parts(
+        diffusers.Flux2Transformer2DModel(
             patch_size=1,
             in_channels=16,
             num_layers=1,
@@ -241,11 +242,9 @@ def _flux2_klein() -> dict[str, Any]:
             axes_dims_rope=[4, 4, 4, 4],
             guidance_embeds=False,
         ),
-        "vae": _flux2_vae(),
-        "scheduler": _euler(),
-        "text_encoder": _llm("Qwen3", head="ForCausalLM"),
-        "tokenizer": _tokenizer(),
-    }
+        vae=_flux2_vae(),
+        text_encoder=_llm("Qwen3", head="ForCausalLM"),
+    )
 
 
 def _flux2_vae() -> Any:
@@ -275,8 +274,8 @@ def _qwen_image_vae() -> Any:
 
 
 def _qwen_image() -> dict[str, Any]:
-    return {
-        "transformer": diffusers.QwenImageTransformer2DModel(
+    return _parts(
+        diffusers.QwenImageTransformer2DModel(
             patch_size=2,
             in_channels=16,
             out_channels=4,
@@ -286,11 +285,11 @@ def _qwen_image() -> dict[str, Any]:
             joint_attention_dim=_TEXT,
             axes_dims_rope=(8, 4, 4),
         ),
-        "vae": _qwen_image_vae(),
-        "scheduler": _euler(use_dynamic_shifting=True, shift_terminal=0.02),
-        "text_encoder": _qwen_vl(),
-        "tokenizer": _tokenizer(2048),
-    }
+        vae=_qwen_image_vae(),
+        scheduler=_euler(use_dynamic_shifting=True, shift_terminal=0.02),
+        text_encoder=_qwen_vl(),
+        tokenizer=_tokenizer(2048),
+    )
 
 
 def _z_image() -> dict[str, Any]:
@@ -341,8 +340,8 @@ def _dc() -> Any:
 
 
 def _sana() -> dict[str, Any]:
-    return {
-        "transformer": diffusers.SanaTransformer2DModel(
+    return _parts(
+        diffusers.SanaTransformer2DModel(
             patch_size=1,
             in_channels=4,
             out_channels=4,
@@ -355,18 +354,17 @@ def _sana() -> dict[str, Any]:
             caption_channels=_TEXT,
             sample_size=32,
         ),
-        "vae": _dc(),
-        "scheduler": diffusers.DPMSolverMultistepScheduler(
+        vae=_dc(),
+        scheduler=diffusers.DPMSolverMultistepScheduler(
             prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0, final_sigmas_type="zero"
         ),
-        "text_encoder": _llm("Gemma2"),
-        "tokenizer": _tokenizer(),
-    }
+        text_encoder=_llm("Gemma2"),
+    )
 
 
 def _lumina2() -> dict[str, Any]:
-    return {
-        "transformer": diffusers.Lumina2Transformer2DModel(
+    return _parts(
+        diffusers.Lumina2Transformer2DModel(
             sample_size=32,
             patch_size=2,
             in_channels=4,
@@ -379,16 +377,13 @@ def _lumina2() -> dict[str, Any]:
             axes_lens=[600, 64, 64],
             cap_feat_dim=_TEXT,
         ),
-        "vae": _vae(4),
-        "scheduler": _euler(),
-        "text_encoder": _llm("Gemma2"),
-        "tokenizer": _tokenizer(),
-    }
+        text_encoder=_llm("Gemma2"),
+    )
 
 
 def _aura_flow() -> dict[str, Any]:
-    return {
-        "transformer": diffusers.AuraFlowTransformer2DModel(
+    return _parts(
+        diffusers.AuraFlowTransformer2DModel(
             sample_size=32,
             patch_size=2,
             in_channels=4,
@@ -401,16 +396,12 @@ def _aura_flow() -> dict[str, Any]:
             out_channels=4,
             pos_embed_max_size=1024,
         ),
-        "vae": _vae(4),
-        "scheduler": _euler(),
-        "text_encoder": _t5(),
-        "tokenizer": _tokenizer(),
-    }
+    )
 
 
 def _ovis() -> dict[str, Any]:
-    return {
-        "transformer": diffusers.OvisImageTransformer2DModel(
+    return _parts(
+        diffusers.OvisImageTransformer2DModel(
             patch_size=1,
             in_channels=16,
             out_channels=16,
@@ -421,11 +412,8 @@ def _ovis() -> dict[str, Any]:
             joint_attention_dim=_TEXT,
             axes_dims_rope=(4, 4, 8),
         ),
-        "vae": _vae(4),
-        "scheduler": _euler(),
-        "text_encoder": _llm("Qwen3"),
-        "tokenizer": _tokenizer(),
-    }
+        text_encoder=_llm("Qwen3"),
+    )
 
 
 def _krea2() -> dict[str, Any]:
@@ -462,8 +450,8 @@ def _krea2() -> dict[str, Any]:
 
 
 def _bria() -> dict[str, Any]:
-    return {
-        "transformer": diffusers.BriaTransformer2DModel(
+    return _parts(
+        diffusers.BriaTransformer2DModel(
             patch_size=1,
             in_channels=16,
             num_layers=1,
@@ -474,16 +462,13 @@ def _bria() -> dict[str, Any]:
             pooled_projection_dim=None,
             axes_dims_rope=[0, 4, 4],
         ),
-        "vae": _vae(4, scaling_factor=0.13, shift_factor=0),
-        "scheduler": _euler(),
-        "text_encoder": _t5(),
-        "tokenizer": _tokenizer(),
-    }
+        vae=_vae(4, scaling_factor=0.13, shift_factor=0),
+    )
 
 
 def _cogview4() -> dict[str, Any]:
-    return {
-        "transformer": diffusers.CogView4Transformer2DModel(
+    return _parts(
+        diffusers.CogView4Transformer2DModel(
             patch_size=2,
             in_channels=4,
             num_layers=2,
@@ -494,18 +479,16 @@ def _cogview4() -> dict[str, Any]:
             time_embed_dim=8,
             condition_dim=4,
         ),
-        "vae": _vae(4),
-        "scheduler": _euler(
+        scheduler=_euler(
             base_shift=0.25, max_shift=0.75, base_image_seq_len=256, use_dynamic_shifting=True, time_shift_type="linear"
         ),
-        "text_encoder": _llm("Glm", head="ForCausalLM"),
-        "tokenizer": _tokenizer(),
-    }
+        text_encoder=_llm("Glm", head="ForCausalLM"),
+    )
 
 
 def _wan() -> dict[str, Any]:
-    return {
-        "transformer": diffusers.WanTransformer3DModel(
+    return _parts(
+        diffusers.WanTransformer3DModel(
             patch_size=(1, 2, 2),
             num_attention_heads=2,
             attention_head_dim=12,
@@ -517,7 +500,7 @@ def _wan() -> dict[str, Any]:
             num_layers=2,
             rope_max_seq_len=64,
         ),
-        "vae": diffusers.AutoencoderKLWan(
+        vae=diffusers.AutoencoderKLWan(
             base_dim=4,
             z_dim=4,
             dim_mult=[1, 1, 1, 1],
@@ -526,18 +509,16 @@ def _wan() -> dict[str, Any]:
             latents_mean=[-0.75, -0.7, 0.1, 0.95],
             latents_std=[2.8, 1.45, 2.3, 0.6],
         ),
-        "scheduler": diffusers.UniPCMultistepScheduler(
+        scheduler=diffusers.UniPCMultistepScheduler(
             prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
         ),
-        "text_encoder": _t5(),
-        "tokenizer": _tokenizer(),
-        "transformer_2": None,
-    }
+        transformer_2=None,
+    )
 
 
 def _hunyuan_video() -> dict[str, Any]:
-    return {
-        "transformer": diffusers.HunyuanVideoTransformer3DModel(
+    return _parts(
+        diffusers.HunyuanVideoTransformer3DModel(
             in_channels=4,
             out_channels=4,
             num_attention_heads=2,
@@ -552,7 +533,7 @@ def _hunyuan_video() -> dict[str, Any]:
             pooled_projection_dim=8,
             rope_axes_dim=(2, 4, 4),
         ),
-        "vae": diffusers.AutoencoderKLHunyuanVideo(
+        vae=diffusers.AutoencoderKLHunyuanVideo(
             in_channels=3,
             out_channels=3,
             latent_channels=4,
@@ -565,12 +546,11 @@ def _hunyuan_video() -> dict[str, Any]:
             spatial_compression_ratio=8,
             temporal_compression_ratio=4,
         ),
-        "scheduler": _euler(shift=7.0),
-        "text_encoder": _llm("Llama"),
-        "tokenizer": _tokenizer(),
-        "text_encoder_2": _clip(8),
-        "tokenizer_2": _tokenizer(77),
-    }
+        scheduler=_euler(shift=7.0),
+        text_encoder=_llm("Llama"),
+        text_encoder_2=_clip(8),
+        tokenizer_2=_tokenizer(77),
+    )
 
 
 def _ltx() -> dict[str, Any]:
@@ -613,8 +593,8 @@ def _ltx() -> dict[str, Any]:
 
 
 def _mochi() -> dict[str, Any]:
-    return {
-        "transformer": diffusers.MochiTransformer3DModel(
+    return _parts(
+        diffusers.MochiTransformer3DModel(
             patch_size=2,
             num_attention_heads=2,
             attention_head_dim=8,
@@ -626,17 +606,33 @@ def _mochi() -> dict[str, Any]:
             time_embed_dim=4,
             max_sequence_length=64,
         ),
-        "vae": diffusers.AutoencoderKLMochi(
+        vae=diffusers.AutoencoderKLMochi(
             latent_channels=12,
             out_channels=3,
             encoder_block_out_channels=(32, 32, 32, 32),
             decoder_block_out_channels=(32, 32, 32, 32),
             layers_per_block=(1, 1, 1, 1, 1),
         ),
-        "scheduler": _euler(invert_sigmas=True),
-        "text_encoder": _t5(),
-        "tokenizer": _tokenizer(),
-    }
+        scheduler=_euler(invert_sigmas=True),
+    )
+
+
+def _ernie() -> dict[str, Any]:
+    return _parts(
+        diffusers.ErnieImageTransformer2DModel(
+            hidden_size=32,
+            num_attention_heads=2,
+            num_layers=2,
+            ffn_hidden_size=64,
+            in_channels=16,
+            out_channels=16,
+            text_in_dim=_TEXT,
+            rope_axes_dim=(4, 6, 6),
+        ),
+        vae=_flux2_vae(),
+        scheduler=_euler(shift=3.0),
+        text_encoder=_llm("Llama"),
+    )
 
 
 def _scale(scale: float) -> dict[str, Any]:
@@ -673,6 +669,7 @@ FAMILIES: dict[str, Family] = {
     "OvisImagePipeline": Family(parts=_ovis, guided=_scale),
     "Krea2Pipeline": Family(parts=_krea2, guided=_added_scale),
     "BriaPipeline": Family(parts=_bria, guided=_scale),
+    "ErnieImagePipeline": Family(parts=_ernie, guided=_scale, takes_row_sigmas=False, is_ragged=True),
     "WanPipeline": Family(parts=_wan, guided=_scale, frames=9),
     "HunyuanVideoPipeline": Family(
         parts=_hunyuan_video, call={"prompt_template": {"template": "{}", "crop_start": 0}}, frames=9

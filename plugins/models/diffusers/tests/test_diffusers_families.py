@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ pytestmark = [
     # diffusers' and numpy's, of the pipelines themselves.
     pytest.mark.filterwarnings("ignore:In CPU autocast"),
     pytest.mark.filterwarnings("ignore:__array__ implementation"),
+    pytest.mark.filterwarnings("ignore:`LoraLoaderMixin` is deprecated"),
     pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated"),
 ]
 Load = Callable[..., DiffusersModel]
@@ -64,14 +66,13 @@ def own_run(folder: Path, name: str, sampling: LatentSamplingConfig, **arguments
     pipeline.scheduler.step = watched
     if FAMILIES[name].frames > 1:
         arguments["num_frames"] = sampling.frames
-    if name == "SanaPipeline":
-        arguments["use_resolution_binning"] = False
+    optional = {"use_resolution_binning": False, "max_sequence_length": sampling.max_sequence_length}
+    arguments |= {key: value for key, value in optional.items() if key in signature(pipeline.__call__).parameters}
     result = pipeline(
         prompt=[PROMPT],
         height=sampling.height,
         width=sampling.width,
         num_inference_steps=STEPS,
-        max_sequence_length=sampling.max_sequence_length,
         generator=torch.Generator().manual_seed(1),
         output_type="pt",
         return_dict=False,

@@ -157,6 +157,13 @@ def test_frames_off_the_grid_are_refused_with_those_that_fit(load: Callable[...,
         load("WanPipeline").latent_shape(dataclasses.replace(SAMPLING, frames=8))
 
 
+def test_a_pipeline_that_needs_an_image_is_refused(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    shutil.copytree(folder("WanPipeline"), tmp_path / "wan")
+    change("model_index.json", _class_name="WanImageToVideoPipeline")(tmp_path / "wan")
+    with pytest.raises(RecipeError, match=r"^model\.path: WanImageToVideoPipeline needs 'image', expected a pipeline"):
+        build(DiffusersConfig(path=str(tmp_path / "wan")), device="cpu")
+
+
 def test_guidance_of_a_model_that_reads_its_scale_is_refused(load: Callable[..., DiffusersModel]) -> None:
     sampling = dataclasses.replace(SAMPLING, guidance_scale=4.5)
     with pytest.raises(RecipeError, match=r"^sampling\.guidance_scale: got 4\.5, but FluxPipeline is distilled"):

@@ -246,6 +246,16 @@ def _own_memory(_module: torch.nn.Module, _args: Any, output: Any) -> Any:
 
 
 def _check_call(call: Mapping[str, Any], session: Session) -> None:
+    needed = [
+        name
+        for name, parameter in session.parameters.items()
+        if parameter.default is parameter.empty and name not in ("self", *_OWN, *call)
+    ]
+    if needed:
+        raise RecipeError(
+            f"model.path: {type(session.pipeline).__name__} needs {', '.join(map(repr, needed))}, expected a pipeline "
+            "that generates from text alone. Choose another checkpoint."
+        )
     for name in call:
         if name in _OWN:
             raise RecipeError(f"model.call.{name}: `sampling` and the prompts set it. Leave it out.")
