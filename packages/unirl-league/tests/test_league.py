@@ -117,6 +117,7 @@ def test_the_settings_come_with_the_recipe_or_from_a_file(tmp_path: Path) -> Non
     assert (own.overrides, own.algorithms) == (("train.updates_per_step=1",), {"awm": ("backend.lr=1e-3",)})
     for text in (
         "quickstart: {tuned: {seeds: [a]}}",
+        "quickstart: {tuned: {budget: 2 steps}}",
         "quickstart: {algorithm: {}}",
         "quickstart: 3",
         "- a",

@@ -149,8 +149,9 @@ def command(
         "score": metric,
         **head,
         "overrides of one": {name: of(name)[len(overrides) :] for name in entries.algorithms},
-        "tuned": {key: value for key, value in file.tuned.items() if key != "scores"},
     }
+    if file.tuned:
+        head["tuned"] = {key: value for key, value in file.tuned.items() if key != "scores"}
     rows = write(
         where, head=head, records=records, refused=entries.refused, budget=bound, score=metric, intervals=evals
     )

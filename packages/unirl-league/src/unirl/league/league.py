@@ -73,8 +73,9 @@ def read_settings(recipe: str, file: Path | None) -> Settings:
         unknown = set(own) - {"score", "overrides", "tuned", "algorithms"}
         common = tuple(map(str, [*own.get("overrides", [])]))
         tuned = dict(own.get("tuned", {}))
-        tuned["seeds"] = [int(seed) for seed in tuned.get("seeds", [])]
-    except (OSError, yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+        if tuned:
+            tuned["seeds"] = [int(seed) for seed in tuned["seeds"]]
+    except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise RecipeError(f"{path}: cannot be read as settings of a league: {' '.join(str(error).split())}.") from error
     if unknown:
         raise RecipeError(
