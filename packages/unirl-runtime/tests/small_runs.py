@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,6 @@ SMALL_TEXT = (
     "~tracker.report",
 )
 SMALL_DRAFT = (*(word for word in SMALL if "reward" not in word), "data.samples_per_prompt=1")
-LATENT = ("quickstart", "quickstart-awm", "quickstart-dpo", "quickstart-nft")
-TEXTS = ("quickstart-text", "quickstart-text-dpo", "quickstart-distillation")
-RECIPES = {**dict.fromkeys(LATENT, SMALL), "quickstart-draft": SMALL_DRAFT, **dict.fromkeys(TEXTS, SMALL_TEXT)}
 
 
 @cache
@@ -49,14 +47,21 @@ def catalog() -> Catalog:
     return Catalog.discover()
 
 
-def plan(*words: str, recipe: str = "quickstart") -> Plan:
-    return compose(recipe, [*RECIPES[recipe], *words], catalog=catalog())
+def plan(*words: str, recipe: str = "quickstart", small: Sequence[str] = SMALL) -> Plan:
+    """small: what makes a run of the recipe short."""
+    return compose(recipe, [*small, *words], catalog=catalog())
 
 
-def run(folder: Path, *words: str, resume: Path | None = None, recipe: str = "quickstart") -> RunResult:
+def run(
+    folder: Path,
+    *words: str,
+    resume: Path | None = None,
+    recipe: str = "quickstart",
+    small: Sequence[str] = SMALL,
+) -> RunResult:
     """Train in this process. Goes on with the run in `resume`, or starts one in `folder`."""
     words = words if resume else (f"run.dir={folder}", *words)
-    return train(plan(*words, recipe=recipe), catalog=catalog(), resume=resume, overrides=words)
+    return train(plan(*words, recipe=recipe, small=small), catalog=catalog(), resume=resume, overrides=words)
 
 
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:

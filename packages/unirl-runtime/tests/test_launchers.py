@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import ray
-import torch
 from fault_runs import full_object_store, strike
-from small_runs import SMALL, catalog, copy_up_to, events, plan, run, steps, tensors
+from launched import BAR, COLOCATE, KL_HORIZON, KL_TARGET, RANKS, SEPARATE, assert_same_run
+from small_runs import SMALL, catalog, copy_up_to, events, plan, run, steps
 from unirl.core.errors import PlanRejected
 from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
@@ -22,10 +21,6 @@ from unirl.core.recipe.compose import compose
 
 pytestmark = [pytest.mark.slow, pytest.mark.keyed]
 
-RANKS = {1: ("launcher=ray",), 2: ("launcher=ray", "launcher.train_ranks=2")}
-SEPARATE = ("launcher=ray", "launcher.placement=separate", "launcher.rollout_workers=2", "launcher.reward_workers=2")
-COLOCATE = ("launcher=ray", "launcher.placement=colocate", "launcher.train_ranks=2", "launcher.carrier=ray")
-KL_TARGET, KL_HORIZON, SAMPLES = 6.5e-4, 80, 16
 ADAPTIVE_KL = (
     "backend.reference_copy=true",
     "algorithm.kl_coef=0.5",
@@ -38,14 +33,6 @@ ADAPTIVE_KL = (
 # sign, and eight updates may differ by 8 lr. With eps they differ by lr / eps of the rounding, see `BAR`.
 WHOLE = ("run.max_steps=4", "run.save_every=1", "backend.eps=1e-3", *ADAPTIVE_KL)
 
-BAR = 1e-6
-"""Losses and weights are of order 1 and below; fp32 rounds those to 6e-8, and ranks add in another order.
-
-A KL is mean(d^2) / 2 over standardised differences d of two means. With rms(d) = sqrt(2 KL) = 0.06 and means that another
-batch rounds by 1e-5 of a standard deviation (ten layers, sums of 64 to 256 terms), it moves by 0.06 * 1e-5 = 6e-7.
-Gradients are at most 0.1 and round by 1e-6 of that, so eight updates move a weight by 8 lr / eps * 1e-7 = 8e-8, and its
-own rounding by 3e-8 each.
-"""
 GAP = 5e-6
 """Log-probs of a rollout against those of a replay in batches of another size.
 
@@ -53,12 +40,6 @@ A step's is a mean over D = 1024 elements and at most 2: log2(D) = 10 additions 
 6e-8 of it, on both sides: 2 * 14 * 6e-8 * 2 = 3.4e-6. That the velocity rounds by 1e-5 of a standard deviation shows as
 1e-5 / sqrt(D) = 3e-7 besides.
 """
-
-NUMBERS = ("loss", "reward_mean", "reward_std", "ratio_max_dev_first", "kl")
-JUDGED = ("loss", "critic_loss", "critic_grad_norm", "explained_variance", "returns_mean", "reward_mean", "kl")
-
-
-Steps = dict[int, dict[str, float]]
 
 
 @pytest.fixture(scope="module")
@@ -79,56 +60,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory, ray_here: None, whole: tuple[
         "colocate": COLOCATE,
     }
     return {name: run(folder / name, *whole, *words).folder for name, words in ways.items()}
-
-
-Here = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Here:
-    """`here(recipe, *words)`: the folder of a run in one process, which tests of several launchers share."""
-
-    @cache
-    def run_here(recipe: str, *words: str) -> Path:
-        return run(tmp_path_factory.mktemp("here"), "launcher=local", *words, recipe=recipe).folder
-
-    return run_here
-
-
-def assert_same_run(left: Path, right: Path, *, within: float, last: int = 4, numbers: Sequence[str] = NUMBERS) -> None:
-    """Numbers of every step, and everything that is saved of the last one; `within` 0 is bit for bit."""
-    both = steps(left), steps(right)
-    assert [sorted(result)[:last] for result in both] == [list(range(1, last + 1))] * 2
-    for step in range(1, last + 1):
-        for key in numbers:
-            assert both[0][step][key] == pytest.approx(both[1][step][key], rel=0, abs=within), (step, key)
-    assert_same_coefficients(*both, last=last)
-    expected, result = tensors(left, last), tensors(right, last)
-    assert expected.keys() == result.keys()
-    assert any(isinstance(value, torch.Tensor) for value in expected.values())
-    for name, value in expected.items():
-        if isinstance(value, torch.Tensor):
-            torch.testing.assert_close(result[name], value, rtol=0, atol=within, msg=lambda m, n=name: f"{n}: {m}")
-        else:
-            assert result[name] == value, name
-
-
-def assert_same_coefficients(left: Steps, right: Steps, *, last: int) -> None:
-    """Coefficients of the KL, as far apart as their KLs let them be.
-
-    A step makes c (1 + g r) of a coefficient c, with g = samples / horizon and r = clip(kl / target - 1, -0.2, 0.2). A
-    difference of the KL arrives times c g / target, here 150, and what was there grows by 1 + 0.2 g at most.
-    """
-    gain, bound = SAMPLES / KL_HORIZON, 0.0
-    for step in range(1, last + 1):
-        pair = left[step], right[step]
-        if "kl_coef" not in pair[0]:
-            return
-        coefficients = [numbers["kl_coef"] for numbers in pair]
-        # The driver computes them in fp64.
-        assert coefficients[0] == pytest.approx(coefficients[1], rel=0, abs=bound + 1e-14), step
-        apart = abs(pair[0]["kl"] - pair[1]["kl"])
-        bound = bound * (1 + 0.2 * gain) + max(coefficients) * gain / KL_TARGET * apart
 
 
 @pytest.mark.parametrize("way", ["ray-1", "ray-2", "separate", "colocate"])
@@ -202,73 +133,6 @@ def test_workers_apart_are_evaluated_with_the_policy_that_is_asked_for(tmp_path:
     assert max(numbers["logp_mismatch_max"] for numbers in steps(result["there"]).values()) <= GAP
 
 
-@pytest.mark.parametrize("way", [RANKS[1], SEPARATE], ids=["one-rank", "separate"])
-def test_rollouts_of_workers_come_from_the_lagged_policy(
-    way: Sequence[str], tmp_path: Path, ray_here: None, here: Here
-) -> None:
-    words = (
-        "run.max_steps=3", "eval.every=2", "backend.eps=1e-3", "backend.lr=1e-3",
-        "backend.lagged.kind=constant", "backend.lagged.decay=0.75",
-    )  # fmt: skip
-    folders = here("quickstart-nft", *words), run(tmp_path / "run", *words, *way, recipe="quickstart-nft").folder
-    expected, result = (steps(folder) for folder in folders)
-    for step in (1, 2, 3):
-        for key in ("reward_mean", "loss", "velocity_shift"):
-            assert result[step][key] == pytest.approx(expected[step][key], rel=1e-4, abs=BAR), (step, key)
-    scores = [[e["metrics"]["score_mean"] for e in events(folder, "evaluated")] for folder in folders]
-    assert scores[1] == pytest.approx(scores[0], rel=0, abs=1e-5)
-
-
-GUIDED = (
-    "algorithm=velocity-distillation", "backend.reference_copy=true", "+stages.image.reference_guidance=3.5",
-    "sampling.guidance_mode='unirl.algorithms.distillation.guidance:WithNegatives'",
-)  # fmt: skip
-LOSSES = {
-    "awm": ("quickstart-awm", ()),
-    "diffusion-dpo": ("quickstart-dpo", ("algorithm.pairs_per_group=2",)),
-    "velocity-distillation": ("quickstart", GUIDED),
-    "distillation": ("quickstart-distillation", ()),
-    "dpo": ("quickstart-text-dpo", ()),
-}
-
-
-@pytest.mark.parametrize("algorithm", LOSSES)
-def test_losses_of_every_family_are_those_of_one_process(algorithm: str, tmp_path: Path, ray_here: None) -> None:
-    """The forward process draws its points by sample, a pair stays on one rank, and every rank has its teacher, with its
-    guidance. Policy gradients, gradients of rewards and critics have tests of their own here."""
-    recipe, words = LOSSES[algorithm]
-    at = "backend.student" if recipe == "quickstart-distillation" else "backend"
-    words = ("run.max_steps=2", f"{at}.eps=1", f"{at}.lr=1e-2", *words)
-    ways = {"here": ("launcher=local",), "there": RANKS[2]}
-    here, there = (steps(run(tmp_path / name, *words, *how, recipe=recipe).folder) for name, how in ways.items())
-    for step in (1, 2):
-        assert here[step]["grad_norm"] > 0
-        for key in ("reward_mean", "loss", "grad_norm"):
-            assert there[step][key] == pytest.approx(here[step][key], rel=1e-4, abs=BAR), (step, key)
-
-
-@pytest.mark.parametrize("way", [RANKS[2], SEPARATE], ids=["two-ranks", "separate"])
-def test_rewards_are_backpropagated_on_the_ranks_that_train(
-    way: Sequence[str], tmp_path: Path, ray_here: None, here: Here
-) -> None:
-    """Through stochastic steps, whose noise is that of the rollout, and through three forwards of the same weights."""
-    words = (
-        "run.max_steps=2", "backend.eps=1", "backend.lr=1e-2", "algorithm.gradient_steps=3",
-        "sampling.kernel=flow-sde", "sampling.eta=0.5", "sampling.sde={mode: all}",
-    )  # fmt: skip
-    folder = here("quickstart-draft", *words)
-    expected, result = steps(folder), steps(run(tmp_path / "run", *words, *way, recipe="quickstart-draft").folder)
-    (start,) = events(folder, "run_started")
-    assert start["predicted"] == {}, "the cost of a replay is predicted for a loss that replays nothing"
-    for step in (1, 2):
-        for key in ("reward_mean", "loss", "grad_norm", "reward/shapes"):
-            assert result[step][key] == pytest.approx(expected[step][key], rel=1e-4, abs=BAR), (step, key)
-        # Stored noise is added as (x' - mean) + mean, of latents below 10: two roundings in each of three steps. Other
-        # batches add their sums in another order, which the network carries on.
-        assert result[step]["latent_mismatch_max"] <= 1e-3
-        assert expected[step]["reward_recomputed"] == pytest.approx(expected[step]["reward_mean"], rel=1e-4)
-
-
 def test_groups_with_steps_of_their_own_come_together_from_several_workers(tmp_path: Path, ray_here: None) -> None:
     """Two of four steps for each group; with this seed one worker's groups store five positions at most, the other's
     four."""
@@ -286,19 +150,6 @@ def test_ranks_that_split_layers_get_the_same_rows(runs: dict[str, Path], tmp_pa
     # Split layers add their halves of a sum, whose terms are of order 1 and which fp32 rounds to 6e-8, in each block.
     assert expected["loss"] == pytest.approx(result["loss"], rel=0, abs=BAR)
     assert expected["grad_norm"] == pytest.approx(result["grad_norm"], rel=1e-4)
-
-
-def test_a_critic_on_two_ranks_is_that_of_one_process(tmp_path: Path, ray_here: None) -> None:
-    """PPO over texts: the ranks whiten advantages together, and step policy and critic alike."""
-    words = (
-        "algorithm=ppo", "run.max_steps=2", "run.save_every=1", "algorithm.kl_coef=0.1", "backend.reference_copy=true",
-        # With eps 1 a step of Adam is linear in the gradient, which ranks add up in another order.
-        "backend.eps=1", "backend.lr=1e-2", "backend.critic.lr=1e-2",
-    )  # fmt: skip
-    ways = {"here": ("launcher=local",), "there": RANKS[2]}
-    result = {name: run(tmp_path / name, *words, *way, recipe="quickstart-text").folder for name, way in ways.items()}
-    assert_same_run(result["here"], result["there"], within=BAR, last=2, numbers=JUDGED)
-    assert any(name.startswith("critic/") for name in tensors(result["there"], 2))
 
 
 def test_no_worker_is_left_after_a_run(runs: dict[str, Path]) -> None:
