@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from torch import Tensor
-from unirl.algorithms.flow_grpo import plugin as flow_grpo
+from unirl.algorithms.flow_grpo.plugin import FLOW_GRPO
 from unirl.conformance.doubles import model as latent_model
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
@@ -190,10 +190,12 @@ def catalog() -> Catalog:
     broken = [dataclasses.replace(SPEC, name=mutant.name, build=f"{__name__}:build") for mutant in MUTANTS]
     return Catalog.of(
         {
+            # One algorithm: they are broken with any, and each more is a cell more for every one of them.
             "unirl-well": SimpleNamespace(
-                unirl_models=hookimpl(lambda: [latent_model.SPEC]), unirl_backends=hookimpl(lambda: [SPEC])
+                unirl_models=hookimpl(lambda: [latent_model.SPEC]),
+                unirl_algorithms=hookimpl(lambda: [FLOW_GRPO]),
+                unirl_backends=hookimpl(lambda: [SPEC]),
             ),
-            "unirl-flow-grpo": flow_grpo,
             "unirl-trainside": trainside,
             "unirl-mutants": SimpleNamespace(unirl_backends=hookimpl(lambda: broken)),
         }

@@ -99,12 +99,14 @@ def catalog_of_latents() -> Catalog:
 
 
 def catalog() -> Catalog:
+    algorithm = next(spec for spec in grpo.unirl_algorithms() if spec.name == "grpo")
     return Catalog.of(
         {
             "unirl-apart": SimpleNamespace(
-                unirl_models=hookimpl(lambda: [text_model.SPEC]), unirl_engines=hookimpl(lambda: [SPEC])
+                unirl_models=hookimpl(lambda: [text_model.SPEC]),
+                unirl_engines=hookimpl(lambda: [SPEC]),
+                unirl_algorithms=hookimpl(lambda: [algorithm]),
             ),
-            "unirl-grpo": grpo,
             "unirl-fsdp2": fsdp2,
         }
     )
