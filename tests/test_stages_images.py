@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray_clusters
 import torch
 from external_engines.environments import make
 from painter_and_reader import RECIPE
@@ -219,7 +220,8 @@ def test_two_ranks_under_ray_give_the_numbers_of_one_process(
 ) -> None:
     recipe, expected = straight
     ray: list[Any] = ["launcher=ray", "launcher.train_ranks=2", "launcher.cpus=0.1", "launcher.reward_cpus=0.1"]
-    result = numbers(composed(recipe, *ray, f"run.dir={tmp_path / 'run'}", "run.stop_at=1"))
+    with ray_clusters.joined():
+        result = numbers(composed(recipe, *ray, f"run.dir={tmp_path / 'run'}", "run.stop_at=1"))
     for key in ("image/reward_mean", "answer/reward_mean", "image/grad_norm"):
         # Each rank has half of the rows: fp32 sums in another order, relative to the size of the number.
         assert result[1][key] == pytest.approx(expected[1][key], rel=1e-4, abs=1e-6), key
