@@ -31,7 +31,11 @@ from .session import Done, Record, Run, Session, Size
 
 __all__ = ["DiffusersModel", "build"]
 
-_OWN = ("prompt", "height", "width", "num_frames", "num_inference_steps", "max_sequence_length", "generator", "latents")
+_OWN = (
+    *("prompt", "height", "width", "num_frames", "num_inference_steps", "max_sequence_length", "generator", "latents"),
+    *("output_type", "return_dict", "num_images_per_prompt", "num_videos_per_prompt"),
+)
+"""Arguments of a pipeline's call that are set here."""
 _CALL = "call"
 
 
@@ -249,7 +253,9 @@ def _check_call(call: Mapping[str, Any], session: Session) -> None:
     needed = [
         name
         for name, parameter in session.parameters.items()
-        if parameter.default is parameter.empty and name not in ("self", *_OWN, *call)
+        if parameter.default is parameter.empty
+        and parameter.kind is not parameter.VAR_KEYWORD
+        and name not in ("self", *_OWN, *call)
     ]
     if needed:
         raise RecipeError(
