@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import ray_clusters
+from fault_runs import strike
 from unirl.core.errors import RunFailed
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
@@ -100,10 +100,9 @@ def test_a_worker_holds_the_model_of_its_stage_alone(recipe: Path, ray_here: Non
 def test_workers_of_a_stage_give_the_numbers_of_one_process_and_are_replaced(
     recipe: Path, tmp_path: Path, ray_here: None
 ) -> None:
-    fault_runs = sys.modules.get("fault_runs") or __import__("fault_runs")
     expected = numbers(composed(recipe, *JOINT, *STEPS, f"run.dir={tmp_path / 'here'}"))
     plan = composed(recipe, *JOINT, *STEPS, *RAY, OWN, f"run.dir={tmp_path / 'there'}")
-    with fault_runs.strike("rollout", "generate", index=2, stage="image") as struck:
+    with strike("rollout", "generate", index=2, stage="image") as struck:
         steps = numbers(plan)
     assert struck.worker == "rollout-2"
     for step, one in expected.items():
