@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 VLLM = "plugins/engines/vllm/tests/test_vllm_engine.py"
 OMNI = "plugins/engines/vllm-omni/tests/test_vllm_omni_engine.py"
 LAUNCHERS = "packages/unirl-runtime/tests/test_launchers.py"
+FAMILIES = "packages/unirl-runtime/tests/test_launcher_families.py"
 ENGINES = f"{keys.MUTANTS}[engine]"
 COMMAND = "packages/unirl-core/tests/test_cli.py"
 
@@ -94,7 +95,8 @@ FUTURE = "from __future__ import annotations\n"
         (OMNI, "packages/unirl-engine-cpu/src/unirl/engine_cpu/vllm-omni-platform/src/unirl_vllm_omni_cpu/__init__.py"),
         # Named by a recipe that the test names, and by a script that it starts.
         (LAUNCHERS, "plugins/models/sd3/src/unirl/models/sd3/model.py"),
-        (LAUNCHERS, "plugins/algorithms/ppo/src/unirl/algorithms/ppo/algorithm.py"),
+        (LAUNCHERS, "plugins/algorithms/flow-grpo/src/unirl/algorithms/flow_grpo/algorithm.py"),
+        (FAMILIES, "plugins/algorithms/ppo/src/unirl/algorithms/ppo/algorithm.py"),
         (LAUNCHERS, "tests/support/warm_workers.py"),
         (LAUNCHERS, "packages/unirl-runtime/src/unirl/runtime/ray_worker.py"),
         (LAUNCHERS, "packages/unirl-core/src/unirl/core/loop/loop.py"),
@@ -149,6 +151,7 @@ def test_recipes_locks_and_settings_change_a_key_byte_for_byte(
         (ENGINES, "packages/unirl-conformance/tests/conformance_mutants/reward.py"),
         (ENGINES, "plugins/rewards/math/src/unirl/rewards/math/plain.py"),
         (LAUNCHERS, "plugins/engines/vllm/src/unirl/engines/vllm/engine.py"),
+        (LAUNCHERS, "plugins/algorithms/ppo/src/unirl/algorithms/ppo/algorithm.py"),
     ],
 )
 def test_what_a_test_has_nothing_to_do_with_is_not_in_its_key(group: str, path: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 __all__ = ["answer", "rows"]
 
-PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "bad-input.md"
+PAGE = Path(__file__).parents[2] / "docs/explanation/bad-input.md"
 
 
 @cache

@@ -212,7 +212,9 @@ class Account:
         COUNTING.append(self)
 
     def _note(self, event: str, words: tuple[Any, ...]) -> None:
-        if event == "open" and self.now and isinstance(words[0], str) and words[0].startswith(str(self.root)):
+        if event != "open" or not self.now or not isinstance(words[0], str):
+            return
+        if words[0].startswith(str(self.root)) and not _collects_constants():
             self.opened[self.now].add(Path(words[0]))
 
     def expect(self, nodeids: list[str]) -> None:
@@ -269,6 +271,16 @@ class Account:
         place.write_text(json.dumps(dict(long), indent=1) + "\n", encoding="utf-8")
 
 
+def _collects_constants() -> bool:
+    """Whether Hypothesis reads the sources of all modules that are loaded, for constants to draw."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "hypothesis.internal.constants_ast":
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _sources(opened: set[Path], tracked: set[Path]) -> set[Path]:
     """Files of the repository among those that were opened; of byte code its source, of a link what it leads to."""
     result: set[Path] = set()
@@ -276,16 +288,18 @@ def _sources(opened: set[Path], tracked: set[Path]) -> set[Path]:
         if path.parent.name == "__pycache__":
             path = path.parent.parent / f"{path.name.partition('.')[0]}.py"
         result.add(path.resolve())
-    return {path for path in result & tracked if "proofs" not in path.parts}
+    # A new plugin gets a copy of the license, whatever it says.
+    return {path for path in result & tracked if "proofs" not in path.parts and path.name != "LICENSE"}
 
 
 def _light(workspace: Workspace) -> set[Path]:
-    """What finding the plugins that are installed imports, and what a report hashes."""
+    """What finding the plugins that are installed imports, recipes that are only listed, and what a report hashes."""
     modules = [module for dist in workspace.dists for module in workspace.of_plugin(dist)]
     packages = {module.parent / "__init__.py" for module in modules}
     # A report names the hash of the claims, for which their doubles are read as texts.
     doubles = workspace.modules["unirl.conformance.suite"].parents[1] / "doubles"
-    return workspace.reached(modules, follows=lambda path: False) | packages | set(doubles.glob("*.py"))
+    listed = set(workspace.recipes) | packages | set(doubles.glob("*.py"))
+    return workspace.reached(modules, follows=lambda path: False) | listed
 
 
 def _collected(workspace: Workspace) -> set[Path]:

@@ -47,9 +47,9 @@ class Flux2KleinModel(PipelineModel):
 
     Latents: [4 C, H / 16, W / 16], the C channels of the VAE at the four places of a patch, normalised by the VAE's
     batch statistics; a token of the transformer is one place of it.
-    Conditions: `prompt_embeds` [n, L, 3 D] of all L tokens, padding included, as in the pipeline; `source`, n times
-    [S, 4 C], the latents of an input's images as tokens, S = 0 without images; `source_ids`, n times [S, 4], their
-    positions.
+    Conditions: `prompt_embeds` [n, L, 3 D] of all L tokens, padding included, as in the pipeline. Where an input has
+    images also `source`, n times [S, 4 C], their latents as tokens, S = 0 without images; `source_ids`, n times [S, 4],
+    their positions.
     """
 
     spec = SPEC
@@ -71,13 +71,15 @@ class Flux2KleinModel(PipelineModel):
 
     @torch.no_grad()
     def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Ragged]:
-        """Conditions of each input's text and images.
+        """Conditions of each input's text, and of its images if there are any in the batch.
 
         Raises DataError for an image that cannot be read, or that the pipeline does not take.
         """
-        sources = [self._source(media) for media in inputs.media]
-        tokens, ids = zip(*sources, strict=True)
-        return {**super().encode(inputs, sampling=sampling), "source": tokens, "source_ids": ids}
+        texts = super().encode(inputs, sampling=sampling)
+        if not any(inputs.media):
+            return texts
+        tokens, ids = zip(*map(self._source, inputs.media), strict=True)
+        return {**texts, "source": tokens, "source_ids": ids}
 
     def encode_texts(self, texts: Sequence[str], *, sampling: LatentSamplingConfig) -> Mapping[str, Tensor]:
         """Each prompt is a user's message in the tokenizer's chat template, whose tokens count towards the length. The
@@ -97,23 +99,22 @@ class Flux2KleinModel(PipelineModel):
     def velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Any]) -> Tensor:
         """Velocity x1 - x0. Rows whose sources have equal positions go through the transformer together."""
         groups: dict[bytes, list[int]] = {}
-        for row, ids in enumerate(conditions["source_ids"]):
+        for row, ids in enumerate(conditions.get("source_ids", ())):
             groups.setdefault(ids.cpu().numpy().tobytes(), []).append(row)
-        if len(groups) == 1:
+        if len(groups) <= 1:
             return self._velocity(x, sigma, conditions, range(len(x)))
         parts = [self._velocity(x[rows], sigma[rows], conditions, rows) for rows in groups.values()]
         order = torch.tensor([row for rows in groups.values() for row in rows], device=x.device)
         return torch.cat(parts)[order.argsort()]
 
     def _velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Any], rows: Sequence[int]) -> Tensor:
-        dtype = self.compute_dtype
+        dtype, pipeline = self.compute_dtype, cast(Any, self.pipeline)
         embeds = conditions["prompt_embeds"][list(rows)].to(dtype)
-        source = torch.stack([conditions["source"][row] for row in rows]).to(x.device)
-        tokens = torch.cat([x.flatten(2).transpose(1, 2).to(dtype), source.to(dtype)], dim=1)
-        pipeline: Any = self.pipeline
-        ids = torch.cat(
-            [pipeline._prepare_latent_ids(x[:1])[0].to(x.device), conditions["source_ids"][rows[0]].to(x.device)]
-        )
+        tokens, ids = x.flatten(2).transpose(1, 2).to(dtype), pipeline._prepare_latent_ids(x[:1])[0].to(x.device)
+        if "source" in conditions:
+            source = torch.stack([conditions["source"][row] for row in rows]).to(tokens)
+            tokens = torch.cat([tokens, source], dim=1)
+            ids = torch.cat([ids, conditions["source_ids"][rows[0]].to(x.device)])
         with self.computing():
             output: Tensor = self.transformer(
                 hidden_states=tokens,
