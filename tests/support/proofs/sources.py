@@ -38,6 +38,8 @@ __all__ = ["Dist", "Workspace"]
 
 MODULE = re.compile(r"[A-Za-z_*][\w*]*(\.[A-Za-z_*][\w*]*)*(:[\w.*-]+)?")
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(?:/[A-Za-z0-9_-]+)*")
+NAMED = re.compile(r"([A-Za-z_]\w*(?:\.\w+)+):\w")
+"""A module in a recipe, such as that of a reward's function."""
 NAME_PACKAGES = {"unirl.conformance.environment", "unirl.conformance.fixtures.plugin", "unirl.runtime.doctor"}
 """Modules whose strings name packages of an index, which may be called as parts are."""
 WRITTEN = {"proven.json", "durations.json"}
@@ -163,7 +165,9 @@ class Workspace:
                 imported, named = self._edges_of(path)
                 waiting += [*imported, *(target for target in named if follows(target))]
             elif path in self.recipes:
-                waiting += self._with_parts(WORD.findall(path.read_text(encoding="utf-8")))
+                text = path.read_text(encoding="utf-8")
+                waiting += self._with_parts(WORD.findall(text))
+                waiting += (self.modules[name] for name in NAMED.findall(text) if name in self.modules)
             if not waiting and not is_whole and self._goes_through_a_catalog(result):
                 is_whole = True
                 waiting += [module for dist in self.dists for module in self.of_plugin(dist)]
