@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from unirl.core.errors import DataError, RecipeError
+from unirl.core.errors import DataError, RecipeError, RunFailed
 from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
@@ -86,6 +86,22 @@ def test_every_parameter_of_the_transformer_trains_and_nothing_else(
     assert [name for name, p in model.trainable.named_parameters() if p.grad is None or not p.grad.any()] == []
     assert not any(p.requires_grad for part in (model.pipeline.text_encoder, model.vae) for p in part.parameters())
     model.trainable.zero_grad()
+
+
+def test_editing_is_refused_on_ranks_that_share_a_sharded_model(
+    model: Flux2KleinModel, sampling: LatentSamplingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks with other numbers of groups would wait for each other forever. Text alone has one forward everywhere."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr("unirl.numerics.diffusion.equal_forwards.FSDPModule", type(model.transformer))
+    x, sigma = torch.zeros(1, *model.latent_shape(sampling)), torch.tensor([0.5])
+    with torch.no_grad():
+        model.velocity(x, sigma, model.encode(Inputs.of_texts(["a ring"]), sampling=sampling))
+    media = (tiny.media(tmp_path, number=0),)
+    edited = model.encode(Inputs(ids=("a",), prompts=("a",), texts=("a",), media=media), sampling=sampling)
+    with pytest.raises(RunFailed, match="source images.*need separate forwards.*one process"):
+        model.velocity(x, sigma, edited)
 
 
 def test_a_run_edits_images_of_different_sizes_with_ratio_1(

@@ -26,7 +26,7 @@ def preload(modules: Iterable[str]) -> None:
 
 
 def run_process(job: Path, output: Path) -> int:
-    """Run a job in a process of its own, its output in a file. Returns the exit code, below 0 for a signal."""
+    """Run a job in a separate process, its output in a file. Returns the exit code, below 0 for a signal."""
     process = _CONTEXT.Process(target=_run, args=(job, output))
     process.start()
     process.join()

@@ -48,7 +48,7 @@ class StartPolicy:
         """KL of the live policy to that of the start on samples of the live one, see `kl_of`.
 
         Images are sampled for it with Flow-SDE, whatever sampler the algorithm trains with, so that
-        algorithms compare. None for an engine with weights of its own, which may have taken other ones.
+        algorithms compare. None for an engine that holds a separate copy of the weights.
         """
         (stage,) = plan.stages
         if not shares_weights(stage):

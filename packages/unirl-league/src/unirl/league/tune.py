@@ -1,4 +1,4 @@
-"""Choosing settings of each algorithm from a grid, on seeds of their own, and the file that says how."""
+"""Tuning the settings of each algorithm over a grid, on separate seeds, and the file that records it."""
 
 from __future__ import annotations
 

@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
-from unirl.core.errors import RecipeError, RunFailed
+from unirl.core.errors import RecipeError
 from unirl.core.specs.check import check_config
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
+from unirl.numerics.diffusion.equal_forwards import check_equal_forwards
 from unirl.numerics.diffusion.pipeline_model import check_size
 from unirl.numerics.model_files import dtype_of
 
@@ -125,7 +125,10 @@ class DiffusersModel:
             shapes = tuple(conditions[name][row].shape for name in sorted(self.layout.ragged))
             groups.setdefault((shapes, levels[row]), []).append(row)
         if self.layout.ragged or len(groups) > 1:
-            self._check_ranks()
+            name = type(self.pipeline).__name__
+            check_equal_forwards(
+                self.transformer, reason=f"rows of {name} that differ in the length of their prompts or in sigma"
+            )
         if len(groups) == 1:
             return self.forward(x, sigma, conditions)
         result: dict[int, Tensor] = {}
@@ -232,16 +235,6 @@ class DiffusersModel:
         check_size("width", sampling.width, first=grid.unit, step=grid.unit)
         check_size("frames", sampling.frames, first=1, step=grid.frame_step or 1)
         return Size(sampling.height, sampling.width, sampling.frames, sampling.max_sequence_length)
-
-    def _check_ranks(self) -> None:
-        """Ranks of a sharded module run it equally often, or wait for each other forever."""
-        if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-            return
-        if isinstance(self.transformer, FSDPModule):
-            raise RunFailed(
-                f"model: rows of {type(self.pipeline).__name__} that differ in the length of their prompts or in sigma "
-                "need forwards of their own, and several ranks would not run equally many. Train it on one process."
-            )
 
 
 def _own_memory(_module: torch.nn.Module, _args: Any, output: Any) -> Any:

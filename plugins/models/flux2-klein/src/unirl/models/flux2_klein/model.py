@@ -21,6 +21,7 @@ from unirl.core.types.array import Ragged
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.numerics.diffusion.equal_forwards import check_equal_forwards
 from unirl.numerics.diffusion.pipeline_files import chat_tokens
 from unirl.numerics.diffusion.pipeline_model import PipelineModel
 from unirl.numerics.media import load_image
@@ -98,6 +99,8 @@ class Flux2KleinModel(PipelineModel):
 
     def velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Any]) -> Tensor:
         """Velocity x1 - x0. Rows whose sources have equal positions go through the transformer together."""
+        if "source_ids" in conditions:
+            check_equal_forwards(self.transformer, reason="rows with source images of different sizes")
         groups: dict[bytes, list[int]] = {}
         for row, ids in enumerate(conditions.get("source_ids", ())):
             groups.setdefault(ids.cpu().numpy().tobytes(), []).append(row)
