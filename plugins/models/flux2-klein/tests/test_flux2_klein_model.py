@@ -100,7 +100,7 @@ def test_editing_is_refused_on_ranks_that_share_a_sharded_model(
         model.velocity(x, sigma, model.encode(Inputs.of_texts(["a ring"]), sampling=sampling))
     media = (tiny.media(tmp_path, number=0),)
     edited = model.encode(Inputs(ids=("a",), prompts=("a",), texts=("a",), media=media), sampling=sampling)
-    with pytest.raises(RunFailed, match="source images.*need separate forwards.*one process"):
+    with pytest.raises(RunFailed, match=r"source images.*need separate forwards.*one process"):
         model.velocity(x, sigma, edited)
 
 
