@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ from unirl.core.loop.batch_invariant import VARIABLES, batch_invariant
 
 # Before anything loads torch, for MKL reads it once. `MKL_CBWR=OFF pytest ...` runs all that needs no such mode.
 os.environ.setdefault("MKL_CBWR", VARIABLES["MKL_CBWR"])
+# A process reads its token for Ray once, whichever cluster comes first: one of a run, or the one that tests share.
+os.environ["RAY_AUTH_MODE"] = "token"
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 # Its asserts show their values, as those of test modules do.
 pytest.register_assert_rewrite("external_engines")

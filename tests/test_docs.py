@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from unirl.core.cli import main
 from unirl.core.specs.spec import KINDS
+from unirl.models.causal_lm import tiny as causal_lm_tiny
+from unirl.models.sd3 import tiny as sd3_tiny
 
 pytestmark = pytest.mark.whole_tree
 
@@ -48,7 +50,7 @@ def commands() -> list[str]:
     for page in PAGES:
         for line in page.read_text(encoding="utf-8").splitlines():
             match = re.match(
-                r"(?: {4}|\$ |)(?:python3 bootstrap\.py -- )?(unirl (?:train|compose|plugins|recipes|doctor|conformance|new|data|league).*)",
+                r"(?: {4}|\$ |)(?:python3 bootstrap\.py -- )?(unirl (?:train|compose|plan|plugins|recipes|doctor|conformance|new|data|league).*)",
                 line,
             )
             if match and "reference" not in page.parts and (line.startswith("    ") or line.startswith("unirl")):
@@ -73,18 +75,25 @@ def test_every_dist_has_a_readme_that_says_more_than_its_name() -> None:
 
 
 def needs_more(command: str) -> bool:
-    """A run to go on with (tests/test_runs.py has one), the plugin of a page (tests/test_third_party.py), a report."""
-    elsewhere = ("--resume", "warmth", "symmetry", "--diff")
+    """A run to go on with (tests/test_runs.py has one), the plugin of a page (tests/test_third_party.py), a report; or
+    a plugin written from a checkpoint (packages/unirl-conformance/tests/test_new_from_checkpoint.py)."""
+    elsewhere = ("--resume", "warmth", "symmetry", "--diff", "--plugin unirl-model-my-llama")
     return any(word in command for word in elsewhere)
 
 
 def write_published(name: str, file: Path) -> None:
     """A file of one row in the layout in which the set of this name is published."""
+    image = {"bytes": b"\x89PNG", "path": None}
     row: dict[str, object] = {
         "gsm8k": {"question": "How many?", "answer": "One.\n#### 1"},
         "dapo-math-17k": {"prompt": [{"role": "user", "content": "What?"}], "reward_model": {"ground_truth": "1"}},
-        "geometry3k": {"images": [{"bytes": b"\x89PNG", "path": None}], "problem": "<image>Find x.", "answer": "1"},
+        "geometry3k": {"images": [image], "problem": "<image>Find x.", "answer": "1"},
         "aime": {"question": f"How many in {file.stem}?", "answer": "1"},
+        "magicbrush": {"img_id": "1", "turn_index": 1, "instruction": "Add a hat.", "source_img": image},
+        "gedit-bench": {
+            **{"key": "1", "task_type": "style_change", "instruction_language": "en"},
+            **{"instruction": "Add a hat.", "input_image": image},
+        },
     }[name]
     if file.suffix == ".parquet":
         import pyarrow
@@ -127,6 +136,8 @@ def test_a_command_that_a_page_shows_is_accepted(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("quickstart: {algorithms: {awm: [backend.lr=3e-5]}}")
     write_shown(tmp_path)
+    for name in re.findall(r"--from (checkpoints/\S+)", command):
+        {"llama": causal_lm_tiny, "sd3": sd3_tiny}[Path(name).name].write(tmp_path / name, seed=0)
     if words[:2] == ["data", "convert"]:
         for source in [word for word in words[3:] if word.endswith((".parquet", ".jsonl"))][:-1]:
             write_published(words[2], tmp_path / source)

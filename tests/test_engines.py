@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from ipaddress import ip_address
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,7 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.roles import Model
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.spec import EngineSpec, ModelSpec
+from unirl.engine_host.latent_engine import bridge_modules
 from unirl.engine_host.process import CARRIED
 from unirl.models.qwen3 import tiny as tiny_qwen3
 from unirl.models.qwen3.config import Qwen3Config
@@ -80,12 +82,16 @@ def test_a_version_that_was_not_tried_is_refused_with_the_range(name: str) -> No
             product.check_version(result)
 
 
+MODULE_OF = {"pillow": "PIL"}
+"""Dist -> its module, where that has another name."""
+
+
 @each_engine
 def test_the_source_that_goes_along_imports_nothing_that_stays_behind(name: str) -> None:
     """Also what a module imports only in a function that is called there, and the bridges of all models."""
-    bridges = {spec.bridges[name].partition(":")[0] for spec in MODELS if name in spec.bridges}
-    carried = {*CARRIED, *environment_of(name).ENVIRONMENT.modules, *bridges}
-    there = {*sys.stdlib_module_names, *(dist.replace("-", "_") for dist in locked(name, "cuda"))}
+    bridges = [Catalog.discover().resolve(spec.bridges[name]) for spec in MODELS if name in spec.bridges]
+    carried = {*CARRIED, *environment_of(name).ENVIRONMENT.modules, *chain.from_iterable(map(bridge_modules, bridges))}
+    there = {*sys.stdlib_module_names, *(MODULE_OF.get(dist, dist.replace("-", "_")) for dist in locked(name, "cuda"))}
     for module in carried:
         spec = find_spec(module)
         assert spec is not None and spec.origin is not None

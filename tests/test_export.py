@@ -28,6 +28,7 @@ from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.models.wan21 import tiny as wan21
+from unirl.models.wan22 import tiny as wan22
 from unirl.quickstart import checkpoint_path
 from unirl.runtime.export.card import base_license
 from unirl.runtime.export.exporting import export
@@ -303,6 +304,57 @@ def test_a_video_model_trained_in_another_wrapping_is_exported(
         pipeline.load_lora_weights(folder)
         own.transformer = pipeline.transformer
         assert difference(own.velocity(x, sigma, conditions), expected) < ROUNDING
+
+
+@pytest.mark.slow
+def test_both_experts_of_a_model_are_exported(trained: Trained, catalog: Catalog, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    wan22.write(base, seed=0)
+    (tmp_path / "prompts.txt").write_text("a cat\na dog\n")
+    small = ["height=32", "width=32", "frames=5", "max_sequence_length=16", "num_inference_steps=4"]
+    run = trained(
+        "wan22/flow-grpo",
+        f"data.train={tmp_path / 'prompts.txt'}",
+        "data.samples_per_prompt=2",
+        f"model={{path: {base}, dtype: float32, text_dtype: float32}}",
+        "backend.mixed_precision=none",
+        "backend.lr=1e-2",
+        "eval.every=0",
+        *[f"sampling.{word}" for word in small],
+    )
+    adapters = exported(run, tmp_path / "adapters", catalog)
+    whole = exported(run, tmp_path / "whole", catalog, merge=True)
+    with own_parts(run, catalog) as parts:
+        own: Any = parts.only.model
+        x = torch.randn((2, 4, 2, 4, 4), generator=torch.Generator().manual_seed(3))
+        embeds = torch.randn((2, 16, 32), generator=torch.Generator().manual_seed(4))
+        # The first row is of the one expert, the second of the other.
+        expected = own.velocity(x, torch.tensor([0.9, 0.3]), {"prompt_embeds": embeds})
+
+    def found(pipeline: Any) -> Tensor:
+        rows = [
+            expert(
+                hidden_states=x[[row]],
+                timestep=torch.tensor([sigma * 1000]),
+                encoder_hidden_states=embeds[[row]],
+                return_dict=False,
+            )[0]
+            for row, (expert, sigma) in enumerate(((pipeline.transformer, 0.9), (pipeline.transformer_2, 0.3)))
+        ]
+        return torch.cat(rows)
+
+    with torch.no_grad():
+        pipeline: Any = WanPipeline.from_pretrained(base)
+        before = found(pipeline)
+        assert all(difference(before[[row]], expected[[row]]) > FAR for row in (0, 1))
+        pipeline.load_lora_weights(adapters)
+        pipeline.load_lora_weights(
+            adapters, weight_name="pytorch_lora_weights_2.safetensors", load_into_transformer_2=True
+        )
+        assert difference(found(pipeline), expected) < ROUNDING
+        merged: Any = WanPipeline.from_pretrained(whole)
+        assert merged.config.boundary_ratio == 0.875
+        assert difference(found(merged), expected) < ROUNDING
 
 
 @pytest.mark.slow

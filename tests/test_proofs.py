@@ -12,10 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from proofs import keys, record
+from proofs import conformance, keys, record
 from proofs.record import Proof
 from proofs.sources import Workspace
 from unirl.conformance.source_hash import source_digest
+from unirl.conformance.subjects import subjects
+from unirl.core.plugins.catalog import Catalog
 
 pytestmark = pytest.mark.whole_tree
 
@@ -26,6 +28,7 @@ LAUNCHERS = "packages/unirl-runtime/tests/test_launchers.py"
 FAMILIES = "packages/unirl-runtime/tests/test_launcher_families.py"
 ENGINES = f"{keys.MUTANTS}[engine]"
 COMMAND = "packages/unirl-core/tests/test_cli.py"
+THIRD_PARTY = "tests/test_third_party.py"
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +120,15 @@ def test_prose_changes_the_key_of_a_test_that_is_not_marked(edit: Callable[..., 
     assert edit("packages/unirl-core/src/unirl/core/types/track.py", FUTURE, f"{FUTURE}\n# A comment.\n", COMMAND)
 
 
+def test_a_dist_that_a_test_names_is_in_its_key_with_what_is_installed_with_it_and_others_are_not(
+    edit: Callable[..., bool],
+) -> None:
+    rules, ppo = "plugins/rewards/rules", "plugins/algorithms/ppo"
+    assert edit(f"{rules}/README.md", "#", "##", THIRD_PARTY)
+    assert edit(f"{rules}/src/unirl/rewards/rules/plugin.py", FUTURE, f"{FUTURE}\n# A comment.\n", THIRD_PARTY)
+    assert not edit(f"{ppo}/src/unirl/algorithms/ppo/algorithm.py", FUTURE, f"{FUTURE}\nCHANGED = 1\n", THIRD_PARTY)
+
+
 def test_every_module_of_tests_is_a_group_but_those_about_the_whole_tree() -> None:
     groups = set(keys.groups(HERE))
     assert {COMMAND, VLLM, ENGINES} <= groups
@@ -177,11 +189,21 @@ def test_the_digest_of_a_source_is_blind_to_prose_and_to_nothing_else() -> None:
 
 
 def test_a_tenth_of_what_is_proven_runs_and_another_one_with_each_commit() -> None:
-    proofs = [proof(key=f"{number:032x}") for number in range(400)]
-    chosen = [{p.key for p in proofs if record.runs_anyway(p, commit)} for commit in ("a", "b")]
+    names_ = [f"tests/test_{number}.py" for number in range(400)]
+    chosen = [{name for name in names_ if record.runs_anyway(name, commit)} for commit in ("a", "b")]
     # 400 draws of 1 in 10: mean 40, standard deviation 6.
     assert all(40 - 5 * 6 < len(keys_) < 40 + 5 * 6 for keys_ in chosen)
     assert chosen[0] != chosen[1]
+
+
+def test_subjects_that_wait_for_one_start_of_an_engine_are_of_the_same_tenth() -> None:
+    # At the tier that tries every algorithm with every engine.
+    found = subjects(Catalog.discover(), tier="full")
+    hosted = [subject for subject in found if subject.programs and not subject.refused]
+    starts = {conformance.tried_together(subject) for subject in hosted}
+    assert {"sd3+vllm-omni", "qwen3+vllm"} <= starts and len(starts) < len(hosted) / 5
+    alone = [subject for subject in found if not subject.programs]
+    assert len({conformance.tried_together(subject) for subject in alone}) == len(alone)
 
 
 def test_the_record_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -276,7 +298,7 @@ def test_what_passed_is_left_out_as_proven_until_its_sources_change(project: Pat
     assert proven.commit == git(project, "rev-parse", "HEAD").strip()
     assert proven.num_tests == 2
     commit(project)
-    while record.runs_anyway(proven, git(project, "rev-parse", "HEAD").strip()):
+    while record.runs_anyway("tests/test_long.py", git(project, "rev-parse", "HEAD").strip()):
         commit(project)
 
     code, output = outcome_of(project, "--proven", *workers)

@@ -30,6 +30,7 @@ def test_there_are_recipes() -> None:
         "quickstart",
         "quickstart-text",
         "quickstart-vl",
+        "quickstart-edit",
         "quickstart-enhancer",
         "quickstart-enhancer-joint",
         "sd3/flow-grpo",

@@ -28,10 +28,15 @@ ENVIRONMENTS: list[EngineEnvironment] = [
 ]
 STACKS = {
     "images": ["unirl-core", "unirl-model-sd3", "unirl-engine-vllm-omni"],
+    "videos": ["unirl-core", "unirl-model-wan22", "unirl-engine-vllm-omni"],
     "images-sglang": ["unirl-core", "unirl-model-sd3", "unirl-engine-sglang"],
     "text": [
         *("unirl-core", "unirl-model-qwen3", "unirl-engine-vllm", "unirl-engine-sglang-llm", "unirl-backend-fsdp2"),
         *("unirl-algo-grpo", "unirl-algo-ppo", "unirl-reward-math"),
+    ],
+    "text-veomni": [
+        *("unirl-core", "unirl-model-causal-lm", "unirl-engine-vllm", "unirl-backend-veomni"),
+        *("unirl-algo-grpo", "unirl-reward-math"),
     ],
 }
 PLATFORM = "x86_64-manylinux_2_28"

@@ -120,6 +120,8 @@ def test_the_engines_log_probs_are_the_replayed_ones_at_equal_batch_shape(start:
         ["advantage.combine=normalize-then-sum", "+reward@reward.light=brightness"],
         ["backend.shard=always", "backend.activation_checkpointing=true"],
         ["engine.forward_batch=5"],
+        ["sampling.trajectory_dtype=bfloat16"],
+        ["sampling.trajectory_dtype=float16", "sampling.kernel=cps"],
     ],
     ids=lambda words: " ".join(words),
 )

@@ -16,11 +16,12 @@ from siblings import with_siblings
 from unirl.conformance.claims import claim_kinds
 from unirl.core.plugins.registry import read_registry
 
-pytestmark = pytest.mark.whole_tree
+# What others need is read from the settings of all packages.
+pytestmark = pytest.mark.reads("unirl-engine-cpu", "unirl-engine-host", "unirl-league", "unirl-reward-service")
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "how-to" / "write-a-plugin.md"
-EXAMPLE = ROOT / "tests" / "third_party" / "unirl-reward-symmetry"
+PAGE = ROOT / "docs/how-to/write-a-plugin.md"
+EXAMPLE = Path(__file__).parent / "third_party/unirl-reward-symmetry"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 OURS = with_siblings("unirl-conformance", "unirl-quickstart")
 RECIPE = """\

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from external_engines import environments
 from siblings import with_siblings
 
 pytestmark = pytest.mark.whole_tree
@@ -63,11 +64,11 @@ def test_wheels_leave_the_namespace_open_and_carry_types_and_licence(wheels: dic
         assert all(stray.endswith(".dist-info") for stray in strays), f"{name} ships {strays} beside the namespace"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_the_wheels_alone_train_two_steps_in_an_empty_environment(
-    wheels: dict[str, Path], run: Run, uv: str, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def python(wheels: dict[str, Path], run: Run, uv: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That of an environment with the wheels of the quickstarts, and of a video model and its engine, and nothing
+    else of ours."""
+    tmp_path = tmp_path_factory.mktemp("empty")
     spec = importlib.util.spec_from_file_location("bootstrap", ROOT / "bootstrap.py")
     assert spec is not None and spec.loader is not None
     bootstrap = importlib.util.module_from_spec(spec)
@@ -83,17 +84,45 @@ def test_the_wheels_alone_train_two_steps_in_an_empty_environment(
     backend = [] if links or ("torch==2" in listed and "+cpu" not in listed) else ["--torch-backend", "cpu"]
     run(
         *(uv, "pip", "install", "--quiet", "--python", python, "--constraint", pins, *links, *backend),
-        *(wheels[name] for name in with_siblings("unirl-quickstart")),
+        *(wheels[name] for name in with_siblings("unirl-quickstart", *VIDEO)),
     )
-    home = tmp_path / "elsewhere"
-    home.mkdir()
-    origin = run(python, "-c", "import unirl.core; print(unirl.core.__file__)", cwd=home).stdout
-    assert str(tmp_path) in origin, "the test must run the wheels, not the checkout"
+    origin = run(python, "-c", "import unirl.core; print(unirl.core.__file__)", cwd=tmp_path).stdout
+    assert str(tmp_path) in origin, "the tests must run the wheels, not the checkout"
+    return python
+
+
+VIDEO = ("unirl-model-wan22", "unirl-engine-vllm-omni", "unirl-engine-cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_wheels_alone_train_two_steps_in_an_empty_environment(python: Path, run: Run, tmp_path: Path) -> None:
+    words = ("train", "quickstart", "run.max_steps=2", "run.dir=out", "eval.num_prompts=4")
+    run(python, "-m", "unirl.core", *words, cwd=tmp_path, HF_HUB_OFFLINE="1")
+    check_two_steps(tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_wheels_alone_train_two_experts_with_the_real_engine(python: Path, run: Run, tmp_path: Path) -> None:
+    """`pip install unirl-core unirl-model-wan22 unirl-engine-vllm-omni`, with a backend, an algorithm and a reward."""
+    environments.make("vllm-omni")
+    write = "from pathlib import Path; from unirl.models.wan22.tiny import write; write(Path('tiny'), seed=0)"
+    run(python, "-c", write, cwd=tmp_path)
+    (tmp_path / "prompts.txt").write_text("a red ring rolls\na blue disc\n")
+    small = ["height=32", "width=48", "frames=5", "max_sequence_length=16", "num_inference_steps=4"]
     run(
-        *(python, "-m", "unirl.core", "train", "quickstart", "run.max_steps=2", "run.dir=out", "eval.num_prompts=4"),
-        cwd=home,
+        *(python, "-m", "unirl.core", "train", "wan22/flow-grpo", "engine=vllm-omni", "data.train=prompts.txt"),
+        *("model.path=tiny", "model.dtype=float32", "model.text_dtype=float32", "backend.mixed_precision=none"),
+        *("run.max_steps=2", "run.dir=out", "data.prompts_per_step=2", "data.samples_per_prompt=2", "eval=null"),
+        *(f"sampling.{word}" for word in small),
+        cwd=tmp_path,
         HF_HUB_OFFLINE="1",
     )
-    events = [json.loads(line) for line in (home / "out" / "events.jsonl").read_text().splitlines()]
+    check_two_steps(tmp_path / "out")
+
+
+def check_two_steps(folder: Path) -> None:
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["kind"] == "step"] == [1, 2]
     assert events[-1]["status"] == "done"

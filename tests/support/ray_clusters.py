@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import secrets
 import subprocess
 import sys
 import warnings
@@ -21,7 +20,6 @@ import ray
 import warm_workers
 from ray._private import ray_constants
 from ray._private.node import Node
-from ray._raylet import Config
 from unirl.runtime.ray_worker import SETTINGS
 
 STORE_BYTES = 128 * 2**20
@@ -41,7 +39,7 @@ def joined(**variables: str) -> Iterator[None]:
 
     variables: of the environment of workers.
     """
-    _prepare()
+    os.environ.update(SETTINGS)
     with _connected({"address": _address()}, variables, {}):
         yield
 
@@ -49,7 +47,7 @@ def joined(**variables: str) -> Iterator[None]:
 @contextmanager
 def own(*, num_cpus: int = 8, disk: float = 0.95, **variables: str) -> Iterator[None]:
     """Connected to a new cluster, which ends here.  disk: Ray takes one that is fuller for full."""
-    _prepare()
+    os.environ.update(SETTINGS)
     with _connected(_new(num_cpus), variables, {**STARTED_WITH, "RAY_local_fs_capacity_threshold": str(disk)}):
         yield
 
@@ -71,14 +69,6 @@ def _new(num_cpus: int) -> dict[str, Any]:
         "include_dashboard": False,
         "object_store_memory": STORE_BYTES,
     }
-
-
-def _prepare() -> None:
-    os.environ.update(SETTINGS)
-    # A process reads its token once, for all clusters that it talks to, and whether there is one when Ray is imported.
-    os.environ["RAY_AUTH_MODE"] = "token"
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    Config.initialize("")
 
 
 @contextmanager

@@ -33,7 +33,7 @@ PRELOAD = (
     "unirl.models.sd3.model",
     "unirl.engines.trainside.engine",
     "unirl.backends.fsdp2.backend",
-    "unirl.backends.fsdp2.adapters",
+    "unirl.train_host.adapters",
     "unirl.algorithms.flow_grpo.algorithm",
     "unirl.rewards.rules.shapes",
     "unirl.rewards.rules.brightness",

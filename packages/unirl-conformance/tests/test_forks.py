@@ -19,7 +19,7 @@ pytestmark = pytest.mark.keyed
 
 def write(path: Path, text: str) -> None:
     path.write_text(f"{text} {os.environ.get('COLOUR')} {os.getpid()}")
-    print(f"wrote {text}")
+    print(f"wrote {text}\n", end="")  # one write, or lines of two processes mix where output is not buffered
 
 
 def fail() -> None:

@@ -79,7 +79,7 @@ def in_a_process(
 
 
 QUICK: tuple[SubjectKind, ...] = ("plugin", "engine", "reward")
-QUICK_PLUGINS = ("unirl-reward-rules", "unirl-engine-trainside")
+QUICK_PLUGINS = ("unirl-reward-rules", "unirl-model-sd3")
 
 
 def quick_claims() -> tuple[str, ...]:
@@ -170,7 +170,9 @@ def test_a_claim_whose_worker_dies_has_failed_and_the_others_are_still_tried() -
 
 
 def test_a_worker_that_dies_before_the_claim_begins_counts_as_a_failure_too() -> None:
-    collector = Collector(catalog=Catalog.of({}), tier="static", subjects=[], property_name=PROPERTY)
+    collector = Collector(
+        catalog=Catalog.of({}), tier="static", subjects=[], covers=lambda _: True, property_name=PROPERTY
+    )
     # What pytest-xdist reports of the test that a worker died on.
     collector.pytest_runtest_logreport(
         pytest.TestReport(

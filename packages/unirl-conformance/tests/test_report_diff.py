@@ -89,6 +89,16 @@ def test_a_device_that_the_tier_leaves_out_is_not_gone() -> None:
     assert compare(old, report_of(claims, [], [], tier="gpu")).got_worse
 
 
+def test_cells_that_a_lower_tier_leaves_out_are_not_gone_and_engines_are() -> None:
+    cell = subject_info("cell", model="sd3", engine="sglang", algorithm="awm", backend="fsdp2")
+    pair = subject_info("engine", engine="sglang", model="sd3")
+    claims = [claim_info("one", "cell"), claim_info("two", "engine")]
+    old = report_of(claims, [cell, pair], [outcome("one", cell), outcome("two", pair)], tier="full")
+    assert compare(old, report_of(claims, [pair], [outcome("two", pair)])).changes == ()
+    assert [change.outcome.kind for change in compare(old, report_of(claims, [], [])).changes] == ["engine"]
+    assert compare(old, report_of(claims, [pair], [outcome("two", pair)], tier="full")).got_worse
+
+
 def test_what_was_not_selected_is_not_gone_and_what_was_selected_is() -> None:
     claims = [claim_info("one", "model"), claim_info("two", "model")]
     sd3, wan = subject_info("model", model="sd3"), subject_info("model", model="wan21")

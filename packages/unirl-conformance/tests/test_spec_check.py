@@ -175,6 +175,11 @@ def test_a_spec_that_keeps_what_it_says_passes(spec: Spec) -> None:
         (MODEL, {"path_key": "folder"}, "path_key: .* has no key 'folder'"),
         (MODEL, {"bridges": {"far": f"{P}:no_such"}}, "bridges\\[.far.\\]: .*no_such"),
         (MODEL, {"parity": f"{P}:tiny"}, r"parity: .* is called as parity\(folder, prompts=, sampling=, initial=\)"),
+        (
+            MODEL,
+            {"inputs": {"image": {"source": "needs"}}, "parity": f"{P}:tiny"},
+            r"tiny.media: empty, but the model needs media.*\n.*called as parity\(folder, inputs=, sampling=, initial=\)",
+        ),
         (ALGORITHM, {"reference": f"{P}:gone"}, "reference: .*it has no attribute 'gone'"),
         (ALGORITHM, {"clip_key": "clip"}, "clip_key: .* has no key 'clip'"),
         (ALGORITHM, {"stateful": {"kl_targt": 1.0}}, "stateful: .* has no key 'kl_targt'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from types import SimpleNamespace
 from typing import Any
@@ -151,6 +152,77 @@ def test_below_tier_full_an_engine_that_has_to_be_started_is_tried_where_it_is_n
     assert engines("tiny", plugins=("acme-apart",)) == ["apart+paint"]
     assert engines("tiny", names={"engine": ("apart",)}) == ["apart+paint"]
     assert engines("tiny") == ["apart+paint", "near+paint"], "a run of everything leaves nothing out"
+
+
+def test_below_tier_full_an_engine_that_has_to_be_started_meets_each_kind_of_algorithm_once_a_model() -> None:
+    def algorithm(name: str, **needs: Any) -> AlgorithmSpec:
+        return AlgorithmSpec(name=name, needs=Needs(track="latent", **needs), **WORDS)
+
+    apart = EngineSpec(
+        name="apart",
+        environment="acme:ENVIRONMENT",
+        capabilities=dict.fromkeys((Cap.LATENT_ROLLOUT, Cap.WEIGHTS_FULL), NATIVE),
+        **WORDS,
+    )
+    # One and two differ in what they do with samples, three in what samples they need.
+    algorithms = [algorithm("one"), algorithm("two", reference="policy"), algorithm("three", sampler="lagged")]
+    catalog = Catalog.of(
+        {
+            "acme-models": SimpleNamespace(unirl_models=hookimpl(lambda: [model("film"), model("paint")])),
+            "acme-engines": SimpleNamespace(unirl_engines=hookimpl(lambda: [ENGINES[0], apart])),
+            "acme-rest": SimpleNamespace(
+                unirl_algorithms=hookimpl(lambda: algorithms),
+                unirl_backends=hookimpl(
+                    lambda: [
+                        BackendSpec(
+                            name="plain",
+                            capabilities=dict.fromkeys((Cap.TRAIN_FULL, Cap.REFERENCE_COPY, Cap.LAGGED_POLICY), NATIVE),
+                            **WORDS,
+                        )
+                    ]
+                ),
+            ),
+        }
+    )
+
+    def cells(engine: str, tier: Tier = "tiny", **selection: Any) -> list[str]:
+        found = [one for one in subjects(catalog, Selection(**selection), tier=tier) if one.device == "cpu"]
+        assert not [one.refused for one in found if one.refused]
+        return ["+".join(one.id.split("+")[::2]) for one in found if one.kind == "cell" and f"+{engine}+" in one.id]
+
+    every = [f"{name}+{other}" for name in ("film", "paint") for other in ("one", "three", "two")]
+    assert cells("near") == cells("apart", tier="full") == every
+    assert cells("apart") == ["film+one", "film+three", "paint+three", "paint+two"]
+    assert cells("apart", names={"engine": ("apart",)}) == every, "who names it gets all"
+
+
+def test_a_further_backend_meets_each_model_engine_and_algorithm_once() -> None:
+    def backend(name: str) -> BackendSpec:
+        return BackendSpec(name=name, capabilities={Cap.TRAIN_FULL: NATIVE}, **WORDS)
+
+    algorithms = [AlgorithmSpec(name=name, needs=Needs(track="latent"), **WORDS) for name in ("one", "two")]
+    models, engines = [model("film"), model("paint")], [ENGINES[0], engine("other", Cap.LATENT_ROLLOUT)]
+    engines[1] = dataclasses.replace(engines[1], capabilities=ENGINES[0].capabilities)
+    catalog = Catalog.of(
+        {
+            "unirl-rest": SimpleNamespace(
+                unirl_models=hookimpl(lambda: models),
+                unirl_engines=hookimpl(lambda: engines),
+                unirl_algorithms=hookimpl(lambda: algorithms),
+                unirl_backends=hookimpl(lambda: [backend("shards")]),
+            ),
+            # UniRL's own comes first, whatever its name.
+            "acme-backends": SimpleNamespace(unirl_backends=hookimpl(lambda: [backend("axis")])),
+        }
+    )
+
+    def cells(name: str, **selection: Any) -> list[str]:
+        found = ids(subjects(catalog, Selection(**selection), tier="full"), "cell")
+        return [one.removesuffix(f"+{name}") for one in found if one.endswith(f"+{name}")]
+
+    assert len(cells("shards")) == 2 * 2 * 2
+    assert cells("axis") == ["film+near+one", "film+near+two", "film+other+one", "paint+near+one"]
+    assert len(cells("axis", names={"backend": ("axis",)})) == len(cells("axis", plugins=("acme-backends",))) == 8
 
 
 def test_on_a_gpu_every_subject_but_plugins_is_there_once_more(catalog: Catalog) -> None:

@@ -243,6 +243,24 @@ def test_sampling_that_cannot_work_is_refused(changes: dict[str, Any], says: str
     assert any(line.startswith(says) for line in result), result
 
 
+def test_latents_in_16_bits_are_refused_where_nothing_rounds_them() -> None:
+    sampling = LatentSamplingConfig(trajectory_dtype="bfloat16")
+    assert refusals(make_plan(sampling=sampling)) == []
+    stored = dataclasses.replace(ENGINE, samples=(("target",),))
+    says = "sampling.trajectory_dtype: got 'bfloat16', expected 'float32': "
+    assert any(
+        line == f"{says}engine 'inside' reads stored samples and samples no trajectory."
+        for line in refusals(make_plan(sampling=sampling, engine=stored))
+    )
+    follows = dataclasses.replace(ALGORITHM, needs=Needs(track="latent", reward="differentiable"))
+    assert any(
+        line.startswith(f"{says}algorithm 'grpo-like' computes the trajectory again")
+        for line in refusals(make_plan(sampling=sampling, algorithm=follows))
+    )
+    (result,) = refusals(make_plan(sampling=LatentSamplingConfig(trajectory_dtype="int8")))
+    assert result.startswith("sampling.trajectory_dtype: got 'int8', expected one of float32, bfloat16, float16.")
+
+
 @pytest.mark.parametrize(
     ("changed", "says"),
     [

@@ -10,7 +10,7 @@ from unirl.core.errors import BatchError, RewardFailed
 from unirl.core.roles import ScoreInput
 from unirl.core.types.batch import same
 from unirl.core.types.inputs import Inputs
-from unirl.core.types.media import Media
+from unirl.core.types.media import Media, spread
 
 RAGGED = {
     "image": tuple(torch.rand(3, size, 2) for size in (1, 4, 2)),
@@ -95,3 +95,37 @@ def test_a_reward_asks_for_the_kind_that_it_scores() -> None:
         ScoreInput(**fields, media=images).of("video", reward="x")
     with pytest.raises(RewardFailed, match=r"reward\.x: got samples without media, expected image\. Set sampling\.dec"):
         ScoreInput(**fields).of("image", reward="x")
+
+
+def test_some_frames_of_a_video_have_the_rate_that_is_left() -> None:
+    videos = torch.rand(2, 9, 3, 2, 2)
+    for values in (videos, tuple(videos)):
+        media = Media(kind="video", values=values, rate=8.0)
+        chosen = media.with_frames(lambda count: [0, 4, count - 1])
+        # Three frames span the second that nine did.
+        assert same(chosen.stacked, videos[:, [0, 4, 8]]) and chosen.rate == 2.0
+        assert media.with_frames(lambda count: [5, 6]).rate == media.with_frames(lambda count: [3]).rate == 8.0
+        assert media.with_frames(lambda count: None) is media
+        for places in ([], [9], [-1, 0], [2, 1], [1, 1]):
+            with pytest.raises(BatchError, match=r"Media: got frames .*, expected some of 9, each once and in order"):
+                media.with_frames(lambda count, places=places: places)
+    images = Media(kind="image", values=torch.rand(1, 3, 2, 2))
+    assert images.with_frames(lambda count: [0]) is images
+    ragged = Media(kind="video", values=(torch.rand(9, 3, 2, 2), torch.rand(5, 3, 2, 2)), rate=8.0)
+    with pytest.raises(
+        BatchError, match=r"frames read of videos of \[5, 9\] frames have several rates, 2, 4 per second"
+    ):
+        ragged.with_frames(lambda count: spread(3, count))
+
+
+def test_spread_frames_are_at_equal_distances_with_both_ends_and_stay_when_asked_again() -> None:
+    assert spread(4, 9) == [0, 3, 5, 8] and spread(1, 9) == [0] and spread(9, 3) == [0, 1, 2]
+    for total in range(1, 90):
+        for count in range(1, 20):
+            places = spread(count, total)
+            assert len(places) == min(count, total) and places == sorted(set(places))
+            assert spread(count, len(places)) == list(range(len(places)))
+            steps = len(places) - 1
+            # No place is off by more than half a frame: |place - number (total - 1) / steps| <= 1 / 2.
+            if count > 1:
+                assert all(abs(2 * place * steps - 2 * n * (total - 1)) <= steps for n, place in enumerate(places))

@@ -165,6 +165,20 @@ def test_the_echo_of_every_request_is_compared() -> None:
         generate(engine, dataclasses.replace(make_request(), track="final"))
 
 
+def test_latents_come_back_in_the_dtype_that_was_asked_for() -> None:
+    request = make_request()
+    track = faithful(request)
+    verify_echo(request, track)
+    narrow = dataclasses.replace(track, segment=dataclasses.replace(track.latent, latents=track.latent.latents.half()))
+    with pytest.raises(EchoMismatch, match=r"latents\.dtype: the request says 'float32', the engine used 'float16'"):
+        verify_echo(request, narrow)
+    sampling = dataclasses.replace(request.latent.sampling, trajectory_dtype="float16")
+    asks = dataclasses.replace(request, params=dataclasses.replace(request.latent, sampling=sampling))
+    verify_echo(asks, narrow)
+    with pytest.raises(EchoMismatch, match="the request says 'float16', the engine used 'float32'"):
+        verify_echo(asks, track)
+
+
 def test_children_know_their_parents() -> None:
     text = make_track("text", sample_ids=("t0", "t1"))
     image = make_track("image", sample_ids=("a", "b", "c"), parent_track="text", parent_ids=("t0", "t0", "t1"))

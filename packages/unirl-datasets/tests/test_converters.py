@@ -14,7 +14,8 @@ from unirl.core.cli import main
 from unirl.core.errors import DataError
 from unirl.core.loop.prompts import read_prompts
 from unirl.core.types.data import Prompt
-from unirl.datasets.convert import INSTRUCTION, Conversion, convert
+from unirl.datasets.convert import Conversion, convert
+from unirl.datasets.example import INSTRUCTION
 from unirl.datasets.sets import prompt_set
 
 
@@ -153,6 +154,111 @@ def test_images_of_a_jsonl_source_are_files_beside_it(tmp_path: Path) -> None:
     assert Path(prompt.media[0].uri).read_bytes() == png(5)
     with pytest.raises(DataError, match=r"geo.jsonl:0: column 'images' must be image files.*b.png"):
         converted("geometry3k", jsonl(tmp_path / "geo.jsonl", [{**row, "images": ["b.png"]}]), overwrite=True)
+
+
+def magicbrush_row(instruction: str | None, source: bytes | None, turn: int) -> dict[str, Any]:
+    images = {"source_img": source, "mask_img": png(1), "target_img": png(2)}
+    columns = {name: data and {"bytes": data, "path": f"{name}.png"} for name, data in images.items()}
+    return {"img_id": "242679", "turn_index": turn, "instruction": instruction, **columns}
+
+
+def test_magicbrush_has_the_source_of_every_turn(tmp_path: Path) -> None:
+    rows = [
+        magicbrush_row("Make the cat\nred. ", png(10), 1),
+        magicbrush_row("Add a hat.", png(20), 2),
+        magicbrush_row("Make the cat red.", png(10), 1),
+        magicbrush_row("Make the cat red.", png(20), 3),
+        magicbrush_row(" ", png(10), 1),
+        magicbrush_row(None, png(10), 1),
+        magicbrush_row("Add a hat.", None, 1),
+    ]
+    done, prompts = converted("magicbrush", parquet(tmp_path / "train-00000-of-00051.parquet", rows))
+    assert [prompt.text for prompt in prompts] == ["Make the cat\nred.", "Add a hat.", "Make the cat red."]
+    assert [prompt.metadata for prompt in prompts] == [{"img_id": "242679", "turn_index": turn} for turn in (1, 2, 3)]
+    refs = [ref for prompt in prompts for ref in prompt.media]
+    assert [(ref.modality, ref.role) for ref in refs] == [("image", "source")] * 3
+    assert [Path(ref.uri).read_bytes() for ref in refs] == [png(10), png(20), png(20)]
+    assert done.media == tmp_path / "out.media" and len(list(done.media.iterdir())) == 3
+    assert done.dropped == {
+        "no instruction": 2,
+        "no source image": 1,
+        "the same question as an earlier row": 1,
+    }
+
+
+def gedit_row(instruction: str, language: str, source: object) -> dict[str, Any]:
+    return {
+        "task_type": "subject-remove",
+        "key": f"key-{language}",
+        "instruction": instruction,
+        "instruction_language": language,
+        "input_image": source,
+        "input_image_raw": {"bytes": png(7), "path": None},
+        "Intersection_exist": True,
+    }
+
+
+def test_gedit_bench_keeps_kind_and_language_of_each_instruction(tmp_path: Path) -> None:
+    rows = [
+        gedit_row("Remove the cat.", "en", {"bytes": png(3), "path": None}),
+        gedit_row("去掉猫。", "cn", {"bytes": png(3), "path": None}),
+    ]
+    done, prompts = converted("gedit-bench", parquet(tmp_path / "gedit.parquet", rows))
+    assert [prompt.text for prompt in prompts] == ["Remove the cat.", "去掉猫。"]
+    assert [prompt.metadata for prompt in prompts] == [
+        {
+            "key": f"key-{language}",
+            "task_type": "subject-remove",
+            "instruction_language": language,
+            "Intersection_exist": True,
+        }
+        for language in ("en", "cn")
+    ]
+    assert [Path(prompt.media[0].uri).read_bytes() for prompt in prompts] == [png(3)] * 2
+    assert {prompt.media[0].role for prompt in prompts} == {"source"} and not done.dropped
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [
+        (
+            "magicbrush",
+            {"instruction": "Add a hat."},
+            r"needs the column 'source_img', 'img_id', 'turn_index', which is m",
+        ),
+        (
+            "gedit-bench",
+            {"instruction": "Add a hat."},
+            r"needs the column 'input_image', 'key', 'task_type', 'instruction_",
+        ),
+        ("magicbrush", magicbrush_row("Add a hat.", b"text", 1), r"train.parquet:0: an image begins with b'text'"),
+        (
+            "gedit-bench",
+            gedit_row("Add a hat.", "en", {"bytes": b"", "path": "no.png"}),
+            r"'input_image' must be image f",
+        ),
+    ],
+    ids=["magicbrush-columns", "gedit-columns", "no-image-file", "no-bytes"],
+)
+def test_edits_that_cannot_be_read_are_refused_and_nothing_is_left(
+    tmp_path: Path, name: str, row: dict[str, Any], message: str
+) -> None:
+    good = {"magicbrush": magicbrush_row("Make it red.", png(1), 1), "gedit-bench": gedit_row("Red.", "en", None)}[name]
+    rows = [row] if len(row) == 1 else [row, {**good, "instruction": "Something else."}]
+    source = parquet(tmp_path / "train.parquet", rows)
+    with pytest.raises(DataError, match=message):
+        converted(name, source)
+    assert [path.name for path in tmp_path.iterdir()] == ["train.parquet"]
+
+
+def test_images_of_dropped_questions_are_removed(tmp_path: Path) -> None:
+    """Two answers to one question about one figure: neither it nor its image stays."""
+    figure, other = ({"bytes": png(level), "path": None} for level in (0, 90))
+    rows = [{"images": [figure], "problem": "<image>Find x.", "answer": answer} for answer in ("1", "2")]
+    rows.append({"images": [other], "problem": "<image>Find x.", "answer": "1"})
+    done, (prompt,) = converted("geometry3k", parquet(tmp_path / "train.parquet", rows))
+    assert done.dropped == {"a question with different answers; all its rows": 2}
+    assert [file.name for file in (tmp_path / "out.media").iterdir()] == [Path(prompt.media[0].uri).name]
 
 
 @pytest.mark.parametrize("ending", WRITERS)

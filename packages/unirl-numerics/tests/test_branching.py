@@ -192,6 +192,7 @@ def test_keys_go_to_engines_and_come_back() -> None:
         media=None,
         texts=request.inputs.texts,
         negative_prompt=None,
+        sources={"positive": [[]] * request.num_rows},
         version=0,
     )
     _, data = joined(request, rows)

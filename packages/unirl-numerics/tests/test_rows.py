@@ -53,6 +53,7 @@ def made(request: Request, *, guided: bool) -> list[dict[str, Any]]:
         media=None,
         texts=request.inputs.texts,
         negative_prompt="" if guided else None,
+        sources={branch: [[ref.uri for ref in media] for media in request.inputs.media] for branch in conditions},
         version=4,
     )
 
@@ -65,7 +66,9 @@ def test_every_row_comes_back_with_the_conditions_of_its_own_input(batches: list
     rows: dict[int, dict[str, Any]] = {}
     for batch in batches:
         rows |= zip(batch, made(request.select(batch), guided=True), strict=True)
-    _, tensors = joined(request, [rows[row] for row in range(4)])
+    used, tensors = joined(request, [rows[row] for row in range(4)])
+    hashes = [[ref.uri for ref in media] for media in inputs.media]
+    assert used["sources"] == [{"positive": own, "negative": own} for own in hashes]
     track = from_bytes(tensors["track"].numpy().tobytes(), Track)
     for kind, own in (("positive", inputs), ("negative", inputs.negative(""))):
         result = track.conditions[kind]

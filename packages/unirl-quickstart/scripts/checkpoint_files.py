@@ -1,4 +1,4 @@
-"""Prompt files and model cards, as all scripts of this folder write them."""
+"""Images, prompt files and model cards, as all scripts of this folder write them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,20 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["arguments_given", "size_kb", "write_prompts"]
+from PIL import Image
+from torch import Tensor
+
+__all__ = ["arguments_given", "picture", "size_kb", "to_levels", "write_prompts"]
+
+
+def to_levels(images: Tensor) -> Tensor:
+    """Pixels in [0, 1] as the levels of an image file."""
+    return (images * 255).round().byte()
+
+
+def picture(levels: Tensor) -> Image.Image:
+    """levels: [3, H, W] uint8."""
+    return Image.fromarray(levels.permute(1, 2, 0).numpy())
 
 
 def write_prompts(folder: Path, splits: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:

@@ -10,8 +10,6 @@ Seeded throughout; the same machine and library versions give the same bytes.
 from __future__ import annotations
 
 import argparse
-import math
-import time
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +27,7 @@ from diffusers import (
     StableDiffusion3Pipeline,
 )
 from torch import Tensor
+from training import flow_matching_loss, minimize, parameter_rows, share_rows, train_vae
 from transformers import (
     CLIPTextConfig,
     CLIPTextModelWithProjection,
@@ -161,29 +160,6 @@ def build_pipeline() -> StableDiffusion3Pipeline:
 # ------------------------------------------------------------------------------------------------ training
 
 
-def train_vae(vae: AutoencoderKL, images: Tensor, *, steps: int, batch: int, seed: int) -> None:
-    """Trains on images in [0, 1] with L1 + a little KL, then sets shift and scaling factor from the latents."""
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(vae.parameters(), 3e-3, weight_decay=0.0)
-    rate = warm_then_cosine(optimizer, steps=steps)
-    for step in range(steps):
-        target = 2 * images[torch.randint(len(images), (batch,), generator=generator)] - 1
-        posterior = vae.encode(target).latent_dist
-        noise = torch.randn(posterior.mean.shape, generator=generator)
-        output = vae.decode(posterior.mean + posterior.std * noise).sample
-        kl = 0.5 * (posterior.mean**2 + posterior.var - 1 - posterior.logvar).mean()
-        # A shape covers a tenth of the canvas; without the weight, black is a good answer for long.
-        weight = 1 + 4 * (target.amax(dim=1, keepdim=True) > 0)
-        loss = (weight * ((output - target).abs() + 0.5 * (output - target) ** 2)).mean() + 1e-4 * kl
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
-        optimizer.step()
-        rate.step()
-        if step % 100 == 0:
-            print(f"vae {step} loss {loss.item():.4f} kl {kl.item():.3f}", flush=True)
-
-
 @torch.no_grad()
 def encode_images(vae: AutoencoderKL, images: Tensor) -> Tensor:
     return torch.cat([vae.encode(2 * chunk - 1).latent_dist.mean for chunk in images.split(32)])
@@ -223,34 +199,33 @@ def train_denoiser(
     # Two paddings, so that the denoiser does not hang on the number of padding tokens.
     t5_tokens = [tokenize(pipeline.tokenizer_3, captions, length=T5_LENGTH * k) for k in (1, 2)]
     encoders = (pipeline.text_encoder, pipeline.text_encoder_2, pipeline.text_encoder_3)
-    parameters = [p for part in (pipeline.transformer, *encoders) for p in part.parameters()]
-    optimizer = torch.optim.AdamW(parameters, learning_rate, weight_decay=0.01)
-    rate = warm_then_cosine(optimizer, steps=steps)
-    started = time.monotonic()
-    for step in range(steps):
+
+    def loss_of(step: int) -> Tensor:
         prompt, pooled = encode_tokens(pipeline, tokens, t5_tokens[step % 2])
         index = torch.randint(len(latents), (batch,), generator=generator)
         clean, scene = latents[index], scene_of[index]
-        sigma = torch.sigmoid(torch.randn(batch, generator=generator))
-        noise = torch.randn(clean.shape, generator=generator)
-        at = sigma[:, None, None, None]
-        velocity = pipeline.transformer(
-            (1 - at) * clean + at * noise,
-            encoder_hidden_states=prompt[scene],
-            pooled_projections=pooled[scene],
-            timestep=sigma * 1000,
-            return_dict=False,
-        )[0]
-        loss = F.mse_loss(velocity, noise - clean)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        rate.step()
-        if step % 200 == 0:
-            print(f"denoiser {step} loss {loss.item():.4f} {time.monotonic() - started:.0f}s", flush=True)
-        if step and step % 500 == 0:
-            report(step)
+
+        def velocity(x: Tensor, sigma: Tensor) -> Tensor:
+            return pipeline.transformer(
+                x,
+                encoder_hidden_states=prompt[scene],
+                pooled_projections=pooled[scene],
+                timestep=sigma * 1000,
+                return_dict=False,
+            )[0]
+
+        return flow_matching_loss(velocity, clean, generator=generator)
+
+    minimize(
+        [p for part in (pipeline.transformer, *encoders) for p in part.parameters()],
+        loss_of,
+        name="denoiser",
+        steps=steps,
+        learning_rate=learning_rate,
+        weight_decay=0.01,
+        print_every=200,
+        report=report,
+    )
 
 
 def tokenize(tokenizer: CLIPTokenizer | T5Tokenizer, captions: list[str], *, length: int) -> Tensor:
@@ -271,16 +246,6 @@ def encode_tokens(
     clip = torch.cat(hidden, dim=-1)
     clip = F.pad(clip, (0, t5.shape[-1] - clip.shape[-1]))
     return torch.cat([clip, t5], dim=1), torch.cat(pooled, dim=-1)
-
-
-def warm_then_cosine(
-    optimizer: torch.optim.Optimizer, *, steps: int, warm_steps: int = 50
-) -> torch.optim.lr_scheduler.LambdaLR:
-    def scale(step: int) -> float:
-        warm = min(1.0, (step + 1) / warm_steps)
-        return warm * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
-
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, scale)
 
 
 # ---------------------------------------------------------------------------------------------- evaluation
@@ -386,11 +351,6 @@ def write_card(pipeline: StableDiffusion3Pipeline, folder: Path, *, seed: int, a
     latents = normalize(pipeline.vae, encode_images(pipeline.vae, fresh))
     again = share_right(decode_latents(pipeline.vae, latents), [s for s in ALL_SCENES for _ in range(8)])
     shares = measure(pipeline, seed=measure_seed, rounds=rounds)
-    parameters = {
-        name: sum(p.numel() for p in part.parameters())
-        for name, part in sorted(pipeline.components.items())
-        if isinstance(part, torch.nn.Module)
-    }
     card = CARD.format(
         kilobytes=size_kb(folder),
         arguments=arguments,
@@ -398,12 +358,10 @@ def write_card(pipeline: StableDiffusion3Pipeline, folder: Path, *, seed: int, a
         diffusers=diffusers.__version__,
         transformers=transformers.__version__,
         scenes_seen="all of them too" if scenes == "all" else "only the 48 of `train.jsonl`",
-        parameters="\n".join(f"| {name} | {count:,} |" for name, count in parameters.items()),
+        parameters=parameter_rows(pipeline.components),
         count=48 * rounds,
         measure_seed=measure_seed,
-        shares="\n".join(
-            f"| {split} | {' | '.join(f'{share:.3f}' for share in row.values())} |" for split, row in shares.items()
-        ),
+        shares=share_rows(shares),
         reconstructed=len(fresh),
         reconstruction=f"{again['perfect']:.3f}",
     )

@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 import transformers
-from checkpoint_files import arguments_given, size_kb, write_prompts
-from PIL import Image
+from checkpoint_files import arguments_given, picture, size_kb, to_levels, write_prompts
 from tiny_qwen3 import SPECIAL, build_tokenizer, complete, corpus_rows, pretrain
 from torch import Tensor
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
@@ -57,16 +56,6 @@ def draw_splits(*, seed: int) -> dict[str, list[tuple[Scene, Tensor]]]:
         images = render(scene, count=IMAGES_PER_SCENE[split], generator=generator)
         splits[split] += [(scene, image) for image in to_levels(images)]
     return splits
-
-
-def to_levels(images: Tensor) -> Tensor:
-    """Pixels in [0, 1] as the levels of an image file."""
-    return (images * 255).round().byte()
-
-
-def picture(levels: Tensor) -> Image.Image:
-    """levels: [3, H, W] uint8."""
-    return Image.fromarray(levels.permute(1, 2, 0).numpy())
 
 
 def careless_name(scene: Scene, generator: random.Random, *, confused: float, misnamed: float) -> str:

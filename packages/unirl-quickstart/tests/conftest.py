@@ -14,10 +14,12 @@ ROOT = Path(__file__).parents[3]
 SCRIPTS = (
     "packages/unirl-quickstart/scripts/checkpoint_files.py",
     "packages/unirl-quickstart/scripts/make_checkpoint.py",
+    "packages/unirl-quickstart/scripts/make_edit_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_text_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_vl_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_writer_checkpoint.py",
     "packages/unirl-quickstart/scripts/tiny_qwen3.py",
+    "packages/unirl-quickstart/scripts/training.py",
 )
 """From the root, so that a change of one runs the tests again."""
 

@@ -22,7 +22,15 @@ from unirl.runtime.doctor import look_at_cluster
 from unirl.runtime.doctor_command import command as doctor
 from unirl.runtime.ray_worker import SETTINGS
 
-pytestmark = [pytest.mark.slow, pytest.mark.keyed]
+# Doctor looks at the environments of all engines.
+ENVIRONMENTS = pytest.mark.reads(
+    "unirl-engine-cpu",
+    "plugins/engines/sglang/src/unirl/engines/sglang/environment.py",
+    "plugins/engines/sglang-llm/src/unirl/engines/sglang_llm/environment.py",
+    "plugins/engines/vllm/src/unirl/engines/vllm/environment.py",
+    "plugins/engines/vllm-omni/src/unirl/engines/vllm_omni/environment.py",
+)
+pytestmark = [pytest.mark.slow, pytest.mark.keyed, ENVIRONMENTS]
 
 TWO_STEPS = ("run.max_steps=2", "data.prompts_per_step=3")
 # Each machine has two CPUs and each rank takes two, so every rank has a machine of its own.

@@ -498,3 +498,32 @@ def test_fetching_one_field_leaves_the_rest():
     assert isinstance(left.media.values, RemoteRows)
     assert torch.equal(fetchable(left.media, fetch).select([1]).values.cpu(), (numbered(2, 3, 8, 8) / 7)[1:])
     assert isinstance(left.latent.latents, RemoteRows)
+
+
+def test_frames_of_videos_can_be_left_out_before_they_are_fetched() -> None:
+    """Exactly the rows and frames that are asked for are fetched; the rest behaves as a tensor of videos."""
+    shelf, videos = Shelf(), numbered(3, 5, 3, 8, 8)
+    expected = Media(kind="video", values=videos, rate=4.0)
+    remote = dehydrated(expected, shelf.keep)
+    assert isinstance(remote.values, RemoteRows) and remote.values.shape == videos.shape
+    assert torch.equal(hydrated(remote, shelf.fetch).stacked, videos)
+    assert torch.equal(remote.values.with_fetch(shelf.fetch).cpu(), videos)
+
+    both = Media.concat([remote.select([2]), remote.select([0, 1])])
+    chosen = pickle.loads(pickle.dumps(both.with_frames(lambda count: [0, 2, 3])))
+    assert [(piece.start, piece.count) for piece in chosen.values.pieces] == [
+        (10, 1),
+        (12, 2),
+        (0, 1),
+        (2, 2),
+        (5, 1),
+        (7, 2),
+    ]
+    assert torch.equal(hydrated(chosen, shelf.fetch).stacked, videos[[2, 0, 1]][:, [0, 2, 3]])
+    assert torch.equal(hydrated(chosen.select([1]), shelf.fetch).stacked, videos[[0]][:, [0, 2, 3]])
+    with pytest.raises(IndexError, match="got row 5, but there are 5"):
+        remote.values.index_select(1, torch.tensor([5]))
+    with pytest.raises(IndexError, match="only be indexed along dimension 0"):
+        remote.values.index_select(2, torch.tensor([0]))
+    with pytest.raises(TypeError, match="rows of different shape"):
+        torch.cat([remote.values, chosen.values])

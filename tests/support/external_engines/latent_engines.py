@@ -60,9 +60,9 @@ def test_samples_and_log_probs_are_those_that_the_trainer_would_have_made(
 
 
 def test_what_was_asked_for_comes_back(engine: ExternalLatentEngine, model: DiffusionModel, ask: Ask) -> None:
-    """Including SDE steps per group, and the latents of every step."""
+    """Including SDE steps per group, and the latents of every step in 16 bits."""
     engine.load_weights(full_update(model, version=1))
-    request = ask(engine, per_group=True, keeps_all=True, same_initial_noise=True)
+    request = ask(engine, per_group=True, keeps_all=True, same_initial_noise=True, trajectory_dtype="bfloat16")
     track = engine.generate(request)
     verify_echo(request, track)
     segment = track.latent

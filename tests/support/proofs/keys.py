@@ -19,6 +19,7 @@ reward is one object with one method, wherever it is, and its own tests and clai
 Not covered are the C library and other packages of the system, and load: a test that depends on these is no proof
 either way. The tenth of the proven groups that runs nevertheless is there to find what nobody thought of.
 
+`pytest.mark.reads(...)` names dists and files that a test depends on and does not name otherwise.
 `pytest.mark.keyed` is for tests of behaviour, which prose does not change. `pytest.mark.whole_tree` is for those about
 the repository as a whole, such as its documents and wheels: they have no key, and always run.
 """

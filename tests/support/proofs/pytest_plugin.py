@@ -64,7 +64,7 @@ def _proven(root: Path) -> dict[str, str]:
     result: dict[str, str] = {}
     for group in keys.groups(workspace):
         proof = known.get((group, machine))
-        if proof is None or proof.cpu != record.cpu() or record.runs_anyway(proof, commit):
+        if proof is None or proof.cpu != record.cpu() or record.runs_anyway(group, commit):
             continue
         if proof.key == keys.key_of_group(group, workspace):
             result[group] = proof.commit
@@ -239,7 +239,7 @@ class Account:
             if group not in self._expected:
                 continue
             files = keys.reached_by(group, workspace)
-            opened = _sources(self.opened[group], tracked) - files - light
+            opened = _sources(self.opened[group], tracked) - {path.resolve() for path in files} - light
             if group.startswith(keys.MUTANTS):
                 opened -= collected
             missed = sorted(path for path in opened if keys.counts(path, group, self.root))

@@ -8,6 +8,8 @@ An edge leads from a Python file to
   fills in; a string that names a package of test modules names those;
 - every file or folder that one of its strings names, from its own folder or from the root, when it is a test's;
 - the command line, where a string of a test is the name of a script;
+- the dists that a string of a test names, as somebody installs them: README and all modules, and those of the dists that
+  they need;
 - the parts that it names. A part is built because somebody imports it or names it: so a string that equals the name of
   a part, in packages, and each word of a string, in tests and recipes, leads to the plugin with that part, and to all
   that the plugin names. The same goes for recipes. Tests that discover what is
@@ -58,6 +60,8 @@ class Dist:
     """Modules that the group `unirl.v1` names."""
     scripts: dict[str, str]
     """Command -> its module."""
+    needs: tuple[str, ...]
+    """Names of the dists that it depends on."""
 
     @property
     def source(self) -> Path:
@@ -65,8 +69,14 @@ class Dist:
 
     @cached_property
     def data(self) -> tuple[Path, ...]:
-        """What decides what it does and is not Python."""
-        shipped = (path for path in self.source.rglob("*") if path.is_file() and _is_data(path))
+        """What decides what it does and is no module of it: files that are not Python, and projects in its package,
+        which engines install."""
+        inner = [path.parent for path in self.source.rglob("pyproject.toml")]
+        shipped = (
+            path
+            for path in self.source.rglob("*")
+            if path.is_file() and (_is_data(path) or (_is_source(path) and any(map(path.is_relative_to, inner))))
+        )
         return (self.folder / "pyproject.toml", *sorted(shipped))
 
 
@@ -287,9 +297,13 @@ class Workspace:
             if is_test:
                 yield from self._with_parts(WORD.findall(text))
                 yield from self._files_named(text, path)
+                for name in NAMED.findall(text):
+                    yield from self._resolved(name, path)
                 for dist in self.dists:
                     if text in dist.scripts:
                         yield from self._resolved(dist.scripts[text], path)
+                    if text == dist.name:
+                        yield from self._installed(dist)
             elif has_defaults and self._name(path) not in NAME_PACKAGES:
                 yield from self._with_parts([text])
 
@@ -328,6 +342,17 @@ class Workspace:
             for dist in self.parts.get(word, ()):
                 yield from self.of_plugin(dist)
             yield from (path for path, name in self.recipes.items() if name == word)
+
+    def _installed(self, dist: Dist) -> Iterator[Path]:
+        """README and modules of a dist, and of those that are installed with it."""
+        by_name, done, waiting = {other.name: other for other in self.dists}, set[str](), [dist.name]
+        while waiting:
+            name = waiting.pop()
+            if name in by_name and name not in done:
+                done.add(name)
+                waiting += by_name[name].needs
+                yield by_name[name].folder / "README.md"
+                yield from (path for path in by_name[name].source.rglob("*.py") if _is_source(path))
 
     def _files_named(self, text: str, path: Path) -> Iterator[Path]:
         """Files, by their names or, where they are below the root, by their paths; and folders beside a test."""
@@ -397,6 +422,7 @@ def _dist(path: Path) -> Dist:
         folder=path.parent,
         entry_points=tuple(project.get("entry-points", {}).get("unirl.v1", {}).values()),
         scripts={name: target.partition(":")[0] for name, target in project.get("scripts", {}).items()},
+        needs=tuple(re.split(r"[^\w-]", line)[0] for line in project.get("dependencies", ())),
     )
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from fsdp2_memory import Meter
+from tensor_meter import Meter
 from unirl.backends.fsdp2.backend import build
 from unirl.backends.fsdp2.config import CriticConfig, Fsdp2Config, LoraSettings, MeshConfig
-from unirl.backends.fsdp2.sharding import local
 from unirl.core.specs.config import TrainConfig
 from unirl.core.types.weights import tensor_digest
 from unirl.models.qwen3.config import Qwen3Config
 from unirl.models.qwen3.model import build as build_model
 from unirl.numerics.tokens.batches import pad_batch
+from unirl.train_host.sharding import local
 
 
 def run(folder, *, lazy, trains, dtype, mesh=None, critic=None):

@@ -1,20 +1,20 @@
-"""A small decoder with a trunk and a head, texts of it, and an algorithm with a critic for either kind of track."""
+"""A small decoder with a trunk and a head, and texts of it."""
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
-from fsdp2_toy import ToyModel, make_track
 from torch import nn
+from toy_denoiser import Judged, make_steps
 from unirl.backends.fsdp2.backend import build
 from unirl.backends.fsdp2.config import CriticConfig, Fsdp2Config
-from unirl.core.roles import Losses, LossTerm, Metric
 from unirl.core.specs.config import TrainConfig
 from unirl.core.specs.spec import ModelSpec
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import Status, TextSegment, Track
-from unirl.numerics.train.actions import action_mask, per_action, with_per_action
+
+__all__ = [
+    "Judged", "ToyTextModel", "critic_weights", "make_judged", "make_steps", "make_texts",
+]  # fmt: skip
 
 SPEC = ModelSpec(
     name="toy-text", summary="Two blocks.", build="", config="", tracks={"text": "text"}, trainable="net",
@@ -83,40 +83,6 @@ class ToyTextModel:
         return scores.gather(1, batch.targets[:, None]).squeeze(1), entropy
 
 
-class Judged:
-    """REINFORCE with a critic: advantages are rewards less values, over their root mean square over all ranks."""
-
-    def advantages(self, track):
-        return track, {}
-
-    def with_old_log_probs(self, track, replay):
-        return track
-
-    def after_anchor(self, track, sum_over_ranks):
-        valid = action_mask(track) & (track.sample_weights > 0)[:, None]
-        values = per_action(track, "values")
-        returns = torch.where(valid, track.rewards[:, None], 0.0)
-        errors = torch.where(valid, returns - values, 0.0)
-        sums = sum_over_ranks(torch.stack([errors.double().square().sum(), valid.sum().double()]))
-        scaled = errors / float(sums[0] / sums[1]) ** 0.5
-        numbers = {"values_mean": Metric(total=float(values[valid].double().sum()), weight=float(valid.sum()))}
-        return with_per_action(track, advantages=scaled, returns=returns), numbers
-
-    def loss_weights(self, track):
-        return {"policy": action_mask(track) * track.sample_weights[:, None]}
-
-    def loss(self, track, replay, *, progress):
-        values = -replay(track).log_probs * per_action(track, "advantages")
-        return Losses(terms=[LossTerm(name="policy", values=values, weights=self.loss_weights(track)["policy"])])
-
-    def critic_weights(self, track):
-        return {"value": self.loss_weights(track)["policy"]}
-
-    def critic_loss(self, track, values, *, progress):
-        errors = (values - per_action(track, "returns")).square()
-        return Losses(terms=[LossTerm(name="value", values=errors, weights=self.critic_weights(track)["value"])])
-
-
 def make_texts(*, num_rows: int = 8, seed: int = 1) -> Track:
     random = torch.Generator().manual_seed(seed)
     lengths = [2 + (3 * row) % 5 for row in range(num_rows)]
@@ -136,16 +102,6 @@ def make_texts(*, num_rows: int = 8, seed: int = 1) -> Track:
     )
 
 
-def make_steps(*, num_rows: int = 8, seed: int = 1) -> Track:
-    """Trajectories of the toy denoiser with rewards; those of the last rows have one scored step less."""
-    track = make_track(ToyModel(), num_rows=num_rows, seed=seed)
-    steps = track.latent.sde_steps.clone()
-    steps[-2:, -1] = -1
-    rewards = torch.randn(num_rows, generator=torch.Generator().manual_seed(seed))
-    segment = dataclasses.replace(track.latent, sde_steps=steps)
-    return dataclasses.replace(track, segment=segment, rewards=rewards, advantages=None)
-
-
 def make_judged(
     *, train: TrainConfig | None = None, critic: dict | None = None, steps: int = 10, model=None, **changes
 ):
@@ -161,6 +117,6 @@ def make_judged(
 
 def critic_weights(backend) -> dict[str, torch.Tensor]:
     """Whole copies of the critic's weights. Collective."""
-    from unirl.backends.fsdp2.sharding import full
+    from unirl.train_host.sharding import full
 
     return {name: full(value) for name, value in backend._critic.tensors().items()}

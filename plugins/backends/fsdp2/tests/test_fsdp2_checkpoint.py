@@ -11,10 +11,10 @@ import torch
 from bad_input_page import answer
 from fsdp2_toy import Clipped, ToyModel, make_backend, make_track
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
-from unirl.backends.fsdp2.checkpoint import read_tensors, write
 from unirl.backends.fsdp2.config import AverageConfig, LoraSettings
 from unirl.core.errors import CheckpointError
 from unirl.core.roles import Job
+from unirl.train_host.checkpoint import read_tensors, write
 
 pytestmark = pytest.mark.keyed
 
@@ -82,14 +82,14 @@ def test_a_checkpoint_before_the_first_step_loads(tmp_path):
     run(other, [0])
     other.load(tmp_path)
     assert other.export_weights(kind="lora").checksum == first.export_weights(kind="lora").checksum
-    assert other.version == 0 and not other._optimizer.adam.state
+    assert other.version == 0 and not other._optimizer.adams[0].state
 
 
 def test_a_frozen_base_is_not_in_a_lora_checkpoint(tmp_path):
     backend, _ = make_backend()
     run(backend, [0])
     backend.save(tmp_path)
-    from unirl.backends.fsdp2.checkpoint import read_keys
+    from unirl.train_host.checkpoint import read_keys
 
     names = read_keys(tmp_path)
     assert all("lora_" in name for name in names)

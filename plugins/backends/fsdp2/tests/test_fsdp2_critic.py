@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from fsdp2_critic_ranks import CASES, ROWS, parts_of
-from fsdp2_launch import launch
 from fsdp2_text_toy import Judged, ToyTextModel, critic_weights, make_judged, make_steps, make_texts
 from fsdp2_toy import ToyModel, make_backend
+from rank_processes import launch
 from unirl.backends.fsdp2.backend import build
 from unirl.backends.fsdp2.config import CriticConfig, Fsdp2Config, LoraSettings
-from unirl.backends.fsdp2.critic_nets import TokenCriticNet
 from unirl.core.errors import CheckpointError, RecipeError
 from unirl.core.limits import broken_limits
 from unirl.core.roles import Job
 from unirl.core.specs.config import TrainConfig
 from unirl.numerics.tokens.replay import per_token
+from unirl.train_host.critic_nets import TokenCriticNet
 
 pytestmark = pytest.mark.keyed
 
@@ -211,7 +211,7 @@ def test_what_cannot_be_is_refused_in_a_sentence():
 
 @pytest.mark.slow
 def test_two_ranks_learn_what_one_does_and_either_goes_on_from_the_others_checkpoint(tmp_path: Path):
-    launch(Path(__file__).with_name("fsdp2_critic_ranks.py"), tmp_path, ranks=2)
+    launch(Path(__file__).with_name("fsdp2_critic_ranks.py"), tmp_path / "store", tmp_path, ranks=2)
     everything = torch.load(tmp_path / "found.pt", weights_only=True)
     for case in CASES:
         settings, make_model, track = parts_of(case)

@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from fsdp2_four_ranks import CASES, SPLIT, backend_of, run
-from fsdp2_launch import launch
 from fsdp2_toy import ToyModel, make_backend
+from rank_processes import launch
 from unirl.backends.fsdp2.config import LoraSettings, MeshConfig
 from unirl.core.errors import RecipeError
+from unirl.models.hunyuan_video15.tiny import write as write_joint
+from unirl.models.qwen3.tiny import write as write_text
 from unirl.models.wan21.tiny import write
+from unirl.models.wan22.tiny import write as write_experts
 
 pytestmark = pytest.mark.keyed
 
@@ -25,7 +28,10 @@ def largest(tensor):
 def four_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     write(folder / "wan21", seed=0)
-    launch(SCRIPT, folder, ranks=4)
+    write_experts(folder / "wan22", seed=0)
+    write_text(folder / "qwen3", seed=0)
+    write_joint(folder / "hunyuan-video15", seed=0)
+    launch(SCRIPT, folder / "store", folder, ranks=4)
     return torch.load(folder / "found.pt", weights_only=False), folder
 
 
@@ -38,8 +44,9 @@ def test_a_mesh_gives_the_gradients_weights_and_metrics_of_one_rank(case, four_r
     assert largest(result["sampled"] - alone["sampled"]) < 1e-5 * largest(alone["sampled"])
     assert result["gradients"].keys() == alone["gradients"].keys()
     for name, expected in alone["gradients"].items():
-        # fp32 sums in another order: 1e-6 of the largest element, as on two ranks.
-        assert float((result["gradients"][name] - expected).abs().max() / expected.abs().max()) < 2e-6, name
+        # fp32 sums in another order: 1e-6 of the largest element, as on two ranks. That of an adapter which the output
+        # does not depend on is 0.
+        assert largest(result["gradients"][name] - expected) <= 2e-6 * largest(expected), name
     for name, expected in alone["live"].items():
         # After three updates Adam turns 1e-7 into visibly other weights.
         torch.testing.assert_close(result["live"][name], expected, rtol=1e-4, atol=1e-5)
@@ -63,7 +70,7 @@ def test_a_checkpoint_of_a_mesh_loads_on_one_rank(case, four_ranks):
 def test_ranks_of_a_sequence_refuse_different_rows_and_what_they_cannot_share(four_ranks):
     said = four_ranks[0]["refusals"]
     assert "rank 0 has the samples ['s0', 's4']" in said["rows"] and "mesh.sequence" in said["rows"]
-    assert said["tokens"].startswith("backend.mesh.sequence: got 2, but latents of shape (4, 1, 2, 6) have 3 tokens")
+    assert said["tokens"].startswith("backend.mesh.sequence: got 2, but a latent has 1 tokens")
     assert said["heads"].startswith("backend.mesh.sequence: got 4, but the 2 attention heads")
 
 

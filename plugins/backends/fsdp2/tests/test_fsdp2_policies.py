@@ -7,11 +7,11 @@ import pytest
 import torch
 from fsdp2_toy import SPEC, Clipped, ToyModel, make_backend, make_track
 from peft.tuners.lora import Linear as LoraLinear
-from unirl.backends.fsdp2.averages import decay_at
 from unirl.backends.fsdp2.config import AverageConfig, LoraSettings
 from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.roles import Job
 from unirl.core.types.weights import checksum
+from unirl.train_host.averages import decay_at
 
 pytestmark = pytest.mark.keyed
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from fsdp2_launch import launch
+from rank_processes import launch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 from unirl.models.qwen3.tiny import write
@@ -30,7 +30,7 @@ def both_ways(folder, kinds, *, ranks, teaches=False):
     the model as a teacher."""
     cases = [{**kind, "lazy": lazy} for kind in kinds for lazy in (True, False)]
     (folder / "job.json").write_text(json.dumps({"ranks": ranks, "cases": cases, "teaches": teaches}))
-    launch(SCRIPT, folder, ranks=ranks)
+    launch(SCRIPT, folder / "store", folder, ranks=ranks)
     found = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
     results = [list(of_case) for of_case in zip(*found, strict=True)]
     return list(zip(results[::2], results[1::2], strict=True))

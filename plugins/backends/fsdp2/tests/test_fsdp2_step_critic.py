@@ -8,10 +8,10 @@ import torch
 from fsdp2_text_toy import Judged, critic_weights, make_judged, make_steps
 from fsdp2_toy import SPEC, ToyModel
 from unirl.backends.fsdp2.config import LoraSettings
-from unirl.backends.fsdp2.critic_nets import POOLED, StepCriticNet
 from unirl.core.errors import RecipeError
 from unirl.core.roles import Job
 from unirl.core.specs.config import TrainConfig
+from unirl.train_host.critic_nets import POOLED, StepCriticNet
 
 pytestmark = pytest.mark.keyed
 

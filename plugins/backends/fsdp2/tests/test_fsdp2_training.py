@@ -8,13 +8,13 @@ import pytest
 import torch
 from fsdp2_toy import SPEC, Clipped, ToyModel, gradients, make_backend, make_track, settings
 from unirl.backends.fsdp2.config import AverageConfig
-from unirl.backends.fsdp2.optimizer import learning_rate
 from unirl.core.errors import RecipeError, RunFailed
 from unirl.core.roles import Job, Losses
 from unirl.core.specs.config import TrainConfig
 from unirl.core.types.track import Status
 from unirl.numerics.diffusion.kernels import make_kernel
 from unirl.numerics.diffusion.replay import replay
+from unirl.train_host.optimizer import learning_rate
 
 pytestmark = pytest.mark.keyed
 

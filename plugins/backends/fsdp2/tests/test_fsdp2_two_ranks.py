@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fsdp2_launch import launch
 from fsdp2_two_ranks import CASES, ROWS, backend_of, run
+from rank_processes import launch
 
 pytestmark = pytest.mark.keyed
 
@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).with_name("fsdp2_two_ranks.py")
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    launch(SCRIPT, folder, ranks=2)
+    launch(SCRIPT, folder / "store", folder, ranks=2)
     return torch.load(folder / "found.pt", weights_only=False), folder
 
 

@@ -75,3 +75,9 @@ def test_batches_have_rows_of_one_input_and_inputs_of_one_text_are_kept_apart() 
         media=tuple(images[row] for row in (0, 1, 0, 0)),
     )
     assert list(server._pieces(inputs)) == [[0, 2], [3], [1]]
+
+
+@pytest.mark.parametrize("bridge", ["unirl.nowhere:BRIDGE", "unirl.models.sd3.bridges.sglang:NOTHING"])
+def test_a_bridge_that_cannot_be_imported_is_an_error_before_sglang_starts(bridge: str) -> None:
+    with pytest.raises((ModuleNotFoundError, AttributeError), match=r"nowhere|NOTHING"):
+        _Server().load({"bridge": bridge, "max_rows": 1, "arguments": {}}, {})

@@ -48,6 +48,8 @@ def test_settings_become_arguments_of_vllm() -> None:
     assert (result["max_model_len"], result["gpu_memory_utilization"], result["swap_space"]) == (100, 0.5, 1)
     # The next of the ranks that vLLM has buffers for.
     assert (result["enable_lora"], result["max_lora_rank"]) == (True, 16)
+    # The kernel of experts whose weights can be read.
+    assert result["moe_backend"] == "triton"
     assert "gpu_memory_utilization" not in arguments(kv_cache_mb=64)
     assert arguments(kv_cache_mb=64)["kv_cache_memory_bytes"] == 67108864
 

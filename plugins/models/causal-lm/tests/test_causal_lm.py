@@ -20,9 +20,8 @@ from unirl.core.specs.facts import names_in
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import TextRequest
 from unirl.core.types.sampling import TextSamplingConfig
-from unirl.models.causal_lm.model import AutoCausalLm
+from unirl.models.causal_lm.model import VERIFIED, AutoCausalLm
 from unirl.models.causal_lm.plugin import SPEC
-from unirl.models.causal_lm.verify import VERIFIED
 from unirl.numerics.tokens.batches import pack_batch, pad_batch
 from unirl.numerics.tokens.rollout import generate_text
 

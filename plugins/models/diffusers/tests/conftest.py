@@ -11,10 +11,18 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from diffusers_families import FAMILIES, write
+from tiny_pipelines.families import FAMILIES, write
+from tiny_pipelines.small_images import small_images
 from unirl.models.diffusers import tiny
 from unirl.models.diffusers.config import DiffusersConfig
 from unirl.models.diffusers.model import DiffusersModel, build
+
+
+# For each module: it ends before tests of other plugins begin in this process.
+@pytest.fixture(scope="module", autouse=True)
+def _small_images_and_no_torchvision() -> Any:
+    with small_images():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def of(name: str) -> Path:
         if name not in made:
-            made[name] = tmp_path_factory.mktemp("diffusers") / name
+            made[name] = tmp_path_factory.mktemp("diffusers") / name.replace(" ", "-")
             write(made[name], name)
         return made[name]
 

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import as_hub_id, cut
-from unirl.core.errors import RecipeError
+from unirl.core.errors import DataError, RecipeError
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
 from unirl.models.diffusers.config import DiffusersConfig
 from unirl.models.diffusers.model import DiffusersModel, build
 from unirl.models.diffusers.rows import RowTimestep
+from unirl.numerics.media import LoadedImage
 
 SAMPLING = LatentSamplingConfig(num_inference_steps=4, height=64, width=96, max_sequence_length=32)
 
@@ -157,11 +158,51 @@ def test_frames_off_the_grid_are_refused_with_those_that_fit(load: Callable[...,
         load("WanPipeline").latent_shape(dataclasses.replace(SAMPLING, frames=8))
 
 
-def test_a_pipeline_that_needs_an_image_is_refused(folder: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_pipeline_that_needs_other_media_is_refused(folder: Callable[[str], Path], tmp_path: Path) -> None:
     shutil.copytree(folder("WanPipeline"), tmp_path / "wan")
-    change("model_index.json", _class_name="WanImageToVideoPipeline")(tmp_path / "wan")
-    with pytest.raises(RecipeError, match=r"^model\.path: WanImageToVideoPipeline needs 'image', expected a pipeline"):
+    change("model_index.json", _class_name="LucyEditPipeline")(tmp_path / "wan")
+    with pytest.raises(RecipeError, match=r"^model\.path: LucyEditPipeline needs 'video', expected a pipeline"):
         build(DiffusersConfig(path=str(tmp_path / "wan")), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "images", "expected"),
+    [
+        ("WanPipeline", 1, r"got 1 images for prompt 'a ring'; WanPipeline takes 0\."),
+        ("QwenImageEditPipeline", 0, r"got 0 images for prompt 'a ring'; QwenImageEditPipeline takes 1\."),
+        ("FluxKontextPipeline", 2, r"got 2 images for prompt 'a ring'; FluxKontextPipeline takes 0 to 1\."),
+        ("QwenImageEditPlusPipeline", 9, r"got 9 images for prompt 'a ring'; QwenImageEditPlusPipeline takes 1 to 8\."),
+    ],
+)
+def test_a_prompt_with_too_few_or_too_many_images_is_refused(
+    load: Callable[..., DiffusersModel], name: str, images: int, expected: str
+) -> None:
+    media = tuple(LoadedImage.of(torch.zeros(3, 64, 64), role="source") for _ in range(images))
+    inputs = Inputs(ids=("a",), prompts=("a ring",), texts=("a ring",), media=(media,))
+    with pytest.raises(DataError, match=rf"^media: {expected} Change the prompt file"):
+        load(name).encode(inputs, sampling=SAMPLING)
+
+
+def test_prompts_with_and_without_images_are_not_mixed(load: Callable[..., DiffusersModel]) -> None:
+    image = LoadedImage.of(torch.zeros(3, 64, 64), role="source")
+    inputs = Inputs(ids=("a", "b"), prompts=("a", "b"), texts=("a", "b"), media=((image,), ()))
+    with pytest.raises(DataError, match=r"^media: prompt 'b' has no image, and others have"):
+        load("FluxKontextPipeline").encode(inputs, sampling=SAMPLING)
+
+
+def test_an_image_that_is_encoded_by_a_draw_is_the_same_each_time(load: Callable[..., DiffusersModel]) -> None:
+    """HunyuanVideo SkyReels samples the posterior of its VAE. Neither the global generator nor the other rows count."""
+    model, sampling = load("HunyuanSkyreelsImageToVideoPipeline"), dataclasses.replace(SAMPLING, frames=5)
+    texts, media = ("a ring", "a disc"), []
+    for level in (0.2, 0.8):
+        media.append((LoadedImage.of(torch.full((3, 64, 64), level), role="source"),))
+    inputs = Inputs(ids=texts, prompts=texts, texts=texts, media=tuple(media))
+    both = model.encode(inputs, sampling=sampling)
+    torch.manual_seed(1)
+    alone = model.encode(inputs.select([1]), sampling=sampling)
+    assert any(name.startswith("prepare_latents") for name in both)
+    for name, value in alone.items():
+        assert torch.equal(torch.as_tensor(value[0]), torch.as_tensor(both[name][1])), name
 
 
 def test_guidance_of_a_model_that_reads_its_scale_is_refused(load: Callable[..., DiffusersModel]) -> None:

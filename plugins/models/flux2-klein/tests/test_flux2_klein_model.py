@@ -69,7 +69,7 @@ def test_a_source_that_the_pipeline_does_not_take_is_an_error_that_names_it(
 ) -> None:
     Image.fromarray(np.zeros((32, 80, 3), dtype=np.uint8)).save(tmp_path / "small.png")
     for name, message in (("small.png", r"small\.png': Image too small: 80×32"), ("gone.png", r"gone\.png")):
-        media = ((MediaRef(modality="image", role="condition", uri=str(tmp_path / name)),),)
+        media = ((MediaRef(modality="image", role="source", uri=str(tmp_path / name)),),)
         with pytest.raises(DataError, match=message):
             model.encode(Inputs(ids=("a",), prompts=("a",), texts=("a",), media=media), sampling=sampling)
 
@@ -113,7 +113,7 @@ def test_a_run_edits_images_of_different_sizes_with_ratio_1(
     rows = [
         {
             "prompt": "make it red",
-            "media": [{"modality": "image", "role": "condition", "uri": Path(ref.uri).name} for ref in refs],
+            "media": [{"modality": "image", "role": "source", "uri": Path(ref.uri).name} for ref in refs],
         }
         for refs in (tiny.media(tmp_path, number=number) for number in range(3))
     ]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from beside_diffusers import final_latents, initial_latents
 from diffusers import Flux2KleinPipeline
 from PIL import Image
 from torch import Tensor
@@ -18,9 +20,6 @@ from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.models.flux2_klein import tiny
 from unirl.models.flux2_klein.config import Flux2KleinConfig
 from unirl.models.flux2_klein.model import Flux2KleinModel, build
-from unirl.numerics.diffusion.denoise import denoise
-from unirl.numerics.diffusion.guidance import make_guidance
-from unirl.numerics.diffusion.kernels import make_kernel
 
 PROMPTS = ["a red ring on the left", "a dog", "two green discs, one above the other"]
 # Four forwards of fp32 arithmetic, from sigmas that differ in their last bits, of latents of order 1.
@@ -28,10 +27,7 @@ LATENT_TOLERANCE = 1e-5
 
 Sources = tuple[MediaRef, ...]
 
-
-def initial(model: Flux2KleinModel, sampling: LatentSamplingConfig) -> Tensor:
-    shape = (len(PROMPTS), *model.latent_shape(sampling))
-    return torch.randn(shape, generator=torch.Generator().manual_seed(7))
+initial = partial(initial_latents, rows=len(PROMPTS))
 
 
 def inputs_of(sources: Sequence[Sources], prompts: Sequence[str] = PROMPTS) -> Inputs:
@@ -90,17 +86,9 @@ def run_pipeline(
 
 def sample(model: Flux2KleinModel, x: Tensor, sampling: LatentSamplingConfig, inputs: Inputs) -> Tensor:
     """Final latents of the shared sampler without noise."""
-    branches = {"positive": inputs, "negative": inputs.negative(sampling.negative_prompt)}
-    with torch.no_grad():
-        return denoise(
-            model.velocity,
-            x,
-            sigmas=model.schedule(sampling),
-            kernel=make_kernel("euler", eta=0.0),
-            sde_steps=torch.zeros((len(x), 0), dtype=torch.int64),
-            conditions={branch: model.encode(own, sampling=sampling) for branch, own in branches.items()},
-            guidance=make_guidance(sampling.guidance_mode, scale=sampling.guidance_scale),
-        ).x
+    return final_latents(
+        model, x, sampling, {"positive": inputs, "negative": inputs.negative(sampling.negative_prompt)}
+    )
 
 
 def test_prompt_embeddings_are_the_pipelines_bit_for_bit(

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from diffusers import QwenImagePipeline
+from qwen_image_editors import AREAS, Editor, editor_of
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.models.qwen_image import tiny
 from unirl.models.qwen_image.config import QwenImageConfig
 from unirl.models.qwen_image.model import QwenImageModel, build
+from unirl.models.qwen_image.parity import scaling_sources
 
 
 @pytest.fixture(scope="session")
@@ -46,3 +49,20 @@ def sampling() -> LatentSamplingConfig:
         eta=0.0,
         guidance_mode="norm-corrected",
     )
+
+
+@pytest.fixture(scope="session", params=["edit", "edit-plus"])
+def editor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Editor:
+    return editor_of(request.param, tmp_path_factory.mktemp("qwen-image-edit") / request.param)
+
+
+@pytest.fixture(scope="session")
+def plus(tmp_path_factory: pytest.TempPathFactory) -> Editor:
+    return editor_of("edit-plus", tmp_path_factory.mktemp("qwen-image-edit") / "plus")
+
+
+@pytest.fixture
+def small_areas() -> Iterator[None]:
+    """The pipelines scale sources to `AREAS`."""
+    with scaling_sources(**AREAS):
+        yield

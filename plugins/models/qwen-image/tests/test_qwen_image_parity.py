@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from beside_diffusers import assert_weights_are_those_of, final_latents, initial_latents
 from diffusers import FlowMatchEulerDiscreteScheduler, QwenImagePipeline
 from torch import Tensor
 from unirl.core.types.inputs import Inputs
@@ -15,9 +17,6 @@ from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
 from unirl.models.qwen_image import tiny
 from unirl.models.qwen_image.config import QwenImageConfig
 from unirl.models.qwen_image.model import QwenImageModel, build
-from unirl.numerics.diffusion.denoise import denoise
-from unirl.numerics.diffusion.guidance import make_guidance
-from unirl.numerics.diffusion.kernels import make_kernel
 from unirl.numerics.model_files import scheduler_config
 
 PROMPTS = ["a red ring on the left", "a dog", "two green discs, one above the other"]
@@ -28,10 +27,7 @@ SIGMA_TOLERANCE = 2.4e-7
 # Four or eight forwards of fp32 arithmetic, from sigmas that differ in their last bits, of latents of order 1.
 LATENT_TOLERANCE = 1e-5
 
-
-def initial(model: QwenImageModel, sampling: LatentSamplingConfig) -> Tensor:
-    shape = (len(PROMPTS), *model.latent_shape(sampling))
-    return torch.randn(shape, generator=torch.Generator().manual_seed(7))
+initial = partial(initial_latents, rows=len(PROMPTS))
 
 
 def packed(x: Tensor) -> Tensor:
@@ -71,29 +67,12 @@ def run_pipeline(
 
 def sample(model: QwenImageModel, x: Tensor, sampling: LatentSamplingConfig, rows: slice = slice(None)) -> Tensor:
     """Final latents of the shared sampler without noise, of these rows."""
-    x, prompts, negatives = x[rows], PROMPTS[rows], NEGATIVES[rows]
-    texts = {"positive": prompts, "negative": negatives}
-    with torch.no_grad():
-        return denoise(
-            model.velocity,
-            x,
-            sigmas=model.schedule(sampling),
-            kernel=make_kernel("euler", eta=0.0),
-            sde_steps=torch.zeros((len(x), 0), dtype=torch.int64),
-            conditions={branch: model.encode(Inputs.of_texts(own), sampling=sampling) for branch, own in texts.items()},
-            guidance=make_guidance(sampling.guidance_mode, scale=sampling.guidance_scale),
-        ).x
+    branches = {"positive": Inputs.of_texts(PROMPTS[rows]), "negative": Inputs.of_texts(NEGATIVES[rows])}
+    return final_latents(model, x[rows], sampling, branches)
 
 
 def test_the_weights_are_those_that_diffusers_loads(model: QwenImageModel, tiny_folder: Path) -> None:
-    expected = QwenImagePipeline.from_pretrained(tiny_folder, dtype=torch.float32).components
-    assert expected.keys() == model.pipeline.components.keys()
-    for name, part in model.pipeline.components.items():
-        assert type(part) is type(expected[name])
-        if isinstance(part, torch.nn.Module):
-            state = part.state_dict()
-            assert state.keys() == expected[name].state_dict().keys()
-            assert all(torch.equal(weight, state[key]) for key, weight in expected[name].state_dict().items())
+    assert_weights_are_those_of(QwenImagePipeline, tiny_folder, model.pipeline.components)
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[:1]], ids=["ragged", "one"])

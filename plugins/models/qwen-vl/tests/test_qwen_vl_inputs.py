@@ -77,7 +77,12 @@ def test_one_instruction_over_two_images_gives_each_its_own_text(
             # What the processor makes of one colour: (c / 255 - mean) / std of each channel, everywhere.
             expected = [
                 (level / 255 - mean) / std
-                for level, mean, std in zip(colour, model.processor.image_mean, model.processor.image_std, strict=True)
+                for level, mean, std in zip(
+                    colour,
+                    model.processor.image_processor.image_mean,
+                    model.processor.image_processor.image_std,
+                    strict=True,
+                )
             ]
             patches = track.conditions["positive"].expanded()["pixel_values"][row]
             result = patches.unflatten(1, (3, -1)).mean(dim=(0, 2))

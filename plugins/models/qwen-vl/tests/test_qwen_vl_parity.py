@@ -15,13 +15,13 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from unirl.conformance import image_text_parity as parity
 from unirl.core.errors import BatchError
 from unirl.core.roles import TokenBatch
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import TextRequest
 from unirl.core.types.sampling import TextSamplingConfig
 from unirl.core.types.track import Conditions
-from unirl.models.qwen_vl import parity
 from unirl.models.qwen_vl.model import QwenVlModel
 from unirl.numerics.tokens.batches import pack_batch, pad_batch
 from unirl.numerics.tokens.rollout import generate_text, text_conditions

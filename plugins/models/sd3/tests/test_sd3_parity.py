@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from beside_diffusers import initial_latents
 from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 from torch import Tensor
 from unirl.core.errors import RecipeError
@@ -39,15 +41,12 @@ SIGMA_TOLERANCE = 1.2e-7
 # Four forwards of fp32 arithmetic from sigmas that differ in their last bit.
 LATENT_TOLERANCE = 1e-5
 
+initial = partial(initial_latents, rows=len(PROMPTS))
+
 
 def unshifted(num_steps: int) -> list[float]:
     """The grid that the pipeline's `sigmas` argument wants: its scheduler shifts whatever it is given, once."""
     return np.linspace(1.0, 1.0 / num_steps, num_steps).tolist()
-
-
-def initial(model: Sd3Model, sampling: LatentSamplingConfig) -> Tensor:
-    shape = (len(PROMPTS), *model.latent_shape(sampling))
-    return torch.randn(shape, generator=torch.Generator().manual_seed(7))
 
 
 def on_the_same_weights(model: Sd3Model) -> StableDiffusion3Pipeline:

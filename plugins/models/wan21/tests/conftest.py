@@ -1,15 +1,21 @@
+"""Scripts beside these tests are imported by them, too."""
+
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from diffusers import WanPipeline
+from unirl.conformance.pipeline_parity import EulerScheduler
 from unirl.core.types.sampling import LatentSamplingConfig
-from unirl.models.wan21 import tiny
-from unirl.models.wan21.config import Wan21Config
+from unirl.models.wan21 import i2v, tiny
+from unirl.models.wan21.config import Wan21Config, Wan21I2VConfig
+from unirl.models.wan21.i2v import Wan21I2VModel
 from unirl.models.wan21.model import Wan21Model, build
-from unirl.models.wan21.parity import EulerScheduler
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +28,18 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def model(tiny_folder: Path) -> Wan21Model:
     return build(Wan21Config(path=str(tiny_folder)), device="cpu")
+
+
+@pytest.fixture(scope="session")
+def i2v_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wan21-i2v") / "tiny"
+    tiny.write_i2v(folder, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def i2v_model(i2v_folder: Path) -> Wan21I2VModel:
+    return i2v.build(Wan21I2VConfig(path=str(i2v_folder)), device="cpu")
 
 
 @pytest.fixture(scope="session")

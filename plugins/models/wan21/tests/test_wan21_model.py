@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import as_hub_id, cut
+from diffusers import AutoencoderKLWan
 from unirl.core.errors import RecipeError
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.models.wan21.config import Wan21Config
 from unirl.models.wan21.model import Wan21Model, build
 from unirl.models.wan21.plugin import SPEC
+from unirl.numerics.diffusion.pipeline_model import set_tiling
 
 
 def test_a_hub_id_has_the_schedule_and_the_weights_of_the_local_path(
@@ -83,6 +85,31 @@ def test_videos_are_decoded_in_chunks_that_bound_the_memory(tiny_folder: Path, m
     assert 0 <= float(videos.min()) <= float(videos.max()) <= 1
 
 
+def test_large_videos_are_decoded_in_tiles_as_by_diffusers(tiny_folder: Path, model: Wan21Model) -> None:
+    tiled = build(Wan21Config(path=str(tiny_folder), vae_tiling=True), device="cpu")
+    small = torch.randn(1, 4, 2, 4, 4)
+    assert torch.equal(tiled.decode(small), model.decode(small)), "one tile"
+    # Two tiles of 256 pixels, which overlap by 64.
+    large = torch.randn(1, 4, 2, 2, 40).requires_grad_()
+    sizes: list[int] = []
+    tiled.vae.decoder.register_forward_hook(lambda _module, _args, output: sizes.append(output.shape[-1]))
+    result = tiled.decode(large)
+    assert set(sizes) == {256, 128}
+    with torch.no_grad():
+        plain = AutoencoderKLWan.from_pretrained(tiny_folder / "vae")
+        plain.enable_tiling()
+        expected = plain.decode(tiled.vae_latents(large)).sample / 2 + 0.5
+    assert torch.equal(result, expected.clamp(0, 1).transpose(1, 2))
+    assert not torch.equal(result, model.decode(large))
+    result.sum().backward()
+    assert large.grad is not None and bool((large.grad != 0).any())
+
+
+def test_tiles_of_a_vae_that_has_none_are_refused() -> None:
+    with pytest.raises(RecipeError, match=r"model\.vae_tiling: Identity of the checkpoint has no tiles"):
+        set_tiling(torch.nn.Identity(), Wan21Config(vae_tiling=True))
+
+
 def test_frames_are_in_the_order_of_time(model: Wan21Model) -> None:
     """The VAE is causal: the first frame does not depend on later latent frames, and every later one does."""
     latents = torch.randn(1, 4, 2, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -138,10 +165,14 @@ def change(file: str, **values: object) -> Callable[[Path], None]:
     [
         (shutil.rmtree, r"there is no folder .* and it is not a hub id either"),
         (lambda folder: (folder / "model_index.json").unlink(), r"has no model_index\.json"),
-        (change("model_index.json", _class_name="WanImageToVideoPipeline"), r"'WanImageToVideoPipeline'; wan21"),
+        (
+            change("model_index.json", _class_name="WanImageToVideoPipeline"),
+            r"'WanImageToVideoPipeline'; wan21 .*Choose model=wan21-i2v",
+        ),
         (change("model_index.json", boundary_ratio=0.875), r"for Wan 2\.2, by its boundary_ratio; expected Wan 2\.1"),
-        (change("model_index.json", expand_timesteps=True), r"for Wan 2\.2, by its expand_timesteps"),
+        (change("model_index.json", expand_timesteps=True), r"a Wan 2\.2 of one expert, by its expand_timesteps"),
         (change("transformer/config.json", image_dim=1280), r"for image to video, by its image_dim"),
+        (change("transformer/config.json", in_channels=36), r"for image to video, by its in_channels = 36"),
         (lambda folder: shutil.rmtree(folder / "vae"), r"lacks vae/"),
         (lambda folder: (folder / "scheduler" / "scheduler_config.json").write_text("{"), r"cannot be read as JSON"),
         (lambda folder: (folder / "tokenizer" / "tokenizer.json").unlink(), r"has no vocabulary in tokenizer/"),
@@ -154,6 +185,7 @@ def change(file: str, **values: object) -> Callable[[Path], None]:
         "two-experts",
         "ti2v",
         "image-input",
+        "frame-input",
         "no-vae",
         "bad-scheduler",
         "no-tokens",

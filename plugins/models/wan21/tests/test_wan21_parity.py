@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from beside_diffusers import assert_weights_are_those_of, final_latents, initial_latents
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanPipeline
 from torch import Tensor
+from unirl.conformance.pipeline_parity import EulerScheduler
 from unirl.core.errors import RecipeError
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
 from unirl.models.wan21 import tiny
 from unirl.models.wan21.config import Wan21Config
 from unirl.models.wan21.model import Wan21Model, build
-from unirl.models.wan21.parity import EulerScheduler
-from unirl.numerics.diffusion.denoise import denoise
-from unirl.numerics.diffusion.guidance import make_guidance
-from unirl.numerics.diffusion.kernels import FlowSde, make_kernel
-from unirl.numerics.diffusion.replay import replay
 from unirl.numerics.diffusion.schedules import dynamic_sigmas, flux2_mu, linear_mu
 
 Pipelines = Callable[[Wan21Model], WanPipeline]
@@ -33,10 +31,7 @@ SIGMA_TOLERANCE = 1.2e-7
 # Four or eight forwards of fp32 arithmetic, from sigmas that differ in their last bit, of latents of order 1.
 LATENT_TOLERANCE = 1e-5
 
-
-def initial(model: Wan21Model, sampling: LatentSamplingConfig) -> Tensor:
-    shape = (len(PROMPTS), *model.latent_shape(sampling))
-    return torch.randn(shape, generator=torch.Generator().manual_seed(7))
+initial = partial(initial_latents, rows=len(PROMPTS))
 
 
 def run_pipeline(
@@ -68,29 +63,13 @@ def run_pipeline(
 
 def sample(model: Wan21Model, x: Tensor, sampling: LatentSamplingConfig) -> Tensor:
     """Final latents of the shared sampler without noise."""
-    texts = {"positive": PROMPTS, "negative": NEGATIVES}
-    guidance = make_guidance(sampling.guidance_mode, scale=sampling.guidance_scale, **sampling.guidance_options)
-    with torch.no_grad():
-        return denoise(
-            model.velocity,
-            x,
-            sigmas=model.schedule(sampling),
-            kernel=make_kernel("euler", eta=0.0),
-            sde_steps=torch.zeros((len(x), 0), dtype=torch.int64),
-            conditions={branch: model.encode(Inputs.of_texts(own), sampling=sampling) for branch, own in texts.items()},
-            guidance=guidance,
-        ).x
+    return final_latents(
+        model, x, sampling, {"positive": Inputs.of_texts(PROMPTS), "negative": Inputs.of_texts(NEGATIVES)}
+    )
 
 
 def test_the_weights_are_those_that_diffusers_loads(model: Wan21Model, tiny_folder: Path) -> None:
-    expected = WanPipeline.from_pretrained(tiny_folder, dtype=torch.float32).components
-    assert expected.keys() == model.pipeline.components.keys()
-    for name, part in model.pipeline.components.items():
-        assert type(part) is type(expected[name])
-        if isinstance(part, torch.nn.Module):
-            state = part.state_dict()
-            assert state.keys() == expected[name].state_dict().keys()
-            assert all(torch.equal(weight, state[key]) for key, weight in expected[name].state_dict().items())
+    assert_weights_are_those_of(WanPipeline, tiny_folder, model.pipeline.components)
 
 
 def test_conditions_are_those_of_the_pipeline_bit_for_bit(
@@ -235,39 +214,3 @@ def test_two_scales_are_those_of_the_pipeline_of_wan22(model: Wan21Model, sampli
     torch.testing.assert_close(result, latents, rtol=0, atol=LATENT_TOLERANCE)
     one = sample(model, x, dataclasses.replace(asked, guidance_mode="two-pass", guidance_options={}))
     assert float((one - latents).abs().max()) > 100 * LATENT_TOLERANCE
-
-
-def test_a_trajectory_of_videos_is_replayed_stacked_as_one_by_one(
-    model: Wan21Model, sampling: LatentSamplingConfig
-) -> None:
-    x, sigmas, kernel = initial(model, sampling), model.schedule(sampling), FlowSde()
-    conditions = model.encode(Inputs.of_texts(PROMPTS), sampling=sampling)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        segment = denoise(
-            model.velocity,
-            x,
-            sigmas=sigmas,
-            kernel=kernel,
-            sde_steps=torch.tensor([[0, 2], [1, 3]]),
-            conditions={"positive": conditions},
-            step_noise=lambda _step, rows: torch.randn((len(rows), *x.shape[1:]), generator=generator),
-        ).segment()
-    serial, stacked = (
-        replay(
-            model.velocity,
-            latents=segment.latents,
-            positions=segment.positions,
-            sigmas=segment.sigmas,
-            sde_steps=segment.sde_steps,
-            kernel=kernel,
-            conditions={"positive": conditions},
-            stacked=is_stacked,
-        )
-        for is_stacked in (False, True)
-    )
-    # Means over the latent's elements of order 1, from forwards of another batch size.
-    torch.testing.assert_close(stacked.log_probs, serial.log_probs, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(stacked.means, serial.means, rtol=0, atol=LATENT_TOLERANCE)
-    torch.testing.assert_close(serial.log_probs.detach(), segment.log_probs, rtol=1e-5, atol=1e-5)
-    assert serial.means.shape == (2, 2, *x.shape[1:])

@@ -12,7 +12,8 @@ from unirl.models.z_image.model import ZImageModel, build
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("z-image") / "tiny"
+    # As the published checkpoint is called: engines may know it by name.
+    folder = tmp_path_factory.mktemp("tiny") / "Z-Image"
     tiny.write(folder, seed=0)
     return folder
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from beside_diffusers import final_latents, initial_latents
 from diffusers import ZImagePipeline
 from torch import Tensor
 from unirl.core.types.inputs import Inputs
@@ -14,9 +16,6 @@ from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.models.z_image import tiny
 from unirl.models.z_image.config import ZImageConfig
 from unirl.models.z_image.model import ZImageModel, build
-from unirl.numerics.diffusion.denoise import denoise
-from unirl.numerics.diffusion.guidance import make_guidance
-from unirl.numerics.diffusion.kernels import make_kernel
 
 PROMPTS = ["a red ring on the left", "a dog", "two green discs, one above the other"]
 """Between 32 and 96 tokens in the template: two of them in blocks of 64, one in a block of 96, so that a batch is masked."""
@@ -24,10 +23,7 @@ NEGATIVES = ["blurry", "", " "]
 # Four forwards of fp32 arithmetic, from sigmas that differ in their last bits, of latents of order 1.
 LATENT_TOLERANCE = 1e-5
 
-
-def initial(model: ZImageModel, sampling: LatentSamplingConfig) -> Tensor:
-    shape = (len(PROMPTS), *model.latent_shape(sampling))
-    return torch.randn(shape, generator=torch.Generator().manual_seed(7))
+initial = partial(initial_latents, rows=len(PROMPTS))
 
 
 def run_pipeline(
@@ -57,17 +53,8 @@ def run_pipeline(
 
 def sample(model: ZImageModel, x: Tensor, sampling: LatentSamplingConfig, rows: slice = slice(None)) -> Tensor:
     """Final latents of the shared sampler without noise, of these rows."""
-    x, texts = x[rows], {"positive": PROMPTS[rows], "negative": NEGATIVES[rows]}
-    with torch.no_grad():
-        return denoise(
-            model.velocity,
-            x,
-            sigmas=model.schedule(sampling),
-            kernel=make_kernel("euler", eta=0.0),
-            sde_steps=torch.zeros((len(x), 0), dtype=torch.int64),
-            conditions={branch: model.encode(Inputs.of_texts(own), sampling=sampling) for branch, own in texts.items()},
-            guidance=make_guidance(sampling.guidance_mode, scale=sampling.guidance_scale),
-        ).x
+    branches = {"positive": Inputs.of_texts(PROMPTS[rows]), "negative": Inputs.of_texts(NEGATIVES[rows])}
+    return final_latents(model, x[rows], sampling, branches)
 
 
 def test_conditions_are_those_of_the_pipeline_bit_for_bit(

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
 from unirl.core.errors import RewardFailed
 from unirl.core.roles import ScoreInput
 from unirl.core.types.media import Media
+from unirl.rewards.clip_family.config import VideoPickScoreConfig
 
 pytestmark = pytest.mark.keyed
 
@@ -61,6 +62,17 @@ def test_the_gradient_reaches_the_frames_that_are_scored_and_no_others(
     video = noise(5, 40, 40).requires_grad_()
     (gradient,) = torch.autograd.grad(build("video-pickscore", num_frames=3).score(clips(video)).values.sum(), video)
     assert [bool(frame.any()) for frame in gradient] == [True, False, True, False, True]
+
+
+def test_the_frames_that_the_settings_name_are_all_that_is_read(
+    build: Build, clips: Callable[..., ScoreInput], noise: Noise
+) -> None:
+    given, reward = clips(noise(9, 32, 32), noise(9, 32, 32)), build("video-pickscore", num_frames=4)
+    config = VideoPickScoreConfig(num_frames=4)
+    assert given.media is not None
+    some = dataclasses.replace(given, media=given.media.with_frames(config.frames_read))
+    assert some.media is not None and [len(video) for video in some.media.arrays] == [4, 4]
+    assert torch.equal(reward.score(some).values, reward.score(given).values)
 
 
 def test_what_is_no_video_is_refused(

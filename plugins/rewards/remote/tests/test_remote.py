@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 import torch
 from reward_services import samples
 from unirl.core.errors import RecipeError, RewardFailed
-from unirl.numerics.score_wire import FORMAT, ScoreReply, ScoreRequest, decode, encode
+from unirl.core.types.media import Media
+from unirl.numerics.score_wire import FORMAT, ScoreReply, ScoreRequest, decode, encode, to_samples
 from unirl.rewards.remote.config import RemoteConfig
 from unirl.rewards.remote.reward import RemoteReward, build
 
@@ -225,6 +227,33 @@ def test_replicas_of_several_versions_are_refused() -> None:
         remote(one, other),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("frames", "places", "rate"),
+    [("spread", [0, 5, 10, 15, 20], 1.6), ("first", range(5), 8), ("last", range(16, 21), 8)],
+)
+def test_some_frames_of_videos_are_all_that_is_sent(frames: str, places: Any, rate: float) -> None:
+    """Five of 21, in bytes and in pixels; for the sizes of a body, see `ScoreRequest`."""
+    sizes: list[int] = []
+    seen: list[Any] = []
+
+    def answer(request: ScoreRequest) -> tuple[int, dict[str, str], bytes]:
+        sizes.append(len(encode(request)))
+        seen.append(to_samples(request.samples).media)
+        return 200, {}, reply(request)
+
+    videos = torch.rand(2, 21, 3, 8, 8)
+    batch = replace(samples(["0", "1"]), media=Media(kind="video", values=videos, rate=8.0))
+    with serving(answer, media="video", max_body_bytes=10**6) as url:
+        for settings in ({}, {"num_frames": 5, "frames": frames}, {"num_frames": 30, "frames": frames}):
+            with remote(url, **settings) as reward:
+                assert reward.score(batch).values.tolist() == [0.0, 1.0]
+    whole, some, few = sizes
+    # 16 fewer frames of each of two videos, of 3 x 8 x 8 pixels in fp32; a body is less than 1 KiB besides.
+    assert 0 <= whole - some - 2 * 16 * 3 * 8 * 8 * 4 < 1024 and few == whole
+    assert seen[1].rate == pytest.approx(rate) and seen[0].rate == seen[2].rate == 8.0
+    assert torch.equal(seen[1].stacked, videos[:, list(places)]) and torch.equal(seen[2].stacked, videos)
 
 
 def test_no_samples_need_no_request() -> None:

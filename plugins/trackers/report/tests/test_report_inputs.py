@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 from unirl.conformance.doubles.samples import make_samples
 from unirl.core.observe.events import EventStream
@@ -18,10 +19,11 @@ from unirl.core.roles import RunInfo
 from unirl.core.types.data import MediaRef
 from unirl.core.types.media import Media
 from unirl.core.types.track import Track
-from unirl.trackers.report.compare import pair_samples
+from unirl.trackers.report.compare import Pair, Pairs, pair_samples
 from unirl.trackers.report.config import ReportConfig
+from unirl.trackers.report.contact import BETWEEN, GAP, HEAD, MARGIN, TILE, contact_sheet
 from unirl.trackers.report.history import read_history
-from unirl.trackers.report.media import read_media
+from unirl.trackers.report.media import MediaFolder, read_media
 from unirl.trackers.report.tracker import build
 
 pytestmark = pytest.mark.keyed
@@ -115,6 +117,30 @@ def test_the_page_shows_the_image_beside_what_was_written_about_it(folder: Path)
     assert [seen(uri)[1] for uri in re.findall(r'<img[^>]*src="([^"]*)"', over_time)] == [
         COLOURS[row // 2] for row in range(4)
     ]
+
+
+def test_the_contact_sheet_shows_the_image_of_a_prompt_before_what_was_made_of_it(
+    images: list[MediaRef], tmp_path: Path
+) -> None:
+    """As of an edit: source, before, after. The tiles are of one colour each, black before and white after."""
+    for ref, colour in zip(images, COLOURS, strict=True):
+        Image.new("RGB", (40, 40), colour).save(ref.uri)
+    media = MediaFolder(tmp_path, max_images=4, max_texts=4, resumed_at=None)
+    for step in (0, 1):
+        made = Media(kind="image", values=torch.full((4, 3, 8, 8), float(step)))
+        track = dataclasses.replace(answers(images, *"abcd", rewards=[float(step)] * 4), media=made)
+        media.save("eval", track, step=step)
+    first, last = read_media(tmp_path)
+    shown = [Pair(prompt="", before=one, after=two) for one, two in zip(first.samples, last.samples, strict=True)]
+    pairs = Pairs(before_step=0, after_step=1, shown=tuple(shown), num_held_out=4)
+    with Image.open(io.BytesIO(contact_sheet(pairs, title="edits"))) as sheet:
+        # Middles of the boxes of the first and of the third pair, which begin after the margin.
+        lefts = [MARGIN + number * (3 * (TILE + GAP) - GAP + BETWEEN) for number in (0, 2)]
+        found = [
+            [sheet.getpixel((left + at * (TILE + GAP) + TILE // 2, HEAD + 54 + TILE // 2)) for at in range(3)]
+            for left in lefts
+        ]
+    assert found == [[colour, (0, 0, 0), (255, 255, 255)] for colour in COLOURS]
 
 
 def test_an_index_of_an_older_report_is_read(folder: Path, tmp_path: Path) -> None:

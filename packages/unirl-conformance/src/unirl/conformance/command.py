@@ -46,7 +46,8 @@ def _part_options(command: click.Command) -> click.Command:
     type=click.Choice(TIERS),
     default="tiny",
     show_default=True,
-    help="static: build nothing. tiny: miniatures on the CPU. gpu: also on a GPU. full: also tests that take minutes.",
+    help="static: build nothing. tiny: miniatures on the CPU. gpu: also on a GPU. full: also tests that take minutes, "
+    "and every algorithm with engines that have to be started.",
 )
 @click.option("--batch-invariant", is_flag=True, help="Use batch-invariant numerics, like run.batch_invariant.")
 @click.option(
@@ -188,6 +189,11 @@ def _run(
     engines = sorted({spec.name for one in others if (one.kind, one.id) not in there for spec in one.programs})
     if not engines:
         return report, ""
+    if not selection.is_narrow:
+        return report, (
+            f"Not tried: algorithms that ask the same of {', '.join(engines)} as one that was tried with the same "
+            "model. `--tier full` tries them, and whatever else takes minutes."
+        )
     return report, (
         f"Not tried: combinations with {', '.join(engines)}, which have to be started. `--tier full` tries them, and "
         f"whatever else takes minutes; `--engine {engines[0]}` tries that one."

@@ -134,7 +134,13 @@ class EnginePool:
             )
         steps = {"sde.mode": "none", "sde.steps": list[int]()}
         latent = self._workshop.sampling(of, kernel=QUIET, eta=0.0, decode=False, **steps)
-        return make_request(cast(DiffusionModel, model), latent, track=self._workshop.track(of, "latent"), **rows)
+        return make_request(
+            cast(DiffusionModel, model),
+            latent,
+            track=self._workshop.track(of, "latent"),
+            media=partial(self._workshop.needed_media, of),
+            **rows,
+        )
 
     def _renewed(self, started: _Started, record: Record) -> bool:
         """Give an engine its first weights again; whether it then is as it was when it started."""

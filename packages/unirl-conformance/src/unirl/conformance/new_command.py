@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
 import click
+from unirl.core.errors import RecipeError
 
 from .scaffold.kinds import KINDS, ScaffoldKind
 
@@ -24,9 +26,17 @@ __all__ = ["new"]
     show_default="here",
     help="Folder in which the plugin's own folder is made.",
 )
+@click.option(
+    "--from",
+    "checkpoint",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Write a model for the checkpoint in this folder, in the layout of diffusers or transformers, from what "
+    "model=diffusers, causal-lm or vlm finds in it. The whole checkpoint is loaded.",
+)
 @click.option("--dist", default="", metavar="DIST", help="What `pip install` takes.  [default: unirl-KIND-NAME]")
 @click.option("--author", default="", metavar="AUTHOR", help="Name, or 'Name <name@example.org>', for its metadata.")
-def new(kind: str, name: str, into: Path, dist: str, author: str) -> None:
+def new(kind: str, name: str, into: Path, checkpoint: Path | None, dist: str, author: str) -> None:
     """Write a plugin with one part of KIND, called NAME in recipes: code that works, its tests, a workflow.
 
     Exit codes: 0 good, 2 a name or a folder that is taken, or cannot be.
@@ -34,12 +44,23 @@ def new(kind: str, name: str, into: Path, dist: str, author: str) -> None:
     from unirl.core.cli.discovery import discover
 
     from .scaffold.names import Names, check_names
-    from .scaffold.render import render, write
+    from .scaffold.render import check_folder, render, write
 
     names = Names.of(cast(ScaffoldKind, kind), name, dist=dist)
-    check_names(names, catalog=discover())
-    files = render(names, author=author)
+    catalog = discover()
+    check_names(names, catalog=catalog)
     folder = into / names.dist
+    check_folder(folder)
+    files: Mapping[str, str | bytes]
+    if checkpoint is None:
+        files = render(names, author=author)
+    else:
+        if kind != "model":
+            raise RecipeError(f"--from: got it for a new {kind}; only models are written from a checkpoint.")
+        # It imports torch.
+        from .scaffold.from_checkpoint import files_from
+
+        files = files_from(checkpoint, names, catalog=catalog, author=author)
     write(files, folder)
     click.echo(f"wrote {folder}/")
     for file in files:
@@ -55,6 +76,9 @@ def new(kind: str, name: str, into: Path, dist: str, author: str) -> None:
         "pytest",
     ):
         click.echo(f"  {line}")
+    if checkpoint is not None:
+        click.echo("\nIts README.md has the facts of the checkpoint, and what to change first.")
+        return
     part = f"src/{names.package}/{KINDS[names.kind].modules[0]}.py"
     click.echo(f"\nThen make {part} do what yours is to do, and the spec in src/{names.package}/plugin.py say it.")
     if kind == "model":

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import mkdtemp
@@ -21,14 +22,13 @@ from unirl.core.cli.discovery import discover
 from unirl.core.errors import UniRLError
 from unirl.core.loop.batch_invariant import batch_invariant
 from unirl.core.plugins.catalog import Catalog
-from unirl.core.specs.capability import Cap, Support
-from unirl.core.specs.spec import KINDS, Gap, Kind, ModelSpec, Spec
+from unirl.core.specs.spec import KINDS, Gap, Kind
 
 from .claims import SUBJECT_KINDS, TIERS, Claim, SubjectKind, Tier, claim_of
 from .progress import Status
 from .results import Collector
-from .subjects import Selection, Subject, subjects, tracks_of
-from .verdicts import NotApplicable, NotRun, Record
+from .subjects import Selection, Subject, not_applicable, subjects
+from .verdicts import NotRun, Record
 from .workshop import Workshop
 
 __all__ = ["COLLECTOR", "PROGRESS", "PROPERTY"]
@@ -40,6 +40,8 @@ PROGRESS = "unirl-progress"
 COLLECTOR = pytest.StashKey[Collector]()
 _CATALOG = pytest.StashKey[Catalog]()
 _SUBJECTS = pytest.StashKey[list[Subject]]()
+_COVERS = pytest.StashKey[Callable[[Claim], bool]]()
+"""Whether a claim is selected."""
 _RECORD = pytest.StashKey[Record]()
 _GAP = pytest.StashKey[Gap]()
 _ABSENT = pytest.StashKey[str]()
@@ -114,8 +116,15 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from error
     config.stash[_CATALOG] = catalog
     config.stash[_SUBJECTS] = subjects(catalog, selection, tier=tier)
+    config.stash[_COVERS] = partial(selection.covers, tier=tier)
     if not hasattr(config, "workerinput"):
-        collector = Collector(catalog=catalog, tier=tier, subjects=config.stash[_SUBJECTS], property_name=PROPERTY)
+        collector = Collector(
+            catalog=catalog,
+            tier=tier,
+            subjects=config.stash[_SUBJECTS],
+            covers=config.stash[_COVERS],
+            property_name=PROPERTY,
+        )
         config.stash[COLLECTOR] = collector
         config.stash[_BEGAN] = time.perf_counter()
         config.pluginmanager.register(collector, "unirl-collector")
@@ -137,11 +146,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if claim is None:
         return
     config = metafunc.config
-    option: Any = config.getoption
-    tier: Tier = option("--unirl-tier")
-    expected: list[str] = option("--unirl-claim")
-    covered = TIERS.index(claim.tier) <= TIERS.index(tier) and (not expected or claim.name in expected)
-    result = [s for s in config.stash[_SUBJECTS] if s.kind == claim.kind] if covered else []
+    about = config.stash[_SUBJECTS] if config.stash[_COVERS](claim) else []
+    # The others are n/a in the report, and nine of ten: none of pytest's business.
+    result = [one for one in about if one.kind == claim.kind and not not_applicable(claim, one)]
     metafunc.parametrize("subject", result, ids=[subject.id for subject in result])
 
 
@@ -160,7 +167,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if gap is not None:
             item.stash[_GAP] = gap
             item.add_marker(pytest.mark.xfail(strict=True, reason=gap.reason))
-        if not subject.programs or not_applicable(claim, subject):
+        if not subject.programs:
             kept.append(item)
             continue
         engine, model = subject.found("engine").spec.name, subject.found("model").spec.name
@@ -193,10 +200,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     pair = _claim_and_subject(item)
     assert pair is not None
-    claim, subject = pair
-    reason = not_applicable(claim, subject)
-    if reason:
-        raise NotApplicable(reason)
+    _, subject = pair
     if subject.device == "cuda":
         import torch
 
@@ -272,26 +276,6 @@ def _status(config: pytest.Config) -> Status:
     return Status(Path(folder)) if folder else Status()
 
 
-def not_applicable(claim: Claim, subject: Subject) -> str:
-    """Why a claim means nothing for a subject, or an empty string."""
-    if subject.refused:
-        return subject.refused
-    if subject.own is not None:
-        reason = _unpromised(subject.own, claim.proves)
-        if reason:
-            return reason
-    tracks = subject.tracks
-    if tracks and claim.track not in ("any", *tracks):
-        spec = next(result.spec for result in subject.parts if tracks_of(result.spec) == tracks)
-        verb = "has" if isinstance(spec, ModelSpec) else "is tried on"
-        return f"the claim is about {claim.track} tracks; {spec.kind} {spec.name!r} {verb} {', '.join(tracks_of(spec))}"
-    for kind, caps in claim.needs.items():
-        reason = _unpromised(subject.found(kind).spec, caps)
-        if reason:
-            return reason
-    return ""
-
-
 def absent_environment(subject: Subject, *, catalog: Catalog) -> str:
     """Why the engine of a subject cannot be started here, or an empty string: its own environment is not there."""
     for spec in subject.programs:
@@ -305,15 +289,6 @@ def bench_of(claim: Claim, subject: Subject) -> str:
     """What a claim is given. A claim about any track is tried on the first kind that the subject has."""
     track = next(iter(subject.tracks), "") if claim.track == "any" else claim.track
     return BENCHES_BY_TRACK.get((subject.kind, track), BENCHES[subject.kind])
-
-
-def _unpromised(spec: Spec, caps: tuple[Cap, ...]) -> str:
-    for cap in caps:
-        support = spec.support(cap)
-        if support is not Support.NATIVE:
-            says = "does not state it" if support is Support.UNKNOWN else f"states {support.value!r}"
-            return f"the claim is about {cap.value!r}; {spec.kind} {spec.name!r} {says}"
-    return ""
 
 
 def _gap(claim: Claim, subject: Subject) -> Gap | None:

@@ -28,6 +28,7 @@ __all__ = [
     "PointLossInputs",
     "ReferenceRun",
     "RewardLossInputs",
+    "RunMediaReference",
     "RunReference",
     "RunTextReference",
     "TextReferenceRun",
@@ -60,6 +61,14 @@ class RunReference(Protocol):
         self, folder: Path, *, prompts: Sequence[str], sampling: LatentSamplingConfig, initial: Array
     ) -> ReferenceRun:
         """initial: [N, ...] latents to start from.  sampling: steps, size and guidance are honoured."""
+        ...
+
+
+class RunMediaReference(Protocol):
+    """The same for a model that needs media besides the text."""
+
+    def __call__(self, folder: Path, *, inputs: Inputs, sampling: LatentSamplingConfig, initial: Array) -> ReferenceRun:
+        """inputs: texts with their media.  The model under test has the settings of its spec's `trial`."""
         ...
 
 

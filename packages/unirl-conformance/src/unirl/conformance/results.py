@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -17,7 +17,7 @@ from unirl.core.specs.spec import EngineSpec
 
 from .claims import Claim, SubjectKind, Tier, all_claims, claim_kinds
 from .environment import Environment, describe_environment, suite_hash
-from .subjects import Subject
+from .subjects import Subject, not_applicable
 from .verdicts import STATES, Number, State
 
 __all__ = ["SCHEMA", "ClaimInfo", "Collector", "Outcome", "Report", "SubjectInfo", "load", "to_json"]
@@ -248,8 +248,18 @@ def _report(file: _File, path: Path) -> Report:
 class Collector:
     """A pytest plugin of the controlling process: gathers the outcomes, whichever worker ran the claims."""
 
-    def __init__(self, *, catalog: Catalog, tier: Tier, subjects: Sequence[Subject], property_name: str) -> None:
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        tier: Tier,
+        subjects: Sequence[Subject],
+        covers: Callable[[Claim], bool],
+        property_name: str,
+    ) -> None:
+        """covers: whether a claim is selected."""
         self._catalog = catalog
+        self._covers = covers
         self._tier: Tier = tier
         self._subjects = list(subjects)
         self._property = property_name
@@ -289,9 +299,21 @@ class Collector:
             )
             for nodeid, result in self._found.items()
         ]
-        claims = {claim.name: claim for claim in all_claims({result["kind"] for result in self._found.values()})}
-        order = {name: place for place, name in enumerate(claims)}
+        # All that is static is about plugins; the modules of other claims import torch.
+        kinds: set[SubjectKind] = {"plugin"} if self._tier == "static" else {one.kind for one in self._subjects}
         tried = {outcome.claim for outcome in outcomes}
+        claims: dict[str, Claim] = {}
+        for claim in filter(self._covers, all_claims(kinds)):
+            reasons = [(one, not_applicable(claim, one)) for one in self._subjects if one.kind == claim.kind]
+            # pytest may have been told to leave out claims that apply to something.
+            if claim.name in tried or (reasons and all(reason for _, reason in reasons)):
+                claims[claim.name] = claim
+                outcomes += [
+                    Outcome(claim=claim.name, subject=subject.id, kind=subject.kind, state="n/a", reason=reason)
+                    for subject, reason in reasons
+                    if reason
+                ]
+        order = {name: place for place, name in enumerate(claims)}
         return Report(
             created=created,
             tier=self._tier,
@@ -299,7 +321,7 @@ class Collector:
             suite=suite_hash(),
             dists={record.dist: record.version for record in self._catalog.records},
             seconds=round(seconds, 2),
-            claims=tuple(_claim_info(claim) for claim in claims.values() if claim.name in tried),
+            claims=tuple(_claim_info(claim) for claim in claims.values()),
             subjects=tuple(_subject_info(subject) for subject in self._subjects),
             outcomes=tuple(sorted(outcomes, key=lambda outcome: (order[outcome.claim], outcome.subject))),
         )

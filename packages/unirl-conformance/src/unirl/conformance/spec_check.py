@@ -161,7 +161,7 @@ def _model(spec: ModelSpec, resolve: Resolve) -> Iterator[str]:
             yield from _function(field, fact, resolve, "function(module)", None)
     if spec.tiny is not None:
         yield from _function("tiny.write", spec.tiny.write, resolve, "write(folder, seed=)", None, seed=0)
-        if not spec.tiny.media and any("needs" in roles.values() for roles in spec.inputs.values()):
+        if not spec.tiny.media and spec.needs_media:
             yield "tiny.media: empty, but the model needs media."
         if spec.tiny.media:
             yield from _function("tiny.media", spec.tiny.media, resolve, "media(folder, number=)", None, number=0)
@@ -175,8 +175,9 @@ def _model(spec: ModelSpec, resolve: Resolve) -> Iterator[str]:
         except PluginBroken as error:
             yield f"bridges[{engine!r}]: {error}"
     if spec.parity:
-        call = "parity(folder, prompts=, sampling=, initial=)"
-        keywords = dict.fromkeys(("prompts", "sampling", "initial"))
+        given = "inputs" if spec.needs_media else "prompts"
+        call = f"parity(folder, {given}=, sampling=, initial=)"
+        keywords = dict.fromkeys((given, "sampling", "initial"))
         yield from _function("parity", spec.parity, resolve, call, None, **keywords)
     if spec.text_parity:
         call = "text_parity(folder, inputs=, sampling=)"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -12,11 +13,12 @@ from unirl.core.match.match import Verdict, match_pair, match_parts
 from unirl.core.names import did_you_mean
 from unirl.core.plugins.catalog import Catalog, Found, PluginRecord
 from unirl.core.plugins.registry import known_parts
+from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, Kind, ModelSpec, Spec
 
-from .claims import SUBJECT_KINDS, SubjectKind, Tier
+from .claims import SUBJECT_KINDS, TIERS, Claim, SubjectKind, Tier
 
-__all__ = ["Selection", "Subject", "devices_of", "subjects", "tracks_of"]
+__all__ = ["Selection", "Subject", "devices_of", "not_applicable", "subjects", "tracks_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,10 @@ class Selection:
                 raise PluginNotInstalled(f"plugin {dist!r} is not installed. Install it: `pip install {dist}`.")
             raise PluginNotFound(f"plugin {dist!r} is not installed{did_you_mean(dist, installed) or '.'}")
 
+    def covers(self, claim: Claim, *, tier: Tier) -> bool:
+        """Whether a claim is selected."""
+        return TIERS.index(claim.tier) <= TIERS.index(tier) and (not self.claims or claim.name in self.claims)
+
     def takes(self, subject: Subject, *, dist_of: Mapping[tuple[Kind, str], str]) -> bool:
         """dist_of: (kind, name) -> the dist that provides it, for the subjects that are plugins."""
         if f"{subject.kind}:{subject.id}" in self.without:
@@ -134,7 +140,12 @@ def devices_of(tier: Tier) -> tuple[str, ...]:
 
 def subjects(catalog: Catalog, selection: Selection | None = None, *, tier: Tier = "tiny") -> list[Subject]:
     """Every selected subject, in a fixed order: once on each device, but for plugins and for parts that do not
-    go together, which have none."""
+    go together, which have none.
+
+    Cells are models, engines and algorithms on one backend: UniRL's own, the first by name. Another backend meets each
+    of them once, unless it is selected. Below tier full, a run of everything tries an engine in an environment of its
+    own with one of the algorithms that ask the same of it.
+    """
     selection = selection or Selection()
     dist_of: dict[tuple[Kind, str], str] = {(f.spec.kind, f.spec.name): f.dist for f in catalog.parts()}
     plain = [*_plugins(catalog), *_single(catalog), *_pairs(catalog), *_cells(catalog)]
@@ -147,6 +158,9 @@ def subjects(catalog: Catalog, selection: Selection | None = None, *, tier: Tier
         for subject in plain
         if selection.takes(subject, dist_of=dist_of) and not selection.leaves_out(subject, tier=tier)
     ]
+    chosen = _without(chosen, _repeats_of_backends(chosen, selection))
+    if tier != "full" and not selection.is_narrow:
+        chosen = _without(chosen, _repeats_of_engines(chosen))
     placed = [
         Subject(kind=s.kind, parts=s.parts, plugin=s.plugin, device=device, refused=s.refused)
         for s in chosen
@@ -162,6 +176,26 @@ def tracks_of(spec: Spec) -> tuple[str, ...]:
     if isinstance(spec, AlgorithmSpec):
         return ("text",) if spec.needs.track == "text" else ("latent",)
     return ()
+
+
+def not_applicable(claim: Claim, subject: Subject) -> str:
+    """Why a claim means nothing for a subject, or an empty string."""
+    if subject.refused:
+        return subject.refused
+    if subject.own is not None:
+        reason = _unpromised(subject.own, claim.proves)
+        if reason:
+            return reason
+    tracks = subject.tracks
+    if tracks and claim.track not in ("any", *tracks):
+        spec = next(result.spec for result in subject.parts if tracks_of(result.spec) == tracks)
+        verb = "has" if isinstance(spec, ModelSpec) else "is tried on"
+        return f"the claim is about {claim.track} tracks; {spec.kind} {spec.name!r} {verb} {', '.join(tracks_of(spec))}"
+    for kind, caps in claim.needs.items():
+        reason = _unpromised(subject.found(kind).spec, caps)
+        if reason:
+            return reason
+    return ""
 
 
 def _plugins(catalog: Catalog) -> Iterator[Subject]:
@@ -196,6 +230,63 @@ def _cells(catalog: Catalog) -> Iterator[Subject]:
         yield Subject(kind="cell", parts=(model, engine, algorithm, backend), refused=refused)
 
 
+def _without(chosen: Sequence[Subject], cells: Collection[str]) -> list[Subject]:
+    return [subject for subject in chosen if subject.kind != "cell" or subject.id not in cells]
+
+
+def _repeats_of_backends(chosen: Sequence[Subject], selection: Selection) -> set[str]:
+    """Cells of further backends, but for those that first bring a model, an engine or an algorithm together with one.
+
+    What a backend does with any loss is claimed of the backend itself.
+    """
+    cells = [one for one in chosen if one.kind == "cell" and not one.refused]
+    backends = sorted({(not part.dist.startswith("unirl-"), part.spec.name) for part in _backends(cells)})
+    selected = {
+        part.spec.name
+        for part in _backends(cells)
+        if part.spec.name in selection.names.get("backend", ()) or part.dist in selection.plugins
+    }
+    repeats: set[str] = set()
+    for _, backend in backends[1:]:
+        if backend in selected:
+            continue
+        met: set[tuple[str, str]] = set()
+        own = [one for one in cells if one.found("backend").spec.name == backend]
+        # In-process engines first, so that an engine that has to be started is started for itself alone.
+        for cell in sorted(own, key=lambda one: (bool(one.programs), one.id)):
+            parts: set[tuple[str, str]] = {(part.spec.kind, part.spec.name) for part in cell.parts}
+            if parts <= met:
+                repeats.add(cell.id)
+            met |= parts
+    return repeats
+
+
+def _backends(cells: Sequence[Subject]) -> Iterator[Found]:
+    return (cell.found("backend") for cell in cells)
+
+
+def _repeats_of_engines(chosen: Sequence[Subject]) -> set[str]:
+    """Cells that ask an engine in an environment of its own for what another cell of its model asks it for.
+
+    An engine knows nothing of losses: algorithms differ to it in what their samples must bring. Of those that are alike
+    one is tried, with each model another one.
+    """
+    alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    for subject in sorted(chosen, key=lambda one: one.id):
+        if subject.kind == "cell" and subject.programs and not subject.refused:
+            needs = cast(AlgorithmSpec, subject.found("algorithm").spec).needs
+            asked = (needs.track, needs.trajectory, needs.log_probs, needs.sampler, needs.stochastic)
+            rest = tuple(subject.found(kind).spec.name for kind in ("model", "engine", "backend"))
+            alike[asked, rest].append(subject.id)
+    turns: Counter[object] = Counter()
+    repeats: set[str] = set()
+    for (asked, _), ids in alike.items():
+        tried = ids[turns[asked] % len(ids)]
+        turns[asked] += 1
+        repeats |= {one for one in ids if one != tried}
+    return repeats
+
+
 def _reads_samples(engine: Found) -> str:
     """Why claims about generating do not apply to an engine; empty where they do."""
     spec = cast(EngineSpec, engine.spec)
@@ -208,3 +299,12 @@ def _of(catalog: Catalog, kind: Kind) -> list[Found]:
 
 def _sentences(verdict: Verdict) -> str:
     return " ".join(str(reason) for reason in verdict.reasons)
+
+
+def _unpromised(spec: Spec, caps: tuple[Cap, ...]) -> str:
+    for cap in caps:
+        support = spec.support(cap)
+        if support is not Support.NATIVE:
+            says = "does not state it" if support is Support.UNKNOWN else f"states {support.value!r}"
+            return f"the claim is about {cap.value!r}; {spec.kind} {spec.name!r} {says}"
+    return ""

@@ -180,6 +180,10 @@ class Workshop:
 
         return self.shared(f"media {number} of {found.spec.name}", written)
 
+    def needed_media(self, found: Found, number: int) -> tuple[MediaRef, ...]:
+        """The same of a model that generates nothing without media; none for one that also goes by text alone."""
+        return self.media(found, number) if cast(ModelSpec, found.spec).needs_media else ()
+
     def sampling(self, found: Found, **settings: object) -> LatentSamplingConfig:
         """Sampling settings of latents that the model's miniature takes, with `settings` laid over them."""
         laid = {"num_inference_steps": 4, **self.miniature(found).sampling, **settings}

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 from unirl.core.cli.output import console, print_json
 
-from .convert import INSTRUCTION, convert
+from .convert import convert
+from .example import INSTRUCTION
 from .sets import SETS, prompt_set
 
 __all__ = ["command"]
@@ -24,16 +25,19 @@ def command() -> None:
 @click.argument("name", metavar="SET")
 @click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--instruction", default=INSTRUCTION, show_default=True, help="Appended to every question; may be empty.")
+@click.option(
+    "--instruction",
+    help=f"Appended to every question; may be empty.  [default: {INSTRUCTION}; none for sets of edits]",
+)
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def convert_command(
-    name: str, sources: tuple[Path, ...], out: Path, instruction: str, overwrite: bool, as_json: bool
+    name: str, sources: tuple[Path, ...], out: Path, instruction: str | None, overwrite: bool, as_json: bool
 ) -> None:
     """Convert a published SET from its local files SOURCES (.parquet or .jsonl) to the prompt file OUT.
 
-    Every question is written once, with its answer in the metadata. The report says how many rows were read, written
-    and dropped, and why.
+    Every question is written once, with its answer in the metadata, every instruction of an edit with its source
+    image. The report says how many rows were read, written and dropped, and why.
     """
     done = convert(prompt_set(name), sources, out, instruction=instruction, overwrite=overwrite)
     if as_json:

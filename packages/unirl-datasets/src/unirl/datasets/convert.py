@@ -18,9 +18,8 @@ from unirl.core.errors import DataError
 from .example import Dropped, Example, PromptSet, SourceRow
 from .source import read_source
 
-__all__ = ["INSTRUCTION", "Conversion", "convert"]
+__all__ = ["Conversion", "convert"]
 
-INSTRUCTION = r"Reason step by step, and put the final answer in \boxed{}."
 REPEATED = "the same question as an earlier row"
 DISPUTED = "a question with different answers; all its rows"
 UNENCODABLE = "text that is not valid Unicode"
@@ -45,65 +44,91 @@ def convert(
     sources: Sequence[Path],
     out: Path,
     *,
-    instruction: str = INSTRUCTION,
+    instruction: str | None = None,
     overwrite: bool = False,
 ) -> Conversion:
     """Write the questions of a set as a prompt file for `data.train` or `data.eval`.
 
-    Each question is written once, with `instruction` below it and its answer in the metadata `answer`; its prompt_id is
-    `<file name>:<row>` of the source. Questions are the same when their text and images are; one with different answers
-    is dropped. Images go to the folder `<name of out>.media`. File and folder are written completely or not at all.
+    Each question is written once, with `instruction` (by default the set's own) below it and its answer, if it has
+    one, in the metadata `answer`; its prompt_id is `<file name>:<row>` of the source. Questions are the same when their
+    text and images are; one with different answers is dropped. Images go to the folder `<name of out>.media`. File and
+    folder are written completely or not at all.
 
     Raises DataError when a source cannot be read, when `out` exists (unless `overwrite`), when two sources have the
     same name, and when nothing is left to write.
     """
     media = out.with_suffix(".media")
     _check(sources, out, media, overwrite=overwrite)
+    below = prompts.instruction if instruction is None else instruction
     dropped: Counter[str] = Counter()
     kept: dict[bytes, _Kept] = {}
     rows_read = 0
-    for source in sources:
-        for row in read_source(source, prompts=prompts):
-            rows_read += 1
-            result = prompts.read(row)
-            if isinstance(result, Example) and not _is_encodable(result):
-                result = Dropped(UNENCODABLE)
-            if isinstance(result, Dropped):
-                dropped[result.reason] += 1
-                continue
-            kept.setdefault(_content(result), _Kept(row, result)).count(result.answer)
-    for content in [content for content, one in kept.items() if one.is_disputed]:
-        dropped[DISPUTED] += kept.pop(content).rows
-    dropped[REPEATED] += sum(one.rows - 1 for one in kept.values())
-    if not kept:
-        reasons = "; ".join(f"{count} dropped: {reason}" for reason, count in (+dropped).items())
-        raise DataError(f"{out}: nothing to write. {rows_read} rows were read{'; ' if reasons else ''}{reasons}.")
     with _whole(out, media) as (file, folder):
-        rows = (_prompt(one, folder, media.name, instruction) for one in kept.values())
+        for source in sources:
+            for row in read_source(source, prompts=prompts):
+                rows_read += 1
+                result = prompts.read(row)
+                if isinstance(result, Example) and not _is_encodable(result):
+                    result = Dropped(UNENCODABLE)
+                if isinstance(result, Dropped):
+                    dropped[result.reason] += 1
+                    continue
+                content = _content(result)
+                if content not in kept:
+                    kept[content] = _Kept(row, result, folder)
+                kept[content].count(result.answer)
+        for content in [content for content, one in kept.items() if one.is_disputed]:
+            disputed = kept.pop(content)
+            disputed.remove()
+            dropped[DISPUTED] += disputed.rows
+        dropped[REPEATED] += sum(one.rows - 1 for one in kept.values())
+        if not kept:
+            reasons = "; ".join(f"{count} dropped: {reason}" for reason, count in (+dropped).items())
+            raise DataError(f"{out}: nothing to write. {rows_read} rows were read{'; ' if reasons else ''}{reasons}.")
+        rows = (one.prompt(media=media.name, role=prompts.role, instruction=below) for one in kept.values())
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         file.write_text(text, encoding="utf-8", newline="\n")
-    has_media = any(one.example.images for one in kept.values())
     return Conversion(
         rows_read=rows_read,
         written=len(kept),
         dropped=dict(+dropped),
         file=out,
-        media=media if has_media else None,
+        media=media if any(one.files for one in kept.values()) else None,
     )
 
 
 class _Kept:
-    """A question, and the rows that have it."""
+    """A question, and the rows that have it. Its images are written at once: those of a set do not fit into memory."""
 
-    def __init__(self, row: SourceRow, example: Example) -> None:
+    def __init__(self, row: SourceRow, example: Example, folder: Path) -> None:
         self.name = row.name
-        self.example = example
+        self.question = example.question
+        self.answer = example.answer
+        self.metadata = example.metadata
+        self.files = [_written(folder, row.name, number, data) for number, data in enumerate(example.images)]
         self.rows = 0
         self.is_disputed = False
 
-    def count(self, answer: str) -> None:
+    def count(self, answer: str | None) -> None:
         self.rows += 1
-        self.is_disputed = self.is_disputed or answer != self.example.answer
+        self.is_disputed = self.is_disputed or answer != self.answer
+
+    def remove(self) -> None:
+        """Remove its images."""
+        for file in self.files:
+            file.unlink()
+
+    def prompt(self, *, media: str, role: str, instruction: str) -> dict[str, Any]:
+        """Its row of the prompt file."""
+        answer = {} if self.answer is None else {"answer": self.answer}
+        row: dict[str, Any] = {
+            "prompt_id": self.name,
+            "prompt": f"{self.question}\n\n{instruction}" if instruction else self.question,
+            "metadata": {**answer, **self.metadata},
+        }
+        if self.files:
+            row["media"] = [{"modality": "image", "role": role, "uri": f"{media}/{file.name}"} for file in self.files]
+        return row
 
 
 def _check(sources: Sequence[Path], out: Path, media: Path, *, overwrite: bool) -> None:
@@ -130,7 +155,7 @@ def _whole(out: Path, media: Path) -> Generator[tuple[Path, Path]]:
         yield file, folder
         if media.exists():
             shutil.rmtree(media)
-        if folder.exists():
+        if folder.exists() and any(folder.iterdir()):
             folder.replace(media)
         file.replace(out)
     finally:
@@ -138,27 +163,12 @@ def _whole(out: Path, media: Path) -> Generator[tuple[Path, Path]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _prompt(one: _Kept, folder: Path, media: str, instruction: str) -> dict[str, Any]:
-    example = one.example
-    row: dict[str, Any] = {
-        "prompt_id": one.name,
-        "prompt": f"{example.question}\n\n{instruction}" if instruction else example.question,
-        "metadata": {"answer": example.answer, **example.metadata},
-    }
-    if example.images:
-        folder.mkdir(exist_ok=True)
-        row["media"] = [
-            {"modality": "image", "role": "condition", "uri": f"{media}/{_written(folder, one.name, number, data)}"}
-            for number, data in enumerate(example.images)
-        ]
-    return row
-
-
-def _written(folder: Path, row: str, number: int, data: bytes) -> str:
-    """The name of the file that an image of a row is written to."""
-    name = f"{row.replace(':', '-')}-{number}{_ending(data, row)}"
-    (folder / name).write_bytes(data)
-    return name
+def _written(folder: Path, row: str, number: int, data: bytes) -> Path:
+    """The file that an image of a row is written to."""
+    file = folder / f"{row.replace(':', '-')}-{number}{_ending(data, row)}"
+    folder.mkdir(exist_ok=True)
+    file.write_bytes(data)
+    return file
 
 
 def _ending(data: bytes, name: str) -> str:

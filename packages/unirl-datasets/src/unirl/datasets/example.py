@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from unirl.core.errors import DataError
 
-__all__ = ["Dropped", "Example", "PromptSet", "SourceRow", "as_list", "as_object"]
+__all__ = ["INSTRUCTION", "Dropped", "Example", "PromptSet", "SourceRow", "as_list", "as_object"]
+
+INSTRUCTION = r"Reason step by step, and put the final answer in \boxed{}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,17 @@ class SourceRow:
             raise self.wrong(column, "text", value)
         return value.strip()
 
+    def image(self, column: str, value: object) -> bytes:
+        """The file of an image of a column, which stands in the row or beside the source: an object with `bytes` and
+        `path`, or a path. Raises DataError for anything else."""
+        fields = as_object(value) or {"path": value}
+        data, path = fields.get("bytes"), fields.get("path")
+        if isinstance(data, bytes) and data:
+            return data
+        if isinstance(path, str) and path and (file := self.folder / path).is_file():
+            return file.read_bytes()
+        raise self.wrong(column, "image files: their bytes, or paths that start at the source's folder", value)
+
     def wrong(self, column: str, wanted: str, found: object) -> DataError:
         shown = repr(found)
         return DataError(
@@ -41,10 +54,10 @@ class SourceRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A question with its answer."""
+    """A question with its answer, or an instruction, which has none."""
 
     question: str
-    answer: str
+    answer: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Further values kept from the row."""
     images: tuple[bytes, ...] = ()
@@ -70,6 +83,10 @@ class PromptSet:
     also: tuple[str, ...] = ()
     """Optional columns."""
     read: Callable[[SourceRow], Example | Dropped]
+    instruction: str = INSTRUCTION
+    """Appended to every question unless the caller gives another one; may be empty."""
+    role: Literal["condition", "source"] = "condition"
+    """Role of the images: those that a question is about, or those that are edited."""
 
 
 def as_object(value: object) -> dict[str, Any] | None:

@@ -11,16 +11,22 @@ from unirl.engine_host.config import ExternalConfig
 
 from .program import Product
 
-__all__ = ["diffusers_folder", "transformers_folder"]
+__all__ = ["READS_IMAGES", "diffusers_folder", "transformers_folder"]
+
+READS_IMAGES = ("Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration")
+"""Architectures whose images the text engines take as training has them, processed, and whose weights they name as
+training does. Both engines name the weights of other vision towers otherwise, and split their images by other rules."""
 
 
 def transformers_folder(product: Product, config: ExternalConfig, model: Model) -> Path:
     """The folder the engine loads: `engine.path`, by default that of the trained model. Raises RecipeError if there is
-    none."""
+    none, and for a model that reads images of an architecture that is not in `READS_IMAGES`."""
     # transformers records on a module where its weights came from.
     result = config.path or str(getattr(model.trainable, "name_or_path", ""))
     folder = Path(result).expanduser()
     if result and (folder / "config.json").is_file():
+        if model.spec.inputs:
+            _check_images(product, folder)
         return folder.resolve()
     raise RecipeError(
         f"engine.path: {product.title} loads a checkpoint from a folder in the transformers layout, got {result!r}. "
@@ -47,3 +53,13 @@ def diffusers_folder(product: Product, config: ExternalConfig, model: Model, *, 
             f"{architecture!r} in {product.title}. Set engine.path to a checkpoint of the trained model."
         )
     return folder.resolve()
+
+
+def _check_images(product: Product, folder: Path) -> None:
+    named: list[str] = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or []
+    if not set(named) & set(READS_IMAGES):
+        raise RecipeError(
+            f"engine: {product.title} is not given images of {', '.join(named) or 'an unnamed architecture'}, expected "
+            f"one of {', '.join(READS_IMAGES)}: of others it names weights and divides images otherwise than training. "
+            "Use engine=trainside."
+        )

@@ -1,5 +1,5 @@
-"""External engine for latents: sends the request unchanged, receives a track, and checks the settings the engine
-reports having used against the request."""
+"""External engine for latents: sends the request unchanged, with its media in files, receives a track, and checks the
+settings and media the engine reports having used against the request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
+from unirl.core.errors import DataError, EchoMismatch, RecipeError, RunFailed
 from unirl.core.plugins.bridges import bridge_name, import_bridge
 from unirl.core.roles import DiffusionModel, Model
 from unirl.core.specs.spec import EngineSpec
@@ -20,8 +20,9 @@ from unirl.core.types.track import Track
 from unirl.numerics.diffusion.rollout import branch_inputs, encoded
 
 from .external import ExternalEngine, Hosting
+from .sent_media import SentMedia, sent_media
 
-__all__ = ["ExternalLatentEngine", "fitting_bridge"]
+__all__ = ["ExternalLatentEngine", "bridge_modules", "fitting_bridge"]
 
 CONDITION_GAP_FP32 = 1e-3
 """Relative to a condition's norm. Encoders of a few dozen layers with another fp32 summation order differ by 1e-6 to
@@ -34,16 +35,19 @@ class ExternalLatentEngine(ExternalEngine):
     """A `unirl.core.roles.Engine`.
 
     Besides the calls of `ExternalEngine` its program answers `generate`: takes the bytes of a `Request` as the tensor
-    `request`, and returns those of the `Track` as `track`, with the inputs of each row as the worker used them:
-    `sample_id`, `text`, `negative_prompt` (None without guidance) and `version` of the weights.
+    `request`, its media as files of `received_media`, and returns those of the `Track` as `track`, with the inputs of
+    each row as the worker used them: `sample_id`, `text`, `negative_prompt` (None without guidance), `sources` (branch
+    of the guidance -> hashes of the media encoded for it, see `read_media`) and `version` of the weights.
     """
 
-    def __init__(self, hosting: Hosting, *, model: DiffusionModel, kernels: Sequence[str], probe: Request) -> None:
-        """Start the engine and have it generate `probe`, whose settings all differ from their defaults, to detect an
+    def __init__(
+        self, hosting: Hosting, *, model: DiffusionModel, kernels: Sequence[str], probes: Sequence[Request]
+    ) -> None:
+        """Start the engine and have it generate `probes`, whose settings all differ from their defaults, to detect an
         engine that ignores one. Raises as `ExternalEngine`, and RunFailed for such an engine."""
         self._kernels = kernels
         self._encoder = model
-        self._probe = probe
+        self._probes = probes
         self.batches: tuple[int, ...] = ()
         """Batch size in which each row of the last track was generated."""
         super().__init__(hosting, model=model)
@@ -52,8 +56,9 @@ class ExternalLatentEngine(ExternalEngine):
         """The track of the request, on the model's device.
 
         Rows are independent up to the rounding of a forward at another batch size.
-        Raises RecipeError for an unknown track and kernels not in the spec; EchoMismatch when the engine used other
-        settings than requested; RunFailed when it died, timed out, or does not hold the requested weights.
+        Raises RecipeError for an unknown track and kernels not in the spec; DataError, before sending, for media of
+        roles the model has no input for, unreadable files and missing media; EchoMismatch when the engine used
+        different settings or media; RunFailed when it died, timed out, or does not hold the requested weights.
         """
         with self._lock:
             self._check(request)
@@ -67,30 +72,36 @@ class ExternalLatentEngine(ExternalEngine):
 
     def _started(self, found: Mapping[str, Any]) -> None:
         try:
-            track = self._track(dataclasses.replace(self._probe, policy_version=self.version))
-            self._compare_conditions(track)
+            for probe in self._probes:
+                request = dataclasses.replace(probe, policy_version=self.version)
+                self._compare_conditions(request, self._track(request))
         except EchoMismatch as error:
             raise RunFailed(
                 f"{self._name} did not follow the probe request at start-up, so its rollouts cannot be trusted: {error}"
             ) from error
 
     def _track(self, request: Request) -> Track:
-        data = torch.frombuffer(bytearray(to_bytes(request)), dtype=torch.uint8)
-        used, result = self._generate({}, {"request": data})
+        with sent_media(request.inputs, folder=self._hosting.transfer_dir) as sent:
+            asked = dataclasses.replace(request, inputs=sent.inputs)
+            data = torch.frombuffer(bytearray(to_bytes(asked)), dtype=torch.uint8)
+            used, result = self._generate({}, {"request": data})
         track = from_bytes(result["track"].numpy().tobytes(), Track)
-        self._compare(request, used)
+        self._compare(asked, sent, used)
         self.batches = tuple(used["batches"])
         verify_echo(request, track)
-        return track
+        # With the original references; those sent are gone.
+        return dataclasses.replace(track, inputs=request.inputs)
 
-    def _compare(self, request: Request, used: Mapping[str, Any]) -> None:
+    def _compare(self, request: Request, sent: SentMedia, used: Mapping[str, Any]) -> None:
         """Checks the inputs of each row, which `verify_echo` does not see."""
-        is_guided = "negative" in branch_inputs(request)
-        negative = request.latent.sampling.negative_prompt if is_guided else None
+        branches = branch_inputs(request)
+        negative = request.latent.sampling.negative_prompt if "negative" in branches else None
+        sources = {branch: sent.of(inputs) for branch, inputs in branches.items()}
         expected = {
             "sample_id": list(request.sample_ids),
             "text": list(request.inputs.texts),
             "negative_prompt": [negative] * request.num_rows,
+            "sources": [{branch: own[row] for branch, own in sources.items()} for row in range(request.num_rows)],
             "version": [self.version] * request.num_rows,
         }
         for what, values in expected.items():
@@ -101,11 +112,11 @@ class ExternalLatentEngine(ExternalEngine):
                         f"{result!r}. Its rows are out of order, or it dropped a field."
                     )
 
-    def _compare_conditions(self, track: Track) -> None:
+    def _compare_conditions(self, probe: Request, track: Track) -> None:
         """Compares the probe's conditions with the model's own. Training reuses the returned conditions, so ratios and
         log-prob mismatch look perfect even if they were encoded wrongly."""
-        sampling = self._probe.latent.sampling
-        for kind, inputs in branch_inputs(self._probe).items():
+        sampling = probe.latent.sampling
+        for kind, inputs in branch_inputs(probe).items():
             expected = encoded(self._encoder, inputs, sampling=sampling).expanded()
             result = track.conditions[kind].expanded()
             for part in sorted(expected.keys() | result.keys()):
@@ -113,8 +124,8 @@ class ExternalLatentEngine(ExternalEngine):
                 if gap:
                     raise EchoMismatch(
                         f"{track.name}.conditions[{kind!r}][{part!r}]: {self._name} encodes {inputs.texts[0]!r} "
-                        f"differently from the model: {gap}. Check its tokenizer, the padded prompt length and the "
-                        "order of the encoders."
+                        f"differently from the model: {gap}. Check its tokenizer, the padded prompt length, the "
+                        "order of the encoders and the scaling of source images."
                     )
 
     def _check(self, request: Request) -> None:
@@ -124,10 +135,33 @@ class ExternalLatentEngine(ExternalEngine):
                 f"sampling: got track {request.track!r}, but {self._name} generates latents, and model "
                 f"{self._model.spec.name!r} has {', '.join(f'{track} ({kind})' for track, kind in known.items())}."
             )
+        self._check_media(request)
         if expected.sampling.kernel not in self._kernels:
             raise RecipeError(
                 f"sampling.kernel: got {expected.sampling.kernel!r}; {self._name} supports {', '.join(self._kernels)}."
             )
+
+    def _check_media(self, request: Request) -> None:
+        # Not by the request's track: it has the name of its stage.
+        tracks = [track for track, kind in self._model.spec.tracks.items() if kind == "latent"]
+        roles = {role: use for track in tracks for role, use in self._model.spec.inputs.get(track, {}).items()}
+        needed = [role for role, use in roles.items() if use == "needs"]
+        has_media = [bool(media) for media in request.inputs.media]
+        for row, (name, media) in enumerate(zip(request.sample_ids, request.inputs.media, strict=True)):
+            given = [ref.role for ref in media]
+            problem = ""
+            if other := [role for role in given if role not in roles]:
+                problem = f"got media of role {other[0]!r}, expected {' or '.join(roles) or 'none'}"
+            elif missing := [role for role in needed if role not in given]:
+                problem = f"got no media of role {missing[0]!r}, which it needs"
+            elif has_media[row] != has_media[0]:
+                # Conditions of both kinds cannot be joined: the engine encodes each prompt alone.
+                problem = (
+                    f"got {len(given)} source images, where sample {request.sample_ids[0]!r} has "
+                    f"{len(request.inputs.media[0])}; expected some for all prompts, or for none"
+                )
+            if problem:
+                raise DataError(f"sample {name!r}, model {self._model.spec.name!r}: {problem}. Change the prompt file.")
 
 
 def fitting_bridge(model: Model, engine: EngineSpec) -> tuple[str, Any]:
@@ -137,6 +171,12 @@ def fitting_bridge(model: Model, engine: EngineSpec) -> tuple[str, Any]:
     if why := bridge.unfit(model):
         raise RecipeError(f"engine: {why}")
     return bridge_name(model.spec, engine), bridge
+
+
+def bridge_modules(bridge: object) -> tuple[str, ...]:
+    """The modules to copy to the engine for a bridge: those of its class and of the base classes."""
+    bases = type(bridge).__mro__
+    return tuple(dict.fromkeys(cls.__module__ for cls in bases if cls.__module__ not in ("builtins", "typing")))
 
 
 def _condition_gap(wanted: Ragged | None, found: Ragged | None) -> str:

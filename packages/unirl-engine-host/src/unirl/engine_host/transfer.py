@@ -18,7 +18,7 @@ from unirl.core.names import did_you_mean
 from unirl.core.roles import WeightUpdate
 from unirl.core.types.weights import forms, weight_mismatch
 
-__all__ = ["Held", "adapter_mismatch", "files_of", "full_mismatch", "inventory"]
+__all__ = ["Held", "adapter_mismatch", "files_of", "full_mismatch", "inventory", "place_for"]
 
 FILE_BYTES = 2**30
 """Maximum file size in bytes, unless one tensor is larger."""
@@ -89,20 +89,26 @@ def files_of(update: WeightUpdate, *, folder: str) -> Iterator[list[str]]:
 
     folder: for the files; empty uses shared memory, or the temporary folder if they do not fit.
     """
-    size = sum(form.nbytes for form in forms(update.tensors).values())
-    places = [Path(folder)] if folder else [SHARED_MEMORY, Path(tempfile.gettempdir())]
-    fitting = [place for place in places if place.is_dir() and shutil.disk_usage(place).free > 1.05 * size]
-    if not fitting:
-        raise RunFailed(
-            f"engine.transfer_dir: no space for {size / 2**20:.0f} MiB of weights in {' or '.join(map(str, places))}. "
-            "Set a folder with enough space."
-        )
-    with tempfile.TemporaryDirectory(prefix="unirl-weights-", dir=fitting[0]) as name:
+    place = place_for(sum(form.nbytes for form in forms(update.tensors).values()), folder=folder, what="weights")
+    with tempfile.TemporaryDirectory(prefix="unirl-weights-", dir=place) as name:
         paths: list[str] = []
         for number, piece in enumerate(_pieces(update.tensors)):
             paths.append(str(Path(name) / f"{number}.safetensors"))
             save_file(piece, paths[-1])
         yield paths
+
+
+def place_for(size: float, *, folder: str, what: str) -> Path:
+    """The folder for files of `size` bytes. folder, and the error without space: as of `files_of`.  what: they hold,
+    for the error."""
+    places = [Path(folder)] if folder else [SHARED_MEMORY, Path(tempfile.gettempdir())]
+    fitting = [place for place in places if place.is_dir() and shutil.disk_usage(place).free > 1.05 * size]
+    if not fitting:
+        raise RunFailed(
+            f"engine.transfer_dir: no space for {size / 2**20:.0f} MiB of {what} in {' or '.join(map(str, places))}. "
+            "Set a folder with enough space."
+        )
+    return fitting[0]
 
 
 def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:

@@ -25,7 +25,7 @@ from unirl.core.types.media import Media
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["MAX_FRAMES", "MAX_PIXELS", "LoadedImage", "load_image", "load_video", "save_images"]
+__all__ = ["MAX_FRAMES", "MAX_PIXELS", "LoadedImage", "load_image", "load_picture", "load_video", "save_images"]
 
 MAX_PIXELS = 2**26
 """Of one image or frame, 8192 x 8192. A file of a few kB can claim billions."""
@@ -80,6 +80,14 @@ def load_image(ref: MediaRef) -> Tensor:
             raise DataError(f"{_name(ref)}: the image is broken: {error}.") from error
 
 
+def load_picture(ref: MediaRef) -> Image:
+    """The same as an image of Pillow, as processors and pipelines take it: files of 8 bits come back exactly, others
+    are rounded."""
+    from PIL import Image
+
+    return Image.fromarray(_levels(load_image(ref)))
+
+
 def load_video(ref: MediaRef) -> tuple[Tensor, float]:
     """[F, 3, H, W] fp32 in [0, 1] of all frames of the first video stream, and its average frames per second.
 
@@ -126,7 +134,7 @@ def save_images(images: Media | None, folder: Path, *, role: str) -> list[tuple[
     for row, image in enumerate(images.mapped(lambda array: array.detach().cpu().float()).arrays):
         if not bool(image.isfinite().all()):
             raise BatchError(f"{role} image {row}: got pixels that are not finite, expected values in [0, 1].")
-        levels = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).contiguous().numpy()
+        levels = _levels(image.clamp(0, 1))
         pixels = hashlib.sha256(repr(levels.shape).encode() + levels.tobytes())
         file = folder / f"{pixels.hexdigest()[:32]}.png"
         if not file.exists():
@@ -194,3 +202,8 @@ def _check_size(ref: MediaRef, width: int, height: int) -> None:
 
 def _name(ref: MediaRef) -> str:
     return f"media {ref.uri!r} ({ref.role})"
+
+
+def _levels(image: Tensor) -> Any:
+    """[H, W, 3] bytes of an image [3, H, W] in [0, 1], as NumPy has them."""
+    return (image * 255).round().byte().permute(1, 2, 0).contiguous().numpy()

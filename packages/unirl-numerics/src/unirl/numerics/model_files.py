@@ -114,10 +114,13 @@ def _sample(file: BinaryIO, size: int) -> bytes:
     return b"".join(result)
 
 
-def pipeline_index(folder: Path, *, pipeline: str, model: str, hint: str = "") -> dict[str, Any]:
+def pipeline_index(
+    folder: Path, *, pipeline: str, model: str, hint: str = "", siblings: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """The `model_index.json` of a checkpoint in the diffusers layout, which must be one of the class `pipeline`.
 
-    hint: what to do about a folder without one, as a clause.
+    hint: what to do about a folder without one, as a clause.  siblings: class name of another pipeline -> the model
+    that loads its checkpoints.
     """
     where = f"model.path: {str(folder)!r}"
     if not (folder / "model_index.json").is_file():
@@ -128,9 +131,10 @@ def pipeline_index(folder: Path, *, pipeline: str, model: str, hint: str = "") -
     index = read_json(folder / "model_index.json")
     result = index.get("_class_name")
     if result != pipeline:
+        known = (siblings or {}).get(str(result))
+        choice = f"Choose model={known}" if known else "Choose the model plugin of that pipeline"
         raise RecipeError(
-            f"{where} is a checkpoint of {result!r}; {model} loads {pipeline!r}. Choose the model plugin of that "
-            "pipeline, or another checkpoint."
+            f"{where} is a checkpoint of {result!r}; {model} loads {pipeline!r}. {choice}, or another checkpoint."
         )
     return index
 

@@ -8,7 +8,7 @@ from typing import cast
 
 from torch import nn
 
-__all__ = ["attention_layers", "unsplit_blocks"]
+__all__ = ["attention_layers", "trained_attention_layers", "unsplit_blocks"]
 
 
 def unsplit_blocks(module: nn.Module) -> tuple[str, ...]:
@@ -32,6 +32,20 @@ def attention_layers(module: nn.Module) -> tuple[str, ...]:
     # The last two components: the attention module and the layer.
     endings = [".".join(name.split(".")[-2:]) for name in linear]
     return tuple(dict.fromkeys(end for end in endings if re.match(r"[^.]*(attn|attention)[^.]*[.]", end)))
+
+
+def trained_attention_layers(module: nn.Module) -> tuple[str, ...]:
+    """Whole names of the linear layers that `attention_layers` finds, without those whose weights the model has frozen,
+    and without those of torch's own attention, which reads weights and calls no layer.
+
+    For `ModelSpec.lora_targets` of a model with several parts, whose layers may have the same endings.
+    """
+    endings = tuple(f".{end}" for end in attention_layers(module))
+    return tuple(
+        name
+        for name, part in _parts(module)
+        if type(part) is nn.Linear and name.endswith(endings) and part.weight.requires_grad
+    )
 
 
 def _parts(module: nn.Module) -> Iterable[tuple[str, nn.Module]]:

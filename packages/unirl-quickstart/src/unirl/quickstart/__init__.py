@@ -8,6 +8,8 @@ from typing import Literal
 
 __all__ = [
     "checkpoint_path",
+    "edit_checkpoint_path",
+    "edit_prompts_path",
     "enhancer_checkpoint_path",
     "enhancer_prompts_path",
     "prompts_path",
@@ -56,6 +58,17 @@ def vl_checkpoint_path() -> Path:
 def vl_prompts_path(split: Literal["train", "heldout"]) -> Path:
     """File of questions about images, one JSON row each. No scene of `heldout` is in `train`."""
     return _path(f"vl/prompts/{split}.jsonl")
+
+
+def edit_checkpoint_path() -> Path:
+    """Folder of the tiny FLUX.2 [klein] that edits shapes, in the layout of diffusers."""
+    return _path("edit/checkpoint")
+
+
+def edit_prompts_path(split: Literal["train", "heldout"]) -> Path:
+    """File of instructions about images, one JSON row each. No scene of `heldout` occurs in `train`, neither before an
+    edit nor after it."""
+    return _path(f"edit/prompts/{split}.jsonl")
 
 
 def _path(name: str) -> Path:

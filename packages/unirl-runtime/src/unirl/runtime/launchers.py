@@ -107,7 +107,11 @@ class RayLauncher:
             algorithms=build_algorithms(plan, catalog=catalog),
             rewards={
                 name: RemoteReward(
-                    name, session, samples, scores_groups=choice.spec.support(Cap.REWARD_GROUP) is Support.NATIVE
+                    name,
+                    session,
+                    samples,
+                    scores_groups=choice.spec.support(Cap.REWARD_GROUP) is Support.NATIVE,
+                    frames=choice.config.frames_read,
                 )
                 for name, choice in plan.rewards.items()
             },

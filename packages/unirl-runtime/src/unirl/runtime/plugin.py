@@ -1,4 +1,4 @@
-"""The launchers and transports of this dist, `unirl doctor` and `unirl export`."""
+"""The launchers and transports of this dist, `unirl doctor`, `unirl export` and `unirl plan`."""
 
 from __future__ import annotations
 
@@ -52,9 +52,11 @@ def unirl_transports() -> Iterable[TransportSpec]:
 def unirl_commands(cli: click.Group) -> None:
     from .doctor_command import command as doctor
     from .export.command import command as export
+    from .plan_command import command as plan
 
     cli.add_command(doctor)
     cli.add_command(export)
+    cli.add_command(plan)
 
 
 @hookimpl

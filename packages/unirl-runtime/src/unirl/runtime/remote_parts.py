@@ -18,6 +18,7 @@ from unirl.core.specs.plan import Stage
 from unirl.core.specs.spec import ModelSpec
 from unirl.core.types.batch import inverse, rows_by_group
 from unirl.core.types.inputs import Inputs
+from unirl.core.types.media import FramesRead
 from unirl.core.types.request import Request
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.core.types.track import Conditions, TextSegment, Track
@@ -322,13 +323,23 @@ class RemoteBackend:
 class RemoteReward:
     """One reward, its samples partitioned over the workers that score it."""
 
-    def __init__(self, name: str, session: Session, samples: Samples, *, scores_groups: bool) -> None:
-        """scores_groups: it compares the samples of a group, so groups are not split between workers."""
+    def __init__(
+        self, name: str, session: Session, samples: Samples, *, scores_groups: bool, frames: FramesRead | None = None
+    ) -> None:
+        """scores_groups: it compares the samples of a group, so groups are not split between workers.
+
+        frames: that it reads of a video, so that workers fetch no others; None is all.
+        """
+        self._frames = frames
         self._name, self._cluster, self._samples = name, session.cluster, samples
         self._actors = session.scoring(name)
         self._scores_groups = scores_groups
 
     def score(self, samples: ScoreInput) -> Scores:
+        media = samples.media
+        # Videos of several lengths have no common rate with some frames left out; they are sent whole.
+        if self._frames is not None and media is not None and not isinstance(media.values, tuple):
+            samples = dataclasses.replace(samples, media=media.with_frames(self._frames))
         partition = shares(samples.group_ids, len(self._actors), whole_groups=self._scores_groups)
         used = [(actor, rows) for actor, rows in zip(self._actors, partition, strict=True) if rows]
 

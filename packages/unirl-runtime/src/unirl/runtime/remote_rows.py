@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor
 from unirl.core.types.batch import Batch
+from unirl.core.types.media import Media
 
 __all__ = ["Fetch", "Keep", "Piece", "RemoteRows", "dehydrated", "fetchable", "hydrated", "renamed", "renames"]
 
@@ -49,12 +50,18 @@ class RemoteRows:
         *,
         row_shape: tuple[int, ...],
         dtype: torch.dtype,
+        frames: int | None = None,
         fetch: Fetch | None = None,
     ) -> None:
-        """fetch: how `cpu()` gets the data. Not pickled: a copy in another process has none."""
+        """frames: stored rows, of `row_shape`, that make one row here, so that some of them can be left out; None where
+        a stored row is a row.
+
+        fetch: how `cpu()` gets the data. Not pickled: a copy in another process has none.
+        """
         self.pieces = tuple(pieces)
         self.row_shape = row_shape
         self.dtype = dtype
+        self.frames = frames
         self._fetch = fetch
 
     def __getstate__(self) -> dict[str, Any]:
@@ -62,11 +69,17 @@ class RemoteRows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (sum(piece.count for piece in self.pieces), *self.row_shape)
+        count = sum(piece.count for piece in self.pieces)
+        return (count, *self.row_shape) if self.frames is None else (count // self.frames, self.frames, *self.row_shape)
+
+    @property
+    def stored(self) -> RemoteRows:
+        """The rows as they are stored, which is how a transport fetches them."""
+        return self if self.frames is None else RemoteRows(self.pieces, row_shape=self.row_shape, dtype=self.dtype)
 
     @property
     def ndim(self) -> int:
-        return 1 + len(self.row_shape)
+        return len(self.shape)
 
     @property
     def device(self) -> torch.device:
@@ -89,33 +102,46 @@ class RemoteRows:
         return self.index_select(0, torch.arange(len(self))[rows])
 
     def index_select(self, dim: int, index: Tensor) -> RemoteRows:
-        """The rows at `index`, in that order. Raises IndexError where a tensor would."""
-        if dim not in (0, -self.ndim):
+        """The rows at `index`, in that order; along dimension 1 the frames of every row, where these are stored apart.
+        Raises IndexError where a tensor would."""
+        of_frames = dim == 1 and self.frames is not None
+        if dim not in (0, -self.ndim) and not of_frames:
             raise IndexError(f"{self!r}: got dimension {dim}, but remote rows can only be indexed along dimension 0.")
         if index.ndim > 1 or index.dtype not in (torch.int64, torch.int32):
             raise IndexError(
                 f"{self!r}: got an index of {index.dtype} {list(index.shape)}, expected a vector of int64 row numbers."
             )
+        chosen = cast("list[int]", index.reshape(-1).tolist())
+        for row in chosen:
+            if not 0 <= row < self.shape[dim]:
+                raise IndexError(f"{self!r}: got row {row}, but there are {self.shape[dim]}, counted from 0.")
+        each = self.frames or 1
+        stored = [each * row + frame for row in range(len(self)) for frame in chosen] if of_frames else []
+        stored = stored or [each * row + frame for row in chosen for frame in range(each)]
+        return self._with(self._pieces_at(stored), frames=len(chosen) if of_frames else self.frames)
+
+    def _pieces_at(self, rows: Sequence[int]) -> list[Piece]:
+        """These of the stored rows, neighbours together."""
         places = [(piece.blob, piece.start + offset) for piece in self.pieces for offset in range(piece.count)]
         result: list[Piece] = []
-        for row in cast("list[int]", index.reshape(-1).tolist()):
-            if not 0 <= row < len(places):
-                raise IndexError(f"{self!r}: got row {row}, but there are {len(places)}, counted from 0.")
-            blob, at = places[row]
+        for blob, at in (places[row] for row in rows):
             last = result[-1] if result else None
             if last is not None and last.blob == blob and last.start + last.count == at:
                 result[-1] = Piece(blob, last.start, last.count + 1)
             else:
                 result.append(Piece(blob, at, 1))
-        return RemoteRows(result, row_shape=self.row_shape, dtype=self.dtype, fetch=self._fetch)
+        return result
+
+    def _with(self, pieces: Sequence[Piece], *, frames: int | None) -> RemoteRows:
+        return RemoteRows(pieces, row_shape=self.row_shape, dtype=self.dtype, frames=frames, fetch=self._fetch)
 
     def with_fetch(self, fetch: Fetch) -> RemoteRows:
-        return RemoteRows(self.pieces, row_shape=self.row_shape, dtype=self.dtype, fetch=fetch)
+        return RemoteRows(self.pieces, row_shape=self.row_shape, dtype=self.dtype, frames=self.frames, fetch=fetch)
 
     def renamed(self, names: Mapping[Any, Any]) -> RemoteRows:
         """The rows with their tensors' handles replaced where `names` has a new one."""
         pieces = [Piece(names.get(piece.blob, piece.blob), piece.start, piece.count) for piece in self.pieces]
-        return RemoteRows(pieces, row_shape=self.row_shape, dtype=self.dtype, fetch=self._fetch)
+        return self._with(pieces, frames=self.frames)
 
     def contiguous(self) -> RemoteRows:
         return self
@@ -127,7 +153,7 @@ class RemoteRows:
         """The data, in this process: for the few images that a tracker shows."""
         if self._fetch is None:
             raise TypeError(f"{self!r}: this process cannot fetch it.")
-        return self._fetch([self])[0].cpu()
+        return self._fetch([self.stored])[0].cpu().reshape(self.shape)
 
     def to(self, device: str | torch.device) -> RemoteRows:
         """Returns self: the device is chosen on fetch. Raises TypeError for anything but a device."""
@@ -160,17 +186,21 @@ def _cat(tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> RemoteRows
     first = parts[0]
     if dim not in (0, -first.ndim) or out is not None:
         raise TypeError(f"torch.cat: {first!r} can only be joined along dimension 0, and not into `out`. {_FETCH}")
-    kinds = {(part.row_shape, part.dtype) for part in parts}
+    kinds = {(part.row_shape, part.frames, part.dtype) for part in parts}
     if len(kinds) > 1:
         raise TypeError(f"torch.cat: the inputs have rows of different shape or dtype: {sorted(map(str, kinds))}.")
     fetch = next((part._fetch for part in parts if part._fetch is not None), None)
     pieces = [piece for part in parts for piece in part.pieces]
-    return RemoteRows(pieces, row_shape=first.row_shape, dtype=first.dtype, fetch=fetch)
+    return RemoteRows(pieces, row_shape=first.row_shape, dtype=first.dtype, frames=first.frames, fetch=fetch)
 
 
 def dehydrated(batch: B, keep: Keep) -> B:
-    """The batch with its large tensors replaced by references. One call of `keep` stores them all, each only once."""
+    """The batch with its large tensors replaced by references. One call of `keep` stores them all, each only once.
+
+    Of videos every frame is a stored row, so that a reward that reads some frames fetches these alone.
+    """
     large: dict[int, Tensor] = {}
+    videos = {id(media.values) for media in _batches(batch) if isinstance(media, Media) and media.kind == "video"}
 
     def note(value: Any) -> Any:
         if isinstance(value, Tensor) and value.ndim and value.shape[0]:
@@ -182,9 +212,15 @@ def dehydrated(batch: B, keep: Keep) -> B:
     _mapped(batch, note)
     if not large:
         return batch
+    stored = {number: value.flatten(0, 1) if number in videos else value for number, value in large.items()}
     left = {
-        number: RemoteRows([Piece(blob, 0, value.shape[0])], row_shape=tuple(value.shape[1:]), dtype=value.dtype)
-        for (number, value), blob in zip(large.items(), keep(list(large.values())), strict=True)
+        number: RemoteRows(
+            [Piece(blob, 0, len(value))],
+            row_shape=tuple(value.shape[1:]),
+            dtype=value.dtype,
+            frames=large[number].shape[1] if number in videos else None,
+        )
+        for (number, value), blob in zip(stored.items(), keep(list(stored.values())), strict=True)
     }
     return _mapped(batch, lambda value: left.get(id(value), value))
 
@@ -201,7 +237,10 @@ def hydrated(batch: B, fetch: Fetch) -> B:
     _mapped(batch, note)
     if not expected:
         return batch
-    result = dict(zip(expected, fetch(list(expected.values())), strict=True))
+    fetched = fetch([rows.stored for rows in expected.values()])
+    result = {
+        number: tensor.reshape(rows.shape) for (number, rows), tensor in zip(expected.items(), fetched, strict=True)
+    }
     return _mapped(batch, lambda value: result.get(id(value), value))
 
 
@@ -245,6 +284,15 @@ def _leaves(batch: Batch) -> list[Any]:
 
     _mapped(batch, note)
     return result
+
+
+def _batches(batch: Batch) -> Iterator[Batch]:
+    """The batch and the batches that are fields of it."""
+    yield batch
+    for item in dataclasses.fields(batch):
+        value = getattr(batch, item.name)
+        if isinstance(value, Batch):
+            yield from _batches(value)
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:

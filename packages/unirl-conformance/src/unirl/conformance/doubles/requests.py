@@ -36,6 +36,7 @@ def make_request(
     *,
     track: str,
     prompts: Sequence[str] = PROMPTS[:2],
+    media: Callable[[int], tuple[MediaRef, ...]] = lambda number: (),
     samples_per_prompt: int = 3,
     seed: int = 11,
     rollout: int = 5,
@@ -45,7 +46,8 @@ def make_request(
 ) -> Request:
     """A request for this track. Rows of a group stand together; groups are as many as prompts.
 
-    sigmas: another schedule than the model's.  keeps_all: the latents at all positions come back.
+    media: as of `numbered`.  sigmas: another schedule than the model's.  keeps_all: the latents at all positions come
+    back.
     """
     groups = [number for number in range(len(prompts)) for _ in range(samples_per_prompt)]
     group_ids = tuple(f"r{rollout}/p{group}" for group in groups)
@@ -65,7 +67,7 @@ def make_request(
         track=track,
         sample_ids=sample_ids,
         group_ids=group_ids,
-        inputs=Inputs.of_prompts([numbered(prompts)[group] for group in groups]),
+        inputs=Inputs.of_prompts([numbered(prompts, media=media)[group] for group in groups]),
         metadata=tuple({"number": group} for group in groups),
         params=params,
         seed=seed,

@@ -115,6 +115,7 @@ class _Coverage:
         self._devices = {(subject.kind, subject.id): subject.device for subject in old.subjects}
         self._chosen = {(subject.kind, subject.id) for subject in new.subjects}
         self._tier = new.tier
+        self._is_lower = TIERS.index(new.tier) < TIERS.index(old.tier)
         self._selected = selected
         self._has_parts = selected is not None and bool(
             selected.plugins or selected.kinds or selected.without or any(selected.names.values())
@@ -125,7 +126,11 @@ class _Coverage:
             return False
         if self._devices[was.kind, was.subject] == "cuda" and TIERS.index(self._tier) < TIERS.index("gpu"):
             return False
-        if self._has_parts and (was.kind, was.subject) not in self._chosen:
+        is_chosen = (was.kind, was.subject) in self._chosen
+        if was.kind == "cell" and self._is_lower and not is_chosen:
+            # Lower tiers leave cells out; where a part is gone, claims about it alone are gone, too.
+            return False
+        if self._has_parts and not is_chosen:
             return False
         return self._selected is None or not self._selected.claims or was.claim in self._selected.claims
 

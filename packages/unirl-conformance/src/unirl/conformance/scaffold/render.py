@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from packaging.version import Version
 from unirl.core.errors import RecipeError
 
-from .kinds import KINDS
+from .kinds import KINDS, Shape
 from .names import Names
 
-__all__ = ["render", "write"]
+__all__ = ["check_folder", "render", "write"]
 
 _COMMON = {
     "common/pyproject.toml": "pyproject.toml",
@@ -26,9 +27,21 @@ _COMMON = {
 }
 
 
-def render(names: Names, *, author: str = "") -> dict[str, str]:
-    """Path -> text of every file.  author: `Name`, or `Name <address>`.  Raises RecipeError for another form."""
-    shape = KINDS[names.kind]
+def render(
+    names: Names,
+    *,
+    author: str = "",
+    templates: str = "",
+    shape: Shape | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> dict[str, str]:
+    """Path -> text of every file.  author: `Name`, or `Name <address>`.  Raises RecipeError for another form.
+
+    templates, shape: folder of the templates, and what they make, in place of those of the kind.  facts: further values
+    that these templates read.
+    """
+    shape = KINDS[names.kind] if shape is None else shape
+    templates = templates or names.kind
     environment = Environment(
         loader=PackageLoader("unirl.conformance.scaffold"),
         undefined=StrictUndefined,
@@ -36,9 +49,11 @@ def render(names: Names, *, author: str = "") -> dict[str, str]:
         # These are Python and TOML files; nothing is to be escaped for HTML.
         autoescape=False,
     )
+    environment.filters["python"] = _python
     bounded = [_bounded(requirement) for requirement in shape.requires]
     dev = ["pytest>=8.4", "ruff>=0.12", *(_bounded(dist) for dist in ("unirl-conformance", *shape.proves_with))]
-    facts = {
+    values: dict[str, Any] = {
+        **(facts or {}),
         "kind": names.kind,
         "article": "an" if names.kind[0] in "ae" else "a",
         "name": names.name,
@@ -51,21 +66,26 @@ def render(names: Names, *, author: str = "") -> dict[str, str]:
         "dev": sorted(dev),
     }
     places = dict(_COMMON)
-    places[f"{names.kind}/README.md"] = "README.md"
-    places[f"{names.kind}/test_{names.kind}.py"] = f"tests/test_{names.kind}.py"
+    places[f"{templates}/README.md"] = "README.md"
+    places[f"{templates}/test_{names.kind}.py"] = f"tests/test_{names.kind}.py"
     for module in ("plugin", "config", *shape.modules):
-        places[f"{names.kind}/{module}.py"] = f"src/{names.package}/{module}.py"
-    files = {place: environment.get_template(f"{template}.jinja").render(facts) for template, place in places.items()}
+        places[f"{templates}/{module}.py"] = f"src/{names.package}/{module}.py"
+    files = {place: environment.get_template(f"{template}.jinja").render(values) for template, place in places.items()}
     files["LICENSE"] = environment.get_template("common/LICENSE").render()
     files[f"src/{names.package}/__init__.py"] = ""
     files[f"src/{names.package}/py.typed"] = ""
     return dict(sorted(files.items()))
 
 
-def write(files: Mapping[str, str], folder: Path) -> None:
-    """Write the files into a folder that does not exist yet, all or none. Raises RecipeError where it does."""
+def check_folder(folder: Path) -> None:
+    """Raises RecipeError for one that exists."""
     if folder.exists() or folder.is_symlink():
         raise RecipeError(f"--into: {str(folder)!r} is there already, and nothing in it is overwritten; move it away.")
+
+
+def write(files: Mapping[str, str | bytes], folder: Path) -> None:
+    """Write the files into a folder that does not exist yet, all or none. Raises RecipeError where it does."""
+    check_folder(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unirl-new-") as scratch:
@@ -73,10 +93,20 @@ def write(files: Mapping[str, str], folder: Path) -> None:
             for name, text in files.items():
                 path = whole / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
+                path.write_bytes(text if isinstance(text, bytes) else text.encode())
             whole.rename(folder)
     except OSError as error:
         raise RecipeError(f"--into: {str(folder)!r} cannot be written: {error}.") from error
+
+
+def _python(value: str | Sequence[str], indent: int = 4) -> str:
+    """A string, or a tuple of strings, as formatted code in a line that is indented by this many spaces."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if len(value) < 2:
+        return f"({json.dumps(value[0])},)" if value else "()"
+    space = " " * indent
+    return "(\n" + "".join(f"{space}    {json.dumps(each)},\n" for each in value) + f"{space})"
 
 
 def _bounded(requirement: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ..errors import PlanRejected, RunFailed, UniRLError
 from ..match.mismatch_bounds import train_settings
-from ..roles import Algorithm, Backend, Engine, LazyBackend, Model, Reward, WeightUpdate, lazy_model
+from ..roles import Algorithm, Backend, Engine, LazyBackend, Model, Reward, WeightUpdate, lazy_model, verified_model
 from ..specs.capability import Cap, Support
 from ..specs.config import PartConfig
 from ..specs.plan import Choice, Learner, Plan, Stage
@@ -120,6 +120,8 @@ def build_parts(
                 backends[name] = build_part(
                     learner.backend, catalog, model=model, train=train, steps=plan.run.max_steps, seed=plan.run.seed
                 )
+                if is_lazy:
+                    _verify(model)
                 if offload:
                     backends[name].offload()
             elif learner.backend.config.trains == "full":
@@ -128,6 +130,7 @@ def build_parts(
                     param.data = param.data.float() if param.requires_grad else param.data
         for keeper, model in taught:
             cast("LazyBackend", backends[keeper.name]).hold_frozen(lazy_model(model))
+            _verify(model)
         check_teachers(plan, models)
         backpropagated = {key for stage in plan.trained for key in _backpropagated(plan, stage)}
         keys = {"all": plan.rewards.keys(), "backpropagated": backpropagated, "none": ()}[rewards]
@@ -144,6 +147,12 @@ def build_parts(
     except BaseException:
         _close(parts, plan)
         raise
+
+
+def _verify(model: Model) -> None:
+    """Of a lazily built model that has its values now. Collective over the ranks that share it."""
+    if model.spec.verifies_values:
+        verified_model(model).verify()
 
 
 def _is_used(plan: Plan, learner: str, *, with_engine: bool, with_losses: bool) -> bool:
@@ -176,7 +185,8 @@ def _serves(plan: Plan, learner: str, *, with_engine: bool, with_losses: bool) -
     """The optional parts of a model that this process uses."""
     parts: set[ModelPart] = set()
     if with_engine:
-        parts.update(*(stage.engine.spec.model_parts for stage in plan.stages if stage.learner.name == learner))
+        stages = [stage for stage in plan.stages if stage.learner.name == learner]
+        parts.update(*(stage.engine.spec.parts_of(stage.model.spec) for stage in stages))
     trained = [stage for stage in plan.trained if stage.learner.name == learner]
     if with_losses and any(stage.needs.reward == "differentiable" for stage in trained):
         parts.add("decode")

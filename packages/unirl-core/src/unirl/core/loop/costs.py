@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ..types.request import LatentRequest
+from ..types.sampling import TRAJECTORY_BYTES
 
 __all__ = ["StepCost", "latent_step_cost"]
 
@@ -35,7 +36,7 @@ def latent_step_cost(request: LatentRequest, *, latent_shape: Sequence[int], anc
 
     Rollout: N*T rows for each branch of the guidance, an upper bound where an engine shares the paths of a tree.
     Training: every scored step once forward and backward, once more forward when the old log-probs are replayed.
-    Stored: positions {i, i+1 for scored step i}, T and `keep`, fp32.
+    Stored: positions {i, i+1 for scored step i}, T and `keep`, in `sampling.trajectory_dtype`.
     """
     rows, steps = request.num_rows, int(request.sigmas.shape[0]) - 1
     branches = request.num_branches
@@ -49,5 +50,5 @@ def latent_step_cost(request: LatentRequest, *, latent_shape: Sequence[int], anc
         rollout_rows=rows * steps * branches,
         old_log_prob_rows=scored_rows * branches if anchors else 0,
         train_rows=scored_rows * branches,
-        stored_bytes=positions * prod(latent_shape) * 4,
+        stored_bytes=positions * prod(latent_shape) * TRAJECTORY_BYTES[request.sampling.trajectory_dtype],
     )

@@ -97,7 +97,7 @@ def _inputs(plan: Plan, stage: Stage) -> Iterator[Reason]:
     parent = plan.stage(stage.parent)
     if parent.kind != "text":
         yield from _of_images(stage, parent)
-    elif any("needs" in roles.values() for roles in stage.model.spec.inputs.values()):
+    elif stage.model.spec.needs_media:
         yield Reason(
             key=f"{at}.parent",
             text=f"model {stage.model.name!r} needs media, and stage {parent.name!r} gives it text alone. Choose "

@@ -113,7 +113,7 @@ def _pair(
         )
         result += lacks("model", model, stage, asks=f"a {each} track")
         result += lacks("engine", engine, rollout, asks=f"the {each} track of model {model.name!r}")
-    if any("needs" in roles.values() for roles in model.inputs.values()):
+    if model.needs_media:
         result += lacks("engine", engine, Cap.MEDIA_REFS, asks=f"model {model.name!r}, which needs media,")
     yield from result
     if not result and model.name in engine.refuses:

@@ -62,6 +62,8 @@ def _latent(key: str, sampling: LatentSamplingConfig, stage: Stage, *, catalog: 
         )
     if sampling.sde.per_group:
         yield from lacks(stage.engine.key, stage.engine.spec, Cap.SDE_STEPS_PER_GROUP, asks=f"{key}.sde.per_group")
+    if sampling.trajectory_dtype != "float32":
+        yield from _rounded(key, sampling, stage)
     if stage.needs.stochastic:
         yield from _stochastic(key, sampling, stage)
         if not own and stage.algorithm is not None and (why := noiseless(sampling)):
@@ -83,6 +85,19 @@ def _rollouts(key: str, sampling: LatentSamplingConfig, stage: Stage, *, catalog
         asks = asks if sampling.guidance_scale != 1.0 else f"guidance_mode {sampling.guidance_mode!r}"
         yield from lacks(stage.engine.key, engine, Cap.GUIDANCE, asks=asks)
         yield from lacks(stage.model.key, model, Cap.GUIDANCE, asks=asks)
+
+
+def _rounded(key: str, sampling: LatentSamplingConfig, stage: Stage) -> Iterator[Reason]:
+    """Reasons that latents cannot be stored in 16 bits."""
+    text = f"got {sampling.trajectory_dtype!r}, expected 'float32': "
+    if stage.engine.spec.samples:
+        text += f"engine {stage.engine.name!r} reads stored samples and samples no trajectory."
+        yield Reason(key=f"{key}.trajectory_dtype", text=text)
+    elif stage.algorithm is not None and stage.needs.reward == "differentiable":
+        text += (
+            f"algorithm {stage.algorithm.name!r} computes the trajectory again, with gradients, which no rounding has."
+        )
+        yield Reason(key=f"{key}.trajectory_dtype", text=text)
 
 
 def _stochastic(key: str, sampling: LatentSamplingConfig, stage: Stage) -> Iterator[Reason]:

@@ -19,11 +19,13 @@ from .model import (
     StoredTextModel,
     TextModel,
     TokenBatch,
+    VerifiedModel,
     diffusion_model,
     lazy_model,
     media_text_model,
     sequence_model,
     text_model,
+    verified_model,
 )
 from .reward import GradientScore, Reward, ScoreInput, Scores
 from .tracker import RunInfo, Tracker
@@ -84,6 +86,7 @@ __all__ = [
     "Transport",
     "TransportCounts",
     "TransportPlace",
+    "VerifiedModel",
     "WeightReceipt",
     "WeightUpdate",
     "diffusion_model",
@@ -91,4 +94,5 @@ __all__ = [
     "media_text_model",
     "sequence_model",
     "text_model",
+    "verified_model",
 ]

@@ -27,11 +27,13 @@ __all__ = [
     "StoredTextModel",
     "TextModel",
     "TokenBatch",
+    "VerifiedModel",
     "diffusion_model",
     "lazy_model",
     "media_text_model",
     "sequence_model",
     "text_model",
+    "verified_model",
 ]
 
 
@@ -67,6 +69,19 @@ class LazyModel(Model, Protocol):
         tensors: by their names in the module as it was built, any of them, in any floating dtype. Values are those of a
         model that is not lazy: rounded to its dtypes first. Not collective; no rank holds more than a piece of a tensor
         besides its shards.
+        """
+        ...
+
+
+class VerifiedModel(LazyModel, Protocol):
+    """A model whose spec says `verifies_values`: it compares itself with a reference for each checkpoint, beyond its
+    tests. Not built lazily, it has done so when `build` returns."""
+
+    def verify(self) -> None:
+        """Compare what the filled `trainable` computes with its reference. Called once a lazily built model has its
+        values, before anything else runs it. Collective: every rank calls it, and runs `trainable` equally often.
+
+        Raises RecipeError, key `model.path`, with the difference.
         """
         ...
 
@@ -317,6 +332,12 @@ def lazy_model(model: Model) -> LazyModel:
     """A model that was built lazily."""
     assert model.spec.support(Cap.LAZY_BUILD) is Support.NATIVE, f"model {model.spec.name!r} cannot be built lazily"
     return cast("LazyModel", model)
+
+
+def verified_model(model: Model) -> VerifiedModel:
+    """A lazily built model that compares itself with its reference."""
+    assert model.spec.verifies_values, f"model {model.spec.name!r} has nothing to verify"
+    return cast("VerifiedModel", model)
 
 
 def sequence_model(model: Model) -> SequenceModel:

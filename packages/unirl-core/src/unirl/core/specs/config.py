@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..limits import LARGEST_INT, Reason, limit, one_of
 
 if TYPE_CHECKING:
+    from .memory import TrainingMemory
     from .plan import Plan, Stage
 
 __all__ = [
@@ -101,6 +102,14 @@ class RewardConfig(PartConfig):
         """Metadata keys that every prompt must have with these settings, besides those of the spec."""
         return ()
 
+    def frames_read(self, num_frames: int) -> Sequence[int] | None:
+        """Frames that the reward reads of a video of this many, counted from 0 and rising; None is all.
+
+        Where another process scores, the others are not sent there. The reward may get all frames or these alone, with
+        the rate that is left of them, and scores both alike: of a video of these frames it reads all.
+        """
+        return None
+
     def further_parts(self) -> Sequence[str]:
         """Names of the components that the reward reports with these settings, besides those of the spec."""
         return ()
@@ -128,6 +137,10 @@ class BackendConfig(PartConfig):
     def copies(self) -> int:
         """Number of neighbouring ranks that hold the same rows, because they share the work on each."""
         return 1
+
+    def memory(self, plan: Plan | None) -> TrainingMemory | None:
+        """What it keeps with these settings, for `unirl plan`; None where it does not say. plan: as in `problems`."""
+        return None
 
 
 CONFIG_BASES: Mapping[str, type[PartConfig]] = {"reward": RewardConfig, "backend": BackendConfig}
@@ -257,7 +270,7 @@ class EvalConfig:
     """Seed of the evaluation noise, which is the same at every evaluation and separate from that of training."""
     sampling: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Overrides of `sampling` for evaluation, by stage where there are several. Unless set here, latent tracks use
-    `kernel: euler` and `eta: 0`, text tracks `temperature: 0`."""
+    `kernel: euler`, `eta: 0` and `trajectory_dtype: float32`, text tracks `temperature: 0`."""
     threshold: float | None = None
     """Also report the fraction of samples whose reward is at least this value."""
 

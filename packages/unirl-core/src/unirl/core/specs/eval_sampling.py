@@ -21,10 +21,12 @@ def evaluation_base(settings: S, given: Collection[str]) -> S:
     """
     if isinstance(settings, TextSamplingConfig):
         return dataclasses.replace(settings, temperature=0.0)
+    # Nothing is stored for training.
+    plain: dict[str, Any] = {"trajectory_dtype": "float32", "sde": SdeStepsConfig(mode="none")}
     # Options belong to the kernel, or the guidance, that they were written for.
     kernel: dict[str, Any] = {"kernel": "euler", "eta": 0.0, "kernel_options": {}}
     guidance: dict[str, Any] = {"guidance_options": {}} if "guidance_mode" in given else {}
-    return dataclasses.replace(settings, **kernel, **guidance, sde=SdeStepsConfig(mode="none"))
+    return dataclasses.replace(settings, **kernel, **guidance, **plain)
 
 
 def laid_over(base: T, given: Mapping[str, Any], *, key: str) -> T:

@@ -161,6 +161,8 @@ class ModelSpec(Spec):
     splits the outputs of the first of a pair, `rowwise` the inputs of the second."""
     splits_sequence: bool = False
     """Whether it is a `unirl.core.roles.SequenceModel`: the ranks of a group may share the tokens of each sample."""
+    verifies_values: bool = False
+    """Whether it is a `unirl.core.roles.VerifiedModel`: it compares itself with a reference for each checkpoint."""
     optional_parts: tuple[ModelPart, ...] = ()
     """Parts that its `build` leaves out on request, see `unirl.core.roles.Model`."""
     path_key: str = "path"
@@ -173,9 +175,15 @@ class ModelSpec(Spec):
     reference: str = ""
     """The pipeline that this model is verified against."""
     parity: str = ""
-    """`"module:function"` that runs the reference pipeline, see `unirl.conformance.reference.RunReference`."""
+    """`"module:function"` that runs the reference pipeline, see `unirl.conformance.reference.RunReference`, or
+    `RunMediaReference` of a model that needs media."""
     text_parity: str = ""
     """The same for text: `"module:function"`, see `unirl.conformance.reference.RunTextReference`."""
+
+    @property
+    def needs_media(self) -> bool:
+        """Whether it generates nothing from text alone."""
+        return any("needs" in roles.values() for roles in self.inputs.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +213,11 @@ class EngineSpec(Spec):
     reads_weights: bool = True
     """Whether it reads the weights of `trainable` in its own process. False for an external engine, which takes names,
     dtypes and shapes from the model and loads the checkpoint itself: a process that only generates then holds none."""
+
+    def parts_of(self, model: ModelSpec) -> tuple[ModelPart, ...]:
+        """`model_parts`, and the VAE of a diffusion model whose prompts have media: it encodes them."""
+        reads = any(kind == "latent" and model.inputs.get(track) for track, kind in model.tracks.items())
+        return ("encode", "decode") if reads and "encode" in self.model_parts else self.model_parts
 
 
 @dataclass(frozen=True, kw_only=True)

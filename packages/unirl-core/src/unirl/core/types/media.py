@@ -10,9 +10,12 @@ from ..errors import BatchError
 from .array import Array
 from .batch import Batch, rows, shared
 
-__all__ = ["Media", "MediaKind"]
+__all__ = ["FramesRead", "Media", "MediaKind", "spread"]
 
 MediaKind = Literal["image", "video", "text", "audio"]
+
+FramesRead = Callable[[int], Sequence[int] | None]
+"""Number of frames of a video -> places of those that are read, from 0 and rising; None is all."""
 
 DIMS: Mapping[str, tuple[str, ...]] = {"image": ("3", "H", "W"), "video": ("F", "3", "H", "W"), "audio": ("C", "S")}
 """Dims of one sample; those that are a number have that size."""
@@ -82,6 +85,48 @@ class Media(Batch):
         if isinstance(self.values, tuple):
             return replace(self, values=tuple(change(array) for array in self.arrays))
         return replace(self, values=change(self.values))
+
+    def with_frames(self, read: FramesRead) -> Self:
+        """The same videos with these of their frames alone, `rate` being that of the frames that are left. Other media
+        stay as they are.
+
+        Raises BatchError for places that a video does not have, and where the rates come to differ between videos.
+        """
+        if self.kind != "video":
+            return self
+        is_ragged = isinstance(self.values, tuple)
+        counts = [len(array) for array in self.arrays] if is_ragged else [self.stacked.shape[1]]
+        places = [read(count) for count in counts]
+        if all(chosen is None for chosen in places):
+            return self
+        rates: set[float] = set()
+        for count, chosen in zip(counts, places, strict=True):
+            picked = list(range(count)) if chosen is None else list(chosen)
+            if not picked or picked != sorted(set(picked)) or not 0 <= picked[0] <= picked[-1] < count:
+                raise BatchError(f"Media: got frames {picked[:9]}, expected some of {count}, each once and in order.")
+            steps = len(picked) - 1
+            rates.add(cast("float", self.rate) * (steps / (picked[-1] - picked[0]) if steps else 1.0))
+        if len(rates) > 1:
+            raise BatchError(
+                f"Media: the frames read of videos of {sorted(set(counts))} frames have several rates, "
+                f"{', '.join(f'{rate:g}' for rate in sorted(rates))} per second, expected one. Give them one length."
+            )
+        import torch
+
+        def left(array: Array, chosen: Sequence[int] | None, dim: int) -> Array:
+            return array if chosen is None else array.index_select(dim, torch.tensor(chosen, device=array.device))
+
+        if is_ragged:
+            values = tuple(left(array, chosen, 0) for array, chosen in zip(self.arrays, places, strict=True))
+            return replace(self, values=values, rate=rates.pop())
+        return replace(self, values=left(self.stacked, places[0], 1), rate=rates.pop())
+
+
+def spread(count: int, total: int) -> list[int]:
+    """Places of `count` frames out of `total` at equal distances, the first and the last among them; all of them where
+    there are fewer, the first for a count of 1. Of videos of `count` frames it gives all, so it may be asked again."""
+    steps = min(count, total) - 1
+    return [round(place * (total - 1) / steps) for place in range(steps + 1)] if steps > 0 else [0]
 
 
 def _fits(value: Any, dims: tuple[str, ...]) -> bool:

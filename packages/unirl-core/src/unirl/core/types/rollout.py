@@ -62,10 +62,10 @@ class Rollout:
 def verify_echo(request: Request, track: Track) -> None:
     """Raise EchoMismatch when an engine did not use what the request said. track: its answer.
 
-    Ids, sigmas, noise, SDE steps, kernel and guidance of latent tracks are compared bit for bit: an engine that rounds
-    a sigma samples from another policy than the one that is trained. So are prompt tokens and temperature of text
-    tracks; a text must end where the request says. The comparison is worth as much as the echo: an engine reads these
-    values off the objects that computed, never off the request.
+    Ids, sigmas, noise, SDE steps, kernel, guidance and dtype of latent tracks are compared bit for bit: an engine that
+    rounds a sigma samples from another policy than the one that is trained. So are prompt tokens and temperature of
+    text tracks; a text must end where the request says. The comparison is worth as much as the echo: an engine reads
+    these values off the objects that computed, never off the request.
     """
     name, expected = request.track, request.params
     _compare(f"{name}.name", name, track.name)
@@ -85,6 +85,7 @@ def _compare_latent(name: str, wanted: LatentRequest, track: Track) -> None:
     _compare(f"{name}.train_steps", wanted.train_steps, segment.train_steps)
     _compare(f"{name}.step_noise_ids", wanted.step_noise_ids, segment.step_noise_ids)
     _check_kept(name, wanted, track)
+    _compare(f"{name}.latents.dtype", wanted.sampling.trajectory_dtype, str(segment.latents.dtype).split(".")[-1])
     asked, used = (
         {**vars(one), "options": dict(one.options), "guidance_options": dict(one.guidance_options)}
         for one in (wanted.sampler, segment.sampler)

@@ -10,6 +10,7 @@ from ..limits import Reason, limit, one_of
 
 __all__ = [
     "PLAIN_GUIDANCE",
+    "TRAJECTORY_BYTES",
     "LatentSamplingConfig",
     "SamplingConfig",
     "ScheduleConfig",
@@ -19,6 +20,9 @@ __all__ = [
 
 PLAIN_GUIDANCE = ("batched", "two-pass", "norm-corrected")
 """Guidances that a scale of 1 turns off."""
+
+TRAJECTORY_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Values of `trajectory_dtype` -> bytes of a stored element."""
 
 
 @dataclass
@@ -164,6 +168,9 @@ class LatentSamplingConfig:
     """Give all samples of a group the same initial noise."""
     max_sequence_length: int = limit(256, least=1, most=10**7)
     """Token limit of the longest text encoder."""
+    trajectory_dtype: str = one_of(*TRAJECTORY_BYTES, default="float32")
+    """Dtype of stored latents: `float32`, `bfloat16` or `float16`. The sampler rounds its latents to it after every
+    step and before scoring, so the ratio of the first update stays 1."""
     options: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Settings that only the model has, see its README and `ModelSpec.options`."""
     decode: bool = True

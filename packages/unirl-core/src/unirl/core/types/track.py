@@ -109,7 +109,7 @@ class LatentSegment(Batch):
     end."""
 
     latents: Array = rows()
-    """[N, K, ...] fp32 latents at the stored positions."""
+    """[N, K, ...] latents at the stored positions, in the dtype of `sampling.trajectory_dtype`."""
     positions: Array = rows()
     """[N, K] int64, rising; index into `sigmas` of each stored latent; -1 marks an empty slot."""
     sde_steps: Array = rows()

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from unirl.core.types.batch import take
+from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import LatentSegment, Sampler
 from unirl.numerics.diffusion.guidance import NO_GUIDANCE, Branches, Guidance, Velocity, guided_velocity
 from unirl.numerics.diffusion.kernels import History, Kernel
@@ -145,7 +146,7 @@ class Walk:
         self._means = _Columns(scored, like=initial, dtype=torch.float32) if with_means else None
         self._history: History | None = None
         self.step = 0
-        self.x = _rounded(initial.float(), storage_dtype)
+        self.x = rounded(initial.float(), storage_dtype)
         self._latents.write(0, self.x)
 
     def advance(self, velocity: Tensor) -> None:
@@ -222,7 +223,7 @@ class Walk:
 
     def _arrive(self, x: Tensor) -> None:
         self.step += 1
-        self.x = _rounded(x, self._storage)
+        self.x = rounded(x, self._storage)
         self._latents.write(self.step, self.x)
 
 
@@ -286,6 +287,16 @@ def _check_kernel(kernel: Kernel, *, plan: NDArray[np.int64], step_noise: StepNo
 def all_positions(num_rows: int, *, num_steps: int) -> Tensor:
     """[N, T + 1] int64, what `keep` is for whole trajectories."""
     return torch.arange(num_steps + 1).repeat(num_rows, 1)
+
+
+def storage_dtype(sampling: LatentSamplingConfig) -> torch.dtype | None:
+    """The dtype that these settings round latents to; None is fp32, where nothing is rounded."""
+    return None if sampling.trajectory_dtype == "float32" else getattr(torch, sampling.trajectory_dtype)
+
+
+def rounded(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """x in fp32, with values of `dtype`."""
+    return x if dtype is None else x.to(dtype).float()
 
 
 def _stored_positions(plan: NDArray[np.int64], *, keep: NDArray[np.int64] | None, num_steps: int) -> NDArray[np.int64]:
@@ -360,7 +371,3 @@ def _row_mask(is_sde: NDArray[np.bool_], *, like: Tensor) -> Tensor:
 def _indices(mask: NDArray[np.bool_], *, device: torch.device) -> tuple[Tensor, Tensor]:
     rows, columns = np.nonzero(mask)
     return torch.as_tensor(rows, device=device), torch.as_tensor(columns, device=device)
-
-
-def _rounded(x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return x if dtype is None else x.to(dtype).float()

@@ -37,6 +37,9 @@ class PipelineConfig(PartConfig):
     """Dtype of the VAE. Half precision can show as banding in the images."""
     decode_batch: int = limit(8, least=0)
     """Images or videos per VAE call; 0 decodes all at once."""
+    vae_tiling: bool = False
+    """Decode and encode images and videos larger than a tile in overlapping tiles, which bounds the memory and changes
+    pixels slightly, as `pipeline.vae.enable_tiling()` of diffusers does. Tile sizes are those of the VAE's class."""
 
     def read_versions(self) -> Mapping[str, str]:
         """That of the checkpoint, if it is in a local folder."""
@@ -44,16 +47,19 @@ class PipelineConfig(PartConfig):
         return {".path": version} if version else {}
 
 
-def pipeline_dtypes(config: PipelineConfig, *, model: str, encoders: Sequence[str]) -> dict[str, torch.dtype]:
+def pipeline_dtypes(
+    config: PipelineConfig, *, model: str, encoders: Sequence[str], transformers: Sequence[str] = ("transformer",)
+) -> dict[str, torch.dtype]:
     """Dtype of each component, as diffusers' `from_pretrained` takes them; fp32 for components without a setting.
 
-    encoders: names of the text encoders.  Raises RecipeError for an invalid dtype.
+    encoders, transformers: names of the text encoders and of the components that train.
+    Raises RecipeError for an invalid dtype.
     """
     import torch
 
     text = dtype_of(config.text_dtype, key="model.text_dtype", model=model)
     return {
-        "transformer": dtype_of(config.dtype, key="model.dtype", model=model),
+        **dict.fromkeys(transformers, dtype_of(config.dtype, key="model.dtype", model=model)),
         "vae": dtype_of(config.vae_dtype, key="model.vae_dtype", model=model),
         **dict.fromkeys(encoders, text),
         "default": torch.float32,

@@ -6,7 +6,7 @@ Calls diffusers and transformers, which the plugin of the model declares.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
@@ -28,12 +28,12 @@ from ..model_files import (
 )
 from .pipeline_config import PipelineConfig, pipeline_dtypes
 
-__all__ = ["PipelineFiles", "chat_tokens"]
+__all__ = ["PipelineFiles", "chat_tokens", "check_prefix"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineFiles:
-    """The checkpoints of one pipeline with one text encoder; `find` and `load` are what `PipelineModel` takes."""
+    """The checkpoints of one pipeline; `find` and `load` are what `PipelineModel` takes."""
 
     pipeline: Any
     """Its class, a `diffusers.DiffusionPipeline`."""
@@ -44,14 +44,20 @@ class PipelineFiles:
     example: str
     """A hub id of such a checkpoint."""
     vocabularies: tuple[str, ...]
-    """Files of the tokenizer, one of which must be there."""
+    """Files of a tokenizer, one of which must be there."""
     check: Callable[[Path, Mapping[str, Any]], None]
     """check(folder, index): raises RecipeError, key `model.path`, for a checkpoint of this pipeline that serves another
     purpose. index: of `model_index.json`."""
     parts: tuple[str, ...] = ("transformer", "vae", "text_encoder", "tokenizer", "scheduler")
     """Components without which the checkpoint is incomplete."""
+    encoders: tuple[str, ...] = ("text_encoder",)
+    """Components in `model.text_dtype`."""
     hint: str = ""
     """What to do about a folder with another pipeline."""
+    siblings: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
+    """Class name of another pipeline -> the model that loads its checkpoints, for the error about one."""
+    components: Callable[[Path], Mapping[str, Any]] = lambda folder: {}
+    """components(folder): those that the plugin loads by itself, by name."""
     uses_chat_template: bool = False
     """Whether prompts are put into the tokenizer's chat template, which must then be there."""
 
@@ -68,16 +74,23 @@ class PipelineFiles:
 
         Raises RecipeError, key `model.path`, when it is not there, incomplete, or of another pipeline or purpose.
         """
-        dtypes = pipeline_dtypes(config, model=self.model, encoders=("text_encoder",))
-        index = pipeline_index(folder, pipeline=self.pipeline.__name__, model=self.model, hint=self.hint)
+        transformers = [part for part in self.parts if part.startswith("transformer")]
+        dtypes = pipeline_dtypes(config, model=self.model, encoders=self.encoders, transformers=transformers)
+        index = pipeline_index(
+            folder, pipeline=self.pipeline.__name__, model=self.model, hint=self.hint, siblings=self.siblings
+        )
         check_parts(folder, self.parts)
-        check_vocabulary(folder, self.vocabularies, part="tokenizer")
+        for part in self.parts:
+            # ByT5's tokens are bytes.
+            if part.startswith("tokenizer") and index[part][1] != "ByT5Tokenizer":
+                check_vocabulary(folder, self.vocabularies, part=part)
         scheduler_config(folder)
         if self.uses_chat_template:
             self._check_chat_template(folder)
         self.check(folder, index)
         logs = tuple(import_module(f"{library}.utils.logging") for library in ("diffusers", "transformers"))
         with loading_pipeline(folder, title=self.title, logs=cast("Any", logs), errors=(SafetensorError,)):
+            parts = {**self.components(folder), **parts}
             result = self.pipeline.from_pretrained(
                 folder, dtype=dtypes, variant=config.variant, local_files_only=True, use_safetensors=True, **parts
             )
@@ -92,6 +105,38 @@ class PipelineFiles:
                 f"model.path: the tokenizer in {str(folder)!r} has no chat template, in which the prompts of "
                 f"{self.title} stand. Use the tokenizer of a published checkpoint, such as {self.example!r}."
             )
+
+
+def check_prefix(
+    folder: Path,
+    pipeline: Any,
+    prefix: str,
+    *,
+    dropped: int,
+    instead: str,
+    tokenizer: Any = None,
+    either_side: bool = False,
+) -> None:
+    """Raise RecipeError unless the tokenizer makes `dropped` tokens of the text before the prompt, which the pipeline
+    drops after encoding, and pads behind: else a part of that text would be left in, or the beginning of every prompt
+    cut off.
+
+    prefix: that text.  instead: what to do, as a sentence.  tokenizer: None is the pipeline's.  either_side: whether
+    it may pad in front, as padding is removed before these tokens are.
+    """
+    tokenizer = tokenizer or pipeline.tokenizer
+    result, side = len(tokenizer(prefix)["input_ids"]), tokenizer.padding_side
+    where = f"model.path: the tokenizer in {str(folder)!r}"
+    if result != dropped:
+        raise RecipeError(
+            f"{where} makes {result} tokens of the text before the prompt, and {type(pipeline).__name__} drops "
+            f"{dropped}. {instead}"
+        )
+    if side != "right" and not either_side:
+        raise RecipeError(
+            f"{where} pads on the {side}, where {type(pipeline).__name__} drops tokens. Set padding_side to right in "
+            "its tokenizer_config.json."
+        )
 
 
 def chat_tokens(tokenizer: Any, texts: Sequence[str], *, length: int, enable_thinking: bool) -> tuple[Tensor, Tensor]:

@@ -26,9 +26,9 @@ from unirl.numerics.lazy_weights import CheckpointValues, empty_parameters, weig
 from unirl.numerics.model_files import dtype_of, read_json, scheduler_config
 
 from .schedules import MuRule, Variant, sigmas_from_scheduler_config
-from .sequence_parallel import split_transformer
+from .sequence_parallel import TokenSplit, split_transformer
 
-__all__ = ["PipelineModel", "check_size"]
+__all__ = ["PipelineModel", "check_size", "empty_component", "own_memory", "set_tiling"]
 
 C = TypeVar("C", bound=PipelineConfig)
 
@@ -47,6 +47,10 @@ class PipelineModel(ABC):
     """Whether the VAE takes images as videos of one frame."""
     mu_rule: ClassVar[MuRule] = "linear"
     """How a dynamic shift depends on the number of tokens."""
+    experts: ClassVar[tuple[str, ...]] = ("transformer",)
+    """Components that train. With more than one, `trainable` is a module that holds them under these names."""
+    sequence: ClassVar[TokenSplit]
+    """Where the transformer has the tokens that ranks may share; of models whose spec says `splits_sequence`."""
 
     def __init__(
         self,
@@ -72,23 +76,26 @@ class PipelineModel(ABC):
         self.device = device
         self.dtype = dtype_of(config.dtype, key="model.dtype", model=name)
         self.autocast = None if config.autocast is None else dtype_of(config.autocast, key="model.autocast", model=name)
-        self._values: CheckpointValues | None = None
+        self.text_dtype = dtype_of(config.text_dtype, key="model.text_dtype", model=name)
+        self.vae_dtype = dtype_of(config.vae_dtype, key="model.vae_dtype", model=name)
+        self._values: dict[str, CheckpointValues] = {}
         self._serves = serves
+        self._on_device: frozenset[ModelPart] | None = None
         parts: dict[str, Any] = _unserved(folder, serves)
-        if lazy:
-            place = folder / "transformer"
-            parts["transformer"] = empty = _empty(transformer, place, dtype=self.dtype)
-            files = weight_files(place, "diffusion_pytorch_model", variant=config.variant)
-            self._values = CheckpointValues(empty, files)
+        for expert in self.experts if lazy else ():
+            parts[expert] = empty = empty_component(transformer, folder / expert, dtype=self.dtype)
+            files = weight_files(folder / expert, "diffusion_pytorch_model", variant=config.variant)
+            self._values[expert] = CheckpointValues(empty, files)
         self.pipeline = load(folder, config, parts)
         self.scheduler_config = scheduler_config(folder)
         self.transformer: torch.nn.Module = self.pipeline.transformer
         self.vae: Any = self.pipeline.vae
         self._decode_batch = config.decode_batch
-        for part in self.pipeline.components.values():
+        set_tiling(self.vae, config)
+        for part_name, part in self.pipeline.components.items():
             if isinstance(part, torch.nn.Module):
                 part.eval()
-                if part is not self.trainable:
+                if part_name not in self.experts:
                     part.requires_grad_(False)
                 if part not in parts.values():
                     part.to(device)
@@ -97,21 +104,37 @@ class PipelineModel(ABC):
     def trainable(self) -> torch.nn.Module:
         return self.transformer
 
+    def offload_idle(self) -> None:
+        """From now on keep encoders and VAE in CPU memory while they are idle: they come to the device when they are
+        called, and leave it with the next forward of the transformer, or when the others are called."""
+        self._on_device = self._serves
+        self._bring()
+
+    def _bring(self, *parts: ModelPart) -> None:
+        """Have these optional parts on the device, and the others in CPU memory, where idle parts are offloaded."""
+        if self._on_device is None or self._on_device == frozenset(parts):
+            return
+        self._on_device = frozenset(parts)
+        others = {name: part for name, part in self.pipeline.components.items() if name not in self.experts}
+        # Those that leave go first.
+        for arrives in (False, True):
+            for name, part in others.items():
+                kind: ModelPart = "decode" if name == "vae" else "encode"
+                if isinstance(part, torch.nn.Module) and kind in self._serves and (kind in parts) == arrives:
+                    part.to(self.device if arrives else "cpu")
+
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """See `unirl.core.roles.Model`."""
-        assert self._values is not None, "the model was not built lazily"
-        self._values.fill(tensors)
+        assert self._values, "the model was not built lazily"
+        for expert, values in self._values.items():
+            prefix = f"{expert}." if len(self._values) > 1 else ""
+            own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+            values.fill(own)
 
     def split_sequence(self, mesh: Any) -> None:
         """See `unirl.core.roles.SequenceModel`; for those whose spec says `splits_sequence`."""
-        split_transformer(
-            self.transformer, mesh, plan=self.sequence_plan, num_tokens=lambda x: self.num_tokens(x.shape[1:])
-        )
-
-    @property
-    def sequence_plan(self) -> Mapping[str, Any]:
-        """How the transformer's tokens are split over ranks, as diffusers states it."""
-        return cast(Any, self.transformer)._cp_plan
+        for name in self.experts:
+            split_transformer(self.pipeline.components[name], mesh, self.sequence)
 
     @torch.no_grad()
     def encode(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Ragged]:
@@ -120,6 +143,12 @@ class PipelineModel(ABC):
         length, most = sampling.max_sequence_length, self.max_sequence_length
         if not 1 <= length <= most:
             raise RecipeError(f"sampling.max_sequence_length: got {length}; {self.spec.name} takes 1 to {most}.")
+        # Images among the inputs pass through the VAE.
+        self._bring("encode", *(("decode",) if self.spec.inputs else ()))
+        return self.encode_inputs(inputs, sampling=sampling)
+
+    def encode_inputs(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Ragged]:
+        """The same once the length is checked. Models that read images with the text override it."""
         return self.encode_texts(inputs.texts, sampling=sampling)
 
     @abstractmethod
@@ -134,7 +163,8 @@ class PipelineModel(ABC):
 
     @contextmanager
     def computing(self) -> Generator[None]:
-        """Context for a call of the transformer: autocast, if set."""
+        """Context for a call of the transformer: autocast, if set. Encoders and VAE are idle."""
+        self._bring()
         with torch.autocast(self.device.type, dtype=self.autocast) if self.autocast else nullcontext():
             yield
 
@@ -198,6 +228,7 @@ class PipelineModel(ABC):
         """
         user = "An algorithm whose loss decodes needs a differentiable reward (`Needs.reward`); an engine that decodes"
         self._check_served("decode", "VAE", user)
+        self._bring("decode")
         dtype: torch.dtype = self.vae.dtype
         unscaled = self.vae_latents(latents.float()).to(dtype)
         chunks = torch.split(unscaled, self._decode_batch or max(len(latents), 1))
@@ -211,7 +242,7 @@ class PipelineModel(ABC):
         if it has one, else scale and shift."""
         settings = self.vae.config
         if settings.get("latents_mean") is None:
-            return latents / settings.scaling_factor + (settings.shift_factor or 0.0)
+            return latents / settings.scaling_factor + (settings.get("shift_factor") or 0.0)
         mean, std = self._channels(latents)
         return latents * std + mean
 
@@ -223,6 +254,7 @@ class PipelineModel(ABC):
         The VAE encodes `decode_batch` rows at a time.
         """
         self._check_served("decode", "VAE", "An engine that reads stored samples")
+        self._bring("decode")
         pixels = 2 * media.to(self.device).float() - 1
         if media.ndim == 5:
             pixels = pixels.transpose(1, 2)
@@ -235,7 +267,7 @@ class PipelineModel(ABC):
         """Clean latents, fp32, of the VAE's output: the inverse of `vae_latents`."""
         settings = self.vae.config
         if settings.get("latents_mean") is None:
-            return (encoded - (settings.shift_factor or 0.0)) * settings.scaling_factor
+            return (encoded - (settings.get("shift_factor") or 0.0)) * settings.scaling_factor
         mean, std = self._channels(encoded)
         return (encoded - mean) / std
 
@@ -261,6 +293,16 @@ class PipelineModel(ABC):
 
         embedder.register_forward_pre_hook(check)
 
+    @contextmanager
+    def without_encoders(self) -> Generator[None]:
+        """Within the block `encode` may be called although the text encoders were not loaded: the caller has put
+        something in their place."""
+        before, self._serves = self._serves, MODEL_PARTS
+        try:
+            yield
+        finally:
+            self._serves = before
+
     def _check_served(self, part: ModelPart, title: str, user: str) -> None:
         if part not in self._serves:
             raise RunFailed(
@@ -277,13 +319,13 @@ class PipelineModel(ABC):
 
 
 def _unserved(folder: Path, serves: frozenset[ModelPart]) -> dict[str, torch.nn.Module]:
-    """Text encoders and VAE that this process does not use, by name, on the meta device.
+    """Encoders and VAE that this process does not use, by name, on the meta device.
 
     They are not left out, because a pipeline takes sizes from their configs: the scale of the VAE, layers of encoders.
     """
     place = folder / "model_index.json"
     index = read_json(place) if place.is_file() else {}
-    names = [name for name in index if name == "vae" or name.startswith("text_encoder")]
+    names = [name for name in index if name == "vae" or name.startswith(("text_encoder", "image_encoder"))]
     result: dict[str, torch.nn.Module] = {}
     for name in names:
         library, kind = index[name]
@@ -300,7 +342,7 @@ def _unserved(folder: Path, serves: frozenset[ModelPart]) -> dict[str, torch.nn.
     return result
 
 
-def _empty(cls: Any, folder: Path, *, dtype: torch.dtype) -> torch.nn.Module:
+def empty_component(cls: Any, folder: Path, *, dtype: torch.dtype) -> torch.nn.Module:
     """A diffusers module without values, its tensors in the dtypes that `from_pretrained(dtype=)` gives them."""
     with empty_parameters(dtype):
         module: Any = cls.from_config(read_json(folder / "config.json"))
@@ -313,6 +355,14 @@ def _empty(cls: Any, folder: Path, *, dtype: torch.dtype) -> torch.nn.Module:
     return module
 
 
+def set_tiling(vae: Any, config: PipelineConfig) -> None:
+    """Have a VAE of diffusers work in tiles if the config says so. Raises RecipeError for one that has none."""
+    if config.vae_tiling and not hasattr(vae, "enable_tiling"):
+        raise RecipeError(f"model.vae_tiling: {type(vae).__name__} of the checkpoint has no tiles. Set it to false.")
+    if config.vae_tiling:
+        vae.enable_tiling()
+
+
 def check_size(name: str, size: int, *, first: int, step: int, largest: int | None = None) -> None:
     """Raise RecipeError unless `size` is first + k step, k >= 0, and at most `largest`."""
     steps, rest = divmod(size - first, step)
@@ -323,3 +373,8 @@ def check_size(name: str, size: int, *, first: int, step: int, largest: int | No
     rule = f"a multiple of {step}{'' if first == step else f' plus {first}'}"
     limits = f" from {first} to {largest}" if largest else ""
     raise RecipeError(f"sampling.{name}: got {size}, expected {rule}{limits}. Nearest: {' or '.join(map(str, near))}.")
+
+
+def own_memory(_module: torch.nn.Module, _args: tuple[Any, ...], output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """A forward hook for a transformer whose output is a view, of which FSDP2 warns."""
+    return tuple(part.clone() for part in output)

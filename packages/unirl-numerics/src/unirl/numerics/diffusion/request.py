@@ -10,7 +10,7 @@ from torch import Tensor
 from unirl.core.types.request import LatentRequest
 from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
 from unirl.numerics.diffusion.branching import branch_noise_ids
-from unirl.numerics.diffusion.denoise import all_positions
+from unirl.numerics.diffusion.denoise import all_positions, rounded, storage_dtype
 from unirl.numerics.diffusion.guidance import make_guidance
 from unirl.numerics.diffusion.sampler import with_every_option
 from unirl.numerics.diffusion.sde_steps import select_sde_steps, select_train_steps
@@ -47,7 +47,7 @@ def plan_latents(
     last = len(noise_ids) - 1
     for row in sorted({0, 1 + rollout % last} if last > 0 else range(len(noise_ids))):
         initial = noise(seed=seed, rollout=rollout, ids=[noise_ids[row]], step=INITIAL, shape=latent_shape)
-        (digests[row],) = noise_digest(initial)
+        (digests[row],) = noise_digest(rounded(initial, storage_dtype(sampling)))
     steps = sde_steps_of(
         sampling.sde, num_steps=int(sigmas.shape[0]) - 1, rollout=rollout, group_ids=group_ids, seed=seed
     )

@@ -12,7 +12,7 @@ from unirl.core.types.media import Media
 from unirl.core.types.request import Request
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.track import Conditions, LatentSegment, Status, Track
-from unirl.numerics.diffusion.denoise import Walk, finish
+from unirl.numerics.diffusion.denoise import Walk, finish, storage_dtype
 from unirl.numerics.diffusion.guidance import Velocity
 from unirl.numerics.diffusion.sampler import guidance_of, kernel_of
 from unirl.numerics.noise import INITIAL, noise, noise_digest
@@ -80,6 +80,7 @@ def latent_walk(request: Request, *, latent_shape: Sequence[int], device: torch.
         sde_steps=expected.sde_steps,
         step_noise=step_noise,
         keep=expected.keep,
+        storage_dtype=storage_dtype(expected.sampling),
         train_steps=expected.train_steps,
         step_noise_ids=keys,
         starts=[*zip(distinct(request.inputs)[1], expected.noise_ids, strict=True)],

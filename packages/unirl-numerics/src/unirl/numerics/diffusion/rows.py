@@ -21,7 +21,7 @@ from unirl.numerics.diffusion.rollout import branch_inputs, latent_track
 
 __all__ = ["joined", "rows_of"]
 
-USED = ("sample_id", "text", "negative_prompt", "version")
+USED = ("sample_id", "text", "negative_prompt", "sources", "version")
 """Inputs of each row that the host compares with the request; everything else is in the track."""
 
 
@@ -33,12 +33,14 @@ def rows_of(
     media: Tensor | None,
     texts: Sequence[str],
     negative_prompt: str | None,
+    sources: Mapping[str, Sequence[Sequence[str]]],
     version: int,
 ) -> list[dict[str, Any]]:
     """The track of each row of a batch, as plain values on the CPU.
 
     request: the batch's rows.  conditions, texts, negative_prompt: as used; negative_prompt is None without
-    guidance.  version: of the weights used.
+    guidance.  sources: for each branch of the guidance and each row the hashes of the media that were encoded, see
+    `unirl.engine_host.received_media`.  version: of the weights used.
     """
     assert segment.initial_noise is not None
     # Plain values: rows are sent in the engine's own messages.
@@ -51,6 +53,7 @@ def rows_of(
                 "sample_id": sample,
                 "text": text,
                 "negative_prompt": negative_prompt,
+                "sources": {branch: list(own[row]) for branch, own in sources.items()},
                 "sampler": sampler,
                 "version": version,
                 "initial_noise": segment.initial_noise[row],

@@ -23,6 +23,7 @@ from .causal_lm_config import CausalLmConfig
 from .causal_lm_files import attention_of, check_architecture, empty_causal_lm, find, load_causal_lm, load_tokenizer
 from .divergence import token_divergence
 from .output_scale import measured_output_scale
+from .shared_tokens import SharedTokens
 
 __all__ = ["CausalLmModel", "packed_offsets"]
 
@@ -91,6 +92,12 @@ class CausalLmModel:
         assert self._values is not None, "the model was not built lazily"
         self._values.fill(tensors)
 
+    def split_sequence(self, mesh: Any) -> None:
+        """See `unirl.core.roles.SequenceModel`; for those whose spec says `splits_sequence`. Generation with a cache
+        stays whole on every rank."""
+        model: Any = self.causal_lm
+        model.shared_tokens = SharedTokens(self.trunk, mesh, attention=self.attention)
+
     @property
     def trunk(self) -> torch.nn.Module:
         result: Any = self.causal_lm
@@ -134,9 +141,7 @@ class CausalLmModel:
             raise RecipeError(
                 f"sampling.{key}: it is part of the chat template, which sampling.chat=false leaves out; unset one."
             )
-        texts = [self.whole_prompt(*one, sampling) for one in zip(inputs.texts, inputs.media, strict=True)]
-        # The template writes the special tokens itself.
-        rows = [self.tokenizer(text, add_special_tokens=not sampling.chat)["input_ids"] for text in texts]
+        rows = [self.tokenized(*one, sampling) for one in zip(inputs.texts, inputs.media, strict=True)]
         for prompt, row in zip(inputs.texts, rows, strict=True):
             if not row:
                 raise RecipeError(f"data: prompt {prompt!r} has no tokens; write something.")
@@ -147,9 +152,12 @@ class CausalLmModel:
                 )
         return [torch.tensor(row, dtype=torch.int64) for row in rows]
 
-    def whole_prompt(self, text: str, media: Sequence[MediaRef], sampling: TextSamplingConfig) -> str:
-        """The prompt as it is tokenized: in the chat template, if `sampling.chat` is on."""
-        return self.in_template(text, sampling) if sampling.chat else text
+    def tokenized(self, text: str, media: Sequence[MediaRef], sampling: TextSamplingConfig) -> list[int]:
+        """The tokens of one prompt: in the chat template, if `sampling.chat` is on."""
+        del media
+        prompt = self.in_template(text, sampling) if sampling.chat else text
+        # The template writes the special tokens itself.
+        return self.tokenizer(prompt, add_special_tokens=not sampling.chat)["input_ids"]
 
     def texts(self, tokens: Sequence[Tensor]) -> list[str]:
         """Each sample's text, without special tokens; `<think>` is not special in tokenizers of Qwen and is kept."""
@@ -283,6 +291,11 @@ class CausalLmModel:
         mask = batch.attention_mask.to(self.device)
         is_causal_enough = not is_flash and bool((mask[:, 1:] <= mask[:, :-1]).all())
         return layout if is_causal_enough else {**layout, "attention_mask": mask}
+
+    def plain_arguments(self, prompt: Tensor, answer: Tensor, conditions: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Arguments of transformers' own forward for one sample alone: prompt [P], answer [L]."""
+        del conditions
+        return {"input_ids": torch.cat([prompt, answer])[None].to(self.device)}
 
     def precision(self) -> AbstractContextManager[Any]:
         """Context of a forward: autocast, if set."""

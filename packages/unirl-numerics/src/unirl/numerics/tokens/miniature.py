@@ -14,7 +14,7 @@ import torch
 
 from ..model_files import no_progress_bars
 
-__all__ = ["byte_tokenizer", "save_random"]
+__all__ = ["byte_tokenizer", "save_random", "save_random_weights"]
 
 
 def byte_tokenizer(
@@ -49,6 +49,30 @@ def save_random(folder: Path, cls: Any, config: Any, tokenizer: Any, *, seed: in
     Every weight is moved, so that no zero or one of the initialisation hides a term. Texts end at the tokenizer's
     end or padding token.
     """
+    model = _random(cls, config, seed=seed)
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.pad_token_id]
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+    with no_progress_bars(import_module("transformers.utils").logging):
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def save_random_weights(folder: Path, cls: Any, *, seed: int) -> None:
+    """Write random weights, moved as in `save_random`, into a folder that holds all other files of a checkpoint.
+
+    cls: of transformers; its sizes are those of config.json. Same seed, same bytes.
+    """
+    config: Any = cls.config_class.from_pretrained(folder, local_files_only=True)
+    model = _random(cls, config, seed=seed)
+    if (folder / "generation_config.json").is_file():
+        generation = import_module("transformers").GenerationConfig
+        model.generation_config = generation.from_pretrained(folder, local_files_only=True)
+    with no_progress_bars(import_module("transformers.utils").logging):
+        model.save_pretrained(folder)
+
+
+def _random(cls: Any, config: Any, *, seed: int) -> Any:
     # Their signatures are untyped.
     untyped: Any = torch
     with untyped.random.fork_rng(devices=[]):
@@ -57,9 +81,4 @@ def save_random(folder: Path, cls: Any, config: Any, tokenizer: Any, *, seed: in
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn(parameter.shape))
-    if getattr(model, "generation_config", None) is not None:
-        model.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.pad_token_id]
-        model.generation_config.pad_token_id = tokenizer.pad_token_id
-    with no_progress_bars(import_module("transformers.utils").logging):
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+    return model

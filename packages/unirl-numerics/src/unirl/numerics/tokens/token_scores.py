@@ -14,6 +14,7 @@ from torch import Tensor
 from unirl.core.errors import RecipeError
 
 from .log_probs import output_logits, token_log_probs
+from .shared_tokens import OwnTargets, SharedTokens
 
 __all__ = ["TokenScores"]
 
@@ -24,6 +25,8 @@ class TokenScores:
 
     output_scale: float = 1.0
     """Factor between the output projection and the logits, see `measured_output_scale`."""
+    shared_tokens: SharedTokens | None = None
+    """Ranks that share the tokens of each forward with `targets` or `end`."""
 
     def forward(
         self,
@@ -50,22 +53,28 @@ class TokenScores:
             return plain.forward(*args, **kwargs)
         own: Any = self
         head = _output_projection(own)
-        outputs = own.base_model(*args, **kwargs)
-        hidden: Tensor = outputs.last_hidden_state
-        if end is not None:
-            return end(hidden.flatten(0, 1)[target_index] * self.output_scale, _unbiased(head))
+        scale = self.output_scale
+        if targets is None and end is None:
+            outputs = own.base_model(*args, **kwargs)
+            logits = output_logits(outputs.last_hidden_state[:, -1], head.weight, bias=head.bias)
+            return logits * scale, outputs.past_key_values
+        assert target_index is not None, "targets come with their places"
+        settings: dict[str, Any] = {"temperature": temperature / scale, "chunk": chunk, "with_entropy": with_entropy}
+        if self.shared_tokens is None:
+            hidden: Tensor = own.base_model(*args, **kwargs).last_hidden_state.flatten(0, 1)[target_index]
+            if end is not None:
+                return end(hidden * scale, _unbiased(head))
+            return token_log_probs(hidden, head.weight, cast(Tensor, targets), bias=head.bias, **settings)
+        tokens: Tensor = args[0]
+        part = OwnTargets(target_index, length=tokens.shape[1], mesh=self.shared_tokens.mesh)
+        with self.shared_tokens.splitting():
+            hidden = part.hidden(own.base_model(*args, **kwargs).last_hidden_state)
         if targets is None:
-            logits = output_logits(hidden[:, -1], head.weight, bias=head.bias)
-            return logits * self.output_scale, outputs.past_key_values
-        return token_log_probs(
-            hidden.flatten(0, 1)[target_index],
-            head.weight,
-            targets,
-            bias=head.bias,
-            temperature=temperature / self.output_scale,
-            chunk=chunk,
-            with_entropy=with_entropy,
-        )
+            assert end is not None
+            return end(part.gather(hidden) * scale, part.whole_use(_unbiased(head)))
+        scores = token_log_probs(hidden, head.weight, targets[part.which], bias=head.bias, **settings)
+        log_probs, entropy = (None if one is None else part.gather(one) for one in scores)
+        return log_probs, entropy
 
 
 def _output_projection(causal_lm: Any) -> torch.nn.Linear:

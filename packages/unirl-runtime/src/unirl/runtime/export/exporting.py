@@ -12,7 +12,7 @@ from unirl.core.disk import writing
 from unirl.core.errors import CheckpointError, RecipeError, RunFolderError, UniRLError
 
 from .card import write_card
-from .layouts import is_pipeline, write_checkpoint, write_diffusers_adapters, write_peft_adapters
+from .layouts import components_of, is_pipeline, write_checkpoint, write_diffusers_adapters, write_peft_adapters
 from .source import RunSource, StoredModel, build_backend, build_model, open_run
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def export(
             "(`folder`), so it cannot be exported."
         )
     base, part = built.folder, to.with_name(f".part-{to.name}")
-    inner = built.spec.trainable if is_pipeline(base) else ""
+    components = components_of(built.trainable, built.spec.trainable, base)
     wanted: torch.dtype | None = getattr(torch, dtype) if dtype else None
     is_adapter = source.has_adapters and not merge
     backend = build_backend(source, built, catalog=catalog)
@@ -62,13 +62,15 @@ def export(
         with writing(to):
             if not is_adapter:
                 fresh, variant = build_model(source, catalog=catalog).trainable, source.setting("variant")
-                write_checkpoint(part, update, module=fresh, base=base, inner=inner, variant=variant, dtype=wanted)
-            elif inner:
-                write_diffusers_adapters(part, update, prefix=inner, dtype=wanted or torch.float32)
+                write_checkpoint(
+                    part, update, module=fresh, base=base, components=components, variant=variant, dtype=wanted
+                )
+            elif is_pipeline(base):
+                write_diffusers_adapters(part, update, components=components, dtype=wanted or torch.float32)
             else:
                 path = str(source.setting("path") or base)
                 write_peft_adapters(part, update, module=built.trainable, base=path, dtype=wanted or torch.float32)
-            write_card(part, source, base, policy=policy, is_adapter=is_adapter, is_pipeline=bool(inner))
+            write_card(part, source, base, policy=policy, is_adapter=is_adapter, is_pipeline=is_pipeline(base))
             for file in part.rglob("*.safetensors"):
                 # safetensors keeps new files from other users. A link has the permissions of the base checkpoint.
                 if file.stat().st_nlink == 1:

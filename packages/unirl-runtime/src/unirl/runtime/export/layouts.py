@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from unirl.core.roles import WeightUpdate
 
-__all__ = ["is_pipeline", "write_checkpoint", "write_diffusers_adapters", "write_peft_adapters"]
+__all__ = ["components_of", "is_pipeline", "write_checkpoint", "write_diffusers_adapters", "write_peft_adapters"]
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """safetensors' names."""
@@ -32,12 +32,38 @@ def is_pipeline(base: Path) -> bool:
     return (base / INDEX).is_file()
 
 
-def write_diffusers_adapters(folder: Path, update: WeightUpdate, *, prefix: str, dtype: torch.dtype) -> None:
-    """LoRA adapters for `load_lora_weights`. update: `lora` weights.  prefix: the pipeline's name of the component."""
+def components_of(module: nn.Module, name: str, base: Path) -> dict[str, str]:
+    """The trained components of a checkpoint: folder -> what the names of its weights begin with.
+
+    name: of the trained module. Where it has no folder, those of its parts that have one; {"": ""} in another layout
+    than diffusers'.
+    """
+    if not is_pipeline(base):
+        return {"": ""}
+    if (base / name).is_dir():
+        return {name: ""}
+    return {part: f"{part}." for part, _ in module.named_children() if (base / part).is_dir()}
+
+
+def write_diffusers_adapters(
+    folder: Path, update: WeightUpdate, *, components: Mapping[str, str], dtype: torch.dtype
+) -> None:
+    """LoRA adapters for `load_lora_weights`, a file for each component that has any: `pytorch_lora_weights`, and for
+    one called `transformer_2` `pytorch_lora_weights_2`, to be loaded with `load_into_transformer_2=True`.
+
+    update: `lora` weights.  components: see `components_of`.
+    """
     # Readers without metadata take alpha = rank, so B carries the scale.
     scales = {name: update.adapter_scale if ".lora_B." in name else 1.0 for name in update.tensors}
-    tensors = {f"{prefix}.{name}": _saved(tensor * scales[name], dtype) for name, tensor in update.tensors.items()}
-    save_file(tensors, folder / "pytorch_lora_weights.safetensors", metadata={"format": "pt"})
+    for component, start in components.items():
+        place, suffix = cast("re.Match[str]", re.fullmatch(r"(.*?)(_\d+)?", component)).groups(default="")
+        tensors = {
+            f"{place}.{name.removeprefix(start)}": _saved(tensor * scales[name], dtype)
+            for name, tensor in update.tensors.items()
+            if name.startswith(start)
+        }
+        if tensors:
+            save_file(tensors, folder / f"pytorch_lora_weights{suffix}.safetensors", metadata={"format": "pt"})
 
 
 def write_peft_adapters(
@@ -70,28 +96,30 @@ def write_checkpoint(
     *,
     module: nn.Module,
     base: Path,
-    inner: str,
+    components: Mapping[str, str],
     variant: str | None,
     dtype: torch.dtype | None,
 ) -> None:
-    """The base checkpoint with other weights in its trainable component.
+    """The base checkpoint with other weights in its trainable components.
 
-    update: `full` or `merged` weights.  module: the component with the base weights; it gets the new ones.  base:
-    folder of the checkpoint.  inner: the component's folder in it, if it has one.  variant: of the weight files.
+    update: `full` or `merged` weights.  module: the trained one with the base weights; it gets the new ones.  base:
+    folder of the checkpoint.  components: see `components_of`.  variant: of the weight files.
     dtype: None keeps that of each tensor in the base checkpoint.
     """
-    stored = _stored_dtypes(base / inner, variant)
-    usual = max(Counter(stored.values()).items(), key=lambda item: item[1], default=(None, 0))[0]
-    held = module.state_dict(keep_vars=True)
-    assert not (unknown := update.tensors.keys() - held.keys()), f"{type(module).__name__} has no {min(unknown)!r}"
-    for name, tensor in held.items():
-        value = update.tensors[name] if name in update.tensors else tensor.detach()
-        kept = dtype or stored.get(name, usual) or value.dtype
-        tensor.data = value.to(kept) if value.is_floating_point() else value
-    # transformers and diffusers write the names of their layouts, and split large files.
-    cast(Any, module).save_pretrained(folder / inner, **({"variant": variant} if variant else {}))
-    _copy_rest(folder, base, inner=inner)
-    if dtype is not None and not inner:
+    unknown = update.tensors.keys() - module.state_dict().keys()
+    assert not unknown, f"{type(module).__name__} has no {min(unknown)!r}"
+    for component, start in components.items():
+        stored = _stored_dtypes(base / component, variant)
+        usual = max(Counter(stored.values()).items(), key=lambda item: item[1], default=(None, 0))[0]
+        part = module.get_submodule(start.removesuffix("."))
+        for name, tensor in part.state_dict(keep_vars=True).items():
+            value = update.tensors.get(start + name, tensor.detach())
+            kept = dtype or stored.get(name, usual) or value.dtype
+            tensor.data = value.to(kept) if value.is_floating_point() else value
+        # transformers and diffusers write the names of their layouts, and split large files.
+        cast(Any, part).save_pretrained(folder / component, **({"variant": variant} if variant else {}))
+    _copy_rest(folder, base, trained=set(components) - {""})
+    if dtype is not None and "" in components:
         _set_dtype(folder / "config.json", str(dtype).removeprefix("torch."))
 
 
@@ -112,20 +140,20 @@ def _stored_dtypes(folder: Path, variant: str | None) -> dict[str, torch.dtype]:
     return result
 
 
-def _copy_rest(folder: Path, base: Path, *, inner: str) -> None:
-    """Copy what the base checkpoint has besides the trained component's weights: configs over those that a library
+def _copy_rest(folder: Path, base: Path, *, trained: Collection[str]) -> None:
+    """Copy what the base checkpoint has besides the trained components' weights: configs over those that a library
     wrote, weights of other components as hard links where the file system allows it.
 
     Weights that are in no component, such as those of another format, would be stale and are left out.
     """
-    components: Mapping[str, Any] = json.loads((base / INDEX).read_text(encoding="utf-8")) if inner else {}
+    components: Mapping[str, Any] = json.loads((base / INDEX).read_text(encoding="utf-8")) if trained else {}
     for file in sorted(base.rglob("*")):
         place = file.relative_to(base)
         if not file.is_file() or str(place) == "README.md" or any(name.startswith(".") for name in place.parts):
             continue
         first = place.parts[0]
         is_weights = WEIGHTS.fullmatch(file.name) is not None
-        if is_weights and (first == inner or first not in components):
+        if is_weights and (first in trained or first not in components):
             continue
         target = folder / place
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -7,42 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason, limit, one_of
-from unirl.core.match.mismatch_bounds import SIXTEEN_BITS
-from unirl.core.specs.config import BackendConfig
+from unirl.core.specs.memory import TrainingMemory
+from unirl.train_host.config import AverageConfig, CriticConfig, LoraSettings, ShardedConfig
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
 
 __all__ = ["AverageConfig", "CriticConfig", "Fsdp2Config", "LoraSettings", "MeshConfig"]
-
-
-@dataclass
-class LoraSettings:
-    rank: int = limit(16, least=1)
-    """Rank of the update to each adapted layer: rows of A, columns of B."""
-    alpha: float = limit(32.0, above=0)
-    """The adapter's output is multiplied by alpha / rank."""
-    targets: list[str] = field(default_factory=lambda: list[str]())
-    """Linear layers to adapt, by the end of their names, such as `to_q`; empty takes the model's list."""
-    init: str = one_of("gaussian", "kaiming", default="gaussian")
-    """Initialisation of A: `gaussian` or `kaiming`. B starts at 0, so that training starts from the base model."""
-
-
-@dataclass
-class AverageConfig:
-    """Moving average of the trainable weights: copy = d copy + (1 - d) live at each update. t counts past updates."""
-
-    kind: str = one_of("none", "constant", "linear", "warmup", "adaptive", default="none")
-    """`none`; `constant`: d = decay; `linear`: d = min(t rate, decay); `warmup`: d = 0 for `flat_moves` updates, then
-    min((t - flat_moves) rate, decay); `adaptive`: d = min((1 + t) / (10 + t), decay). d = 0 copies the live weights."""
-    decay: float = limit(0.999, least=0, most=1)
-    """Decay d, in [0, 1]; its maximum where `kind` lets it rise."""
-    rate: float = limit(0.001, least=0)
-    """Increase of d per update, for `linear` and `warmup`."""
-    flat_moves: int = limit(0, least=0)
-    """Number of first updates that copy the live weights, for `warmup`."""
-    every: str = one_of("step", "rollout", default="step")
-    """Update it after every optimizer `step`, or once per `rollout`, after that rollout's optimizer steps."""
 
 
 @dataclass
@@ -61,108 +32,28 @@ class MeshConfig:
 
 
 @dataclass
-class CriticConfig:
-    """The critic, for algorithms that need one: a copy of the model with a scalar value head, in place of the output
-    projection of a text model and after that of a diffusion model. All of it is trained, even where the policy uses
-    LoRA; `betas`, `eps`, `weight_decay` and `lr_schedule` are the policy's."""
-
-    lr: float | None = limit(None, above=0)
-    """Learning rate of the critic, above 0; null means no critic."""
-    max_grad_norm: float | None = limit(1.0, above=0)
-    """Gradient norm that the critic's gradient is clipped to; null turns clipping off."""
-    lr_warmup_steps: int = limit(0, least=0)
-    """Optimizer steps of the critic over which its learning rate rises linearly."""
-    warmup_steps: int = limit(0, least=0)
-    """Critic warm-up: until the critic has taken this many optimizer steps, a training step trains the critic alone."""
-    steps_per_update: int = limit(1, least=1)
-    """Optimizer steps of the critic after each update of the policy, all on that update's samples."""
-
-
-@dataclass
-class Fsdp2Config(BackendConfig):
-    lora: LoraSettings = field(default_factory=LoraSettings)
-    """LoRA settings, for `trains: lora`."""
-    lr_schedule: str = one_of("constant", "linear", "cosine", default="constant")
-    """`constant`; `linear` or `cosine` decay to `lr_min_ratio` times `lr` at the last step of the run."""
-    lr_warmup_steps: int = limit(0, least=0)
-    """Optimizer steps over which the learning rate rises linearly to `lr`, with any schedule."""
-    lr_min_ratio: float = limit(0.0, least=0, most=1)
-    """Final learning rate as a fraction of `lr`, in [0, 1], for `linear` and `cosine`."""
-    ema: AverageConfig = field(default_factory=AverageConfig)
-    """Moving average of the weights, used as the policy `ema`."""
-    lagged: AverageConfig = field(default_factory=lambda: AverageConfig(every="rollout"))
-    """Moving average used as the policy `lagged`, for rollouts and losses that need older weights."""
-    reference_copy: bool = False
-    """Keep a copy of the initial weights as the reference policy. Not needed with LoRA, which disables the adapter."""
-    critic: CriticConfig = field(default_factory=CriticConfig)
-    """Settings of the critic, for algorithms that need one."""
-    mixed_precision: str = one_of("none", "bf16", "fp16", default="none")
-    """`bf16` or `fp16`: compute in that dtype, with fp32 master weights and fp32 gradient reduction. fp16 uses dynamic
-    loss scaling."""
-    activation_checkpointing: bool = False
-    """Recompute each block in the backward pass instead of keeping its activations."""
+class Fsdp2Config(ShardedConfig):
     shard: str = one_of("auto", "always", default="auto")
     """`auto` does not wrap the module on one rank without mixed precision, where FSDP gives the same gradients and
     costs about 10 ms a step; `always` wraps it."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     """Device mesh."""
-    defer_gradient_sync: bool = True
-    """Reduce gradients over the ranks once per update instead of per micro-batch. Less communication, but each rank
-    then holds the full, unsharded gradients of the trainable weights."""
 
     @property
     def copies(self) -> int:
         """See `BackendConfig`."""
         return self.mesh.tensor * self.mesh.sequence
 
+    def memory(self, plan: Plan | None) -> TrainingMemory | None:
+        """See `BackendConfig`. None with tensor parallelism, too, whose split depends on the model's plan."""
+        return self.kept(shard=self.mesh.shard, sequence=self.mesh.sequence) if self.mesh.tensor == 1 else None
+
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
-        """A reference copy that LoRA does not need, and policies or a critic that do not fit the algorithm."""
-        if self.trains == "lora" and self.reference_copy:
-            yield Reason(
-                key=".reference_copy",
-                text="got true, but with LoRA the reference policy is the model without its adapter; leave it out.",
-            )
-        if plan is not None and stage is not None:
-            yield from self._for_the_algorithm(plan, stage)
-            yield from self._for_the_model(stage)
-
-    def _for_the_algorithm(self, plan: Plan, stage: Stage) -> Iterator[Reason]:
-        assert stage.algorithm is not None
-        needs, asks = stage.needs, f"algorithm {stage.algorithm.name!r}"
-        keeps_reference = self.trains == "lora" or self.reference_copy or plan.has_reference_workers
-        if needs.reference == "policy" and not keeps_reference and stage.teacher is None:
-            yield Reason(
-                key=".reference_copy",
-                text=f"{asks} needs a reference policy, which full training does not keep by default; set "
-                "backend.reference_copy=true, or use dedicated workers, such as launcher.reference=separate.",
-            )
-        if needs.sampler != "live" and (self.lagged if needs.sampler == "lagged" else self.ema).kind == "none":
-            yield Reason(
-                key=f".{needs.sampler}.kind",
-                text=f"got none, but {asks} trains on samples from the {needs.sampler} policy; set a kind, such as "
-                "constant.",
-            )
-        if needs.critic and self.critic.lr is None:
-            yield Reason(
-                key=".critic.lr",
-                text=f"got null, but {asks} trains a critic; set its learning rate, such as 1e-5.",
-            )
-        if self.critic.lr is not None and not needs.critic:
-            yield Reason(
-                key=".critic.lr",
-                text=f"got {self.critic.lr}, but {asks} does not train a critic. Set it to null, or use an algorithm "
-                "that does, such as ppo for text or flow-ppo for images.",
-            )
-
-    def _for_the_model(self, stage: Stage) -> Iterator[Reason]:
+        """Those of every backend, and a mesh that the model cannot be laid out on."""
+        yield from super().problems(plan, stage)
+        if plan is None or stage is None:
+            return
         model = stage.model
-        dtype, autocast = (getattr(model.config, key, None) for key in ("dtype", "autocast"))
-        if self.trains == "full" and dtype in SIXTEEN_BITS and autocast is None and self.mixed_precision == "none":
-            yield Reason(
-                key=".mixed_precision",
-                text=f"got none with model.dtype={dtype}; trainable weights are kept in float32, so nothing would be "
-                "computed in that dtype. Use bf16 or fp16, or model.dtype=float32.",
-            )
         if self.mesh.tensor > 1 and not model.spec.tensor_parallel:
             yield Reason(key=".mesh.tensor", text=f"model {model.name!r} has no tensor-parallel plan; use 1.")
         if self.mesh.sequence > 1 and not model.spec.splits_sequence:
@@ -174,9 +65,4 @@ class Fsdp2Config(BackendConfig):
             yield Reason(
                 key=".mesh.sequence",
                 text=f"got {self.mesh.sequence} with mesh.tensor={self.mesh.tensor}; one of them must be 1.",
-            )
-        if self.activation_checkpointing and not model.spec.wrap_blocks:
-            yield Reason(
-                key=".activation_checkpointing",
-                text=f"model {model.name!r} names no blocks to recompute; leave it off.",
             )

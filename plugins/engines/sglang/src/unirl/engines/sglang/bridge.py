@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
     from unirl.core.types.sampling import LatentSamplingConfig
+    from unirl.numerics.media import LoadedImage
 
 __all__ = ["Bridge"]
 
@@ -40,8 +41,9 @@ class Bridge(Protocol):
         ...
 
     @property
-    def module(self) -> str:
-        """Component with the trainable parameters. Weight names are those of the trained module, except for:"""
+    def modules(self) -> tuple[str, ...]:
+        """Components with the trainable parameters, of which SGLang updates `transformer` and `transformer_2`. Weight
+        names are those of the trained module, where those of several begin with the component, except for:"""
         ...
 
     @property
@@ -50,8 +52,14 @@ class Bridge(Protocol):
         ...
 
     @property
+    def renamed(self) -> Mapping[str, str]:
+        """Pattern of a layer's whole name in SGLang -> its name in training, as `re.sub` takes them, before a fused
+        layer is split."""
+        ...
+
+    @property
     def constants(self) -> Collection[str]:
-        """Parameters of that component that are constants in the trained module."""
+        """Parameters of those components that are constants in the trained module."""
         ...
 
     @property
@@ -67,6 +75,12 @@ class Bridge(Protocol):
     def unfit(self, model: Any) -> str:
         """Why SGLang computes something else than the model as configured; empty if it does not. Called in UniRL's
         process."""
+        ...
+
+    def settings(self, model: Any) -> Mapping[str, Any]:
+        """What `encode_media` needs of the model's config, as JSON has it; there it is `pipeline.unirl_settings`.
+        `max_rows`, if it is there, bounds the rows of a batch. Called in UniRL's process, only for models with
+        `ModelSpec.inputs`."""
         ...
 
     def encoder_lengths(self, tokenizers: Sequence[Any], sampling: LatentSamplingConfig) -> Sequence[int]:
@@ -89,4 +103,19 @@ class Bridge(Protocol):
     def conditions(self, arguments: Mapping[str, Any], sampling: LatentSamplingConfig) -> Mapping[str, Tensor]:
         """The model's conditions, by their names in training, from the arguments of a call of SGLang's transformer:
         name -> [B, ...]."""
+        ...
+
+    def encode_media(
+        self, pipeline: Any, batch: Any, media: Sequence[LoadedImage], sampling: LatentSamplingConfig
+    ) -> Mapping[str, Tensor]:
+        """Set those fields of SGLang's batch that it denoises with and encodes from media, such as `image_latent`, of
+        all of the batch's rows. Returns the conditions of one row: name -> a tensor of any shape.
+
+        Called in place of SGLang's stages, before latents are prepared, only for prompts with media; bridges of models
+        without `ModelSpec.inputs` leave it out. SGLang runs its stage for prompts before; a pipeline that encodes
+        prompts together with images leaves them to this call.
+
+        media: of the prompt's roles, in its order, as `unirl.numerics.media` reads them in training: `load_picture` and
+        `load_image` take them like any reference. Raises DataError for those that the model does not take.
+        """
         ...

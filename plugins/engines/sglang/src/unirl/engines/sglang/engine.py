@@ -8,9 +8,9 @@ import torch
 from unirl.core.roles import DiffusionModel
 from unirl.engine_host.checkpoint_folder import diffusers_folder
 from unirl.engine_host.external import Hosting
-from unirl.engine_host.latent_engine import ExternalLatentEngine, fitting_bridge
+from unirl.engine_host.latent_engine import ExternalLatentEngine, bridge_modules, fitting_bridge
 from unirl.engine_host.program import dtype_of, program
-from unirl.numerics.diffusion.probe import probe_request
+from unirl.numerics.diffusion.probe import probe_requests
 
 from .bridge import Bridge
 from .config import SglangConfig
@@ -33,6 +33,7 @@ def build(config: SglangConfig, *, model: DiffusionModel, device: Any) -> Extern
     device = torch.device(device)
     name, result = fitting_bridge(model, SPEC)
     bridge: Bridge = result
+    settings = bridge.settings(model) if model.spec.inputs else {}
     dtype = dtype_of(config, model)
     folder = diffusers_folder(PRODUCT, config, model, architecture=bridge.architecture)
     hosting = Hosting.of(
@@ -44,7 +45,7 @@ def build(config: SglangConfig, *, model: DiffusionModel, device: Any) -> Extern
             device,
             variables=EAGER if config.enforce_eager else {},
             cpu_variables=CPU_VARIABLES,
-            modules=(name.partition(":")[0],),
+            modules=(name.partition(":")[0], *bridge_modules(bridge)),
             sleeps_on_cpu=True,
         ),
         arguments={
@@ -52,11 +53,10 @@ def build(config: SglangConfig, *, model: DiffusionModel, device: Any) -> Extern
                 config, folder=folder, dtype=dtype, bridge=bridge, on_cpu=device.type == "cpu"
             ),
             "bridge": name,
-            "module": bridge.module,
-            "max_rows": config.max_num_seqs,
+            "settings": settings,
+            "max_rows": min(config.max_num_seqs, settings.get("max_rows", config.max_num_seqs)),
         },
         lora_rank=MOST_RANK,
         overwrites=True,
     )
-    probe = probe_request(model)
-    return ExternalLatentEngine(hosting, model=model, kernels=SPEC.kernels, probe=probe)
+    return ExternalLatentEngine(hosting, model=model, kernels=SPEC.kernels, probes=probe_requests(model))

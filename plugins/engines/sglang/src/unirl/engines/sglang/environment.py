@@ -17,15 +17,17 @@ ENVIRONMENT = EngineEnvironment(
     python="3.11",
     serve="unirl.engines.sglang.server:calls",
     modules=(
-        *(f"unirl.core.{name}" for name in ("errors", "limits", "names")),
+        *(f"unirl.core.{name}" for name in ("disk", "errors", "limits", "names")),
         *(f"unirl.core.types.{name}" for name in ("array", "batch", "data", "inputs", "media", "request")),
         *(f"unirl.core.types.{name}" for name in ("sampling", "serial", "track", "weights")),
-        "unirl.numerics.noise",
+        *(f"unirl.numerics.{name}" for name in ("media", "noise")),
         *(
             f"unirl.numerics.diffusion.{name}"
             for name in ("denoise", "guidance", "kernels", "named", "rollout", "rows", "sampler")
         ),
-        "unirl.engine_host.received",
+        # Of a bridge.
+        "unirl.numerics.diffusion.wan_prompts",
+        *(f"unirl.engine_host.{name}" for name in ("received", "received_media")),
         *(f"unirl.engines.sglang.{name}" for name in ("bridge", "control", "pipeline", "server", "stages", "weights")),
     ),
     additions={

@@ -6,6 +6,9 @@ Runs in SGLang's environment, in its worker."""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +22,7 @@ from sglang.multimodal_gen.runtime.pipelines_core.stages.progressive_resolution.
 from sglang.multimodal_gen.runtime.platforms.plugins import HookRegistry
 from sglang.srt.plugins.hook_registry import HookType
 
-from .control import ANSWER, CALL
+from .control import ANSWER, CALL, MODEL_ID, SETTINGS_VARIABLE
 from .stages import STAGES
 from .weights import HeldWeights
 
@@ -36,13 +39,14 @@ def register_rollouts(name: str) -> None:
     """Replace the stock pipeline with the rollout pipeline. name: `"module:attribute"` of the bridge."""
     bridge = _resolve(name)
     stock = _resolve(bridge.pipeline)
-    pipeline = type(f"Rollout{stock.__name__}", (RolloutPipeline, stock), {"bridge": bridge})
+    own = {"bridge": bridge, "unirl_settings": json.loads(os.environ[SETTINGS_VARIABLE])}
+    pipeline = type(f"Rollout{stock.__name__}", (RolloutPipeline, stock), own)
     register_pipeline(
         pipeline,
         sampling_param_cls=_resolve(bridge.sampling_params),
         pipeline_config_cls=_resolve(bridge.pipeline_config),
-        # Otherwise SGLang chooses the settings by the name of the checkpoint's folder.
-        model_detectors=[lambda path: True],
+        # Found by the id that the server names: SGLang's own settings are found by a folder's name, before detectors.
+        hf_model_paths=[f"unirl/{MODEL_ID}"],
         overwrite=True,
     )
     HookRegistry.register(INIT_GROUP, _meet_at_a_file, HookType.BEFORE)
@@ -56,6 +60,8 @@ class RolloutPipeline(HeldWeights):
     """Mixed into a pipeline class of SGLang, so its names begin with `unirl_`."""
 
     bridge: Bridge
+    unirl_settings: Mapping[str, Any]
+    """See `Bridge.settings`."""
     unirl_version = UNSYNCED
     """Policy version of the weights in use."""
     unirl_torn = ""

@@ -1,4 +1,4 @@
-"""SGLang as an external rollout engine for images."""
+"""SGLang as an external rollout engine for images and videos."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["SPEC", "unirl_engines"]
 
 SPEC = EngineSpec(
     name="sglang",
-    summary="SGLang for images, in a separate process and environment, with weights synced before each rollout",
+    summary="SGLang for images and videos, in a separate process and environment, synced before each rollout",
     build="unirl.engines.sglang.engine:build",
     config="unirl.engines.sglang.config:SglangConfig",
     environment="unirl.engines.sglang.environment:ENVIRONMENT",
@@ -34,7 +34,7 @@ SPEC = EngineSpec(
         Cap.CONDITIONS: Support.NATIVE,
         Cap.GUIDANCE: Support.NATIVE,
         Cap.PLUGIN_SAMPLERS: Support.NO,
-        Cap.MEDIA_REFS: Support.NO,
+        Cap.MEDIA_REFS: Support.NATIVE,
         Cap.WEIGHTS_SHARED: Support.NO,
         Cap.WEIGHTS_FULL: Support.NATIVE,
         Cap.WEIGHTS_LORA: Support.NATIVE,

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,7 +35,6 @@ class _Server:
 
     def __init__(self) -> None:
         self._generator: Any = None
-        self._module = ""
         self._max_rows = 1
 
     def version(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
@@ -41,19 +42,23 @@ class _Server:
         return version("sglang"), {}
 
     def load(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
-        """Build the engine. asked: `arguments` of SGLang's `ServerArgs`, `bridge`, the bridge's `module`, and
-        `max_rows` of a batch. Returns the weights held."""
-        from .control import BRIDGE_VARIABLE
+        """Build the engine. asked: `arguments` of SGLang's `ServerArgs`, `bridge`, its `settings`, and `max_rows` of a
+        batch. Returns the weights held."""
+        from .control import BRIDGE_VARIABLE, SETTINGS_VARIABLE
 
+        # Here, too: SGLang waits forever for a worker that fails while it imports its plugins.
+        module, _, name = asked["bridge"].partition(":")
+        getattr(import_module(module), name)
         os.environ[BRIDGE_VARIABLE] = asked["bridge"]
+        os.environ[SETTINGS_VARIABLE] = json.dumps(asked["settings"])
         from sglang.multimodal_gen import DiffGenerator
 
-        self._module, self._max_rows = asked["module"], asked["max_rows"]
+        self._max_rows = asked["max_rows"]
         # With SGLang's default ports, two instances started at the same time collide.
         ports = dict(zip(("port", "scheduler_port", "master_port"), _free_ports(3), strict=True))
         self._generator = DiffGenerator.from_pretrained(**{**ports, **asked["arguments"]})
         held = self._call("inventory")
-        return {"weights": [(name, dtype, shape) for _, dtype, parts in held for name, shape in parts.items()]}, {}
+        return {"weights": [(name, dtype, shape) for _, _, dtype, parts in held for name, shape in parts.items()]}, {}
 
     def generate(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """A track. tensors: `request`, the bytes of a `Request`. Returns those of the `Track`, and the inputs used for
@@ -90,8 +95,7 @@ class _Server:
             raise RuntimeError(f"SGLang returned no rollout for the request of sample {piece.sample_ids[0]!r}.")
         if result.output is not None:
             for row, media in zip(rows, result.output, strict=True):
-                # A video VAE decodes an image as one frame: [3, 1, H, W].
-                row["media"] = (media.squeeze(1) if media.ndim == 4 else media)[None].float().cpu()
+                row["media"] = _media(media)[None].float().cpu()
         return rows
 
     def load_weights(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
@@ -104,17 +108,25 @@ class _Server:
         held = self._call("inventory")
         if asked["kind"] == "lora":
             self._call("begin", asked["version"])
-            self._load_lora(_completed(sent, [parts for _, _, parts in held]), scale=asked["scale"])
+            adapters = _completed(sent, [parts for *_, parts in held])
+            modules = _by_module(held)
+            for module in modules:
+                own = adapters if len(modules) == 1 else _under(module, adapters)
+                # With a frozen expert there is none for it.
+                if own:
+                    self._load_lora(module, own, scale=asked["scale"])
             self._call("end_lora", asked["paths"], asked["checksum"], asked["version"], asked["scale"])
             return None, {}
-        if sent.keys() != {name for _, _, parts in held for name in parts}:
+        if sent.keys() != {name for *_, parts in held for name in parts}:
             raise Unchanged("the names of the weights sent are not those of the weights held.")
         self._call("begin", asked["version"])
-        self._load_full({own: _joined([sent[name] for name in parts], dtype) for own, dtype, parts in held})
+        for module, weights in _by_module(held).items():
+            joined = {own: _joined([sent[name] for name in parts], dtype) for _, own, dtype, parts in weights}
+            self._load_full(module, joined)
         self._call("end_full", asked["version"])
         return None, {}
 
-    def _load_full(self, tensors: Mapping[str, Any]) -> None:
+    def _load_full(self, module: str, tensors: Mapping[str, Any]) -> None:
         """tensors: by SGLang's names, in SGLang's dtypes."""
         from sglang.multimodal_gen.runtime.entrypoints.post_training.io_struct import (
             UpdateWeightFromTensorCheckerReqInput,
@@ -128,26 +140,26 @@ class _Server:
             payload = {"flattened_tensor": bucket.get_flattened_tensor(), "metadata": bucket.get_metadata()}
             self._succeed(
                 UpdateWeightFromTensorReqInput(
-                    serialized_named_tensors=[_serialized({self._module: payload})],
+                    serialized_named_tensors=[_serialized({module: payload})],
                     load_format="flattened_bucket",
-                    target_modules=[self._module],
+                    target_modules=[module],
                 )
             )
         # SGLang reports success for unknown names.
         self._succeed(
             UpdateWeightFromTensorCheckerReqInput(
-                target_module=self._module, expected_named_tensors_sha256=build_named_tensor_sha256(tensors.items())
+                target_module=module, expected_named_tensors_sha256=build_named_tensor_sha256(tensors.items())
             )
         )
 
-    def _load_lora(self, tensors: Mapping[str, Any], *, scale: float) -> None:
+    def _load_lora(self, module: str, tensors: Mapping[str, Any], *, scale: float) -> None:
         from sglang.multimodal_gen.runtime.entrypoints.post_training.io_struct import UpdateWeightFromTensorReqInput
 
         rank = len(next(iter(tensors.values())))
         self._succeed(
             UpdateWeightFromTensorReqInput(
                 serialized_named_tensors=[_serialized(list(tensors.items()))],
-                target_modules=[self._module],
+                target_modules=[module],
                 weight_update_mode="lora_merge",
                 lora_rank=rank,
                 # SGLang's scale is alpha / rank.
@@ -213,6 +225,14 @@ class _Server:
         return result
 
 
+def _media(decoded: Any) -> Any:
+    """An image [3, H, W] or a video [F, 3, H, W]; a VAE of videos puts the frames behind the channels, and decodes an
+    image as one of them."""
+    if decoded.ndim == 3:
+        return decoded
+    return decoded[:, 0] if decoded.shape[1] == 1 else decoded.transpose(0, 1)
+
+
 def _free_ports(count: int) -> list[int]:
     """Free TCP ports of this machine, which the system does not hand out again soon."""
     with contextlib.ExitStack() as stack:
@@ -227,6 +247,20 @@ def _joined(parts: Sequence[Any], dtype: str) -> Any:
     import torch
 
     return (torch.cat(list(parts)) if len(parts) > 1 else parts[0]).to(getattr(torch, dtype))
+
+
+def _by_module(held: Iterable[Any]) -> dict[str, list[Any]]:
+    """An inventory's entries by component, in its order."""
+    result: dict[str, list[Any]] = {}
+    for entry in held:
+        result.setdefault(entry[0], []).append(entry)
+    return result
+
+
+def _under(module: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Those whose names begin with a component, without it."""
+    prefix = f"{module}."
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def _completed(pairs: Mapping[str, Any], weights: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, Any]:

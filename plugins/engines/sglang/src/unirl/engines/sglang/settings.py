@@ -11,6 +11,7 @@ from unirl.engine_host.program import refuse_extra
 
 from .bridge import Bridge
 from .config import SglangConfig
+from .control import MODEL_ID
 
 __all__ = ["CPU_VARIABLES", "EAGER", "server_arguments"]
 
@@ -53,6 +54,7 @@ def server_arguments(
     precision = PRECISIONS[dtype]
     arguments: dict[str, Any] = {
         "model_path": str(folder),
+        "model_id": MODEL_ID,
         # Otherwise SGLang falls back to plain diffusers for models that it cannot load.
         "backend": "sglang",
         "num_gpus": 1,

@@ -21,6 +21,7 @@ from unirl.core.types.request import Request
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.serial import from_bytes
 from unirl.core.types.track import Conditions
+from unirl.engine_host.received_media import read_media
 from unirl.numerics.diffusion.denoise import Walk
 from unirl.numerics.diffusion.rollout import latent_walk
 from unirl.numerics.diffusion.rows import rows_of
@@ -34,11 +35,14 @@ from sglang.multimodal_gen.runtime.pipelines_core.schedule_batch import OutputBa
 from sglang.multimodal_gen.runtime.pipelines_core.stages import (
     DecodingStage,
     DenoisingStage,
+    ImageEncodingStage,
+    ImageVAEEncodingStage,
     InputValidationStage,
     LatentPreparationStage,
     TextEncodingStage,
     TimestepPreparationStage,
 )
+from sglang.multimodal_gen.runtime.pipelines_core.stages.validators import VerificationResult
 from sglang.multimodal_gen.runtime.post_training.flow_rollout_controller import FlowRolloutController
 from sglang.multimodal_gen.runtime.post_training.rollout_hooks import prepare_rollout_if_enabled, rollout_step_kwargs
 
@@ -48,6 +52,8 @@ PIECE = "unirl_request"
 """Key of a request's extras: rows of the rollout's request that share a prompt, first as bytes, then decoded."""
 WALK = "unirl_walk"
 """Key of a request's extras: the sampler state, and the digests of the initial noise."""
+SOURCES = "unirl_sources"
+"""Key of a request's extras: hashes of the media that were encoded, and their conditions."""
 ROWS = "unirl_rows"
 """Attribute of SGLang's trajectory data: what `rows_of` gives for each row."""
 
@@ -104,6 +110,32 @@ class Encoding(TextEncodingStage):
         return tuple([one for result in part for one in result] for part in zip(*each, strict=True))
 
 
+class PromptsWithImages(ImageEncodingStage):
+    """Left to the stage for media, so there is nothing to verify."""
+
+    def forward(self, batch: Any, server_args: Any) -> Any:
+        return batch
+
+    def verify_input(self, batch: Any, server_args: Any) -> VerificationResult:
+        return VerificationResult()
+
+    def verify_output(self, batch: Any, server_args: Any) -> VerificationResult:
+        return VerificationResult()
+
+
+class Sources(ImageVAEEncodingStage):
+    """The media of the piece, encoded by the bridge as in training: SGLang scales images in its own way."""
+
+    def forward(self, batch: Any, server_args: Any) -> Any:
+        media = read_media(_piece(batch).inputs.media[0])
+        if media:
+            pipeline = self.pipeline_of()
+            with torch.no_grad():
+                conditions = pipeline.bridge.encode_media(pipeline, batch, media, _sampling(batch))
+            batch.extra[SOURCES] = [ref.uri for ref in media], conditions
+        return batch
+
+
 class Schedule(TimestepPreparationStage):
     """The sigmas of the piece, bit for bit."""
 
@@ -114,7 +146,7 @@ class Schedule(TimestepPreparationStage):
         batch.scheduler.sigmas = sigmas
         timesteps = sigmas[:-1] * batch.scheduler.config.num_train_timesteps
         if (pipeline := self.pipeline_of()).bridge.rounds_timesteps:
-            timesteps = timesteps.to(next(pipeline.get_module(pipeline.bridge.module).parameters()).dtype)
+            timesteps = timesteps.to(next(pipeline.get_module(pipeline.bridge.modules[0]).parameters()).dtype)
         batch.scheduler.timesteps = timesteps
         batch.timesteps = batch.scheduler.timesteps
         # With both set, SGLang computes neither.
@@ -127,11 +159,17 @@ class Latents(LatentPreparationStage):
     def forward(self, batch: Any, server_args: Any) -> Any:
         piece = _piece(batch)
         bridge = self.pipeline_of().bridge
-        shape = bridge.latent_shape(server_args.pipeline_config.prepare_latent_shape(batch, piece.num_rows, 1)[1:])
+        frames = self.get_forward_latent_num_frames(batch, server_args)
+        shape = bridge.latent_shape(server_args.pipeline_config.prepare_latent_shape(batch, piece.num_rows, frames)[1:])
         walk = latent_walk(piece, latent_shape=shape, device=get_local_torch_device())
         batch.latents = bridge.packed(walk.x)
         batch.extra[WALK] = walk
-        return super().forward(batch, server_args)
+        batch = super().forward(batch, server_args)
+        if batch.latent_ids is None:
+            # SGLang leaves out the positions of latents that it was given packed.
+            ids = server_args.pipeline_config.maybe_prepare_latent_ids(walk.x)
+            batch.latent_ids = None if ids is None else ids.to(walk.x.device)
+        return batch
 
 
 @dataclass
@@ -178,8 +216,9 @@ class Denoising(DenoisingStage):
             raise RuntimeError("SGLang decodes other latents than those of the last step.")
         data = batch.rollout_trajectory_data
         env = data.denoising_env
+        sources, of_media = batch.extra.get(SOURCES, ([], {}))
         conditions = {
-            kind: _conditions(bridge.conditions(arguments, sampling), piece)
+            kind: _conditions(bridge.conditions(arguments, sampling), of_media, piece)
             for kind, arguments in (("positive", env.pos_cond_kwargs), ("negative", env.neg_cond_kwargs))
             if arguments
         }
@@ -190,6 +229,7 @@ class Denoising(DenoisingStage):
             media=None,
             texts=(batch.prompt,) * piece.num_rows,
             negative_prompt=batch.negative_prompt if "negative" in conditions else None,
+            sources={kind: [sources] * piece.num_rows for kind in conditions},
             version=pipeline.unirl_version,
         )
         # The rows already hold the conditions.
@@ -260,11 +300,12 @@ def _unsharded(batch: Any, latents: Tensor) -> Tensor:
     return latents
 
 
-def _conditions(found: Mapping[str, Tensor], piece: Request) -> Conditions:
-    """All rows share the prompt, and so the embedding."""
-    values = {name: value[:1] for name, value in found.items()}
+def _conditions(found: Mapping[str, Tensor], of_media: Mapping[str, Tensor], piece: Request) -> Conditions:
+    """All rows share the prompt and its media, and so the embedding."""
+    values = {name: value[:1] for name, value in found.items()} | {name: (one,) for name, one in of_media.items()}
     return Conditions(values=values, index=torch.zeros(piece.num_rows, dtype=torch.int64))
 
 
-STAGES: Mapping[type, type] = {cls.__base__: cls for cls in (Reading, Encoding, Schedule, Latents, Denoising, Decoding)}
+_OWN = (Reading, Encoding, PromptsWithImages, Sources, Schedule, Latents, Denoising, Decoding)
+STAGES: Mapping[type, type] = {cls.__base__: cls for cls in _OWN}
 """Stage of SGLang -> its rollout counterpart."""

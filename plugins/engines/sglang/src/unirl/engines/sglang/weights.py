@@ -10,6 +10,7 @@ deeper from then on. SGLang fuses some layers by concatenating their outputs, an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,25 +28,29 @@ class HeldWeights:
     unirl_version: int
     unirl_torn: str
     lora_layers: dict[str, Any]
+    lora_layers_transformer_2: dict[str, Any]
 
-    def unirl_inventory(self) -> list[tuple[str, str, dict[str, list[int]]]]:
-        """For every weight: SGLang's name, dtype, and name -> shape of its trained parts in concatenation order."""
-        module = self._unirl_module()
-        result: list[tuple[str, str, dict[str, list[int]]]] = []
-        for own, held in module.named_parameters():
-            if ".lora_" in own or own in self.bridge.constants:
-                continue
-            path, _, kind = own.rpartition(".")
-            parts = self._unirl_parts(path.replace(".base_layer", ""))
-            pieces = _pieces(held, module.get_submodule(path), len(parts))
-            shapes = {f"{part}.{kind}".lstrip("."): list(one.shape) for part, one in zip(parts, pieces, strict=True)}
-            result.append((own, str(held.dtype).removeprefix("torch."), shapes))
+    def unirl_inventory(self) -> list[tuple[str, str, str, dict[str, list[int]]]]:
+        """For every weight: its component, SGLang's name, dtype, and name -> shape of its trained parts in
+        concatenation order."""
+        result: list[tuple[str, str, str, dict[str, list[int]]]] = []
+        for component in self.bridge.modules:
+            module = self.get_module(component)
+            for own, held in module.named_parameters():
+                if ".lora_" in own or own in self.bridge.constants:
+                    continue
+                path, _, kind = own.rpartition(".")
+                parts = self._unirl_parts(component, path.replace(".base_layer", ""))
+                pieces = _pieces(held, module.get_submodule(path), len(parts))
+                names = [_path(part, kind) for part in parts]
+                shapes = {name: list(one.shape) for name, one in zip(names, pieces, strict=True)}
+                result.append((component, own, str(held.dtype).removeprefix("torch."), shapes))
         return result
 
     def unirl_begin(self, version: int) -> None:
         """Before a sync: disables generation and removes all adapters."""
         self.unirl_torn = f"the sync of version {version} did not complete."
-        for layer in self.lora_layers.values():
+        for layer in self._unirl_adapted().values():
             if layer.merged:
                 layer.unmerge_lora_weights()
             layer.clear_lora_weights()
@@ -53,7 +58,7 @@ class HeldWeights:
 
     def unirl_end_full(self, version: int) -> None:
         """After verified full weights, on top of which adapters apply."""
-        for layer in self.lora_layers.values():
+        for layer in self._unirl_adapted().values():
             layer.cpu_weight = layer.base_layer.weight.detach().to("cpu", copy=True)
         self.unirl_torn, self.unirl_version = "", version
 
@@ -61,14 +66,14 @@ class HeldWeights:
         """After an adapter: verify SGLang's weights against the files. Raises RuntimeError when they differ."""
         tensors = read_weights(paths, expected)
         sent = {name.rpartition(".lora_")[0] for name in tensors}
-        held = {path: layer for path, layer in self.lora_layers.items() if layer.merged or not layer.disable_lora}
-        parts = {path: self._unirl_parts(path) for path in held}
+        held = {at: layer for at, layer in self._unirl_adapted().items() if layer.merged or not layer.disable_lora}
+        parts = {at: self._unirl_parts(*at) for at in held}
         if missing := sorted(sent.difference(*parts.values())):
             raise RuntimeError(f"{missing[0]!r} has an adapter in the update, but SGLang did not apply it.")
-        if strange := sorted(path for path in held if sent.isdisjoint(parts[path])):
+        if strange := sorted(".".join(at) for at in held if sent.isdisjoint(parts[at])):
             raise RuntimeError(f"{strange[0]!r} has an adapter in SGLang, but not in the update.")
-        for path, layer in held.items():
-            self._unirl_compare(parts[path], layer, tensors, scale)
+        for at, layer in held.items():
+            self._unirl_compare(parts[at], layer, tensors, scale)
         self.unirl_torn, self.unirl_version = "", version
 
     def _unirl_compare(self, parts: Sequence[str], layer: Any, tensors: Mapping[str, Tensor], scale: float) -> None:
@@ -91,13 +96,25 @@ class HeldWeights:
             if not same or float((weight.double() - expected).abs().max()) > bound:
                 raise RuntimeError(f"the adapter of {part!r} was loaded, but the weights held differ from it.")
 
-    def _unirl_parts(self, path: str) -> list[str]:
+    def _unirl_parts(self, component: str, path: str) -> list[str]:
         """The trained layers fused into a layer of SGLang."""
+        for pattern, name in self.bridge.renamed.items():
+            if re.fullmatch(pattern, path):
+                path = re.sub(pattern, name, path)
+                break
         last = path.rpartition(".")[2]
-        return [path.removesuffix(last) + part for part in self.bridge.fused.get(last, (last,))]
+        prefix = component if len(self.bridge.modules) > 1 else ""
+        return [_path(prefix, path.removesuffix(last) + part) for part in self.bridge.fused.get(last, (last,))]
 
-    def _unirl_module(self) -> Any:
-        return self.get_module(self.bridge.module)
+    def _unirl_adapted(self) -> dict[tuple[str, str], Any]:
+        """Layers that take adapters, by component and SGLang's name."""
+        each = {"transformer": self.lora_layers, "transformer_2": self.lora_layers_transformer_2}
+        return {(name, path): layer for name in self.bridge.modules for path, layer in each[name].items()}
+
+
+def _path(*names: str) -> str:
+    """Names of modules, some of them empty, joined."""
+    return ".".join(filter(None, names))
 
 
 def _pieces(held: Tensor, layer: Any, count: int) -> Sequence[Tensor]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from unirl.core.limits import limit
+from unirl.core.limits import Reason, limit
 from unirl.core.specs.config import PartConfig
 
-__all__ = ["TrainsideConfig"]
+if TYPE_CHECKING:
+    from unirl.core.specs.plan import Plan, Stage
+
+__all__ = ["NO_GPU", "TrainsideConfig"]
+
+NO_GPU = "encoders and VAE are in CPU memory already, and moving them frees nothing. Leave it out, or use a GPU."
 
 
 @dataclass
@@ -18,3 +25,23 @@ class TrainsideConfig(PartConfig):
     cached_prompts: int = limit(512, least=0)
     """Number of prompts whose embeddings are cached in host memory between steps (LRU); 0 disables the cache. SD3.5
     with 256 T5 tokens takes 2.7 MB per prompt in bfloat16."""
+    offload_idle: bool = False
+    """Keep text encoders and VAE in CPU memory while the model denoises and trains: they are on the GPU while
+    prompts that are not cached are encoded and while samples are decoded. Refused on a CPU, where it gains nothing."""
+
+    def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
+        """Nothing to offload, or nothing that is idle."""
+        if not self.offload_idle or plan is None or stage is None:
+            return
+        if plan.run.device == "cpu":
+            yield Reason(key=".offload_idle", text=f"got true with run.device=cpu; {NO_GPU}")
+        if stage.kind != "latent":
+            text = (
+                f"got true, but {stage.model.name!r} generates text and has neither encoders nor a VAE. Leave it out."
+            )
+            yield Reason(key=".offload_idle", text=text)
+        if stage.needs.reward == "differentiable":
+            text = (
+                "got true, but the loss decodes samples, so the VAE is not idle while the model trains. Leave it out."
+            )
+            yield Reason(key=".offload_idle", text=text)

@@ -14,10 +14,11 @@ from unirl.core.roles import Model, WeightReceipt, WeightUpdate, diffusion_model
 from unirl.core.specs.check import check_config
 from unirl.core.types.request import Request, TextRequest
 from unirl.core.types.track import Conditions, LatentSegment, Track
+from unirl.numerics.diffusion.pipeline_model import PipelineModel
 from unirl.numerics.diffusion.rollout import branch_inputs, latent_track, sample_latents
 from unirl.numerics.tokens.rollout import GeneratedText, generate_text, text_track, visible_texts
 
-from .config import TrainsideConfig
+from .config import NO_GPU, TrainsideConfig
 from .input_cache import InputCache
 from .plugin import SPEC
 
@@ -25,13 +26,23 @@ __all__ = ["TrainsideEngine", "build"]
 
 
 def build(config: TrainsideConfig, *, model: Model, device: Any) -> TrainsideEngine:
-    """The engine over `model`. Raises RecipeError for a setting out of range or a model on another device."""
+    """The engine over `model`. Raises RecipeError for a setting out of range, a model on another device, and idle parts
+    that cannot be offloaded."""
     check_config(config, key="engine")
     if torch.device(device) != torch.device(model.device):
         raise RecipeError(
             f"engine: got device {device!s}, but the model is on {model.device!s}; trainside samples on the "
             "training device."
         )
+    if config.offload_idle:
+        if torch.device(device).type == "cpu":
+            raise RecipeError(f"engine.offload_idle: got true on a CPU; {NO_GPU}")
+        if not isinstance(model, PipelineModel):
+            raise RecipeError(
+                f"engine.offload_idle: got true, but model {model.spec.name!r} does not keep encoders and VAE apart "
+                "from what it trains. Leave it out."
+            )
+        model.offload_idle()
     return TrainsideEngine(config, model=model)
 
 

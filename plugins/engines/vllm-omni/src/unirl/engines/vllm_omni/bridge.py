@@ -6,12 +6,14 @@ library and torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from unirl.core.types.array import Ragged
     from unirl.core.types.sampling import LatentSamplingConfig
+    from unirl.numerics.media import LoadedImage
 
 __all__ = ["Bridge"]
 
@@ -33,15 +35,15 @@ class Bridge(Protocol):
         ...
 
     @property
-    def module(self) -> str:
-        """Attribute of the pipeline with the trainable parameters. Weight names are those of the trained module, except
-        for:"""
+    def module(self) -> str | tuple[str, ...]:
+        """Attribute of the pipeline with the trainable parameters, or those that together have them: names of weights
+        then begin with the attribute's. Otherwise these are those of the trained module, except for:"""
         ...
 
     @property
     def fused(self) -> Mapping[str, tuple[str, ...]]:
-        """Last name of a layer fused by vLLM-Omni -> last names of its parts, in the order of their outputs. A single
-        part is a renamed layer."""
+        """End of the name of a layer fused by vLLM-Omni -> ends of the names of its parts, in the order of their
+        outputs. A single part is a renamed layer."""
         ...
 
     def unfit(self, model: Any) -> str:
@@ -49,16 +51,32 @@ class Bridge(Protocol):
         process."""
         ...
 
+    def settings(self, model: Any) -> Mapping[str, Any]:
+        """What `encode_with_media` needs of the model's config, as JSON has it; there it is `pipeline.unirl_settings`.
+        Called in UniRL's process, only for models with `ModelSpec.inputs`."""
+        ...
+
     def latent_shape(self, pipeline: Any, sampling: LatentSamplingConfig) -> tuple[int, ...]:
         """Shape of one sample's latent."""
         ...
 
     def encode(self, pipeline: Any, prompt: str, sampling: LatentSamplingConfig) -> Mapping[str, Tensor]:
-        """Conditions of one prompt: name -> [1, ...]."""
+        """Conditions of one prompt without media: name -> [1, ...]."""
         ...
 
-    def velocity(self, pipeline: Any, x: Tensor, sigma: Tensor, conditions: Mapping[str, Tensor]) -> Tensor:
-        """x: [B, ...] fp32.  sigma: [B].  conditions: name -> [B, ...].  Returns [B, ...] fp32."""
+    def encode_with_media(
+        self, pipeline: Any, prompt: str, media: Sequence[LoadedImage], sampling: LatentSamplingConfig
+    ) -> Mapping[str, Ragged]:
+        """Conditions of one prompt and its media: name -> [1, ...], or one tensor of any shape in a tuple. Called only
+        for models with `ModelSpec.inputs`; other bridges leave it out.
+
+        media: of the prompt's roles, in its order, as `unirl.numerics.media` reads them in training: `load_picture` and
+        `load_image` take them like any reference. Raises DataError for those that the model does not take.
+        """
+        ...
+
+    def velocity(self, pipeline: Any, x: Tensor, sigma: Tensor, conditions: Mapping[str, Any]) -> Tensor:
+        """x: [B, ...] fp32.  sigma: [B].  conditions: name -> [B, ...], or B tensors.  Returns [B, ...] fp32."""
         ...
 
     def decode(self, pipeline: Any, latents: Tensor) -> Tensor:

@@ -9,9 +9,9 @@ import torch
 from unirl.core.roles import DiffusionModel
 from unirl.engine_host.checkpoint_folder import diffusers_folder
 from unirl.engine_host.external import Hosting
-from unirl.engine_host.latent_engine import ExternalLatentEngine, fitting_bridge
+from unirl.engine_host.latent_engine import ExternalLatentEngine, bridge_modules, fitting_bridge
 from unirl.engine_host.program import dtype_of, program
-from unirl.numerics.diffusion.probe import probe_request
+from unirl.numerics.diffusion.probe import probe_requests
 
 from .bridge import Bridge
 from .config import VllmOmniConfig
@@ -45,16 +45,17 @@ def build(config: VllmOmniConfig, *, model: DiffusionModel, device: Any) -> Exte
             device,
             variables=variables(config),
             cpu_variables=cpu_variables(config),
-            modules=(name.partition(":")[0],),
+            modules=(name.partition(":")[0], *bridge_modules(bridge)),
             num_devices=config.tensor_parallel,
             sleeps_on_cpu=True,
         ),
         arguments={
             "arguments": omni_arguments(config, folder=folder, dtype=dtype, on_cpu=device.type == "cpu"),
             "bridge": name,
+            "architecture": bridge.architecture,
+            "settings": bridge.settings(model) if model.spec.inputs else None,
         },
         lora_rank=MOST_RANK,
         overwrites=True,
     )
-    probe = probe_request(model)
-    return ExternalLatentEngine(hosting, model=model, kernels=SPEC.kernels, probe=probe)
+    return ExternalLatentEngine(hosting, model=model, kernels=SPEC.kernels, probes=probe_requests(model))

@@ -9,15 +9,17 @@ from unirl.engine_host.program import Product
 __all__ = ["ENVIRONMENT", "PRODUCT"]
 
 CARRIED = (
-    *(f"unirl.core.{name}" for name in ("errors", "limits", "names")),
+    *(f"unirl.core.{name}" for name in ("disk", "errors", "limits", "names")),
     *(f"unirl.core.types.{name}" for name in ("array", "batch", "data", "inputs", "media", "request")),
     *(f"unirl.core.types.{name}" for name in ("sampling", "serial", "track", "weights")),
-    "unirl.numerics.noise",
+    *(f"unirl.numerics.{name}" for name in ("media", "noise")),
     *(
         f"unirl.numerics.diffusion.{name}"
-        for name in ("denoise", "guidance", "kernels", "named", "rollout", "rows", "sampler")
+        for name in ("denoise", "equal_forwards", "guidance", "kernels", "named", "rollout", "rows", "sampler")
     ),
-    "unirl.engine_host.received",
+    # Of a bridge.
+    "unirl.numerics.diffusion.wan_prompts",
+    *(f"unirl.engine_host.{name}" for name in ("received", "received_media")),
     *(f"unirl.engines.vllm_omni.{name}" for name in ("pipeline", "server", "worker_extension")),
 )
 """Modules copied to the server from this installation: requests, the denoising loop with kernels and noise, and the

@@ -23,6 +23,7 @@ from unirl.core.types.inputs import Inputs, distinct
 from unirl.core.types.request import Request
 from unirl.core.types.serial import from_bytes
 from unirl.core.types.track import Conditions
+from unirl.engine_host.received_media import read_media
 from unirl.numerics.diffusion.denoise import Walk, finish
 from unirl.numerics.diffusion.guidance import guided_velocity
 from unirl.numerics.diffusion.rollout import branch_inputs, latent_walk
@@ -32,6 +33,7 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.platforms import current_platform
 
 from vllm_omni.diffusion.data import DiffusionOutput
+from vllm_omni.diffusion.distributed.utils import get_local_device
 from vllm_omni.diffusion.request import OmniDiffusionRequest
 
 if TYPE_CHECKING:
@@ -59,7 +61,8 @@ class Rollouts:
     def __new__(cls, *, od_config: Any, prefix: str = "") -> Any:
         bridge = resolve(od_config.custom_pipeline_args["bridge"])
         stock = resolve(bridge.pipeline)
-        return type(f"Rollout{stock.__name__}", (RolloutPipeline, stock), {"bridge": bridge})(od_config=od_config)
+        own = {"bridge": bridge, "unirl_settings": od_config.custom_pipeline_args["settings"]}
+        return type(f"Rollout{stock.__name__}", (RolloutPipeline, stock), own)(od_config=od_config)
 
 
 def resolve(name: str) -> Any:
@@ -77,6 +80,8 @@ class Underway:
     walk: Walk
     initial_noise: tuple[str, ...]
     conditions: Mapping[str, Conditions]
+    sources: Mapping[str, Sequence[Sequence[str]]]
+    """For each branch of the guidance and each row the hashes of the media that were encoded."""
     version: int
     """Version of the weights at the first step."""
     num_rows: int
@@ -93,6 +98,8 @@ class RolloutPipeline:
     supports_request_batch = True
     supports_step_execution = True
     bridge: Bridge
+    unirl_settings: Mapping[str, Any]
+    """See `Bridge.settings`."""
     unirl_version = UNSYNCED
     """Policy version of the weights in use."""
     unirl_torn = ""
@@ -161,13 +168,15 @@ class RolloutPipeline:
             raise RuntimeError(f"cannot generate with these weights: {self.unirl_torn}")
         sampling = request.latent.sampling
         shape = self.bridge.latent_shape(self, sampling)
-        walk = latent_walk(request, latent_shape=shape, device=self.device)  # type: ignore[attr-defined]
+        walk = latent_walk(request, latent_shape=shape, device=get_local_device())
+        encoded = {branch: self._encoded(inputs, sampling) for branch, inputs in branch_inputs(request).items()}
         return Underway(
             request=request,
             sampling=sampling,
             walk=walk,
             initial_noise=noise_digest(walk.x),
-            conditions={branch: self._encoded(inputs, sampling) for branch, inputs in branch_inputs(request).items()},
+            conditions={branch: own for branch, (own, _) in encoded.items()},
+            sources={branch: own for branch, (_, own) in encoded.items()},
             version=self.unirl_version,
             num_rows=request.num_rows,
         )
@@ -187,20 +196,30 @@ class RolloutPipeline:
             media=self.bridge.decode(self, rows.walk.x) if sampling.decode else None,
             texts=rows.request.inputs.texts,
             negative_prompt=sampling.negative_prompt if "negative" in rows.conditions else None,
+            sources=rows.sources,
             version=rows.version,
         )
         # Returned as images, they would pass through the pipeline's postprocessing to 8 bits or PIL. A trajectory is
-        # returned unchanged in every version, but only together with an image, hence the empty one.
-        nothing = torch.zeros(1, 3, 8, 8)
+        # returned unchanged in every version, but only together with an image or a video, hence the empty one.
+        nothing = torch.zeros(1, 3, *(1,) * (rows.walk.x.ndim - 4), 8, 8)
         return [DiffusionOutput(nothing, trajectory_latents={ROW: {**row, "rows": rows.num_rows}}) for row in result]
 
-    def _encoded(self, inputs: Inputs, sampling: LatentSamplingConfig) -> Conditions:
-        """Encode each input alone: its embedding then does not depend on the batch, and can come from vLLM-Omni's
-        cache."""
+    def _encoded(self, inputs: Inputs, sampling: LatentSamplingConfig) -> tuple[Conditions, list[list[str]]]:
+        """The conditions of the rows, and the hashes of the media of each.
+
+        Each input is encoded alone: its embedding then does not depend on the batch, and can come from vLLM-Omni's
+        cache.
+        """
         rows, index = distinct(inputs)
-        each = [self.bridge.encode(self, inputs.texts[row], sampling) for row in rows]
-        values = _joined(each)
-        return Conditions(values=values, index=torch.tensor(index).to(self.device))  # type: ignore[attr-defined]
+        media = [read_media(inputs.media[row]) for row in rows]
+        each = [
+            self.bridge.encode_with_media(self, inputs.texts[row], own, sampling)
+            if own
+            else self.bridge.encode(self, inputs.texts[row], sampling)
+            for row, own in zip(rows, media, strict=True)
+        ]
+        conditions = Conditions(values=_joined(each), index=torch.tensor(index, device=get_local_device()))
+        return conditions, [[ref.uri for ref in media[at]] for at in index]
 
     def _load_diffusion_lora_adapter(self, *, lora_request: Any, lora_path: str, dtype: Any) -> Any:
         """Called by vLLM-Omni before it looks for an adapter on disk."""

@@ -35,7 +35,7 @@ SPEC = EngineSpec(
         Cap.CONDITIONS: Support.NATIVE,
         Cap.GUIDANCE: Support.NATIVE,
         Cap.PLUGIN_SAMPLERS: Support.NO,
-        Cap.MEDIA_REFS: Support.NO,
+        Cap.MEDIA_REFS: Support.NATIVE,
         Cap.WEIGHTS_SHARED: Support.NO,
         Cap.WEIGHTS_FULL: Support.NATIVE,
         Cap.WEIGHTS_LORA: Support.NATIVE,

@@ -40,17 +40,23 @@ class _Server:
         return omni, {}
 
     def load(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
-        """Build the engine. asked: arguments of `AsyncOmni`, and the bridge. Returns the weights held."""
+        """Build the engine. asked: arguments of `AsyncOmni`, and the bridge, its architecture and settings, None for a
+        model without media. Returns the weights held."""
 
         async def made() -> Any:
+            from vllm_omni.diffusion import registry
             from vllm_omni.entrypoints import AsyncOmni
 
+            if asked["settings"] is not None:
+                # Refuses requests without images of its own, and would scale those. The bridge prepares them.
+                registry._DIFFUSION_PRE_PROCESS_FUNCS.pop(asked["architecture"], None)
             return AsyncOmni(
                 **asked["arguments"],
                 worker_extension_cls="unirl.engines.vllm_omni.worker_extension.WorkerExtension",
                 custom_pipeline_args={
                     "pipeline_class": "unirl.engines.vllm_omni.pipeline.Rollouts",
                     "bridge": asked["bridge"],
+                    "settings": asked["settings"],
                 },
             )
 

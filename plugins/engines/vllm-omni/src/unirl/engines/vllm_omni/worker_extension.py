@@ -40,24 +40,43 @@ def held_weights(module: Any, fused: Mapping[str, Sequence[str]]) -> Iterator[tu
     """
     for path, layer in module.named_modules():
         # A layer that once had an adapter stays wrapped.
-        path = path.replace(".base_layer", "")
-        parent, _, last = path.rpartition(".")
+        trained = trained_names(path.replace(".base_layer", ""), fused)
         for name, parameter in layer.named_parameters(recurse=False):
             split = _split_dim(layer, parameter)
-            if last in fused and isinstance(layer, LinearBase):
+            if split is not None and len(trained) == 1 and len(getattr(layer, "output_partition_sizes", ())) > 1:
+                raise RuntimeError(
+                    f"{path!r} has several parts, each split over ranks, which the bridge does not name. "
+                    "Set engine.tensor_parallel=1."
+                )
+            pieces = [parameter.data]
+            if len(trained) > 1:
                 pieces = parameter.data.split(list(layer.output_partition_sizes))
-                for part, piece in zip(fused[last], pieces, strict=True):
-                    yield f"{parent}.{part}.{name}", piece, split
-            else:
-                yield f"{path}.{name}" if path else name, parameter.data, split
+            for own, piece in zip(trained, pieces, strict=True):
+                yield f"{own}.{name}" if own else name, piece, split
+
+
+def trained_names(path: str, fused: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Names of the trained module's layers that vLLM-Omni's layer at `path` stands for."""
+    for end, parts in fused.items():
+        if path == end or path.endswith(f".{end}"):
+            return tuple((path.removesuffix(end) + part).rstrip(".") for part in parts)
+    return (path,)
 
 
 def renamed(name: str, fused: Mapping[str, Sequence[str]]) -> str:
     """A weight's name with the layer renamed as in vLLM-Omni, except for fused layers."""
-    for last, parts in fused.items():
+    for end, parts in fused.items():
         if len(parts) == 1:
-            name = name.replace(f".{parts[0]}.", f".{last}.")
+            name = name.replace(f".{parts[0]}.", f".{end}.")
     return name
+
+
+def trained_modules(pipeline: Any) -> dict[str, Any]:
+    """What the names of weights begin with -> a trained module of vLLM-Omni's pipeline."""
+    names: str | tuple[str, ...] = pipeline.bridge.module
+    if isinstance(names, str):
+        return {"": getattr(pipeline, names)}
+    return {f"{name}.": getattr(pipeline, name) for name in names}
 
 
 def reached_twice(module: Any) -> set[str]:
@@ -152,9 +171,11 @@ class WorkerExtension(CustomPipelineWorkerExtension):
         """Load the adapter from these files, replacing the previous one. Raises as `unirl_load_full`."""
         tensors = read_weights(paths, expected)
         pipeline = self.model_runner.pipeline
-        bridge, module = pipeline.bridge, getattr(pipeline, pipeline.bridge.module)
+        bridge = pipeline.bridge
         layers = sorted({_layer(name) for name in tensors})
-        if twice := sorted(reached_twice(module).intersection(layers)):
+        modules = trained_modules(pipeline)
+        doubled = {prefix + name for prefix, module in modules.items() for name in reached_twice(module)}
+        if twice := sorted(doubled.intersection(layers)):
             raise Unchanged(
                 f"got an adapter for {twice[0]!r}, which vLLM-Omni has under two names; it would apply the adapter to "
                 "only one of them. Remove the layer from backend.lora.targets."
@@ -162,12 +183,13 @@ class WorkerExtension(CustomPipelineWorkerExtension):
         # A copy: vLLM multiplies the scale into B in place.
         held_as = {renamed(name, bridge.fused): value.clone() for name, value in tensors.items()}
         rank = next(iter(tensors.values())).shape[0]
-        # vLLM-Omni treats names as regular expressions after a dot.
-        targets = sorted({re.escape(_layer(name)) for name in held_as})
+        # vLLM-Omni treats names as regular expressions after a dot, and looks for them in each module.
+        inner = (_layer(name).removeprefix(p) for name in held_as for p in modules if name.startswith(p))
+        targets = sorted({re.escape(layer) for layer in inner})
         helper = PEFTHelper(r=rank, lora_alpha=rank, target_modules=targets)
         lora = LoRAModel.from_lora_tensors(
             lora_model_id=ADAPTER.lora_int_id,
-            tensors={f"base_model.model.{bridge.module}.{name}": value for name, value in held_as.items()},
+            tensors={f"base_model.model.{self._unirl_component()}{name}": value for name, value in held_as.items()},
             peft_helper=helper,
             device="cpu",
             dtype=self.lora_manager.dtype,
@@ -207,13 +229,15 @@ class WorkerExtension(CustomPipelineWorkerExtension):
         """Layer -> A [rank, in] and scaled B [out, rank] that vLLM-Omni computes with, and the layer's split dim."""
         bridge = self.model_runner.pipeline.bridge
         for path, wrapper in self.lora_manager._lora_modules.items():
-            path = path.removeprefix(f"{bridge.module}.")
-            parent, _, last = path.rpartition(".")
+            trained = trained_names(path.removeprefix(self._unirl_component()), bridge.fused)
             split = _split_dim(wrapper.base_layer, wrapper.base_layer.weight)
-            for part, down, up in zip(
-                bridge.fused.get(last, (last,)), wrapper.lora_a_stacked, wrapper.lora_b_stacked, strict=True
-            ):
-                yield f"{parent}.{part}", (down[0, 0], up[0, 0], split)
+            for own, down, up in zip(trained, wrapper.lora_a_stacked, wrapper.lora_b_stacked, strict=True):
+                yield own, (down[0, 0], up[0, 0], split)
+
+    def _unirl_component(self) -> str:
+        """What vLLM-Omni's names of layers begin with, and names of weights do not."""
+        names: str | tuple[str, ...] = self.model_runner.pipeline.bridge.module
+        return f"{names}." if isinstance(names, str) else ""
 
     def _unirl_drop_adapter(self) -> None:
         if ADAPTER.lora_int_id in self.lora_manager.list_adapters():
@@ -221,7 +245,9 @@ class WorkerExtension(CustomPipelineWorkerExtension):
 
     def _unirl_held(self) -> Iterator[tuple[str, Tensor, int | None]]:
         pipeline = self.model_runner.pipeline
-        return held_weights(getattr(pipeline, pipeline.bridge.module), pipeline.bridge.fused)
+        for prefix, module in trained_modules(pipeline).items():
+            for name, held, split in held_weights(module, pipeline.bridge.fused):
+                yield prefix + name, held, split
 
     def _unirl_share(self, whole: Tensor, split: int | None) -> Tensor:
         """This rank's shard of a tensor."""

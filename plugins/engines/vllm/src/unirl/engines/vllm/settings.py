@@ -49,6 +49,9 @@ def llm_arguments(
         # Chunked prefill samples after every chunk, and vLLM undoes the sampling by resetting the generator's offset,
         # which torch supports only on CUDA.
         arguments["enable_chunked_prefill"] = False
+    else:
+        # Other kernels of experts reorder the weights, which could then be neither read nor compared.
+        arguments["moe_backend"] = "triton"
     if config.max_model_len:
         arguments["max_model_len"] = config.max_model_len
     if config.kv_cache_mb or on_cpu:

@@ -9,13 +9,23 @@ import torch
 from unirl.core.errors import RecipeError
 from unirl.numerics.tokens.causal_lm import CausalLmModel
 from unirl.numerics.tokens.causal_lm_files import find
+from unirl.numerics.tokens.scoring_class import scoring_class
+from unirl.numerics.tokens.verify import verify
 
-from .architecture import scoring_class
 from .config import AutoCausalLmConfig
 from .plugin import SPEC
-from .verify import VERIFIED, verify
 
-__all__ = ["AutoCausalLm", "build"]
+__all__ = ["VERIFIED", "AutoCausalLm", "build"]
+
+VERIFIED = frozenset(
+    f"{name}ForCausalLM"
+    for name in (
+        "Cohere2", "DeepseekV3", "Gemma", "Gemma3", "Glm4", "Granite", "Llama", "Mistral", "Olmo2", "Phi", "Phi3",
+        "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SmolLM3",
+    )
+)  # fmt: skip
+"""Architectures that the tests compare with transformers: log-probs, gradients, greedy texts, adapters, and a build
+without values."""
 
 
 class AutoCausalLm(CausalLmModel):
@@ -30,7 +40,7 @@ def build(config: AutoCausalLmConfig, *, device: Any, lazy: bool = False) -> Aut
     Raises RecipeError when the checkpoint or a setting is wrong, and for an architecture that cannot be trained here.
     """
     folder = find(config, example=AutoCausalLm.example)
-    cls = scoring_class(folder, trust_remote_code=config.trust_remote_code)
+    cls = scoring_class(folder, auto="AutoModelForCausalLM", trust_remote_code=config.trust_remote_code)
     if lazy and cls.__name__ not in VERIFIED:
         raise RecipeError(
             f"model.path: {cls.__name__!r} was not compared with transformers by the tests of this plugin, and a model "

@@ -23,6 +23,7 @@ SPEC = ModelSpec(
     },
     tracks={"text": "text"},
     trainable="causal_lm",
+    splits_sequence=True,
     lora_targets="unirl.numerics.module_names:attention_layers",
     wrap_blocks="unirl.numerics.module_names:unsplit_blocks",
     tiny=Miniature(

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 from unirl.core.errors import RecipeError
 from unirl.numerics.diffusion.pipeline_config import pipeline_dtypes
+from unirl.numerics.diffusion.pipeline_model import empty_component
+from unirl.numerics.lazy_weights import CheckpointValues, weight_files
 from unirl.numerics.model_files import (
     check_filled,
     check_parts,
@@ -49,8 +52,9 @@ def find(config: DiffusersConfig) -> Path:
     return find_checkpoint(config.path, layout="diffusers", example=_EXAMPLE, fetch=fetch)
 
 
-def load_pipeline(folder: Path, config: DiffusersConfig) -> Any:
-    """All components of the checkpoint, each in its dtype, on the CPU.
+def load_pipeline(folder: Path, config: DiffusersConfig, *, lazy: bool) -> tuple[Any, CheckpointValues | None]:
+    """All components of the checkpoint, each in its dtype, on the CPU; and the values of the transformer, where lazy
+    leaves it without.
 
     Raises RecipeError, key `model.path`, when it is not there, incomplete, or not one of flow matching.
     """
@@ -60,15 +64,33 @@ def load_pipeline(folder: Path, config: DiffusersConfig) -> Any:
     _check_flow(folder)
     encoders = [part for part in parts if part.startswith(("text_encoder", "image_encoder"))]
     dtypes = pipeline_dtypes(config, model="diffusers", encoders=encoders)
+    given: dict[str, Any] = {}
+    values: CheckpointValues | None = None
+    if lazy:
+        given["transformer"] = _empty_transformer(folder, parts["transformer"], dtype=dtypes["transformer"])
+        files = weight_files(folder / "transformer", "diffusion_pytorch_model", variant=config.variant)
+        values = CheckpointValues(given["transformer"], files)
     with loading_pipeline(
         folder, title=name, logs=(diffusers_logging, transformers_logging), errors=(SafetensorError,)
     ):
-        pipeline = DiffusionPipeline.from_pretrained(
-            folder, dtype=dtypes, variant=config.variant, local_files_only=True, use_safetensors=True
+        # Its own class: DiffusionPipeline loads optional components again that it is given.
+        pipeline = getattr(diffusers, name).from_pretrained(
+            folder, dtype=dtypes, variant=config.variant, local_files_only=True, use_safetensors=True, **given
         )
-    check_filled(folder, pipeline.components, given={})
+    check_filled(folder, pipeline.components, given=given)
     pipeline.set_progress_bar_config(disable=True)
-    return pipeline
+    return pipeline, values
+
+
+def _empty_transformer(folder: Path, part: Sequence[str], *, dtype: Any) -> Any:
+    library, kind = part
+    cls = getattr(diffusers, kind, None) if library == "diffusers" else None
+    if cls is None:
+        raise RecipeError(
+            f"model.path: {str(folder)!r} has the transformer {library}.{kind}; only those of diffusers "
+            f"{diffusers.__version__} are built shard by shard. Train on one process, or choose another release."
+        )
+    return empty_component(cls, folder / "transformer", dtype=dtype)
 
 
 def _index(folder: Path) -> tuple[str, dict[str, list[str]]]:

@@ -29,6 +29,8 @@ class Grid:
     """Frames are one more than a multiple of it; 0 for a pipeline of images."""
     is_packed: bool
     """The pipeline steps through tokens [B, F h w, C]."""
+    is_channels_last: bool = False
+    """The pipeline steps through [B, F, h, w, C]."""
 
     @classmethod
     def found(cls, state_shape: Callable[[Size], Shape | None], size: Size, *, makes_videos: bool) -> Grid:
@@ -40,14 +42,22 @@ class Grid:
         if shape is None:
             raise ValueError(f"it takes no {size.height} x {size.width} pixels")
 
+        # Of single frames, as a VAE may encode images of each size.
+        first = dataclasses.replace(size, frames=1)
+        still = state_shape(first)
+        if still is None:
+            raise ValueError("it takes no single frame")
         # Pipelines round what does not fit, or refuse it: a size that fits has as many more places as it has pixels.
         for unit in (1, 2, 4, 8, 16, 32, 64):
-            other = state_shape(dataclasses.replace(size, height=size.height + unit))
-            if other and math.prod(other) * size.height == math.prod(shape) * (size.height + unit):
+            other = state_shape(dataclasses.replace(first, height=size.height + unit))
+            if other and math.prod(other) * size.height == math.prod(still) * (size.height + unit):
                 break
         else:
-            raise ValueError(f"its latents, {list(shape)}, do not grow with the height")
+            raise ValueError(f"its latents, {list(still)}, do not grow with the height")
         is_packed = len(shape) == 2
+        is_channels_last = makes_videos and len(shape) == 4 and still[-3] != other[-3]
+        if is_channels_last:
+            shape, still = (*shape[-1:], *shape[:-1]), (*still[-1:], *still[:-1])
         if is_packed and not makes_videos:
             side = math.isqrt(size.height * size.width // shape[0])
         else:
@@ -55,14 +65,15 @@ class Grid:
         places = (size.height // side) * (size.width // side)
         frames = (shape[0] // places if is_packed else shape[1]) if makes_videos else 1
         frame_step = (size.frames - 1) // max(frames - 1, 1) if makes_videos else 0
-        grid = cls(unit=unit, side=side, frame_step=frame_step, is_packed=is_packed)
+        grid = cls(unit=unit, side=side, frame_step=frame_step, is_packed=is_packed, is_channels_last=is_channels_last)
         channels = shape[-1] if is_packed else shape[0]
-        expected = grid.latent_shape(channels, size)
-        if shape not in (expected, (math.prod(expected[1:]), channels)):
-            raise ValueError(
-                f"its latents are {list(shape)} for {size.height} x {size.width} pixels and {size.frames} frames, "
-                f"expected {list(expected)} or tokens of it"
-            )
+        for result, asked in ((shape, size), (still, first)):
+            expected = grid.latent_shape(channels, asked)
+            if result not in (expected, (math.prod(expected[1:]), channels)):
+                raise ValueError(
+                    f"its latents are {list(result)} for {size.height} x {size.width} pixels and {asked.frames} "
+                    f"frames, expected {list(expected)} or tokens of it"
+                )
         return grid
 
     def latent_shape(self, channels: int, size: Size) -> Shape:
@@ -80,8 +91,12 @@ class Grid:
 
     def state(self, latents: Tensor) -> Tensor:
         """[B, *latent_shape] as the pipeline steps through it."""
+        if self.is_channels_last:
+            return latents.movedim(1, -1)
         return latents.flatten(2).transpose(1, 2) if self.is_packed else latents
 
     def latents(self, state: Tensor, shape: Shape) -> Tensor:
         """The inverse of `state`, for a latent of this shape."""
+        if self.is_channels_last:
+            return state.movedim(-1, 1)
         return state.transpose(1, 2).reshape(len(state), *shape) if self.is_packed else state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,10 @@ from torch import Tensor
 
 from .session import Record
 
-__all__ = ["Layout"]
+__all__ = ["SHARED", "Layout"]
+
+SHARED = "shared"
+"""Condition [n] int64: rows go together where it is equal."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +40,35 @@ class _Parts:
 
 @dataclass
 class Layout:
-    """Where the rows of prompts lie in a record, found by encoding a prompt once and twice, and another one."""
+    """Where the rows of prompts lie in a record, found by encoding a prompt once and twice, and another one; and what
+    rows a run may have."""
 
     calls: list[tuple[str, Any]]
     """Name of each method, and the nodes of its result; all else is a constant."""
     ragged: set[str] = field(default_factory=lambda: set[str]())
     """Names of conditions whose shape depends on the prompt."""
+    unshared: set[str] = field(default_factory=lambda: set[str]())
+    """Names of values that the rows of a run have in common, and that depend on the prompt: rows where they differ run
+    one after another."""
+    is_single: bool = False
+    """Every row needs a run of its own."""
+    takes_row_sigmas: bool = True
+    """Whether the rows of a run may differ in sigma. If not, there is a forward for each sigma."""
+
+    @property
+    def is_split(self) -> bool:
+        """Rows of a batch may need runs of their own."""
+        return bool(self.ragged or self.unshared or self.is_single or not self.takes_row_sigmas)
 
     @classmethod
-    def found(cls, one: Record, two: Record, others: Sequence[Record]) -> Layout:
-        """one, two: of a prompt, once and twice.  others: of other prompts.
+    def found(cls, one: Record, two: Record | None, others: Sequence[Record]) -> Layout:
+        """one, two: of a prompt, once and twice; None where the pipeline takes one prompt only.  others: of other
+        prompts.
 
         Raises ValueError for values whose rows cannot be told apart.
         """
+        is_single = two is None
+        two = one if two is None else two
         names = [[name for name, _ in record] for record in (one, two, *others)]
         if any(other != names[0] for other in names):
             raise ValueError(f"its encoders are called as {names}, which depends on the prompts")
@@ -57,16 +77,26 @@ class Layout:
             for index, ((name, value), (_, twice)) in enumerate(zip(one, two, strict=True))
         ])  # fmt: skip
         flat = [result._flat(record) for record in (one, *others)]
+        shared = [leaf.name for _, node in result.calls for leaf in _leaves(node) if leaf.axis is None]
+        result.is_single = is_single
+        result.unshared = {
+            name
+            for name in shared
+            if not is_single and any(not torch.equal(flat[0][name], other[name]) for other in flat)
+        }
         result.ragged = {name for name, value in flat[0].items() if any(value.shape != o[name].shape for o in flat)}
         return result
 
     def conditions(self, records: Sequence[Record]) -> dict[str, Any]:
         """Of one record for each prompt: name -> [n, ...], or n tensors of any shape."""
         rows = [self._flat(record) for record in records]
-        return {
+        result: dict[str, Any] = {
             name: tuple(row[name] for row in rows) if name in self.ragged else torch.stack([row[name] for row in rows])
             for name in rows[0]
         }
+        if self.unshared:
+            result[SHARED] = torch.tensor([_digest([row[name] for name in sorted(self.unshared)]) for row in rows])
+        return result
 
     def record(self, conditions: Mapping[str, Any]) -> Record:
         """What the pipeline would have been given for these rows."""
@@ -78,6 +108,11 @@ class Layout:
             for (_, node), (_, result) in zip(self.calls, record, strict=True)
             for name, value in _flat(node, result)
         }
+
+
+def _digest(values: Sequence[Tensor]) -> int:
+    content = hashlib.sha256(b"".join(value.contiguous().view(torch.uint8).cpu().numpy().tobytes() for value in values))
+    return int.from_bytes(content.digest()[:7])
 
 
 def _node(name: str, one: Any, two: Any) -> Any:
@@ -94,6 +129,14 @@ def _node(name: str, one: Any, two: Any) -> Any:
     if one != two:
         raise ValueError(f"{name} is {one!r} for one prompt and {two!r} for two")
     return one
+
+
+def _leaves(node: Any) -> Iterator[_Leaf]:
+    if isinstance(node, _Leaf):
+        yield node
+    elif isinstance(node, _Parts):
+        for part in node.parts:
+            yield from _leaves(part)
 
 
 def _flat(node: Any, value: Any) -> Iterator[tuple[str, Tensor]]:

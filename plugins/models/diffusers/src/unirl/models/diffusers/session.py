@@ -1,9 +1,9 @@
 """Runs of a diffusers pipeline whose loop is stopped, handed a state, or watched. Nothing of the pipeline is declared.
 
 Each run calls the pipeline's own `__call__` with three things replaced: the scheduler, by one of the same class whose
-`step` is ours; the transformer, by a gate that answers some calls itself; and the methods `encode_*`, whose results are
-recorded, or replayed. So packing, position ids, the scale of the timestep and the sign of the velocity are the
-pipeline's.
+`step` is ours; the transformer, by a gate that answers some calls itself; and the methods `encode_*`, and those
+`prepare_*` whose results depend on an image, which are recorded, or replayed. So packing, position ids, the scale of
+the timestep and the sign of the velocity are the pipeline's.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 __all__ = ["Done", "Record", "Run", "Session", "Size"]
 
 Record = list[tuple[str, Any]]
-"""What the methods `encode_*` returned in one run, in order."""
+"""What the recorded methods returned in one run, in order."""
 
 
 class Done(BaseException):
@@ -47,7 +48,7 @@ class Run:
     on_step: Callable[[int, Tensor, Tensor], Tensor | None]
     """on_step(index, prediction, sample) -> the next sample; None lets the scheduler step; may raise Done."""
     on_encode: Callable[[str, Callable[[], Any]], Any]
-    """on_encode(name, own) -> the result of a method `encode_*`; `own()` computes it."""
+    """on_encode(name, own) -> the result of a recorded method; `own()` computes it."""
     real_from: int = 0
     """Index of the first step whose calls of the transformer are real; those before get zeros."""
     at: Any = None
@@ -104,12 +105,18 @@ class Session:
     """A pipeline and the arguments that all its calls have."""
 
     def __init__(
-        self, pipeline: Any, *, call: Mapping[str, Any], dtype: torch.dtype, autocast: torch.dtype | None
+        self,
+        pipeline: Any,
+        *,
+        device: torch.device,
+        call: Mapping[str, Any],
+        dtype: torch.dtype,
+        autocast: torch.dtype | None,
     ) -> None:
-        """call: further arguments, `DiffusersConfig.call`.  dtype: of the transformer's weights, and so of its
-        inputs but the timestep."""
+        """device: of the inputs; the transformer may be on the meta device.  call: further arguments,
+        `DiffusersConfig.call`.  dtype: of the transformer's weights, and so of its inputs but the timestep."""
         self.pipeline = pipeline
-        self.device: torch.device = pipeline._execution_device
+        self.device = device
         self._call = inspect.unwrap(type(pipeline).__call__)
         self.parameters = inspect.signature(self._call).parameters
         self.has_embedded_guidance = bool(pipeline.transformer.config.get("guidance_embeds"))
@@ -117,13 +124,19 @@ class Session:
         self.set_guidance(1.0)
         self._dtype, self._autocast = dtype, autocast
         self.compute_dtype = autocast or dtype
+        self.casts_timestep = False
+        """The transformer takes its timestep in the dtype of its weights alone, and so rounded."""
         self._scheduler = _handed(pipeline.scheduler)
-        self._encoders = [name for name in _names(self._call) if re.match(r"_?encode_", name)]
+        self.image_name = next((name for name in ("image", "control_image") if name in self.parameters), None)
+        """The argument for source images, if the pipeline has one."""
+        names = _names(self._call)
+        self._encoders = [name for name in names if re.match(r"_?encode_", name)]
+        self._preparing = [name for name in names if re.match(r"_?prepare_", name) and hasattr(pipeline, name)]
         self._form: tuple[Any, Any] | None = None
 
     @property
     def makes_videos(self) -> bool:
-        return "num_frames" in self.parameters
+        return bool({"num_frames", "frames"} & set(self.parameters))
 
     def set_guidance(self, scale: float) -> None:
         """The scale of the pipeline's own guidance: pipelines turn it off at 1, or at 0."""
@@ -137,31 +150,40 @@ class Session:
         *,
         prompts: Sequence[str],
         size: Size,
+        images: Sequence[Image.Image] = (),
         num_steps: int = 2,
         output_type: str = "latent",
-        **more: Any,
     ) -> Any:
-        """The pipeline's result, None where the run was ended. Under the caller's grad mode."""
+        """The pipeline's result, None where the run was ended. Under the caller's grad mode.
+
+        images: of each prompt, the same for all.
+        """
         pipeline, scheduler = copy.copy(self.pipeline), copy.copy(self._scheduler)
         scheduler.run = run
         gate = _Gate(run.transformer, lambda *args, **kwargs: self._transformer(run, args, kwargs))
         guider = {"guider": _disabled(pipeline.guider)} if hasattr(pipeline, "guider") else {}
-        methods = {name: _around(name, getattr(pipeline, name), run) for name in self._encoders}
+        names = [*self._encoders, *(self._preparing if images else ())]
+        methods = {name: _around(name, getattr(pipeline, name), run) for name in names}
         pipeline.__dict__.update(scheduler=scheduler, transformer=gate, **guider, **methods)
         arguments = {
             "prompt": list(prompts),
             "height": size.height,
             "width": size.width,
             "num_frames": size.frames,
+            "frames": size.frames,
             "max_sequence_length": size.max_sequence_length,
             "num_inference_steps": num_steps,
             # What the pipeline draws is dropped, or must be the same in every run; no global generator is used.
             "generator": torch.Generator(self.device).manual_seed(0),
             "output_type": output_type,
             "return_dict": False,
+            # FLUX.1 Kontext scales what it generates to this many pixels.
+            "max_area": size.height * size.width,
             **self._arguments,
-            **more,
         }
+        if images:
+            assert self.image_name is not None
+            arguments[self.image_name] = images[0] if len(images) == 1 else list(images)
         try:
             result = self._call(pipeline, **{k: v for k, v in arguments.items() if k in self.parameters})
         except Done:
@@ -169,19 +191,41 @@ class Session:
         return result[0]
 
     def record(
-        self, prompts: Sequence[str], *, size: Size, transformer: nn.Module, num_steps: int = 2
+        self,
+        prompts: Sequence[str],
+        *,
+        size: Size,
+        transformer: nn.Module,
+        images: Sequence[Image.Image] = (),
+        num_steps: int = 2,
     ) -> tuple[Record, Run]:
-        """What encoding gives for these prompts, and the scheduler's schedule. The transformer does not run."""
+        """What encoding gives for these prompts and images, and the scheduler's schedule. The transformer does not run.
+        What the encoders draw is the same each time."""
         record: Record = []
+        depth = 0
 
         def keep(name: str, own: Callable[[], Any]) -> Any:
-            record.append((name, own()))
-            return record[-1][1]
+            # A replayed method calls no other.
+            nonlocal depth
+            depth += 1
+            value = own()
+            depth -= 1
+            if not depth:
+                record.append((name, value))
+            return value
 
         run = Run(transformer=transformer, on_step=_never, on_encode=keep, real_from=-1)
         with torch.no_grad():
-            self.run(run, prompts=prompts, size=size, num_steps=num_steps)
+            self.run(run, prompts=prompts, size=size, images=images, num_steps=num_steps)
         return record, run
+
+    def _timestep(self, value: Any) -> Any:
+        is_cast = self.casts_timestep and isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(self._dtype) if is_cast else value
+
+    def keep_preparing(self, names: Collection[str]) -> None:
+        """Record, of the methods `prepare_*`, these alone. All are, until then."""
+        self._preparing = [name for name in self._preparing if name in names]
 
     def _transformer(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if run.real_from < 0:
@@ -194,7 +238,7 @@ class Session:
         run.rows += rows
         args, kwargs = (
             _cast(args, self._dtype),
-            {k: v if "timestep" in k else _cast(v, self._dtype) for k, v in kwargs.items()},
+            {k: self._timestep(v) if "timestep" in k else _cast(v, self._dtype) for k, v in kwargs.items()},
         )
         with torch.autocast(self.device.type, dtype=self._autocast) if self._autocast else nullcontext():
             result = run.transformer(*args, **kwargs)

@@ -13,9 +13,8 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from diffusers import Flux2Transformer2DModel
-from PIL import Image
 from torch import Tensor
-from unirl.core.errors import DataError, RecipeError
+from unirl.core.errors import RecipeError
 from unirl.core.specs.spec import MODEL_PARTS, ModelPart
 from unirl.core.types.array import Ragged
 from unirl.core.types.data import MediaRef
@@ -24,11 +23,11 @@ from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.numerics.diffusion.equal_forwards import check_equal_forwards
 from unirl.numerics.diffusion.pipeline_files import chat_tokens
 from unirl.numerics.diffusion.pipeline_model import PipelineModel
-from unirl.numerics.media import load_image
 
 from .checkpoint import FILES, TEXT_LAYERS
 from .config import Flux2KleinConfig
 from .plugin import SPEC
+from .sources import Sources
 
 __all__ = ["Flux2KleinModel", "build"]
 
@@ -164,20 +163,7 @@ class Flux2KleinModel(PipelineModel):
             none = torch.zeros((0, settings.in_channels), dtype=self.vae.dtype, device=self.device)
             return none, torch.zeros((0, 4), dtype=torch.int64, device=self.device)
         self._check_served("decode", "VAE", "An engine that encodes source images")
-        pixels: list[Tensor] = []
-        unit = pipeline.vae_scale_factor * _PATCH
-        for ref in media:
-            levels = (load_image(ref) * 255).round().byte().permute(1, 2, 0).numpy()
-            image = Image.fromarray(levels)
-            processor: Any = pipeline.image_processor
-            try:
-                processor.check_image_input(image)
-            except ValueError as error:
-                raise DataError(f"media {ref.uri!r}: {error}.") from error
-            if image.width * image.height > 1024 * 1024:
-                image = processor._resize_to_target_area(image, 1024 * 1024)
-            height, width = (side // unit * unit for side in (image.height, image.width))
-            pixels.append(processor.preprocess(image, height=height, width=width, resize_mode="crop"))
+        pixels = Sources.pixels(media, pipeline.image_processor, unit=pipeline.vae_scale_factor * _PATCH)
         latents, ids = pipeline.prepare_image_latents(
             images=pixels, batch_size=1, generator=None, device=self.device, dtype=self.vae.dtype
         )

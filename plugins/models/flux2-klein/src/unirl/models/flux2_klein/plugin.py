@@ -22,7 +22,7 @@ SPEC = ModelSpec(
         Cap.LAZY_BUILD: Support.NATIVE,
     },
     tracks={"image": "latent"},
-    inputs={"image": {"condition": "takes"}},
+    inputs={"image": {"source": "takes"}},
     trainable="transformer",
     lora_targets=(
         "attn.to_q",
@@ -57,6 +57,10 @@ SPEC = ModelSpec(
             only_with=("tempflow-grpo",),
         ),
     ),
+    bridges={
+        "sglang": "unirl.models.flux2_klein.bridges.sglang:BRIDGE",
+        "vllm-omni": "unirl.models.flux2_klein.bridges.vllm_omni:BRIDGE",
+    },
     reference="diffusers.Flux2KleinPipeline",
     parity="unirl.models.flux2_klein.parity:run",
 )

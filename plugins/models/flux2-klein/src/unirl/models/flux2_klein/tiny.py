@@ -51,7 +51,7 @@ def media(folder: Path, *, number: int) -> tuple[MediaRef, ...]:
         generator = np.random.Generator(np.random.Philox(key=10 * number + place))
         file = folder / f"source-{number}-{place}.png"
         Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(file)
-        result.append(MediaRef(modality="image", role="condition", uri=str(file)))
+        result.append(MediaRef(modality="image", role="source", uri=str(file)))
     return tuple(result)
 
 

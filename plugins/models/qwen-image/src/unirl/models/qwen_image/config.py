@@ -1,14 +1,31 @@
-"""Settings of the qwen-image model."""
+"""Settings of the qwen-image models."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unirl.core.limits import limit
 from unirl.numerics.diffusion.pipeline_config import PipelineConfig
 
-__all__ = ["QwenImageConfig"]
+__all__ = ["QwenImageConfig", "QwenImageEditConfig", "QwenImageEditPlusConfig"]
 
 
 @dataclass
 class QwenImageConfig(PipelineConfig):
     """The settings shared by all models in the diffusers layout."""
+
+
+@dataclass
+class QwenImageEditConfig(PipelineConfig):
+    source_area: int = limit(1024 * 1024, least=1024)
+    """Pixels to which a source image is scaled, its ratio kept; the default is the pipeline's. Less trains faster."""
+    token_types: bool = True
+    """Tell the text encoder which tokens are of images, so that it gives them positions in rows and columns, as in its
+    training. False is what diffusers' pipelines do with transformers 5
+    (https://github.com/huggingface/diffusers/issues/14194): positions as in a text, and other conditions."""
+
+
+@dataclass
+class QwenImageEditPlusConfig(QwenImageEditConfig):
+    condition_area: int = limit(384 * 384, least=1024)
+    """The same of the images that the text encoder reads; `source_area` is for the VAE."""

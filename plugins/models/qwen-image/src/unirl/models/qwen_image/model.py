@@ -8,7 +8,7 @@ Source: Qwen-Image technical report, arXiv 2508.02324; verified against diffuser
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +16,11 @@ from diffusers import QwenImageTransformer2DModel
 from torch import Tensor
 from unirl.core.specs.spec import MODEL_PARTS, ModelPart
 from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.numerics.diffusion.pipeline_config import PipelineConfig
+from unirl.numerics.diffusion.pipeline_files import PipelineFiles
 from unirl.numerics.diffusion.pipeline_model import PipelineModel
 
-from .checkpoint import FILES, load_pipeline
+from .checkpoint import FILES
 from .config import QwenImageConfig
 from .plugin import SPEC
 
@@ -44,15 +46,16 @@ class QwenImageModel(PipelineModel):
     """
 
     spec = SPEC
+    files: ClassVar[PipelineFiles] = FILES
     vae_of_videos = True
 
     def __init__(
-        self, config: QwenImageConfig, *, device: torch.device, lazy: bool, serves: frozenset[ModelPart] = MODEL_PARTS
+        self, config: PipelineConfig, *, device: torch.device, lazy: bool, serves: frozenset[ModelPart] = MODEL_PARTS
     ) -> None:
         super().__init__(
             config,
-            find=FILES.find,
-            load=load_pipeline,
+            find=self.files.find,
+            load=self.files.load,
             transformer=QwenImageTransformer2DModel,
             device=device,
             lazy=lazy,
@@ -86,21 +89,39 @@ class QwenImageModel(PipelineModel):
 
     def velocity(self, x: Tensor, sigma: Tensor, conditions: Mapping[str, Tensor]) -> Tensor:
         """Velocity x1 - x0. The text is cut to the longest prompt of the batch; what is padding then is masked."""
+        return self.transformed(x, sigma, conditions["prompt_embeds"], conditions["prompt_mask"])
+
+    def transformed(
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        embeds: Tensor,
+        mask: Tensor,
+        *,
+        source: Tensor | None = None,
+        shapes: Sequence[Sequence[int]] = (),
+    ) -> Tensor:
+        """The velocity by one forward.
+
+        embeds, mask: [B, L, D] and [B, L], as `prompt_embeds` and `prompt_mask`.  source: [B, S, 4 C] tokens that stand
+        behind those of x.  shapes: frames, rows and columns of each image that they are of.
+        """
         dtype = self.compute_dtype
         rows, _, height, width = x.shape
-        lengths: list[int] = conditions["prompt_mask"].sum(dim=1).tolist()
+        lengths: list[int] = mask.sum(dim=1).tolist()
         longest = max(lengths)
+        given = x.to(dtype).flatten(2).transpose(1, 2)
         with self.computing():
             tokens: Tensor = self.transformer(
-                hidden_states=x.to(dtype).flatten(2).transpose(1, 2),
+                hidden_states=given if source is None else torch.cat([given, source.to(dtype)], dim=1),
                 # The pipeline's arithmetic: in 16 bits its timestep is rounded twice.
                 timestep=(sigma.float() * 1000.0).to(dtype) / 1000.0,
-                encoder_hidden_states=conditions["prompt_embeds"][:, :longest].to(dtype),
-                encoder_hidden_states_mask=None if min(lengths) == longest else conditions["prompt_mask"][:, :longest],
-                img_shapes=[[(1, height, width)]] * rows,
+                encoder_hidden_states=embeds[:, :longest].to(dtype),
+                encoder_hidden_states_mask=None if min(lengths) == longest else mask[:, :longest],
+                img_shapes=[[(1, height, width), *map(tuple, shapes)]] * rows,
                 return_dict=False,
             )[0]
-        return tokens.float().transpose(1, 2).reshape(x.shape).contiguous()
+        return tokens[:, : height * width].float().transpose(1, 2).reshape(x.shape).contiguous()
 
     def latent_shape(self, sampling: LatentSamplingConfig) -> tuple[int, int, int]:
         """[4 C, H / 16, W / 16] of one latent. Raises RecipeError, with the nearest size that fits, for any other."""

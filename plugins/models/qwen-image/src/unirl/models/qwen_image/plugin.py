@@ -1,12 +1,16 @@
-"""Qwen-Image: one latent track, `image`."""
+"""Qwen-Image and its editing models: one latent track, `image`."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.spec import Miniature, ModelSpec
 
-__all__ = ["SPEC", "unirl_models"]
+__all__ = ["EDIT", "EDIT_PLUS", "SPEC", "unirl_models"]
+
+_TINY = "unirl.models.qwen_image.tiny"
 
 SPEC = ModelSpec(
     name="qwen-image",
@@ -44,7 +48,7 @@ SPEC = ModelSpec(
         "transformer_blocks.*.txt_mlp.net.2": "rowwise",
     },
     tiny=Miniature(
-        write="unirl.models.qwen_image.tiny:write",
+        write=f"{_TINY}:write",
         sampling={"height": 64, "width": 64, "max_sequence_length": 32, "guidance_mode": "norm-corrected"},
         # Two blocks of eight projections.
         lora_layers=16,
@@ -61,6 +65,41 @@ SPEC = ModelSpec(
 )
 
 
+assert SPEC.tiny is not None
+EDIT = replace(
+    SPEC,
+    name="qwen-image-edit",
+    summary="Qwen-Image-Edit, editing of one source image, from any checkpoint in the diffusers layout",
+    build="unirl.models.qwen_image.edit:build",
+    config="unirl.models.qwen_image.config:QwenImageEditConfig",
+    inputs={"image": {"source": "needs"}},
+    tiny=replace(SPEC.tiny, write=f"{_TINY}:write_edit", media=f"{_TINY}:media"),
+    # 16 tokens of a source in place of 4096.
+    trial={"source_area": 64 * 64},
+    bridges={
+        "sglang": "unirl.models.qwen_image.bridges.sglang_edit:BRIDGE",
+        "vllm-omni": "unirl.models.qwen_image.bridges.vllm_omni_edit:BRIDGE",
+    },
+    reference="diffusers.QwenImageEditPipeline",
+    parity="unirl.models.qwen_image.parity:run_edit",
+)
+EDIT_PLUS = replace(
+    EDIT,
+    name="qwen-image-edit-plus",
+    summary="Qwen-Image-Edit-2509 and later, editing with several source images, from the diffusers layout",
+    build="unirl.models.qwen_image.edit:build_plus",
+    config="unirl.models.qwen_image.config:QwenImageEditPlusConfig",
+    tiny=replace(SPEC.tiny, write=f"{_TINY}:write_edit_plus", media=f"{_TINY}:media_plus"),
+    trial={"source_area": 64 * 64, "condition_area": 48 * 48},
+    bridges={
+        "sglang": "unirl.models.qwen_image.bridges.sglang_edit:BRIDGE_PLUS",
+        "vllm-omni": "unirl.models.qwen_image.bridges.vllm_omni_edit:BRIDGE_PLUS",
+    },
+    reference="diffusers.QwenImageEditPlusPipeline",
+    parity="unirl.models.qwen_image.parity:run_edit_plus",
+)
+
+
 @hookimpl
 def unirl_models() -> list[ModelSpec]:
-    return [SPEC]
+    return [SPEC, EDIT, EDIT_PLUS]

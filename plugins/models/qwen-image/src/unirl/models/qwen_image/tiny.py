@@ -4,18 +4,30 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from diffusers import (
     AutoencoderKLQwenImage,
     FlowMatchEulerDiscreteScheduler,
+    QwenImageEditPipeline,
+    QwenImageEditPlusPipeline,
     QwenImagePipeline,
     QwenImageTransformer2DModel,
 )
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
+from PIL import Image
+from transformers import (
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Tokenizer,
+    Qwen2VLImageProcessorPil,
+)
+from unirl.core.types.data import MediaRef
 
-__all__ = ["write"]
+__all__ = ["media", "media_plus", "write", "write_edit", "write_edit_plus"]
 
 _TEXT_WIDTH = 32
 _CHANNELS = 4
@@ -27,6 +39,13 @@ _WORDS = (
     *("user", "assistant"),
 )
 """Those of the pipeline's template, as byte-level BPE writes them: one token each, as in Qwen2.5-VL's vocabulary."""
+_EDIT_WORDS = (
+    *("system", "Describe", "Ġthe", "Ġkey", "Ġfeatures", "Ġof", "Ġinput", "Ġimage", "Ġ(", "Ġconsistency", "color"),
+    *("Ġshape", "Ġsize", "Ġtexture", "Ġobjects", "Ġbackground", "),", "Ġthen", "Ġexplain", "Ġhow", "Ġuser", "'s"),
+    *("Ġtext", "Ġinstruction", "Ġshould", "Ġalter", "Ġor", "Ġmodify", "ĠGenerate", "Ġa", "Ġnew", "Ġthat", "Ġmeets"),
+    *("Ġrequirements", "Ġwhile", "Ġmaintaining", "Ġwith", "Ġoriginal", "Ġwhere", "Ġappropriate", "user", "assistant"),
+)
+"""The same of the template for editing; a word comes before those that begin with a part of it."""
 
 
 def write(folder: Path, *, seed: int, scheduler: FlowMatchEulerDiscreteScheduler | None = None) -> None:
@@ -46,6 +65,59 @@ def write(folder: Path, *, seed: int, scheduler: FlowMatchEulerDiscreteScheduler
         ).save_pretrained(folder)
 
 
+def write_edit(folder: Path, *, seed: int) -> None:
+    """The same for `QwenImageEditPipeline`."""
+    _write_edit(folder, QwenImageEditPipeline, seed=seed, zero_cond_t=False)
+
+
+def write_edit_plus(folder: Path, *, seed: int, zero_cond_t: bool = True) -> None:
+    """The same for `QwenImageEditPlusPipeline`.  zero_cond_t: whether its sources have timestep 0, as in
+    Qwen-Image-Edit-2511, or that of the image, as in 2509."""
+    _write_edit(folder, QwenImageEditPlusPipeline, seed=seed, zero_cond_t=zero_cond_t)
+
+
+def media(folder: Path, *, number: int) -> tuple[MediaRef, ...]:
+    """Write the source image of sample `number`, random pixels of a ratio that depends on it."""
+    return (_source(folder, 10 * number, (((64, 64), (40, 90), (96, 48))[number % 3])),)
+
+
+def media_plus(folder: Path, *, number: int) -> tuple[MediaRef, ...]:
+    """The same with one or two images."""
+    sizes = (((64, 64), (96, 48)), ((40, 90),), ((96, 48), (64, 64)))[number % 3]
+    return tuple(_source(folder, 10 * number + place, size) for place, size in enumerate(sizes))
+
+
+def _source(folder: Path, number: int, size: tuple[int, int]) -> MediaRef:
+    pixels = np.random.Generator(np.random.Philox(key=number)).integers(0, 256, (*size, 3), dtype=np.uint8)
+    file = folder / f"source-{number}.png"
+    Image.fromarray(pixels).save(file)
+    return MediaRef(modality="image", role="source", uri=str(file))
+
+
+def _write_edit(folder: Path, kind: Any, *, seed: int, zero_cond_t: bool) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        tokenizer = _tokenizer(_EDIT_WORDS)
+        kind(
+            transformer=_noisy(_transformer(zero_cond_t=zero_cond_t)),
+            scheduler=_scheduler(),
+            vae=_vae(),
+            text_encoder=_text_encoder(tokenizer),
+            tokenizer=tokenizer,
+            # By parts: transformers' processor is one of videos, too, which needs torchvision.
+            processor=tokenizer,
+        ).save_pretrained(folder)
+    Qwen2VLImageProcessorPil(size={"shortest_edge": 28 * 28, "longest_edge": 12845056}).save_pretrained(
+        folder / "processor"
+    )
+    _edit(folder / "processor" / "preprocessor_config.json", image_processor_type="Qwen2VLImageProcessor")
+    _edit(folder / "model_index.json", processor=["transformers", "Qwen2VLProcessor"])
+
+
+def _edit(file: Path, **settings: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **settings}, indent=2))
+
+
 def _scheduler() -> FlowMatchEulerDiscreteScheduler:
     """The settings that Qwen-Image is published with."""
     return FlowMatchEulerDiscreteScheduler(
@@ -59,7 +131,7 @@ def _scheduler() -> FlowMatchEulerDiscreteScheduler:
     )
 
 
-def _transformer() -> QwenImageTransformer2DModel:
+def _transformer(*, zero_cond_t: bool = False) -> QwenImageTransformer2DModel:
     return QwenImageTransformer2DModel(
         patch_size=2,
         in_channels=4 * _CHANNELS,
@@ -69,6 +141,7 @@ def _transformer() -> QwenImageTransformer2DModel:
         num_attention_heads=2,
         joint_attention_dim=_TEXT_WIDTH,
         axes_dims_rope=(8, 12, 12),
+        zero_cond_t=zero_cond_t,
     )
 
 
@@ -126,9 +199,9 @@ def _text_encoder(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLForConditionalGenerati
     )
 
 
-def _tokenizer() -> Qwen2Tokenizer:
+def _tokenizer(words: tuple[str, ...] = _WORDS) -> Qwen2Tokenizer:
     """Qwen2's byte-level BPE, with merges for the words of the template alone: the rest is one token a byte."""
-    merges = list(dict.fromkeys((word[:end], word[end]) for word in _WORDS for end in range(1, len(word))))
+    merges = list(dict.fromkeys((word[:end], word[end]) for word in words for end in range(1, len(word))))
     vocab = [*_bytes(), *(left + right for left, right in merges)]
     return Qwen2Tokenizer(
         vocab={token: index for index, token in enumerate(vocab)},

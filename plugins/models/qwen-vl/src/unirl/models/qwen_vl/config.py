@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unirl.numerics.tokens.causal_lm_config import CausalLmConfig
+from unirl.numerics.tokens.image_lm_config import ImageLmConfig
 
 __all__ = ["QwenVlConfig"]
 
 
 @dataclass
-class QwenVlConfig(CausalLmConfig):
-    """Those of every language model in the transformers layout."""
+class QwenVlConfig(ImageLmConfig):
+    """Those of every model in the transformers layout that reads images."""

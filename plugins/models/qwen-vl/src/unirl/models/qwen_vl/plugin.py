@@ -9,7 +9,7 @@ from unirl.core.specs.spec import Miniature, ModelSpec
 __all__ = ["QWEN3", "SPEC", "unirl_models"]
 
 
-def _spec(name: str, *, architecture: str, blocks: tuple[str, ...], write: str, build: str) -> ModelSpec:
+def _spec(name: str, *, architecture: str, write: str, build: str) -> ModelSpec:
     return ModelSpec(
         name=name,
         summary=f"{architecture}: text about images, from any checkpoint in the transformers layout",
@@ -26,8 +26,8 @@ def _spec(name: str, *, architecture: str, blocks: tuple[str, ...], write: str, 
         tracks={"text": "text"},
         inputs={"text": {"condition": "needs"}},
         trainable="causal_lm",
-        lora_targets=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
-        wrap_blocks=blocks,
+        lora_targets="unirl.numerics.module_names:trained_attention_layers",
+        wrap_blocks="unirl.numerics.module_names:unsplit_blocks",
         tiny=Miniature(
             write=f"unirl.models.qwen_vl.tiny:{write}",
             media="unirl.models.qwen_vl.tiny:media",
@@ -37,21 +37,19 @@ def _spec(name: str, *, architecture: str, blocks: tuple[str, ...], write: str, 
             wrap_blocks=4,
         ),
         reference=f"transformers.{architecture}ForConditionalGeneration",
-        text_parity="unirl.models.qwen_vl.parity:run",
+        text_parity="unirl.conformance.image_text_parity:run",
     )
 
 
 SPEC = _spec(
     "qwen25-vl",
     architecture="Qwen2_5_VL",
-    blocks=("Qwen2_5_VLDecoderLayer", "Qwen2_5_VLVisionBlock"),
     write="write",
     build="build",
 )
 QWEN3 = _spec(
     "qwen3-vl",
     architecture="Qwen3VL",
-    blocks=("Qwen3VLTextDecoderLayer", "Qwen3VLVisionBlock"),
     write="write_qwen3",
     build="build_qwen3",
 )

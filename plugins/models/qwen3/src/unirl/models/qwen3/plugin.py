@@ -27,6 +27,7 @@ SPEC = ModelSpec(
     tracks={"text": "text"},
     trainable="causal_lm",
     lora_targets=_TARGETS,
+    splits_sequence=True,
     wrap_blocks=_BLOCKS,
     # Not attention: the norms of queries and keys are shared by all heads, and a rank would have the gradient of its
     # own heads alone.
@@ -55,6 +56,7 @@ MOE = ModelSpec(
     tracks={"text": "text"},
     trainable="causal_lm",
     lora_targets=_TARGETS,
+    splits_sequence=True,
     wrap_blocks=_BLOCKS,
     tiny=Miniature(
         write="unirl.models.qwen3.tiny:write_moe", sampling={"max_new_tokens": 8}, lora_layers=8, wrap_blocks=2

@@ -1,31 +1,19 @@
-# diffusers exports its classes lazily, and annotates arguments with less than it takes.
-# pyright: reportPrivateImportUsage=false, reportArgumentType=false
-"""diffusers' own pipeline on a checkpoint: what the model is compared with. Nothing of the model is used here."""
+"""diffusers' own pipelines on a checkpoint: what the models are compared with. Nothing of the models is used here."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
 from torch import Tensor
+from unirl.conformance.pipeline_parity import EulerScheduler
+from unirl.conformance.pipeline_parity import run as run_pipeline
 from unirl.conformance.reference import ReferenceRun
+from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
 
-__all__ = ["EulerScheduler", "run"]
-
-
-class EulerScheduler(FlowMatchEulerDiscreteScheduler):
-    """Euler steps over sigmas that are shifted once: by default they are shifted twice, and `WanPipeline` passes
-    none."""
-
-    def set_timesteps(self, num_inference_steps: int | None = None, device: Any = None, *_: Any, **__: Any) -> None:
-        assert num_inference_steps is not None
-        grid = np.linspace(1.0, 1.0 / num_inference_steps, num_inference_steps).tolist()
-        super().set_timesteps(sigmas=grid, device=device)
+__all__ = ["run", "run_i2v"]
 
 
 def run(folder: Path, *, prompts: Sequence[str], sampling: LatentSamplingConfig, initial: Tensor) -> ReferenceRun:
@@ -33,27 +21,29 @@ def run(folder: Path, *, prompts: Sequence[str], sampling: LatentSamplingConfig,
 
     The UniPC scheduler of the checkpoint is replaced by Euler steps of the same shift.
     """
-    pipeline = WanPipeline.from_pretrained(folder, dtype=torch.float32, local_files_only=True, use_safetensors=True)
-    pipeline.scheduler = EulerScheduler(shift=pipeline.scheduler.config.flow_shift)
-    pipeline.to(initial.device)
-    pipeline.set_progress_bar_config(disable=True)
-    finals: list[Tensor] = []
+    return _run(folder, prompts, sampling, initial)
 
-    def keep(_pipeline: object, _step: int, _timestep: object, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        finals[:] = [tensors["latents"]]
-        return tensors
 
-    result: Any = pipeline(
-        list(prompts),
-        negative_prompt=[sampling.negative_prompt] * len(prompts),
-        height=sampling.height,
-        width=sampling.width,
-        num_frames=sampling.frames,
-        num_inference_steps=sampling.num_inference_steps,
-        guidance_scale=sampling.guidance_scale,
-        latents=initial,
-        max_sequence_length=sampling.max_sequence_length,
-        output_type="pt",
-        callback_on_step_end=keep,
+def run_i2v(folder: Path, *, inputs: Inputs, sampling: LatentSamplingConfig, initial: Tensor) -> ReferenceRun:
+    """The same for `WanImageToVideoPipeline`, which takes one image in a call: one call for each row. Fits
+    `unirl.conformance.reference.RunMediaReference`."""
+    return _run(folder, inputs.texts, sampling, initial, inputs.media)
+
+
+def _run(
+    folder: Path,
+    prompts: Sequence[str],
+    sampling: LatentSamplingConfig,
+    initial: Tensor,
+    media: Sequence[Sequence[MediaRef]] = (),
+) -> ReferenceRun:
+    arguments = {"negative_prompt": sampling.negative_prompt, "guidance_scale": sampling.guidance_scale}
+    return run_pipeline(
+        folder,
+        prompts=prompts,
+        sampling=sampling,
+        initial=initial,
+        scheduler=lambda config: EulerScheduler(shift=config.flow_shift),
+        arguments=arguments,
+        media=media,
     )
-    return ReferenceRun(sigmas=pipeline.scheduler.sigmas, final=finals[0], media=result.frames)

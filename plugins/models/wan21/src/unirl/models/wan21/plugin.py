@@ -1,12 +1,14 @@
-"""Wan 2.1: one latent track, `video`."""
+"""Wan 2.1: one latent track, `video`, from text, or from a first frame and text."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.spec import Miniature, ModelSpec
 
-__all__ = ["SPEC", "unirl_models"]
+__all__ = ["I2V", "SPEC", "unirl_models"]
 
 SPEC = ModelSpec(
     name="wan21",
@@ -50,11 +52,35 @@ SPEC = ModelSpec(
         lora_layers=16,
         wrap_blocks=2,
     ),
+    bridges={
+        "sglang": "unirl.numerics.diffusion.wan_in_sglang:ONE_EXPERT",
+        "vllm-omni": "unirl.numerics.diffusion.wan_in_vllm_omni:ONE_EXPERT",
+    },
     reference="diffusers.WanPipeline",
     parity="unirl.models.wan21.parity:run",
+)
+
+assert SPEC.tiny is not None
+I2V = replace(
+    SPEC,
+    name="wan21-i2v",
+    summary="Wan 2.1, image and text to video, from any checkpoint in the diffusers layout",
+    build="unirl.models.wan21.i2v:build",
+    config="unirl.models.wan21.config:Wan21I2VConfig",
+    inputs={"video": {"source": "needs"}},
+    tiny=replace(
+        SPEC.tiny,
+        write="unirl.models.wan21.tiny:write_i2v",
+        media="unirl.numerics.diffusion.wan_miniature:first_frame",
+        # Behind features of images the transformer takes no other length.
+        sampling={**SPEC.tiny.sampling, "max_sequence_length": 512},
+    ),
+    bridges={"vllm-omni": "unirl.numerics.diffusion.wan_first_frame_in_vllm_omni:ONE_EXPERT"},
+    reference="diffusers.WanImageToVideoPipeline",
+    parity="unirl.models.wan21.parity:run_i2v",
 )
 
 
 @hookimpl
 def unirl_models() -> list[ModelSpec]:
-    return [SPEC]
+    return [SPEC, I2V]

@@ -43,6 +43,10 @@ SPEC = ModelSpec(
         lora_layers=16,
         wrap_blocks=4,
     ),
+    bridges={
+        "sglang": "unirl.models.z_image.bridges.sglang:BRIDGE",
+        "vllm-omni": "unirl.models.z_image.bridges.vllm_omni:BRIDGE",
+    },
     reference="diffusers.ZImagePipeline",
     parity="unirl.models.z_image.parity:run",
 )

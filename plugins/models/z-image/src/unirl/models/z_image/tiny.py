@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
-from transformers import Qwen3Config, Qwen3Model
+from transformers import Qwen3Config, Qwen3ForCausalLM
 from unirl.numerics.tokens.miniature import byte_tokenizer
 
 __all__ = ["write"]
@@ -29,13 +29,16 @@ def write(folder: Path, *, seed: int, shift: float = 6.0) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         tokenizer = byte_tokenizer(_SPECIAL, chat_template=_TEMPLATE)
+        language_model = _language_model(len(tokenizer))
         ZImagePipeline(
             transformer=_noisy(_transformer()),
             scheduler=FlowMatchEulerDiscreteScheduler(shift=shift),
             vae=_vae(),
-            text_encoder=_text_encoder(len(tokenizer)),
+            text_encoder=language_model.model,
             tokenizer=tokenizer,
         ).save_pretrained(folder)
+        # The published checkpoints index a `Qwen3Model`, and hold the weights of a language model under its names.
+        language_model.save_pretrained(folder / "text_encoder")
 
 
 def _transformer() -> ZImageTransformer2DModel:
@@ -76,8 +79,8 @@ def _vae() -> AutoencoderKL:
     )
 
 
-def _text_encoder(vocab_size: int) -> Qwen3Model:
-    return Qwen3Model(
+def _language_model(vocab_size: int) -> Qwen3ForCausalLM:
+    return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=vocab_size,
             hidden_size=_TEXT_WIDTH,
@@ -87,6 +90,7 @@ def _text_encoder(vocab_size: int) -> Qwen3Model:
             num_key_value_heads=2,
             head_dim=8,
             max_position_embeddings=512,
+            tie_word_embeddings=True,
             # Wider than usual, so that a token's state depends on those before it and not on itself alone.
             initializer_range=0.2,
         )

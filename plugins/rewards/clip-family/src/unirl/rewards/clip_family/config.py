@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unirl.core.limits import limit, one_of
 from unirl.core.specs.config import RewardConfig
+from unirl.core.types.media import spread
 
 __all__ = [
     "AestheticConfig",
@@ -48,6 +50,9 @@ class PickScoreConfig(EncoderConfig):
 class VideoPickScoreConfig(PickScoreConfig):
     num_frames: int = limit(8, least=1)
     """Frames of a video that are scored, at equal distances, the first and the last among them; 1 is the first."""
+
+    def frames_read(self, num_frames: int) -> Sequence[int]:
+        return spread(self.num_frames, num_frames)
 
 
 @dataclass

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from unirl.core.errors import RewardFailed
 from unirl.core.roles import ScoreInput, Scores
-from unirl.core.types.media import Media
+from unirl.core.types.media import Media, spread
 
 from .config import VideoPickScoreConfig
 from .dual_encoders import pickscore_of
@@ -37,7 +37,7 @@ class FrameMeanReward:
         frames.
 
         Raises RewardFailed for no samples, media other than videos, a video without frames, and what the image reward
-        refuses, which names the sample and the frame.
+        refuses, which names the sample and the frame of those that it was given.
         """
         frames: list[Tensor] = []
         names: list[str] = []
@@ -47,7 +47,7 @@ class FrameMeanReward:
                 raise RewardFailed(
                     f"reward.{_NAME}: sample {samples.sample_ids[row]!r} has no frames, expected 1 or more."
                 )
-            places = torch.linspace(0, len(video) - 1, min(self._num_frames, len(video))).round().long().tolist()
+            places = spread(self._num_frames, len(video))
             frames += [video[place] for place in places]
             names += [f"{samples.sample_ids[row]}, frame {place}" for place in places]
             rows += [row] * len(places)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import RewardConfig
+from unirl.core.types.media import spread
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage
@@ -35,6 +36,11 @@ class RemoteConfig(RewardConfig):
     """Name of the environment variable with the API key, on each machine that scores; empty sends none."""
     encoding: str = one_of("raw", "png", "webp", default="raw")
     """How pixels travel: `raw` keeps every bit; `png` and `webp` are smaller, and round to 8 bits a channel."""
+    num_frames: int = limit(0, least=0)
+    """Frames of each video that the scorer gets, see `frames`; all where a video has fewer. 0 sends whole videos."""
+    frames: str = one_of("spread", "first", "last", default="spread")
+    """Which frames: `spread` are at equal distances, the first and the last of the video among them, and of one frame
+    the first; `first` and `last` are neighbours at its start or end."""
     batch_size: int = limit(8, least=1)
     """Samples per request; a scorer that compares the samples of a group gets whole groups."""
     concurrency: int = limit(16, least=1, most=1024)
@@ -84,6 +90,14 @@ class RemoteConfig(RewardConfig):
 
     def read_files(self) -> Mapping[str, Path]:
         return {".serve": Path(self.serve)} if self.serve else {}
+
+    def frames_read(self, num_frames: int) -> Sequence[int] | None:
+        if not 0 < self.num_frames < num_frames:
+            return None
+        if self.frames == "spread":
+            return spread(self.num_frames, num_frames)
+        start = num_frames - self.num_frames if self.frames == "last" else 0
+        return range(start, start + self.num_frames)
 
     def further_parts(self) -> Sequence[str]:
         return self.parts

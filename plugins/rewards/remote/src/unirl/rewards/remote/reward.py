@@ -81,11 +81,12 @@ class RemoteReward:
         """
         if self._info.media != "any":
             samples.of(cast(MediaKind, self._info.media), reward="remote")
-        elif samples.media is None:
+        if samples.media is None:
             raise RewardFailed("reward.remote: got samples without media. Set sampling.decode=true.")
         if not len(samples):
             empty = torch.zeros(0)
             return Scores(values=empty, parts=dict.fromkeys(self._config.parts, empty))
+        samples = replace(samples, media=samples.media.with_frames(self._config.frames_read))
         pieces = self._pieces(samples)
         results = list(self._threads.map(self._score_piece, [samples.select(rows) for rows in pieces]))
         order = torch.tensor([row for rows in pieces for row in rows]).argsort()

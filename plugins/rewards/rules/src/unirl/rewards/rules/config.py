@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BrightnessConfig",
+    "EditConfig",
     "ExactMatchConfig",
     "FunctionConfig",
     "JpegSizeConfig",
+    "MovingShapesConfig",
     "PixelTargetConfig",
     "ShapesConfig",
     "SoftShapesConfig",
@@ -31,6 +33,16 @@ class ShapesConfig(RewardConfig):
 
 @dataclass
 class SoftShapesConfig(RewardConfig):
+    pass
+
+
+@dataclass
+class EditConfig(RewardConfig):
+    pass
+
+
+@dataclass
+class MovingShapesConfig(RewardConfig):
     pass
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.spec import RewardExample, RewardSpec
+from unirl.core.types.data import MediaRef
 
 __all__ = [
     "BRIGHTNESS",
+    "EDIT",
     "EXACT_MATCH",
     "FUNCTION",
     "JPEG_SIZE",
+    "MOVING_SHAPES",
     "PIXEL_TARGET",
     "SHAPES",
     "SOFT_SHAPES",
@@ -54,6 +59,60 @@ SOFT_SHAPES = RewardSpec(
     metadata=SHAPES.metadata,
     metadata_kinds=SHAPES.metadata_kinds,
     parts=("color", "shape", "place"),
+)
+
+_SOURCE = MediaRef(modality="image", role="source", uri=str(Path(__file__).with_name("source.png")))
+"""A red ring on the left."""
+
+EDIT = RewardSpec(
+    name="edit",
+    summary="An edit of a 64 px image of a shape: the requested change, and everything else unchanged",
+    build="unirl.rewards.rules.edit:build",
+    config="unirl.rewards.rules.config:EditConfig",
+    capabilities=_PLAIN,
+    scale="asked (0 or 1) x share of what was to stay, 0 to 1",
+    range=(0.0, 1.0),
+    examples=tuple(
+        RewardExample(
+            prompt=prompt,
+            metadata={"attribute": attribute, "value": value},
+            media=(_SOURCE,),
+            draw="unirl.rewards.rules.edits_world:draw_any",
+        )
+        for prompt, attribute, value in (
+            ("make the ring green", "color", "green"),
+            ("move the ring to the top", "place", "top"),
+        )
+    ),
+    media="image",
+    metadata=("attribute", "value"),
+    metadata_kinds={"attribute": ("text",), "value": ("text",)},
+    parts=("asked", "kept", "background", "perfect"),
+)
+
+MOVING_SHAPES = RewardSpec(
+    name="moving-shapes",
+    summary="Colour, shape and direction of the single shape that moves in a 32 px video",
+    build="unirl.rewards.rules.moving_shapes:build",
+    config="unirl.rewards.rules.config:MovingShapesConfig",
+    capabilities=_PLAIN,
+    scale="mean of three shares: frames of the right colour, frames of the right shape, steps in the right direction",
+    range=(0.0, 1.0),
+    examples=tuple(
+        RewardExample(
+            prompt=f"a {color} {shape} moves {motion}",
+            metadata={"color": color, "shape": shape, "motion": motion},
+            height=32,
+            width=32,
+            frames=9,
+            draw="unirl.rewards.rules.clips_world:draw_frame",
+        )
+        for color, shape, motion in (("red", "square", "down"), ("blue", "ring", "up"))
+    ),
+    media="video",
+    metadata=("color", "shape", "motion"),
+    metadata_kinds={"color": ("text",), "shape": ("text",), "motion": ("text",)},
+    parts=("color", "shape", "motion", "perfect"),
 )
 
 JPEG_SIZE = RewardSpec(
@@ -120,4 +179,4 @@ FUNCTION = RewardSpec(
 
 @hookimpl
 def unirl_rewards() -> list[RewardSpec]:
-    return [SHAPES, SOFT_SHAPES, JPEG_SIZE, BRIGHTNESS, EXACT_MATCH, PIXEL_TARGET, FUNCTION]
+    return [SHAPES, SOFT_SHAPES, EDIT, MOVING_SHAPES, JPEG_SIZE, BRIGHTNESS, EXACT_MATCH, PIXEL_TARGET, FUNCTION]

@@ -38,6 +38,12 @@ _MIDDLE = (SIZE_PX - 1) / 2
 _DIRECTION = {"left": (-1.0, 0.0), "right": (1.0, 0.0), "top": (0.0, -1.0), "bottom": (0.0, 1.0)}
 
 
+def in_latin_cube(*indices: int) -> bool:
+    """True for one in four of all combinations of attributes with four values each; all indices but one determine the
+    last."""
+    return sum(indices) % 4 == 0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
     """What one caption asks for."""
@@ -53,8 +59,7 @@ class Scene:
     @property
     def is_held_out(self) -> bool:
         """True for 16 of the 64 scenes, a Latin cube: every pair of attributes still occurs in the other 48."""
-        index = list(COLORS).index(self.color) + SHAPES.index(self.shape) + list(PLACES).index(self.place)
-        return index % 4 == 0
+        return in_latin_cube(list(COLORS).index(self.color), SHAPES.index(self.shape), list(PLACES).index(self.place))
 
 
 ALL_SCENES = tuple(
@@ -93,8 +98,32 @@ def render(scene: Scene, *, count: int, generator: torch.Generator) -> Tensor:
     scale = [JITTER_ALONG_PX if along else JITTER_ACROSS_PX for along in (along_x, along_y)]
     center_x = _MIDDLE + PLACE_OFFSET_PX * along_x + scale[0] * jitter[:, 0]
     center_y = _MIDDLE + PLACE_OFFSET_PX * along_y + scale[1] * jitter[:, 1]
-    axis = torch.arange(SIZE_PX, dtype=torch.float32)
+    return draw(scene, center_x=center_x, center_y=center_y, radius=radius)
+
+
+def draw(scene: Scene, *, center_x: Tensor, center_y: Tensor, radius: Tensor) -> Tensor:
+    """[N, 3, 64, 64] images in [0, 1] of the scene's colour and shape, anti-aliased.
+
+    center_x, center_y: [N] pixels from the left and from the top, whatever the scene's place.  radius: [N, 1, 1] px.
+    """
+    return paint(scene.color, scene.shape, center_x=center_x, center_y=center_y, radius=radius, size_px=SIZE_PX)
+
+
+def paint(color: str, shape: str, *, center_x: Tensor, center_y: Tensor, radius: Tensor, size_px: int) -> Tensor:
+    """[N, 3, size_px, size_px] images in [0, 1] of one shape, as `draw` draws it."""
+    axis = torch.arange(size_px, dtype=torch.float32)
     dx = axis[None, None, :] - center_x[:, None, None]
     dy = axis[None, :, None] - center_y[:, None, None]
-    coverage = (0.5 - signed_distance(scene.shape, dx=dx, dy=dy, radius=radius)).clamp(0, 1)
-    return coverage[:, None] * torch.tensor(COLORS[scene.color])[None, :, None, None]
+    coverage = (0.5 - signed_distance(shape, dx=dx, dy=dy, radius=radius)).clamp(0, 1)
+    return coverage[:, None] * torch.tensor(COLORS[color])[None, :, None, None]
+
+
+def place_of(place: str, *, along: Tensor, across: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns and rows [N] of centres at a place.
+
+    along, across: [N] in [-1, 1], how far from the place's middle, away from the canvas's middle and to its side, in
+    units of the world's jitter.
+    """
+    x, y = _DIRECTION[place]
+    outwards, sidewards = PLACE_OFFSET_PX + JITTER_ALONG_PX * along, JITTER_ACROSS_PX * across
+    return _MIDDLE + x * outwards - y * sidewards, _MIDDLE + y * outwards + x * sidewards

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,7 +81,8 @@ class TemporalConfig(RewardConfig):
 
 @dataclass
 class FirstFrameConfig(RewardConfig):
-    pass
+    def frames_read(self, num_frames: int) -> Sequence[int]:
+        return [0]
 
 
 def instruction_of(file: Path) -> str:

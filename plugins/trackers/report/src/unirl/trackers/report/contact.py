@@ -11,7 +11,6 @@ import matplotlib
 from PIL import Image, ImageDraw, ImageFont
 
 from .compare import Pair, Pairs
-from .media import Sample
 from .theme import LIGHT
 
 __all__ = ["contact_sheet"]
@@ -25,14 +24,17 @@ CAPTION_LINES = 2
 LINE = 24
 HEAD = 104
 COLUMNS = 4
+MOST_INPUTS = 2
+"""Images of a prompt that are shown."""
 BETTER, WORSE = LIGHT.series[2], LIGHT.series[4]
 
 
 def contact_sheet(pairs: Pairs, *, title: str) -> bytes:
-    """A PNG of all pairs: prompt above, before on the left and after on the right, rewards below."""
+    """A PNG of all pairs: prompt above, the images it refers to, before, after, rewards below."""
+    num_inputs = min(MOST_INPUTS, max((len(pair.after.inputs) for pair in pairs.shown), default=0))
     columns = max(1, min(COLUMNS, len(pairs.shown)))
     rows = -(-len(pairs.shown) // columns)
-    cell_width, cell_height = 2 * TILE + GAP, CAPTION_LINES * LINE + 6 + TILE + LINE + 10
+    cell_width, cell_height = (2 + num_inputs) * (TILE + GAP) - GAP, CAPTION_LINES * LINE + 6 + TILE + LINE + 10
     width = 2 * MARGIN + columns * cell_width + (columns - 1) * BETWEEN
     height = HEAD + rows * (cell_height + BETWEEN) + MARGIN - BETWEEN
     sheet = Image.new("RGB", (max(width, 900), height), LIGHT.ground)
@@ -44,21 +46,24 @@ def contact_sheet(pairs: Pairs, *, title: str) -> bytes:
         LIGHT.ink,
         _font(30, bold=True),
     )
+    of_prompt = "First: the images of the prompt. Then: " if num_inputs else "Left: "
     note = (
-        f"Held-out prompts, same noise. Left: before (step {pairs.before_step}). Right: after ({after}). "
+        f"Held-out prompts, same noise. {of_prompt}before (step {pairs.before_step}). Right: after ({after}). "
         f"{len(pairs.shown)} of {pairs.num_held_out} samples, in the order of the file."
     )
     draw.text((MARGIN, 62), note, LIGHT.faint, _font(19))
     for index, pair in enumerate(pairs.shown):
         left = MARGIN + (index % columns) * (cell_width + BETWEEN)
         top = HEAD + (index // columns) * (cell_height + BETWEEN)
-        _draw_pair(sheet, draw, pair, left=left, top=top, width=cell_width)
+        _draw_pair(sheet, draw, pair, left=left, top=top, width=cell_width, num_inputs=num_inputs)
     content = io.BytesIO()
     sheet.save(content, format="PNG")
     return content.getvalue()
 
 
-def _draw_pair(sheet: Image.Image, draw: ImageDraw.ImageDraw, pair: Pair, *, left: int, top: int, width: int) -> None:
+def _draw_pair(
+    sheet: Image.Image, draw: ImageDraw.ImageDraw, pair: Pair, *, left: int, top: int, width: int, num_inputs: int
+) -> None:
     lines = _wrap(draw, pair.prompt, _font(18), width=width)
     # One line stands directly over the images.
     for number, line in enumerate(lines, start=CAPTION_LINES - len(lines)):
@@ -67,17 +72,24 @@ def _draw_pair(sheet: Image.Image, draw: ImageDraw.ImageDraw, pair: Pair, *, lef
     before, after = pair.before.reward, pair.after.reward
     change = 0.0 if before is None or after is None else after - before
     colors = (LIGHT.faint, BETTER if change > 0 else WORSE if change < 0 else LIGHT.faint)
+    for place, file in enumerate(pair.after.inputs[:num_inputs]):
+        _paste(sheet, draw, file, x=left + place * (TILE + GAP), y=top)
     for side, (sample, color) in enumerate(zip((pair.before, pair.after), colors, strict=True)):
-        x = left + side * (TILE + GAP)
-        image = _fitted(sample)
-        draw.rectangle((x - 1, top - 1, x + TILE, top + TILE), outline=LIGHT.grid, fill=LIGHT.grid)
-        sheet.paste(image, (x + (TILE - image.width) // 2, top + (TILE - image.height) // 2))
+        x = left + (num_inputs + side) * (TILE + GAP)
+        _paste(sheet, draw, sample.file, x=x, y=top)
         reward = "" if sample.reward is None else f"{('before', 'after')[side]}  {sample.reward:.2f}"
         draw.text((x, top + TILE + 6), reward, color, _font(18, bold=side == 1))
 
 
-def _fitted(sample: Sample) -> Image.Image:
-    with Image.open(sample.file) as opened:
+def _paste(sheet: Image.Image, draw: ImageDraw.ImageDraw, file: Path, *, x: int, y: int) -> None:
+    """Into the middle of the box that begins at x, y."""
+    image = _fitted(file)
+    draw.rectangle((x - 1, y - 1, x + TILE, y + TILE), outline=LIGHT.grid, fill=LIGHT.grid)
+    sheet.paste(image, (x + (TILE - image.width) // 2, y + (TILE - image.height) // 2))
+
+
+def _fitted(file: Path) -> Image.Image:
+    with Image.open(file) as opened:
         image = opened.convert("RGB")
     scale = TILE / max(image.size)
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))

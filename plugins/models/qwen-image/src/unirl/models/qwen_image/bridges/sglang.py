@@ -29,8 +29,9 @@ class QwenImageInSglang:
     pipeline_config = "sglang.multimodal_gen.configs.pipeline_configs.qwen_image:QwenImagePipelineConfig"
     sampling_params = "sglang.multimodal_gen.configs.sample.qwenimage:QwenImageSamplingParams"
     architecture = "QwenImagePipeline"
-    module = "transformer"
+    modules: tuple[str, ...] = ("transformer",)
     fused: Mapping[str, tuple[str, ...]] = {"to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj")}
+    renamed: Mapping[str, str] = {}
     constants = ()
     num_encoders = 1
     rounds_timesteps = True

@@ -6,7 +6,7 @@ transformer wants the length of the text, which diffusers' reads off the embeddi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,21 +46,36 @@ class QwenImageInVllmOmni:
         missing = sampling.max_sequence_length - embeds.shape[1]
         return {"prompt_embeds": F.pad(embeds, (0, 0, 0, missing)), "prompt_mask": F.pad(mask.bool(), (0, missing))}
 
-    def velocity(self, pipeline: Any, x: Tensor, sigma: Tensor, conditions: Mapping[str, Tensor]) -> Tensor:
+    def velocity(self, pipeline: Any, x: Tensor, sigma: Tensor, conditions: Mapping[str, Any]) -> Tensor:
+        return self.transformed(pipeline, x, sigma, conditions["prompt_embeds"], conditions["prompt_mask"])
+
+    def transformed(
+        self,
+        pipeline: Any,
+        x: Tensor,
+        sigma: Tensor,
+        embeds: Tensor,
+        mask: Tensor,
+        *,
+        source: Tensor | None = None,
+        shapes: Sequence[Sequence[int]] = (),
+    ) -> Tensor:
+        """The velocity by one forward. Arguments as of `QwenImageModel.transformed`."""
         dtype = pipeline.od_config.dtype
         rows, _, height, width = x.shape
-        lengths: list[int] = conditions["prompt_mask"].sum(dim=1).tolist()
+        lengths: list[int] = mask.sum(dim=1).tolist()
         longest = max(lengths)
+        given = x.to(dtype).flatten(2).transpose(1, 2)
         output = pipeline.transformer(
-            hidden_states=x.to(dtype).flatten(2).transpose(1, 2),
+            hidden_states=given if source is None else torch.cat([given, source.to(dtype)], dim=1),
             # Rounded twice in 16 bits, as the model does.
             timestep=(sigma.float() * 1000.0).to(dtype) / 1000.0,
-            encoder_hidden_states=conditions["prompt_embeds"][:, :longest].to(dtype),
-            encoder_hidden_states_mask=None if min(lengths) == longest else conditions["prompt_mask"][:, :longest],
-            img_shapes=[[(1, height, width)]] * rows,
+            encoder_hidden_states=embeds[:, :longest].to(dtype),
+            encoder_hidden_states_mask=None if min(lengths) == longest else mask[:, :longest],
+            img_shapes=[[(1, height, width), *map(tuple, shapes)]] * rows,
             txt_seq_lens=[longest] * rows,
         )
-        return output.sample.float().transpose(1, 2).reshape(x.shape).contiguous()
+        return output.sample[:, : height * width].float().transpose(1, 2).reshape(x.shape).contiguous()
 
     def decode(self, pipeline: Any, latents: Tensor) -> Tensor:
         settings = pipeline.vae.config

@@ -20,9 +20,10 @@ class Sd3InSglang:
     pipeline_config = "sglang.multimodal_gen.configs.pipeline_configs.stablediffusion3:StableDiffusion3PipelineConfig"
     sampling_params = "sglang.multimodal_gen.configs.sample.stablediffusion3:StableDiffusion3SamplingParams"
     architecture = "StableDiffusion3Pipeline"
-    module = "transformer"
+    modules: tuple[str, ...] = ("transformer",)
     fused: Mapping[str, tuple[str, ...]] = {}
     # A table of sines.
+    renamed: Mapping[str, str] = {}
     constants = ("pos_embed.pos_embed",)
     num_encoders = 3
     rounds_timesteps = False

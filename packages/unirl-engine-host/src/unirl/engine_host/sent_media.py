@@ -1,0 +1,72 @@
+"""Media of inputs on their way to an engine: each image is read once, as training reads it, and written once to a
+file that the engine's workers read. Their echo is a hash of the pixels that were encoded."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from unirl.core.types.data import MediaRef
+from unirl.core.types.inputs import Inputs
+from unirl.numerics.media import LoadedImage, load_image
+
+from .received_media import PIXELS
+from .transfer import place_for
+
+__all__ = ["SentMedia", "sent_media"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SentMedia:
+    """Inputs as an engine gets them."""
+
+    inputs: Inputs
+    """Their media are files for `received_media.read_media`."""
+    hashes: Mapping[str, str]
+    """Path of a file -> hash of its pixels, that of `LoadedImage`."""
+
+    def of(self, inputs: Inputs) -> list[list[str]]:
+        """The hashes of the media of each row, in their order. inputs: with media of `inputs`, such as a branch's."""
+        return [[self.hashes[ref.uri] for ref in media] for media in inputs.media]
+
+
+@contextmanager
+def sent_media(inputs: Inputs, *, folder: str) -> Iterator[SentMedia]:
+    """The inputs with their media in files, which are deleted when the block ends. Equal pixels share a file.
+
+    folder: for the files; empty uses shared memory, or the temporary folder if they do not fit.
+    Raises DataError for unreadable files and for media other than images, RunFailed when the disk is full.
+    """
+    # Without repetitions, in order. References that are equal have equal pixels.
+    refs = list(dict.fromkeys(ref for media in inputs.media for ref in media))
+    if not refs:
+        yield SentMedia(inputs=inputs, hashes={})
+        return
+    with tempfile.TemporaryDirectory(prefix="unirl-media-", dir=place_for(0, folder=folder, what="media")) as name:
+        files: dict[MediaRef, str] = {}
+        hashes: dict[str, str] = {}
+        for ref in refs:
+            pixels = load_image(ref)
+            content = LoadedImage.of(pixels, role=ref.role).uri
+            file = Path(name) / f"{content.rpartition(':')[2]}.safetensors"
+            if str(file) not in hashes:
+                packed = _packed(pixels)
+                place_for(packed.nbytes, folder=str(file.parent), what="media")
+                save_file({PIXELS: packed}, file)
+            files[ref], hashes[str(file)] = str(file), content
+        media = tuple(
+            tuple(MediaRef(modality=ref.modality, role=ref.role, uri=files[ref]) for ref in row) for row in inputs.media
+        )
+        yield SentMedia(inputs=dataclasses.replace(inputs, media=media), hashes=hashes)
+
+
+def _packed(pixels: Tensor) -> Tensor:
+    """[3, H, W] in 8 bits where they hold it exactly."""
+    levels = (pixels * 255).round().to(torch.uint8)
+    return levels if torch.equal(levels.float() / 255, pixels) else pixels.contiguous()

@@ -1,0 +1,74 @@
+"""First frames of Wan, encoded by diffusers' pipeline with whatever VAE there is. Also imported by bridges in the
+environments of engines, so that conditions are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from unirl.core.errors import DataError, RecipeError
+from unirl.numerics.diffusion.wan_prompts import FEATURES_LENGTH, wrong_length
+from unirl.numerics.media import load_picture
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from unirl.core.types.data import MediaRef
+    from unirl.core.types.sampling import LatentSamplingConfig
+
+__all__ = ["WanSource"]
+
+
+class WanSource:
+    """A base of the models and bridges, so that engines get this module, too."""
+
+    @staticmethod
+    def first_frame(media: Sequence[MediaRef], *, prompt: str) -> Any:
+        """The first frame as a PIL image of 8 bits. prompt: for the error. Raises DataError unless there is one image
+        that can be read."""
+        if len(media) != 1:
+            got = f"{len(media)} source images" if media else "no source image"
+            raise DataError(
+                f"prompt {prompt}: got {got}, expected one, the first frame of the video, as media of role `source` "
+                "and modality `image`; this model takes no last frame."
+            )
+        return load_picture(media[0])
+
+    @staticmethod
+    def check_length(sampling: LatentSamplingConfig) -> None:
+        """For transformers that read features of the frame. Raises RecipeError for a length of prompts at which they
+        would take text for these."""
+        if sampling.max_sequence_length != FEATURES_LENGTH:
+            raise RecipeError(f"sampling.max_sequence_length: {wrong_length(sampling.max_sequence_length)}")
+
+    @staticmethod
+    def source(frame: Any, sampling: LatentSamplingConfig, *, vae: Any, device: Any) -> Tensor:
+        """[1, 4 + C, 1 + (F - 1) / 4, H / 8, W / 8] fp32: the mask of given frames, and the latents of a video of the
+        first frame with grey ones behind it.
+
+        The frame is scaled to the size of the video, whatever its ratio. vae: has diffusers' `encode`, `dtype` and
+        `config`.
+        """
+        diffusers = import_module("diffusers")
+        processor = import_module("diffusers.video_processor").VideoProcessor
+        size = {"height": sampling.height, "width": sampling.width}
+        parts = SimpleNamespace(
+            vae=vae,
+            vae_scale_factor_spatial=vae.config.scale_factor_spatial,
+            vae_scale_factor_temporal=vae.config.scale_factor_temporal,
+            config=SimpleNamespace(expand_timesteps=False),
+        )
+        pixels = processor(vae_scale_factor=parts.vae_scale_factor_spatial).preprocess(frame, **size)
+        _, result = diffusers.WanImageToVideoPipeline.prepare_latents(
+            parts,
+            pixels.to(device, torch.float32),
+            batch_size=1,
+            num_frames=sampling.frames,
+            dtype=torch.float32,
+            device=device,
+            latents=torch.empty(0),
+            **size,
+        )
+        return result

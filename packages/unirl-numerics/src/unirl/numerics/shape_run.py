@@ -1,0 +1,206 @@
+"""Forward passes that compute shapes alone: what they keep for the backward pass, and how many operations they are.
+
+The modules need no values and no memory, so that a model of any size can be measured in seconds on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import FlopCounterMode
+
+__all__ = ["ForwardSize", "shapes_only"]
+
+_SDPA_ON_CPU: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # pyright: ignore[reportPrivateUsage]
+
+
+@dataclass(kw_only=True)
+class ForwardSize:
+    """What the forward passes in a `shapes_only` block took, in bytes; each storage counts once."""
+
+    flops: int = 0
+    """Floating-point operations, a multiplication and an addition being two."""
+    saved: dict[int, int] = field(default_factory=lambda: dict[int, int]())
+    """Storage -> bytes kept for the backward pass. Parameters and buffers are not among them."""
+    blocks: list[dict[int, int]] = field(default_factory=lambda: list[dict[int, int]]())
+    """Those that each call of a block keeps."""
+    inputs: dict[int, int] = field(default_factory=lambda: dict[int, int]())
+    """What blocks are called with: kept where they are computed again."""
+    _alive: list[Any] = field(default_factory=lambda: list[Any]())
+    """A storage that is freed would lend its number to another one."""
+
+    @property
+    def saved_bytes(self) -> int:
+        return sum(self.saved.values())
+
+    @property
+    def kept_bytes(self) -> int:
+        """With blocks that are computed again: everything outside of them, and their inputs."""
+        inside = {number for block in self.blocks for number in block}
+        outside = {number: size for number, size in self.saved.items() if number not in inside}
+        return sum((outside | self.inputs).values())
+
+    @property
+    def block_bytes(self) -> int:
+        """The most that one block keeps besides its inputs."""
+        sizes = [sum(size for key, size in block.items() if key not in self.inputs) for block in self.blocks]
+        return max(sizes, default=0)
+
+    def observe(self, tensor: Tensor, into: dict[int, int]) -> None:
+        storage = tensor.untyped_storage()
+        self._alive.append(storage)
+        into[_number(tensor)] = storage.nbytes()
+
+
+@contextmanager
+def shapes_only(
+    modules: Iterable[nn.Module],
+    *,
+    blocks: Sequence[nn.Module] = (),
+    adapted: Mapping[nn.Module, int] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Generator[ForwardSize]:
+    """Within the block, calls of these modules compute shapes: whatever values go in, zeros come out.
+
+    Parameters may be on the meta device. They, and their gradients, are as they are outside: what requires none keeps
+    nothing.  blocks: submodules whose activations may be computed again.  adapted: linear layer -> rank of a LoRA
+    adapter in fp32, which alone trains.  dtype: of all floating parameters in place of their own, adapters included.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    size = ForwardSize()
+    own: set[int] = set()
+    inside: list[dict[int, int]] = []
+
+    def packed(tensor: Tensor) -> Tensor:
+        if _number(tensor) not in own:
+            size.observe(tensor, size.saved)
+            if inside:
+                size.observe(tensor, inside[-1])
+        return tensor
+
+    def entered(_: nn.Module, args: Any, kwargs: Any) -> None:
+        for value in tree_leaves((args, kwargs)):
+            # Tables that all blocks share are computed once, and small.
+            if isinstance(value, Tensor) and _number(value) not in own:
+                size.observe(value, size.inputs)
+        inside.append({})
+
+    def left(*_: Any) -> None:
+        size.blocks.append(inside.pop())
+
+    with ExitStack() as undo:
+        for module in modules:
+            undo.callback(_restore, [(held, dict(held)) for held in _tensors(module)])
+            _make_fake(module, mode, own, dtype=dtype, frozen=bool(adapted))
+            undo.callback(_put_back, module, dict(vars(module)))
+            module.forward = _in_mode(module.forward, mode, size, packed)
+        for layer, rank in (adapted or {}).items():
+            undo.callback(_put_back, layer, dict(vars(layer)))
+            layer.forward = _adapted(cast(nn.Linear, layer), rank, mode, own, dtype=dtype or torch.float32)
+        for block in blocks:
+            undo.callback(block.register_forward_pre_hook(entered, with_kwargs=True).remove)
+            undo.callback(block.register_forward_hook(left).remove)
+        yield size
+
+
+def _in_mode(
+    forward: Callable[..., Any], mode: FakeTensorMode, size: ForwardSize, packed: Callable[[Tensor], Tensor]
+) -> Callable[..., Any]:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        counter = FlopCounterMode(display=False, custom_mapping={_SDPA_ON_CPU: _attention_flops})
+        args, kwargs = tree_map(partial(_fake, mode=mode), (args, kwargs))
+        with mode, counter, torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
+            result = forward(*args, **kwargs)
+        size.flops += counter.get_total_flops()
+        return tree_map(_zeros, result)
+
+    return called
+
+
+def _adapted(
+    layer: nn.Linear, rank: int, mode: FakeTensorMode, own: set[int], *, dtype: torch.dtype
+) -> Callable[[Tensor], Tensor]:
+    """The layer with an adapter, as peft computes it."""
+    with mode:
+        a = nn.Parameter(torch.empty(rank, layer.in_features, dtype=dtype))
+        b = nn.Parameter(torch.empty(layer.out_features, rank, dtype=dtype))
+    own |= {_number(a), _number(b)}
+    plain = layer.forward
+
+    def forward(x: Tensor) -> Tensor:
+        result = plain(x)
+        delta = nn.functional.linear(nn.functional.linear(x.to(dtype), a), b)
+        return (result + delta * 2.0).to(result.dtype)
+
+    return forward
+
+
+def _make_fake(
+    module: nn.Module, mode: FakeTensorMode, own: set[int], *, dtype: torch.dtype | None, frozen: bool
+) -> None:
+    known: dict[int, nn.Parameter] = {}
+    part: Any
+    for part in module.modules():
+        for name, param in part._parameters.items():
+            if param is None:
+                continue
+            if id(param) not in known:
+                wanted = dtype if dtype is not None and param.is_floating_point() else param.dtype
+                with mode:
+                    fake = nn.Parameter(
+                        torch.empty(param.shape, dtype=wanted), requires_grad=param.requires_grad and not frozen
+                    )
+                known[id(param)] = fake
+                own.add(_number(fake))
+            part._parameters[name] = known[id(param)]
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                with mode:
+                    part._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+                own.add(_number(part._buffers[name]))
+
+
+def _put_back(module: nn.Module, before: dict[str, Any]) -> None:
+    """Its `forward`, which an instance may have of its own."""
+    vars(module).pop("forward")
+    if "forward" in before:
+        module.forward = before["forward"]
+
+
+def _tensors(module: nn.Module) -> Generator[dict[str, Any]]:
+    part: Any
+    for part in module.modules():
+        yield part._parameters
+        yield part._buffers
+
+
+def _restore(held: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    for now, before in held:
+        now.update(before)
+
+
+def _fake(value: Any, *, mode: FakeTensorMode) -> Any:
+    return mode.from_tensor(value, static_shapes=True) if isinstance(value, Tensor) else value
+
+
+def _number(tensor: Any) -> int:
+    """The same for tensors that share their memory."""
+    return tensor.untyped_storage()._cdata
+
+
+def _zeros(value: Any) -> Any:
+    return torch.zeros(value.shape, dtype=value.dtype) if isinstance(value, Tensor) else value
+
+
+def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Of shapes [B, heads, tokens, width]: queries times keys, and that times values. torch counts it on GPUs alone."""
+    batch, heads, tokens, width = query
+    return 2 * batch * heads * tokens * key[-2] * (width + value[-1])

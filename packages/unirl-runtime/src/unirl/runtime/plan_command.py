@@ -1,0 +1,139 @@
+"""`unirl plan`: the memory and the time that a recipe will take, before anything starts."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+from unirl.core.cli.discovery import plugins_dir_option
+
+if TYPE_CHECKING:
+    from .memory_plan import MemoryPlan
+
+__all__ = ["command", "plan_data"]
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+PEAK_TFLOPS, UTILISATION = 989.0, 0.4
+"""Dense bf16 of an H100 SXM, by its data sheet; and a share of it that training of large transformers reaches."""
+
+
+class Size(click.ParamType[int]):
+    """A number of bytes, such as `80GiB`."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", value)
+        try:
+            if match is not None:
+                return int(float(match[1]) * UNITS[match[2].upper()])
+        except (KeyError, ValueError):
+            pass
+        self.fail(f"got {value!r}, expected a size such as 80GiB or 80GB.", param, ctx)
+
+
+@click.command("plan")
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1)
+@click.option(
+    "--device-memory", type=Size(), help="Memory of each device, such as 80GiB. Exits with 1 if it is too little."
+)
+@click.option("--tflops", default=PEAK_TFLOPS, show_default=True, help="Peak TFLOP/s of each device.")
+@click.option("--utilisation", default=UTILISATION, show_default=True, help="Share of the peak that is reached.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@plugins_dir_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    recipe: str,
+    overrides: tuple[str, ...],
+    device_memory: int | None,
+    tflops: float,
+    utilisation: float,
+    as_json: bool,
+) -> None:
+    """Predict the memory of each process of RECIPE, with OVERRIDES as in `unirl compose`, and the time of a step.
+
+    Nothing is loaded: the model is built without values and measured on shapes, which takes seconds for any size.
+    `model.path` may be a folder of configs and tokenizers without weights.
+    """
+    from unirl.core.cli.discovery import discover
+    from unirl.core.cli.output import print_json
+    from unirl.core.errors import PlanRejected
+    from unirl.core.match.match import match
+    from unirl.core.recipe.compose import compose
+
+    from .memory_plan import memory_plan
+
+    catalog = discover()
+    plan = compose(recipe, overrides, catalog=catalog)
+    verdict = match(plan, catalog=catalog)
+    if not verdict.accepted:
+        raise PlanRejected("\n".join(map(str, verdict.reasons)))
+    prediction = memory_plan(plan, catalog=catalog)
+    overfull = prediction.overfull(device_memory) if device_memory is not None else []
+    data = {**plan_data(prediction, speed=tflops * 1e12 * utilisation), "problems": overfull}
+    if as_json:
+        print_json(data)
+    else:
+        _show(prediction, data, device_memory)
+    ctx.exit(1 if overfull else 0)
+
+
+def plan_data(prediction: MemoryPlan, *, speed: float) -> dict[str, Any]:
+    """The prediction as plain data. speed: floating-point operations per second of each device."""
+    flops = prediction.flops
+    devices = {"generate": 0, "train": 0}
+    for process in prediction.processes:
+        if not process.shares_device:
+            devices["generate" if process.role == "rollout" else "train"] += process.count
+    by_phase = {
+        "generate": flops.generate / (devices["generate"] or devices["train"]),
+        "old_log_probs": flops.old_log_probs / devices["train"],
+        "reference": flops.reference / devices["train"],
+        "train": flops.train / devices["train"],
+    }
+    return {
+        "processes": [
+            {"role": one.role, "count": one.count, "bytes": one.total, "items": dict(one.items)}
+            for one in prediction.processes
+        ],
+        "samples": prediction.samples,
+        "sync_bytes": prediction.sync_bytes,
+        "flops": {"forward": prediction.size.flops, **vars(flops), "total": flops.total},
+        "seconds": {phase: each / speed for phase, each in by_phase.items()},
+        "not_counted": list(prediction.notes),
+    }
+
+
+def _show(prediction: MemoryPlan, data: dict[str, Any], device_memory: int | None) -> None:
+    from rich.text import Text
+    from unirl.core.cli.output import console, print_table
+
+    out = console()
+    rows: list[dict[str, str]] = []
+    for one in prediction.processes:
+        rows += [{"process": f"{one.count} x {one.role}", "what": "in all", "bytes": _shown(one.total)}]
+        rows += [{"what": name, "bytes": _shown(size)} for name, size in one.items.items()]
+    print_table(rows, columns=["process", "what", "bytes"])
+    out.print()
+    seconds = ", ".join(f"{phase.replace('_', ' ')} {each:.3g} s" for phase, each in data["seconds"].items() if each)
+    out.print(f"{prediction.samples} samples a step, {prediction.flops.total:.3g} FLOP: {seconds}", soft_wrap=True)
+    if prediction.sync_bytes:
+        out.print(f"weight sync: {_shown(prediction.sync_bytes)} before each rollout", soft_wrap=True)
+    for note in prediction.notes:
+        out.print(Text(f"not counted: {note}", style="dim"), soft_wrap=True)
+    for problem in data["problems"]:
+        out.print(Text(f"does not fit: {problem}", style="red"), soft_wrap=True)
+    if device_memory is not None and not data["problems"]:
+        out.print(Text(f"fits into {_shown(device_memory)}", style="green"))
+
+
+def _shown(size: int) -> str:
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} B"

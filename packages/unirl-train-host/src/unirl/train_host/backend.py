@@ -1,0 +1,436 @@
+"""A training backend but for how it spreads the module over its ranks: owns the trainable weights until the end."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
+from unirl.core.roles import TrainReport, WeightUpdate
+from unirl.core.specs.facts import names_in
+from unirl.core.types.weights import forms, joined, tensor_digests, weight_mismatch
+from unirl.numerics.train.critic import with_values
+from unirl.numerics.train.reference import with_reference
+from unirl.numerics.train.stack import StepReport, UpdateSettings, train_on
+from unirl.numerics.train.track_replay import TrackReplay
+
+from . import checkpoint
+from .averages import Average, WeightCopy
+from .config import ShardedConfig
+from .critic import Critic
+from .critic_nets import critic_net
+from .export import Source, gathered
+from .optimizer import Optimizer
+from .ranks import Ranks
+from .sharding import allocate, fill, find_blocks, recompute, reshard, shard
+
+if TYPE_CHECKING:
+    from unirl.core.roles import Job, LazyModel, Model, Policy
+    from unirl.core.specs.config import TrainConfig
+    from unirl.core.types.track import Track
+
+__all__ = ["ShardedBackend"]
+
+CRITIC = "critic"
+"""Folder of the critic within a checkpoint."""
+
+
+class ShardedBackend(ABC):
+    """Fits `unirl.core.roles.CriticBackend`. Every method that touches weights is collective: all ranks call it."""
+
+    def __init__(self, config: ShardedConfig, *, model: Model, train: TrainConfig, steps: int, seed: int) -> None:
+        self._config = config
+        self._train = train
+        self._module = model.trainable
+        self._device = torch.device(model.device)
+        self._using: Policy = "live"
+        # Dropout would make two replays of one latent differ, and the ratio of the first update not 1.
+        self._module.eval()
+        # Sharding renames classes.
+        kinds = names_in(model.spec.wrap_blocks, self._module)
+        blocks = find_blocks(self._module, kinds)
+        if config.activation_checkpointing and not blocks:
+            raise RecipeError(
+                "backend.activation_checkpointing: the model's spec names no wrap_blocks, so there is nothing to "
+                "recompute; leave it off."
+            )
+        # Before the adapters: the critic is a copy of the checkpoint.
+        net = critic_net(model) if config.critic.lr is not None else None
+        self.num_lora_layers = self._prepare(model, seed)
+        if config.activation_checkpointing:
+            recompute(blocks)
+        self._ranks = self._join(model)
+        self._wraps = self._distribute(model, blocks)
+        self._held: dict[str, Tensor] = dict(self._module.named_parameters())
+        self._params = {name: param for name, param in self._held.items() if param.requires_grad}
+        updates = steps * train.updates_per_step
+        self._optimizer = self._new_optimizer(total_steps=updates)
+        self._critic: Critic | None = None
+        if net is not None:
+            self._critic = Critic(
+                net,
+                config,
+                model=model,
+                blocks=find_blocks(net, kinds),
+                ranks=self._ranks,
+                wraps=self._wraps,
+                packing=train.packing,
+                stacked=train.replay == "stacked",
+                updates=updates,
+            )
+        self._copies = self._make_copies()
+        self._updater = _Updater(self)
+        self._replay = TrackReplay(
+            model, stacked=train.replay == "stacked", policy_context=self.policy, packing=train.packing
+        )
+
+    @abstractmethod
+    def _join(self, model: Model) -> Ranks:
+        """Join the training processes, and refuse a mesh that does not fit them or the model."""
+
+    @abstractmethod
+    def _distribute(self, model: Model, blocks: Sequence[nn.Module]) -> bool:
+        """Wrap the module over the ranks, give it values if it was built without, and tell whether it was wrapped.
+
+        blocks: those of the model's `wrap_blocks`.
+        """
+
+    def _new_optimizer(self, *, total_steps: int) -> Optimizer:
+        return Optimizer(self._params, self._config, total_steps=total_steps, several_meshes=self._ranks.num_tensor > 1)
+
+    def _view(self, tensor: Tensor) -> Tensor:
+        """Of a tensor laid out as a parameter is: the same memory, as a shard of the whole tensor."""
+        return tensor
+
+    @property
+    def version(self) -> int:
+        """Optimizer steps taken."""
+        return self._optimizer.num_steps
+
+    def version_of(self, policy: Policy = "live") -> int:
+        """See `unirl.core.roles.Backend`."""
+        if policy == "live":
+            return self.version
+        self._switch(policy)  # refuses a policy that is not kept
+        average = self._averages().get(policy)
+        return 0 if average is None else average.num_moves
+
+    @property
+    def num_trainable(self) -> int:
+        """Number of trainable parameters, over all ranks."""
+        return sum(self._view(param).numel() for param in self._params.values())
+
+    @contextmanager
+    def policy(self, which: Policy = "live") -> Iterator[None]:
+        """Use these weights inside the block; the live ones are restored after it, bit for bit, also after an error.
+
+        Raises RecipeError for a policy that this backend does not keep.
+        """
+        if which == self._using:
+            yield
+            return
+        assert self._using == "live", f"policy {which!r} requested inside policy {self._using!r}"
+        switch = self._switch(which)
+        reshard(self._module)
+        switch(True)
+        self._using = which
+        try:
+            yield
+        finally:
+            reshard(self._module)
+            switch(False)
+            self._using = "live"
+
+    def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
+        assert self._using == "live", f"training inside policy {self._using!r} would change its weights"
+        self._ranks.check_same_rows(sample for job in jobs for sample in job.track.sample_ids)
+        report = train_on(
+            jobs,
+            forward=self._replay,
+            updater=self._updater,
+            settings=UpdateSettings.of(self._train, version=self.version),
+            progress=progress,
+            critic=self._critic,
+        )
+        facts = {"trainable_weights": float(self.num_trainable), "lora_layers": float(self.num_lora_layers)}
+        return TrainReport(
+            metrics={**report.metrics, **facts}, num_updates=report.num_updates, num_skipped=report.num_skipped
+        )
+
+    def hold_frozen(self, model: LazyModel) -> None:
+        """See `unirl.core.roles.LazyBackend`. It computes in the model's dtype and stays on the device."""
+        module = model.trainable
+        if self._wraps:
+            blocks = find_blocks(module, names_in(model.spec.wrap_blocks, module))
+            shard(module, blocks, ranks=self._ranks, precision="none")
+        allocate(module, self._device)
+        model.fill(module.state_dict(keep_vars=True))
+
+    def with_reference(self, track: Track, *, policy: Policy = "reference") -> Track:
+        home = track.sample_weights.device
+        micros = track.chunks(self._train.micro_batch_size)
+        result = [with_reference(micro.to(self._device), self._replay, policy=policy).to(home) for micro in micros]
+        return type(track).concat(result)
+
+    def with_values(self, track: Track) -> Track:
+        """See `unirl.core.roles.CriticBackend`."""
+        if self._critic is None:
+            raise RecipeError(
+                "backend.critic.lr: got null, but the algorithm needs the values of a critic; set it, such as 1e-5."
+            )
+        home = track.sample_weights.device
+        micros = track.chunks(self._train.micro_batch_size)
+        return type(track).concat([with_values(micro.to(self._device), self._critic).to(home) for micro in micros])
+
+    def export_weights(self, *, policy: Policy = "live", kind: Literal["full", "lora", "merged"]) -> WeightUpdate:
+        """Whole weights of a policy, each gathered when it is asked for: `full` when all train, `lora` or `merged`
+        (folded in) when adapters do.
+
+        With full training `merged` is `full`. Raises RecipeError for a kind that does not fit `backend.trains`.
+        """
+        trains = self._config.trains
+        if (kind == "lora" and trains == "full") or (kind == "full" and trains == "lora"):
+            raise RecipeError(f"backend.trains: got {trains!r}, which has no {kind!r} weights; export 'merged'.")
+        if kind == "lora" and policy == "reference":
+            raise RecipeError("backend: the reference policy is the base model and has no 'lora' weights to export.")
+        version = self.version_of(policy)
+
+        def shard_of(name: str) -> Tensor:
+            if self.version_of(policy) != version:
+                raise RunFailed(
+                    f"weights: tensor {name!r} of version {version} of the {policy} policy was asked for, which is at "
+                    f"version {self.version_of(policy)} by now. Take all tensors of an update before training goes on."
+                )
+            return self._view(self._shard_of(name, policy))
+
+        reshard(self._module)
+        sources = self._sources(kind, is_on=policy != "reference")
+        held = {name: self._view(tensor) for name, tensor in self._held.items()}
+        tensors = gathered(sources, held=held, shard_of=shard_of)
+        digests = tensor_digests(tensors)
+        return WeightUpdate(
+            version=version,
+            tensors=tensors,
+            kind=kind,
+            adapter_scale=self._config.lora.alpha / self._config.lora.rank if kind == "lora" else 1.0,
+            checksum=joined(digests.values()),
+            digests=digests,
+        )
+
+    def adopt(self, update: WeightUpdate) -> None:
+        """Take `full` or `lora` weights that another backend of this recipe exported, and its version. Collective."""
+        assert self._using == "live", f"adopting inside policy {self._using!r} would change its weights"
+        held = self._holders(update.kind)
+        mismatch = weight_mismatch(forms(update.tensors), held)
+        if mismatch:
+            raise EchoMismatch(f"backend: {update.kind} weights of version {update.version}: {mismatch}")
+        reshard(self._module)
+        for name, tensor in update.tensors.items():
+            fill(held[name], tensor)
+        self._optimizer.num_steps = update.version
+
+    def save(self, folder: Path) -> None:
+        """Write trainable weights, optimizer state, weight copies and counters; frozen weights are not saved."""
+        assert self._using == "live", f"saving inside policy {self._using!r} would save its weights as the live ones"
+        reshard(self._module)
+        facts = {
+            **self._setup(),
+            **self._optimizer.facts(),
+            "moves": {name: copy.num_moves for name, copy in self._averages().items()},
+        }
+        written = [(folder, {**self._weight_tensors(), **self._optimizer.moments()}, facts)]
+        if self._critic is not None:
+            optimizer = self._critic.optimizer
+            written.append((folder / CRITIC, {**self._critic.tensors(), **optimizer.moments()}, optimizer.facts()))
+        is_writer, single = self._ranks.rank == 0, not self._ranks.is_grouped
+        for place, tensors, numbers in written:
+            checkpoint.write(place, tensors=tensors, facts=numbers, is_writer=is_writer, single=single)
+
+    def load(self, folder: Path) -> None:
+        """Resume from a checkpoint, on any number of ranks.
+
+        Raises CheckpointError, before anything changes, if it is incomplete or from another configuration.
+        """
+        reshard(self._module)
+        single = not self._ranks.is_grouped
+        moments = self._optimizer.moments(create=True)
+        expected = self._weight_tensors()
+        own = checkpoint.Opened(folder, setup=self._setup(), wanted=expected, moments=moments, single=single)
+        opened = [(self._optimizer, own)]
+        if self._critic is not None:
+            optimizer = self._critic.optimizer
+            expected, moments = self._critic.tensors(), optimizer.moments(create=True)
+            there = checkpoint.Opened(folder / CRITIC, setup={}, wanted=expected, moments=moments, single=single)
+            opened.append((optimizer, there))
+        for optimizer, one in opened:
+            optimizer.resume(one.facts, one.read())
+        for name, average in self._averages().items():
+            average.num_moves = int(own.facts["moves"][name])
+
+    def end_rollout(self) -> None:
+        self._move("rollout")
+
+    def offload(self) -> None:
+        """Move weights, optimizer state and weight copies to CPU memory, if they are not there already."""
+        self._to(torch.device("cpu"))
+
+    def onload(self) -> None:
+        self._to(self._device)
+
+    def close(self) -> None:
+        self._ranks.close()
+
+    def _prepare(self, model: Model, seed: int) -> int:
+        """Cast the trainable parameters, those that the model has not frozen, to fp32; returns the number of adapted
+        layers."""
+        trainable = [param for param in self._module.parameters() if param.requires_grad]
+        if not trainable:
+            raise RecipeError(
+                f"backend: model {model.spec.name!r} has frozen every parameter of its {model.spec.trainable!r}, so "
+                "there is nothing to train. The model must leave those that train with requires_grad=True."
+            )
+        if self._config.trains == "full":
+            for param in trainable:
+                param.data = param.data.float()
+            return 0
+        from .adapters import add_lora
+
+        targets = names_in(model.spec.lora_targets, self._module)
+        return add_lora(self._module, self._config.lora, default_targets=targets, seed=seed, device=self._device)
+
+    def _make_copies(self) -> dict[str, WeightCopy]:
+        copies: dict[str, WeightCopy] = {}
+        for name, average in (("ema", self._config.ema), ("lagged", self._config.lagged)):
+            if average.kind != "none":
+                copies[name] = Average(self._params, average)
+        if self._config.reference_copy:
+            copies["reference"] = WeightCopy(self._params)
+        return copies
+
+    def _averages(self) -> dict[str, Average]:
+        return {name: copy for name, copy in self._copies.items() if isinstance(copy, Average)}
+
+    def _move(self, when: str) -> None:
+        for average in self._averages().values():
+            if average.config.every == when:
+                average.move()
+
+    def _switch(self, which: Policy) -> Any:
+        """A function that switches to a policy (True) and back (False)."""
+        copy = self._copies.get(which)
+        if copy is not None:
+            return lambda on: copy.swap()
+        if which == "reference" and self._config.trains == "lora":
+            from .adapters import switch_lora
+
+            return lambda on: switch_lora(self._module, on=not on)
+        key = "reference_copy=true" if which == "reference" else f"{which}.kind, such as constant"
+        raise RecipeError(f"backend: policy {which!r} is needed, but not kept. Set backend.{key}.")
+
+    def _shard_of(self, name: str, policy: Policy) -> Tensor:
+        """This rank's shard of a parameter under a policy; nothing is switched for it."""
+        held = self._held[name]
+        if policy == self._using:
+            return held
+        assert "live" in (policy, self._using), f"weights of {policy!r} were asked for inside policy {self._using!r}"
+        # Inside a policy its copy holds the live weights.
+        copy = self._copies.get(policy if self._using == "live" else self._using)
+        return held if copy is None else copy.values.get(name, held)
+
+    def _sources(self, kind: str, *, is_on: bool) -> dict[str, Source]:
+        """What each exported tensor is made of. is_on: with the adapters."""
+        if self._config.trains == "full":
+            return {name: Source(name=name) for name in self._held}
+        from .adapters import lora_deltas, lora_names, plain_names
+
+        if kind == "lora":
+            return {exported: Source(name=name) for exported, name in lora_names(self._module).items()}
+        deltas = lora_deltas(self._module) if is_on else {}
+        return {plain: Source(name=name, delta=deltas.get(name)) for plain, name in plain_names(self._held).items()}
+
+    def _plain(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """These tensors of the module by the names that they have without adapters, and without those of adapters."""
+        if self._config.trains == "full":
+            return dict(tensors)
+        from .adapters import plain_names
+
+        return {plain: tensors[name] for plain, name in plain_names(tensors).items()}
+
+    def _holders(self, kind: str) -> dict[str, Tensor]:
+        """The live tensors, by the names that `weights` exports them under."""
+        trains = self._config.trains
+        if kind != trains:
+            raise RecipeError(f"backend.trains: got {trains!r}, which cannot load {kind!r} weights.")
+        sources = self._sources(kind, is_on=True)
+        return {exported: self._view(self._held[source.name]) for exported, source in sources.items()}
+
+    def _setup(self) -> dict[str, Any]:
+        """Settings that a check of tensor shapes would not tell apart."""
+        lora = self._config.lora
+        return {
+            "trains": self._config.trains,
+            "lora_alpha": lora.alpha if self._config.trains == "lora" else None,
+            "critic": True if self._critic else None,
+        }
+
+    def _weight_tensors(self) -> dict[str, Tensor]:
+        tensors = {f"weights/{name}": self._view(param.detach()) for name, param in self._params.items()}
+        for kind, copy in self._copies.items():
+            tensors.update({f"{kind}/{name}": self._view(value) for name, value in copy.values.items()})
+        return tensors
+
+    def _to(self, device: torch.device) -> None:
+        assert self._using == "live"
+        reshard(self._module)
+        self._module.to(device)
+        self._optimizer.to(device)
+        for copy in self._copies.values():
+            copy.to(device)
+        if self._critic is not None:
+            self._critic.to(device)
+
+
+class _Updater:
+    """This backend as the train stack uses it. Implements `unirl.numerics.train.updater.Updater`."""
+
+    # Reduce-scatter divides by the ranks.
+    gradient_reduction: Literal["mean", "sum"] = "mean"
+
+    def __init__(self, backend: ShardedBackend) -> None:
+        self._backend = backend
+
+    @property
+    def device(self) -> torch.device:
+        return self._backend._device
+
+    @property
+    def num_ranks(self) -> int:
+        return self._backend._ranks.num_ranks
+
+    def zero_grad(self) -> None:
+        self._backend._optimizer.zero_grad()
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        module = self._backend._module
+        if isinstance(module, FSDPModule):
+            module.set_requires_gradient_sync(last or not self._backend._config.defer_gradient_sync)
+        # FSDP averages over the ranks of a sequence too, whose gradients add up to the whole.
+        (loss * (self._backend._optimizer.loss_scale * self._backend._ranks.num_sequence)).backward()
+
+    def step(self) -> StepReport:
+        report = self._backend._optimizer.step()
+        if not report.skipped:
+            self._backend._move("step")
+        return report
+
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
+        return self._backend._ranks.all_reduce(values, "sum")
+
+    def all_reduce_max(self, values: Tensor) -> Tensor:
+        return self._backend._ranks.all_reduce(values, "max")

@@ -1,0 +1,187 @@
+"""Sharding: wrapping or splitting modules over the ranks, and gathering full tensors from shards."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
+from unirl.core.errors import RecipeError
+
+from .ranks import Ranks
+
+__all__ = [
+    "DTYPES",
+    "allocate",
+    "cast_inputs",
+    "fill",
+    "find_blocks",
+    "full",
+    "is_empty",
+    "local",
+    "recompute",
+    "reshard",
+    "shard",
+    "split",
+    "tied_places",
+]
+
+DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def find_blocks(module: nn.Module, class_names: Sequence[str]) -> list[nn.Module]:
+    """The modules of these classes, in order. Raises RecipeError when names are given and none matches."""
+    blocks = [part for part in module.modules() if type(part).__name__ in class_names]
+    if class_names and not blocks:
+        result = sorted({type(part).__name__ for part in module.modules()})
+        near = difflib.get_close_matches(class_names[0], result, n=3, cutoff=0.3) or result[:3]
+        raise RecipeError(
+            f"model.spec.wrap_blocks: got {', '.join(class_names)}, but {type(module).__name__} has no such "
+            f"module. Nearest: {', '.join(near)}. Nothing would be sharded block by block; correct the model's spec."
+        )
+    return blocks
+
+
+def recompute(blocks: Iterable[nn.Module]) -> None:
+    """Activation checkpointing: run each block again in the backward pass.
+
+    Replaces `forward` on the instance, so that no parameter changes its name. Call before `shard`.
+    """
+    for block in blocks:
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def split(module: nn.Module, plan: Mapping[str, str], *, ranks: Ranks) -> None:
+    """Tensor parallelism: split the linear layers of a model's plan over the ranks of `mesh.tensor`, in place.
+
+    plan: the spec's `tensor_parallel`. Call before `shard`. Raises RecipeError for a name that matches no linear layer,
+    and for one that LoRA adapts: the adapter would add whole outputs to split ones.
+    """
+    styles: dict[str, ParallelStyle] = {}
+    for pattern, how in plan.items():
+        matched = [name for name, _ in module.named_modules() if _matches(name, pattern)]
+        linear = [name for name in matched if isinstance(module.get_submodule(name), nn.Linear)]
+        if not matched or len(linear) != len(matched):
+            what = "is adapted by LoRA or is not a linear layer" if matched else "matches no module"
+            raise RecipeError(
+                f"backend.mesh.tensor: {pattern!r} of the model's tensor_parallel plan {what}"
+                f"{' (' + matched[0] + ')' if matched else ''}. Use mesh.tensor=1, or other LoRA targets."
+            )
+        for name in linear:
+            styles[name] = ColwiseParallel() if how == "colwise" else RowwiseParallel()
+    parallelize_module(module, ranks.tensor_mesh, styles)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """`*` stands for one component of a dotted name."""
+    return re.fullmatch(re.escape(pattern).replace(r"\*", "[^.]+"), name) is not None
+
+
+def shard(module: nn.Module, blocks: Sequence[nn.Module], *, ranks: Ranks, precision: str) -> None:
+    """Wrap every block, then the root with the rest, over all ranks.
+
+    precision: `none`, `bf16` or `fp16`. Then the root casts as a pipeline in that dtype would: latents and embeddings,
+    not timesteps (bf16 cannot tell 987 from 988) and not what a block is given by the root (rotary tables stay fp32).
+    """
+    mesh = ranks.shard_mesh
+    inner = root = MixedPrecisionPolicy()
+    if precision in DTYPES:
+        dtype = DTYPES[precision]
+        inner = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        # output_dtype on the root alone: on a block it would hand fp32 activations to the next one's 16-bit weights.
+        root = MixedPrecisionPolicy(
+            param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32, cast_forward_inputs=False
+        )
+        module.register_forward_pre_hook(functools.partial(cast_inputs, dtype=dtype), with_kwargs=True)
+    for block in blocks:
+        fully_shard(block, mesh=mesh, mp_policy=inner, reshard_after_forward=True)
+    # True for the root as well: FSDP would leave it whole after a forward, and a swap of the shards would go unseen.
+    fully_shard(module, mesh=mesh, mp_policy=root, reshard_after_forward=True)
+
+
+def is_empty(module: nn.Module) -> bool:
+    """Whether it has parameters without values, on the meta device."""
+    return any(param.is_meta for param in module.parameters())
+
+
+def allocate(module: nn.Module, device: torch.device) -> None:
+    """Allocate the parameters that have no values yet, each rank its shards, and move what has values to the device.
+
+    As `Module.to_empty`, which would empty buffers as well and part tied parameters. Call after `shard`.
+    """
+
+    def allocated(tensor: Tensor) -> Tensor:
+        return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
+
+    retie = tied_places(module)
+    module._apply(allocated)
+    retie()
+
+
+def tied_places(module: nn.Module) -> Callable[[], None]:
+    """A function that ties the parameters again which are tied now, after something has replaced them one by one."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for owner in module.modules():
+        for name, param in owner.named_parameters(recurse=False, remove_duplicate=False):
+            places.setdefault(id(param), []).append((owner, name))
+
+    def retie() -> None:
+        for (owner, name), *others in places.values():
+            for other, other_name in others:
+                other.register_parameter(other_name, owner.get_parameter(name))
+
+    return retie
+
+
+def reshard(module: nn.Module) -> None:
+    """Make sure that the module holds its shards, not gathered copies of them."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's shard, sharing memory with it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def full(tensor: Tensor) -> Tensor:
+    """A detached copy of the whole tensor. Collective: every rank calls it."""
+    whole = tensor.detach()
+    if isinstance(whole, DTensor):
+        shard, whole = whole.to_local(), whole.full_tensor()
+        if whole.untyped_storage().data_ptr() != shard.untyped_storage().data_ptr():
+            return whole
+    return whole.clone()
+
+
+@torch.no_grad()
+def fill(tensor: Tensor, whole: Tensor) -> None:
+    """Set a tensor, or this rank's shard of it, from the whole of it. Collective where it is sharded."""
+    whole = whole.to(tensor.device)
+    tensor.copy_(
+        distribute_tensor(whole, tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else whole
+    )
+
+
+def cast_inputs(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, dtype: torch.dtype
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A pre-forward hook: casts tensors of floats with 2 dims and more, but no timesteps."""
+
+    def cast(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim >= 2:
+            return value.to(dtype)
+        return value
+
+    kept = {key: value for key, value in kwargs.items() if key.startswith("timestep")}
+    return tree_map(cast, args), {**tree_map(cast, kwargs), **kept}

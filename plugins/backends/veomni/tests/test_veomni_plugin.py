@@ -1,0 +1,103 @@
+"""What the plugin says of itself, what it refuses before anything is loaded, and one rank of it."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from unirl.backends.veomni import library
+from unirl.backends.veomni.config import MeshConfig, VeomniConfig
+from unirl.backends.veomni.plugin import SPEC
+from unirl.core.errors import RecipeError
+from unirl.core.limits import broken_limits
+from unirl.core.specs.capability import Cap, Needs, Support
+from unirl.core.specs.spec import AlgorithmSpec, ModelSpec
+
+
+def reasons(config, **of_model) -> list[str]:
+    """Why a stage of some model with these settings is refused."""
+    spec = ModelSpec(name="m", summary="", build="", config="", tracks={}, trainable="net", wrap_blocks=("Block",))
+    algorithm = AlgorithmSpec(name="a", summary="", build="", config="", needs=Needs())
+    stage = SimpleNamespace(
+        backend=SimpleNamespace(name="veomni", config=config),
+        algorithm=SimpleNamespace(name="a", spec=algorithm, config=SimpleNamespace()),
+        model=SimpleNamespace(name="m", spec=spec, config=SimpleNamespace(**of_model)),
+        needs=Needs(),
+        teacher=None,
+    )
+    plan = SimpleNamespace(only=stage, has_reference_workers=False)
+    result = list(broken_limits(config, key="backend"))
+    return [str(reason) for reason in result or (one.under("backend") for one in config.problems(plan, stage))]
+
+
+def run_alone(code: str) -> str:
+    """Output of code in a process of its own: VeOmni patches transformers in the one that imports it."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_importing_the_backend_imports_no_veomni_and_listing_it_no_torch():
+    print(run_alone("import sys, unirl.backends.veomni.plugin; assert 'torch' not in sys.modules"))
+    print(run_alone("import sys, unirl.backends.veomni.backend; assert 'veomni' not in sys.modules"))
+
+
+def test_the_defaults_are_accepted():
+    assert list(VeomniConfig().problems(None, None)) == [] and reasons(VeomniConfig()) == []
+    assert SPEC.support(Cap.LAZY_BUILD) is Support.NATIVE
+    assert VeomniConfig(mesh=MeshConfig(sequence=2)).copies == 2
+    # Ranks that share experts have different samples.
+    assert VeomniConfig(mesh=MeshConfig(expert=2)).copies == 1
+
+
+def test_a_sequence_that_the_model_cannot_split_is_refused():
+    (reason,) = reasons(VeomniConfig(mesh=MeshConfig(sequence=2)))
+    assert reason.startswith("backend.mesh.sequence: got 2, but model 'm' cannot split its sequence; use 1")
+    both = reasons(VeomniConfig(mesh=MeshConfig(sequence=2, expert=2)))
+    assert any("got 2 with mesh.expert=2; one of them must be 1" in reason for reason in both)
+
+
+def test_precisions_that_veomni_has_not_are_refused():
+    (reason,) = reasons(VeomniConfig(mixed_precision="fp16"))
+    assert reason.startswith("backend.mixed_precision: got fp16; VeOmni is run with bf16 or none")
+    (reason,) = reasons(VeomniConfig(mixed_precision="bf16"), dtype="bfloat16")
+    assert "would keep the frozen weights in float32" in reason
+    assert reasons(VeomniConfig(trains="full", mixed_precision="bf16"), dtype="bfloat16") == []
+
+
+def test_an_optimizer_that_is_not_offered_is_refused_with_those_that_are():
+    (reason,) = reasons(VeomniConfig(optimizer="muon"))
+    assert reason.startswith("backend.optimizer: got 'muon'") and "anyprecision_adamw" in reason
+
+
+def test_without_veomni_the_error_says_what_to_install(monkeypatch):
+    # None is what Python itself puts there for a module that must not be imported.
+    monkeypatch.setitem(sys.modules, "veomni", None)
+    with pytest.raises(RecipeError, match=r"backend: veomni cannot be imported .*pip install veomni==0\.1\.12"):
+        library.veomni("optim")
+
+
+ONE_RANK = """
+import logging
+from toy_denoiser import Clipped, ToyModel, make_track
+from unirl.backends.veomni.backend import build
+from unirl.backends.veomni.config import VeomniConfig
+from unirl.core.errors import RecipeError
+from unirl.core.roles import Job
+from unirl.core.specs.config import TrainConfig
+backend = build(VeomniConfig(), model=ToyModel(), train=TrainConfig(), steps=10)
+backend.train([Job(track=make_track(ToyModel()), algorithm=Clipped())], progress=0.0)
+print(backend.version, type(backend._module).__name__, logging.root.manager.disable)
+try:
+    build(VeomniConfig(mixed_precision="bf16"), model=ToyModel(), train=TrainConfig(), steps=10)
+except RecipeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_one_rank_trains_unwrapped_prints_nothing_and_refuses_mixed_precision():
+    code = f"import sys; sys.path[:0] = {sys.path!r}\n{ONE_RANK}"
+    first, second = run_alone(code).splitlines()
+    assert first == "1 ToyNet 0"
+    assert second.startswith("backend.mixed_precision: got bf16 on one rank, which VeOmni does not wrap.")

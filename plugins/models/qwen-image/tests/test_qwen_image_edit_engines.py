@@ -1,0 +1,89 @@
+"""Qwen-Image-Edit and Qwen-Image-Edit-Plus in vLLM-Omni and SGLang themselves, on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from external_engines import environments
+from external_engines.edits import *
+from external_engines.edits import check_edit_run, with_media
+from external_engines.image_models import (
+    started,
+    test_a_full_sync_and_adapters_are_sampled_from_and_a_full_sync_ends_them,
+)
+from external_engines.latents import ROUNDING, Ask, asking, gap
+from qwen_image_editors import AREAS, Editor
+from unirl.conformance.doubles.trained import full_update
+from unirl.core.errors import RecipeError, RunFailed
+from unirl.engine_host.latent_engine import ExternalLatentEngine
+from unirl.models.qwen_image.edit import QwenImageEditModel
+
+__all__ = ["test_a_full_sync_and_adapters_are_sampled_from_and_a_full_sync_ends_them"]
+
+pytestmark = pytest.mark.keyed
+
+ENGINES = ("sglang", "vllm-omni")
+PROMPTS = ("make it red", "make it red", "put a blue square on the left of it")
+"""The first two over different sources."""
+
+
+@pytest.fixture
+def model(editor: Editor) -> QwenImageEditModel:
+    """The trained module with the weights of the checkpoint, to be modified by tests."""
+    return editor.built()
+
+
+@pytest.fixture
+def edit(editor: Editor, model: QwenImageEditModel, tmp_path: Path) -> Ask:
+    media = [editor.sources(tmp_path, number=number) for number in range(len(PROMPTS))]
+    return asking(model, prompts=PROMPTS, media=lambda n: media[n], height=32, width=48, max_sequence_length=32)
+
+
+@pytest.fixture
+def ask(edit: Ask) -> Ask:
+    return edit
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(request: pytest.FixtureRequest, editor: Editor) -> Iterator[ExternalLatentEngine]:
+    with started(request.param, editor.built()) as result:
+        yield result
+
+
+def test_more_sources_than_the_model_takes_are_refused_by_their_number(
+    engine: ExternalLatentEngine, model: QwenImageEditModel, editor: Editor, edit: Ask
+) -> None:
+    """And the engine goes on. Several are for Qwen-Image-Edit-Plus."""
+    engine.load_weights(full_update(model, version=1))
+    request = edit(engine).select([0])
+    (source, *_) = request.inputs.media[0]
+    several = with_media(request, (source, source))
+    if editor.name == "edit":
+        with pytest.raises(RunFailed, match=r"got 2 source images, expected one; model=qwen-image-edit-plus"):
+            engine.generate(several)
+    else:
+        assert gap(engine.generate(several), model) < ROUNDING
+    assert gap(engine.generate(request), model) < ROUNDING
+
+
+def test_positions_that_sglang_never_gives_to_images_are_refused_before_it_starts(editor: Editor) -> None:
+    with pytest.raises(RecipeError, match=r"engine: got model\.token_types=false; SGLang.*Set it to true"):
+        started("sglang", editor.built(token_types=False)).__enter__()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_run_edits_images_with_ratio_1(
+    name: str, editor: Editor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several sizes, by LoRA."""
+    environments.make(name)
+    monkeypatch.chdir(tmp_path)
+    media = [editor.sources(tmp_path, number=number) for number in range(3)]
+    words = [f"engine={name}", f"model.path={editor.folder}", "model.dtype=float32", "model.vae_dtype=float32"]
+    words += [f"model.source_area={AREAS['source_area']}"]
+    if editor.name == "edit-plus":
+        words += [f"model.condition_area={AREAS['condition_area']}"]
+    check_edit_run(f"qwen-image-{editor.name}/flow-grpo", words, media=media, folder=tmp_path)

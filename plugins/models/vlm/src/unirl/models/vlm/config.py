@@ -1,0 +1,16 @@
+"""Settings of the generic vision-language model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unirl.numerics.tokens.image_lm_config import ImageLmConfig
+
+__all__ = ["VlmConfig"]
+
+
+@dataclass
+class VlmConfig(ImageLmConfig):
+    trust_remote_code: bool = False
+    """Run the Python code that a checkpoint brings for its architecture, config and processor. Read it first: it can do
+    what you can."""

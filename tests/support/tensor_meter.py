@@ -1,0 +1,40 @@
+"""Bytes of tensors that are alive, counted by their storages."""
+
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Meter(TorchDispatchMode):
+    """The most bytes that tensors took at any time inside the block, `peak`, and those of now, `live`.
+
+    Exact and the same on any machine: every storage that an operation reads or makes is counted once, until its last
+    tensor is gone. Resident memory would also count pages of mapped checkpoint files, and what malloc has not returned.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.live = self.peak = 0
+
+    def note(self, tensors) -> None:
+        """Count these: made on other threads, where this does not look."""
+        for tensor in tensors:
+            local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+            # Shapes take no memory.
+            if local.device.type != "meta" and not isinstance(local, FakeTensor):
+                storage = local.untyped_storage()
+                self._seen[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        self._seen = {key: item for key, item in self._seen.items() if not item[0].expired()}
+        self.live = sum(size for _, size in self._seen.values())
+        self.peak = max(self.peak, self.live)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it comes again with the shards
+        result = func(*args, **(kwargs or {}))
+        self.note([leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)])
+        return result

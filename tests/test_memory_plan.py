@@ -1,0 +1,201 @@
+"""`unirl plan` against the bytes that a step of the same recipe holds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from held_memory import held_in_a_step, held_on_a_rank
+from unirl.core.cli import cli
+from unirl.core.errors import RecipeError
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.recipe.compose import compose
+from unirl.models.wan21.tiny import write
+from unirl.runtime.memory_plan import MemoryPlan, memory_plan
+
+TOLERANCE = 0.15
+"""What a plan promises. Weights, state and trajectories are exact; the lengths of prompts are those of the longest."""
+
+SMALL = ("data.prompts_per_step=4", "data.samples_per_prompt=4", "run.threads=1", "~tracker.report")
+RECIPES = {
+    "full": ("quickstart", *SMALL),
+    "lora": ("quickstart", *SMALL, "backend.trains=lora", "sampling.guidance_scale=2", "train.micro_batch_size=3"),
+    "text": ("quickstart-text", *SMALL, "train.logp_mismatch_max=1e9", "train.logp_mismatch_mean=1e9"),
+    "copies": (
+        "quickstart",
+        *SMALL,
+        "algorithm.kl_coef=0.01",
+        "backend.reference_copy=true",
+        "backend.ema.kind=constant",
+        "sampling.trajectory_dtype=bfloat16",
+        "train.updates_per_step=1",
+        "train.replay=serial",
+    ),
+    "edit": ("quickstart-edit", *SMALL),
+    "video in bf16": (
+        *("wan21/flow-grpo", "model.path=FOLDER/wan", "data.train=FOLDER/prompts.txt", "eval=null"),
+        *SMALL[:3],
+        *("sampling.height=32", "sampling.width=48", "sampling.frames=9", "sampling.max_sequence_length=16"),
+        *("backend.mixed_precision=none", "backend.activation_checkpointing=false", "train.logp_mismatch_max=1"),
+    ),
+}
+RAY = ("launcher=ray", "launcher.train_ranks=4")
+SEPARATE = ("launcher.placement=separate", "launcher.rollout_workers=2")
+
+
+@pytest.fixture(scope="module")
+def one() -> MemoryPlan:
+    """The quickstart in one process, with 192 samples of 16 prompts."""
+    return planned("quickstart")
+
+
+def planned(*words: str, of: MemoryPlan | None = None) -> MemoryPlan:
+    catalog = Catalog.discover()
+    plan = compose(words[0], words[1:], catalog=catalog)
+    return memory_plan(plan, catalog=catalog, size=of.size if of else None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_step_holds_the_bytes_that_were_planned(name: str, tmp_path: Path) -> None:
+    if "video" in name:
+        write(tmp_path / "wan", seed=0)
+        (tmp_path / "prompts.txt").write_text("a ring\na disc\na star\na line", encoding="utf-8")
+    catalog = Catalog.discover()
+    recipe, *overrides = [word.replace("FOLDER", str(tmp_path)) for word in RECIPES[name]]
+    plan = compose(recipe, overrides, catalog=catalog)
+    (process,) = memory_plan(plan, catalog=catalog).processes
+    held = held_in_a_step(plan, catalog=catalog)
+    # Logits are computed a few rows at a time, again in the backward pass: nothing keeps them.
+    items = {item: size for item, size in process.items.items() if item != "logits"}
+    assert held.keys() == items.keys()
+    for item, size in held.items():
+        assert items[item] == pytest.approx(size, rel=TOLERANCE), item
+    assert sum(items.values()) == pytest.approx(sum(held.values()), rel=TOLERANCE)
+
+
+@pytest.mark.slow
+def test_two_ranks_hold_what_was_planned_for_each(tmp_path: Path) -> None:
+    """Activations are left out: autograd also keeps the gathered weights, which are freed between."""
+    settings = ("backend.defer_gradient_sync=false", "algorithm.kl_coef=0.01", "backend.reference_copy=true")
+    words = ("quickstart", *SMALL, *settings)
+    torch.multiprocessing.spawn(held_on_a_rank, (words, str(tmp_path / "rank")), nprocs=2)
+    (process,) = planned(*words, "launcher=ray", "launcher.train_ranks=2").processes
+    for number in range(2):
+        held = json.loads((tmp_path / f"rank-{number}.json").read_text(encoding="utf-8"))
+        assert held.keys() >= {"trained weights", "gradients", "optimizer", "reference", "trajectories", "media"}
+        for item in held.keys() - {"activations"}:
+            assert process.items[item] == pytest.approx(held[item], rel=TOLERANCE), (number, item)
+
+
+def test_a_checkpoint_without_weights_is_planned_as_the_whole_one(tmp_path: Path, one: MemoryPlan) -> None:
+    catalog = Catalog.discover()
+    plan = compose("quickstart", catalog=catalog)
+    folder = tmp_path / "configs"
+    shutil.copytree(str(vars(plan.only.model.config)["path"]), folder)
+    removed = [path.unlink() for path in folder.rglob("*.safetensors")]
+    assert removed
+    assert planned("quickstart", f"model.path={folder}") == one
+    assert not list(folder.rglob("*.safetensors")), "the folder is as it was"
+    (folder / "transformer/config.json").write_text('{"patch_size": "two"}', encoding="utf-8")
+    with pytest.raises(RecipeError, match=r"has no weights, and diffusers\.SD3Transformer2DModel cannot be built"):
+        planned("quickstart", f"model.path={folder}")
+
+
+def test_ranks_share_weights_and_samples_but_not_encoders(one: MemoryPlan) -> None:
+    alone = one.processes[0].items
+    (process,) = planned("quickstart", *RAY, "backend.defer_gradient_sync=false", of=one).processes
+    assert process.count == 4
+    for name in ("trained weights", "gradients", "optimizer", "trajectories", "media"):
+        assert process.items[name] * 4 == alone[name], name
+    for name in ("encoders and decoder", "frozen weights"):
+        assert process.items[name] == alone[name], "buffers of positions are all that is frozen here"
+    # 192 samples on 4 ranks, in two updates.
+    assert process.items["activations"] * 4 == alone["activations"]
+    (whole,) = planned("quickstart", *RAY, of=one).processes
+    assert whole.items["gradients"] == alone["gradients"], "of all parameters, until the end of an update"
+    (hybrid,) = planned("quickstart", *RAY, "backend.mesh.shard=2", of=one).processes
+    assert hybrid.items["optimizer"] * 2 == alone["optimizer"]
+
+
+def test_rollout_workers_have_whole_weights_and_room_for_an_update(one: MemoryPlan) -> None:
+    train, rollout = (result := planned("quickstart", *RAY, *SEPARATE, of=one)).processes
+    assert "encoders and decoder" not in train.items
+    assert (rollout.role, rollout.count) == ("rollout", 2)
+    # Trained parameters are sent in fp32, like the frozen buffers beside them.
+    assert result.sync_bytes == rollout.items["weight sync"] == rollout.items["weights"] == one.size.weight_bytes
+    assert rollout.items["trajectories"] * 2 == one.processes[0].items["trajectories"]
+
+
+def test_idle_encoders_and_decoder_take_the_place_of_activations(one: MemoryPlan) -> None:
+    """On the device at one time: the encoders or the decoder, and no activations of training then."""
+    size, alone, parts = one.size, one.processes[0].items, "encoders or decoder"
+    # The miniature's decoder is the larger one.
+    most, least = size.decode_bytes, size.encode_bytes
+    assert alone["activations"] > most > least > 0
+    (process,) = planned("quickstart", "engine.offload_idle=true", of=one).processes
+    assert process.items == {name: held for name, held in alone.items() if name != "encoders and decoder"}
+    # And with activations that are smaller.
+    words = ("quickstart", "train.micro_batch_size=1", "train.replay=serial", "backend.activation_checkpointing=true")
+    (small,) = planned(*words).processes
+    result = planned(*words, "engine.offload_idle=true")
+    held = small.items["activations"]
+    assert held < most and "logits" not in small.items
+    assert result.processes[0].items[parts] == most - held
+    assert small.total - result.processes[0].total == least + held
+    assert any("CPU memory: encoders and decoder are there while they are idle" in note for note in result.notes)
+    (_, rollout) = planned("quickstart", *RAY, *SEPARATE, "engine.offload_idle=true", of=one).processes
+    assert rollout.items[parts] == most
+
+
+def test_activation_checkpointing_keeps_less_and_computes_more(one: MemoryPlan) -> None:
+    again = planned("quickstart", "backend.activation_checkpointing=true", of=one)
+    serial = planned("quickstart", "backend.activation_checkpointing=true", "train.replay=serial", of=one)
+    rows, steps = 96, 5
+    kept = rows * steps * one.size.kept_bytes
+    assert again.processes[0].items["activations"] == kept + rows * steps * one.size.block_bytes
+    assert serial.processes[0].items["activations"] == kept + rows * one.size.block_bytes
+    assert again.flops.train * 3 == one.flops.train * 4
+
+
+def test_operations_follow_samples_steps_and_branches(one: MemoryPlan) -> None:
+    row = 192 * one.size.flops
+    assert (one.flops.generate, one.flops.old_log_probs, one.flops.train) == (10 * row, 5 * row, 15 * row)
+    guided = planned("quickstart", "sampling.guidance_scale=2", "algorithm.kl_coef=0.1", "backend.reference_copy=true")
+    assert (guided.flops.generate, guided.flops.reference) == (20 * row, 10 * row)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("quickstart-enhancer",), "stages: got rewrite, image with 2 models, expected one that trains"),
+        (("quickstart-flow-ppo",), "backend: 'fsdp2' does not state what it holds"),
+        (("quickstart-vl",), "model: 'qwen3-vl' reads images with its texts"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_planned_is_refused(words: tuple[str, ...], says: str) -> None:
+    with pytest.raises(RecipeError, match=says):
+        planned(*words)
+
+
+def test_the_command_says_what_does_not_fit_and_ends_with_1() -> None:
+    result = CliRunner().invoke(cli, ["plan", "quickstart", "--device-memory", "200MiB", "--json"])
+    assert result.exit_code == 1, result.output
+    (problem,) = json.loads(result.stdout)["problems"]
+    assert problem.startswith("train: needs 0.3 GiB of each device, expected at most 0.2 GiB. Largest: activations 0.3")
+    wrong = CliRunner().invoke(cli, ["plan", "quickstart", "--device-memory", "80 apples"])
+    assert wrong.exit_code == 2 and "expected a size such as 80GiB" in wrong.output
+
+
+def test_a_plan_without_readable_prompts_says_so(one: MemoryPlan, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"prompt": ', encoding="utf-8")
+    for path in (tmp_path / "absent.jsonl", broken):
+        (note, *_) = planned("quickstart", f"data.train={path}", of=one).notes
+        assert note.startswith("lengths of your prompts, which could not be read (") and path.name in note
+    assert not any("your prompts" in note for note in one.notes)
