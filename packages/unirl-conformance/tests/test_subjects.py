@@ -166,34 +166,38 @@ def test_below_tier_full_an_engine_that_has_to_be_started_meets_each_kind_of_alg
     )
     # One and two differ in what they do with samples, three in what samples they need.
     algorithms = [algorithm("one"), algorithm("two", reference="policy"), algorithm("three", sampler="lagged")]
-    catalog = Catalog.of(
-        {
-            "acme-models": SimpleNamespace(unirl_models=hookimpl(lambda: [model("film"), model("paint")])),
-            "acme-engines": SimpleNamespace(unirl_engines=hookimpl(lambda: [ENGINES[0], apart])),
-            "acme-rest": SimpleNamespace(
-                unirl_algorithms=hookimpl(lambda: algorithms),
-                unirl_backends=hookimpl(
-                    lambda: [
-                        BackendSpec(
-                            name="plain",
-                            capabilities=dict.fromkeys((Cap.TRAIN_FULL, Cap.REFERENCE_COPY, Cap.LAGGED_POLICY), NATIVE),
-                            **WORDS,
-                        )
-                    ]
-                ),
-            ),
-        }
+    backend = BackendSpec(
+        name="plain",
+        capabilities=dict.fromkeys((Cap.TRAIN_FULL, Cap.REFERENCE_COPY, Cap.LAGGED_POLICY), NATIVE),
+        **WORDS,
     )
 
-    def cells(engine: str, tier: Tier = "tiny", **selection: Any) -> list[str]:
+    def cells(
+        engine: str, tier: Tier = "tiny", *, models: tuple[str, ...] = ("film", "paint"), **selection: Any
+    ) -> list[str]:
+        catalog = Catalog.of(
+            {
+                "acme-models": SimpleNamespace(unirl_models=hookimpl(lambda: [model(name) for name in models])),
+                "acme-engines": SimpleNamespace(unirl_engines=hookimpl(lambda: [ENGINES[0], apart])),
+                "acme-rest": SimpleNamespace(
+                    unirl_algorithms=hookimpl(lambda: algorithms), unirl_backends=hookimpl(lambda: [backend])
+                ),
+            }
+        )
         found = [one for one in subjects(catalog, Selection(**selection), tier=tier) if one.device == "cpu"]
         assert not [one.refused for one in found if one.refused]
         return ["+".join(one.id.split("+")[::2]) for one in found if one.kind == "cell" and f"+{engine}+" in one.id]
 
     every = [f"{name}+{other}" for name in ("film", "paint") for other in ("one", "three", "two")]
     assert cells("near") == cells("apart", tier="full") == every
-    assert cells("apart") == ["film+one", "film+three", "paint+three", "paint+two"]
+    tried = cells("apart")
+    assert [name for name in tried if name.endswith("+three")] == ["film+three", "paint+three"]
+    assert [name.split("+")[0] for name in tried if not name.endswith("+three")] == ["film", "paint"], "one or two"
     assert cells("apart", names={"engine": ("apart",)}) == every, "who names it gets all"
+    left_out = cells("apart", without=tuple(f"cell:{'+apart+'.join(name.split('+'))}+plain" for name in tried))
+    assert left_out == [], "no other algorithm takes the place of what is left out"
+    with_another = cells("apart", models=("cloth", "film", "paint"))
+    assert [name for name in with_another if not name.startswith("cloth")] == tried, "a further model changes nothing"
 
 
 def test_a_further_backend_meets_each_model_engine_and_algorithm_once() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -102,9 +103,10 @@ class Selection:
         return TIERS.index(claim.tier) <= TIERS.index(tier) and (not self.claims or claim.name in self.claims)
 
     def takes(self, subject: Subject, *, dist_of: Mapping[tuple[Kind, str], str]) -> bool:
-        """dist_of: (kind, name) -> the dist that provides it, for the subjects that are plugins."""
-        if f"{subject.kind}:{subject.id}" in self.without:
-            return False
+        """Whether a subject is among the selected parts. `without` is not looked at.
+
+        dist_of: (kind, name) -> the dist that provides it, for the subjects that are plugins.
+        """
         if self.kinds and subject.kind not in self.kinds:
             return False
         if self.plugins and not set(self.plugins) & set(subject.dists):
@@ -161,6 +163,8 @@ def subjects(catalog: Catalog, selection: Selection | None = None, *, tier: Tier
     chosen = _without(chosen, _repeats_of_backends(chosen, selection))
     if tier != "full" and not selection.is_narrow:
         chosen = _without(chosen, _repeats_of_engines(chosen))
+    # Last, so that no repeat takes the place of what is left out.
+    chosen = [subject for subject in chosen if f"{subject.kind}:{subject.id}" not in selection.without]
     placed = [
         Subject(kind=s.kind, parts=s.parts, plugin=s.plugin, device=device, refused=s.refused)
         for s in chosen
@@ -269,7 +273,7 @@ def _repeats_of_engines(chosen: Sequence[Subject]) -> set[str]:
     """Cells that ask an engine in an environment of its own for what another cell of its model asks it for.
 
     An engine knows nothing of losses: algorithms differ to it in what their samples must bring. Of those that are alike
-    one is tried, with each model another one.
+    one is tried, not the same with every model.
     """
     alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for subject in sorted(chosen, key=lambda one: one.id):
@@ -278,13 +282,13 @@ def _repeats_of_engines(chosen: Sequence[Subject]) -> set[str]:
             asked = (needs.track, needs.trajectory, needs.log_probs, needs.sampler, needs.stochastic)
             rest = tuple(subject.found(kind).spec.name for kind in ("model", "engine", "backend"))
             alike[asked, rest].append(subject.id)
-    turns: Counter[object] = Counter()
-    repeats: set[str] = set()
-    for (asked, _), ids in alike.items():
-        tried = ids[turns[asked] % len(ids)]
-        turns[asked] += 1
-        repeats |= {one for one in ids if one != tried}
+    # By its own name, so that a further model or algorithm does not change which ones the others are tried with.
+    repeats = {one for ids in alike.values() for one in ids if one != min(ids, key=_digest)}
     return repeats
+
+
+def _digest(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()
 
 
 def _reads_samples(engine: Found) -> str:
