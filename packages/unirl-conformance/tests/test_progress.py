@@ -54,6 +54,21 @@ def test_the_line_names_the_claim_and_what_it_waits_for(progress: Progress) -> N
     assert progress.folder is not None and not progress.folder.exists()
 
 
+def test_a_failure_is_shown_when_it_happens_and_counted() -> None:
+    stream = io.StringIO()
+    progress = Progress(with_programs=["apart+x"], stream=stream)
+    progress.pytest_configure()
+    try:
+        progress.pytest_xdist_node_collection_finished(FakeNode(), IDS)
+        for when, outcome in (("setup", "passed"), ("call", "failed"), ("teardown", "failed")):
+            report = pytest.TestReport(IDS[1], ("", 0, ""), {}, outcome, None, when)  # type: ignore[arg-type]
+            progress.pytest_runtest_logreport(report)
+        assert stream.getvalue() == "failed: texts on engine apart+x\n"
+        assert progress.line().startswith("0/2  1 failed  ")
+    finally:
+        progress.pytest_unconfigure()
+
+
 class FakeNode:
     class gateway:
         id = "gw0"

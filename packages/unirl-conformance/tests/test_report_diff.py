@@ -167,6 +167,7 @@ def test_another_suite_and_environment_are_said(capsys: pytest.CaptureFixture[st
     assert "✓ pass -> ✗ fail  claim-0 on model sd3: the reason of fail" in text
     assert "✗ fail -> ✓ pass  claim-1 on model sd3" in text
     assert "new -> – n/a  claim-2 on model sd3" in text
+    assert text.index("\nbetter: 1") < text.index("\nworse: 1"), "of a long list people see the end"
     assert text.splitlines()[-1] == "1 worse, 1 better, 1 other."
 
 

@@ -87,6 +87,7 @@ class Progress:
         self._groups: dict[str, tuple[str, bool]] = {}
         self._running: dict[str, float] = {}
         self._done: set[str] = set()
+        self._failed: set[str] = set()
         self._workers: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._show_until_ended, daemon=True)
@@ -125,6 +126,16 @@ class Progress:
             self._done.add(nodeid)
             self._remaining.done(self._group(nodeid), time.monotonic() - began)
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A failure is shown at once: the report comes when everything has run."""
+        if report.failed and report.nodeid not in self._failed:
+            self._failed.add(report.nodeid)
+            claim, subject = _named(report.nodeid)
+            self._clear()
+            out = self._own_stream or self._stream
+            out.write(f"failed: {claim} on {self._group(report.nodeid)[0]} {subject}\n")
+            out.flush()
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, str] | None:
         """No dots: a claim is counted, and nothing is written of it."""
@@ -143,7 +154,7 @@ class Progress:
 
     def line(self) -> str:
         """`12/340  engine trainside+sd3: log-probs-are-those-of-the-replay (3.2 s)  about 1 min 05 s left`."""
-        reply = [f"{len(self._done)}/{len(self._groups)}"]
+        reply = [f"{len(self._done)}/{len(self._groups)}", *([f"{len(self._failed)} failed"] if self._failed else ())]
         running = min(self._running.items(), key=lambda pair: pair[1], default=None)
         if running is not None:
             nodeid, began = running

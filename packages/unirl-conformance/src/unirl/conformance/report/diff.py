@@ -233,10 +233,17 @@ def print_diff(diff: Diff, *, stderr: bool = False) -> None:
     out.print(Text("Changes since the report given", style="bold"))
     for note in diff.notes:
         out.print(Text(f"  {note}", style="dim"), soft_wrap=True)
+    if diff.numbers:
+        out.print(Text(f"\nnumbers that moved by more than {number(diff.factor)} times, or have another bound", "bold"))
+    for moved in diff.numbers:
+        one = moved.outcome
+        text = f"  {one.claim} on {one.kind} {one.subject}: {moved.new.name} {_pair(moved.old, moved.new)}"
+        out.print(Text(text), soft_wrap=True)
+    # What is worse comes last: of a long list people see the end.
     titles: tuple[tuple[Direction, str, str], ...] = (
-        ("worse", "worse", "bold red"),
         ("better", "better", "green"),
         ("other", "neither worse nor better", ""),
+        ("worse", "worse", "bold red"),
     )
     for direction, title, style in titles:
         result = diff.in_direction(direction)
@@ -244,16 +251,10 @@ def print_diff(diff: Diff, *, stderr: bool = False) -> None:
             out.print(Text(f"\n{title}: {len(result)}", style=style or "bold"))
         for change in result:
             out.print(Text(f"  {_line(change)}"), soft_wrap=True)
-    if diff.numbers:
-        out.print(Text(f"\nnumbers that moved by more than {number(diff.factor)} times, or have another bound", "bold"))
-    for moved in diff.numbers:
-        one = moved.outcome
-        text = f"  {one.claim} on {one.kind} {one.subject}: {moved.new.name} {_pair(moved.old, moved.new)}"
-        out.print(Text(text), soft_wrap=True)
     if diff.num_not_covered:
         text = f"\n{count_of(diff.num_not_covered, 'outcome')} of the report given: not what this run was about."
         out.print(Text(text, style="dim"))
-    counts = {direction: len(diff.in_direction(direction)) for direction, _, _ in titles}
+    counts: dict[Direction, int] = {direction: len(diff.in_direction(direction)) for direction, _, _ in titles}
     out.print()
     if not any(counts.values()):
         out.print(Text("No state changed.", style="bold"))
