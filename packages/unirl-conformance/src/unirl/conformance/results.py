@@ -20,7 +20,18 @@ from .environment import Environment, describe_environment, suite_hash
 from .subjects import Subject, not_applicable
 from .verdicts import STATES, Number, State
 
-__all__ = ["SCHEMA", "ClaimInfo", "Collector", "Outcome", "Report", "SubjectInfo", "load", "to_json"]
+__all__ = [
+    "SCHEMA",
+    "ClaimInfo",
+    "Collector",
+    "Outcome",
+    "Report",
+    "SubjectInfo",
+    "claim_info",
+    "load",
+    "subject_info",
+    "to_json",
+]
 
 SCHEMA = 2
 """Version of the file's layout. It rises when a field changes its meaning or goes; readers refuse another one."""
@@ -321,8 +332,8 @@ class Collector:
             suite=suite_hash(),
             dists={record.dist: record.version for record in self._catalog.records},
             seconds=round(seconds, 2),
-            claims=tuple(_claim_info(claim) for claim in claims.values()),
-            subjects=tuple(_subject_info(subject) for subject in self._subjects),
+            claims=tuple(claim_info(claim) for claim in claims.values()),
+            subjects=tuple(subject_info(subject) for subject in self._subjects),
             outcomes=tuple(sorted(outcomes, key=lambda outcome: (order[outcome.claim], outcome.subject))),
         )
 
@@ -332,7 +343,8 @@ class Collector:
         return list({spec.name: spec for spec in specs if isinstance(spec, EngineSpec)}.values())
 
 
-def _claim_info(claim: Claim) -> ClaimInfo:
+def claim_info(claim: Claim) -> ClaimInfo:
+    """A claim as a report explains it."""
     return ClaimInfo(
         name=claim.name,
         kind=claim.kind,
@@ -343,7 +355,8 @@ def _claim_info(claim: Claim) -> ClaimInfo:
     )
 
 
-def _subject_info(subject: Subject) -> SubjectInfo:
+def subject_info(subject: Subject) -> SubjectInfo:
+    """A subject as a report names it."""
     return SubjectInfo(
         id=subject.id,
         kind=subject.kind,
