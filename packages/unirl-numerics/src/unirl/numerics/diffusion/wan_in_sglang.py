@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from unirl.core.types.sampling import LatentSamplingConfig
 
-__all__ = ["ONE_EXPERT", "TWO_EXPERTS", "WanInSglang", "clean", "masked"]
+__all__ = ["ONE_EXPERT", "TWO_EXPERTS", "WanInSglang", "clean", "importable", "masked", "with_euler_steps"]
 
 _EMBEDDER = "condition_embedder"
 
@@ -49,6 +49,9 @@ class WanInSglang:
         r"(blocks\.\d+\.ffn)\.fc_in": r"\1.net.0.proj",
         r"(blocks\.\d+\.ffn)\.fc_out": r"\1.net.2",
         r"(blocks\.\d+)\.self_attn_residual_norm\.norm": r"\1.norm2",
+        # Of transformers that read features of images.
+        rf"{_EMBEDDER}\.image_embedder\.ff\.fc_in": f"{_EMBEDDER}.image_embedder.ff.net.0.proj",
+        rf"{_EMBEDDER}\.image_embedder\.ff\.fc_out": f"{_EMBEDDER}.image_embedder.ff.net.2",
     }
     constants = ()
     num_encoders = 1
@@ -97,6 +100,22 @@ def masked(outputs: Any, inputs: Any) -> Tensor:
     return torch.where(outputs.attention_mask[..., None].bool(), states, torch.zeros_like(states))
 
 
+def with_euler_steps(pipeline: Any, server_args: Any) -> None:
+    """`initialize_pipeline` of SGLang's pipelines of Wan, which would take UniPC."""
+    from sglang.multimodal_gen.runtime.models.schedulers.scheduling_flow_match_euler_discrete import (
+        FlowMatchEulerDiscreteScheduler,
+    )
+
+    pipeline.modules["scheduler"] = FlowMatchEulerDiscreteScheduler()
+
+
+def importable(**classes: type) -> Mapping[str, type]:
+    """Classes made in a function, named as modules give them: SGLang's processes pass them to each other."""
+    for name, kind in classes.items():
+        kind.__qualname__ = name
+    return classes
+
+
 def __getattr__(name: str) -> Any:
     """`Pipeline` and `PipelineConfig`, made in SGLang's environment."""
     if name not in ("Pipeline", "PipelineConfig"):
@@ -107,9 +126,6 @@ def __getattr__(name: str) -> Any:
 @functools.cache
 def _classes() -> Mapping[str, type]:
     from sglang.multimodal_gen.configs.pipeline_configs.wan import WanT2V480PConfig
-    from sglang.multimodal_gen.runtime.models.schedulers.scheduling_flow_match_euler_discrete import (
-        FlowMatchEulerDiscreteScheduler,
-    )
     from sglang.multimodal_gen.runtime.pipelines.wan_pipeline import WanPipeline
 
     @dataclass
@@ -120,11 +136,6 @@ def _classes() -> Mapping[str, type]:
         vae_decode_precision: str | None = None
 
     class Pipeline(WanPipeline):
-        def initialize_pipeline(self, server_args: Any) -> None:
-            self.modules["scheduler"] = FlowMatchEulerDiscreteScheduler()
+        initialize_pipeline = with_euler_steps
 
-    result: dict[str, type] = {"Pipeline": Pipeline, "PipelineConfig": PipelineConfig}
-    for name, kind in result.items():
-        # Named as it is found, for SGLang's processes pass it to each other.
-        kind.__qualname__ = name
-    return result
+    return importable(Pipeline=Pipeline, PipelineConfig=PipelineConfig)
