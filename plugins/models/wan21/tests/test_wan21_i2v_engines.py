@@ -59,7 +59,10 @@ def test_a_checkpoint_without_an_image_encoder_takes_prompts_of_any_length(name:
 def test_an_image_encoder_whose_features_sglang_would_take_for_text_is_refused(model: Wan21I2VModel) -> None:
     """Patches of 4 x 4 pixels in 32 x 32 are 64 features, and one is of the whole image."""
     model.pipeline.image_encoder.config.patch_size = 4
-    with pytest.raises(RecipeError, match=r"^engine: .* makes 65 features .* first 257 tokens"), started("sglang", model):
+    with (
+        pytest.raises(RecipeError, match=r"^engine: .* makes 65 features .* first 257 tokens"),
+        started("sglang", model),
+    ):
         pass
 
 

@@ -1,6 +1,6 @@
 # SGLang is in the engine's environment alone, where type checking does not look.
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUntypedBaseClass=false
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false, reportUnknownArgumentType=false
 """Wan from a first frame in SGLang: what `unirl.engines.sglang.bridge.Bridge` asks of a model besides `WanInSglang`.
 
 The frame is scaled and encoded by the code that training runs, with SGLang's VAE and image encoder: SGLang would scale
@@ -16,7 +16,6 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from unirl.numerics.diffusion import wan_in_sglang
 from unirl.numerics.diffusion.wan_in_sglang import WanInSglang, importable, with_euler_steps
 from unirl.numerics.diffusion.wan_source import WanSource
@@ -55,30 +54,34 @@ class WanFirstFrameInSglang(WanSource, WanInSglang):
     def encode_media(
         self, pipeline: Any, batch: Any, media: Sequence[LoadedImage], sampling: LatentSamplingConfig
     ) -> dict[str, Tensor]:
-        from sglang.multimodal_gen.runtime.managers.forward_context import set_forward_context
-
         frame = self.first_frame(media, prompt=repr(batch.prompt))
         vae = pipeline.get_module("vae")
         weight = next(vae.parameters())
         parts = SimpleNamespace(
             encode=lambda video: SimpleNamespace(latent_dist=vae.encode(video)), dtype=weight.dtype, config=vae.config
         )
+        # SGLang repeats both for the rows of the batch.
         batch.image_latent = self.source(frame, sampling, vae=parts, device=weight.device)
-        result = {"source": batch.image_latent}
-        encoder = pipeline.get_module("image_encoder", None)
-        if encoder is not None:
-            self.check_length(sampling)
-            # Scaled with Pillow, as in training.
-            processor: Any = import_module("transformers").CLIPImageProcessorPil
-            folder = f"{pipeline.model_path}/image_processor"
-            parts = SimpleNamespace(
-                image_encoder=encoder, image_processor=processor.from_pretrained(folder, local_files_only=True)
-            )
-            with set_forward_context(current_timestep=0, attn_metadata=None):
-                encode: Any = import_module("diffusers").WanImageToVideoPipeline.encode_image
-                batch.image_embeds = [encode(parts, frame, device=weight.device)]
-            (result["image_embeds"],) = batch.image_embeds
-        return result
+        if pipeline.get_module("image_encoder") is None:
+            return {"source": batch.image_latent}
+        self.check_length(sampling)
+        batch.image_embeds = [_features(pipeline, frame, device=weight.device)]
+        return {"source": batch.image_latent, "image_embeds": batch.image_embeds[0]}
+
+
+def _features(pipeline: Any, frame: Any, *, device: Any) -> Tensor:
+    """Those of a PIL image, [1, S, D]."""
+    from sglang.multimodal_gen.runtime.managers.forward_context import set_forward_context
+
+    # Scaled with Pillow, as in training.
+    processor: Any = import_module("transformers").CLIPImageProcessorPil
+    parts = SimpleNamespace(
+        image_encoder=pipeline.get_module("image_encoder"),
+        image_processor=processor.from_pretrained(f"{pipeline.model_path}/image_processor", local_files_only=True),
+    )
+    encode: Any = import_module("diffusers").WanImageToVideoPipeline.encode_image
+    with set_forward_context(current_timestep=0, attn_metadata=None):
+        return encode(parts, frame, device=device)
 
 
 ONE_EXPERT = WanFirstFrameInSglang()
