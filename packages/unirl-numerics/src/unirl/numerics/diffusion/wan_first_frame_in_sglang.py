@@ -9,15 +9,14 @@ it, and the size of the video with it, in its own way.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from unirl.numerics.diffusion import wan_in_sglang
-from unirl.numerics.diffusion.wan_in_sglang import WanInSglang, importable, with_euler_steps
+from unirl.numerics.diffusion.wan_in_sglang import WanInSglang, made_there, with_euler_steps
 from unirl.numerics.diffusion.wan_source import WanSource
 
 if TYPE_CHECKING:
@@ -88,15 +87,7 @@ ONE_EXPERT = WanFirstFrameInSglang()
 TWO_EXPERTS = WanFirstFrameInSglang(("transformer", "transformer_2"))
 
 
-def __getattr__(name: str) -> Any:
-    """`Pipeline` and `PipelineConfig`, made in SGLang's environment."""
-    if name not in ("Pipeline", "PipelineConfig"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _classes()[name]
-
-
-@functools.cache
-def _classes() -> Mapping[str, type]:
+def _classes() -> Sequence[type]:
     from sglang.multimodal_gen.configs.models.encoders import CLIPVisionConfig
     from sglang.multimodal_gen.runtime.pipelines.wan_i2v_pipeline import WanImageToVideoPipeline
 
@@ -112,4 +103,7 @@ def _classes() -> Mapping[str, type]:
     class Pipeline(WanImageToVideoPipeline):
         initialize_pipeline = with_euler_steps
 
-    return importable(Pipeline=Pipeline, PipelineConfig=PipelineConfig)
+    return Pipeline, PipelineConfig
+
+
+__getattr__ = made_there(__name__, _classes)

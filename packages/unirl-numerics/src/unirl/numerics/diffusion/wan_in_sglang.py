@@ -11,7 +11,7 @@ experts from the checkpoint, as the model does.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from unirl.core.types.sampling import LatentSamplingConfig
 
-__all__ = ["ONE_EXPERT", "TWO_EXPERTS", "WanInSglang", "clean", "importable", "masked", "with_euler_steps"]
+__all__ = ["ONE_EXPERT", "TWO_EXPERTS", "WanInSglang", "clean", "made_there", "masked", "with_euler_steps"]
 
 _EMBEDDER = "condition_embedder"
 
@@ -109,22 +109,26 @@ def with_euler_steps(pipeline: Any, server_args: Any) -> None:
     pipeline.modules["scheduler"] = FlowMatchEulerDiscreteScheduler()
 
 
-def importable(**classes: type) -> Mapping[str, type]:
-    """Classes made in a function, named as modules give them: SGLang's processes pass them to each other."""
-    for name, kind in classes.items():
-        kind.__qualname__ = name
-    return classes
+def made_there(module: str, make: Callable[[], Sequence[type]]) -> Callable[[str], Any]:
+    """The `__getattr__` of a module whose `Pipeline` and `PipelineConfig` are made in SGLang's environment."""
+
+    @functools.cache
+    def classes() -> Mapping[str, type]:
+        result = {kind.__name__: kind for kind in make()}
+        for name, kind in result.items():
+            # Named as it is found, for SGLang's processes pass it to each other.
+            kind.__qualname__ = name
+        return result
+
+    def get(name: str) -> Any:
+        if name not in ("Pipeline", "PipelineConfig"):
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return classes()[name]
+
+    return get
 
 
-def __getattr__(name: str) -> Any:
-    """`Pipeline` and `PipelineConfig`, made in SGLang's environment."""
-    if name not in ("Pipeline", "PipelineConfig"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _classes()[name]
-
-
-@functools.cache
-def _classes() -> Mapping[str, type]:
+def _classes() -> Sequence[type]:
     from sglang.multimodal_gen.configs.pipeline_configs.wan import WanT2V480PConfig
     from sglang.multimodal_gen.runtime.pipelines.wan_pipeline import WanPipeline
 
@@ -138,4 +142,7 @@ def _classes() -> Mapping[str, type]:
     class Pipeline(WanPipeline):
         initialize_pipeline = with_euler_steps
 
-    return importable(Pipeline=Pipeline, PipelineConfig=PipelineConfig)
+    return Pipeline, PipelineConfig
+
+
+__getattr__ = made_there(__name__, _classes)
