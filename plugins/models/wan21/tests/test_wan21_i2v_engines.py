@@ -1,20 +1,20 @@
-"""Wan 2.1 from a first frame in vLLM-Omni itself, on a CPU."""
+"""Wan 2.1 from a first frame in SGLang and vLLM-Omni themselves, on a CPU."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from external_engines import environments
 from external_engines.edits import *
-from external_engines.edits import check_edit_run, with_media
+from external_engines.edits import with_media
+from external_engines.first_frames import *
+from external_engines.first_frames import FRAME_PROMPTS, check_frame_run
 from external_engines.image_models import *
 from external_engines.image_models import started
 from external_engines.latents import ROUNDING, Ask, asking, assert_same, gap, trainside
 from unirl.conformance.doubles.trained import full_update
-from unirl.core.errors import RunFailed
+from unirl.core.errors import RecipeError, RunFailed
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.models.wan21 import tiny
 from unirl.models.wan21.config import Wan21I2VConfig
@@ -22,35 +22,6 @@ from unirl.models.wan21.i2v import Wan21I2VModel, build
 from unirl.numerics.diffusion.wan_miniature import first_frame
 
 pytestmark = pytest.mark.keyed
-
-PROMPTS = ("a red ring  rolls &amp; stops", "a blue square on the left of two green discs", "")
-"""The first is cleaned."""
-
-
-@pytest.fixture
-def model(i2v_folder: Path) -> Wan21I2VModel:
-    """The trained module with the weights of the checkpoint, to be modified by tests."""
-    return build(Wan21I2VConfig(path=str(i2v_folder)), device="cpu")
-
-
-@pytest.fixture
-def ask(model: Wan21I2VModel, tmp_path: Path) -> Ask:
-    """First frames of three ratios, none of them the video's."""
-    media = [first_frame(tmp_path, number=number) for number in range(len(PROMPTS))]
-    return asking(
-        model, prompts=PROMPTS, media=lambda n: media[n], frames=9, height=32, width=48, max_sequence_length=512
-    )
-
-
-@pytest.fixture
-def edit(ask: Ask) -> Ask:
-    return ask
-
-
-@pytest.fixture(scope="module", params=["vllm-omni", "vllm-omni 0.30.0"])
-def engine(request: pytest.FixtureRequest, i2v_folder: Path) -> Iterator[ExternalLatentEngine]:
-    with started(request.param, build(Wan21I2VConfig(path=str(i2v_folder)), device="cpu")) as result:
-        yield result
 
 
 def test_a_second_frame_and_a_length_that_hides_features_are_refused_by_name(
@@ -69,14 +40,15 @@ def test_a_second_frame_and_a_length_that_hides_features_are_refused_by_name(
     assert gap(engine.generate(request), model) < ROUNDING
 
 
-def test_a_checkpoint_without_an_image_encoder_takes_prompts_of_any_length(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["sglang", "vllm-omni"])
+def test_a_checkpoint_without_an_image_encoder_takes_prompts_of_any_length(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "tiny"
     tiny.write_i2v(folder, seed=0, image_encoder=False)
     model = build(Wan21I2VConfig(path=str(folder)), device="cpu")
     ask = asking(
-        model, prompts=PROMPTS[:1], media=lambda n: first_frame(tmp_path, number=n), frames=5, height=32, width=48
+        model, prompts=FRAME_PROMPTS[:1], media=lambda n: first_frame(tmp_path, number=n), frames=5, height=32, width=48
     )
-    with started("vllm-omni", model) as engine:
+    with started(name, model) as engine:
         request = ask(engine, max_sequence_length=48)
         result = engine.generate(request)
         assert set(result.conditions["positive"].values) == {"prompt_embeds", "source"}
@@ -84,16 +56,27 @@ def test_a_checkpoint_without_an_image_encoder_takes_prompts_of_any_length(tmp_p
         assert_same(result, trainside(model, request))
 
 
+def test_an_image_encoder_whose_features_sglang_would_take_for_text_is_refused(model: Wan21I2VModel) -> None:
+    """Patches of 4 x 4 pixels in 32 x 32 are 64 features, and one is of the whole image."""
+    model.pipeline.image_encoder.config.patch_size = 4
+    with (
+        pytest.raises(RecipeError, match=r"^engine: .* makes 65 features .* first 257 tokens"),
+        started("sglang", model),
+    ):
+        pass
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["sglang", "vllm-omni"])
 @pytest.mark.parametrize("trains", [[], ["backend.trains=full", "backend.reference_copy=true"]], ids=["lora", "full"])
 def test_a_run_makes_videos_from_first_frames_with_ratio_1(
-    trains: list[str], i2v_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, trains: list[str], i2v_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environments.make("vllm-omni")
-    monkeypatch.chdir(tmp_path)
-    media = [first_frame(tmp_path, number=number) for number in range(2)]
-    words = [
-        "engine=vllm-omni", f"model.path={i2v_folder}", "model.dtype=float32", "sampling.frames=5",
-        "sampling.max_sequence_length=512", "train.micro_batch_size=2", *trains,
-    ]  # fmt: skip
-    check_edit_run("wan21-i2v/flow-grpo", words, media=media, folder=tmp_path)
+    check_frame_run(
+        "wan21-i2v",
+        ["sampling.max_sequence_length=512", *trains],
+        engine=name,
+        checkpoint=i2v_folder,
+        folder=tmp_path,
+        monkeypatch=monkeypatch,
+    )

@@ -16,6 +16,7 @@ from unirl.models.wan22.i2v import Wan22I2VModel
 from unirl.models.wan22.model import Wan22Model, build
 
 sys.path.insert(0, str(Path(__file__).parent))
+pytest.register_assert_rewrite("wan22_experts")
 
 
 @pytest.fixture(scope="session")

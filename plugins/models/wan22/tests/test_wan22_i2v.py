@@ -153,10 +153,9 @@ def test_another_wan_is_refused_when_a_recipe_is_composed_and_when_it_is_loaded(
     assert re.search(rf"^model\.path: .*{message}", reason)
 
 
-def test_sglang_is_refused_when_a_recipe_is_composed_and_vllm_omni_is_not(i2v_folder: Path) -> None:
-    assert not refusals("wan22-i2v", i2v_folder, "engine=vllm-omni")
-    reasons = refusals("wan22-i2v", i2v_folder, "engine=sglang")
-    assert any("'sglang'" in reason and "model 'wan22-i2v' has none for it" in reason for reason in reasons), reasons
+@pytest.mark.parametrize("engine", ["sglang", "vllm-omni"])
+def test_a_recipe_is_composed_for_engines_with_a_bridge(engine: str, i2v_folder: Path) -> None:
+    assert not refusals("wan22-i2v", i2v_folder, f"engine={engine}")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ experts from the checkpoint, as the model does.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from unirl.core.types.sampling import LatentSamplingConfig
 
-__all__ = ["ONE_EXPERT", "TWO_EXPERTS", "WanInSglang", "clean", "masked"]
+__all__ = ["ONE_EXPERT", "TWO_EXPERTS", "WanInSglang", "clean", "made_there", "masked", "with_euler_steps"]
 
 _EMBEDDER = "condition_embedder"
 
@@ -49,6 +49,9 @@ class WanInSglang:
         r"(blocks\.\d+\.ffn)\.fc_in": r"\1.net.0.proj",
         r"(blocks\.\d+\.ffn)\.fc_out": r"\1.net.2",
         r"(blocks\.\d+)\.self_attn_residual_norm\.norm": r"\1.norm2",
+        # Of transformers that read features of images.
+        rf"{_EMBEDDER}\.image_embedder\.ff\.fc_in": f"{_EMBEDDER}.image_embedder.ff.net.0.proj",
+        rf"{_EMBEDDER}\.image_embedder\.ff\.fc_out": f"{_EMBEDDER}.image_embedder.ff.net.2",
     }
     constants = ()
     num_encoders = 1
@@ -97,19 +100,36 @@ def masked(outputs: Any, inputs: Any) -> Tensor:
     return torch.where(outputs.attention_mask[..., None].bool(), states, torch.zeros_like(states))
 
 
-def __getattr__(name: str) -> Any:
-    """`Pipeline` and `PipelineConfig`, made in SGLang's environment."""
-    if name not in ("Pipeline", "PipelineConfig"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _classes()[name]
-
-
-@functools.cache
-def _classes() -> Mapping[str, type]:
-    from sglang.multimodal_gen.configs.pipeline_configs.wan import WanT2V480PConfig
+def with_euler_steps(pipeline: Any, server_args: Any) -> None:
+    """`initialize_pipeline` of SGLang's pipelines of Wan, which would take UniPC."""
     from sglang.multimodal_gen.runtime.models.schedulers.scheduling_flow_match_euler_discrete import (
         FlowMatchEulerDiscreteScheduler,
     )
+
+    pipeline.modules["scheduler"] = FlowMatchEulerDiscreteScheduler()
+
+
+def made_there(module: str, make: Callable[[], Sequence[type]]) -> Callable[[str], Any]:
+    """The `__getattr__` of a module whose `Pipeline` and `PipelineConfig` are made in SGLang's environment."""
+
+    @functools.cache
+    def classes() -> Mapping[str, type]:
+        result = {kind.__name__: kind for kind in make()}
+        for name, kind in result.items():
+            # Named as it is found, for SGLang's processes pass it to each other.
+            kind.__qualname__ = name
+        return result
+
+    def get(name: str) -> Any:
+        if name not in ("Pipeline", "PipelineConfig"):
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return classes()[name]
+
+    return get
+
+
+def _classes() -> Sequence[type]:
+    from sglang.multimodal_gen.configs.pipeline_configs.wan import WanT2V480PConfig
     from sglang.multimodal_gen.runtime.pipelines.wan_pipeline import WanPipeline
 
     @dataclass
@@ -120,11 +140,9 @@ def _classes() -> Mapping[str, type]:
         vae_decode_precision: str | None = None
 
     class Pipeline(WanPipeline):
-        def initialize_pipeline(self, server_args: Any) -> None:
-            self.modules["scheduler"] = FlowMatchEulerDiscreteScheduler()
+        initialize_pipeline = with_euler_steps
 
-    result: dict[str, type] = {"Pipeline": Pipeline, "PipelineConfig": PipelineConfig}
-    for name, kind in result.items():
-        # Named as it is found, for SGLang's processes pass it to each other.
-        kind.__qualname__ = name
-    return result
+    return Pipeline, PipelineConfig
+
+
+__getattr__ = made_there(__name__, _classes)

@@ -86,21 +86,21 @@ def wan_transformer(*, from_frame: bool = False, image_features: bool = False) -
 
 
 def wan_image_encoder() -> dict[str, Any]:
-    """A random CLIP vision model of 28 x 28 pixels, from torch's global generator, and its processor, by the names of a
-    `WanImageToVideoPipeline`."""
+    """A random CLIP vision model of 32 x 32 pixels, from torch's global generator, and its processor, by the names of a
+    `WanImageToVideoPipeline`. It makes 257 features, as the published ones do: SGLang takes no other number."""
     transformers = import_module("transformers")
     settings = transformers.CLIPVisionConfig(
         hidden_size=_IMAGE_WIDTH,
         intermediate_size=32,
         num_hidden_layers=3,
         num_attention_heads=2,
-        image_size=28,
-        patch_size=14,
+        image_size=32,
+        patch_size=2,
         # Wider than usual, so that features depend on the image.
         initializer_range=0.2,
     )
     encoder = transformers.CLIPVisionModel(settings)
-    processor = transformers.CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    processor = transformers.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
     return {"image_encoder": encoder, "image_processor": processor}
 
 

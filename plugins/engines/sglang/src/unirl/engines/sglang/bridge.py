@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from unirl.core.types.array import Ragged
     from unirl.core.types.sampling import LatentSamplingConfig
     from unirl.numerics.media import LoadedImage
 
@@ -107,9 +108,10 @@ class Bridge(Protocol):
 
     def encode_media(
         self, pipeline: Any, batch: Any, media: Sequence[LoadedImage], sampling: LatentSamplingConfig
-    ) -> Mapping[str, Tensor]:
+    ) -> Mapping[str, Ragged]:
         """Set those fields of SGLang's batch that it denoises with and encodes from media, such as `image_latent`, of
-        all of the batch's rows. Returns the conditions of one row: name -> a tensor of any shape.
+        all of the batch's rows, or of one as the pipeline's configuration repeats them. Returns the conditions of one
+        row: name -> [1, ...], or one tensor of any shape in a tuple.
 
         Called in place of SGLang's stages, before latents are prepared, only for prompts with media; bridges of models
         without `ModelSpec.inputs` leave it out. SGLang runs its stage for prompts before; a pipeline that encodes

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from unirl.core.types.array import Ragged
 from unirl.core.types.request import Request
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.serial import from_bytes
@@ -300,9 +301,9 @@ def _unsharded(batch: Any, latents: Tensor) -> Tensor:
     return latents
 
 
-def _conditions(found: Mapping[str, Tensor], of_media: Mapping[str, Tensor], piece: Request) -> Conditions:
+def _conditions(found: Mapping[str, Ragged], of_media: Mapping[str, Ragged], piece: Request) -> Conditions:
     """All rows share the prompt and its media, and so the embedding."""
-    values = {name: value[:1] for name, value in found.items()} | {name: (one,) for name, one in of_media.items()}
+    values = {name: value[:1] for name, value in (*found.items(), *of_media.items())}
     return Conditions(values=values, index=torch.zeros(piece.num_rows, dtype=torch.int64))
 
 

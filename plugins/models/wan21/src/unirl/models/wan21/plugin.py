@@ -75,7 +75,10 @@ I2V = replace(
         # Behind features of images the transformer takes no other length.
         sampling={**SPEC.tiny.sampling, "max_sequence_length": 512},
     ),
-    bridges={"vllm-omni": "unirl.numerics.diffusion.wan_first_frame_in_vllm_omni:ONE_EXPERT"},
+    bridges={
+        "sglang": "unirl.numerics.diffusion.wan_first_frame_in_sglang:ONE_EXPERT",
+        "vllm-omni": "unirl.numerics.diffusion.wan_first_frame_in_vllm_omni:ONE_EXPERT",
+    },
     reference="diffusers.WanImageToVideoPipeline",
     parity="unirl.models.wan21.parity:run_i2v",
 )

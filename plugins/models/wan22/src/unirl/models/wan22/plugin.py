@@ -75,7 +75,10 @@ I2V = replace(
         write="unirl.models.wan22.tiny:write_i2v",
         media="unirl.numerics.diffusion.wan_miniature:first_frame",
     ),
-    bridges={"vllm-omni": "unirl.numerics.diffusion.wan_first_frame_in_vllm_omni:TWO_EXPERTS"},
+    bridges={
+        "sglang": "unirl.numerics.diffusion.wan_first_frame_in_sglang:TWO_EXPERTS",
+        "vllm-omni": "unirl.numerics.diffusion.wan_first_frame_in_vllm_omni:TWO_EXPERTS",
+    },
     reference="diffusers.WanImageToVideoPipeline",
     parity="unirl.models.wan22.parity:run_i2v",
 )

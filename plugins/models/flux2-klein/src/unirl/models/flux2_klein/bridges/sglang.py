@@ -17,6 +17,7 @@ from unirl.models.flux2_klein.sources import Sources
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from unirl.core.types.array import Ragged
     from unirl.core.types.sampling import LatentSamplingConfig
     from unirl.numerics.media import LoadedImage
 
@@ -58,7 +59,7 @@ class Flux2KleinInSglang(Sources):
 
     def encode_media(
         self, pipeline: Any, batch: Any, media: Sequence[LoadedImage], sampling: LatentSamplingConfig
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, Ragged]:
         from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
         from sglang.multimodal_gen.configs.pipeline_configs.flux import _prepare_image_ids
 
@@ -73,7 +74,7 @@ class Flux2KleinInSglang(Sources):
         source, ids = torch.cat([self.packed(one)[0] for one in latents]), _prepare_image_ids(latents)[0]
         batch.image_latent = source[None].repeat(batch.num_outputs_per_prompt, 1, 1)
         batch.condition_image_latent_ids = ids.to(source.device)
-        return {"source": source, "source_ids": ids.to(source.device)}
+        return {"source": (source,), "source_ids": (ids.to(source.device),)}
 
 
 BRIDGE = Flux2KleinInSglang()

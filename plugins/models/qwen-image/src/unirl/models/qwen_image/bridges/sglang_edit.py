@@ -21,6 +21,7 @@ from unirl.models.qwen_image.sources import PICTURE, EditSources, held_processor
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from unirl.core.types.array import Ragged
     from unirl.core.types.sampling import LatentSamplingConfig
     from unirl.numerics.media import LoadedImage
 
@@ -54,7 +55,7 @@ class QwenImageEditInSglang(EditSources, QwenImageInSglang):
 
     def encode_media(
         self, pipeline: Any, batch: Any, media: Sequence[LoadedImage], sampling: LatentSamplingConfig
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, Ragged]:
         settings = {name: value for name, value in pipeline.unirl_settings.items() if name != "max_rows"}
         components = _components(pipeline)
         texts = [batch.prompt, batch.negative_prompt][: 1 + batch.do_classifier_free_guidance]
@@ -70,7 +71,7 @@ class QwenImageEditInSglang(EditSources, QwenImageInSglang):
         source, shapes = each[0]["source"], each[0]["source_shapes"]
         batch.image_latent = source[None]
         batch.vae_image_sizes = [(_PIXELS * columns, _PIXELS * rows) for _, rows, columns in shapes.tolist()]
-        return {"source": source, "source_shapes": shapes}
+        return {"source": (source,), "source_shapes": (shapes,)}
 
     def _states(self, pipeline: Any, **tokens: Tensor) -> Tensor:
         from sglang.multimodal_gen.runtime.managers.forward_context import set_forward_context
