@@ -208,10 +208,14 @@ def first_frame(folder: Path, *sizes: tuple[int, int]) -> Inputs:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ((), r"^prompt 'a' \('it moves'\): got 0 source images; .* from its first frame\. Give every prompt one"),
+        ((), r"^prompt 'a' \('it moves'\): got no source image, expected one, the first frame of the video"),
         (((64, 32), (64, 32)), r"got 2 source images"),
-        (((64, 72),), r"got 64 x 72 pixels for a video of 64 x 32, which would show less than half of it\. Crop it"),
-        (((136, 32),), r"got 136 x 32 pixels"),
+        (
+            ((64, 72),),
+            r"^prompt 'a' \('it moves'\), media '.*0\.png': got 64 x 72 pixels for a video of 64 x 32, which would "
+            r"show 44% of it, expected at least 50%\. Crop it beforehand, or change",
+        ),
+        (((136, 32),), r"got 136 x 32 pixels .* show 47% of it"),
     ],
     ids=["none", "two", "tall", "wide"],
 )
