@@ -197,6 +197,20 @@ def test_what_a_local_checkpoint_says_is_known_before_anything_is_loaded(
     assert "sampling.guidance_scale: got 6, but the guidance of" in distilled
 
 
+def test_engines_without_a_bridge_are_refused_when_the_recipe_is_composed(image_folder: Path) -> None:
+    catalog = Catalog.discover()
+
+    def reasons(engine: str) -> list[str]:
+        words = ["model=hunyuan-video15-i2v", "data.train=prompts.jsonl", f"model.path={image_folder}"]
+        words = [*words, f"engine={engine}", "eval=null"]
+        recipe = compose("hunyuan-video15/dance-grpo", words, catalog=catalog)
+        return [str(reason) for reason in match(recipe, catalog=catalog).reasons]
+
+    assert reasons("vllm-omni") == []
+    found = reasons("sglang")
+    assert any("'sglang'" in one and "model 'hunyuan-video15-i2v' has none for it" in one for one in found), found
+
+
 def first_frame(folder: Path, *sizes: tuple[int, int]) -> Inputs:
     media: list[MediaRef] = []
     for number, size in enumerate(sizes):
