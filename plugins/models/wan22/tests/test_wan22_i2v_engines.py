@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from external_engines.image_models import (
     started,
     test_a_full_sync_and_adapters_are_sampled_from_and_a_full_sync_ends_them,
 )
-from external_engines.latents import Ask, asking
+from external_engines.latents import Ask, asking_from_frames
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.models.wan22.config import Wan22I2VConfig
 from unirl.models.wan22.i2v import Wan22I2VModel, build
@@ -35,11 +36,9 @@ def model(i2v_folder: Path) -> Wan22I2VModel:
 
 @pytest.fixture
 def ask(model: Wan22I2VModel, tmp_path: Path) -> Ask:
-    """First frames of three ratios, none of them the video's. Five steps reach both experts."""
-    media = [first_frame(tmp_path, number=number) for number in range(len(PROMPTS))]
-    return asking(
-        model, prompts=PROMPTS, media=lambda n: media[n], frames=9, height=32, width=48, max_sequence_length=32
-    )
+    """First frames of three sizes, most of them of another ratio than the video by a few per cent. Five steps reach both experts."""
+    usual = {"height": 32, "width": 48, "frames": 9, "max_sequence_length": 32}
+    return asking_from_frames(model, partial(first_frame, tmp_path), prompts=PROMPTS, **usual)
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def test_a_run_trains_both_experts_from_first_frames_with_ratio_1(
 ) -> None:
     environments.make("vllm-omni")
     monkeypatch.chdir(tmp_path)
-    media = [first_frame(tmp_path, number=number) for number in range(2)]
+    media = [first_frame(tmp_path, number=number, height=32, width=48) for number in range(2)]
     words = [
         "engine=vllm-omni", f"model.path={i2v_folder}", "model.dtype=float32", "sampling.frames=5",
         "train.micro_batch_size=2",
