@@ -27,10 +27,12 @@ Calls = list[tuple[str, dict[str, Any], Tensor]]
 initial = partial(initial_latents, rows=len(PROMPTS))
 
 
-def frames_of(folder: Path, numbers: Sequence[int], texts: Sequence[str] = PROMPTS) -> Inputs:
-    """Inputs with these texts and the first frames of these numbers, of three ratios."""
+def frames_of(
+    folder: Path, numbers: Sequence[int], texts: Sequence[str] = PROMPTS, *, height: int = 32, width: int = 64
+) -> Inputs:
+    """Inputs with these texts and the first frames of these numbers, of three sizes, for a video of that size."""
     ids = tuple(map(str, range(len(texts))))
-    media = tuple(first_frame(folder, number=number) for number in numbers)
+    media = tuple(first_frame(folder, number=number, height=height, width=width) for number in numbers)
     return Inputs(ids=ids, prompts=tuple(texts), texts=tuple(texts), media=media)
 
 

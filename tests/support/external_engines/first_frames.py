@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from unirl.numerics.diffusion.wan_miniature import first_frame
 from . import environments
 from .edits import check_edit_run
 from .image_models import ENGINES, started
-from .latents import Ask, asking
+from .latents import Ask, asking_from_frames
 
 __all__ = ["FRAME_PROMPTS", "ask", "check_frame_run", "edit", "engine", "model"]
 
@@ -31,19 +32,12 @@ def model(i2v_model: WanFirstFrame) -> WanFirstFrame:
 
 @pytest.fixture
 def ask(model: WanFirstFrame, tmp_path: Path) -> Ask:
-    """First frames of three ratios, none of them the video's. Five steps reach both experts, where there are two."""
-    media = [first_frame(tmp_path, number=number) for number in range(len(FRAME_PROMPTS))]
+    """First frames of three sizes, most of another ratio than the video by a few per cent. Five steps reach both experts,
+    where there are two."""
     # Behind features of images the transformer takes no other length.
     length = 512 if model.transformer.config.image_dim else 32
-    return asking(
-        model,
-        prompts=FRAME_PROMPTS,
-        media=lambda number: media[number],
-        frames=9,
-        height=32,
-        width=48,
-        max_sequence_length=length,
-    )
+    usual = {"height": 32, "width": 48, "frames": 9, "max_sequence_length": length}
+    return asking_from_frames(model, partial(first_frame, tmp_path), prompts=FRAME_PROMPTS, **usual)
 
 
 @pytest.fixture
@@ -67,6 +61,6 @@ def check_frame_run(
     check_edit_run(
         f"{name}/flow-grpo",
         [*every, "train.micro_batch_size=2", *words],
-        media=[first_frame(folder, number=number) for number in range(2)],
+        media=[first_frame(folder, number=number, height=32, width=48) for number in range(2)],
         folder=folder,
     )

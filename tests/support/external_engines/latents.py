@@ -33,6 +33,7 @@ __all__ = [
     "adapter",
     "ask",
     "asking",
+    "asking_from_frames",
     "assert_same",
     "fault",
     "folder",
@@ -97,6 +98,20 @@ def asking(
             policy_version=engine.version,
             keeps_all=keeps_all,
         )
+
+    return make
+
+
+def asking_from_frames(
+    model: DiffusionModel, frame: Callable[..., tuple[MediaRef, ...]], *, prompts: Sequence[str], **usual: Any
+) -> Ask:
+    """`asking` with a first frame for each prompt, made for the size of the request. frame: takes `number`, `height` and
+    `width`."""
+
+    def make(engine: ExternalLatentEngine, **settings: Any) -> Request:
+        size = {key: settings.get(key, usual[key]) for key in ("height", "width")}
+        ask = asking(model, prompts=prompts, media=lambda number: frame(number=number, **size), **usual)
+        return ask(engine, **settings)
 
     return make
 

@@ -197,6 +197,20 @@ def test_what_a_local_checkpoint_says_is_known_before_anything_is_loaded(
     assert "sampling.guidance_scale: got 6, but the guidance of" in distilled
 
 
+def test_engines_without_a_bridge_are_refused_when_the_recipe_is_composed(image_folder: Path) -> None:
+    catalog = Catalog.discover()
+
+    def reasons(engine: str) -> list[str]:
+        words = ["model=hunyuan-video15-i2v", "data.train=prompts.jsonl", f"model.path={image_folder}"]
+        words = [*words, f"engine={engine}", "eval=null"]
+        recipe = compose("hunyuan-video15/dance-grpo", words, catalog=catalog)
+        return [str(reason) for reason in match(recipe, catalog=catalog).reasons]
+
+    assert reasons("vllm-omni") == []
+    found = reasons("sglang")
+    assert any("'sglang'" in one and "model 'hunyuan-video15-i2v' has none for it" in one for one in found), found
+
+
 def first_frame(folder: Path, *sizes: tuple[int, int]) -> Inputs:
     media: list[MediaRef] = []
     for number, size in enumerate(sizes):
@@ -208,10 +222,14 @@ def first_frame(folder: Path, *sizes: tuple[int, int]) -> Inputs:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ((), r"^prompt 'a' \('it moves'\): got 0 source images; .* from its first frame\. Give every prompt one"),
+        ((), r"^prompt 'a' \('it moves'\): got no source image, expected one, the first frame of the video"),
         (((64, 32), (64, 32)), r"got 2 source images"),
-        (((64, 72),), r"got 64 x 72 pixels for a video of 64 x 32, which would show less than half of it\. Crop it"),
-        (((136, 32),), r"got 136 x 32 pixels"),
+        (
+            ((64, 72),),
+            r"^prompt 'a' \('it moves'\), media '.*0\.png': got 64 x 72 pixels for a video of 64 x 32, which would "
+            r"show 44% of it, expected at least 50%\. Crop it beforehand, or change",
+        ),
+        (((136, 32),), r"got 136 x 32 pixels .* show 47% of it"),
     ],
     ids=["none", "two", "tall", "wide"],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ from external_engines.first_frames import *
 from external_engines.first_frames import FRAME_PROMPTS, check_frame_run
 from external_engines.image_models import *
 from external_engines.image_models import started
-from external_engines.latents import ROUNDING, Ask, asking, assert_same, gap, trainside
+from external_engines.latents import ROUNDING, Ask, asking_from_frames, assert_same, gap, trainside
 from unirl.conformance.doubles.trained import full_update
-from unirl.core.errors import RecipeError, RunFailed
+from unirl.core.errors import DataError, RecipeError, RunFailed
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.models.wan21 import tiny
 from unirl.models.wan21.config import Wan21I2VConfig
@@ -24,15 +25,21 @@ from unirl.numerics.diffusion.wan_miniature import first_frame
 pytestmark = pytest.mark.keyed
 
 
-def test_a_second_frame_and_a_length_that_hides_features_are_refused_by_name(
-    engine: ExternalLatentEngine, model: Wan21I2VModel, ask: Ask
+def test_a_second_frame_another_ratio_and_a_length_that_hides_features_are_refused_by_name(
+    engine: ExternalLatentEngine, model: Wan21I2VModel, ask: Ask, tmp_path: Path
 ) -> None:
     """And the engine goes on."""
     engine.load_weights(full_update(model, version=1))
     request = ask(engine).select([0])
     (media,) = request.inputs.media
-    with pytest.raises(RunFailed, match="got 2 source images, expected one, the first frame"):
+    with pytest.raises(DataError, match="got 2 source images, expected one, the first frame"):
         engine.generate(with_media(request, (*media, *media)))
+    square = first_frame(tmp_path, number=0, height=48, width=48)
+    with pytest.raises(
+        DataError,
+        match=rf"media '{square[0].uri}': got 48 x 48 pixels for a video of 48 x 32, which would stretch it by 50%",
+    ):
+        engine.generate(with_media(request, square))
     sampling = dataclasses.replace(request.latent.sampling, max_sequence_length=48)
     shorter = dataclasses.replace(request, params=dataclasses.replace(request.latent, sampling=sampling))
     with pytest.raises(RunFailed, match=r"sampling\.max_sequence_length: got 48; this checkpoint reads features"):
@@ -45,9 +52,8 @@ def test_a_checkpoint_without_an_image_encoder_takes_prompts_of_any_length(name:
     folder = tmp_path / "tiny"
     tiny.write_i2v(folder, seed=0, image_encoder=False)
     model = build(Wan21I2VConfig(path=str(folder)), device="cpu")
-    ask = asking(
-        model, prompts=FRAME_PROMPTS[:1], media=lambda n: first_frame(tmp_path, number=n), frames=5, height=32, width=48
-    )
+    usual = {"height": 32, "width": 48, "frames": 5}
+    ask = asking_from_frames(model, partial(first_frame, tmp_path), prompts=FRAME_PROMPTS[:1], **usual)
     with started(name, model) as engine:
         request = ask(engine, max_sequence_length=48)
         result = engine.generate(request)

@@ -130,6 +130,22 @@ def test_no_frame_and_two_are_refused(i2v_model: Wan21I2VModel, sampling: Latent
         i2v_model.encode(two, sampling=sampling)
 
 
+def test_a_frame_that_would_be_stretched_by_more_than_5_per_cent_is_refused(
+    i2v_model: Wan21I2VModel, sampling: LatentSamplingConfig, tmp_path: Path
+) -> None:
+    """By either side. Of 64 x 32 pixels, 66 x 32 are off by 3 %, and 68 x 32 by 6 %."""
+    for number, (height, width) in enumerate([(32, 66), (33, 64)]):
+        i2v_model.encode(frames_of(tmp_path, [3 * number], ["it rolls"], height=height, width=width), sampling=sampling)
+    for (height, width), percentage in {(32, 68): 6, (34, 64): 6, (32, 32): 100}.items():
+        inputs = frames_of(tmp_path, [0], ["it rolls"], height=height, width=width)
+        message = (
+            rf"^prompt '0' \('it rolls'\), media '{inputs.media[0][0].uri}': got {width} x {height} pixels for a video of "
+            rf"64 x 32, which would stretch it by {percentage}%, expected at most 5%\. Crop it beforehand, or change"
+        )
+        with pytest.raises(DataError, match=message):
+            i2v_model.encode(inputs, sampling=sampling)
+
+
 def test_a_frame_count_off_the_grid_is_refused_with_the_nearest(
     i2v_model: Wan21I2VModel, sampling: LatentSamplingConfig, tmp_path: Path
 ) -> None:
@@ -188,7 +204,7 @@ SMALL = [
 def words_of(folder: Path, checkpoint: Path, *words: str, frames: bool = True) -> list[str]:
     """Settings of a small run over prompts of one text, each with another first frame or none."""
     texts = ["a red ring rolls"] * 3
-    media = frames_of(folder, range(3), texts).media
+    media = frames_of(folder, range(3), texts, height=32, width=48).media
     rows = [
         {"prompt": text, "media": [{"modality": "image", "role": "source", "uri": Path(own[0].uri).name}]}
         if frames

@@ -50,7 +50,7 @@ def assert_given_as_by_the_pipeline(
     model: WanFirstFrame, pipeline: WanImageToVideoPipeline, sampling: LatentSamplingConfig, folder: Path, number: int
 ) -> None:
     """Conditions and the velocity of both branches at the first step, bit for bit."""
-    inputs = frames_of(folder, [number], PROMPTS[:1])
+    inputs = frames_of(folder, [number], PROMPTS[:1], height=sampling.height, width=sampling.width)
     x = initial(model, sampling, rows=1)
     _, calls = run_pipeline(pipeline, x, sampling, PROMPTS[0], inputs.media[0])
     branches = (inputs, inputs.negative(NEGATIVE))
@@ -82,7 +82,7 @@ def test_conditions_and_velocities_are_the_pipelines_bit_for_bit(
     size: tuple[int, int, int],
     number: int,
 ) -> None:
-    """Of both branches, with frames of three ratios, each scaled to that of the video."""
+    """Of both branches, with frames of three sizes and ratios, each scaled to those of the video."""
     asked = sized(sampling, size, num_inference_steps=2, guidance_scale=4.0)
     assert_given_as_by_the_pipeline(i2v_model, pipeline, asked, tmp_path, number)
 
@@ -126,7 +126,7 @@ def test_the_condition_is_a_mask_and_latents_of_the_frame_before_grey_ones(
 ) -> None:
     """By the formula: a pixel of 0 is grey in [-1, 1], and the mask has a channel for each frame of a latent one."""
     asked = sized(sampling, (frames, 32, 32))
-    inputs = frames_of(tmp_path, [0], PROMPTS[:1])
+    inputs = frames_of(tmp_path, [0], PROMPTS[:1], height=32, width=32)
     source = i2v_model.encode(inputs, sampling=asked)["source"]
     mask, latents = source[:, :4], source[:, 4:]
     assert bool((mask[:, :, 0] == 1).all()) and bool((mask[:, :, 1:] == 0).all())
@@ -156,7 +156,8 @@ def distances(
     model: Wan21I2VModel, pipeline: WanImageToVideoPipeline, sampling: LatentSamplingConfig, folder: Path
 ) -> tuple[float, float]:
     """How far final latents and videos of two rows in one batch are from the pipeline's, row by row."""
-    inputs, x = frames_of(folder, [1, 2]), initial(model, sampling)
+    inputs = frames_of(folder, [1, 2], height=sampling.height, width=sampling.width)
+    x = initial(model, sampling)
     result = sample(model, x, sampling, inputs)
     with torch.no_grad():
         decoded = model.decode(result)

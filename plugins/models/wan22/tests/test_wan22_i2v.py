@@ -13,7 +13,7 @@ import pytest
 import torch
 from diffusers import WanImageToVideoPipeline
 from unirl.conformance.pipeline_parity import EulerScheduler
-from unirl.core.errors import RecipeError
+from unirl.core.errors import DataError, RecipeError
 from unirl.core.loop.run import train
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
@@ -56,7 +56,7 @@ def test_conditions_velocities_latents_and_videos_are_the_pipelines(
     """Each expert's inputs and its first velocity bit for bit; two rows in one batch, where the pipeline takes one."""
     frames, height, width = size
     asked = dataclasses.replace(sampling, frames=frames, height=height, width=width, **guidance)
-    inputs, x = frames_of(tmp_path, [1, 2]), initial(i2v_model, asked)
+    inputs, x = frames_of(tmp_path, [1, 2], height=height, width=width), initial(i2v_model, asked)
     result = sample(i2v_model, x, asked, inputs)
     with torch.no_grad():
         decoded = i2v_model.decode(result)
@@ -107,6 +107,14 @@ def test_a_frame_before_its_mask_is_far_from_the_pipeline_and_so_is_another_fram
     monkeypatch.setattr(WanFirstFrame, "arguments", swapped)
     result = sample(i2v_model, x, sampling, inputs)
     assert bool(((result - expected).flatten(1).abs().amax(dim=1) > 100 * LATENT_TOLERANCE).all())
+
+
+def test_a_frame_that_would_be_stretched_is_refused(
+    i2v_model: Wan22I2VModel, sampling: LatentSamplingConfig, tmp_path: Path
+) -> None:
+    inputs = frames_of(tmp_path, [0, 0], height=48, width=64)
+    with pytest.raises(DataError, match=r"got 64 x 48 pixels for a video of 64 x 32, .* by 50%, expected at most 5%"):
+        i2v_model.encode(inputs, sampling=sampling)
 
 
 def refusals(name: str, folder: Path, *words: str) -> list[str]:
@@ -168,7 +176,7 @@ def test_the_recipe_trains_both_experts_or_one_from_ratio_one(
 ) -> None:
     rows = [
         {"prompt": "it rolls", "media": [{"modality": "image", "role": "source", "uri": Path(own[0].uri).name}]}
-        for own in frames_of(tmp_path, range(3), ["it rolls"] * 3).media
+        for own in frames_of(tmp_path, range(3), ["it rolls"] * 3, height=32, width=48).media
     ]
     (tmp_path / "frames.jsonl").write_text("\n".join(map(json.dumps, rows)))
     words = [

@@ -17,6 +17,7 @@ from unirl.core.types.request import Request, TextRequest
 from unirl.core.types.rollout import verify_echo
 from unirl.core.types.serial import from_bytes, to_bytes
 from unirl.core.types.track import Track
+from unirl.numerics.diffusion.first_frame import FirstFrame
 from unirl.numerics.diffusion.rollout import branch_inputs, encoded
 
 from .external import ExternalEngine, Hosting
@@ -57,8 +58,9 @@ class ExternalLatentEngine(ExternalEngine):
 
         Rows are independent up to the rounding of a forward at another batch size.
         Raises RecipeError for an unknown track and kernels not in the spec; DataError, before sending, for media of
-        roles the model has no input for, unreadable files and missing media; EchoMismatch when the engine used
-        different settings or media; RunFailed when it died, timed out, or does not hold the requested weights.
+        roles the model has no input for, unreadable files, missing media and first frames of another ratio than the
+        video's; EchoMismatch when the engine used different settings or media; RunFailed when it died, timed out, or
+        does not hold the requested weights.
         """
         with self._lock:
             self._check(request)
@@ -162,6 +164,10 @@ class ExternalLatentEngine(ExternalEngine):
                 )
             if problem:
                 raise DataError(f"sample {name!r}, model {self._model.spec.name!r}: {problem}. Change the prompt file.")
+        if isinstance(self._encoder, FirstFrame):
+            inputs, sampling = request.inputs, request.latent.sampling
+            for media, text in dict(zip(inputs.media, inputs.texts, strict=True)).items():
+                self._encoder.first_frame(media, sampling, prompt=repr(text))
 
 
 def fitting_bridge(model: Model, engine: EngineSpec) -> tuple[str, Any]:

@@ -16,6 +16,7 @@ from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
 from ..media import LoadedImage
 from ..noise import INITIAL, noise, noise_digest
 from .denoise import all_positions
+from .first_frame import FirstFrame
 from .request import plan_latents
 
 __all__ = ["probe_request", "probe_requests"]
@@ -85,7 +86,7 @@ def probe_request(model: DiffusionModel, *, kernel: str = "flow-sde", has_media:
     inputs = Inputs.of_texts(PROMPTS)
     if has_media:
         roles = model.spec.inputs.get(track, {})
-        media = tuple(tuple(_image(*size, role=role) for role in roles) for size in SIZES)
+        media = tuple(tuple(_image(*size, role=role) for role in roles) for size in _sizes(model, sampling))
         inputs = dataclasses.replace(inputs, media=media)
     return Request(
         track=track,
@@ -98,6 +99,15 @@ def probe_request(model: DiffusionModel, *, kernel: str = "flow-sde", has_media:
         rollout=ROLLOUT,
         policy_version=0,
     )
+
+
+def _sizes(model: DiffusionModel, sampling: LatentSamplingConfig) -> tuple[tuple[int, int], ...]:
+    """Height and width of the image of each prompt; of first frames that are stretched, nearly in the video's ratio."""
+    if not isinstance(model, FirstFrame) or model.crops_frame:
+        return SIZES
+    height, width = sampling.height, sampling.width
+    larger = (2 * height + 2, 2 * width)
+    return larger, larger, (3 * height, 3 * width + 2)
 
 
 def _latent_track(model: DiffusionModel) -> str:

@@ -63,10 +63,10 @@ class WanFirstFrame(WanSource, WanModel):
     """
 
     def encode_inputs(self, inputs: Inputs, *, sampling: LatentSamplingConfig) -> Mapping[str, Ragged]:
-        """The frame is scaled to the size of the video, whatever its ratio, as the pipeline does.
+        """The frame is stretched to the size of the video, as the pipeline does.
 
-        Raises DataError unless each input has one source image that can be read, and RecipeError for a length of
-        prompts at which the transformer would take text for image features.
+        Raises DataError unless each input has one source image that can be read, in the ratio of the video up to 5 %,
+        and RecipeError for a length of prompts at which the transformer would take text for image features.
         """
         self._check_served("decode", "VAE", "An engine that encodes first frames")
         # Refuses sizes that are off the grid, before the VAE does.
@@ -74,7 +74,7 @@ class WanFirstFrame(WanSource, WanModel):
         if self._reads_features:
             self.check_length(sampling)
         frames = [
-            self.first_frame(media, prompt=f"{name!r} ({text!r})")
+            self.first_frame(media, sampling, prompt=f"{name!r} ({text!r})")
             for name, text, media in zip(inputs.ids, inputs.texts, inputs.media, strict=True)
         ]
         result: dict[str, Ragged] = dict(self.encode_texts(inputs.texts, sampling=sampling))

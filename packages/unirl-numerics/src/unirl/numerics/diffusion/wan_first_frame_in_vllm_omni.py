@@ -41,7 +41,7 @@ class WanFirstFrameInVllmOmni(WanSource, WanInVllmOmni):
     def encode_with_media(
         self, pipeline: Any, prompt: str, media: Sequence[LoadedImage], sampling: LatentSamplingConfig
     ) -> dict[str, Tensor]:
-        frame = self.first_frame(media, prompt=repr(prompt))
+        frame = self.first_frame(media, sampling, prompt=repr(prompt))
         result = self.encode(pipeline, prompt, sampling)
         with torch.no_grad():
             result["source"] = self.source(frame, sampling, vae=pipeline.vae, device=pipeline.device)

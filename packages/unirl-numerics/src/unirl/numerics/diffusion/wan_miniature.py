@@ -104,12 +104,14 @@ def wan_image_encoder() -> dict[str, Any]:
     return {"image_encoder": encoder, "image_processor": processor}
 
 
-def first_frame(folder: Path, *, number: int) -> tuple[MediaRef, ...]:
-    """Write the first frame of sample `number`, random blocks of 8 x 8 pixels in a size that depends on it."""
-    height, width = ((32, 32), (40, 72), (64, 32))[number % 3]
+def first_frame(folder: Path, *, number: int, height: int = 32, width: int = 32) -> tuple[MediaRef, ...]:
+    """Write the first frame of sample `number` of a video of that size, random blocks of 8 x 8 pixels in a size that
+    depends on the number, most in a ratio that is off by a few per cent."""
+    size = ((height, width), (2 * height + 2, 2 * width), (3 * height // 2, 3 * width // 2 + 2))[number % 3]
     blocks = np.random.Generator(np.random.Philox(key=number)).integers(
-        0, 256, (height // 8, width // 8, 3), dtype=np.uint8
+        0, 256, (*(-(-side // 8) for side in size), 3), dtype=np.uint8
     )
-    file = folder / f"frame-{number}.png"
-    import_module("PIL.Image").fromarray(blocks.repeat(8, axis=0).repeat(8, axis=1)).save(file)
+    pixels = blocks.repeat(8, axis=0).repeat(8, axis=1)[: size[0], : size[1]]
+    file = folder / f"frame-{number}-{height}x{width}.png"
+    import_module("PIL.Image").fromarray(pixels).save(file)
     return (MediaRef(modality="image", role="source", uri=str(file)),)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from diffusers import HunyuanVideo15ImageToVideoPipeline, HunyuanVideo15Pipeline
+from transformers import SiglipImageProcessorPil
 from unirl.core.errors import RecipeError
 from unirl.numerics.diffusion.pipeline_config import PipelineConfig
 from unirl.numerics.diffusion.pipeline_files import PipelineFiles, check_prefix
@@ -27,7 +28,11 @@ _PLAIN = {"guidance_rescale": 0.0, "use_original_formulation": False, "start": 0
 @dataclass(frozen=True, kw_only=True)
 class _Files(PipelineFiles):
     def load(self, folder: Path, config: PipelineConfig, parts: Mapping[str, Any]) -> Any:
-        """Raises RecipeError also for a tokenizer that does not fit what the pipeline drops of its template."""
+        """Raises RecipeError also for a tokenizer that does not fit what the pipeline drops of its template.
+
+        Images are scaled with Pillow for the image encoder, as transformers' default is where torchvision is not
+        installed; in engines it is.
+        """
         pipeline = super().load(folder, config, parts)
         marker = "\N{OBJECT REPLACEMENT CHARACTER}"
         messages = [{"role": "system", "content": pipeline.system_message}, {"role": "user", "content": marker}]
@@ -35,6 +40,9 @@ class _Files(PipelineFiles):
         dropped = pipeline.prompt_template_encode_start_idx
         instead = "Use the tokenizer and the chat template of Qwen2.5-VL."
         check_prefix(folder, pipeline, rendered.split(marker)[0], dropped=dropped, instead=instead)
+        if "feature_extractor" in pipeline.components:
+            scaling = SiglipImageProcessorPil.from_pretrained(folder / "feature_extractor", local_files_only=True)
+            pipeline.register_modules(feature_extractor=scaling)
         return pipeline
 
 

@@ -8,23 +8,19 @@ Source: HunyuanVideo 1.5 technical report, arXiv 2511.18870; verified against di
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
-from unirl.core.errors import DataError
 from unirl.core.specs.spec import MODEL_PARTS, ModelPart
 from unirl.core.types.array import Ragged
-from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
-from unirl.numerics.media import load_picture
 
 from .checkpoint import IMAGE_FILES
 from .config import HunyuanVideo15ImageConfig
+from .frame import HunyuanVideo15Frame
 from .model import HunyuanVideo15Model
 from .plugin import IMAGE
 
@@ -38,7 +34,7 @@ def build(
     return HunyuanVideo15ImageModel(config, device=torch.device(device), lazy=lazy, serves=serves)
 
 
-class HunyuanVideo15ImageModel(HunyuanVideo15Model):
+class HunyuanVideo15ImageModel(HunyuanVideo15Frame, HunyuanVideo15Model):
     """The same with `image_embeds` [n, 729, E], SigLIP's of the first frame, and `first_frame` [n, C, 1, H / 16,
     W / 16], its latents, among the conditions."""
 
@@ -52,7 +48,7 @@ class HunyuanVideo15ImageModel(HunyuanVideo15Model):
         embeds: list[Tensor] = []
         latents: list[Tensor] = []
         for name, text, media in zip(inputs.ids, inputs.texts, inputs.media, strict=True):
-            image = self._first_frame(name, text, media, sampling)
+            image = self.cropped_frame(media, sampling, prompt=f"{name!r} ({text!r})")
             embeds.append(
                 pipeline._get_image_embeds(
                     image_encoder=pipeline.image_encoder,
@@ -74,32 +70,5 @@ class HunyuanVideo15ImageModel(HunyuanVideo15Model):
         texts = self.encode_texts(inputs.texts, sampling=sampling)
         return {**texts, "image_embeds": torch.cat(embeds), "first_frame": torch.cat(latents)}
 
-    def known(self, x: Tensor, conditions: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The first frame is known."""
-        behind = (0, 0, 0, 0, 0, x.shape[2] - 1)
-        frame = conditions["first_frame"].to(x)
-        return F.pad(frame, behind), F.pad(torch.ones_like(frame[:, :1]), behind)
-
     def image_embeds(self, x: Tensor, conditions: Mapping[str, Tensor]) -> Tensor:
         return conditions["image_embeds"]
-
-    def _first_frame(
-        self, name: str, text: str, media: Sequence[MediaRef], sampling: LatentSamplingConfig
-    ) -> Image.Image:
-        """The image of a prompt, scaled and cropped about its middle to the size of the video, as in the pipeline."""
-        if len(media) != 1:
-            raise DataError(
-                f"prompt {name!r} ({text!r}): got {len(media)} source images; {self.spec.name} makes a video from its "
-                "first frame. Give every prompt one, as media of role `source` and modality `image`."
-            )
-        image = load_picture(media[0])
-        ratio = image.width * sampling.height / (image.height * sampling.width)
-        if not 0.5 <= ratio <= 2:
-            raise DataError(
-                f"media {media[0].uri!r}: got {image.width} x {image.height} pixels for a video of {sampling.width} x "
-                f"{sampling.height}, which would show less than half of it. Crop it, or change sampling.height and "
-                "sampling.width."
-            )
-        return self.pipeline.video_processor.resize(
-            image, height=sampling.height, width=sampling.width, resize_mode="crop"
-        )

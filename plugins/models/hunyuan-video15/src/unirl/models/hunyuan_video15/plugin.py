@@ -71,7 +71,7 @@ IMAGE = replace(
     build="unirl.models.hunyuan_video15.image:build",
     config="unirl.models.hunyuan_video15.config:HunyuanVideo15ImageConfig",
     inputs={"video": {"source": "needs"}},
-    bridges={},
+    bridges={"vllm-omni": "unirl.models.hunyuan_video15.bridges.vllm_omni_image:BRIDGE"},
     tiny=replace(SPEC.tiny, write=f"{_TINY}:write_image", media=f"{_TINY}:media"),
     reference="diffusers.HunyuanVideo15ImageToVideoPipeline",
     parity="unirl.models.hunyuan_video15.parity:run_image",

@@ -95,11 +95,12 @@ def write_image(folder: Path, *, seed: int) -> None:
     ).save_pretrained(folder)
 
 
-def media(folder: Path, *, number: int) -> tuple[MediaRef, ...]:
-    """Write the first frame of sample `number`, random pixels in a size that depends on it."""
-    size = ((32, 32), (40, 48), (52, 56))[number % 3]
+def media(folder: Path, *, number: int, height: int = 32, width: int = 32) -> tuple[MediaRef, ...]:
+    """Write the first frame of sample `number` of a video of that size, random pixels in a size that depends on the
+    number, most in another ratio."""
+    size = ((height, width), (height + 8, width + 16), (height + 20, width + 24))[number % 3]
     pixels = np.random.Generator(np.random.Philox(key=number)).integers(0, 256, (*size, 3), dtype=np.uint8)
-    file = folder / f"first-{number}.png"
+    file = folder / f"first-{number}-{height}x{width}.png"
     Image.fromarray(pixels).save(file)
     return (MediaRef(modality="image", role="source", uri=str(file)),)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from unirl.core.types.sampling import LatentSamplingConfig
 
-__all__ = ["BRIDGE", "HunyuanVideo15InVllmOmni"]
+__all__ = ["BRIDGE", "HunyuanVideo15InVllmOmni", "adaptable"]
 
 
 class HunyuanVideo15InVllmOmni:
@@ -56,18 +56,24 @@ class HunyuanVideo15InVllmOmni:
         lengths = {name: int(conditions[f"{name}_mask"].sum(dim=1).max()) for name in ("prompt", "glyph")}
         embeds, glyphs = (conditions[f"{name}_embeds"][:, :length].to(dtype) for name, length in lengths.items())
         mask, glyph_mask = (conditions[f"{name}_mask"][:, :length].to(dtype) for name, length in lengths.items())
+        image = conditions.get("image_embeds")
+        if image is None:
+            image = x.new_zeros((len(x), 0, transformer.image_embedder.linear_1.in_features))
         output = transformer(
-            # No frame is known.
-            hidden_states=torch.cat([x, torch.zeros_like(x), torch.zeros_like(x[:, :1])], dim=1).to(dtype),
+            hidden_states=torch.cat([x, *self.known(x, conditions)], dim=1).to(dtype),
             timestep=(sigma.float() * 1000.0).to(dtype),
             encoder_hidden_states=embeds,
             encoder_attention_mask=mask,
             encoder_hidden_states_2=glyphs,
             encoder_attention_mask_2=glyph_mask,
-            image_embeds=x.new_zeros((len(x), 0, transformer.image_embedder.linear_1.in_features), dtype=dtype),
+            image_embeds=image.to(dtype),
             return_dict=False,
         )[0]
         return output.float()
+
+    def known(self, x: Tensor, conditions: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Latents of known frames, as x, and a mask of those [B, 1, ...]: zeros, as none is known."""
+        return torch.zeros_like(x), torch.zeros_like(x[:, :1])
 
     def decode(self, pipeline: Any, latents: Tensor) -> Tensor:
         scaled = (latents.float() / pipeline.vae.config.scaling_factor).to(pipeline.vae.dtype)
@@ -92,9 +98,13 @@ def __getattr__(name: str) -> Any:
 def _pipeline() -> type:
     from vllm_omni.diffusion.models.hunyuan_video.pipeline_hunyuan_video_1_5 import HunyuanVideo15Pipeline
 
-    class Pipeline(HunyuanVideo15Pipeline):
-        """With a transformer that says which layers it fuses."""
+    return adaptable(HunyuanVideo15Pipeline)
 
+
+def adaptable(stock: Any) -> Any:
+    """One of vLLM-Omni's pipelines, with a transformer that says which layers it fuses."""
+
+    class Pipeline(stock):
         def __init__(self, *, od_config: Any, prefix: str = "") -> None:
             super().__init__(od_config=od_config, prefix=prefix)
             self.transformer.stacked_params_mapping = [
