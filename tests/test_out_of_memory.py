@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray_clusters
 import torch
 from small_runs import SMALL, catalog, events, plan, run, tensors
 from unirl.core.errors import RunFailed
@@ -95,6 +97,14 @@ def unirl_models():
 """sd3 with a forward pass that takes more memory than there is."""
 
 
+@pytest.fixture(scope="module")
+def ray_here() -> Iterator[None]:
+    """A cluster on this machine, which launchers find running and leave as it is."""
+    with ray_clusters.joined():
+        yield
+
+
+@pytest.mark.usefixtures("ray_here")
 def test_a_worker_of_ray_without_memory_is_reported_as_a_process_of_its_own_is(tmp_path: Path) -> None:
     (plugins := tmp_path / "plugins").mkdir()
     (plugins / "boundless.py").write_text(PLUGIN)
