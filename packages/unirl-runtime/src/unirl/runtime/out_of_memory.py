@@ -47,7 +47,7 @@ def explanation(plan: Plan, error: BaseException, *, catalog: Catalog) -> str:
     lines[0] += "."
     lines.append(_prediction(plan, catalog, trains=phase == "train"))
     settings = dict.fromkeys(word for stage in plan.stages for word in _settings(plan, stage, phase, is_cuda=is_cuda))
-    lines.append(f"Settings that lower it: {', '.join(settings)}.")
+    lines.append(f"Settings that lower it: {', '.join(settings)}. Resuming takes other launcher settings alone.")
     return "\n".join(lines)
 
 
