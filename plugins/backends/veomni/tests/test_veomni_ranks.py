@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from causal_lm_moe import write as write_moe
+from unirl.models.causal_lm.tiny import write as write_dense
 from unirl.models.wan21.tiny import write as write_video
 from veomni_cases import CASES, make_backend, make_model, run
 
@@ -24,6 +25,7 @@ def worlds(tmp_path_factory):
     """What rank 0 found, by the number of ranks."""
     folder = tmp_path_factory.mktemp("worlds")
     write_moe(folder / "moe")
+    write_dense(folder / "dense", seed=0)
     write_video(folder / "wan21", seed=0)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
@@ -97,6 +99,15 @@ def test_a_checkpoint_of_several_ranks_loads_on_one_rank_of_fsdp2(world, case, w
     averages = backend.export_weights(kind=kind, policy="ema").tensors
     assert all(torch.equal(averages[name], tensor) for name, tensor in results[world][case]["ema"].items())
     backend.close()
+
+
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("case", ["words-sequence", "words-sequence-lora"])
+def test_ranks_that_share_the_tokens_of_texts_give_the_log_probs_and_rollouts_of_one(case, worlds, alone):
+    result, expected = worlds[0][2][case]["texts"], alone(case)["texts"]
+    # fp32: logits of up to 10 have a rounding of 1e-6, and sums in another order for another shape a few of them.
+    torch.testing.assert_close(result["log_probs"], expected["log_probs"], rtol=0, atol=2e-5)
+    assert [row.tolist() for row in result["rollout"]] == [row.tolist() for row in expected["rollout"]]
 
 
 @pytest.mark.timeout(700)

@@ -11,11 +11,15 @@ from toy_denoiser import Clipped, Judged, ToyModel, draw_adapters, gradients, ma
 from unirl.core.roles import Job, Losses, LossTerm
 from unirl.core.specs.config import TrainConfig
 from unirl.core.types.inputs import Inputs
+from unirl.core.types.request import TextRequest
+from unirl.core.types.sampling import TextSamplingConfig
 from unirl.core.types.track import Status, TextSegment, Track
 from unirl.models.causal_lm.config import AutoCausalLmConfig
 from unirl.models.causal_lm.model import build as build_text
 from unirl.models.wan21.config import Wan21Config
 from unirl.models.wan21.model import build as build_video
+from unirl.numerics.tokens.batches import pad_batch
+from unirl.numerics.tokens.rollout import generate_text
 from unirl.numerics.train.actions import action_mask
 from unirl.train_host.config import AverageConfig, CriticConfig, LoraSettings
 from unirl.train_host.sharding import full
@@ -33,6 +37,8 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "experts": {**FULL, "mesh": {"expert": 2}},
         "experts-lora": {**LORA, "mesh": {"expert": 2}},
         "sequence": {**FULL, "mesh": {"sequence": 2}},
+        "words-sequence": {**FULL, "mesh": {"sequence": 2}},
+        "words-sequence-lora": {**LORA, "mesh": {"sequence": 2}},
     },
     4: {
         # Two copies in two shards each.
@@ -44,7 +50,7 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "sequence-hsdp": {**FULL, "mesh": {"sequence": 2, "shard": 2}},
     },
 }
-KINDS = {"experts": "text", "sequence": "video"}
+KINDS = {"experts": "text", "words": "text", "sequence": "video"}
 
 
 class Reinforce:
@@ -68,7 +74,8 @@ def kind_of(case: str) -> str:
 def make_model(case, folder, *, lazy=False):
     kind = kind_of(case)
     if kind == "text":
-        return build_text(AutoCausalLmConfig(path=str(folder / "moe")), device="cpu", lazy=lazy)
+        path = folder / ("moe" if "experts" in case else "dense")
+        return build_text(AutoCausalLmConfig(path=str(path)), device="cpu", lazy=lazy)
     if kind == "video":
         model = build_video(Wan21Config(path=str(folder / "wan21")), device="cpu", serves=frozenset())
         model.net = model.transformer
@@ -108,6 +115,17 @@ def make_texts(num_rows: int = 8) -> Track:
     )
 
 
+def texts_of(model, segment: TextSegment) -> dict[str, Any]:
+    """Log-probs of the texts' tokens, and a rollout from their first prompts; by all ranks of a sequence."""
+    batch = pad_batch(segment.prompt_tokens, segment.tokens, pad_token=model.pad_token)
+    with torch.no_grad():
+        log_probs = model.score(batch, temperature=0.7, with_entropy=False)[0]
+    sampling = TextSamplingConfig(temperature=0.0, max_new_tokens=6)
+    prompts = segment.prompt_tokens[:2]
+    request = TextRequest(sampling=sampling, prompt_tokens=prompts, stop_tokens=(), seeds=(0, 1))
+    return {"log_probs": log_probs, "rollout": list(generate_text(model, request).tokens)}
+
+
 def make_backend(name, case, model):
     """Backend `name` for a case; with one rank its mesh is left out, and so are settings that fsdp2 does not have."""
     config = import_module(f"unirl.backends.{name}.config")
@@ -145,11 +163,13 @@ def run(name, case, folder, *, rank=0, world=1, lazy=False):
     mine = track.select([row for row in range(8) if row % (world // copies) == rank // copies])
     kind = "full" if backend._config.trains == "full" else "merged"
     first = dict(backend.export_weights(kind=kind).tensors)
+    texts = texts_of(model, track.text) if "words" in case else {}
     caught = gradients(backend, mine, algorithm)
     reports = [backend.train([Job(track=mine, algorithm=algorithm)], progress=0.0) for _ in range(2)]
     live = backend.export_weights(kind=kind)
     result = {
         "first": first,
+        "texts": texts,
         "gradients": caught,
         "metrics": dict(reports[-1].metrics),
         "live": dict(live.tensors),

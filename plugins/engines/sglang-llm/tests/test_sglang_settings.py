@@ -26,8 +26,9 @@ CHECKPOINT = {
 }
 
 
-def arguments(tmp_path: Path, *, on_cpu: bool = False, **settings: Any) -> dict[str, Any]:
-    (tmp_path / "config.json").write_text(json.dumps(CHECKPOINT), encoding="utf-8")
+def arguments(tmp_path: Path, *, on_cpu: bool = False, num_experts: int = 0, **settings: Any) -> dict[str, Any]:
+    checkpoint = {**CHECKPOINT, "num_experts": num_experts}
+    (tmp_path / "config.json").write_text(json.dumps(checkpoint), encoding="utf-8")
     return engine_arguments(
         SglangConfig(**settings), folder=tmp_path, dtype=torch.bfloat16, on_cpu=on_cpu, lora_targets=["q_proj"]
     )
@@ -49,6 +50,9 @@ def test_settings_become_arguments_of_sglang(tmp_path: Path) -> None:
     assert arguments(tmp_path, batch_invariant=True)["enable_deterministic_inference"]
     on_cpu = arguments(tmp_path, on_cpu=True)
     assert (on_cpu["context_length"], on_cpu["attention_backend"]) == (106, "torch_native")
+    # The kernel of experts whose weights can be read; a CPU has one.
+    assert arguments(tmp_path, num_experts=4)["moe_runner_backend"] == "triton"
+    assert "moe_runner_backend" not in {**result, **arguments(tmp_path, on_cpu=True, num_experts=4)}
 
 
 def test_the_cache_holds_as_many_tokens_as_its_bytes_do(tmp_path: Path) -> None:

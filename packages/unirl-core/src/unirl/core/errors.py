@@ -86,7 +86,11 @@ class CheckpointError(UniRLError):
 
 
 class RunFailed(UniRLError):
-    """A run stopped at a step; what was saved before it is intact."""
+    """A run stopped at a step; what was saved before it is intact. phase: of the step, "" where it is not known."""
+
+    def __init__(self, text: str, *, phase: str = "") -> None:
+        super().__init__(text)
+        self.phase = phase
 
 
 class RunFolderError(UniRLError):

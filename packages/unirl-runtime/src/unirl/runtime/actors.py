@@ -75,7 +75,7 @@ def explained(error: Exception, actor: Actor, phase: str, *, others: Sequence[Ac
             return cause
         if isinstance(cause, exceptions.ObjectStoreFullError | exceptions.OutOfDiskError):
             return _no_room(cause, where)
-        return RunFailed(f"launcher: {where} failed: {type(cause).__name__}: {cause}")
+        return RunFailed(f"launcher: {where} failed: {type(cause).__name__}: {cause}", phase=phase)
     if isinstance(error, exceptions.ObjectStoreFullError | exceptions.OutOfDiskError):
         return _no_room(error, where)
     if isinstance(error, exceptions.RayActorError):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
+
 from unirl.core.errors import PlanRejected
 from unirl.core.loop.build import build_algorithms, build_parts, reward_weights
 from unirl.core.loop.parts import Noted, Parts
@@ -14,6 +17,7 @@ from .actors import Actor, Call
 from .cluster import Cluster
 from .config import LocalConfig, RayConfig
 from .idle_offload import taking_turns
+from .out_of_memory import explanation
 from .placement import misfit, places
 from .remote_parts import RemoteBackend, RemoteEngine, RemoteModel, RemoteReward
 from .samples import Samples
@@ -42,6 +46,7 @@ class LocalLauncher:
 
     def launch(self, plan: Plan, *, catalog: Catalog) -> Parts:
         parts = build_parts(plan, catalog=catalog, offload=self._config.offload_idle)
+        parts = dataclasses.replace(parts, explained=partial(explanation, plan, catalog=catalog))
         return taking_turns(parts, plan) if self._config.offload_idle else parts
 
     def close(self) -> None:
@@ -118,6 +123,7 @@ class RayLauncher:
             reward_weights=reward_weights(plan),
             sync=weights.sync if weights else None,
             noted=lambda: _noted(cluster),
+            explained=partial(explanation, plan, catalog=catalog),
         )
 
     def _session(self, plan: Plan, cluster: Cluster, by_role: dict[str, list[Actor]]) -> Session:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from unirl.core.plugins.catalog import Catalog
     from unirl.core.specs.plan import Plan, Stage
 
-__all__ = ["MemoryPlan", "Process", "StepTime", "memory_plan"]
+__all__ = ["MemoryPlan", "Process", "StepTime", "memory_plan", "shown_bytes"]
 
 MEASURE = "unirl.numerics.train.model_size"
 """Measures a model. This package does not depend on it; every plugin of a model does."""
@@ -162,6 +162,14 @@ def _longest_prompt(plan: Plan, stage: Stage) -> tuple[Inputs, list[str]]:
         return Inputs.of_texts([" ".join(["a"] * length)]), [
             f"lengths of your prompts, which could not be read ({error}); prompts are as long as the settings allow"
         ]
+
+
+def shown_bytes(size: int) -> str:
+    """A number of bytes for people, such as `1.5 GiB`."""
+    for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} B"
 
 
 class _Counted:

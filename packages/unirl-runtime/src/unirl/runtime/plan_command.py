@@ -113,27 +113,22 @@ def _show(prediction: MemoryPlan, data: dict[str, Any], device_memory: int | Non
     from rich.text import Text
     from unirl.core.cli.output import console, print_table
 
+    from .memory_plan import shown_bytes
+
     out = console()
     rows: list[dict[str, str]] = []
     for one in prediction.processes:
-        rows += [{"process": f"{one.count} x {one.role}", "what": "in all", "bytes": _shown(one.total)}]
-        rows += [{"what": name, "bytes": _shown(size)} for name, size in one.items.items()]
+        rows += [{"process": f"{one.count} x {one.role}", "what": "in all", "bytes": shown_bytes(one.total)}]
+        rows += [{"what": name, "bytes": shown_bytes(size)} for name, size in one.items.items()]
     print_table(rows, columns=["process", "what", "bytes"])
     out.print()
     seconds = ", ".join(f"{phase.replace('_', ' ')} {each:.3g} s" for phase, each in data["seconds"].items() if each)
     out.print(f"{prediction.samples} samples a step, {prediction.flops.total:.3g} FLOP: {seconds}", soft_wrap=True)
     if prediction.sync_bytes:
-        out.print(f"weight sync: {_shown(prediction.sync_bytes)} before each rollout", soft_wrap=True)
+        out.print(f"weight sync: {shown_bytes(prediction.sync_bytes)} before each rollout", soft_wrap=True)
     for note in prediction.notes:
         out.print(Text(f"not counted: {note}", style="dim"), soft_wrap=True)
     for problem in data["problems"]:
         out.print(Text(f"does not fit: {problem}", style="red"), soft_wrap=True)
     if device_memory is not None and not data["problems"]:
-        out.print(Text(f"fits into {_shown(device_memory)}", style="green"))
-
-
-def _shown(size: int) -> str:
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.1f} {name}"
-    return f"{size} B"
+        out.print(Text(f"fits into {shown_bytes(device_memory)}", style="green"))

@@ -75,6 +75,8 @@ class Parts:
     holds. None: the engine shares the weights, or takes them by `load_weights`, in this process."""
     noted: Callable[[], Noted] | None = None
     """What moving data and weights took; the loop asks once a step."""
+    explained: Callable[[Exception], str] | None = None
+    """A note on a failure of the run, such as of memory that ran out; "" where there is nothing to add."""
     generating: threading.Lock = field(default_factory=threading.Lock)
     """Held while a rollout is made on another thread: the engine's weights must stay as they are."""
 
@@ -122,7 +124,7 @@ def attributed(owner: str, *, phase: str) -> Generator[None]:
     except UniRLError:
         raise
     except (Exception, SystemExit) as error:
-        raise RunFailed(f"{owner} failed in phase {phase!r}: {type(error).__name__}: {error}") from error
+        raise RunFailed(f"{owner} failed in phase {phase!r}: {type(error).__name__}: {error}", phase=phase) from error
 
 
 class NoEngine:

@@ -115,6 +115,9 @@ class _Run:
             problem = f"{error}" if isinstance(error, UniRLError) else f"{type(error).__name__}: {error}"
             if not isinstance(error, UniRLError) or error.__cause__ is not None:
                 error.add_note(write_traceback(self._folder, error))
+            if parts.explained is not None and (note := parts.explained(error)):
+                error.add_note(note)
+                problem += f"\n{note}"
             if self._checkpoints.any():
                 error.add_note(f"Completed steps are saved; resume with `{self._resume_command}`.")
             raise

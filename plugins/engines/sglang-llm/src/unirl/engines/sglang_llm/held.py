@@ -1,8 +1,9 @@
 """SGLang's weights under their checkpoint names, and weight loading. SGLang calls these functions in its scheduler
 process as custom loaders (`custom_weight_loader`).
 
-SGLang fuses layers (q, k and v in one; gate and up in one) and pads the vocabulary. Here every weight is a view of
-SGLang's tensor. Loaders return nothing, so each writes its answer as JSON to a given file. Runs in the engine's
+SGLang fuses layers (q, k and v in one; gate and up in one) and pads the vocabulary and, on a CPU, the experts. Here
+every weight is a view of SGLang's tensor, or a copy without its padding. The experts of a layer are in one tensor in
+training, too. Loaders return nothing, so each writes its answer as JSON to a given file. Runs in the engine's
 environment.
 """
 
@@ -35,6 +36,9 @@ UNITS += (".mlp.down_proj.weight",)
 """Weights of a vision tower with a row or column per unit of its MLPs, whose number SGLang rounds up."""
 PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Fused layer -> its parts, as checkpoints in the transformers layout name them."""
+EXPERTS = {".experts.w13_weight": ".experts.gate_up_proj", ".experts.w2_weight": ".experts.down_proj"}
+"""End of a name in SGLang -> in training, for the experts of a layer: [experts, 2 x inner, width], gate before up, and
+[experts, width, inner]."""
 
 
 def held_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
@@ -43,16 +47,29 @@ def held_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _unpadded(model: Any, name: str, value: Tensor) -> Tensor:
-    """Without the units that SGLang adds to the MLPs of a vision tower. name: SGLang's."""
+    """Without the units that SGLang adds to experts on a CPU and to the MLPs of a vision tower. name: SGLang's."""
+    if name.endswith(tuple(EXPERTS)):
+        size = _original(model.config, "moe_intermediate_size")
+        if name.endswith("w2_weight"):
+            return value[:, :, :size]
+        gate, up = value.chunk(2, dim=1)
+        return value if gate.shape[1] == size else torch.cat([gate[:, :size], up[:, :size]], dim=1)
     if not name.startswith("visual.blocks.") or not name.endswith(UNITS):
         return value
-    vision = model.config.vision_config
-    size = getattr(vision, "original_intermediate_size", vision.intermediate_size)
+    size = _original(model.config.vision_config, "intermediate_size")
     return value[:, :size] if name.endswith("down_proj.weight") else value[:size]
+
+
+def _original(config: Any, key: str) -> int:
+    """A size of the checkpoint's config, which SGLang replaces where it pads."""
+    return getattr(config, f"original_{key}", getattr(config, key))
 
 
 def _trained_name(model: Any, name: str) -> str:
     """The name in training of one of SGLang's."""
+    for held, trained in EXPERTS.items():
+        if name.endswith(held):
+            return name.removesuffix(held) + trained
     if not hasattr(model, "visual"):
         return name
     for trained, held in PREFIXES.items():
@@ -67,6 +84,19 @@ def _held_name(model: Any, name: str) -> str:
         if hasattr(model, "visual") and name.startswith(trained):
             return held + name.removeprefix(trained)
     return name
+
+
+def _loadable(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """A weight as checkpoints have it, which SGLang's loader takes: of experts one by one. name: SGLang's otherwise."""
+    place, _, last = name.rpartition(".")
+    if not name.endswith(tuple(EXPERTS.values())):
+        yield name, value
+        return
+    for expert, whole in enumerate(value):
+        parts = {"down_proj": whole}
+        if last == "gate_up_proj":
+            parts = dict(zip(PARTS[last], whole.chunk(2), strict=True))
+        yield from ((f"{place}.{expert}.{part}.weight", piece) for part, piece in parts.items())
 
 
 def _held(model: Any) -> Iterator[tuple[str, Tensor]]:
@@ -105,7 +135,9 @@ def load_full(model: Any, asked: Sequence[tuple[str, Tensor]]) -> None:
 
     def answer(told: Mapping[str, Any]) -> None:
         tensors = read_weights(told["paths"], told["checksum"])
-        model.load_weights([(_held_name(model, name), value) for name, value in tensors.items()])
+        model.load_weights(
+            [pair for name, value in tensors.items() for pair in _loadable(_held_name(model, name), value)]
+        )
         # SGLang's own flush leaves the images that the old weights encoded.
         if mm_schedule.embedding_cache is not None:
             mm_schedule.embedding_cache.clear()

@@ -38,10 +38,6 @@ SPEC = EngineSpec(
         # SGLang releases no memory on a CPU, and its memory saver on CUDA has not been tested with this engine.
         Cap.SLEEP: Support.NO,
     },
-    refuses={
-        "qwen3-moe": "it stores MoE experts in another layout than the trained model, so their weights could not be "
-        "synced"
-    },
     # As in `trial`, so that conformance starts one engine only.
     enabled_by={Cap.WEIGHTS_LORA: {"lora_rank": 64}},
     # Backends train adapters by default.

@@ -67,6 +67,9 @@ def engine_arguments(
     }
     if on_cpu:
         arguments["disable_overlap_schedule"] = True
+    elif checkpoint.get("num_experts"):
+        # Other kernels of experts reorder the weights, which could then be neither loaded nor compared.
+        arguments["moe_runner_backend"] = "triton"
     if config.attention or on_cpu:
         arguments["attention_backend"] = config.attention or "torch_native"
     if config.kv_cache_mb or on_cpu:
