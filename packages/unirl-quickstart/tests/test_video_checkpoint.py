@@ -220,7 +220,13 @@ def test_the_example_of_its_tutorial_runs(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.timeout(900)
 def test_it_learns_to_draw_held_out_clips(tmp_path: Path) -> None:
     catalog = Catalog.discover()
-    words = [f"run.dir={tmp_path}", "run.max_steps=20", "eval.every=20", "run.save_every=0", "~tracker.report"]
+    words = [
+        f"run.dir={tmp_path}",
+        "eval.every=20",
+        "eval.samples_per_prompt=72",
+        "run.save_every=0",
+        "~tracker.report",
+    ]
     result: list[float] = []
 
     def note(event: Event) -> None:
@@ -229,6 +235,6 @@ def test_it_learns_to_draw_held_out_clips(tmp_path: Path) -> None:
 
     train(compose("quickstart-video", words, catalog=catalog), catalog=catalog, overrides=words, listeners=[note])
     before, after = result
-    # Each is the mean of 576 rewards of standard deviation 0.25 at most near these means: three standard errors of the
-    # difference.
-    assert after - before > 3 * 0.25 * (2 / 576) ** 0.5, result
+    # Each is the mean of 1152 rewards, of standard deviation 0.2 before training and less after it: three standard
+    # errors of the difference.
+    assert after - before > 3 * 0.2 * (2 / 1152) ** 0.5, result
