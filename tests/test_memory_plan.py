@@ -36,6 +36,7 @@ RECIPES = {
         "train.replay=serial",
     ),
     "edit": ("quickstart-edit", *SMALL),
+    "video": ("quickstart-video", *SMALL),
     "video in bf16": (
         *("wan21/flow-grpo", "model.path=FOLDER/wan", "data.train=FOLDER/prompts.txt", "eval=null"),
         *SMALL[:3],

@@ -31,6 +31,7 @@ def test_there_are_recipes() -> None:
         "quickstart-text",
         "quickstart-vl",
         "quickstart-edit",
+        "quickstart-video",
         "quickstart-enhancer",
         "quickstart-enhancer-joint",
         "sd3/flow-grpo",

@@ -1,4 +1,4 @@
-"""Images, prompt files and model cards, as all scripts of this folder write them."""
+"""Images, prompt files, tokenizers and model cards, as all scripts of this folder write them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 
 from PIL import Image
 from torch import Tensor
+from transformers import T5Tokenizer
 
-__all__ = ["arguments_given", "picture", "size_kb", "to_levels", "write_prompts"]
+__all__ = ["arguments_given", "picture", "size_kb", "t5_tokenizer", "to_levels", "write_prompts"]
 
 
 def to_levels(images: Tensor) -> Tensor:
@@ -22,6 +23,14 @@ def to_levels(images: Tensor) -> Tensor:
 def picture(levels: Tensor) -> Image.Image:
     """levels: [3, H, W] uint8."""
     return Image.fromarray(levels.permute(1, 2, 0).numpy())
+
+
+def t5_tokenizer(words: Iterable[str]) -> T5Tokenizer:
+    """A T5 unigram tokenizer in which each of `words` is one token and other text falls back to letters."""
+    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    letters = ["▁", *"abcdefghijklmnopqrstuvwxyz0123456789.,"]
+    pieces = [*((f"▁{word}", -3.0) for word in words), *((letter, -12.0) for letter in letters)]
+    return T5Tokenizer(vocab=[*special, *pieces], extra_ids=0, model_max_length=16)
 
 
 def write_prompts(folder: Path, splits: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:

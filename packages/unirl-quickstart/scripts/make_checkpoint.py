@@ -19,7 +19,7 @@ import diffusers
 import torch
 import torch.nn.functional as F
 import transformers
-from checkpoint_files import arguments_given, size_kb, write_prompts
+from checkpoint_files import arguments_given, size_kb, t5_tokenizer, write_prompts
 from diffusers import (
     AutoencoderKL,
     FlowMatchEulerDiscreteScheduler,
@@ -75,14 +75,6 @@ def _byte_symbols() -> Iterable[str]:
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     shifted = iter(range(256, 512))
     return (chr(byte) if byte in printable else chr(next(shifted)) for byte in range(256))
-
-
-def t5_tokenizer(words: Iterable[str]) -> T5Tokenizer:
-    """A T5 unigram tokenizer in which each of `words` is one token and other text falls back to letters."""
-    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
-    letters = ["▁", *"abcdefghijklmnopqrstuvwxyz0123456789.,"]
-    pieces = [*((f"▁{word}", -3.0) for word in words), *((letter, -12.0) for letter in letters)]
-    return T5Tokenizer(vocab=[*special, *pieces], extra_ids=0, model_max_length=16)
 
 
 # ---------------------------------------------------------------------------------------------- components

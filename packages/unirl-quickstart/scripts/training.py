@@ -71,13 +71,16 @@ def train_vae(vae: Any, images: Tensor, *, steps: int, batch: int, seed: int) ->
 
 
 def flow_matching_loss(
-    velocity: Callable[[Tensor, Tensor], Tensor], clean: Tensor, *, generator: torch.Generator
+    velocity: Callable[[Tensor, Tensor], Tensor], clean: Tensor, *, generator: torch.Generator, shift: float = 1.0
 ) -> Tensor:
     """Mean squared error of `velocity(x, sigma)` at x = (1 - sigma) clean + sigma noise, against noise - clean.
 
-    clean: [N, ...].  sigma: [N], the sigmoid of a standard normal, as in arXiv 2403.03206, equation 19.
+    clean: [N, ...].  sigma: [N], the sigmoid of a standard normal, as in arXiv 2403.03206, equation 19, shifted by
+    equation 23.
     """
     sigma = torch.sigmoid(torch.randn(len(clean), generator=generator))
+    if shift != 1.0:
+        sigma = shift * sigma / (1 + (shift - 1) * sigma)
     noise = torch.randn(clean.shape, generator=generator)
     at = sigma.view(-1, *(1 for _ in clean.shape[1:]))
     return F.mse_loss(velocity((1 - at) * clean + at * noise, sigma), noise - clean)

@@ -15,6 +15,8 @@ __all__ = [
     "prompts_path",
     "text_checkpoint_path",
     "text_prompts_path",
+    "video_checkpoint_path",
+    "video_prompts_path",
     "vl_checkpoint_path",
     "vl_prompts_path",
 ]
@@ -69,6 +71,16 @@ def edit_prompts_path(split: Literal["train", "heldout"]) -> Path:
     """File of instructions about images, one JSON row each. No scene of `heldout` occurs in `train`, neither before an
     edit nor after it."""
     return _path(f"edit/prompts/{split}.jsonl")
+
+
+def video_checkpoint_path() -> Path:
+    """Folder of the tiny Wan that draws clips of moving shapes, in the layout of diffusers."""
+    return _path("video/checkpoint")
+
+
+def video_prompts_path(split: Literal["train", "heldout"]) -> Path:
+    """File of captions of clips, one JSON row each. No caption of `heldout` is in `train`."""
+    return _path(f"video/prompts/{split}.jsonl")
 
 
 def _path(name: str) -> Path:

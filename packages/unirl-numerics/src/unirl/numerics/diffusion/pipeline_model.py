@@ -211,12 +211,13 @@ class PipelineModel(ABC):
         *,
         unit: int,
         frame_step: int,
+        least_frames: int = 1,
         largest: int | None = None,
         most_frames: int | None = None,
     ) -> None:
         """Raise RecipeError, with the nearest valid size, unless the sides are as in `check_image` and the frames are
-        one more than a multiple of `frame_step`, up to `most_frames`."""
-        check_size("frames", sampling.frames, first=1, step=frame_step, largest=most_frames)
+        `least_frames` plus a multiple of `frame_step`, up to `most_frames`."""
+        check_size("frames", sampling.frames, first=least_frames, step=frame_step, largest=most_frames)
         self.check_image(dataclasses.replace(sampling, frames=1), unit=unit, largest=largest)
 
     def decode(self, latents: Tensor) -> Tensor:

@@ -63,9 +63,14 @@ class WanModel(PipelineModel):
         """[C, F, H, W] of one latent. Raises RecipeError, with the nearest size that fits, for any other."""
         factor, rate = self.pipeline.vae_scale_factor_spatial, self.pipeline.vae_scale_factor_temporal
         settings = cast(Any, self.transformer).config
-        unit, places = factor * self.token_side, settings.rope_max_seq_len
+        unit, places, depth = factor * self.token_side, settings.rope_max_seq_len, settings.patch_size[0]
         self.check_video(
-            sampling, unit=unit, frame_step=rate, largest=places * unit, most_frames=(places - 1) * rate + 1
+            sampling,
+            unit=unit,
+            frame_step=depth * rate,
+            least_frames=(depth - 1) * rate + 1,
+            largest=places * unit,
+            most_frames=(depth * places - 1) * rate + 1,
         )
         num_frames = 1 + (sampling.frames - 1) // rate
         return settings.out_channels, num_frames, sampling.height // factor, sampling.width // factor
