@@ -90,10 +90,28 @@ def test_attention_keeps_its_factors_and_counts_both_products() -> None:
     assert size.saved_bytes == 4 * ROWS * (WIDTH + 3 * WIDTH + WIDTH + 1)
 
 
-def test_a_network_that_routes_by_value_cannot_be_run() -> None:
+@pytest.mark.parametrize("is_read", [True, False], ids=["length", "mask"])
+def test_rows_that_a_mask_selects_are_those_of_its_values(is_read: bool) -> None:
+    class Masked(Net):
+        def forward(self, x, mask):
+            x = self.into(x)
+            return super().forward(x[: int(mask.sum())] if is_read else x[mask])
+
+    net, mask = Masked(), torch.arange(ROWS) < 4
+    with shapes_only([net]) as size:
+        result = net(torch.randn(ROWS, WIDTH), mask)
+    assert result.shape == (4, WIDTH)
+    assert size.flops == 2 * ROWS * WIDTH * WIDTH + 2 * 4 * (WIDTH * WIDTH + 2 * 2 * WIDTH * INNER)
+
+
+def test_a_network_that_routes_by_what_it_computes_cannot_be_run() -> None:
     class Router(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = nn.Parameter(torch.ones(1))
+
         def forward(self, x):
-            return x[x > 0]
+            return x[x * self.gate > 0]
 
     with shapes_only([net := Router()]), pytest.raises(RuntimeError):
         net(torch.randn(3))

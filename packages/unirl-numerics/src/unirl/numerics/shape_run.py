@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 __all__ = ["ForwardSize", "shapes_only"]
 
+_INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default)
 _SDPA_ON_CPU: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # pyright: ignore[reportPrivateUsage]
 
 
@@ -68,7 +69,8 @@ def shapes_only(
     adapted: Mapping[nn.Module, int] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Generator[ForwardSize]:
-    """Within the block, calls of these modules compute shapes: whatever values go in, zeros come out.
+    """Within the block, calls of these modules compute shapes: zeros come out. Values that go in count where
+    shapes depend on them and on no weight, as the lengths in a mask.
 
     Parameters may be on the meta device. They, and their gradients, are as they are outside: what requires none keeps
     nothing.  blocks: submodules whose activations may be computed again.  adapted: linear layer -> rank of a LoRA
@@ -101,7 +103,7 @@ def shapes_only(
             undo.callback(_restore, [(held, dict(held)) for held in _tensors(module)])
             _make_fake(module, mode, own, dtype=dtype, frozen=bool(adapted))
             undo.callback(_put_back, module, dict(vars(module)))
-            module.forward = _in_mode(module.forward, mode, size, packed)
+            module.forward = _on_shapes(module.forward, size, packed)
         for layer, rank in (adapted or {}).items():
             undo.callback(_put_back, layer, dict(vars(layer)))
             layer.forward = _adapted(cast(nn.Linear, layer), rank, mode, own, dtype=dtype or torch.float32)
@@ -111,13 +113,28 @@ def shapes_only(
         yield size
 
 
-def _in_mode(
-    forward: Callable[..., Any], mode: FakeTensorMode, size: ForwardSize, packed: Callable[[Tensor], Tensor]
+class _RowsOfMasks(TorchDispatchMode):
+    """Indexing a shape by a mask with values: by the places that it selects, whose number is a shape."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func in _INDEXING:
+            places: list[Any] = []
+            for index in args[1]:
+                is_mask = isinstance(index, Tensor) and index.dtype is torch.bool and not isinstance(index, FakeTensor)
+                places += index.nonzero().unbind(1) if is_mask else [index]
+            args = (args[0], places, *args[2:])
+        return func(*args, **(kwargs or {}))
+
+
+def _on_shapes(
+    forward: Callable[..., Any], size: ForwardSize, packed: Callable[[Tensor], Tensor]
 ) -> Callable[..., Any]:
+    """Operations on weights, and on results of such, compute shapes. Others have values, such as lengths that are read
+    from a mask."""
+
     def called(*args: Any, **kwargs: Any) -> Any:
         counter = FlopCounterMode(display=False, custom_mapping={_SDPA_ON_CPU: _attention_flops})
-        args, kwargs = tree_map(partial(_fake, mode=mode), (args, kwargs))
-        with mode, counter, torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
+        with _RowsOfMasks(), counter, torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
             result = forward(*args, **kwargs)
         size.flops += counter.get_total_flops()
         return tree_map(_zeros, result)
@@ -185,10 +202,6 @@ def _tensors(module: nn.Module) -> Generator[dict[str, Any]]:
 def _restore(held: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> None:
     for now, before in held:
         now.update(before)
-
-
-def _fake(value: Any, *, mode: FakeTensorMode) -> Any:
-    return mode.from_tensor(value, static_shapes=True) if isinstance(value, Tensor) else value
 
 
 def _number(tensor: Any) -> int:
