@@ -20,7 +20,7 @@ CARRIED = (
     # Of a bridge.
     "unirl.numerics.diffusion.wan_prompts",
     *(f"unirl.engine_host.{name}" for name in ("received", "received_media")),
-    *(f"unirl.engines.vllm_omni.{name}" for name in ("pipeline", "server", "worker_extension")),
+    *(f"unirl.engines.vllm_omni.{name}" for name in ("batch_outputs", "pipeline", "server", "worker_extension")),
 )
 """Modules copied to the server from this installation: requests, the denoising loop with kernels and noise, and the
 server."""

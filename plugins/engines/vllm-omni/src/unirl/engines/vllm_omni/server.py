@@ -44,9 +44,12 @@ class _Server:
         model without media. Returns the weights held."""
 
         async def made() -> Any:
+            from unirl.engines.vllm_omni import batch_outputs
+
             from vllm_omni.diffusion import registry
             from vllm_omni.entrypoints import AsyncOmni
 
+            batch_outputs.keep()
             if asked["settings"] is not None:
                 # Refuses requests without images of its own, and would scale those. The bridge prepares them.
                 registry._DIFFUSION_PRE_PROCESS_FUNCS.pop(asked["architecture"], None)
