@@ -222,6 +222,7 @@ def test_it_learns_to_draw_held_out_clips(tmp_path: Path) -> None:
     catalog = Catalog.discover()
     words = [
         f"run.dir={tmp_path}",
+        "run.max_steps=20",
         "eval.every=20",
         "eval.samples_per_prompt=72",
         "run.save_every=0",
