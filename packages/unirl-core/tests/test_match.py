@@ -11,7 +11,7 @@ from plans import changed, one_stage
 from unirl.core.errors import PluginBroken
 from unirl.core.limits import limit
 from unirl.core.loop.build import with_batch_invariance
-from unirl.core.match.match import match, match_pair, match_parts
+from unirl.core.match.match import match, match_parts
 from unirl.core.specs.capability import Cap, Needs, Support
 from unirl.core.specs.config import (
     AdvantageConfig,
@@ -118,14 +118,6 @@ def test_every_refusal_is_one_sentence_with_its_key() -> None:
     assert refusals(plan) == [
         "engine: algorithm 'grpo-like', which trains on trajectories, needs 'sigmas'; engine 'inside' states 'no'."
     ]
-
-
-def test_an_engine_refuses_the_models_that_it_names_with_its_reason() -> None:
-    particular = dataclasses.replace(ENGINE, refuses={"toy": "it has no room for toys"})
-    (reason,) = match_pair(model=MODEL, engine=particular).reasons
-    assert reason.key == "engine"
-    assert reason.text.startswith("engine 'inside' does not run model 'toy', because it has no room for toys.")
-    assert match_pair(model=dataclasses.replace(MODEL, name="other"), engine=particular).accepted
 
 
 def test_what_a_spec_does_not_state_is_refused_and_named_so() -> None:

@@ -116,9 +116,6 @@ def _pair(
     if model.needs_media:
         result += lacks("engine", engine, Cap.MEDIA_REFS, asks=f"model {model.name!r}, which needs media,")
     yield from result
-    if not result and model.name in engine.refuses:
-        text = f"engine {engine.name!r} does not run model {model.name!r}, because {engine.refuses[model.name]}."
-        yield Reason(key="engine", text=f"{text} Choose another engine, or another model.")
     if not result and (why := lacks_bridge(model, engine, bridged=bridged)):
         yield Reason(key="engine", text=why)
 

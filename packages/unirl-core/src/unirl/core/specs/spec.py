@@ -197,8 +197,6 @@ class EngineSpec(Spec):
     """Guidances that it computes, by their short names in `unirl.numerics.diffusion.guidance`."""
     needs_bridge: bool = False
     """Runs only models that bring a bridge for it, see `unirl.core.plugins.bridges`."""
-    refuses: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
-    """Names of models that it cannot run although it generates their kind of track -> why, as the end of "because"."""
     environment: str = ""
     """`"module:attribute"` of the Python environment that it runs in as a program of its own, an `EngineEnvironment` of
     `unirl.engine_host.environment`; empty is this one."""

@@ -53,7 +53,7 @@ class WanFirstFrameInSglang(WanSource, WanInSglang):
     def encode_media(
         self, pipeline: Any, batch: Any, media: Sequence[LoadedImage], sampling: LatentSamplingConfig
     ) -> dict[str, Tensor]:
-        frame = self.first_frame(media, prompt=repr(batch.prompt))
+        frame = self.first_frame(media, sampling, prompt=repr(batch.prompt))
         vae = pipeline.get_module("vae")
         weight = next(vae.parameters())
         parts = SimpleNamespace(
