@@ -60,7 +60,7 @@ def test_no_rank_ever_holds_a_lazily_built_transformer_whole(name: str, tmp_path
     paths = [f"model.path={checkpoint}", f"data.train={tmp_path / 'prompts.txt'}"]
     words = [*SMALL, *FP32, "backend.trains=full", *words_of(name), *paths]
     (tmp_path / "words.json").write_text(json.dumps(words))
-    launch(SCRIPT, tmp_path / "store", tmp_path, ranks=RANKS, deadline_s=280)
+    launch(SCRIPT, tmp_path / "store", tmp_path, ranks=RANKS, deadline_s=560)
     found: list[Any] = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(RANKS)]
 
     whole, block = num_bytes(transformer), max(map(num_bytes, blocks(transformer)))
