@@ -1,5 +1,6 @@
 """Bytes of tensors that are alive, counted by their storages."""
 
+import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
@@ -12,12 +13,13 @@ class Meter(TorchDispatchMode):
     """The most bytes that tensors took at any time inside the block, `peak`, and those of now, `live`.
 
     Exact and the same on any machine: every storage that an operation reads or makes is counted once, until its last
-    tensor is gone. Resident memory would also count pages of mapped checkpoint files, and what malloc has not returned.
+    tensor is gone, with the bytes that it has now: FSDP2 empties the storages of gathered weights and keeps their tensors.
+    Resident memory would also count pages of mapped checkpoint files, and what malloc has not returned.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._seen: dict[int, StorageWeakRef] = {}
         self.live = self.peak = 0
 
     def note(self, tensors) -> None:
@@ -27,9 +29,11 @@ class Meter(TorchDispatchMode):
             # Shapes take no memory.
             if local.device.type != "meta" and not isinstance(local, FakeTensor):
                 storage = local.untyped_storage()
-                self._seen[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        self._seen = {key: item for key, item in self._seen.items() if not item[0].expired()}
-        self.live = sum(size for _, size in self._seen.values())
+                if storage._cdata not in self._seen:
+                    self._seen[storage._cdata] = StorageWeakRef(storage)
+        storages = {key: torch.UntypedStorage._new_with_weak_ptr(ref.cdata) for key, ref in self._seen.items()}
+        self._seen = {key: ref for key, ref in self._seen.items() if storages[key] is not None}
+        self.live = sum(storage.nbytes() for storage in storages.values() if storage is not None)
         self.peak = max(self.peak, self.live)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

@@ -15,9 +15,7 @@ import torch
 import torch.distributed as dist
 from pipeline_inputs import inputs_of, sampling_of
 from rank_processes import launch
-from tensor_meter import Meter
 from tiny_pipelines.small_images import small_images
-from torch import nn
 from torch.distributed.tensor import DTensor
 from unirl.core.errors import RecipeError
 from unirl.core.loop.build import build_parts
@@ -33,8 +31,8 @@ SIGMAS = ([0.9, 0.6, 0.35], [0.6, 0.6, 0.6])
 
 
 def computed(case: dict[str, Any], *, rank: int | None = None) -> dict[str, Any]:
-    """Velocities, loss and whole gradients of rows of noise, the weights that are exported, and the most bytes that
-    building took; of one rank's rows, or of all without `rank`. Or the refusal.
+    """Velocities, loss and whole gradients of rows of noise, and the weights that are exported; of one rank's
+    rows, or of all without `rank`. Or the refusal.
 
     case: name of the family, words of the recipe, and whether the timestep is scaled wrongly.
     """
@@ -46,12 +44,10 @@ def computed(case: dict[str, Any], *, rank: int | None = None) -> dict[str, Any]
             own = DiffusersModel.timestep
             stack.enter_context(patch.object(DiffusersModel, "timestep", lambda self, level: own(self, 0.9 * level)))
         try:
-            with Meter() as built:
-                parts = build_parts(plan, catalog=catalog, rewards="none", lazy=rank is not None)
-                model: Any = parts.only.model
-                built.note(model.trainable.parameters())
+            parts = build_parts(plan, catalog=catalog, rewards="none", lazy=rank is not None)
         except RecipeError as error:
             return {"refusal": str(error)}
+        model: Any = parts.only.model
         sampling = sampling_of(case["name"])
         conditions = model.encode(
             inputs_of(case["name"], "a red ring", "two blue squares, and a disc"), sampling=sampling
@@ -70,11 +66,8 @@ def computed(case: dict[str, Any], *, rank: int | None = None) -> dict[str, Any]
         loss = velocity.square().mean()
         loss.backward()
     module = model.trainable
-    others = [part for part in model.pipeline.components.values() if isinstance(part, nn.Module) and part is not module]
     grads = {name: param.grad for name, param in module.named_parameters() if param.grad is not None}
     result = {
-        "built": built.peak,
-        "other_bytes": sum(param.nbytes for part in others for param in part.parameters()),
         "is_sharded": any(isinstance(param, DTensor) for param in module.parameters()),
         "velocity": velocity.detach(),
         "loss": loss.detach(),

@@ -179,20 +179,24 @@ def _conditions(model: Any, inputs: Inputs, *, sampling: LatentSamplingConfig) -
 
 
 def _other_parts(model: Model) -> tuple[int, int]:
-    """Bytes of encoders and decoder, whether or not they are loaded."""
-    if not isinstance(model, PipelineModel):
-        return 0, 0
+    """Bytes of a pipeline's encoders and decoder; of a `PipelineModel` whether or not they are loaded."""
+    trained = set(model.trainable.modules())
     sizes = dict.fromkeys(("encode", "decode"), 0)
     for name, part in _parts(model):
-        if name not in model.experts:
-            which = "decode" if name == "vae" else "encode"
-            dtype: torch.dtype = model.vae_dtype if name == "vae" else model.text_dtype
-            sizes[which] += _elements([*part.parameters(), *part.buffers()]) * dtype.itemsize
+        if part not in trained:
+            tensors = [*part.parameters(), *part.buffers()]
+            size = _bytes(tensors)
+            if isinstance(model, PipelineModel):
+                dtype: torch.dtype = model.vae_dtype if name == "vae" else model.text_dtype
+                size = _elements(tensors) * dtype.itemsize
+            sizes["decode" if name == "vae" else "encode"] += size
     return sizes["encode"], sizes["decode"]
 
 
-def _parts(model: PipelineModel) -> Iterator[tuple[str, nn.Module]]:
-    for name, part in model.pipeline.components.items():
+def _parts(model: Any) -> Iterator[tuple[str, nn.Module]]:
+    """Modules of the pipeline of diffusers that a model runs, if it does."""
+    components: dict[str, Any] = getattr(getattr(model, "pipeline", None), "components", {})
+    for name, part in components.items():
         if isinstance(part, nn.Module):
             yield name, part
 

@@ -70,8 +70,8 @@ def find_on_shapes(model: DiffusersModel) -> None:
     A transformer that shapes alone do not run leaves the layout to `verify` as well.
     """
     transformer = model.transformer
-    # Transformers keep tables of positions that they have made, which are shapes here.
-    model.transformer = copy.deepcopy(transformer)
+    # Transformers keep tables of positions that they have made, which are shapes here. Buffers are replaced.
+    model.transformer = copy.deepcopy(transformer, {id(buffer): buffer for buffer in transformer.buffers()})
     try:
         with _refusing(model), shapes_only([model.transformer]):
             _on_cpu(model)
