@@ -17,7 +17,6 @@ from unirl.core.types.request import Request, TextRequest
 from unirl.core.types.rollout import verify_echo
 from unirl.core.types.serial import from_bytes, to_bytes
 from unirl.core.types.track import Track
-from unirl.numerics.diffusion.first_frame import FirstFrame
 from unirl.numerics.diffusion.rollout import branch_inputs, encoded
 
 from .external import ExternalEngine, Hosting
@@ -164,10 +163,12 @@ class ExternalLatentEngine(ExternalEngine):
                 )
             if problem:
                 raise DataError(f"sample {name!r}, model {self._model.spec.name!r}: {problem}. Change the prompt file.")
-        if isinstance(self._encoder, FirstFrame):
+        # By its attribute: a model may be lent through a stand-in. See `unirl.numerics.diffusion.first_frame`.
+        check = getattr(self._encoder, "first_frame", None)
+        if check is not None:
             inputs, sampling = request.inputs, request.latent.sampling
             for media, text in dict(zip(inputs.media, inputs.texts, strict=True)).items():
-                self._encoder.first_frame(media, sampling, prompt=repr(text))
+                check(media, sampling, prompt=repr(text))
 
 
 def fitting_bridge(model: Model, engine: EngineSpec) -> tuple[str, Any]:

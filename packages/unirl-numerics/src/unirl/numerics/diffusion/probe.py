@@ -16,7 +16,6 @@ from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
 from ..media import LoadedImage
 from ..noise import INITIAL, noise, noise_digest
 from .denoise import all_positions
-from .first_frame import FirstFrame
 from .request import plan_latents
 
 __all__ = ["probe_request", "probe_requests"]
@@ -103,7 +102,8 @@ def probe_request(model: DiffusionModel, *, kernel: str = "flow-sde", has_media:
 
 def _sizes(model: DiffusionModel, sampling: LatentSamplingConfig) -> tuple[tuple[int, int], ...]:
     """Height and width of the image of each prompt; of first frames that are stretched, nearly in the video's ratio."""
-    if not isinstance(model, FirstFrame) or model.crops_frame:
+    # By its attribute: a model may be lent through a stand-in. See `FirstFrame`.
+    if getattr(model, "crops_frame", True):
         return SIZES
     height, width = sampling.height, sampling.width
     larger = (2 * height + 2, 2 * width)
