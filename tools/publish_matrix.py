@@ -36,7 +36,7 @@ def merge(published: Report, runs: Sequence[Report], catalog: Catalog) -> Report
     """What is known of every claim about every subject of tier full.
 
     published: its outcomes are older than those of `runs`, of which the last ones count. Environment and time are those
-    of the run that tried most.
+    of the run that tried most, with the engines of all.
 
     Raises RecipeError for reports of other claims than those that are installed.
     """
@@ -73,9 +73,11 @@ def merge(published: Report, runs: Sequence[Report], catalog: Catalog) -> Report
             else:
                 outcomes.append(known)
     widest = max(runs, key=lambda run: len(run.outcomes))
+    engines = {name: text for report in (published, *runs) for name, text in report.environment.engines.items()}
     return dataclasses.replace(
         widest,
         tier="full",
+        environment=dataclasses.replace(widest.environment, engines=engines),
         dists={record.dist: record.version for record in catalog.records},
         claims=tuple(map(claim_info, claims)),
         subjects=tuple(map(subject_info, found)),
