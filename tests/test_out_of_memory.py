@@ -114,7 +114,7 @@ def test_a_worker_of_ray_without_memory_is_reported_as_a_process_of_its_own_is(t
     with pytest.raises(RunFailed, match=r"^launcher: worker .* in phase 'generate' failed: RuntimeError: ") as failed:
         train(compose("quickstart", words, catalog=found), catalog=found, overrides=words)
     notes = "\n".join(failed.value.__notes__)
-    assert "Out of memory in phase 'generate': 4096.0 TiB were asked for at once." in notes
+    assert "Out of memory in phase 'generate': tried to allocate 4096.0 TiB." in notes
     assert "Settings that lower it: engine.forward_batch (0, all), " in notes
 
 
@@ -124,9 +124,7 @@ def test_amounts_and_causes_of_every_allocator_are_understood_and_other_failures
     said = "CUDA out of memory. Tried to allocate 20.50 MiB. GPU 0 has a total capacity of 79.11 GiB of which ..."
     cuda = RunFailed(f"backend 'fsdp2' failed in phase 'train': OutOfMemoryError: {said}", phase="train")
     text = explanation(small, cuda, catalog=catalog())
-    assert text.startswith(
-        "Out of memory in phase 'train': 20.5 MiB were asked for at once.\nPredicted for each train "
-    )
+    assert text.startswith("Out of memory in phase 'train': tried to allocate 20.5 MiB.\nPredicted for each train ")
     python = RunFailed("engine 'x' failed in phase 'generate': MemoryError: ", phase="generate")
     assert explanation(small, python, catalog=catalog()).startswith("Out of memory in phase 'generate'.\n")
     other = RunFailed("engine 'x' failed in phase 'generate': RuntimeError: shapes differ", phase="generate")

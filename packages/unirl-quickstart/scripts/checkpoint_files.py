@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import T5Tokenizer
 
-__all__ = ["arguments_given", "picture", "size_kb", "t5_tokenizer", "to_levels", "write_prompts"]
+__all__ = ["arguments_given", "picture", "size_kb", "t5_tokenizer", "to_levels", "write_in_half", "write_prompts"]
 
 
 def to_levels(images: Tensor) -> Tensor:
@@ -23,6 +23,17 @@ def to_levels(images: Tensor) -> Tensor:
 def picture(levels: Tensor) -> Image.Image:
     """levels: [3, H, W] uint8."""
     return Image.fromarray(levels.permute(1, 2, 0).numpy())
+
+
+def write_in_half(pipeline: Any, folder: Path) -> Any:
+    """Save a pipeline of diffusers in half precision where it is read back as fp32; returns it as it is read back.
+
+    The text encoder stays in fp32: transformers would keep half precision on loading.
+    """
+    pipeline.transformer.half()
+    pipeline.vae.half()
+    pipeline.save_pretrained(folder)
+    return type(pipeline).from_pretrained(folder, local_files_only=True)
 
 
 def t5_tokenizer(words: Iterable[str]) -> T5Tokenizer:

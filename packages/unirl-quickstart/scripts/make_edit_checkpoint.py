@@ -20,7 +20,7 @@ import diffusers
 import torch
 import torch.nn.functional as F
 import transformers
-from checkpoint_files import arguments_given, picture, size_kb, to_levels, write_prompts
+from checkpoint_files import arguments_given, picture, size_kb, to_levels, write_in_half, write_prompts
 from diffusers import (
     AutoencoderKL,
     AutoencoderKLFlux2,
@@ -365,17 +365,6 @@ def write_images(folder: Path, splits: dict[str, list[Case]]) -> None:
     write_prompts(folder, rows)
 
 
-def write_checkpoint(pipeline: Flux2KleinPipeline, folder: Path) -> Flux2KleinPipeline:
-    """Save in half precision where diffusers reads it back as fp32; returns the pipeline as it is read back.
-
-    The text encoder stays in fp32: transformers would keep half precision on loading.
-    """
-    pipeline.transformer.half()
-    pipeline.vae.half()
-    pipeline.save_pretrained(folder)
-    return Flux2KleinPipeline.from_pretrained(folder, local_files_only=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=PACKAGE, help="gets the folders `checkpoint` and `prompts`")
@@ -410,7 +399,7 @@ def main() -> None:
         report=lambda step: print(step, measure(pipeline, splits["heldout"], seed=1), flush=True),
     )
     folder = args.out / "checkpoint"
-    reloaded = write_checkpoint(pipeline, folder)
+    reloaded = write_in_half(pipeline, folder)
     write_images(args.out / "prompts", splits)
     measure_seed = args.seed + 1000
     shares = {split: measure(reloaded, splits[split], seed=measure_seed, rounds=args.rounds) for split in splits}

@@ -20,7 +20,7 @@ from typing import Any
 import diffusers
 import torch
 import transformers
-from checkpoint_files import arguments_given, size_kb, t5_tokenizer, write_prompts
+from checkpoint_files import arguments_given, size_kb, t5_tokenizer, write_in_half, write_prompts
 from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
 from torch import Tensor
 from training import flow_matching_loss, minimize, parameter_rows, share_rows
@@ -260,17 +260,6 @@ def prompt_row(clip: Clip) -> dict[str, Any]:
     return {"prompt": clip.caption, "prompt_id": "-".join(facts(clip).values()), "metadata": facts(clip)}
 
 
-def write_checkpoint(pipeline: WanPipeline, folder: Path) -> WanPipeline:
-    """Save in half precision where diffusers reads it back as fp32; returns the pipeline as it is read back.
-
-    The text encoder stays in fp32: transformers would keep half precision on loading.
-    """
-    pipeline.transformer.half()
-    pipeline.vae.half()
-    pipeline.save_pretrained(folder)
-    return WanPipeline.from_pretrained(folder, local_files_only=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=PACKAGE, help="gets the folders `checkpoint` and `prompts`")
@@ -306,7 +295,7 @@ def main() -> None:
         report=lambda step: print(step, measure(pipeline, splits["heldout"], seed=1, rounds=12), flush=True),
     )
     folder = args.out / "checkpoint"
-    reloaded = write_checkpoint(pipeline, folder)
+    reloaded = write_in_half(pipeline, folder)
     write_prompts(args.out / "prompts", {split: map(prompt_row, clips) for split, clips in splits.items()})
     measure_seed = args.seed + 1000
     shares = {split: measure(reloaded, splits[split], seed=measure_seed, rounds=args.rounds) for split in splits}

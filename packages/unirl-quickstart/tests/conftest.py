@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = (
@@ -24,6 +27,35 @@ SCRIPTS = (
     "packages/unirl-quickstart/scripts/video_vae.py",
 )
 """From the root, so that a change of one runs the tests again."""
+
+
+@pytest.fixture
+def check_ordinary() -> Callable[[Any, Path], None]:
+    """`check_ordinary(pipeline, folder)` loads a shipped checkpoint with diffusers' class, which says nothing about it:
+    all its modules are in fp32, and its files have 2.5 MB at most."""
+
+    def check(pipeline: Any, folder: Path) -> None:
+        reply: list[str] = []
+
+        class Listener(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                reply.append(record.getMessage())
+
+        listener = Listener(level=logging.WARNING)
+        loggers = [logging.getLogger(name) for name in ("diffusers", "transformers", "huggingface_hub")]
+        for logger in loggers:
+            logger.addHandler(listener)
+        try:
+            loaded = pipeline.from_pretrained(folder, local_files_only=True)
+        finally:
+            for logger in loggers:
+                logger.removeHandler(listener)
+        assert reply == []
+        parts = [part for part in loaded.components.values() if isinstance(part, torch.nn.Module)]
+        assert {parameter.dtype for part in parts for parameter in part.parameters()} == {torch.float32}
+        assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) <= 2_500_000
+
+    return check
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -76,28 +75,12 @@ def cases(split: Literal["train", "heldout"]) -> list[Case]:
     return [(Edit(source=scene_of(row), **row["metadata"]), levels(image_file(row))) for row in rows(split)]
 
 
-def test_it_is_an_ordinary_flux2_klein_of_at_most_two_and_a_half_megabytes() -> None:
+def test_it_is_an_ordinary_flux2_klein_of_at_most_two_and_a_half_megabytes(
+    check_ordinary: Callable[[Any, Path], None],
+) -> None:
     from diffusers import Flux2KleinPipeline
 
-    reply: list[str] = []
-
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            reply.append(record.getMessage())
-
-    listener = Listener(level=logging.WARNING)
-    loggers = [logging.getLogger(name) for name in ("diffusers", "transformers", "huggingface_hub")]
-    for logger in loggers:
-        logger.addHandler(listener)
-    try:
-        loaded = Flux2KleinPipeline.from_pretrained(edit_checkpoint_path(), local_files_only=True)
-    finally:
-        for logger in loggers:
-            logger.removeHandler(listener)
-    assert reply == []
-    parts = [part for part in loaded.components.values() if isinstance(part, torch.nn.Module)]
-    assert {parameter.dtype for part in parts for parameter in part.parameters()} == {torch.float32}
-    assert sum(file.stat().st_size for file in edit_checkpoint_path().rglob("*") if file.is_file()) <= 2_500_000
+    check_ordinary(Flux2KleinPipeline, edit_checkpoint_path())
 
 
 def test_every_prompt_asks_for_a_change_of_what_its_source_shows() -> None:

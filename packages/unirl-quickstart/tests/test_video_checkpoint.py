@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -68,28 +67,12 @@ def fresh(*, count: int) -> tuple[Tensor, list[Clip]]:
     return videos, [clip for clip in ALL_CLIPS for _ in range(count)]
 
 
-def test_it_is_an_ordinary_wan_of_at_most_two_and_a_half_megabytes() -> None:
+def test_it_is_an_ordinary_wan_of_at_most_two_and_a_half_megabytes(
+    check_ordinary: Callable[[Any, Path], None],
+) -> None:
     from diffusers import WanPipeline
 
-    reply: list[str] = []
-
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            reply.append(record.getMessage())
-
-    listener = Listener(level=logging.WARNING)
-    loggers = [logging.getLogger(name) for name in ("diffusers", "transformers", "huggingface_hub")]
-    for logger in loggers:
-        logger.addHandler(listener)
-    try:
-        loaded = WanPipeline.from_pretrained(video_checkpoint_path(), local_files_only=True)
-    finally:
-        for logger in loggers:
-            logger.removeHandler(listener)
-    assert reply == []
-    parts = [part for part in loaded.components.values() if isinstance(part, torch.nn.Module)]
-    assert {parameter.dtype for part in parts for parameter in part.parameters()} == {torch.float32}
-    assert sum(file.stat().st_size for file in video_checkpoint_path().rglob("*") if file.is_file()) <= 2_500_000
+    check_ordinary(WanPipeline, video_checkpoint_path())
 
 
 def test_prompts_are_the_captions_of_all_clips_and_the_held_out_ones_are_not_in_training() -> None:

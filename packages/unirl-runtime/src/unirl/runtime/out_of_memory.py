@@ -43,11 +43,11 @@ def explanation(plan: Plan, error: BaseException, *, catalog: Catalog) -> str:
     lines = [f"Out of memory in phase {phase!r}" if phase else "Out of memory"]
     if amount := AMOUNT.search(text):
         size = int(float(amount[1]) * UNITS[amount[2].lower()])
-        lines[0] += f": {shown_bytes(size)} were asked for at once"
+        lines[0] += f": tried to allocate {shown_bytes(size)}"
     lines[0] += "."
     lines.append(_prediction(plan, catalog, trains=phase == "train"))
     settings = dict.fromkeys(word for stage in plan.stages for word in _settings(plan, stage, phase, is_cuda=is_cuda))
-    lines.append(f"Settings that lower it: {', '.join(settings)}. Resuming takes other launcher settings alone.")
+    lines.append(f"Settings that lower it: {', '.join(settings)}. A resumed run may change launcher settings only.")
     return "\n".join(lines)
 
 

@@ -20,8 +20,8 @@ def generic_model(folder: Path) -> str:
     """Name of the generic model that loads the checkpoint in this folder."""
     if not folder.is_dir():
         raise RecipeError(
-            f"--from: there is no folder {str(folder)!r}; expected that of a checkpoint in the layout of diffusers or "
-            "transformers. Fetch a hub id first."
+            f"--from: there is no folder {str(folder)!r}; expected the folder of a diffusers or transformers "
+            "checkpoint. Download it from the hub first."
         )
     if (folder / "model_index.json").is_file():
         return "diffusers"
