@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,7 @@ FAMILIES = "packages/unirl-runtime/tests/test_launcher_families.py"
 ENGINES = f"{keys.MUTANTS}[engine]"
 COMMAND = "packages/unirl-core/tests/test_cli.py"
 THIRD_PARTY = "tests/test_third_party.py"
+DRIVER = "packages/unirl-core/src/unirl/core/loop/run.py"
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +207,21 @@ def test_subjects_that_wait_for_one_start_of_an_engine_are_of_the_same_tenth() -
     assert len({conformance.tried_together(subject) for subject in alone}) == len(alone)
 
 
+def test_a_change_of_the_driver_tries_a_cell_of_every_part_again_and_few_more() -> None:
+    found = conformance.Keyed(subjects(Catalog.discover()))
+    cells = {name: subject for name, subject in found.subjects.items() if subject.kind == "cell"}
+    again = {name for name in cells if ROOT / DRIVER in found.reached(name)}
+
+    def parts(names: Iterable[str]) -> set[tuple[str, str]]:
+        return {(part.spec.kind, part.spec.name) for name in names for part in cells[name].parts}
+
+    assert parts(again) == parts(name for name, subject in cells.items() if not subject.programs)
+    assert len(again) <= len(parts(again)) < len(cells) / 4
+    assert all(
+        ROOT / DRIVER in found.reached(name) for name in found.subjects if name.startswith("conformance launcher")
+    )
+
+
 def test_the_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     proofs = {("a.py", "3.11 x86_64"): proof(), ("a.py", "3.11 arm64"): proof(machine="3.11 arm64")}
@@ -312,6 +328,26 @@ def test_what_passed_is_left_out_as_proven_until_its_sources_change(project: Pat
     (project / "tests/helper.py").write_text("SECONDS = 10\n")
     code, output = outcome_of(project, "--proven", *workers)
     assert code == 1 and "1 failed, 2 passed" in output and "proven" not in output.splitlines()[-1], output
+
+
+def test_a_record_is_renewed_by_what_it_does_not_prove(project: Path) -> None:
+    outcome_of(project, "--prove")
+    (proven,) = record.read(project).values()
+    commit(project)
+    while not record.runs_anyway("tests/test_long.py", git(project, "rev-parse", "HEAD").strip()):
+        commit(project)
+
+    code, output = outcome_of(project, "--prove", "--proven")
+    assert code == 0 and re.search(r"1 passed,.* 2 proven in", output), output
+    assert list(record.read(project).values()) == [proven]
+    # What does not run takes no time, which is not how long it takes.
+    assert "tests/test_long.py" in (project / "tests/durations.json").read_text()
+
+    (project / "tests/helper.py").write_text("SECONDS = 2\n")
+    commit(project)
+    assert "3 passed" in outcome_of(project, "--prove", "--proven")[1]
+    (renewed,) = record.read(project).values()
+    assert renewed.key != proven.key and renewed.commit == git(project, "rev-parse", "HEAD").strip()
 
 
 def test_what_failed_or_was_not_run_proves_nothing(project: Path) -> None:

@@ -70,7 +70,8 @@ ABOUT_RUNS = (
     *ABOUT_PLACES,
 )
 KINDS_ABOUT_RUNS = ("cell", "launcher", "tracker", "transport")
-VARIABLES = re.compile(r"(OMP|MKL|ATEN|ONEDNN|OPENBLAS)_\w+|CUDA_VISIBLE_DEVICES")
+VARIABLES = re.compile(r"(OMP|MKL|ATEN|ONEDNN)_\w+|CUDA_VISIBLE_DEVICES")
+"""Not those of OpenBLAS: NumPy multiplies no matrices here whose bits a test compares."""
 
 
 def group_of(nodeid: str) -> str:
@@ -129,18 +130,18 @@ def drives(path: Path) -> bool:
     return path.parent.name in DRIVER and path.parent.parent.name == "core"
 
 
-def reached_by_subject(kind: str, modules: Iterable[str], workspace: Workspace, *, is_hosted: bool) -> set[Path]:
+def reached_by_subject(kind: str, modules: Iterable[str], workspace: Workspace, *, tries_driver: bool) -> set[Path]:
     """The files that decide how all claims about a subject of conformance end.
 
     modules: the `plugin.py` of each of its parts, by dotted name. Claims about it are in `suite/test_<kind>*.py`.
-    is_hosted: one of its parts runs in a Python environment of its own; the driver is then tried with the others.
+    tries_driver: whether a change of the driver alone tries it again.
     """
     suite = workspace.modules["unirl.conformance.suite"].parent
     others = tuple(other for other in _kinds(workspace) if other != kind)
     run = [workspace.modules[f"unirl.conformance.{name}"] for name in ("command", "run", "pytest_plugin")]
     roots = [*run, *suite.glob(f"test_{kind}*.py"), *(workspace.modules[name] for name in modules)]
     files = workspace.reached(roots, follows=lambda path: not _is_of(path, others))
-    return files if kind in KINDS_ABOUT_RUNS and not is_hosted else {path for path in files if not drives(path)}
+    return files if tries_driver else {path for path in files if not drives(path)}
 
 
 def key_of_group(group: str, workspace: Workspace) -> str:

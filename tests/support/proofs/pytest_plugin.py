@@ -2,6 +2,7 @@
 
     pytest --proven        # leave out what a committed record proves, but for a tenth of it
     pytest --prove         # run everything, and write down which groups passed, with which key
+    pytest --prove --proven    # the same for what the record does not prove; all the rest is left out
 
 A group that is left out is counted as *proven*, never as passed, with the commit that it was proven at.
 """
@@ -12,6 +13,7 @@ import json
 import re
 import sys
 from collections import defaultdict
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     config.stash[PROVEN] = {}
     if option.prove:
-        narrower = ("keyword", "markexpr", "deselect", "lf", "proven")
+        narrower = ("keyword", "markexpr", "deselect", "lf")
         chosen = [name for name in narrower if getattr(option, name, None)]
         if chosen or any("::" in str(word) for word in config.args):
             raise pytest.UsageError("--prove: a proof is of whole files; leave out -k, -m, --lf, --deselect and `::`.")
@@ -55,16 +57,16 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--prove: a proof names the commit that it was made at; commit {changed} first.")
         config.stash[ACCOUNT] = Account(root)
     if option.proven:
-        config.stash[PROVEN] = _proven(root)
+        config.stash[PROVEN] = _proven(root, with_tenth=not option.prove)
 
 
-def _proven(root: Path) -> dict[str, str]:
+def _proven(root: Path, *, with_tenth: bool) -> dict[str, str]:
     workspace, commit, machine = Workspace(root), record.commit_of(root), keys.instruction_set()
     known = record.read(root)
     result: dict[str, str] = {}
     for group in keys.groups(workspace):
         proof = known.get((group, machine))
-        if proof is None or proof.cpu != record.cpu() or record.runs_anyway(group, commit):
+        if proof is None or proof.cpu != record.cpu() or (with_tenth and record.runs_anyway(group, commit)):
             continue
         if proof.key == keys.key_of_group(group, workspace):
             result[group] = proof.commit
@@ -185,7 +187,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(config, "workerinput"):
         config.workeroutput["opened"] = {group: sorted(map(str, paths)) for group, paths in account.opened.items()}
         return
-    reply = account.close()
+    reply = account.close(left_out=config.stash[PROVEN])
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
         for line in reply:
@@ -229,14 +231,16 @@ class Account:
         elif report.when == "call" or report.skipped:
             self._passed[group].add(report.nodeid)
 
-    def close(self) -> list[str]:
-        """Write the record and the durations; a line for each group that has a key and is not proven."""
+    def close(self, *, left_out: Collection[str]) -> list[str]:
+        """Write the record and the durations; a line for each group that has a key and is not proven.
+
+        left_out: groups that the record proved before."""
         workspace, machine = Workspace(self.root), keys.instruction_set()
         proofs, reply = dict(record.read(self.root)), list[str]()
         commit, light, collected = record.commit_of(self.root), _light(workspace), _collected(workspace)
         tracked = record.tracked(self.root)
         for group in keys.groups(workspace):
-            if group not in self._expected:
+            if group not in self._expected or group in left_out:
                 continue
             files = keys.reached_by(group, workspace)
             opened = _sources(self.opened[group], tracked) - {path.resolve() for path in files} - light
@@ -260,13 +264,13 @@ class Account:
                     seconds=round(self._seconds[group], 1),
                 )
         record.write(self.root, proofs)
-        self._write_durations()
+        self._write_durations(left_out)
         return reply
 
-    def _write_durations(self) -> None:
+    def _write_durations(self, left_out: Collection[str]) -> None:
         place = self.root / DURATIONS
         known: dict[str, float] = json.loads(place.read_text(encoding="utf-8")) if place.is_file() else {}
-        known |= {group: round(seconds) for group, seconds in self._seconds.items()}
+        known |= {group: round(seconds) for group, seconds in self._seconds.items() if group not in left_out}
         long = sorted((pair for pair in known.items() if pair[1] >= SHORTEST_S), key=lambda pair: (-pair[1], pair[0]))
         place.write_text(json.dumps(dict(long), indent=1) + "\n", encoding="utf-8")
 
