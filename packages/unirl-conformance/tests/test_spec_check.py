@@ -24,6 +24,9 @@ from unirl.core.specs.spec import (
     TrackerSpec,
 )
 
+# Of every part that is installed.
+pytestmark = pytest.mark.whole_tree
+
 CODE = """
 from dataclasses import dataclass
 from unirl.core.specs.config import BackendConfig, PartConfig, RewardConfig

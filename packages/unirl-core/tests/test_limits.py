@@ -19,6 +19,9 @@ from unirl.core.specs.config import PartConfig, RunConfig
 from unirl.core.specs.spec import KINDS
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 
+# Of every part that is installed.
+pytestmark = pytest.mark.whole_tree
+
 SECTIONS = (
     schema.RunConfig,
     schema.DataConfig,

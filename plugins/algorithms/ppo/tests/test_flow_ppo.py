@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from clip_vectors import CLIPS
+from clip_vectors import CLIPS_WITHOUT_DUAL
 from torch import Tensor
 from unirl.algorithms.ppo.config import FlowPpoConfig
 from unirl.algorithms.ppo.flow_ppo import FlowPpo
@@ -171,13 +171,11 @@ def test_the_algorithm_agrees_with_its_reference_under_every_setting() -> None:
         assert loss_of_the_algorithm(config, given) == pytest.approx(loss(config, given), rel=1e-6, abs=1e-6), config
 
 
-@CLIPS
+@CLIPS_WITHOUT_DUAL
 def test_policy_losses_meet_the_golden_vectors(
     log_ratio: float, advantage: float, settings: dict[str, Any], expected: float
 ) -> None:
     """Of one step whose value is 0 and whose reward is the advantage; its critic is right."""
-    if "dual_clip" in settings:
-        pytest.skip("flow-ppo has no dual clip")
     one = np.ones((1, 1))
     given = dataclasses.replace(
         inputs(), log_probs=one * log_ratio, old_log_probs=one * 0, means=np.zeros((1, 1, 2)),
