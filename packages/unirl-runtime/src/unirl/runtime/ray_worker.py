@@ -11,8 +11,9 @@ from typing import Any
 from unirl.core.errors import RunFailed
 from unirl.core.specs.plan import Plan
 
+from .machine_code import load_files
 from .wire import packed, unpacked
-from .worker import Worker, WorkerFacts, load_files
+from .worker import Worker, WorkerFacts
 
 __all__ = ["CAUSE_WITHIN_S", "SETTINGS", "RayWorker", "WorkerGone", "actor_class", "actor_name"]
 

@@ -8,22 +8,19 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from unirl.core.errors import PlanRejected
 from unirl.core.loop.batch_invariant import batch_invariant
 from unirl.core.loop.build import build_parts, build_rewards
 from unirl.core.loop.parts import Parts
 from unirl.core.plugins.catalog import Catalog
-from unirl.core.plugins.files import file_version, import_plugin_file
 from unirl.core.roles import (
     Backend,
     Engine,
@@ -39,7 +36,7 @@ from unirl.core.roles import (
     text_model,
 )
 from unirl.core.specs.capability import Cap, Support
-from unirl.core.specs.config import DataConfig, RunConfig, TrainConfig
+from unirl.core.specs.config import TrainConfig
 from unirl.core.specs.plan import Plan, Stage
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import Request
@@ -48,12 +45,14 @@ from unirl.core.types.track import LatentSegment, TextSegment, Track
 
 from .config import LauncherConfig
 from .idle_offload import taking_turns
+from .kept_rows import padded, superseded
+from .machine_code import check_versions
 from .remote_rows import dehydrated, hydrated
 from .transports import make_transport
 from .weight_ends import Tell, WeightEnds
 from .weights.group import Address, listen, reach
 
-__all__ = ["RemoteJob", "Worker", "WorkerFacts", "load_files"]
+__all__ = ["RemoteJob", "Worker", "WorkerFacts"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,7 +96,7 @@ class Worker:
         machine: name of this machine in messages.
         """
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-        _check_versions(plan, machine)
+        check_versions(plan, machine)
         self._name = name
         self._tell = tell
         self._plan = plan
@@ -217,7 +216,7 @@ class Worker:
     def generate(self, request: Request) -> Track:
         """Generate this worker's share. The tensors stay here until no step needs them."""
         key = (request.rollout, request.track)
-        if over := _superseded(self._kept, by=key, run=self._plan.run, data=self._plan.data):
+        if over := superseded(self._kept, by=key, run=self._plan.run, data=self._plan.data):
             self.transport.drop([name for old in over for name in self._kept.pop(old)])
         track = self.parts.engines[request.track].generate(request)
 
@@ -226,7 +225,7 @@ class Worker:
             self._kept.setdefault(key, []).extend(names)
             return names
 
-        return dehydrated(_even(track, request), keep)
+        return dehydrated(padded(track, request), keep)
 
     def set_version(self, stage: str, version: int) -> None:
         self.parts.engines[stage].version = version
@@ -392,35 +391,6 @@ class Worker:
             dist.destroy_process_group()
 
 
-def _superseded(
-    kept: Iterable[tuple[int, str]], *, by: tuple[int, str], run: RunConfig, data: DataConfig
-) -> list[tuple[int, str]]:
-    """Rollout number and track of the tensors that no step needs once the rollout and track `by` is generated.
-
-    A streamed track comes in pieces, one of dynamic sampling in rounds; when ahead, the previous rollouts are in use.
-    """
-    rollout, _ = by
-    if run.max_staleness:
-        return [key for key in kept if key[0] < rollout - run.max_staleness]
-    comes_whole = not (run.reward_overlap_groups or data.dynamic_sampling_rounds)
-    return [key for key in kept if key[0] != rollout or (key == by and comes_whole)]
-
-
-def _even(track: Track, request: Request) -> Track:
-    """The track padded to the most stored positions any share of the request may have, because remote rows are joined
-    as they are. Groups with their own SDE steps, and samples with their own trained steps, store more or fewer
-    positions."""
-    segment = track.segment
-    if not isinstance(segment, LatentSegment):
-        return track
-    sde = request.latent.sampling.sde
-    if not sde.per_group and sde.train_fraction == 1:
-        return track
-    # Each of R steps has two positions, and the final one is kept as well.
-    most = min(2 * int(segment.scored_steps.shape[1]) + 1, segment.num_steps + 1)
-    return dataclasses.replace(track, segment=segment.with_slots(most))
-
-
 def _alone(plan: Plan) -> Plan:
     """The plan for a process with complete weights that does not train: without the train ranks' mesh, critic and
     teachers."""
@@ -436,29 +406,3 @@ def _alone(plan: Plan) -> Plan:
         return dataclasses.replace(stage, learner=dataclasses.replace(stage.learner, backend=backend))
 
     return plan.with_stages(alone)
-
-
-def load_files(files: Sequence[Path], *, machine: str) -> None:
-    """Import the single-file plugins of a plan. Raises PlanRejected for a missing file."""
-    for file in files:
-        try:
-            import_plugin_file(file)
-        except FileNotFoundError as error:
-            raise PlanRejected(
-                f"launcher: machine {machine!r} has no plugin file {str(file)!r}; copy it there, or to a folder that "
-                "all machines share."
-            ) from error
-
-
-def _check_versions(plan: Plan, machine: str) -> None:
-    """Every machine must have the package versions the plan was made with."""
-    wrong: list[str] = []
-    for dist_name, expected in {choice.dist: choice.version for choice in plan.choices}.items():
-        try:
-            result = file_version(Path(dist_name)) if dist_name.endswith(".py") else version(dist_name)
-        except (PackageNotFoundError, FileNotFoundError):
-            result = "nothing"
-        if result != expected:
-            wrong.append(f"{dist_name}: got {result}, expected {expected}")
-    if wrong:
-        raise PlanRejected(f"launcher: machine {machine} has other packages than the driver: {'; '.join(wrong)}.")

@@ -11,8 +11,8 @@ import pytest
 from unirl.core.errors import PlanRejected
 from unirl.core.plugins.files import file_version
 from unirl.core.specs.plan import Plan
+from unirl.runtime.machine_code import check_versions, load_files
 from unirl.runtime.wire import packed, unpacked
-from unirl.runtime.worker import _check_versions, load_files
 
 
 @pytest.fixture
@@ -46,10 +46,10 @@ def test_a_machine_without_the_file_is_named(file: Path) -> None:
 
 def test_another_content_is_refused(file: Path) -> None:
     made = plan(file)
-    _check_versions(made, "'here'")
+    check_versions(made, "'here'")
     file.write_text("CHANGED = True\n")
     with pytest.raises(PlanRejected, match=r"planted_for_workers.py: got sha256:\w+, expected sha256:\w+"):
-        _check_versions(made, "'here'")
+        check_versions(made, "'here'")
     file.unlink()
     with pytest.raises(PlanRejected, match="got nothing, expected"):
-        _check_versions(made, "'here'")
+        check_versions(made, "'here'")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from unirl.core.specs.config import DataConfig, RunConfig
-from unirl.runtime.worker import _superseded
+from unirl.runtime.kept_rows import superseded
 
 
 @pytest.mark.parametrize(
@@ -28,4 +28,4 @@ def test_tracks_of_a_rollout_are_kept_until_no_step_needs_them(
     run: dict[str, int], rounds: int, by: tuple[int, str], over: list[tuple[int, str]]
 ) -> None:
     kept = {(0, "image"): [1], (0, "text"): [2]}
-    assert _superseded(kept, by=by, run=RunConfig(**run), data=DataConfig(dynamic_sampling_rounds=rounds)) == over
+    assert superseded(kept, by=by, run=RunConfig(**run), data=DataConfig(dynamic_sampling_rounds=rounds)) == over

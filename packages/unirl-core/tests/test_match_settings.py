@@ -1,0 +1,225 @@
+"""Settings that cannot work together are refused with their keys."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from plans import changed
+from toy_specs import (
+    ALGORITHM,
+    ENGINE,
+    MODEL,
+    REWARD,
+    make_plan,
+    refusals,
+    without,
+)
+from unirl.core.errors import PluginBroken
+from unirl.core.limits import limit
+from unirl.core.specs.capability import Cap, Needs
+from unirl.core.specs.config import (
+    AdvantageConfig,
+    EvalConfig,
+    TrainConfig,
+)
+from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"eta": 0.0}, "sampling.eta: algorithm 'grpo-like' takes ratios"),
+        ({"kernel": "euler"}, "sampling.kernel: algorithm 'grpo-like' takes ratios"),
+        (
+            {"kernel": "dance-sde"},
+            "sampling.kernel: got 'dance-sde'; engine 'inside' supports cps, euler, flow-sde.",
+        ),
+        ({"num_inference_steps": 0}, "sampling.num_inference_steps: got 0, expected 1 to 10000."),
+        ({"guidance_mode": "double"}, "sampling.guidance_mode: got 'double'; engine 'inside' supports batched"),
+        (
+            {"sde": SdeStepsConfig(mode="fixed", steps=[3, 20])},
+            "sampling.sde.steps: step 20 is past the last step 9. Steps count from 0.",
+        ),
+        (
+            {"sde": SdeStepsConfig(mode="random", count=6, last=0.5)},
+            "sampling.sde.count: got 6, expected 1 to 5, the steps of the pool",
+        ),
+        (
+            {"sde": SdeStepsConfig(mode="window", window=11)},
+            "sampling.sde.window: got 11, expected at most 10, the steps of the pool.",
+        ),
+        (
+            {"sde": SdeStepsConfig(mode="window", window=2, overlap=2)},
+            "sampling.sde.overlap: got 2, expected less than the window of 2 steps.",
+        ),
+        ({"sde": SdeStepsConfig(train_fraction=0.0)}, "sampling.sde.train_fraction: got 0.0, expected more than 0"),
+        ({"sde": SdeStepsConfig(train_fraction=1.5)}, "sampling.sde.train_fraction: got 1.5, expected"),
+        ({"sde": SdeStepsConfig(mode="none")}, "sampling.sde.mode: algorithm 'grpo-like' takes ratios"),
+        ({"sde": SdeStepsConfig(mode="some")}, "sampling.sde.mode: got 'some', expected one of"),
+        (
+            {"sde": SdeStepsConfig(mode="fraction", first=0.5, last=0.5)},
+            "sampling.sde.first: got first 0.5 and last 0.5",
+        ),
+        (
+            {"sde": SdeStepsConfig(mode="fraction", first=0.01, last=0.05)},
+            "sampling.sde.last: the range 0.01 to 0.05 of 10 steps",
+        ),
+        ({"sde": SdeStepsConfig(mode="random", count=1, per_group=True)}, "engine: sampling.sde.per_group needs"),
+    ],
+)
+def test_sampling_that_cannot_work_is_refused(changes: dict[str, Any], says: str) -> None:
+    result = refusals(make_plan(sampling=LatentSamplingConfig(**changes)))
+    assert len(result) >= 1
+    assert any(line.startswith(says) for line in result), result
+
+
+def test_latents_in_16_bits_are_refused_where_nothing_rounds_them() -> None:
+    sampling = LatentSamplingConfig(trajectory_dtype="bfloat16")
+    assert refusals(make_plan(sampling=sampling)) == []
+    stored = dataclasses.replace(ENGINE, samples=(("target",),))
+    says = "sampling.trajectory_dtype: got 'bfloat16', expected 'float32': "
+    assert any(
+        line == f"{says}engine 'inside' reads stored samples and samples no trajectory."
+        for line in refusals(make_plan(sampling=sampling, engine=stored))
+    )
+    follows = dataclasses.replace(ALGORITHM, needs=Needs(track="latent", reward="differentiable"))
+    assert any(
+        line.startswith(f"{says}algorithm 'grpo-like' computes the trajectory again")
+        for line in refusals(make_plan(sampling=sampling, algorithm=follows))
+    )
+    (result,) = refusals(make_plan(sampling=LatentSamplingConfig(trajectory_dtype="int8")))
+    assert result.startswith("sampling.trajectory_dtype: got 'int8', expected one of float32, bfloat16, float16.")
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"guidance_mode": "double"}, "eval.sampling.guidance_mode: got 'double'; engine 'inside' supports batched"),
+        ({"num_inference_steps": 0}, "eval.sampling.num_inference_steps: got 0, expected 1 to 10000."),
+        ({"kernel": "dance-sde"}, "eval.sampling.kernel: got 'dance-sde'; engine 'inside' supports"),
+    ],
+)
+def test_evaluation_is_held_to_what_training_is(changed: dict[str, Any], says: str) -> None:
+    (result,) = refusals(make_plan(eval=EvalConfig(sampling=changed)))
+    assert result.startswith(says)
+
+
+def test_what_evaluation_takes_over_from_training_is_refused_once() -> None:
+    (result,) = refusals(make_plan(sampling=LatentSamplingConfig(guidance_mode="double")))
+    assert result.startswith("sampling.guidance_mode: ")
+
+
+def test_guidance_of_evaluation_alone_is_asked_of_the_engine() -> None:
+    expected = EvalConfig(sampling={"guidance_scale": 4.5})
+    assert refusals(make_plan(eval=expected)) == []
+    (result,) = refusals(make_plan(eval=expected, engine=without(ENGINE, Cap.GUIDANCE)))
+    assert result.startswith("engine: guidance_scale 4.5 needs")
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "says"),
+    [
+        ("run", {"device": "cudua"}, "run.device: got 'cudua', expected `auto`, `cpu`, `cuda` or `cuda:N`."),
+        ("data", {"prompts_per_step": 0}, "data.prompts_per_step: got 0, expected 1 to 1000000."),
+        ("data", {"samples_per_prompt": 1}, "data.samples_per_prompt: got 1, so every group has zero variance"),
+        ("train", {"updates_per_step": 500}, "train.updates_per_step: got 500, expected at most 128"),
+        ("train", {"micro_batch_size": -1}, "train.micro_batch_size: got -1, expected 0 or more."),
+        ("train", {"replay": "both"}, "train.replay: got 'both', expected one of stacked, serial."),
+        ("train", {"old_log_probs": "engine"}, "engine: train.old_log_probs=engine needs 'log-probs-gaussian'"),
+        ("advantage", {"scope": "row"}, "advantage.scope: got 'row', expected one of group, global."),
+        ("advantage", {"ddof": 2}, "advantage.ddof: got 2, expected one of 0, 1."),
+        ("advantage", {"values": "elo"}, "advantage.values: got 'elo', expected one of scores, win-rate, normal"),
+        ("advantage", {"keep_best": -1}, "advantage.keep_best: got -1, expected 0 to 1000000."),
+        (
+            "advantage",
+            {"keep_best": 5, "keep_worst": 4},
+            "advantage.keep_best: got keep_best 5 + keep_worst 4, expected at most 8, the samples of a group. Use "
+            "fewer, or raise data.samples_per_prompt.",
+        ),
+        ("advantage", {"keep_worst": 9}, "advantage.keep_worst: got keep_worst 9, expected at most 8"),
+    ],
+)
+def test_geometry_and_closed_sets_are_checked(section: str, changes: dict[str, Any], says: str) -> None:
+    plan = make_plan()
+    before = getattr(plan.only if section in ("train", "advantage", "sampling") else plan, section)
+    plan = changed(plan, **{section: dataclasses.replace(before, **changes)})
+    assert any(line.startswith(says) for line in refusals(plan)), refusals(plan)
+
+
+def test_updates_are_counted_in_the_samples_that_are_kept() -> None:
+    few = make_plan(advantage=AdvantageConfig(keep_best=1, keep_worst=1), train=TrainConfig(updates_per_step=32))
+    assert refusals(few) == []
+    (result,) = refusals(changed(few, train=TrainConfig(updates_per_step=33)))
+    assert result.startswith("train.updates_per_step: got 33, expected at most 32, the samples of a rollout (data")
+    assert "prompts_per_step 16 x 2 samples of each" in result
+
+
+@pytest.mark.parametrize("options", [{"values": "win-rate"}, {"keep_best": 2}, {"keep_worst": 2}], ids=str)
+def test_settings_of_comparisons_are_refused_where_nothing_is_compared(options: dict[str, Any]) -> None:
+    alone = dataclasses.replace(ALGORITHM, needs=dataclasses.replace(ALGORITHM.needs, reward="none"))
+    plan = make_plan(algorithm=alone, rewards={})
+    assert refusals(plan) == []
+    ((key, value),) = options.items()
+    (result,) = refusals(changed(plan, advantage=AdvantageConfig(**options)))
+    assert result.startswith(f"advantage.{key}: got {value}, but algorithm 'grpo-like' does not compare the samples")
+
+
+def test_an_algorithm_of_one_update_refuses_more() -> None:
+    once = dataclasses.replace(ALGORITHM, needs=dataclasses.replace(ALGORITHM.needs, multi_update=False))
+    assert refusals(make_plan(algorithm=once)) == []
+    assert len(refusals(make_plan(algorithm=once, train=TrainConfig(updates_per_step=2)))) == 1
+
+
+@dataclass
+class Options:
+    strength: float = limit(1.0, least=0)
+    layers: int = 2
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"strength": 2, "layers": 3}, None),
+        ({"strength": -1.0}, "sampling.options.strength: got -1.0, expected 0 or more."),
+        ({"strength": "much"}, "sampling.options.strength: got 'much', expected a value of type float."),
+        ({"layers": 1.5}, "sampling.options.layers: got 1.5, expected a value of type int."),
+        ({"layer": 1}, "sampling.options.layer: Options has no such option; did you mean 'layers'? It has layers, st"),
+    ],
+)
+def test_options_of_the_model_are_checked_as_its_dataclass_says(given: dict[str, Any], says: str | None) -> None:
+    model = dataclasses.replace(MODEL, options={"image": f"{__name__}:Options"})
+    sampling = LatentSamplingConfig(options=given)
+    result = refusals(make_plan(sampling=sampling, model=model))
+    assert (result == []) if says is None else result[0].startswith(says), result
+    evaluated = refusals(make_plan(eval=EvalConfig(sampling={"options": given}), model=model))
+    assert (evaluated == []) if says is None else evaluated[0].startswith(f"eval.{says}"), evaluated
+
+
+def test_videos_need_a_rate_of_the_request_or_of_the_model() -> None:
+    """Of a model that states none, and of one that does."""
+    score = {"reward.score": dataclasses.replace(REWARD, media="video")}
+    (result,) = refusals(make_plan(**score, sampling=LatentSamplingConfig(frames=5)))
+    assert result.startswith("sampling.fps: got 0 for videos, and model 'toy' states no rate of its own")
+    given = LatentSamplingConfig(frames=5, fps=8.0)
+    assert refusals(make_plan(**score, sampling=given)) == []
+    model = dataclasses.replace(MODEL, fps=16.0)
+    plain = LatentSamplingConfig(frames=5)
+    assert refusals(make_plan(**score, sampling=plain, model=model)) == []
+
+
+def test_options_that_nobody_reads_are_refused() -> None:
+    sampling = LatentSamplingConfig(options={"strength": 2.0})
+    assert refusals(make_plan(sampling=sampling)) == [
+        "sampling.options: got strength; model 'toy' has no options of track 'image'. Remove them."
+    ]
+    model = dataclasses.replace(MODEL, options={"image": f"{__name__}:Options"}, bridges={"inside": "toy:BRIDGE"})
+    (result,) = refusals(
+        make_plan(sampling=sampling, model=model, engine=dataclasses.replace(ENGINE, needs_bridge=True))
+    )
+    assert result.startswith("sampling.options: engine 'inside' has a pipeline of its own, which takes no options")
+    broken = dataclasses.replace(MODEL, options={"image": "nowhere:Options"})
+    with pytest.raises(PluginBroken, match="names 'nowhere:Options' as its options"):
+        refusals(make_plan(sampling=sampling, model=broken))

@@ -1,0 +1,98 @@
+"""Toy parts that go together, and what `match` says of a plan of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from plans import changed, one_stage
+from unirl.core.match.match import match
+from unirl.core.specs.capability import Cap, Needs, Support
+from unirl.core.specs.config import (
+    BackendConfig,
+    DataConfig,
+    PartConfig,
+    RewardConfig,
+)
+from unirl.core.specs.plan import Choice, Plan
+from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec
+from unirl.core.types.sampling import LatentSamplingConfig
+
+NATIVE, NO = Support.NATIVE, Support.NO
+PARTS = {"summary": "toy", "build": "toy:build", "config": "toy:Config"}
+
+MODEL = ModelSpec(
+    name="toy",
+    tracks={"image": "latent"},
+    trainable="net",
+    capabilities={Cap.LATENT_STAGE: NATIVE, Cap.LORA: NATIVE, Cap.GUIDANCE: NATIVE},
+    **PARTS,
+)
+ENGINE = EngineSpec(
+    name="inside",
+    kernels=("flow-sde", "cps", "euler"),
+    capabilities={
+        cap: NATIVE
+        for cap in (
+            Cap.LATENT_ROLLOUT,
+            Cap.SIGMAS,
+            Cap.INITIAL_NOISE,
+            Cap.STEP_NOISE,
+            Cap.SDE_STEPS,
+            Cap.TRAJECTORY_WINDOW,
+            Cap.GUIDANCE,
+            Cap.WEIGHTS_SHARED,
+        )
+    },
+    **PARTS,
+)
+BACKEND = BackendSpec(
+    name="plain",
+    capabilities={Cap.TRAIN_LORA: NATIVE, Cap.TRAIN_FULL: NATIVE, Cap.REFERENCE_ADAPTER_OFF: NATIVE},
+    **PARTS,
+)
+ALGORITHM = AlgorithmSpec(
+    name="grpo-like",
+    needs=Needs(track="latent", trajectory="window", log_probs="gaussian", stochastic=True),
+    when={"kl_coef": Needs(reference="policy")},
+    **PARTS,
+)
+REWARD = RewardSpec(name="score", scale="0 to 1", media="image", capabilities={Cap.REWARD_SAMPLE: NATIVE}, **PARTS)
+
+
+@dataclass
+class Backend(BackendConfig):
+    trains: str = "lora"
+
+
+@dataclass
+class Algorithm(PartConfig):
+    kl_coef: float = 0.0
+
+
+def make_plan(**changes: Any) -> Plan:
+    def choice(key: str, spec: Any, config: PartConfig) -> Any:
+        return Choice(
+            key=key, spec=changes.pop(key, spec), config=changes.pop(f"{key}_config", config), dist="toy", version="1"
+        )
+
+    plan = one_stage(
+        model=choice("model", MODEL, PartConfig()),
+        engine=choice("engine", ENGINE, PartConfig()),
+        backend=choice("backend", BACKEND, Backend()),
+        algorithm=choice("algorithm", ALGORITHM, Algorithm()),
+        rewards={"score": choice("reward.score", REWARD, RewardConfig())},
+        track="image",
+        sampling=LatentSamplingConfig(),
+        data=DataConfig(train="prompts.txt"),
+    )
+    return changed(plan, **changes)
+
+
+def refusals(plan: Plan) -> list[str]:
+    return [str(reason) for reason in match(plan).reasons]
+
+
+def without(spec: Any, cap: Cap, support: Support = NO) -> Any:
+    return dataclasses.replace(spec, capabilities={**spec.capabilities, cap: support})
