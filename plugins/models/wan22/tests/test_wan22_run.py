@@ -11,6 +11,8 @@ from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 
+pytestmark = pytest.mark.keyed
+
 SMALL = [
     "run.max_steps=2",
     "run.threads=1",
