@@ -16,7 +16,7 @@ from external_engines.image_models import (
 from external_engines.latents import ROUNDING, Ask, asking, gap
 from qwen_image_editors import AREAS, Editor
 from unirl.conformance.doubles.trained import full_update
-from unirl.core.errors import RecipeError, RunFailed
+from unirl.core.errors import DataError, RecipeError
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.models.qwen_image.edit import QwenImageEditModel
 
@@ -55,13 +55,13 @@ def engine(request: pytest.FixtureRequest, editor: Editor) -> Iterator[ExternalL
 def test_more_sources_than_the_model_takes_are_refused_by_their_number(
     engine: ExternalLatentEngine, model: QwenImageEditModel, editor: Editor, edit: Ask
 ) -> None:
-    """And the engine goes on. Several are for Qwen-Image-Edit-Plus."""
+    """Before anything is sent, and the engine goes on. Several are for Qwen-Image-Edit-Plus."""
     engine.load_weights(full_update(model, version=1))
     request = edit(engine).select([0])
     (source, *_) = request.inputs.media[0]
     several = with_media(request, (source, source))
     if editor.name == "edit":
-        with pytest.raises(RunFailed, match=r"got 2 source images, expected one; model=qwen-image-edit-plus"):
+        with pytest.raises(DataError, match=r"got 2 media of role 'source', of which it needs one"):
             engine.generate(several)
     else:
         assert gap(engine.generate(several), model) < ROUNDING
