@@ -104,7 +104,7 @@ def test_a_recipe_takes_every_engine_that_generates_its_tracks(
             changed = compose(name, [f"{section}={engine}", "data.train=prompts.txt"], catalog=catalog, directory=ROOT)
             verdict = match(changed, catalog=catalog)
             fits = stage.kind in GENERATES[engine]
-            if "needs" in stage.learner.model.spec.inputs.get(stage.track, {}).values():
+            if stage.learner.model.spec.needs_media:
                 fits = fits and changed.stages[number].engine.spec.support(Cap.MEDIA_REFS) is Support.NATIVE
             if changed.stages[number].engine.spec.needs_bridge:
                 fits = fits and engine in stage.learner.model.spec.bridges

@@ -107,7 +107,7 @@ def data(folder: Path, *media: str, inputs: Any = None, takes: Support = Support
 def test_media_that_the_model_takes_or_needs_are_read(tmp_path: Path) -> None:
     data(tmp_path)
     data(tmp_path, inputs={"image": {"source": "takes"}})
-    data(tmp_path, "source", inputs={"image": {"source": "needs", "condition": "takes"}})
+    data(tmp_path, "source", "source", inputs={"image": {"source": "needs", "condition": "takes"}})
     data(tmp_path, "source", "condition", inputs={"image": {"source": "needs", "condition": "takes"}})
 
 
@@ -120,17 +120,18 @@ def test_media_that_the_model_takes_or_needs_are_read(tmp_path: Path) -> None:
             Support.NATIVE,
             r"edits\.jsonl:1: got media of role 'source', expected none, which model 'toy'",
         ),
+        (["mask"], {"image": {"source": "takes"}}, Support.NATIVE, r":1: got media of role 'mask', expected source"),
         (
-            ["mask"],
-            {"image": {"source": "takes"}},
+            ["source", "source"],
+            {"image": {"source": "needs one"}},
             Support.NATIVE,
-            r":1: got media of role 'mask', expected source",
+            r":1: got 2 media of role 'source', of which model 'toy' needs one",
         ),
         (
             [],
             {"image": {"source": "needs"}},
             Support.NATIVE,
-            r":1: got no media of role 'source', which model 'toy' needs",
+            r":1: got no media of role 'source', of which model 'toy' needs one",
         ),
         (
             ["source-video"],
@@ -138,12 +139,7 @@ def test_media_that_the_model_takes_or_needs_are_read(tmp_path: Path) -> None:
             Support.NATIVE,
             r":1: got video '.*a\.png', expected image, which model 'toy' reads",
         ),
-        (
-            ["source"],
-            {"image": {"source": "takes"}},
-            Support.NO,
-            r":1: got media of role 'source', but engine 'own' takes",
-        ),
+        (["source"], {"image": {"source": "takes"}}, Support.NO, r"got media of role 'source', but engine 'own' takes"),
     ],
 )
 def test_media_that_do_not_fit_are_refused_with_file_line_role_and_model(

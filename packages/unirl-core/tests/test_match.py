@@ -20,12 +20,11 @@ from toy_specs import (
     refusals,
     without,
 )
+from unirl.core.limits import Reason
 from unirl.core.loop.build import with_batch_invariance
 from unirl.core.match.match import match_parts
 from unirl.core.specs.capability import Cap, Needs, Support
-from unirl.core.specs.config import (
-    RunConfig,
-)
+from unirl.core.specs.config import PartConfig, RunConfig
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.engine_host.config import ExternalConfig
 from unirl.engine_host.text_config import ExternalTextConfig
@@ -162,3 +161,8 @@ def test_a_model_that_needs_media_needs_an_engine_that_takes_them() -> None:
         reasons = refusals(make_plan(model=model, engine=without(ENGINE, Cap.MEDIA_REFS)))
         assert [any(text in reason for reason in reasons) for text in expected] == [True] * len(expected), reasons
         assert len(reasons) == len(expected)
+
+
+def test_what_a_model_says_of_an_engine_replaces_that_it_has_no_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PartConfig, "problems", lambda *_: [Reason(key="engine", text="take another.")])
+    assert refusals(make_plan(engine=dataclasses.replace(ENGINE, needs_bridge=True))) == ["engine: take another."]

@@ -17,10 +17,7 @@ from toy_specs import (
     without,
 )
 from unirl.core.specs.capability import Cap, Needs
-from unirl.core.specs.config import (
-    EvalConfig,
-    RewardConfig,
-)
+from unirl.core.specs.config import EvalConfig, RewardConfig
 from unirl.core.specs.plan import Choice
 from unirl.core.types.sampling import TextSamplingConfig
 

@@ -8,23 +8,11 @@ from typing import Any
 
 import pytest
 from plans import changed
-from toy_specs import (
-    ALGORITHM,
-    ENGINE,
-    MODEL,
-    REWARD,
-    make_plan,
-    refusals,
-    without,
-)
+from toy_specs import ALGORITHM, ENGINE, MODEL, REWARD, make_plan, refusals, without
 from unirl.core.errors import PluginBroken
 from unirl.core.limits import limit
 from unirl.core.specs.capability import Cap, Needs
-from unirl.core.specs.config import (
-    AdvantageConfig,
-    EvalConfig,
-    TrainConfig,
-)
+from unirl.core.specs.config import AdvantageConfig, EvalConfig, TrainConfig
 from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
 
 

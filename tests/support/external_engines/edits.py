@@ -129,8 +129,11 @@ def test_sources_that_cannot_be_read_or_are_missing_are_refused_before_anything_
     first = request.inputs.media[0]
     gone = (dataclasses.replace(first[0], uri=str(tmp_path / "gone.png")),)
     other = (dataclasses.replace(first[0], role="condition"),)
-    needs = any("needs" in roles.values() for roles in model.spec.inputs.values())
-    none = "got no media of role 'source', which it needs" if needs else "got 0 source images, where sample"
+    none = (
+        "got no media of role 'source', of which it needs one"
+        if model.spec.needs_media
+        else "got 0 source images, where sample"
+    )
     process: Any = engine._process
     with monkeypatch.context() as patched:
         patched.setattr(process, "call", lambda *_, **__: pytest.fail("something was sent"))

@@ -83,7 +83,7 @@ def test_a_second_frame_and_one_that_would_lose_more_than_half_are_refused(
     engine.load_weights(full_update(model, version=1))
     request = ask(engine).select([0])
     (media,) = request.inputs.media
-    with pytest.raises(DataError, match="got 2 source images, expected one, the first frame"):
+    with pytest.raises(DataError, match="got 2 media of role 'source', of which it needs one"):
         engine.generate(with_media(request, (*media, *media)))
     tall = tiny.media(tmp_path, number=0, height=112, width=48)
     with pytest.raises(DataError, match=rf"media '{tall[0].uri}': got 48 x 112 pixels for a video of 48 x 32"):

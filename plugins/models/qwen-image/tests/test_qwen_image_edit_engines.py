@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from external_engines import environments
@@ -13,10 +14,10 @@ from external_engines.image_models import (
     started,
     test_a_full_sync_and_adapters_are_sampled_from_and_a_full_sync_ends_them,
 )
-from external_engines.latents import ROUNDING, Ask, asking, gap
+from external_engines.latents import ROUNDING, Ask, asking, assert_same, gap, trainside
 from qwen_image_editors import AREAS, Editor
-from unirl.conformance.doubles.trained import full_update
-from unirl.core.errors import RecipeError, RunFailed
+from unirl.conformance.doubles.trained import full_update, perturb
+from unirl.core.errors import DataError, RecipeError
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.models.qwen_image.edit import QwenImageEditModel
 
@@ -55,13 +56,13 @@ def engine(request: pytest.FixtureRequest, editor: Editor) -> Iterator[ExternalL
 def test_more_sources_than_the_model_takes_are_refused_by_their_number(
     engine: ExternalLatentEngine, model: QwenImageEditModel, editor: Editor, edit: Ask
 ) -> None:
-    """And the engine goes on. Several are for Qwen-Image-Edit-Plus."""
+    """Before anything is sent, and the engine goes on. Several are for Qwen-Image-Edit-Plus."""
     engine.load_weights(full_update(model, version=1))
     request = edit(engine).select([0])
     (source, *_) = request.inputs.media[0]
     several = with_media(request, (source, source))
     if editor.name == "edit":
-        with pytest.raises(RunFailed, match=r"got 2 source images, expected one; model=qwen-image-edit-plus"):
+        with pytest.raises(DataError, match=r"got 2 media of role 'source', of which it needs one"):
             engine.generate(several)
     else:
         assert gap(engine.generate(several), model) < ROUNDING
@@ -71,6 +72,24 @@ def test_more_sources_than_the_model_takes_are_refused_by_their_number(
 def test_positions_that_sglang_never_gives_to_images_are_refused_before_it_starts(editor: Editor) -> None:
     with pytest.raises(RecipeError, match=r"engine: got model\.token_types=false; SGLang.*Set it to true"):
         started("sglang", editor.built(token_types=False)).__enter__()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("vllm-omni", {"tensor_parallel": 2}), ("vllm-omni 0.30.0", {})],
+    ids=["two-ranks", "0.30.0"],
+)
+def test_two_ranks_and_the_earliest_release_edit_as_the_trainer_does(
+    name: str, settings: dict[str, Any], model: QwenImageEditModel, edit: Ask
+) -> None:
+    with started(name, model, **settings) as engine:
+        perturb(model, seed=1)
+        engine.load_weights(full_update(model, version=1))
+        request = edit(engine, guidance_mode="norm-corrected", guidance_scale=3.5, negative_prompt="blurred")
+        result = engine.generate(request)
+    assert gap(result, model) < ROUNDING
+    assert_same(result, trainside(model, request))
 
 
 @pytest.mark.slow

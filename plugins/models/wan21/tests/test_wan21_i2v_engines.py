@@ -32,7 +32,7 @@ def test_a_second_frame_another_ratio_and_a_length_that_hides_features_are_refus
     engine.load_weights(full_update(model, version=1))
     request = ask(engine).select([0])
     (media,) = request.inputs.media
-    with pytest.raises(DataError, match="got 2 source images, expected one, the first frame"):
+    with pytest.raises(DataError, match="got 2 media of role 'source', of which it needs one"):
         engine.generate(with_media(request, (*media, *media)))
     square = first_frame(tmp_path, number=0, height=48, width=48)
     with pytest.raises(

@@ -248,7 +248,7 @@ def test_the_recipe_trains_from_ratio_one(overrides: list[str], i2v_folder: Path
 @pytest.mark.parametrize(
     ("name", "frames", "message"),
     [
-        ("wan21-i2v", False, r"got no media of role 'source', which model 'wan21-i2v' needs"),
+        ("wan21-i2v", False, r"got no media of role 'source', of which model 'wan21-i2v' needs one"),
         ("wan21", True, r"got media of role 'source', expected none, which model 'wan21' takes"),
     ],
 )

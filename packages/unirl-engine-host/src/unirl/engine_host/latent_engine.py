@@ -146,15 +146,16 @@ class ExternalLatentEngine(ExternalEngine):
         # Not by the request's track: it has the name of its stage.
         tracks = [track for track, kind in self._model.spec.tracks.items() if kind == "latent"]
         roles = {role: use for track in tracks for role, use in self._model.spec.inputs.get(track, {}).items()}
-        needed = [role for role, use in roles.items() if use == "needs"]
+        needs = {role: use for role, use in roles.items() if use != "takes"}
         has_media = [bool(media) for media in request.inputs.media]
         for row, (name, media) in enumerate(zip(request.sample_ids, request.inputs.media, strict=True)):
             given = [ref.role for ref in media]
+            unfit = [r for r in needs if r not in given or (needs[r] == "needs one" and given.count(r) > 1)]
             problem = ""
             if other := [role for role in given if role not in roles]:
                 problem = f"got media of role {other[0]!r}, expected {' or '.join(roles) or 'none'}"
-            elif missing := [role for role in needed if role not in given]:
-                problem = f"got no media of role {missing[0]!r}, which it needs"
+            elif unfit:
+                problem = f"got {given.count(unfit[0]) or 'no'} media of role {unfit[0]!r}, of which it needs one"
             elif has_media[row] != has_media[0]:
                 # Conditions of both kinds cannot be joined: the engine encodes each prompt alone.
                 problem = (

@@ -87,15 +87,17 @@ def _check_media(row: Prompt, stages: Sequence[Stage]) -> None:
         problem = f"got media of role {other[0]!r}, expected {expected}, which model {models} takes"
     for stage in stages:
         problem = problem or _of_stored(row, stage)
-        missing = sorted(role for role, use in _roles(stage).items() if use == "needs" and role not in given)
+        needs = {role: use for role, use in sorted(_roles(stage).items()) if use != "takes"}
+        unfit = [role for role in needs if role not in given or (needs[role] == "needs one" and given.count(role) > 1)]
         here = [role for role in given if role in _roles(stage)]
         unread = [ref for ref in row.media if ref.role in here and ref.modality not in stage.model.spec.reads]
         if unread and not problem:
             expected = " or ".join(stage.model.spec.reads)
             problem = f"got {unread[0].modality} {unread[0].uri!r}, expected {expected}, which model "
             problem += f"{stage.model.name!r} reads"
-        elif missing and not problem:
-            problem = f"got no media of role {missing[0]!r}, which model {stage.model.name!r} needs"
+        elif unfit and not problem:
+            problem = f"got {given.count(unfit[0]) or 'no'} media of role {unfit[0]!r}, of which model "
+            problem += f"{stage.model.name!r} needs one"
         elif here and not problem and stage.engine.spec.support(Cap.MEDIA_REFS) is not Support.NATIVE:
             problem = f"got media of role {here[0]!r}, but engine {stage.engine.name!r} takes none"
     if problem:
@@ -103,7 +105,7 @@ def _check_media(row: Prompt, stages: Sequence[Stage]) -> None:
 
 
 def _roles(stage: Stage) -> Mapping[Any, str]:
-    """Roles of media that the track of a stage is generated from, and whether it `takes` or `needs` them."""
+    """Roles of media that the track of a stage is generated from, and how, see `ModelSpec.inputs`."""
     return stage.model.spec.inputs.get(stage.track, {})
 
 

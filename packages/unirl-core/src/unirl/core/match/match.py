@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ..limits import Reason, broken_limits
-from ..plugins.bridges import bridged_models, lacks_bridge
+from ..plugins.bridges import lacks_bridge
 from ..plugins.loading import describe_failure
 from ..specs.capability import Cap, Needs, Support
 from ..specs.config import PartConfig
@@ -103,9 +103,9 @@ def match_pair(*, model: ModelSpec, engine: EngineSpec) -> Verdict:
 
 
 def _pair(
-    model: ModelSpec, engine: EngineSpec, *, bridged: Collection[str] = (), kind: str | None = None
+    model: ModelSpec, engine: EngineSpec, *, bridged: Collection[str] | None = (), kind: str | None = None
 ) -> Iterator[Reason]:
-    """kind: of the track that is generated; None is every kind that the model has."""
+    """bridged: models with a bridge; None leaves it out.  kind: of the track; None is every kind that the model has."""
     result: list[Reason] = []
     for each in sorted(set(model.tracks.values()) if kind is None else {kind}):
         stage, rollout = (
@@ -116,7 +116,7 @@ def _pair(
     if model.needs_media:
         result += lacks("engine", engine, Cap.MEDIA_REFS, asks=f"model {model.name!r}, which needs media,")
     yield from result
-    if not result and (why := lacks_bridge(model, engine, bridged=bridged)):
+    if not result and bridged is not None and (why := lacks_bridge(model, engine, bridged=bridged)):
         yield Reason(key="engine", text=why)
 
 
@@ -129,7 +129,7 @@ def _parts(
     *,
     needs: Needs,
     trains: Collection[Cap],
-    bridged: Collection[str] = (),
+    bridged: Collection[str] | None = (),
     kind: str | None = None,
     observed: Collection[str] = (),
     has_teacher: bool = False,
@@ -252,8 +252,11 @@ def _of_stage(plan: Plan, stage: Stage) -> Callable[[str], str]:
 def _chosen_parts(plan: Plan, stage: Stage, catalog: Catalog | None) -> Iterator[Reason]:
     """Compatibility of the parts chosen for a stage, with their settings."""
     rewards = {key: plan.rewards[key].spec for key in stage.rewards}
-    bridged = bridged_models(stage.engine.spec, catalog)
     model, engine, backend = stage.model.spec, stage.engine.spec, stage.backend
+    models = () if catalog is None else cast("list[ModelSpec]", catalog.specs("model"))
+    # A model's own objection to the engine replaces the general one.
+    objects = any(reason.key == stage.engine.key for reason in _problems(stage.model, plan, stage))
+    bridged = None if objects else [spec.name for spec in models if engine.name in spec.bridges]
     if stage.algorithm is None:
         reasons = [*_pair(model, engine, bridged=bridged, kind=stage.kind), *_media_of(stage, rewards)]
     elif backend is None:

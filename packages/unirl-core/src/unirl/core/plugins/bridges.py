@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import PluginBroken
 from ..specs.spec import EngineSpec, ModelSpec
 
-if TYPE_CHECKING:
-    from .catalog import Catalog
-
-__all__ = ["bridge_name", "bridged_models", "import_bridge", "lacks_bridge"]
+__all__ = ["bridge_name", "import_bridge", "lacks_bridge"]
 
 
 def bridge_name(model: ModelSpec, engine: EngineSpec) -> str:
@@ -34,12 +31,6 @@ def import_bridge(model: ModelSpec, engine: EngineSpec) -> Any:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise PluginBroken(f"model {model.name!r} names {name!r} as its bridge to {engine.name!r}: {error}") from error
-
-
-def bridged_models(engine: EngineSpec, catalog: Catalog | None) -> list[str]:
-    """Names of the installed models that have a bridge for an engine."""
-    models = catalog.specs("model") if catalog is not None and engine.needs_bridge else []
-    return [spec.name for spec in models if isinstance(spec, ModelSpec) and engine.name in spec.bridges]
 
 
 def lacks_bridge(model: ModelSpec, engine: EngineSpec, *, bridged: Collection[str] = ()) -> str:

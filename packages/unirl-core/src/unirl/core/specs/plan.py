@@ -172,7 +172,7 @@ class Stage:
     def parent_role(self) -> str:
         """Role in which its model takes the image of a parent; "" where it takes none, or several and needs no one."""
         roles = self.model.spec.inputs.get(self.track, {})
-        names = [role for role, use in roles.items() if use == "needs"] or list(roles)
+        names = [role for role, use in roles.items() if use != "takes"] or list(roles)
         return names[0] if len(names) == 1 else ""
 
     @property

@@ -40,6 +40,7 @@ __all__ = [
 MediaRole = Literal["source", "first_frame", "condition", "target", "preferred", "rejected"]
 """What an image, video or sound of a prompt is to a model: what it edits, what it goes on from, what it looks at. The
 last three are stored samples, see `EngineSpec.samples`."""
+MediaUses: TypeAlias = Mapping[MediaRole, Literal["takes", "needs", "needs one"]]
 ModelPart = Literal["encode", "decode"]
 """A part of a model besides `trainable`, by the method that uses it: its encoders, its decoder."""
 MODEL_PARTS: frozenset[ModelPart] = frozenset({"encode", "decode"})
@@ -135,11 +136,9 @@ class ModelSpec(Spec):
 
     tracks: Mapping[str, Literal["latent", "text"]]
     """Name of each track that the model generates, with its kind."""
-    inputs: Mapping[str, Mapping[MediaRole, Literal["takes", "needs"]]] = field(
-        default_factory=lambda: dict[str, Mapping[MediaRole, Literal["takes", "needs"]]]()
-    )
-    """Name of a track -> roles of the media that it is generated from besides the text, and whether each may be there
-    or must be. Prompt files are checked before anything is built."""
+    inputs: Mapping[str, MediaUses] = field(default_factory=lambda: dict[str, MediaUses]())
+    """Name of a track -> roles of the media that it is generated from besides the text, and whether some may be there,
+    some must be, or one. Prompt files are checked before anything is built."""
     reads: tuple[Literal["image", "video", "audio"], ...] = ("image",)
     """Modalities that those media may have."""
     options: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
@@ -183,7 +182,7 @@ class ModelSpec(Spec):
     @property
     def needs_media(self) -> bool:
         """Whether it generates nothing from text alone."""
-        return any("needs" in roles.values() for roles in self.inputs.values())
+        return any(use != "takes" for roles in self.inputs.values() for use in roles.values())
 
 
 @dataclass(frozen=True, kw_only=True)

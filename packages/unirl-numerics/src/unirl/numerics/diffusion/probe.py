@@ -33,7 +33,7 @@ def probe_requests(model: DiffusionModel) -> tuple[Request, ...]:
 
 
 def _kinds(uses: set[str]) -> set[bool]:
-    return {False} if not uses else ({True} if "needs" in uses else {False, True})
+    return {False} if not uses else ({True} if uses - {"takes"} else {False, True})
 
 
 def probe_request(model: DiffusionModel, *, kernel: str = "flow-sde", has_media: bool = False) -> Request:

@@ -70,7 +70,7 @@ IMAGE = replace(
     summary="HunyuanVideo 1.5, image to video, from any checkpoint in the diffusers layout",
     build="unirl.models.hunyuan_video15.image:build",
     config="unirl.models.hunyuan_video15.config:HunyuanVideo15ImageConfig",
-    inputs={"video": {"source": "needs"}},
+    inputs={"video": {"source": "needs one"}},
     bridges={"vllm-omni": "unirl.models.hunyuan_video15.bridges.vllm_omni_image:BRIDGE"},
     tiny=replace(SPEC.tiny, write=f"{_TINY}:write_image", media=f"{_TINY}:media"),
     reference="diffusers.HunyuanVideo15ImageToVideoPipeline",

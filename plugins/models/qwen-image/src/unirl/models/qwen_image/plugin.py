@@ -72,7 +72,7 @@ EDIT = replace(
     summary="Qwen-Image-Edit, editing of one source image, from any checkpoint in the diffusers layout",
     build="unirl.models.qwen_image.edit:build",
     config="unirl.models.qwen_image.config:QwenImageEditConfig",
-    inputs={"image": {"source": "needs"}},
+    inputs={"image": {"source": "needs one"}},
     tiny=replace(SPEC.tiny, write=f"{_TINY}:write_edit", media=f"{_TINY}:media"),
     # 16 tokens of a source in place of 4096.
     trial={"source_area": 64 * 64},
@@ -89,6 +89,7 @@ EDIT_PLUS = replace(
     summary="Qwen-Image-Edit-2509 and later, editing with several source images, from the diffusers layout",
     build="unirl.models.qwen_image.edit:build_plus",
     config="unirl.models.qwen_image.config:QwenImageEditPlusConfig",
+    inputs={"image": {"source": "needs"}},
     tiny=replace(SPEC.tiny, write=f"{_TINY}:write_edit_plus", media=f"{_TINY}:media_plus"),
     trial={"source_area": 64 * 64, "condition_area": 48 * 48},
     bridges={

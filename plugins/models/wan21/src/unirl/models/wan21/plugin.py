@@ -67,7 +67,7 @@ I2V = replace(
     summary="Wan 2.1, image and text to video, from any checkpoint in the diffusers layout",
     build="unirl.models.wan21.i2v:build",
     config="unirl.models.wan21.config:Wan21I2VConfig",
-    inputs={"video": {"source": "needs"}},
+    inputs={"video": {"source": "needs one"}},
     tiny=replace(
         SPEC.tiny,
         write="unirl.models.wan21.tiny:write_i2v",

@@ -69,7 +69,7 @@ I2V = replace(
     summary="Wan 2.2, image and text to video with two experts, from the diffusers layout",
     build="unirl.models.wan22.i2v:build",
     config="unirl.models.wan22.config:Wan22I2VConfig",
-    inputs={"video": {"source": "needs"}},
+    inputs={"video": {"source": "needs one"}},
     tiny=replace(
         SPEC.tiny,
         write="unirl.models.wan22.tiny:write_i2v",
