@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from held_memory import held_in_a_step, held_on_a_rank
+from held_memory import held_in_a_step, held_on_a_rank, kept_for_backward
 from unirl.core.cli import cli
 from unirl.core.errors import RecipeError
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.models.wan21.tiny import write
 from unirl.runtime.memory_plan import MemoryPlan, memory_plan
+from unirl.train_host.sharding import recompute
 
 TOLERANCE = 0.15
 """What a plan promises. Weights, state and trajectories are exact; the lengths of prompts are those of the longest."""
@@ -34,6 +35,11 @@ RECIPES = {
         "sampling.trajectory_dtype=bfloat16",
         "train.updates_per_step=1",
         "train.replay=serial",
+    ),
+    "computed again": ("quickstart", *SMALL, "backend.activation_checkpointing=true"),
+    "computed again, step by step": (
+        *("quickstart", *SMALL, "backend.activation_checkpointing=true", "train.replay=serial"),
+        *("backend.trains=lora", "train.micro_batch_size=3"),
     ),
     "edit": ("quickstart-edit", *SMALL),
     "video": ("quickstart-video", *SMALL),
@@ -77,6 +83,28 @@ def test_a_step_holds_the_bytes_that_were_planned(name: str, tmp_path: Path) -> 
     for item, size in held.items():
         assert items[item] == pytest.approx(size, rel=TOLERANCE), item
     assert sum(items.values()) == pytest.approx(sum(held.values()), rel=TOLERANCE)
+
+
+class Block(torch.nn.Module):
+    """Saves what it is called with, the first exponential, which the sine takes, and the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight * x).exp().sin().exp()
+
+
+@pytest.mark.parametrize(("checkpoints", "tensors"), [(False, 5), (True, 4)])
+def test_what_blocks_compute_again_is_counted(checkpoints: bool, tensors: int) -> None:
+    """Kept of two blocks: x, and two tensors of each. Computed again: what each is called with, and two of the second."""
+    net, x = torch.nn.Sequential(Block(), Block()), torch.rand(1000)
+    if checkpoints:
+        recompute(net)
+    with kept_for_backward(net) as kept:
+        net(x).square().sum().backward()
+    assert kept.peak == tensors * x.nbytes
 
 
 @pytest.mark.slow

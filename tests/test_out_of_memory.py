@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.files import plugin_files
 from unirl.core.recipe.compose import compose
+from unirl.core.specs.plan import leaves
 from unirl.quickstart import checkpoint_path
 from unirl.runtime.out_of_memory import explanation
 
@@ -32,20 +34,27 @@ WORDS = (
 )
 CASES = {
     # A batch of 16 samples of 256 tokens: tensors of 2 MiB, of which a layer has a dozen.
-    "generate": (2 * 2**20, (), ("engine.forward_batch (0, all)", "model.decode_batch (32)")),
+    "generate": (
+        2 * 2**20,
+        (),
+        ("engine.forward_batch (0, all)", "model.decode_batch (32)"),
+        ("engine.forward_batch=1", "model.decode_batch=1"),
+    ),
     # Sampled one by one; 256 forwards in one pass then keep some 70 MiB of activations.
     "train": (
         12 * 2**20,
         ("data.samples_per_prompt=16", "engine.forward_batch=1", "model.decode_batch=1"),
         ("train.micro_batch_size (0, all samples)", "train.replay=serial", "backend.activation_checkpointing=true"),
+        ("train.micro_batch_size=1", "train.replay=serial", "backend.activation_checkpointing=true"),
     ),
 }
-"""Phase -> bytes to spare above what the process has after a step, words, and settings that the error names."""
+"""Phase -> bytes to spare above what the process has after a step, words, settings that the error names, and the words
+that the run is resumed with."""
 
 
 @pytest.mark.parametrize("phase", CASES)
 def test_a_step_without_memory_fails_with_what_to_do_and_the_run_resumes(phase: str, tmp_path: Path) -> None:
-    spare, words, settings = CASES[phase]
+    spare, words, settings, changes = CASES[phase]
     folder = tmp_path / "run"
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(spare), f"run.dir={folder}", *WORDS, *words],
@@ -69,7 +78,7 @@ def test_a_step_without_memory_fails_with_what_to_do_and_the_run_resumes(phase: 
     assert end["status"] == "failed" and f"Out of memory in phase '{phase}'" in end["error"]
     saved = tensors(folder, 1)
 
-    result = run(folder, *WORDS, *words, resume=folder)
+    result = run(folder, *WORDS, *words, *changes, resume=folder)
     assert (result.status, result.step) == ("done", 2)
     again = tensors(folder, 1)
     assert all(torch.equal(again[name], value) for name, value in saved.items() if isinstance(value, torch.Tensor))
@@ -125,6 +134,12 @@ def test_amounts_and_causes_of_every_allocator_are_understood_and_other_failures
     cuda = RunFailed(f"backend 'fsdp2' failed in phase 'train': OutOfMemoryError: {said}", phase="train")
     text = explanation(small, cuda, catalog=catalog())
     assert text.startswith("Out of memory in phase 'train': tried to allocate 20.5 MiB.\nPredicted for each train ")
+    again, new = text.splitlines()[-2:]
+    assert again.endswith(" A resumed run may change them.") and new.startswith("Settings that lower it in a new run: ")
+    changing = small.numeric_leaves()
+    for line, count in ((again, False), (new, True)):
+        named = re.findall(r"\b[a-z]+\.[a-z_]+", line)
+        assert named and all(key in leaves(small.resolved) and (key in changing) is count for key in named), named
     python = RunFailed("engine 'x' failed in phase 'generate': MemoryError: ", phase="generate")
     assert explanation(small, python, catalog=catalog()).startswith("Out of memory in phase 'generate'.\n")
     other = RunFailed("engine 'x' failed in phase 'generate': RuntimeError: shapes differ", phase="generate")

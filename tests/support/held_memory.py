@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from tensor_meter import Meter, references
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import set_checkpoint_early_stop
 from unirl.core.loop.build import build_parts
 from unirl.core.loop.prompts import read_prompts
 from unirl.core.loop.requests import step_requests
@@ -26,7 +32,7 @@ from unirl.core.roles import Job
 from unirl.core.specs.plan import Plan
 from unirl.core.types.track import TextSegment, Track
 
-__all__ = ["held_in_a_step", "held_on_a_rank"]
+__all__ = ["held_in_a_step", "held_on_a_rank", "kept_for_backward"]
 
 
 def held_on_a_rank(number: int, words: Sequence[str], store: str) -> None:
@@ -67,12 +73,12 @@ def held_in_a_step(plan: Plan, *, catalog: Catalog, part: tuple[int, int] = (0, 
     params = [p for p in module.parameters() if p.requires_grad]
     hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
     try:
-        with kept_for_backward([*module.parameters(), *module.buffers()]) as peak:
+        with kept_for_backward(module) as kept:
             only.backend.train([Job(track=track, algorithm=only.algorithm)], progress=0.0)
     finally:
         for hook in hooks:
             hook.remove()
-    held["activations"] = peak["bytes"]
+    held["activations"] = kept.peak
     held["trained weights"] = size_of(params)
     held["frozen weights"] = size_of([*module.parameters(), *module.buffers()]) - held["trained weights"]
     backend: Any = only.backend
@@ -97,30 +103,53 @@ def held_in_a_step(plan: Plan, *, catalog: Catalog, part: tuple[int, int] = (0, 
 
 
 @contextmanager
-def kept_for_backward(weights: Iterable[Tensor]) -> Generator[dict[str, int]]:
-    """Within the block, `bytes` is the most that was kept for a backward pass at one time, without the weights."""
-    own = {weight.untyped_storage()._cdata for weight in weights if not isinstance(weight, DTensor)}
-    peak = {"bytes": 0}
-    users: Counter[int] = Counter()
-    sizes: dict[int, int] = {}
+def kept_for_backward(module: torch.nn.Module) -> Generator[Meter]:
+    """Within the block, `peak` is the most that was kept for a backward pass at one time, without the weights: what
+    autograd saves, and, of blocks with activation checkpointing, what they are called with and what a backward pass
+    computes again."""
+    own = {
+        tensor.untyped_storage()._cdata
+        for tensor in (*module.parameters(), *module.buffers())
+        if not isinstance(tensor, DTensor)
+    }
+    meter = Meter(without=own)
+    blocks = [block for block in module.modules() if isinstance(vars(block).get("forward"), functools.partial)]
 
-    class Kept:
-        def __init__(self, tensor: Tensor) -> None:
-            self.tensor, self.key = tensor, tensor.untyped_storage()._cdata
-            users[self.key] += 1
-            sizes[self.key] = tensor.untyped_storage().nbytes()
-            peak["bytes"] = max(peak["bytes"], sum(sizes.values()))
+    def pack(tensor: Tensor) -> Tensor:
+        meter.note([tensor])
+        return tensor
 
-        def __del__(self) -> None:
-            users[self.key] -= 1
-            if not users[self.key]:
-                sizes.pop(self.key, None)
+    def called(_: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        if torch.is_grad_enabled():
+            meter.note(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
 
-    def pack(tensor: Tensor) -> Any:
-        return tensor if tensor.untyped_storage()._cdata in own else Kept(tensor)
+    with ExitStack() as undo:
+        for block in blocks:
+            undo.callback(setattr, block, "forward", block.forward)
+            block.forward = functools.partial(block.forward, context_fn=lambda: (nullcontext(), _Again(meter)))
+            undo.callback(block.register_forward_pre_hook(called, with_kwargs=True).remove)
+        # Stopped at its last saved tensor, by an error, a block would still hold its temporaries.
+        undo.enter_context(set_checkpoint_early_stop(False))
+        undo.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor))
+        yield meter
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one.tensor if isinstance(one, Kept) else one):
-        yield peak
+
+class _Again(TorchDispatchMode):
+    """A block that is computed again: tensors of it that are alive at its end are those that were saved."""
+
+    def __init__(self, meter: Meter) -> None:
+        super().__init__()
+        self._meter = meter
+        self._made: dict[int, StorageWeakRef] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self._made |= references(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+        return result
+
+    def __exit__(self, *args: Any) -> None:
+        super().__exit__(*args)
+        self._meter.count(self._made)
 
 
 def size_of(tensors: Iterable[Tensor]) -> int:

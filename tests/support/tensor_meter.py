@@ -1,5 +1,9 @@
 """Bytes of tensors that are alive, counted by their storages."""
 
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -17,28 +21,36 @@ class Meter(TorchDispatchMode):
     Resident memory would also count pages of mapped checkpoint files, and what malloc has not returned.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, without: Collection[int] = ()) -> None:
+        """without: storages that are not counted, by `_cdata`."""
         super().__init__()
         self._seen: dict[int, StorageWeakRef] = {}
+        self._without = without
         self.live = self.peak = 0
 
-    def note(self, tensors) -> None:
-        """Count these: made on other threads, where this does not look."""
-        for tensor in tensors:
-            local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-            # Shapes take no memory.
-            if local.device.type != "meta" and not isinstance(local, FakeTensor):
-                storage = local.untyped_storage()
-                if storage._cdata not in self._seen:
-                    self._seen[storage._cdata] = StorageWeakRef(storage)
-        storages = {key: torch.UntypedStorage._new_with_weak_ptr(ref.cdata) for key, ref in self._seen.items()}
-        self._seen = {key: ref for key, ref in self._seen.items() if storages[key] is not None}
-        self.live = sum(storage.nbytes() for storage in storages.values() if storage is not None)
+    def note(self, tensors: Iterable[Tensor]) -> None:
+        """Count these: made where this does not look."""
+        self.count(references(tensors))
+
+    def count(self, storages: Mapping[int, StorageWeakRef]) -> None:
+        """As `note`, the `references` of tensors."""
+        self._seen = {key: ref for key, ref in storages.items() if key not in self._without} | self._seen
+        alive = {key: torch.UntypedStorage._new_with_weak_ptr(ref.cdata) for key, ref in self._seen.items()}
+        self._seen = {key: ref for key, ref in self._seen.items() if alive[key] is not None}
+        self.live = sum(storage.nbytes() for storage in alive.values() if storage is not None)
         self.peak = max(self.peak, self.live)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes again with the shards
         result = func(*args, **(kwargs or {}))
-        self.note([leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)])
+        self.note(leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor))
         return result
+
+
+def references(tensors: Iterable[Tensor]) -> dict[int, StorageWeakRef]:
+    """Storages of tensors, which do not keep them alive; of sharded ones, this rank's."""
+    locals_ = (tensor._local_tensor if isinstance(tensor, DTensor) else tensor for tensor in tensors)
+    # Shapes take no memory.
+    storages = (x.untyped_storage() for x in locals_ if x.device.type != "meta" and not isinstance(x, FakeTensor))
+    return {storage._cdata: StorageWeakRef(storage) for storage in storages}

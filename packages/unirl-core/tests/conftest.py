@@ -31,6 +31,7 @@ class ToyModelConfig(PartConfig):
 @dataclass
 class NearEngineConfig(PartConfig):
     batch: int = 0
+    rounding_only = ("batch",)
 
 
 @dataclass

@@ -24,7 +24,6 @@ from unirl.train_host.sharding import allocate
 pytestmark = WARNINGS
 BY_MASKS = ("Lumina2Pipeline", "HunyuanVideo15Pipeline", "MochiPipeline")
 """Pipelines whose transformer reads lengths from its mask."""
-UNCHECKPOINTED = "backend.activation_checkpointing=false"
 
 
 def lazily(name: str, folder: Callable[[str], Path]) -> DiffusersModel:
@@ -82,18 +81,21 @@ def test_memory_is_planned_from_a_folder_without_weights(tiny_folder: Path, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("again", ["false", "true"])
 @pytest.mark.parametrize("name", BY_MASKS)
 def test_a_step_of_a_transformer_that_reads_its_mask_holds_what_was_planned(
-    name: str, folder: Callable[[str], Path], tmp_path: Path
+    name: str, again: str, folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     (tmp_path / "prompts.txt").write_text("a ring\na disc\n")
     catalog, data = Catalog.discover(), f"data.train={tmp_path / 'prompts.txt'}"
-    words = [*SMALL, *words_of(name), *FP32, data, f"model.path={folder(name)}", UNCHECKPOINTED]
+    words = [*SMALL, *words_of(name), *FP32, data, f"model.path={folder(name)}"]
+    words.append(f"backend.activation_checkpointing={again}")
     plan = compose("diffusers/flow-grpo", words, catalog=catalog)
     (process,) = memory_plan(plan, catalog=catalog).processes
     held = held_in_a_step(plan, catalog=catalog)
     # Encoders and VAE are all loaded, and in fp32 here, so they are counted to the byte.
     assert process.items["encoders and decoder"] == held["encoders and decoder"] > 0
     for item in ("trained weights", "frozen weights", "activations", "trajectories", "conditions"):
-        # What `unirl plan` promises.
+        # What `unirl plan` promises. Most is lost with blocks that are computed again, 8 % here: the plan adds the largest
+        # one to all that is kept outside, of which the layers after the last block are done when the first is computed.
         assert process.items[item] == pytest.approx(held[item], rel=0.15), item

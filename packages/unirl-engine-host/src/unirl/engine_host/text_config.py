@@ -39,6 +39,7 @@ class ExternalTextConfig(ExternalConfig):
     """The engine's global seed. Completions do not depend on it: each sample has its own seed."""
 
     has_batch_invariant_mode: ClassVar[bool] = True
+    rounding_only = ("max_num_seqs", "gpu_memory", "kv_cache_mb")
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Also LoRA training with a `lora_rank` of 0."""

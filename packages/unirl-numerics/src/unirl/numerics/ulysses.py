@@ -181,7 +181,7 @@ class _HeadExchange(TorchFunctionMode):
             # Fewer heads of keys than ranks: each of the query's heads brings its own.
             key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
             enable_gqa = False
-        query, key, value = (self._to_heads(x) for x in (query, key, value))
+        query, key, value = self._to_heads(query, key, value)
         result = F.scaled_dot_product_attention(
             query,
             key,
@@ -194,14 +194,22 @@ class _HeadExchange(TorchFunctionMode):
         )
         return self._to_tokens(result)
 
-    def _to_heads(self, x: Tensor) -> Tensor:
-        """[B, H, own tokens, D] -> [B, H / ranks, all tokens, D]."""
-        ranks, own = len(self._lengths), self._own
-        batch, heads, _, width = x.shape
-        # By receiving rank.
-        sent = x.reshape(batch, ranks, heads // ranks, own, width).permute(1, 3, 0, 2, 4).flatten(0, 1)
+    def _to_heads(self, *tensors: Tensor) -> list[Tensor]:
+        """Each [B, H, own tokens, D] -> [B, H / ranks, all tokens, D], with an H and a D of its own.
+
+        In one exchange: several take longer, and the more so the fewer tokens there are.
+        """
+        ranks, own, batch = len(self._lengths), self._own, tensors[0].shape[0]
+        widths = [x.shape[3] for x in tensors]
+        # By receiving rank: [ranks, own tokens, B, H / ranks x D].
+        parts = [x.reshape(batch, ranks, -1, own, x.shape[3]).permute(1, 3, 0, 2, 4).flatten(3) for x in tensors]
+        sent = torch.cat(parts, dim=3).flatten(0, 1)
         received = _exchanged(sent, take=self._lengths, give=[own] * ranks, group=self._group)
-        return received.permute(1, 2, 0, 3)
+        pieces = torch.split(received, [part.shape[3] for part in parts], dim=2)
+        return [
+            piece.reshape(-1, batch, piece.shape[2] // width, width).permute(1, 2, 0, 3)
+            for piece, width in zip(pieces, widths, strict=True)
+        ]
 
     def _to_tokens(self, x: Tensor) -> Tensor:
         """[B, H / ranks, all tokens, D] -> [B, H, own tokens, D]."""

@@ -46,8 +46,11 @@ def explanation(plan: Plan, error: BaseException, *, catalog: Catalog) -> str:
         lines[0] += f": tried to allocate {shown_bytes(size)}"
     lines[0] += "."
     lines.append(_prediction(plan, catalog, trains=phase == "train"))
-    settings = dict.fromkeys(word for stage in plan.stages for word in _settings(plan, stage, phase, is_cuda=is_cuda))
-    lines.append(f"Settings that lower it: {', '.join(settings)}. A resumed run may change launcher settings only.")
+    same = dict.fromkeys(word for stage in plan.stages for word in _same_results(plan, stage, phase, is_cuda=is_cuda))
+    other = dict.fromkeys(word for stage in plan.stages for word in _other_results(plan, stage, phase))
+    if same:
+        lines.append(f"Settings that lower it: {', '.join(same)}. A resumed run may change them.")
+    lines.append(f"Settings that lower it in a new run: {', '.join(other)}.")
     return "\n".join(lines)
 
 
@@ -87,10 +90,10 @@ def _prediction(plan: Plan, catalog: Catalog, *, trains: bool) -> str:
     )
 
 
-def _settings(plan: Plan, stage: Stage, phase: str, *, is_cuda: bool) -> Iterator[str]:
-    """Settings that lower the memory of a phase, with what they are now; of all phases for an unknown one."""
-    sampling, train = stage.sampling, stage.train
-    is_latent = isinstance(sampling, LatentSamplingConfig)
+def _same_results(plan: Plan, stage: Stage, phase: str, *, is_cuda: bool) -> Iterator[str]:
+    """Settings that lower the memory of a phase, with what they are now; of all phases for an unknown one. Results stay
+    the same up to rounding."""
+    train, is_latent = stage.train, isinstance(stage.sampling, LatentSamplingConfig)
     if phase != "train":
         engine = vars(stage.engine.config)
         for key in ("forward_batch", "max_num_seqs", "kv_cache_mb", "gpu_memory"):
@@ -100,7 +103,6 @@ def _settings(plan: Plan, stage: Stage, phase: str, *, is_cuda: bool) -> Iterato
             yield _setting(f"{stage.model.key}.decode_batch", vars(stage.model.config)["decode_batch"], zero="all")
         if engine.get("offload_idle") is False and is_cuda:
             yield f"{stage.engine.key}.offload_idle=true"
-        yield f"data.prompts_per_step ({plan.data.prompts_per_step})"
     if phase not in ("generate", "evaluate") and stage.backend is not None:
         if train.micro_batch_tokens and not is_latent:
             yield f"train.micro_batch_tokens ({train.micro_batch_tokens})"
@@ -108,13 +110,19 @@ def _settings(plan: Plan, stage: Stage, phase: str, *, is_cuda: bool) -> Iterato
             yield _setting("train.micro_batch_size", train.micro_batch_size, zero="all samples")
         if is_latent and train.replay == "stacked" and stage.needs.trajectory != "none":
             yield "train.replay=serial"
-        backend = vars(stage.backend.config)
-        if backend.get("activation_checkpointing") is False:
+        if vars(stage.backend.config).get("activation_checkpointing") is False:
             yield f"{stage.backend.key}.activation_checkpointing=true"
-        if backend.get("trains") == "full":
-            yield f"{stage.backend.key}.trains=lora"
         if plan.launcher is not None and isinstance(plan.launcher.config, RayConfig):
             yield f"more launcher.train_ranks ({plan.launcher.config.train_ranks})"
+
+
+def _other_results(plan: Plan, stage: Stage, phase: str) -> Iterator[str]:
+    """As `_same_results`, settings with which another policy is trained."""
+    sampling = stage.sampling
+    if phase != "train":
+        yield f"data.prompts_per_step ({plan.data.prompts_per_step})"
+    if phase not in ("generate", "evaluate") and stage.backend is not None and stage.backend.config.trains == "full":
+        yield f"{stage.backend.key}.trains=lora"
     if isinstance(sampling, LatentSamplingConfig):
         frames = f" x {sampling.frames} frames" if sampling.frames > 1 else ""
         names = "sampling.height, sampling.width" + (" and sampling.frames" if frames else "")

@@ -93,6 +93,8 @@ class ShardedConfig(BackendConfig):
     """Reduce gradients over the ranks once per update instead of per micro-batch. Less communication, but each rank
     then holds the full, unsharded gradients of the trainable weights."""
 
+    rounding_only = ("activation_checkpointing",)
+
     def kept(self, *, shard: int, sequence: int, optimizer_bytes: int = 8) -> TrainingMemory | None:
         """What a backend keeps on a mesh without tensor parallelism; None with a critic, which is a model of its own.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from ..roles import Algorithm
-from ..specs.plan import Plan, numeric_leaves
+from ..specs.plan import Plan, leaves
 from .algorithm_state import algorithm_state
 from .checkpoints import Checkpoint, Checkpoints
 from .run_data import RunData
@@ -22,7 +22,7 @@ def checkpoint_state(plan: Plan, *, data: RunData, algorithms: Mapping[str, Algo
     """The state of a run that a checkpoint keeps, as plain JSON."""
     return {
         "plan_hash": plan.hash,
-        "numbers": numeric_leaves(plan.resolved),
+        "numbers": plan.numeric_leaves(),
         "steps": plan.run.max_steps,
         "data": dict(data.hashes),
         "algorithms": {name: algorithm_state(algorithm) for name, algorithm in algorithms.items()},
@@ -46,7 +46,7 @@ def checkpoint_to_resume(
             f"{checkpoint.folder}: its manifest has no {absent[0]!r}; resume from an older checkpoint."
         )
     if checkpoint.state["plan_hash"] != plan.hash:
-        then, now = checkpoint.state["numbers"], json.loads(json.dumps(numeric_leaves(plan.resolved)))
+        then, now = checkpoint.state["numbers"], json.loads(json.dumps(plan.numeric_leaves()))
         changed = [key for key in sorted({*then, *now}) if then.get(key, "absent") != now.get(key, "absent")]
         lines = "; ".join(
             f"{key} was {then.get(key, 'absent')!r}, is {now.get(key, 'absent')!r}" for key in changed[:8]
@@ -59,8 +59,8 @@ def checkpoint_to_resume(
         if data.hashes.get(key) != then:
             what = "prompts" if key.startswith("data.") else "code or files"
             raise CheckpointError(
-                f"{key}: {_value_at(plan.resolved, key)} has changed since this run began, so the resumed steps would "
-                f"use other {what}. Restore the old file, or start a new run."
+                f"{key}: {leaves(plan.resolved).get(key, 'a file')} has changed since this run began, so the "
+                f"resumed steps would use other {what}. Restore the old file, or start a new run."
             )
     if plan.run.max_steps < checkpoint.step:
         raise CheckpointError(
@@ -73,10 +73,3 @@ def checkpoint_to_resume(
             f"Use {checkpoint.step + 1} or more, or run.stop_at=0 to run to the end."
         )
     return checkpoint
-
-
-def _value_at(resolved: Mapping[str, Any], key: str) -> object:
-    result: Any = resolved
-    for part in key.split("."):
-        result = result[part]
-    return result

@@ -175,7 +175,7 @@ def plan_of(composed: Composed, *, catalog: Catalog) -> Plan:
         raise explain(error, recipe=composed.recipe.name, catalog=catalog, origin=origin) from error
     if composed.name != composed.recipe.name:
         result["run.name"] = _name_origin(result["run.name"], composed)
-    return Plan(
+    plan = Plan(
         recipe=composed.name,
         stages=stages,
         rewards=rewards,
@@ -187,12 +187,13 @@ def plan_of(composed: Composed, *, catalog: Catalog) -> Plan:
         eval=filled.eval,
         resolved=resolved,
         origins={path: origin_of(path, result) for path in leaves(resolved)},
-        hash=plan_hash(portable),
+        hash="",
         left_out=composed.left_out,
         sampler_dists=_sampler_dists(
             [settings for stage in stages for settings in (stage.sampling, stage.evaluation)], catalog
         ),
     )
+    return replace(plan, hash=plan_hash(plan.numeric_leaves(portable)))
 
 
 def split_sweep(name: str, overrides: Sequence[str], *, catalog: Catalog) -> list[list[str]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..limits import LARGEST_INT, Reason, limit, one_of
 
@@ -39,6 +39,8 @@ class PartConfig:
 
     use: str = ""
     """Short name of the part. Set by choosing the part (`engine=trainside`), never by hand."""
+    rounding_only: ClassVar[tuple[str, ...]] = ()
+    """Settings that change the results of a run by rounding at most. A resumed run may change them."""
 
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterable[Reason]:
         """Invalid combinations of settings, each within its own limits, and conflicts with the rest of the plan.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,7 +46,6 @@ __all__ = [
     "Stage",
     "leaves",
     "medium_of",
-    "numeric_leaves",
     "plan_hash",
 ]
 
@@ -64,11 +64,15 @@ NOT_HASHED = (
     "run.media_every",
     "run.threads",
     "run.batch_invariant",
+    "train.micro_batch_size",
+    "train.micro_batch_tokens",
+    "train.packing",
+    "train.replay",
     "tracker",
     "launcher",
     "transport",
 )
-"""Keys that do not change the numbers of a step but for rounding; a resumed run may differ in them."""
+"""Keys that change results by rounding at most, as `PartConfig.rounding_only` does; a resumed run may change them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +248,15 @@ class Plan:
         teachers = [stage.teacher for stage in self.stages if stage.teacher is not None]
         return {learner.name: learner for learner in (*(stage.learner for stage in self.stages), *teachers)}
 
+    def numeric_leaves(self, resolved: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Leaves that change the numbers of a run: of `resolved`, or of that of the same recipe elsewhere."""
+        own = [f"{choice.key}.{name}" for choice in self.choices for name in choice.config.rounding_only]
+        keys = "|".join(map(re.escape, (*NOT_HASHED, *own)))
+        left_out = re.compile(rf"(stages\.[^.]+\.(?=train\.))?({keys})(\.|$)")
+        values = leaves(self.resolved if resolved is None else resolved)
+        # A section of overrides that are all left out is as an empty one.
+        return {path: value for path, value in values.items() if value != {} and not left_out.match(path)}
+
     @property
     def trained(self) -> list[Stage]:
         """The stages that are trained on."""
@@ -328,16 +341,7 @@ def leaves(values: Mapping[str, Any], *, under: str = "") -> dict[str, Any]:
     return result
 
 
-def numeric_leaves(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """The leaves that change the numbers of a run."""
-    return {
-        path: value
-        for path, value in leaves(resolved).items()
-        if not any(path == skipped or path.startswith(f"{skipped}.") for skipped in NOT_HASHED)
-    }
-
-
-def plan_hash(resolved: Mapping[str, Any]) -> str:
-    """First 16 hex digits of the SHA-256 of the values that change the numbers of a run."""
-    text = json.dumps(numeric_leaves(resolved), sort_keys=True, separators=(",", ":"))
+def plan_hash(numbers: Mapping[str, Any]) -> str:
+    """First 16 hex digits of the SHA-256 of `Plan.numeric_leaves`."""
+    text = json.dumps(numbers, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

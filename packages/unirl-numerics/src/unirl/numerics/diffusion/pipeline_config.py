@@ -41,6 +41,8 @@ class PipelineConfig(PartConfig):
     """Decode and encode images and videos larger than a tile in overlapping tiles, which bounds the memory and changes
     pixels slightly, as `pipeline.vae.enable_tiling()` of diffusers does. Tile sizes are those of the VAE's class."""
 
+    rounding_only = ("decode_batch",)
+
     def read_versions(self) -> Mapping[str, str]:
         """That of the checkpoint, if it is in a local folder."""
         version = checkpoint_version(self.path)

@@ -18,3 +18,5 @@ class SglangConfig(ExternalConfig):
     """Maximum number of samples of one prompt denoised and decoded together."""
     port: int = limit(0, least=0, most=65_535)
     """TCP port for the rendezvous of SGLang's processes; 0 picks a free one."""
+
+    rounding_only = ("max_num_seqs",)

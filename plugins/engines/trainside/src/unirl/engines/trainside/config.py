@@ -29,6 +29,8 @@ class TrainsideConfig(PartConfig):
     """Keep text encoders and VAE in CPU memory while the model denoises and trains: they are on the GPU while
     prompts that are not cached are encoded and while samples are decoded. Refused on a CPU, where it gains nothing."""
 
+    rounding_only = ("forward_batch", "offload_idle")
+
     def problems(self, plan: Plan | None, stage: Stage | None) -> Iterator[Reason]:
         """Nothing to offload, or nothing that is idle."""
         if not self.offload_idle or plan is None or stage is None:

@@ -24,3 +24,5 @@ class VllmOmniConfig(ExternalConfig):
     """Number of prompts whose embeddings are cached on the device; 0 disables the cache."""
     tensor_parallel: int = limit(1, least=1)
     """Tensor-parallel size: devices starting at the engine's, or processes on a CPU."""
+
+    rounding_only = ("max_num_seqs",)
