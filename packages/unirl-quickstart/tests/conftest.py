@@ -18,11 +18,13 @@ SCRIPTS = (
     "packages/unirl-quickstart/scripts/checkpoint_files.py",
     "packages/unirl-quickstart/scripts/make_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_edit_checkpoint.py",
+    "packages/unirl-quickstart/scripts/make_i2v_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_text_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_video_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_vl_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_writer_checkpoint.py",
     "packages/unirl-quickstart/scripts/tiny_qwen3.py",
+    "packages/unirl-quickstart/scripts/tiny_wan.py",
     "packages/unirl-quickstart/scripts/training.py",
     "packages/unirl-quickstart/scripts/video_vae.py",
 )
