@@ -189,7 +189,7 @@ def write_cases(folder: Path, of_split: dict[str, list[Case]]) -> None:
 
 
 def main() -> None:
-    parser = argument_parser(__doc__.splitlines()[0], out=PACKAGE, steps=2000, rounds=12)
+    parser = argument_parser(__doc__.splitlines()[0], out=PACKAGE, steps=4000, rounds=12)
     parser.add_argument("--wrong", type=float, default=0.2, help="share of pre-training captions of another direction")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
