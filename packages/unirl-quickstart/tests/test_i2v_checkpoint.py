@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 from unirl.core.loop.run import train
-from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.types.data import MediaRef
@@ -190,17 +189,6 @@ def test_the_script_writes_the_same_bytes_twice(tmp_path: Path, run_script: RunS
             assert (again - levels(image_file(row)).int()).abs().max() <= 1
 
 
-def test_prompts_without_a_first_frame_are_refused(tmp_path: Path) -> None:
-    catalog = Catalog.discover()
-    row = {key: value for key, value in rows("train")[0].items() if key != "media"}
-    (tmp_path / "prompts.jsonl").write_text(json.dumps(row) + "\n")
-    words = [f"data.train={tmp_path / 'prompts.jsonl'}", "data.eval=''", "data.prompts_per_step=1", "~tracker.report"]
-    plan = compose("quickstart-i2v", [*words, f"run.dir={tmp_path / 'run'}"], catalog=catalog)
-    assert match(plan, catalog=catalog).accepted
-    with pytest.raises(Exception, match=r"got no source image, expected one, the first frame of the video"):
-        train(plan, catalog=catalog, overrides=words)
-
-
 def test_the_example_of_its_tutorial_runs(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[3] / "docs/tutorials/quickstart-video.md").read_text(encoding="utf-8")
     _, look = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
@@ -232,6 +220,6 @@ def test_it_learns_to_move_shapes_of_held_out_frames(tmp_path: Path) -> None:
 
     train(compose("quickstart-i2v", words, catalog=catalog), catalog=catalog, overrides=words, listeners=[note])
     before, after = result
-    # Each is the mean of 1152 rewards, of standard deviation 0.21 before training and less after it: three standard
+    # Each is the mean of 1152 rewards, of standard deviation 0.2 before training and less after it: three standard
     # errors of the difference.
-    assert after - before > 3 * 0.21 * (2 / 1152) ** 0.5, result
+    assert after - before > 3 * 0.2 * (2 / 1152) ** 0.5, result
