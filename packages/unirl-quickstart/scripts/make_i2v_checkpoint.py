@@ -24,6 +24,7 @@ from tiny_wan import (
     components,
     embed,
     facts,
+    round_trip,
     sample,
     score,
     splits,
@@ -32,13 +33,11 @@ from tiny_wan import (
 from torch import Tensor
 from unirl.rewards.rules.clips_world import ALL_CLIPS, MOTIONS, NUM_FRAMES, Clip, render_onward_clips
 from unirl.rewards.rules.shapes_world import COLORS, SHAPES
-from video_vae import decode_latents, encode_clips
+from video_vae import encode_clips
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src/unirl/quickstart/i2v"
 FRAMES = {"train": range(2), "heldout": range(2, 5)}
 """Numbers of the first frames of each colour and shape. Every clip of a split starts from each of them."""
-FRESH_CLIPS = 8
-"""Of each kind, through the VAE and back, for the card."""
 
 Case = tuple[Clip, int, Tensor]
 """A clip, and the number of its first frame and its levels [3, 32, 32]."""
@@ -127,15 +126,6 @@ def swapped(cases: Sequence[Case]) -> list[Case]:
     return [(clip, number, frames[*other(clip), number]) for clip, number, _ in cases]
 
 
-def round_trip(vae: AutoencoderKLWan, *, seed: int) -> dict[str, float]:
-    """`score` of new clips, through the VAE and back."""
-    generator = torch.Generator().manual_seed(seed)
-    fresh = torch.cat([render_onward_clips(clip, count=FRESH_CLIPS, generator=generator) for clip in ALL_CLIPS])
-    return score(
-        decode_latents(vae, encode_clips(vae, fresh)), [clip for clip in ALL_CLIPS for _ in range(FRESH_CLIPS)]
-    )
-
-
 # ------------------------------------------------------------------------------------------------- writing
 
 CARD = """# Tiny Wan that moves the shape of an image
@@ -205,10 +195,7 @@ def main() -> None:
         latents,
         embed(pipeline, careless_captions(each, wrong=args.wrong, generator=generator)),
         source,
-        steps=args.steps,
-        batch=args.batch,
-        learning_rate=args.learning_rate,
-        seed=args.seed,
+        args=args,
         report=lambda step: print(step, measure(pipeline, of_split["heldout"], seed=1, rounds=8), flush=True),
     )
     folder = args.out / "checkpoint"
@@ -217,13 +204,12 @@ def main() -> None:
     measure_seed = args.seed + 1000
     cases = {**of_split, "swapped": swapped(of_split["heldout"])}
     shares = {name: measure(reloaded, cases[name], seed=measure_seed, rounds=args.rounds) for name in cases}
-    shares["round trip"] = round_trip(reloaded.vae, seed=measure_seed)
+    shares["round trip"] = round_trip(reloaded.vae, render_onward_clips, seed=measure_seed)
     card = CARD.format(
         **card_values(reloaded, folder, args=args, parser=parser, shares=shares),
         wrong=args.wrong,
         captions="all 64 combinations" if args.captions == "all" else "the 48 combinations of `train.jsonl`",
         measure_seed=measure_seed,
-        fresh=FRESH_CLIPS * len(ALL_CLIPS),
     )
     (folder / "README.md").write_text(card)
     print(card)

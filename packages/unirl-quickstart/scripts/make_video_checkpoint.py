@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 from checkpoint_files import write_in_half, write_prompts
-from diffusers import AutoencoderKLWan, WanPipeline
+from diffusers import WanPipeline
 from tiny_wan import (
     argument_parser,
     card_values,
     components,
     embed,
     facts,
+    round_trip,
     sample,
     score,
     splits,
@@ -30,11 +31,8 @@ from tiny_wan import (
 )
 from torch import Tensor
 from unirl.rewards.rules.clips_world import ALL_CLIPS, Clip, render_clips
-from video_vae import decode_latents, encode_clips
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src/unirl/quickstart/video"
-FRESH_CLIPS = 8
-"""Of each caption, through the VAE and back, for the card."""
 
 
 def build_pipeline(clips: Tensor) -> tuple[WanPipeline, Tensor]:
@@ -51,15 +49,6 @@ def measure(pipeline: WanPipeline, clips: Sequence[Clip], *, seed: int, rounds: 
     """`score` of `rounds` clips of each caption, from the noise of `seed`."""
     each = [*clips] * rounds
     return score(sample(pipeline, embed(pipeline, captions_of(each)), seed=seed), each)
-
-
-def round_trip(vae: AutoencoderKLWan, *, seed: int) -> dict[str, float]:
-    """`score` of new clips of each caption, through the VAE and back."""
-    generator = torch.Generator().manual_seed(seed)
-    fresh = torch.cat([render_clips(clip, count=FRESH_CLIPS, generator=generator) for clip in ALL_CLIPS])
-    return score(
-        decode_latents(vae, encode_clips(vae, fresh)), [clip for clip in ALL_CLIPS for _ in range(FRESH_CLIPS)]
-    )
 
 
 CARD = """# Tiny Wan of moving shapes
@@ -110,10 +99,7 @@ def main() -> None:
         pipeline.transformer,
         latents,
         embed(pipeline, captions_of([clip for clip in clips for _ in range(args.clips_per_caption)])),
-        steps=args.steps,
-        batch=args.batch,
-        learning_rate=args.learning_rate,
-        seed=args.seed,
+        args=args,
         report=lambda step: print(step, measure(pipeline, of_split["heldout"], seed=1, rounds=12), flush=True),
     )
     folder = args.out / "checkpoint"
@@ -121,12 +107,11 @@ def main() -> None:
     write_prompts(args.out / "prompts", {split: map(prompt_row, clips) for split, clips in of_split.items()})
     measure_seed = args.seed + 1000
     shares = {split: measure(reloaded, of_split[split], seed=measure_seed, rounds=args.rounds) for split in of_split}
-    shares["round trip"] = round_trip(reloaded.vae, seed=measure_seed)
+    shares["round trip"] = round_trip(reloaded.vae, render_clips, seed=measure_seed)
     card = CARD.format(
         **card_values(reloaded, folder, args=args, parser=parser, shares=shares),
         captions="all 64 captions" if args.captions == "all" else "the 48 captions of `train.jsonl`",
         measure_seed=measure_seed,
-        fresh=FRESH_CLIPS * len(ALL_CLIPS),
     )
     (folder / "README.md").write_text(card)
     print(card)

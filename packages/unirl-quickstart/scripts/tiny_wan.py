@@ -32,6 +32,7 @@ __all__ = [
     "components",
     "embed",
     "facts",
+    "round_trip",
     "sample",
     "score",
     "sigmas",
@@ -52,6 +53,11 @@ SHIFT = 5.0
 EVAL_STEPS = 10
 FPS = 16.0
 """At which Wan plays its videos; the reward does not read it."""
+FRESH_CLIPS = 8
+"""Of each kind, through the VAE and back, for the card."""
+
+RenderClips = Callable[..., Tensor]
+"""`render_clips` or one that is called alike."""
 
 
 # ---------------------------------------------------------------------------------------------- components
@@ -172,17 +178,17 @@ def train_transformer(
     embeds: Tensor,
     source: Tensor | None = None,
     *,
-    steps: int,
-    batch: int,
-    learning_rate: float,
-    seed: int,
+    args: argparse.Namespace,
     report: Callable[[int], None],
 ) -> None:
-    """Flow matching on normalised latents [N, 20, 5, 4, 4], with the embeddings and the condition of each."""
-    generator = torch.Generator().manual_seed(seed)
+    """Flow matching on normalised latents [N, 20, 5, 4, 4], with the embeddings and the condition of each.
+
+    args: of `argument_parser`.
+    """
+    generator = torch.Generator().manual_seed(args.seed)
 
     def loss_of(step: int) -> Tensor:
-        row = torch.randint(len(latents), (batch,), generator=generator)
+        row = torch.randint(len(latents), (args.batch,), generator=generator)
         given = None if source is None else source[row]
         return flow_matching_loss(
             lambda x, sigma: velocity(transformer, x, sigma, embeds=embeds[row], source=given),
@@ -195,8 +201,8 @@ def train_transformer(
         transformer.parameters(),
         loss_of,
         name="transformer",
-        steps=steps,
-        learning_rate=learning_rate,
+        steps=args.steps,
+        learning_rate=args.learning_rate,
         weight_decay=0.01,
         print_every=200,
         report=report,
@@ -238,6 +244,15 @@ def score(videos: Tensor, clips: Sequence[Clip]) -> dict[str, float]:
     return {name: round(values.mean().item(), 4) for name, values in means.items()}
 
 
+def round_trip(vae: Any, render: RenderClips, *, seed: int) -> dict[str, float]:
+    """`score` of new clips of each kind, through the VAE and back."""
+    generator = torch.Generator().manual_seed(seed)
+    fresh = torch.cat([render(clip, count=FRESH_CLIPS, generator=generator) for clip in ALL_CLIPS])
+    return score(
+        decode_latents(vae, encode_clips(vae, fresh)), [clip for clip in ALL_CLIPS for _ in range(FRESH_CLIPS)]
+    )
+
+
 # ------------------------------------------------------------------------------------------------- writing
 
 
@@ -268,7 +283,12 @@ def argument_parser(description: str, *, out: Path, steps: int, rounds: int) -> 
 
 
 def card_values(
-    pipeline: Any, folder: Path, *, args: argparse.Namespace, parser: argparse.ArgumentParser, shares: Any
+    pipeline: Any,
+    folder: Path,
+    *,
+    args: argparse.Namespace,
+    parser: argparse.ArgumentParser,
+    shares: dict[str, dict[str, float]],
 ) -> dict[str, Any]:
     """What every card states, by the names of its template."""
     return {
@@ -283,5 +303,6 @@ def card_values(
         "parameters": parameter_rows(pipeline.components),
         "shift": SHIFT,
         "rounds": args.rounds,
+        "fresh": FRESH_CLIPS * len(ALL_CLIPS),
         "shares": share_rows(shares),
     }

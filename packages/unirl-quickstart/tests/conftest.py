@@ -86,3 +86,29 @@ def run_script(load_script: Callable[[str], ModuleType]) -> Callable[..., dict[s
         return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
     return run
+
+
+@pytest.fixture
+def rewards_of(tmp_path: Path) -> Callable[..., list[float]]:
+    """`rewards_of(recipe, name, *words)` trains for 20 steps and gives the mean of reward `name` on held-out prompts
+    before and after."""
+
+    def run(recipe: str, name: str, *words: str) -> list[float]:
+        from unirl.core.loop.run import train
+        from unirl.core.plugins.catalog import Catalog
+        from unirl.core.recipe.compose import compose
+        from unirl.core.types.event import Event
+
+        catalog, result = Catalog.discover(), list[float]()
+        settings = [f"run.dir={tmp_path}", "run.max_steps=20", "eval.every=20", "run.save_every=0", "~tracker.report"]
+        overrides = [*settings, *words]
+
+        def note(event: Event) -> None:
+            if event.kind == "evaluated":
+                result.append(event.data["metrics"][f"reward/{name}"])
+
+        plan = compose(recipe, overrides, catalog=catalog)
+        train(plan, catalog=catalog, overrides=overrides, listeners=[note])
+        return result
+
+    return run

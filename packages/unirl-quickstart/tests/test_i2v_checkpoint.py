@@ -14,11 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from unirl.core.loop.run import train
-from unirl.core.plugins.catalog import Catalog
-from unirl.core.recipe.compose import compose
 from unirl.core.types.data import MediaRef
-from unirl.core.types.event import Event
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.models.wan21.config import Wan21I2VConfig
@@ -195,31 +191,14 @@ def test_the_example_of_its_tutorial_runs(capsys: pytest.CaptureFixture[str]) ->
     exec(look, names := dict[str, Any]())
     assert capsys.readouterr().out.endswith("(5, 32, 32, 3)\n")
     seen = read_clip(torch.from_numpy(np.asarray(names["video"])).permute(0, 3, 1, 2))
-    # Colour and direction are nearly always right; the shape is what it learns.
+    # Of the frame; the direction is what it learns.
     assert {list(COLORS)[index] for index in seen.color} == {"blue"}
-    assert {list(MOTIONS)[index] for index in seen.motion} == {"left"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_it_learns_to_move_shapes_of_held_out_frames(tmp_path: Path) -> None:
-    catalog = Catalog.discover()
-    words = [
-        f"run.dir={tmp_path}",
-        "run.max_steps=20",
-        "eval.every=20",
-        "eval.samples_per_prompt=24",
-        "run.save_every=0",
-        "~tracker.report",
-    ]
-    result: list[float] = []
-
-    def note(event: Event) -> None:
-        if event.kind == "evaluated":
-            result.append(event.data["metrics"]["reward/clips"])
-
-    train(compose("quickstart-i2v", words, catalog=catalog), catalog=catalog, overrides=words, listeners=[note])
-    before, after = result
+def test_it_learns_to_move_shapes_of_held_out_frames(rewards_of: Callable[..., list[float]]) -> None:
+    before, after = rewards_of("quickstart-i2v", "clips", "eval.samples_per_prompt=24")
     # Each is the mean of 1152 rewards, of standard deviation 0.2 before training and less after it: three standard
     # errors of the difference.
-    assert after - before > 3 * 0.2 * (2 / 1152) ** 0.5, result
+    assert after - before > 3 * 0.2 * (2 / 1152) ** 0.5, (before, after)
