@@ -26,6 +26,7 @@ CASES = {
     "quickstart-text": ("quickstart-text", "train.logp_mismatch_max=1e9", "train.logp_mismatch_mean=1e9"),
     "quickstart-edit": ("quickstart-edit",),
     "quickstart-video": ("quickstart-video",),
+    "quickstart-i2v": ("quickstart-i2v",),
 }
 MIB = 2**20
 

@@ -32,6 +32,7 @@ def test_there_are_recipes() -> None:
         "quickstart-vl",
         "quickstart-edit",
         "quickstart-video",
+        "quickstart-i2v",
         "quickstart-enhancer",
         "quickstart-enhancer-joint",
         "sd3/flow-grpo",

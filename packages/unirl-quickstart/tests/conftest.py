@@ -18,11 +18,13 @@ SCRIPTS = (
     "packages/unirl-quickstart/scripts/checkpoint_files.py",
     "packages/unirl-quickstart/scripts/make_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_edit_checkpoint.py",
+    "packages/unirl-quickstart/scripts/make_i2v_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_text_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_video_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_vl_checkpoint.py",
     "packages/unirl-quickstart/scripts/make_writer_checkpoint.py",
     "packages/unirl-quickstart/scripts/tiny_qwen3.py",
+    "packages/unirl-quickstart/scripts/tiny_wan.py",
     "packages/unirl-quickstart/scripts/training.py",
     "packages/unirl-quickstart/scripts/video_vae.py",
 )
@@ -82,5 +84,31 @@ def run_script(load_script: Callable[[str], ModuleType]) -> Callable[..., dict[s
             load_script(name).main()
         torch.set_num_threads(threads)
         return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+    return run
+
+
+@pytest.fixture
+def rewards_of(tmp_path: Path) -> Callable[..., list[float]]:
+    """`rewards_of(recipe, name, *words)` trains for 20 steps and gives the mean of reward `name` on held-out prompts
+    before and after."""
+
+    def run(recipe: str, name: str, *words: str) -> list[float]:
+        from unirl.core.loop.run import train
+        from unirl.core.plugins.catalog import Catalog
+        from unirl.core.recipe.compose import compose
+        from unirl.core.types.event import Event
+
+        catalog, result = Catalog.discover(), list[float]()
+        settings = [f"run.dir={tmp_path}", "run.max_steps=20", "eval.every=20", "run.save_every=0", "~tracker.report"]
+        overrides = [*settings, *words]
+
+        def note(event: Event) -> None:
+            if event.kind == "evaluated":
+                result.append(event.data["metrics"][f"reward/{name}"])
+
+        plan = compose(recipe, overrides, catalog=catalog)
+        train(plan, catalog=catalog, overrides=overrides, listeners=[note])
+        return result
 
     return run

@@ -12,6 +12,8 @@ __all__ = [
     "edit_prompts_path",
     "enhancer_checkpoint_path",
     "enhancer_prompts_path",
+    "i2v_checkpoint_path",
+    "i2v_prompts_path",
     "prompts_path",
     "text_checkpoint_path",
     "text_prompts_path",
@@ -81,6 +83,17 @@ def video_checkpoint_path() -> Path:
 def video_prompts_path(split: Literal["train", "heldout"]) -> Path:
     """File of captions of clips, one JSON row each. No caption of `heldout` is in `train`."""
     return _path(f"video/prompts/{split}.jsonl")
+
+
+def i2v_checkpoint_path() -> Path:
+    """Folder of the tiny Wan that moves the shape of a first frame, in the layout of diffusers."""
+    return _path("i2v/checkpoint")
+
+
+def i2v_prompts_path(split: Literal["train", "heldout"]) -> Path:
+    """File of directions for first frames, one JSON row each. No frame of `heldout` is in `train`, and no shape of one
+    colour goes the same way in both."""
+    return _path(f"i2v/prompts/{split}.jsonl")
 
 
 def _path(name: str) -> Path:

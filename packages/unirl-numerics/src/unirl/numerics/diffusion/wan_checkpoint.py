@@ -77,11 +77,12 @@ class WanTask:
         for part in self.experts:
             if not index.get(part) or index[part][0] is None:
                 return f"{str(folder)!r} has no {part} by its model_index.json{end}"
-            if misfit := self._of_transformer(read_json(folder / part / "config.json")):
+            settings = read_json(folder / part / "config.json")
+            if misfit := self._of_transformer(settings, mask_channels=_mask_channels(folder)):
                 return f"{str(folder)!r} is a checkpoint for {misfit}{end}"
         return self._of_boundary(folder, index) if is_22 else ""
 
-    def _of_transformer(self, settings: Mapping[str, Any]) -> str:
+    def _of_transformer(self, settings: Mapping[str, Any], *, mask_channels: int) -> str:
         """What else a transformer is for, and by what; empty if it fits."""
         given, result = settings.get("in_channels", 16), settings.get("out_channels", 16)
         features = [key for key in ("image_dim", "added_kv_proj_dim") if settings.get(key)]
@@ -91,8 +92,8 @@ class WanTask:
             return f"image to video, by its {by}" if by else ""
         if given == result:
             return f"text to video, by its in_channels = {given}"
-        # Noise, four channels of the mask, and the first frame.
-        if given != 2 * result + 4:
+        # Noise, the mask, and the first frame.
+        if given != 2 * result + mask_channels:
             return f"another condition than a first frame, by its in_channels = {given} of {result} out_channels"
         if settings.get("pos_embed_seq_len"):
             return "a first and a last frame, by its pos_embed_seq_len"
@@ -108,6 +109,12 @@ class WanTask:
             f"{str(folder)!r} has boundary_ratio {boundary!r} in its model_index.json, the sigma at which the experts "
             "change; expected a number between 0 and 1. Fetch the checkpoint again."
         )
+
+
+def _mask_channels(folder: Path) -> int:
+    """Of the mask of given frames: one for each frame of a latent one, 4 in the published checkpoints."""
+    file = folder / "vae" / "config.json"
+    return int(read_json(file).get("scale_factor_temporal", 4)) if file.is_file() else 4
 
 
 def features_problems(path: str, sampling: object) -> Iterator[Reason]:

@@ -31,6 +31,10 @@ TRAVEL_PX = (12.0, 15.0)
 """Way of the centre from the first frame to the last, around the middle of the canvas, at constant speed."""
 JITTER_PX = 4.0
 """Largest distance of the way from the middle of the canvas."""
+ONWARD_TRAVEL_PX = (5.0, 6.5)
+"""The same for a clip that starts in the middle: the shape stays on the canvas."""
+START_JITTER_PX = 1.5
+"""Largest distance of its start from the middle of the canvas, in x and in y."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,11 +63,33 @@ ALL_CLIPS = tuple(
 def render_clips(clip: Clip, *, count: int, generator: torch.Generator) -> Tensor:
     """[count, 5, 3, 32, 32] clips of one caption in [0, 1], each with its own size, speed and way, anti-aliased."""
     unit = torch.rand(count, 3, 1, generator=generator)
-    radius, travel = (low + (high - low) * unit[:, n] for n, (low, high) in enumerate((RADIUS_PX, TRAVEL_PX)))
-    along = travel * (torch.arange(NUM_FRAMES) / (NUM_FRAMES - 1) - 0.5)
-    across = (JITTER_PX * (2 * unit[:, 2] - 1)).expand_as(along)
+    along = _between(TRAVEL_PX, unit[:, 1]) * (_TIMES - 0.5)
+    return _moving(clip, radius=_between(RADIUS_PX, unit[:, 0]), along=along, across=JITTER_PX * (2 * unit[:, 2] - 1))
+
+
+def render_onward_clips(clip: Clip, *, count: int, generator: torch.Generator) -> Tensor:
+    """The same clips with the shape near the middle of the canvas in the first frame, from which nobody can tell where
+    it goes."""
+    unit = torch.rand(count, 4, 1, generator=generator)
+    start, across = (START_JITTER_PX * (2 * unit[:, n] - 1) for n in (2, 3))
+    along = start + _between(ONWARD_TRAVEL_PX, unit[:, 1]) * _TIMES
+    return _moving(clip, radius=_between(RADIUS_PX, unit[:, 0]), along=along, across=across)
+
+
+_TIMES = torch.arange(NUM_FRAMES) / (NUM_FRAMES - 1)
+
+
+def _between(range_px: tuple[float, float], unit: Tensor) -> Tensor:
+    low, high = range_px
+    return low + (high - low) * unit
+
+
+def _moving(clip: Clip, *, radius: Tensor, along: Tensor, across: Tensor) -> Tensor:
+    """[count, 5, 3, 32, 32] frames of a shape whose distance from the middle is `along` [count, 5] in the direction of
+    the clip and `across` [count, 1] beside it."""
     x, y = DIRECTIONS[clip.motion]
     middle = (SIZE_PX - 1) / 2
+    across = across.expand_as(along)
     frames = paint(
         clip.color,
         clip.shape,
@@ -72,7 +98,7 @@ def render_clips(clip: Clip, *, count: int, generator: torch.Generator) -> Tenso
         radius=radius.expand_as(along).flatten()[:, None, None],
         size_px=SIZE_PX,
     )
-    return frames.unflatten(0, (count, NUM_FRAMES))
+    return frames.unflatten(0, along.shape)
 
 
 def draw_frame(*, height: int, width: int, seed: int) -> Tensor:
