@@ -54,7 +54,10 @@ def change(file: str, **values: object) -> Callable[[Path], None]:
         (change("transformer/config.json", in_channels=4), r"for text to video, by its in_channels = 4; expected"),
         (change("transformer/config.json", in_channels=8), r"another condition .* in_channels = 8 of 4 out_channels"),
         # A mask of two channels where the VAE makes one latent frame of two.
-        (change("vae/config.json", scale_factor_temporal=2), r"another condition .* in_channels = 12 of 4 out_channels"),
+        (
+            change("vae/config.json", scale_factor_temporal=2),
+            r"another condition .* in_channels = 12 of 4 out_channels",
+        ),
         (change("transformer/config.json", pos_embed_seq_len=10), r"a first and a last frame, by its pos_embed_seq_le"),
     ],
     ids=["text", "two-experts", "ti2v", "no-frame-input", "other-input", "other-mask", "last-frame"],
