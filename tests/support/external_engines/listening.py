@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import socket
+import struct
 import threading
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
-__all__ = ["Listening", "listening_addresses"]
+__all__ = ["Listening"]
 
-LISTEN = "0A"
-"""State of a listening socket in /proc/net/tcp, see proc(5)."""
+Address = IPv4Address | IPv6Address
+
+NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, DUMP_REQUEST, NLMSG_DONE, TCP_LISTEN = 4, 20, 0x301, 3, 10
+HEADER = struct.Struct("=IHHII")
+SOURCE_AT, INODE_AT = 8, 68
+"""Constants, `nlmsghdr` and places in `inet_diag_msg`, from linux/netlink.h, sock_diag.h, inet_diag.h and tcp_states.h.
+Lengths of these messages are multiples of four."""
 POLL_S = 0.02
 
 
@@ -20,7 +27,7 @@ class Listening:
     """Addresses that were listened on while `watched`, by children that came after this object."""
 
     def __init__(self) -> None:
-        self.addresses: set[IPv4Address | IPv6Address] = set()
+        self.addresses: set[Address] = set()
         # The cluster of the tests of this process, for one.
         self._others = frozenset(_descendants(os.getpid()))
 
@@ -29,8 +36,13 @@ class Listening:
         stop = threading.Event()
 
         def watch() -> None:
+            before: Set[str] = frozenset()
             while not stop.wait(POLL_S):
-                self.addresses |= listening_addresses(os.getpid(), without=self._others)
+                sockets = _listening_sockets()
+                # Looking for those who hold them takes much longer, from a start on few cores.
+                if sockets.keys() - before:
+                    self.addresses |= _held_by(_descendants(os.getpid(), self._others), sockets)
+                before = sockets.keys()
 
         thread = threading.Thread(target=watch)
         thread.start()
@@ -44,33 +56,45 @@ class Listening:
         return sorted(str(address) for address in self.addresses if not _plain(address).is_loopback)
 
 
-def listening_addresses(root: int, *, without: Set[int] = frozenset()) -> set[IPv4Address | IPv6Address]:
-    """Of the TCP sockets that the descendants of this process hold, but for some of them and their descendants."""
-    by_inode: dict[str, IPv4Address | IPv6Address] = {}
-    for table in ("tcp", "tcp6"):
-        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == LISTEN:
-                by_inode[f"socket:[{words[9]}]"] = _address(words[1].partition(":")[0])
-    result: set[IPv4Address | IPv6Address] = set()
-    for pid in _descendants(root, without):
+def _listening_sockets() -> dict[str, Address]:
+    """Of this machine, by their names in /proc/PID/fd, see sock_diag(7).
+
+    The kernel takes milliseconds to write /proc/net/tcp, which has all connections.
+    """
+    result: dict[str, Address] = {}
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG) as diag:
+        for family, size in ((socket.AF_INET, 4), (socket.AF_INET6, 16)):
+            asked = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 0, 1 << TCP_LISTEN)
+            diag.send(HEADER.pack(HEADER.size + len(asked), SOCK_DIAG_BY_FAMILY, DUMP_REQUEST, 1, 0) + asked)
+            while True:
+                data, at, kind = diag.recv(1 << 16), 0, SOCK_DIAG_BY_FAMILY
+                while at < len(data) and kind == SOCK_DIAG_BY_FAMILY:
+                    length, kind, *_ = HEADER.unpack_from(data, at)
+                    if kind == SOCK_DIAG_BY_FAMILY:
+                        message = data[at + HEADER.size : at + length]
+                        (inode,) = struct.unpack_from("=I", message, INODE_AT)
+                        result[f"socket:[{inode}]"] = ip_address(message[SOURCE_AT : SOURCE_AT + size])
+                    at += length
+                if kind != SOCK_DIAG_BY_FAMILY:
+                    assert kind == NLMSG_DONE, "the kernel does not list its sockets"
+                    break
+    return result
+
+
+def _held_by(pids: Iterable[int], sockets: Mapping[str, Address]) -> set[Address]:
+    result: set[Address] = set()
+    for pid in pids:
         # A process may end, and a file be closed, while this is read.
         with suppress(OSError):
             for file in Path(f"/proc/{pid}/fd").iterdir():
                 with suppress(OSError):
                     link = str(file.readlink())
-                    if link in by_inode:
-                        result.add(by_inode[link])
+                    if link in sockets:
+                        result.add(sockets[link])
     return result
 
 
-def _address(digits: str) -> IPv4Address | IPv6Address:
-    """The kernel prints an address as words of 32 bits in the machine's byte order."""
-    words = [int(digits[at : at + 8], 16).to_bytes(4, "little") for at in range(0, len(digits), 8)]
-    return ip_address(b"".join(words))
-
-
-def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+def _plain(address: Address) -> Address:
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address
 
