@@ -81,10 +81,10 @@ def test_every_stage_samples_from_the_weights_of_its_model(
 def test_an_engine_killed_in_the_second_stage_ends_the_run_which_resumes_as_if_nothing_happened(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Compared with a whole run whose painter is in process, and makes the same images."""
     make("vllm-omni")
-    words = (*SETTINGS, *PAINTER)
-    expected = numbers(composed(recipe, *words, f"run.dir={tmp_path / 'whole'}"))
-    plan = composed(recipe, *words, f"run.dir={tmp_path / 'run'}")
+    expected = numbers(composed(recipe, *SETTINGS, f"run.dir={tmp_path / 'whole'}"))
+    plan = composed(recipe, *SETTINGS, *PAINTER, f"run.dir={tmp_path / 'run'}")
     generate = ExternalLatentEngine.generate
 
     def struck(engine: ExternalLatentEngine, request: Request) -> Track:

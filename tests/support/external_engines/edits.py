@@ -27,7 +27,9 @@ from unirl.engine_host import latent_engine
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.engine_host.sent_media import SentMedia, sent_media
 
+from .image_models import recipe_words
 from .latents import ROUNDING, Ask, assert_same, gap, trainside
+from .lent import lent
 
 __all__ = [
     "test_a_picture_of_another_prompt_is_missed_in_the_reply",
@@ -42,9 +44,17 @@ def with_media(request: Request, *media: tuple[MediaRef, ...]) -> Request:
     return dataclasses.replace(request, inputs=dataclasses.replace(request.inputs, media=media))
 
 
-def check_edit_run(recipe: str, words: Sequence[str], *, media: Sequence[Sequence[MediaRef]], folder: Path) -> None:
-    """Two steps of one instruction over several sources, whose weights the engine gets. media: of each prompt.  folder:
-    where the run is; the sources are in it."""
+def check_edit_run(
+    recipe: str,
+    words: Sequence[str],
+    *,
+    engine: ExternalLatentEngine,
+    model: DiffusionModel,
+    media: Sequence[Sequence[MediaRef]],
+    folder: Path,
+) -> None:
+    """Two steps of one instruction over several sources, on an engine that was `started` and gets the weights. media: of
+    each prompt.  folder: where the run is; the sources are in it."""
     rows = [
         {
             "prompt": "make it red",
@@ -54,13 +64,16 @@ def check_edit_run(recipe: str, words: Sequence[str], *, media: Sequence[Sequenc
     ]
     (folder / "edits.jsonl").write_text("\n".join(map(json.dumps, rows)))
     every = [
-        "data.train=edits.jsonl", "run.dir=out", "run.max_steps=2", f"data.prompts_per_step={len(rows)}",
-        "data.samples_per_prompt=4", "sampling.height=32", "sampling.width=48", "sampling.max_sequence_length=32",
-        "sampling.num_inference_steps=4", "sampling.sde.count=2", "backend.mixed_precision=none",
-        "backend.activation_checkpointing=false", "model.text_dtype=float32", "eval.every=0",
+        f"data.train={folder}/edits.jsonl", f"run.dir={folder}/out", "run.max_steps=2",
+        f"data.prompts_per_step={len(rows)}", "data.samples_per_prompt=4", "sampling.height=32", "sampling.width=48",
+        "sampling.max_sequence_length=32", "sampling.num_inference_steps=4", "sampling.sde.count=2",
+        "backend.mixed_precision=none", "backend.activation_checkpointing=false", "model.text_dtype=float32",
+        "eval.every=0",
     ]  # fmt: skip
     catalog = Catalog.discover()
-    train(compose(recipe, [*every, *words], catalog=catalog), catalog=catalog)
+    plan = compose(recipe, [*every, *recipe_words(engine), *words], catalog=catalog)
+    with lent(engine, model):
+        train(plan, catalog=catalog)
     events = [json.loads(line) for line in (folder / "out" / "events.jsonl").read_text().splitlines()]
     steps = [event["metrics"] for event in events if event["kind"] == "step"]
     assert len(steps) == 2 and all(step["grad_norm"] > 0 for step in steps)

@@ -13,7 +13,6 @@ from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.numerics.diffusion.wan_first_frame import WanFirstFrame
 from unirl.numerics.diffusion.wan_miniature import first_frame
 
-from . import environments
 from .edits import check_edit_run
 from .image_models import ENGINES, started
 from .latents import Ask, asking_from_frames
@@ -52,15 +51,15 @@ def engine(request: pytest.FixtureRequest, i2v_model: WanFirstFrame) -> Iterator
 
 
 def check_frame_run(
-    name: str, words: Sequence[str], *, engine: str, checkpoint: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    words: Sequence[str],
+    *,
+    engine: ExternalLatentEngine,
+    model: WanFirstFrame,
+    checkpoint: Path,
+    folder: Path,
 ) -> None:
-    """Two steps of `name`'s recipe from two first frames, see `check_edit_run`. folder: for the run."""
-    environments.make(engine)
-    monkeypatch.chdir(folder)
-    every = [f"engine={engine}", f"model.path={checkpoint}", "model.dtype=float32", "sampling.frames=5"]
-    check_edit_run(
-        f"{name}/flow-grpo",
-        [*every, "train.micro_batch_size=2", *words],
-        media=[first_frame(folder, number=number, height=32, width=48) for number in range(2)],
-        folder=folder,
-    )
+    """Two steps of `name`'s recipe from two first frames, see `check_edit_run`."""
+    every = [f"model.path={checkpoint}", "model.dtype=float32", "sampling.frames=5", "train.micro_batch_size=2"]
+    media = [first_frame(folder, number=number, height=32, width=48) for number in range(2)]
+    check_edit_run(f"{name}/flow-grpo", [*every, *words], engine=engine, model=model, media=media, folder=folder)

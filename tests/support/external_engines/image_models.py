@@ -20,8 +20,10 @@ from unirl.core.types.rollout import verify_echo
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.engines.sglang.config import SglangConfig
 from unirl.engines.sglang.engine import build as build_sglang
+from unirl.engines.sglang.environment import PRODUCT as SGLANG
 from unirl.engines.vllm_omni.config import VllmOmniConfig
 from unirl.engines.vllm_omni.engine import build as build_vllm_omni
+from unirl.engines.vllm_omni.environment import PRODUCT as VLLM_OMNI
 from unirl.numerics.media import LoadedImage
 
 from . import environments
@@ -29,6 +31,7 @@ from .latents import ROUNDING, Ask, adapter, assert_same, gap, trainside
 
 __all__ = [
     "ENGINES",
+    "recipe_words",
     "started",
     "test_a_full_sync_and_adapters_are_sampled_from_and_a_full_sync_ends_them",
     "test_media_that_the_model_does_not_take_are_refused_before_anything_is_sent",
@@ -38,6 +41,7 @@ __all__ = [
 
 ENGINES = ("sglang", "vllm-omni", "vllm-omni 0.30.0")
 """Engines, and the releases of one that are tried."""
+MAX_NUM_SEQS = 4
 
 
 @contextlib.contextmanager
@@ -45,7 +49,7 @@ def started(engine: str, model: DiffusionModel, **settings: Any) -> Iterator[Ext
     """An engine of `ENGINES` with batches of at most four. Tests keep its weights as the one before left them."""
     name, _, release = engine.partition(" ")
     environments.make(name, release=release)
-    settings = {"max_num_seqs": 4, **settings}
+    settings = {"max_num_seqs": MAX_NUM_SEQS, **settings}
     result = (
         build_sglang(SglangConfig(**settings), model=model, device="cpu")
         if name == "sglang"
@@ -55,6 +59,18 @@ def started(engine: str, model: DiffusionModel, **settings: Any) -> Iterator[Ext
         yield result
     finally:
         result.close()
+
+
+def recipe_words(engine: ExternalLatentEngine) -> list[str]:
+    """Overrides of a recipe for an engine as `started` starts it."""
+    name, interpreter = engine._process.program.name, engine._process.program.python
+    product = {"sglang": SGLANG, "vllm-omni": VLLM_OMNI}[name]
+    release = next(
+        one
+        for one in ("", *product.environment.earlier)
+        if product.environment.of(one).interpreter("cpu") == interpreter
+    )
+    return [f"engine={name}", f"engine.release={release}", f"engine.max_num_seqs={MAX_NUM_SEQS}"]
 
 
 @pytest.mark.parametrize("size", [(32, 48), (64, 32)], ids=["wide", "tall"])

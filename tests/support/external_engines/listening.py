@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
-__all__ = ["Listening", "listening_addresses"]
+__all__ = ["Listening"]
+
+Address = IPv4Address | IPv6Address
 
 LISTEN = "0A"
 """State of a listening socket in /proc/net/tcp, see proc(5)."""
+ROW_BYTES = 100
 POLL_S = 0.02
 
 
@@ -20,7 +23,7 @@ class Listening:
     """Addresses that were listened on while `watched`, by children that came after this object."""
 
     def __init__(self) -> None:
-        self.addresses: set[IPv4Address | IPv6Address] = set()
+        self.addresses: set[Address] = set()
         # The cluster of the tests of this process, for one.
         self._others = frozenset(_descendants(os.getpid()))
 
@@ -29,8 +32,13 @@ class Listening:
         stop = threading.Event()
 
         def watch() -> None:
+            before: Set[str] = frozenset()
             while not stop.wait(POLL_S):
-                self.addresses |= listening_addresses(os.getpid(), without=self._others)
+                sockets = _listening_sockets()
+                # Looking for those who hold them takes much longer, from a start on few cores.
+                if sockets.keys() - before:
+                    self.addresses |= _held_by(_descendants(os.getpid(), self._others), sockets)
+                before = sockets.keys()
 
         thread = threading.Thread(target=watch)
         thread.start()
@@ -44,33 +52,53 @@ class Listening:
         return sorted(str(address) for address in self.addresses if not _plain(address).is_loopback)
 
 
-def listening_addresses(root: int, *, without: Set[int] = frozenset()) -> set[IPv4Address | IPv6Address]:
-    """Of the TCP sockets that the descendants of this process hold, but for some of them and their descendants."""
-    by_inode: dict[str, IPv4Address | IPv6Address] = {}
+def _listening_sockets() -> dict[str, Address]:
+    """Of this machine, by their names in /proc/PID/fd."""
+    result: dict[str, Address] = {}
     for table in ("tcp", "tcp6"):
-        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == LISTEN:
-                by_inode[f"socket:[{words[9]}]"] = _address(words[1].partition(":")[0])
-    result: set[IPv4Address | IPv6Address] = set()
-    for pid in _descendants(root, without):
+        for words in _listening_rows(Path("/proc/net", table)):
+            result[f"socket:[{words[9]}]"] = _address(words[1].partition(":")[0])
+    return result
+
+
+def _listening_rows(table: Path) -> Iterator[list[str]]:
+    """The rows that a table begins with, see the kernel's Documentation/networking/proc_net_tcp.rst.
+
+    Less than a row is read at a time: to write out the others, of which there may be none, the kernel takes
+    milliseconds.
+    """
+    rest = ""
+    with table.open("rb", buffering=0) as file:
+        while part := file.read(ROW_BYTES):
+            *lines, rest = (rest + part.decode()).split("\n")
+            for words in (line.split() for line in lines):
+                if words[0] == "sl":
+                    continue
+                if words[3] != LISTEN:
+                    return
+                yield words
+
+
+def _held_by(pids: Iterable[int], sockets: Mapping[str, Address]) -> set[Address]:
+    result: set[Address] = set()
+    for pid in pids:
         # A process may end, and a file be closed, while this is read.
         with suppress(OSError):
             for file in Path(f"/proc/{pid}/fd").iterdir():
                 with suppress(OSError):
                     link = str(file.readlink())
-                    if link in by_inode:
-                        result.add(by_inode[link])
+                    if link in sockets:
+                        result.add(sockets[link])
     return result
 
 
-def _address(digits: str) -> IPv4Address | IPv6Address:
+def _address(digits: str) -> Address:
     """The kernel prints an address as words of 32 bits in the machine's byte order."""
     words = [int(digits[at : at + 8], 16).to_bytes(4, "little") for at in range(0, len(digits), 8)]
     return ip_address(b"".join(words))
 
 
-def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+def _plain(address: Address) -> Address:
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import Flux2KleinPipeline
-from external_engines import environments
 from external_engines.edits import *
 from external_engines.edits import check_edit_run, with_media
 from external_engines.image_models import *
@@ -144,13 +143,10 @@ def test_in_bf16_edits_of_vllm_omni_equal_those_of_the_trainer_to_its_own_roundi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sglang", "vllm-omni"])
 def test_a_run_edits_images_with_ratio_1(
-    name: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: ExternalLatentEngine, model: Flux2KleinModel, tiny_folder: Path, tmp_path: Path
 ) -> None:
     """Of several sizes, one of the prompts with two, by LoRA."""
-    environments.make(name)
-    monkeypatch.chdir(tmp_path)
     media = [tiny.media(tmp_path, number=number) for number in range(3)]
-    words = [f"engine={name}", f"model.path={tiny_folder}", "train.micro_batch_size=2"]
-    check_edit_run("flux2-klein/flow-grpo", words, media=media, folder=tmp_path)
+    words = [f"model.path={tiny_folder}", "train.micro_batch_size=2"]
+    check_edit_run("flux2-klein/flow-grpo", words, engine=engine, model=model, media=media, folder=tmp_path)

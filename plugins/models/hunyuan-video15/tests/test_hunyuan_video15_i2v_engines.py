@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from external_engines import environments
 from external_engines.edits import *
 from external_engines.edits import check_edit_run, with_media
 from external_engines.image_models import *
@@ -94,13 +93,15 @@ def test_a_second_frame_and_one_that_would_lose_more_than_half_are_refused(
 @pytest.mark.slow
 @pytest.mark.parametrize("trains", [[], ["backend.trains=full", "backend.reference_copy=true"]], ids=["lora", "full"])
 def test_a_run_makes_videos_from_first_frames_with_ratio_1(
-    trains: list[str], image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: ExternalLatentEngine,
+    model: HunyuanVideo15ImageModel,
+    trains: list[str],
+    image_folder: Path,
+    tmp_path: Path,
 ) -> None:
-    environments.make("vllm-omni")
-    monkeypatch.chdir(tmp_path)
     media = [tiny.media(tmp_path, number=number, height=32, width=48) for number in range(2)]
     words = [
-        "model=hunyuan-video15-i2v", "engine=vllm-omni", f"model.path={image_folder}", "model.dtype=float32",
-        "sampling.frames=5", "train.micro_batch_size=2", *trains,
+        "model=hunyuan-video15-i2v", f"model.path={image_folder}", "model.dtype=float32", "sampling.frames=5",
+        "train.micro_batch_size=2", *trains,
     ]  # fmt: skip
-    check_edit_run("hunyuan-video15/dance-grpo", words, media=media, folder=tmp_path)
+    check_edit_run("hunyuan-video15/dance-grpo", words, engine=engine, model=model, media=media, folder=tmp_path)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from external_engines import environments
 from external_engines.edits import *
 from external_engines.edits import check_edit_run, with_media
 from external_engines.image_models import (
@@ -89,16 +88,14 @@ def test_two_ranks_and_the_earliest_release_of_vllm_omni_edit_as_the_trainer_doe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ENGINES)
 def test_a_run_edits_images_with_ratio_1(
-    name: str, editor: Editor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: ExternalLatentEngine, model: QwenImageEditModel, editor: Editor, tmp_path: Path
 ) -> None:
     """Of several sizes, by LoRA."""
-    environments.make(name)
-    monkeypatch.chdir(tmp_path)
     media = [editor.sources(tmp_path, number=number) for number in range(3)]
-    words = [f"engine={name}", f"model.path={editor.folder}", "model.dtype=float32", "model.vae_dtype=float32"]
+    words = [f"model.path={editor.folder}", "model.dtype=float32", "model.vae_dtype=float32"]
     words += [f"model.source_area={AREAS['source_area']}"]
     if editor.name == "edit-plus":
         words += [f"model.condition_area={AREAS['condition_area']}"]
-    check_edit_run(f"qwen-image-{editor.name}/flow-grpo", words, media=media, folder=tmp_path)
+    recipe = f"qwen-image-{editor.name}/flow-grpo"
+    check_edit_run(recipe, words, engine=engine, model=model, media=media, folder=tmp_path)

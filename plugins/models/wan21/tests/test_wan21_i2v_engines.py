@@ -73,16 +73,15 @@ def test_an_image_encoder_whose_features_sglang_would_take_for_text_is_refused(m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sglang", "vllm-omni"])
 @pytest.mark.parametrize("trains", [[], ["backend.trains=full", "backend.reference_copy=true"]], ids=["lora", "full"])
 def test_a_run_makes_videos_from_first_frames_with_ratio_1(
-    name: str, trains: list[str], i2v_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: ExternalLatentEngine, model: Wan21I2VModel, trains: list[str], i2v_folder: Path, tmp_path: Path
 ) -> None:
     check_frame_run(
         "wan21-i2v",
         ["sampling.max_sequence_length=512", *trains],
-        engine=name,
+        engine=engine,
+        model=model,
         checkpoint=i2v_folder,
         folder=tmp_path,
-        monkeypatch=monkeypatch,
     )

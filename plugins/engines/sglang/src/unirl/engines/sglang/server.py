@@ -57,6 +57,7 @@ class _Server:
         # With SGLang's default ports, two instances started at the same time collide.
         ports = dict(zip(("port", "scheduler_port", "master_port"), _free_ports(3), strict=True))
         self._generator = DiffGenerator.from_pretrained(**{**ports, **asked["arguments"]})
+        self._call("freeze")
         held = self._call("inventory")
         return {"weights": [(name, dtype, shape) for _, _, dtype, parts in held for name, shape in parts.items()]}, {}
 
