@@ -1,5 +1,7 @@
 """Bytes of tensors that are alive, counted by their storages."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -20,21 +22,37 @@ class Meter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._seen: dict[int, StorageWeakRef] = {}
-        self.live = self.peak = 0
+        self._sizes: dict[int, int] = {}
+        self._at_most = 0
+        self.peak = 0
 
-    def note(self, tensors) -> None:
+    @property
+    def live(self) -> int:
+        self._count()
+        return self._at_most
+
+    def note(self, tensors: Iterable[Tensor]) -> None:
         """Count these: made on other threads, where this does not look."""
         for tensor in tensors:
             local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
             # Shapes take no memory.
             if local.device.type != "meta" and not isinstance(local, FakeTensor):
                 storage = local.untyped_storage()
-                if storage._cdata not in self._seen:
-                    self._seen[storage._cdata] = StorageWeakRef(storage)
+                key, size = storage._cdata, storage.nbytes()
+                if key not in self._seen:
+                    self._seen[key] = StorageWeakRef(storage)
+                self._at_most += size - self._sizes.get(key, 0)
+                self._sizes[key] = size
+        # Storages that have gone or shrunk since they were counted are in the sum: below the peak it makes no other.
+        if self._at_most > self.peak:
+            self._count()
+            self.peak = max(self.peak, self._at_most)
+
+    def _count(self) -> None:
         storages = {key: torch.UntypedStorage._new_with_weak_ptr(ref.cdata) for key, ref in self._seen.items()}
-        self._seen = {key: ref for key, ref in self._seen.items() if storages[key] is not None}
-        self.live = sum(storage.nbytes() for storage in storages.values() if storage is not None)
-        self.peak = max(self.peak, self.live)
+        self._sizes = {key: storage.nbytes() for key, storage in storages.items() if storage is not None}
+        self._seen = {key: self._seen[key] for key in self._sizes}
+        self._at_most = sum(self._sizes.values())
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
