@@ -27,7 +27,8 @@ def trained(folder: Path, path: Path, words: list[str], *, name: str = "") -> li
         lines.append(json.dumps({"prompt": text, **({"media": media} if media else {})}))
     (prompts := path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
     catalog = Catalog.discover()
-    words = [*SMALL, *words, f"data.train={prompts}", f"model.path={folder}", f"run.dir={path / 'run'}"]
+    paths = [f"data.train={prompts}", f"model.path={folder}", f"run.dir={path / 'run'}"]
+    words = [*SMALL, "sampling.num_inference_steps=3", "sampling.sde.count=2", *words, *paths]
     result = train(compose("diffusers/flow-grpo", words, catalog=catalog), catalog=catalog, overrides=words)
     events = [json.loads(line) for line in (result.folder / "events.jsonl").read_text().splitlines()]
     return [event["metrics"] for event in events if event["kind"] == "step"]
