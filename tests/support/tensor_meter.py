@@ -25,8 +25,15 @@ class Meter(TorchDispatchMode):
         """without: storages that are not counted, by `_cdata`."""
         super().__init__()
         self._seen: dict[int, StorageWeakRef] = {}
+        self._sizes: dict[int, int] = {}
         self._without = without
-        self.live = self.peak = 0
+        self._at_most = 0
+        self.peak = 0
+
+    @property
+    def live(self) -> int:
+        self._recount()
+        return self._at_most
 
     def note(self, tensors: Iterable[Tensor]) -> None:
         """Count these: made where this does not look."""
@@ -34,11 +41,22 @@ class Meter(TorchDispatchMode):
 
     def count(self, storages: Mapping[int, StorageWeakRef]) -> None:
         """As `note`, the `references` of tensors."""
-        self._seen = {key: ref for key, ref in storages.items() if key not in self._without} | self._seen
-        alive = {key: torch.UntypedStorage._new_with_weak_ptr(ref.cdata) for key, ref in self._seen.items()}
-        self._seen = {key: ref for key, ref in self._seen.items() if alive[key] is not None}
-        self.live = sum(storage.nbytes() for storage in alive.values() if storage is not None)
-        self.peak = max(self.peak, self.live)
+        for key, ref in storages.items():
+            storage = torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
+            if storage is not None and key not in self._without:
+                self._seen.setdefault(key, ref)
+                self._at_most += storage.nbytes() - self._sizes.get(key, 0)
+                self._sizes[key] = storage.nbytes()
+        # Storages that have gone or shrunk since they were counted are in the sum: below the peak it makes no other.
+        if self._at_most > self.peak:
+            self._recount()
+            self.peak = max(self.peak, self._at_most)
+
+    def _recount(self) -> None:
+        storages = {key: torch.UntypedStorage._new_with_weak_ptr(ref.cdata) for key, ref in self._seen.items()}
+        self._sizes = {key: storage.nbytes() for key, storage in storages.items() if storage is not None}
+        self._seen = {key: self._seen[key] for key in self._sizes}
+        self._at_most = sum(self._sizes.values())
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):

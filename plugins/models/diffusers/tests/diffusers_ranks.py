@@ -24,7 +24,7 @@ from unirl.core.recipe.compose import compose
 from unirl.models.diffusers.model import DiffusersModel
 
 RANKS = 2
-DEADLINE_S = 280
+DEADLINE_S = 560
 ROWS = ([0, 1, 0], [1, 1, 1])
 """Prompts of each rank's rows, of two lengths: the ranks need unequally many forwards where rows are split."""
 SIGMAS = ([0.9, 0.6, 0.35], [0.6, 0.6, 0.6])

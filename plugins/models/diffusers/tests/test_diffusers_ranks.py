@@ -15,8 +15,8 @@ from test_diffusers_families import WARNINGS
 from tiny_pipelines.families import FAMILIES
 from torch import Tensor
 
-pytestmark = [*WARNINGS, pytest.mark.slow]
-NUM_LAUNCHES = 7
+pytestmark = [pytest.mark.keyed, *WARNINGS, pytest.mark.slow]
+NUM_LAUNCHES = 3
 CHUNKS = [list(FAMILIES)[start::NUM_LAUNCHES] for start in range(NUM_LAUNCHES)]
 FULL = [*FP32, "backend.trains=full", "backend.activation_checkpointing=true"]
 SAME = 2e-5

@@ -15,19 +15,19 @@ from test_diffusers_families import WARNINGS
 from tiny_pipelines.families import write
 from torch import nn
 
-pytestmark = [*WARNINGS, pytest.mark.slow]
+pytestmark = [pytest.mark.keyed, *WARNINGS, pytest.mark.slow]
 SCRIPT = Path(__file__).with_name("diffusers_scale_ranks.py")
 RANKS = 2
 LARGER = {
     "StableDiffusion3Pipeline": {
-        "num_layers": 20,
-        "num_attention_heads": 16,
-        "caption_projection_dim": 128,
+        "num_layers": 12,
+        "num_attention_heads": 24,
+        "caption_projection_dim": 192,
         "pos_embed_max_size": 16,
     },
-    "FluxPipeline": {"num_layers": 10, "num_single_layers": 20, "num_attention_heads": 8},
+    "FluxPipeline": {"num_layers": 8, "num_single_layers": 14, "num_attention_heads": 12},
 }
-"""Settings of transformers of 128 channels, and of so many blocks that they outweigh all else."""
+"""Settings of transformers of 192 channels, and of so many blocks that they outweigh all else."""
 
 
 def enlarge(folder: Path, **settings: int) -> nn.Module:
@@ -50,19 +50,29 @@ def num_bytes(module: nn.Module) -> int:
     return sum(param.nbytes for param in module.parameters())
 
 
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[nn.Module, list[Any]]]:
+    """Of each pipeline its transformer, and what every rank found after a lazy build and after an eager one."""
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "prompts.txt").write_text("a ring\n")
+    transformers, cases = dict[str, nn.Module](), dict[str, list[str]]()
+    for name, settings in LARGER.items():
+        write(folder / name, name)
+        transformers[name] = enlarge(folder / name, **settings)
+        paths = [f"model.path={folder / name}", f"data.train={folder / 'prompts.txt'}"]
+        cases[name] = [*SMALL, *FP32, "backend.trains=full", *words_of(name), *paths]
+    (folder / "cases.json").write_text(json.dumps(cases))
+    launch(SCRIPT, folder / "store", folder, ranks=RANKS, deadline_s=560)
+    found = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(RANKS)]
+    return {name: (module, [of_rank[name] for of_rank in found]) for name, module in transformers.items()}
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", LARGER)
-def test_no_rank_ever_holds_a_lazily_built_transformer_whole(name: str, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    write(checkpoint, name)
-    transformer = enlarge(checkpoint, **LARGER[name])
-    (tmp_path / "prompts.txt").write_text("a ring\n")
-    paths = [f"model.path={checkpoint}", f"data.train={tmp_path / 'prompts.txt'}"]
-    words = [*SMALL, *FP32, "backend.trains=full", *words_of(name), *paths]
-    (tmp_path / "words.json").write_text(json.dumps(words))
-    launch(SCRIPT, tmp_path / "store", tmp_path, ranks=RANKS, deadline_s=560)
-    found: list[Any] = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(RANKS)]
-
+def test_no_rank_ever_holds_a_lazily_built_transformer_whole(
+    name: str, ranks: dict[str, tuple[nn.Module, list[Any]]]
+) -> None:
+    transformer, found = ranks[name]
     whole, block = num_bytes(transformer), max(map(num_bytes, blocks(transformer)))
     params = dict(transformer.named_parameters())
     # FSDP2 cuts the first dimension, and pads the last shard.

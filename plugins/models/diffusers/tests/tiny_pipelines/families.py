@@ -229,5 +229,5 @@ REFUSED: dict[str, tuple[Callable[[], dict[str, Any]], str, str]] = {
     ),
 }
 """Pipelines that are refused when they are loaded, a part of the error, and why."""
-TWO_RANKS = ("StableDiffusion3Pipeline", "WanPipeline", "QwenImagePipeline")
-"""Pipelines whose recipe runs on two ranks: latents of an image, of a video, and conditions of several lengths."""
+TWO_RANKS = ("WanPipeline", "QwenImagePipeline")
+"""Pipelines whose recipe runs on two ranks: latents of a video, and of an image with conditions of several lengths."""
