@@ -15,7 +15,7 @@ from wan22_experts import *
 
 __all__ = ["test_a_full_sync_and_adapters_are_sampled_from_and_a_full_sync_ends_them"]
 
-pytestmark = pytest.mark.keyed
+pytestmark = [pytest.mark.keyed, pytest.mark.reads("unirl-backend-fsdp2")]
 
 
 @pytest.mark.slow
