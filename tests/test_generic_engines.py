@@ -25,7 +25,11 @@ from unirl.models.diffusers.config import DiffusersConfig
 from unirl.models.diffusers.model import build
 
 pytestmark = pytest.mark.reads(
-    "plugins/models/diffusers/README.md", "unirl-model-hunyuan-video15", "unirl-model-qwen-image", "unirl-model-wan21"
+    "plugins/models/diffusers/README.md",
+    "unirl-model-hunyuan-video15",
+    "unirl-model-qwen-image",
+    "unirl-model-wan21",
+    "unirl-model-wan22",
 )
 
 CATALOG = Catalog.discover()

@@ -207,6 +207,14 @@ def test_subjects_that_wait_for_one_start_of_an_engine_are_of_the_same_tenth() -
     assert len({conformance.tried_together(subject) for subject in alone}) == len(alone)
 
 
+def test_what_a_test_reaches_does_not_depend_on_the_order_in_which_it_is_found(workspace: Workspace) -> None:
+    """Of one that goes through a catalog, which leads to all plugins."""
+    test = workspace.root / "tests" / "test_generic_engines.py"
+    once = workspace.reached([test])
+    assert workspace.reached([test, test]) == once
+    assert {module for dist in workspace.dists for module in workspace.of_plugin(dist)} <= once
+
+
 def test_a_change_of_the_driver_tries_a_cell_of_every_part_again_and_few_more() -> None:
     found = conformance.Keyed(subjects(Catalog.discover()))
     cells = {name: subject for name, subject in found.subjects.items() if subject.kind == "cell"}
