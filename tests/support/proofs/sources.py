@@ -169,7 +169,8 @@ class Workspace:
                 continue
             path = waiting.pop()
             # The gate decides which tests run, not how they end.
-            if path in done or path.is_relative_to(self.root / "tests" / "support" / "proofs"):
+            is_of_gate = path.name in WRITTEN or path.is_relative_to(self.root / "tests" / "support" / "proofs")
+            if path in done or is_of_gate:
                 continue
             done.add(path)
             result.add(path)
@@ -222,7 +223,7 @@ class Workspace:
                 break
             if (folder / "conftest.py").is_file():
                 yield folder / "conftest.py"
-        yield from (p for p in path.parent.iterdir() if p.is_file() and _is_data(p) and p.name not in WRITTEN)
+        yield from (p for p in path.parent.iterdir() if p.is_file() and _is_data(p))
         if path.is_relative_to(self.root / "plugins"):
             # Tests of a plugin are about all of it, also where only a variable names its modules.
             own = next(dist for dist in self.dists if path.is_relative_to(dist.folder))
