@@ -218,6 +218,22 @@ def test_a_resumed_run_may_change_what_changes_nothing_but_rounding(
         start("parts", *words, *changes, "backend.lr=5", resume=first.folder)
 
 
+def test_a_run_that_hashed_more_settings_resumes_and_another_recipe_is_still_refused(
+    start: Callable[..., RunResult],
+) -> None:
+    """As runs did before `rounding_only`: their manifests have other hashes, and settings that no longer count."""
+    first = start("run", "run.max_steps=2", "run.stop_at=1", "train.micro_batch_size=4")
+    manifest = first.folder / "checkpoints" / "step-000001" / "manifest.json"
+    saved = json.loads(manifest.read_text())
+    saved["state"]["plan_hash"] = "0" * 16
+    saved["state"]["numbers"] |= {"train.micro_batch_size": 4, "engine.forward_batch": 0}
+    manifest.write_text(json.dumps(saved))
+    with pytest.raises(CheckpointError, match=r"another recipe: backend\.lr was [\d.e-]+, is 5\.0\. Resume"):
+        start("run", "run.max_steps=2", "backend.lr=5", resume=first.folder)
+    second = start("run", "run.max_steps=2", "train.micro_batch_size=2", resume=first.folder)
+    assert (second.status, second.step) == ("done", 2)
+
+
 def test_a_run_can_be_extended_and_says_so(start: Callable[..., RunResult]) -> None:
     first = start("run", "run.max_steps=1")
     longer = start("run", "run.max_steps=2", resume=first.folder)

@@ -46,15 +46,18 @@ def checkpoint_to_resume(
             f"{checkpoint.folder}: its manifest has no {absent[0]!r}; resume from an older checkpoint."
         )
     if checkpoint.state["plan_hash"] != plan.hash:
-        then, now = checkpoint.state["numbers"], json.loads(json.dumps(plan.numeric_leaves()))
+        # An older version may have hashed settings that do not count any more.
+        then = plan.numeric_leaves(checkpoint.state["numbers"])
+        now = json.loads(json.dumps(plan.numeric_leaves()))
         changed = [key for key in sorted({*then, *now}) if then.get(key, "absent") != now.get(key, "absent")]
-        lines = "; ".join(
-            f"{key} was {then.get(key, 'absent')!r}, is {now.get(key, 'absent')!r}" for key in changed[:8]
-        )
-        raise CheckpointError(
-            f"{checkpoint.folder}: this checkpoint belongs to another recipe: {lines}. "
-            "Resume with the recipe that it was written by, or start a new run."
-        )
+        if changed:
+            lines = "; ".join(
+                f"{key} was {then.get(key, 'absent')!r}, is {now.get(key, 'absent')!r}" for key in changed[:8]
+            )
+            raise CheckpointError(
+                f"{checkpoint.folder}: this checkpoint belongs to another recipe: {lines}. "
+                "Resume with the recipe that it was written by, or start a new run."
+            )
     for key, then in checkpoint.state.get("data", {}).items():
         if data.hashes.get(key) != then:
             what = "prompts" if key.startswith("data.") else "code or files"
