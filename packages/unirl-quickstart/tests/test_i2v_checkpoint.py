@@ -166,7 +166,7 @@ def test_shape_and_colour_come_from_the_first_frame_and_the_direction_from_the_t
     assert result["perfect"] < 1 / 16 < stated["heldout"]["perfect"] - slack, result
     assert result["reward"] < stated["heldout"]["reward"] - slack, result
     mixed = [Clip(color=b.color, shape=b.shape, motion=a.motion) for a, b in zip(asked, shows, strict=True)]
-    # As good as with frames of their own: what is drawn is the shape of the frame, which goes where the text says.
+    # As good as with the right frames: what is drawn is the shape of the frame, which goes where the text says.
     assert wan.score(videos, mixed) == pytest.approx(stated["train"], abs=slack * 2**0.5)
 
 

@@ -195,7 +195,7 @@ class _HeadExchange(TorchFunctionMode):
         return self._to_tokens(result)
 
     def _to_heads(self, *tensors: Tensor) -> list[Tensor]:
-        """Each [B, H, own tokens, D] -> [B, H / ranks, all tokens, D], with an H and a D of its own.
+        """Each [B, H, own tokens, D] -> [B, H / ranks, all tokens, D]; H and D may differ between tensors.
 
         In one exchange: several take longer, and the more so the fewer tokens there are.
         """
