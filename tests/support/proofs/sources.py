@@ -102,6 +102,7 @@ class Workspace:
     _edges: dict[Path, tuple[set[Path], set[Path]]] = field(default_factory=dict, repr=False)
     _beside: dict[Path, dict[str, Path]] = field(default_factory=dict, repr=False)
     _dist_of: dict[Path, Dist | None] = field(default_factory=dict, repr=False)
+    _tests: dict[Path, bool] = field(default_factory=dict, repr=False)
 
     @cached_property
     def dists(self) -> tuple[Dist, ...]:
@@ -160,6 +161,7 @@ class Workspace:
         result: set[Path] = set()
         waiting = [path for root in roots for path in (root, *self._around(root))]
         done: set[Path] = set()
+        gate = f"{self.root / 'tests' / 'support' / 'proofs'}/"
         is_whole = False
         while waiting or not is_whole:
             if not waiting:
@@ -168,11 +170,12 @@ class Workspace:
                     waiting += [module for dist in self.dists for module in self.of_plugin(dist)]
                 continue
             path = waiting.pop()
-            # The gate decides which tests run, not how they end.
-            is_of_gate = path.name in WRITTEN or path.is_relative_to(self.root / "tests" / "support" / "proofs")
-            if path in done or is_of_gate:
+            if path in done:
                 continue
             done.add(path)
+            # The gate decides which tests run, not how they end.
+            if path.name in WRITTEN or str(path).startswith(gate):
+                continue
             result.add(path)
             dist = self.dist_of(path)
             if dist is not None:
@@ -230,9 +233,11 @@ class Workspace:
             yield from (file for file in own.source.rglob("*.py") if _is_source(file))
 
     def _is_test(self, path: Path) -> bool:
-        if not path.is_relative_to(self.root):
-            return False
-        return "tests" in path.relative_to(self.root).parts or path.name == "conftest.py"
+        if path not in self._tests:
+            is_ours = path.is_relative_to(self.root)
+            is_beside = is_ours and "tests" in path.relative_to(self.root).parts
+            self._tests[path] = is_beside or (is_ours and path.name == "conftest.py")
+        return self._tests[path]
 
     def _read(self, path: Path) -> _Reads:
         if path not in self._reads:
