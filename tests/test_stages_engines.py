@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from external_engines.environments import make
-from external_engines.forked import forked_engines
+from external_engines.forked import forked_engines  # noqa: F401
 from external_engines.texts import ROUNDING
 from unirl.core.errors import RunFailed
 from unirl.core.loop.build import build_parts
@@ -22,8 +22,6 @@ from unirl.core.types.weights import checksum
 from unirl.engine_host.external import ExternalEngine
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from writer_and_painter import RECIPE, composed, numbers, saved_weights
-
-__all__ = ["forked_engines"]
 
 pytestmark = [pytest.mark.keyed, pytest.mark.slow]
 

@@ -200,8 +200,12 @@ def become(call: Call, files: list[int], path: str) -> None:
                         sys.path.insert(1, entry)
             runpy.run_path(arguments[0], run_name="__main__")
     except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except Exception:  # noqa: BLE001 - a process ends here, and says why as any other does
+        if isinstance(error.code, int | None):
+            status = error.code or 0
+        else:
+            print(error.code, file=sys.stderr)
+            status = 1
+    except BaseException:  # noqa: BLE001 - a process ends here, and says why as any other does
         sys.excepthook(*sys.exc_info())
         status = 1
     # A program may have closed them.

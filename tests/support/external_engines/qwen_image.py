@@ -14,7 +14,6 @@ from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.models.qwen_image.config import QwenImageConfig
 from unirl.models.qwen_image.model import QwenImageModel, build
 
-from .forked import forked_engines
 from .latent_engines import (
     test_after_a_full_sync_it_samples_from_what_was_sent,
     test_an_adapter_is_sampled_from_and_gone_with_the_next_full_sync,
@@ -24,7 +23,6 @@ from .latents import ROUNDING, Ask, asking, assert_same, gap, trainside
 
 __all__ = [
     "ask",
-    "forked_engines",
     "model",
     "test_after_a_full_sync_it_samples_from_what_was_sent",
     "test_an_adapter_is_sampled_from_and_gone_with_the_next_full_sync",
