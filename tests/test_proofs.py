@@ -101,7 +101,7 @@ FUTURE = "from __future__ import annotations\n"
         (LAUNCHERS, "plugins/models/sd3/src/unirl/models/sd3/model.py"),
         (LAUNCHERS, "plugins/algorithms/flow-grpo/src/unirl/algorithms/flow_grpo/algorithm.py"),
         (FAMILIES, "plugins/algorithms/ppo/src/unirl/algorithms/ppo/algorithm.py"),
-        (LAUNCHERS, "tests/support/warm_workers.py"),
+        (LAUNCHERS, "tests/support/fork_server.py"),
         (LAUNCHERS, "packages/unirl-runtime/src/unirl/runtime/ray_worker.py"),
         (LAUNCHERS, "packages/unirl-core/src/unirl/core/loop/loop.py"),
         # Collected by pytest from the name of their package; named by a pattern.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from external_engines.environments import make
+from external_engines.forked import forked_engines  # noqa: F401
 from external_engines.texts import ROUNDING
 from unirl.core.errors import RunFailed
 from unirl.core.loop.build import build_parts

@@ -9,6 +9,7 @@ import pytest
 import torch
 from causal_lm_moe import write as write_moe
 from external_engines.environments import make
+from external_engines.forked import forked_engines  # noqa: F401
 from transformers import AutoModelForCausalLM
 from unirl.conformance.doubles.requests import make_text_request
 from unirl.core.types.rollout import verify_echo

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from external_engines.environments import make
+from external_engines.forked import forked_engines  # noqa: F401
 from external_engines.text_engines import (  # noqa: F401
     test_after_a_full_sync_it_samples_from_what_was_sent,
     test_an_adapter_is_sampled_from_and_gone_with_the_next_full_sync,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from external_engines.environments import make
+from external_engines.forked import forked_engines  # noqa: F401
 from external_engines.latents import ROUNDING, Ask, gap
 from unirl.conformance.doubles.trained import full_update
 from unirl.engines.vllm_omni.config import VllmOmniConfig

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from external_engines.environments import make
+from external_engines.forked import forked_engines  # noqa: F401
 from external_engines.latents import ROUNDING, Ask, adapter, assert_same, gap, trainside
 from unirl.conformance.doubles.trained import full_update, perturb, with_adapter
 from unirl.core.types.request import Request

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from external_engines import environments
+from external_engines.forked import forked_engines  # noqa: F401
 from external_engines.latents import Ask
 from external_engines.qwen_image import *
 from unirl.core.errors import RunFailed

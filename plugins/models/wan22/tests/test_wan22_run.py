@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from external_engines import environments
+from external_engines.forked import forked_engines  # noqa: F401
 from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
