@@ -24,6 +24,8 @@ pytestmark = pytest.mark.whole_tree
 ROOT = Path(__file__).parents[1]
 VLLM = "plugins/engines/vllm/tests/test_vllm_engine.py"
 OMNI = "plugins/engines/vllm-omni/tests/test_vllm_omni_engine.py"
+KLEIN = "plugins/models/flux2-klein/tests/test_flux2_klein_engines.py"
+RESUMED = "tests/test_resumed_algorithms.py"
 LAUNCHERS = "packages/unirl-runtime/tests/test_launchers.py"
 FAMILIES = "packages/unirl-runtime/tests/test_launcher_families.py"
 ENGINES = f"{keys.MUTANTS}[engine]"
@@ -104,6 +106,8 @@ FUTURE = "from __future__ import annotations\n"
         (LAUNCHERS, "tests/support/fork_server.py"),
         (LAUNCHERS, "packages/unirl-runtime/src/unirl/runtime/ray_worker.py"),
         (LAUNCHERS, "packages/unirl-core/src/unirl/core/loop/loop.py"),
+        # Named by a value of a setting, `+reward@reward.size=length`.
+        (RESUMED, "plugins/rewards/text/src/unirl/rewards/text/plugin.py"),
         # Collected by pytest from the name of their package; named by a pattern.
         (ENGINES, "packages/unirl-conformance/src/unirl/conformance/suite/test_engine_noise.py"),
         (ENGINES, "packages/unirl-conformance/tests/conformance_mutants/engine_apart_broken.py"),
@@ -165,6 +169,10 @@ def test_recipes_locks_and_settings_change_a_key_byte_for_byte(
         (ENGINES, "plugins/rewards/math/src/unirl/rewards/math/plain.py"),
         (LAUNCHERS, "plugins/engines/vllm/src/unirl/engines/vllm/engine.py"),
         (LAUNCHERS, "plugins/algorithms/ppo/src/unirl/algorithms/ppo/algorithm.py"),
+        # Packages say "format" and "diffusers" of files and of a library, and a list of modules names no engine.
+        (LAUNCHERS, "plugins/rewards/text/src/unirl/rewards/text/plugin.py"),
+        (LAUNCHERS, "plugins/models/diffusers/src/unirl/models/diffusers/plugin.py"),
+        (KLEIN, "plugins/engines/vllm/src/unirl/engines/vllm/plugin.py"),
     ],
 )
 def test_what_a_test_has_nothing_to_do_with_is_not_in_its_key(group: str, path: str) -> None:

@@ -24,21 +24,20 @@ from unirl.engine_host.process import EngineProcess
 __all__ = ["forked_engines", "forked_starts"]
 
 PRELOAD = {
-    "sglang": (
-        "diffusers",
+    "engines.sglang": (
         "sglang.multimodal_gen.runtime.managers.gpu_worker",
         "sglang.multimodal_gen.runtime.managers.scheduler",
     ),
-    "sglang-llm": ("sglang.srt.entrypoints.engine", "sglang.srt.model_executor.model_runner"),
-    "vllm": ("vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker"),
-    "vllm-omni": (
-        "diffusers",
+    "engines.sglang_llm": ("sglang.srt.entrypoints.engine", "sglang.srt.model_executor.model_runner"),
+    "engines.vllm": ("vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker"),
+    "engines.vllm_omni": (
         "vllm_omni.diffusion.registry",
         "vllm_omni.entrypoints.async_omni",
         "vllm_omni.diffusion.worker.diffusion_worker",
     ),
 }
-"""Engine -> modules of its environment that its processes import. None of them starts a thread, or is of UniRL."""
+"""Package of an engine in `unirl` -> modules of its environment that its processes import. None of them starts a thread,
+or is of UniRL."""
 
 
 @contextmanager
@@ -50,9 +49,8 @@ def forked_starts() -> Iterator[None]:
     def forked(engine: EngineProcess) -> None:
         program = engine.program
         environment = tuple(sorted(process._variables(program).items()))
-        python = fork_server.stub(
-            str(program.python), preload=PRELOAD[program.name], environment=environment, flags=("-I",)
-        )
+        preload = PRELOAD[program.serve.removeprefix("unirl.").partition(".server")[0]]
+        python = fork_server.stub(str(program.python), preload=preload, environment=environment, flags=("-I",))
         engine.program = dataclasses.replace(program, python=Path(python))
         try:
             start(engine)

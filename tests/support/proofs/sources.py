@@ -12,8 +12,10 @@ An edge leads from a Python file to
   they need;
 - the parts that it names. A part is built because somebody imports it or names it: so a string that equals the name of
   a part, in packages, and each word of a string, in tests and recipes, leads to the plugin with that part, and to all
-  that the plugin names. The same goes for recipes. Tests that discover what is
-  installed and go through it (`.parts()`, `.specs()`, `.records`) lead to all plugins.
+  that the plugin names. The same goes for recipes. Where the name is a word of every day, such as that of the reward
+  `format`, it does so in tests alone, as a whole string or where a value stands (`=format`, `reward: format`); a dotted
+  name, such as a module's, leads to none. Tests that discover what is installed and go through it (`.parts()`,
+  `.specs()`, `.records`) lead to all plugins.
 
 With a module of a dist go the dist's `pyproject.toml` and every file that it ships which is not Python: locks of
 engines, recipes, templates, checkpoints. With a test goes each `conftest.py` above it, what else lies in its folder and
@@ -40,6 +42,8 @@ __all__ = ["Dist", "Workspace"]
 
 MODULE = re.compile(r"[A-Za-z_*][\w*]*(\.[A-Za-z_*][\w*]*)*(:[\w.*-]+)?")
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(?:/[A-Za-z0-9_-]+)*")
+VALUE = re.compile(r"(?:^|[=,+]|: |--\w+ )([A-Za-z0-9][A-Za-z0-9_-]*)")
+"""A word where the name of a part stands: all of a string or its beginning, or a value."""
 NAMED = re.compile(r"([A-Za-z_]\w*(?:\.\w+)+):\w")
 """A module in a recipe, such as that of a reward's function."""
 NAME_PACKAGES = {"unirl.conformance.environment", "unirl.conformance.fixtures.plugin", "unirl.runtime.doctor"}
@@ -135,6 +139,15 @@ class Workspace:
             assert dist is not None, f"{path} lies outside of all dists"
             result.setdefault(name, set()).add(dist)
         return result
+
+    @cached_property
+    def everyday(self) -> set[str]:
+        """Names of parts that mostly mean something else: those of rewards, and those of packages of the lock. Packages
+        have no such part by default."""
+        registry = tomllib.loads((self.root / "registry" / "plugins.toml").read_text(encoding="utf-8"))
+        lock = tomllib.loads((self.root / "uv.lock").read_text(encoding="utf-8"))["package"]
+        models = registry.get("model", {}).keys()
+        return {*registry.get("reward", ()), *(models & {package["name"] for package in lock})}
 
     @cached_property
     def recipes(self) -> dict[Path, str]:
@@ -303,7 +316,10 @@ class Workspace:
                 yield from self._modules_named(text.partition(":")[0], path)
                 yield from self._tree_named(text)
             if is_test:
-                yield from self._with_parts(WORD.findall(text))
+                # A dotted name is that of a module or a setting.
+                words = [] if "." in text and MODULE.fullmatch(text) else WORD.findall(text)
+                values = set(VALUE.findall(text))
+                yield from self._with_parts(w for w in words if w not in self.everyday or w in values)
                 yield from self._files_named(text, path)
                 for name in NAMED.findall(text):
                     yield from self._resolved(name, path)
@@ -312,7 +328,7 @@ class Workspace:
                         yield from self._resolved(dist.scripts[text], path)
                     if text == dist.name:
                         yield from self._installed(dist)
-            elif has_defaults and self._name(path) not in NAME_PACKAGES:
+            elif has_defaults and text not in self.everyday and self._name(path) not in NAME_PACKAGES:
                 yield from self._with_parts([text])
 
     def _modules_named(self, text: str, path: Path) -> Iterator[Path]:
