@@ -284,7 +284,8 @@ def project(tmp_path: Path) -> Path:
         "pyproject.toml": "[tool.pytest.ini_options]\ntestpaths = ['tests']\npythonpath = ['tests/support', 'tests']\nmarkers = ['keyed', 'whole_tree']\n",
         "tests/helper.py": "SECONDS = 1\n",
         "tests/test_long.py": LONG,
-        "tests/test_tree.py": f"import pytest\n\npytestmark = {keys.WHOLE_TREE}\n\ndef test_three():\n    pass\n",
+        # First, so that the keyed one is the last that runs before the proofs are written.
+        "tests/test_a_tree.py": f"import pytest\n\npytestmark = {keys.WHOLE_TREE}\n\ndef test_three():\n    pass\n",
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)

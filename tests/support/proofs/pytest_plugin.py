@@ -276,6 +276,8 @@ class Account:
         """Write the record and the durations; a line for each group that has a key and is not proven.
 
         left_out: groups that the record proved before."""
+        # What is read from here on no test reads.
+        self.now = ""
         workspace, machine = Workspace(self.root), keys.instruction_set()
         proofs, reply = dict(record.read(self.root)), list[str]()
         commit, light, collected = record.commit_of(self.root), _light(workspace), _collected(workspace)
