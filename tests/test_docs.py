@@ -11,25 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from pages import PAGES, ROOT, TRAINED, WITH_FUNCTIONS, commands, shown_files, write_shown
 from unirl.core.cli import main
 from unirl.core.specs.spec import KINDS
 from unirl.models.causal_lm import tiny as causal_lm_tiny
 from unirl.models.sd3 import tiny as sd3_tiny
 
 pytestmark = pytest.mark.whole_tree
-
-ROOT = Path(__file__).parents[1]
-PAGES = sorted(
-    path
-    for path in [
-        *ROOT.glob("*.md"),
-        *ROOT.glob("docs/**/*.md"),
-        *ROOT.glob("*/*/README.md"),
-        *ROOT.glob("*/*/*/README.md"),
-    ]
-    if ".venv" not in path.parts
-)
-UNIRL = [sys.executable, "-m", "unirl.core"]
 
 
 def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -42,20 +30,6 @@ def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
         timeout=250,
         check=False,
     )
-
-
-def commands() -> list[str]:
-    """Every `unirl` command that a page shows in an indented or fenced block."""
-    result: dict[str, None] = {}
-    for page in PAGES:
-        for line in page.read_text(encoding="utf-8").splitlines():
-            match = re.match(
-                r"(?: {4}|\$ |)(?:python3 bootstrap\.py -- )?(unirl (?:train|compose|plan|plugins|recipes|doctor|conformance|new|data|league).*)",
-                line,
-            )
-            if match and "reference" not in page.parts and (line.startswith("    ") or line.startswith("unirl")):
-                result[match.group(1).split("  #")[0].strip()] = None
-    return list(result)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -104,24 +78,7 @@ def write_published(name: str, file: Path) -> None:
         file.write_text(json.dumps(row))
 
 
-def shown_files() -> dict[str, str]:
-    """Files that pages tell a reader to save: Python blocks whose first line is a comment with the name."""
-    result: dict[str, str] = {}
-    for page in PAGES:
-        for name, code in re.findall(
-            r"```python\n# ([\w/]+\.py)\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL
-        ):
-            assert result.setdefault(name, code) == code, f"{page} shows another {name}"
-    return result
-
-
-def write_shown(folder: Path) -> None:
-    for name, code in shown_files().items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(code)
-
-
-@pytest.mark.parametrize("command", [command for command in commands() if not needs_more(command)])
+@pytest.mark.parametrize("command", [command for command in commands(PAGES) if not needs_more(command)])
 def test_a_command_that_a_page_shows_is_accepted(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,7 +92,7 @@ def test_a_command_that_a_page_shows_is_accepted(
     for name in re.findall(r"--settings (\S+)", command):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("quickstart: {algorithms: {awm: [backend.lr=3e-5]}}")
-    write_shown(tmp_path)
+    write_shown(tmp_path, PAGES)
     for name in re.findall(r"--from (checkpoints/\S+)", command):
         {"llama": causal_lm_tiny, "sd3": sd3_tiny}[Path(name).name].write(tmp_path / name, seed=0)
     if words[:2] == ["data", "convert"]:
@@ -153,10 +110,12 @@ def test_a_command_that_a_page_shows_is_accepted(
             words = [*words, "--tier", "static"]
         if not any(word.startswith("--") and word.removeprefix("--") in ("plugin", *KINDS) for word in words):
             words = [*words, "--plugin", "unirl-conformance"]
+        if "--claim" not in words:
+            words = [*words, "--claim", "every-setting-is-documented"]
     with pytest.raises(SystemExit) as caught:
         main(words)
     # Plugins of this folder are imported once per process; the next command has them in another folder.
-    for name in shown_files():
+    for name in shown_files(PAGES):
         sys.modules.pop(Path(name).stem, None)
     # `doctor` may have a finding about this machine; each tutorial shows one refusal, and says so.
     is_refused = bool({"sampling.eta=0", "sampling.temperature=0"} & set(words))
@@ -164,79 +123,13 @@ def test_a_command_that_a_page_shows_is_accepted(
     assert caught.value.code in expected, capsys.readouterr().err
 
 
-FUNCTIONS = [command for command in commands() if "=function" in command]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", FUNCTIONS)
-def test_a_function_that_a_page_shows_is_trained_on(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_shown(tmp_path)
-    small = [
-        "run.max_steps=2",
-        "run.dir=out",
-        "data.prompts_per_step=4",
-        "data.eval=''",
-        "advantage.constant_reward=skip",
-    ]
-    with pytest.raises(SystemExit) as caught:
-        main([*shlex.split(command)[1:], *small])
-    assert caught.value.code == 0, capsys.readouterr().err
-    events = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
-    steps = [event["metrics"] for event in events if event["kind"] == "step"]
-    assert len(steps) == 2 and all("reward/mine" in step for step in steps), sorted(steps[0])
-
-
-@pytest.mark.slow
-def test_the_page_about_exports_does_what_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    small = [
-        "run.max_steps=2",
-        "run.save_every=1",
-        "data.prompts_per_step=2",
-        "data.samples_per_prompt=2",
-        "data.eval=''",
-    ]
-    small += ["advantage.constant_reward=skip", "backend.ema.kind=constant", "~tracker.report"]
-    text = (ROOT / "docs/how-to/export.md").read_text(encoding="utf-8")
-    exported: list[str] = []
-    # In the order of the page.
-    for command, code in re.findall(
-        r"^    (unirl [^\n]*)$|^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE
-    ):
-        if code:
-            exec(compile(code, "export.md", "exec"), {})
-            continue
-        words = shlex.split(command)[1:]
-        with pytest.raises(SystemExit) as caught:
-            main([*words, *(small if words[0] == "train" else [])])
-        assert caught.value.code == 0, f"{command}: {capsys.readouterr().err}"
-        if words[0] == "export":
-            exported.append(words[words.index("--to") + 1])
-    assert exported == ["shapes-lora", "sums-lora", "shapes", "sums", "shapes-average"]
-    assert all((tmp_path / name / "README.md").is_file() for name in exported)
-
-
-def test_the_pages_that_a_reader_begins_with_show_a_function_of_their_own() -> None:
-    for page in ("README.md", "docs/tutorials/quickstart.md"):
-        assert "reward.mine=function" in (ROOT / page).read_text(encoding="utf-8"), page
+def test_the_pages_with_functions_of_a_reader_are_those_that_are_run() -> None:
+    """In tests/test_shown_runs.py, whose key has these pages and recipes alone."""
+    shown = {page: [one.split()[2] for one in commands([page]) if "=function" in one] for page in PAGES}
+    assert {page.relative_to(ROOT).as_posix() for page, recipes in shown.items() if recipes} == set(WITH_FUNCTIONS)
+    assert {recipe for recipes in shown.values() for recipe in recipes} == set(TRAINED)
 
 
 def test_the_reference_is_what_the_code_says() -> None:
     done = run(sys.executable, "docs/reference/generate.py", "--check", cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_the_python_example_of_the_core_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (ROOT / "packages/unirl-core/README.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    small = example.replace(
-        '"run.max_steps=1"', '"run.max_steps=1", "data.prompts_per_step=2", "advantage.constant_reward=skip"'
-    )
-    exec(compile(small, "README.md", "exec"), {})
-    assert (tmp_path / "run" / "events.jsonl").is_file()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from proofs import conformance, keys, record
+from proofs.pytest_plugin import STANDS
 from proofs.record import Proof
 from proofs.sources import Workspace
 from unirl.conformance.source_hash import source_digest
@@ -134,6 +135,10 @@ def test_a_dist_that_a_test_names_is_in_its_key_with_what_is_installed_with_it_a
     assert not edit(f"{ppo}/src/unirl/algorithms/ppo/algorithm.py", FUTURE, f"{FUTURE}\nCHANGED = 1\n", THIRD_PARTY)
 
 
+def test_what_stands_for_the_mutants_of_a_kind_is_of_their_group() -> None:
+    assert keys.group_of(f"{keys.MUTANTS}::{STANDS}[engine]") == ENGINES
+
+
 def test_every_module_of_tests_is_a_group_but_those_about_the_whole_tree() -> None:
     groups = set(keys.groups(HERE))
     assert {COMMAND, VLLM, ENGINES} <= groups
@@ -250,10 +255,14 @@ def proof(*, key: str = "0" * 32, machine: str = "3.11 x86_64") -> Proof:
 
 
 LONG = f"""
+import os
+
 import pytest
 from helper import SECONDS
 
 pytestmark = {keys.KEYED}
+
+assert "UNIMPORTABLE" not in os.environ
 
 def test_one():
     assert SECONDS < 9
@@ -283,7 +292,8 @@ def project(tmp_path: Path) -> Path:
         "pyproject.toml": "[tool.pytest.ini_options]\ntestpaths = ['tests']\npythonpath = ['tests/support', 'tests']\nmarkers = ['keyed', 'whole_tree']\n",
         "tests/helper.py": "SECONDS = 1\n",
         "tests/test_long.py": LONG,
-        "tests/test_tree.py": f"import pytest\n\npytestmark = {keys.WHOLE_TREE}\n\ndef test_three():\n    pass\n",
+        # First, so that the keyed one is the last that runs before the proofs are written.
+        "tests/test_a_tree.py": f"import pytest\n\npytestmark = {keys.WHOLE_TREE}\n\ndef test_three():\n    pass\n",
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
@@ -302,10 +312,10 @@ def commit(root: Path) -> None:
     git(root, "commit", "-q", "--allow-empty", "-m", "change")
 
 
-def outcome_of(root: Path, *words: str) -> tuple[int, str]:
+def outcome_of(root: Path, *words: str, **environment: str) -> tuple[int, str]:
     """Exit code and output of pytest there, without plugins that happen to be installed here."""
     command = [sys.executable, "-c", RUN, "-p", "no:cacheprovider", "-p", "xdist", *words]
-    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment}
     done = subprocess.run(command, cwd=root, env=alone, capture_output=True, text=True, check=False, timeout=250)
     return done.returncode, done.stdout + done.stderr
 
@@ -332,10 +342,14 @@ def test_what_passed_is_left_out_as_proven_until_its_sources_change(project: Pat
     while record.runs_anyway("tests/test_long.py", git(project, "rev-parse", "HEAD").strip()):
         commit(project)
 
-    code, output = outcome_of(project, "--proven", *workers)
+    # Its module is not imported, and its tests are counted all the same.
+    code, output = outcome_of(project, "--proven", *workers, UNIMPORTABLE="1")
     assert code == 0, output
     assert re.search(r"1 passed,.* 2 proven in", output), output
     assert f"proven at {proven.commit[:12]}: tests/test_long.py (2 tests" in output
+    # Of part of a file its tests are counted one by one.
+    code, output = outcome_of(project, "--proven", "-k", "one or three", *workers)
+    assert code == 0 and re.search(r"1 passed,.* 1 proven in", output), output
     # Without the option everything runs.
     assert "3 passed" in outcome_of(project, *workers)[1]
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.whole_tree
 
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = {
-    "packages/unirl-core": "it trains, so test_docs runs it with smaller settings",
+    "packages/unirl-core": "it trains, so test_shown_runs runs it with smaller settings",
     "plugins/backends/fsdp2": "its own tests look at what it prints",
     "plugins/trackers/report": "it reports on a run, of which there is none here",
     "plugins/trackers/wandb": "it starts the service of wandb",

@@ -4,7 +4,8 @@
     pytest --prove         # run everything, and write down which groups passed, with which key
     pytest --prove --proven    # the same for what the record does not prove; all the rest is left out
 
-A group that is left out is counted as *proven*, never as passed, with the commit that it was proven at.
+A group that is left out is counted as *proven*, never as passed, with the commit that it was proven at. A file all of
+whose groups are left out is not even imported: one item stands for each group, and is counted as the tests of its proof.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ REASON = "proven at "
 NEVER = r"not run: (needs a CUDA device$|run\.batch_invariant: |the extra \S+ is not installed$)"
 PROVEN = pytest.StashKey[dict[str, str]]()
 """Group -> the commit that it was proven at, of those that do not run."""
+WHOLE = pytest.StashKey[dict[str, list[str]]]()
+"""File -> its groups, of files that are not imported."""
+STANDS = "all tests"
+"""Name of an item that stands for a group; of a function it could not be."""
 ACCOUNT = pytest.StashKey["Account"]()
 
 
@@ -43,39 +48,69 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     root, option = config.rootpath, config.option
     if hasattr(config, "workerinput"):
-        config.stash[PROVEN] = config.workerinput["proven"]
+        config.stash[PROVEN], config.stash[WHOLE] = config.workerinput["proven"]
         if option.prove:
             config.stash[ACCOUNT] = Account(root)
         return
-    config.stash[PROVEN] = {}
+    config.stash[PROVEN], config.stash[WHOLE] = {}, {}
+    narrower = ("keyword", "markexpr", "deselect", "lf")
+    narrows = any(getattr(option, name, None) for name in narrower) or any("::" in str(word) for word in config.args)
     if option.prove:
-        narrower = ("keyword", "markexpr", "deselect", "lf")
-        chosen = [name for name in narrower if getattr(option, name, None)]
-        if chosen or any("::" in str(word) for word in config.args):
+        if narrows:
             raise pytest.UsageError("--prove: a proof is of whole files; leave out -k, -m, --lf, --deselect and `::`.")
         if changed := record.uncommitted(root):
             raise pytest.UsageError(f"--prove: a proof names the commit that it was made at; commit {changed} first.")
         config.stash[ACCOUNT] = Account(root)
     if option.proven:
-        config.stash[PROVEN] = _proven(root, with_tenth=not option.prove)
+        config.stash[PROVEN], whole = _proven(root, with_tenth=not option.prove)
+        config.stash[WHOLE] = {} if narrows else whole
 
 
-def _proven(root: Path, *, with_tenth: bool) -> dict[str, str]:
+def _proven(root: Path, *, with_tenth: bool) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """The commits of the groups that are proven, and the files of which all groups are."""
     workspace, commit, machine = Workspace(root), record.commit_of(root), keys.instruction_set()
     known = record.read(root)
     result: dict[str, str] = {}
+    files: dict[str, list[str]] = defaultdict(list)
     for group in keys.groups(workspace):
+        files[group.partition("[")[0]].append(group)
         proof = known.get((group, machine))
         if proof is None or proof.cpu != record.cpu() or (with_tenth and record.runs_anyway(group, commit)):
             continue
         if proof.key == keys.key_of_group(group, workspace):
             result[group] = proof.commit
-    return result
+    return result, {file: groups for file, groups in files.items() if result.keys() >= set(groups)}
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    node.workerinput["proven"] = node.config.stash[PROVEN]
+    node.workerinput["proven"] = (node.config.stash[PROVEN], node.config.stash[WHOLE])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    root = parent.config.rootpath
+    file = module_path.relative_to(root).as_posix() if module_path.is_relative_to(root) else ""
+    return ProvenFile.from_parent(parent, path=module_path) if file in parent.config.stash[WHOLE] else None
+
+
+class ProvenFile(pytest.File):
+    """A file of tests that are all proven."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        for group in self.config.stash[WHOLE][self.path.relative_to(self.config.rootpath).as_posix()]:
+            _, bracket, kind = group.partition("[")
+            yield ProvenGroup.from_parent(self, name=f"{STANDS}{bracket}{kind}")
+
+
+class ProvenGroup(pytest.Item):
+    """Marked like every test that is proven, and so never run."""
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        return self.path, 0, self.name
+
+    def runtest(self) -> None:
+        raise AssertionError(f"{self.nodeid} is no test")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -125,8 +160,14 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     known, machine = record.read(config.rootpath), keys.instruction_set()
     counts: dict[str, int] = defaultdict(int)
+    tests: list[Any] = []
     for report in reports:
-        counts[keys.group_of(report.nodeid)] += 1
+        group = keys.group_of(report.nodeid)
+        stands = report.nodeid.partition("::")[2].startswith(STANDS)
+        tests += [report] * (known[group, machine].num_tests if stands else 1)
+        counts[group] += len(tests) - sum(counts.values())
+    # Of which the last line tells the number.
+    terminalreporter.stats["proven"] = tests
     terminalreporter.section("proven already, not run")
     for group, number in sorted(counts.items()):
         seconds = known[group, machine].seconds
@@ -235,6 +276,8 @@ class Account:
         """Write the record and the durations; a line for each group that has a key and is not proven.
 
         left_out: groups that the record proved before."""
+        # What is read from here on no test reads.
+        self.now = ""
         workspace, machine = Workspace(self.root), keys.instruction_set()
         proofs, reply = dict(record.read(self.root)), list[str]()
         commit, light, collected = record.commit_of(self.root), _light(workspace), _collected(workspace)

@@ -10,16 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hydra import compose as hydra_compose
 from hydra import initialize
 from hydra._internal.defaults_list import DefaultsList
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
-from hydra.plugins.config_source import ConfigSource
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -33,7 +28,7 @@ from .env_resolver import env
 from .errors import explain
 from .exchanged import Exchange, exchanges
 from .files import RecipeFile, find_recipe, list_recipes, recipe_roots
-from .hydra_source import ROOT, config_class, exchanging, sources
+from .hydra_source import ROOT, Loader, config_class, exchanging, sources
 from .origins import Layer, Slot, layers_of, origin_below, origin_of, trace
 from .proposals import propose
 from .stages import stages_of
@@ -55,7 +50,7 @@ class Composed:
     config: DictConfig
     layers: tuple[Layer, ...]
     defaults: tuple[tuple[str, str, str], ...]
-    """Hydra's defaults list without Hydra's own entries: (config path, package, the file that names it)."""
+    """Hydra's defaults list: (config path, package, the file that names it)."""
     left_out: tuple[LeftOut, ...] = ()
     """Values for parts that were replaced, whose replacement has no such key."""
 
@@ -92,22 +87,22 @@ def compose_config(
         roots = [recipe.root, *roots]
     with sources(catalog, roots, recipe=recipe.name), _hydra():
         try:
-            loader = GlobalHydra.instance().config_loader()
-            listed = loader.compute_defaults_list(ROOT, list(overrides), RunMode.RUN)
+            loader = Loader(overrides)
+            listed = loader.listed
             entries = tuple((d.config_path or "", d.package or "", d.parent or "") for d in listed.defaults)
-            entries = tuple(entry for entry in entries if entry[0] != ROOT and entry[0].split("/")[0] != "hydra")
+            entries = tuple(entry for entry in entries if entry[0] != ROOT)
             check_schema(entries, recipe=recipe.name)
             chosen_in = _chosen_in(listed)
             exchanged = exchanges(listed.defaults, chosen_in=chosen_in, config_class=partial(config_class, catalog))
             with exchanging(exchanged) as left_out:
-                config = hydra_compose(ROOT, overrides=list(overrides), return_hydra_config=True)
-                searched = [_source(result) for result in config.hydra.runtime.config_sources]
+                config = loader.composed()
                 with open_dict(config):
-                    del config["hydra"]
                     for key in emptied:
                         config[key] = {}
-                layers = layers_of(listed.defaults, sources=searched, overrides=_parsed(overrides), chosen_in=chosen_in)
-            for_others = _for_other_algorithms(exchanged, loader, overrides, catalog)
+                layers = layers_of(
+                    listed.defaults, sources=loader.searched, overrides=loader.overrides, chosen_in=chosen_in
+                )
+            for_others = _for_other_algorithms(exchanged, overrides, catalog)
         except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as error:
             raise explain(error, recipe=recipe.name, catalog=catalog) from error
     if given and not config.run.name:
@@ -224,16 +219,14 @@ def _chosen_in(listed: DefaultsList) -> dict[str, str | None]:
     return {key: None if meta.external_override else meta.containing_config_path for key, meta in metadata.items()}
 
 
-def _for_other_algorithms(
-    exchanged: Sequence[Exchange], loader: ConfigLoader, overrides: Sequence[str], catalog: Catalog
-) -> list[Exchange]:
+def _for_other_algorithms(exchanged: Sequence[Exchange], overrides: Sequence[str], catalog: Catalog) -> list[Exchange]:
     """The exchanges of algorithms, but for one that the command line names as the recipe does."""
     result = [one for one in exchanged if one.group == "algorithm"]
     kept = [override for override in overrides if re.split("[@=]", override)[0] != "algorithm"]
     if not result or len(kept) == len(overrides):
         return result
     try:
-        listed = loader.compute_defaults_list(ROOT, kept, RunMode.RUN)
+        listed = Loader(kept).listed
     except MissingConfigException:
         # The recipe's own algorithm is not installed, so it is another one.
         return result
@@ -241,13 +234,6 @@ def _for_other_algorithms(
     before = exchanges(listed.defaults, chosen_in=_chosen_in(listed), config_class=partial(config_class, catalog))
     same = {one.package for one in result if paths.get(one.package) == f"algorithm/{one.name}"}
     return [one for one in result if one.package not in same] + [one for one in before if one.package in same]
-
-
-def _source(found: DictConfig) -> ConfigSource:
-    """A source of Hydra's search path, opened again: Hydra keeps those of `hydra.searchpath` to itself."""
-    from hydra._internal.sources_registry import SourcesRegistry
-
-    return SourcesRegistry.instance().resolve(found.schema)(found.provider, f"{found.schema}://{found.path}")
 
 
 def _sampler_dists(settings: Iterable[SamplingConfig], catalog: Catalog) -> tuple[str, ...]:
@@ -259,9 +245,3 @@ def _sampler_dists(settings: Iterable[SamplingConfig], catalog: Catalog) -> tupl
 
 def _name_origin(origin: Origin, composed: Composed) -> Origin:
     return Origin(source="recipe", detail=composed.recipe.file.name) if origin.source == "default" else origin
-
-
-def _parsed(overrides: Sequence[str]) -> list[Override]:
-    """The overrides that concern the recipe, parsed."""
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    return [override for override in parsed if not override.is_hydra_override()]

@@ -59,13 +59,17 @@ def _here() -> Path:
 
 def list_recipes(roots: list[RecipeRoot] | None = None) -> list[RecipeFile]:
     """Every recipe, by name."""
+    return [_entry(name, result) for name, result in _by_name(roots).items()]
+
+
+def _by_name(roots: list[RecipeRoot] | None) -> dict[str, list[tuple[Path, RecipeRoot]]]:
     files: dict[str, list[tuple[Path, RecipeRoot]]] = {}
     for root in recipe_roots() if roots is None else roots:
         for file in _yaml_files(root.folder):
             name = file.relative_to(root.folder).with_suffix("").as_posix()
             if name.split("/")[0] not in PART_GROUPS:
                 files.setdefault(name, []).append((file, root))
-    return [_entry(name, result) for name, result in sorted(files.items())]
+    return dict(sorted(files.items()))
 
 
 def find_recipe(name: str, roots: list[RecipeRoot] | None = None) -> RecipeFile:
@@ -75,12 +79,11 @@ def find_recipe(name: str, roots: list[RecipeRoot] | None = None) -> RecipeFile:
     """
     if name.endswith((".yaml", ".yml")):
         return _given(name)
-    recipes = list_recipes(roots)
-    result = next((recipe for recipe in recipes if recipe.name == name), None)
-    if result is None:
-        names = [recipe.name for recipe in recipes]
+    names = _by_name(roots)
+    if name not in names:
         hint = did_you_mean(name, names) or f". {_install_hint(name)}".rstrip()
         raise RecipeError(f"recipe {name!r} was not found{hint} There are: {', '.join(names) or 'none installed'}.")
+    result = _entry(name, names[name])
     if result.root.owner and result.hides:
         places = ", ".join(str(file) for file in (result.file, *result.hides))
         raise RecipeError(f"recipe {name!r}: two packages ship it ({places}). Give the path of the file instead.")

@@ -16,12 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import yaml
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.defaults_list import create_defaults_list
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf, open_dict
+from hydra.types import RunMode
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from ..errors import PluginBroken, RecipeError
 from ..specs.config import CONFIG_BASES, PartConfig, RecipeConfig
@@ -34,7 +38,17 @@ from .files import PART_GROUPS, RecipeRoot
 if TYPE_CHECKING:
     from ..plugins.catalog import Catalog
 
-__all__ = ["ROOT", "SAMPLING", "SCHEMA", "PartsSource", "RecipesSource", "config_class", "exchanging", "sources"]
+__all__ = [
+    "ROOT",
+    "SAMPLING",
+    "SCHEMA",
+    "Loader",
+    "PartsSource",
+    "RecipesSource",
+    "config_class",
+    "exchanging",
+    "sources",
+]
 
 SCHEMA = "unirl"
 """The schema of a recipe, first in every defaults list: `- /unirl`."""
@@ -107,6 +121,31 @@ def config_class(catalog: Catalog, group: str, name: str) -> type[Any]:
             f"which is not a dataclass that inherits unirl.core.specs.config.{base.__name__}."
         )
     return target
+
+
+class Loader(ConfigLoaderImpl):
+    """Hydra's steps from overrides to a config, one by one, so that what lies between them needs no second list of
+    defaults. Hydra's own configuration decides nothing here and is not loaded. Used inside of `sources()`."""
+
+    def __init__(self, overrides: Sequence[str]) -> None:
+        super().__init__(GlobalHydra.instance().config_loader().get_search_path())
+        parsed, self._files = self._parse_overrides_and_create_caching_repo(ROOT, [*overrides])
+        self.validate_sweep_overrides_legal(parsed, run_mode=RunMode.RUN, from_shell=False)
+        self.listed = create_defaults_list(self._files, ROOT, parsed, prepend_hydra=False, skip_missing=False)
+        self.overrides = [override for override in parsed if not override.is_hydra_override()]
+        """Those that concern the recipe."""
+        self.searched = self._files.get_sources()
+
+    def composed(self) -> DictConfig:
+        """The files of the list, merged, with the overrides; what `exchanging()` leaves out is not in it."""
+        active = _active.get()
+        if active is not None and active.exchanged:
+            self._files.cache.clear()
+        config = self._compose_config_from_defaults_list(self.listed.defaults, repo=self._files)
+        OmegaConf.set_struct(config, True)
+        settings = [override for override in self.listed.config_overrides if not override.is_hydra_override()]
+        self._apply_overrides_to_config(settings, config)
+        return config
 
 
 class UniRLSearchPath(SearchPathPlugin):
@@ -201,8 +240,7 @@ class RecipesSource(ConfigSource):
         if header["package"] is None and config_path.split("/")[0] not in PART_GROUPS:
             header["package"] = "_global_"
         try:
-            _check_size(file, text)
-            config = OmegaConf.create(text)
+            config = deepcopy(_parsed(file, text))
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
             raise RecipeError(f"{file}:{line}: not valid YAML: {error.problem}.") from error
@@ -236,6 +274,12 @@ def _structured(schema: type[Any]) -> DictConfig:
 @lru_cache(maxsize=256)
 def _first(schema: type[Any]) -> DictConfig:
     return OmegaConf.structured(schema)
+
+
+@lru_cache(maxsize=256)
+def _parsed(file: Path, text: str) -> DictConfig | ListConfig:
+    _check_size(file, text)
+    return OmegaConf.create(text)
 
 
 def _text(file: Path) -> str:

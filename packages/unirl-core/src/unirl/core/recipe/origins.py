@@ -60,7 +60,7 @@ def layers_of(
     layers: list[Layer] = []
     for default in defaults:
         path = cast(str, default.config_path)
-        if path == ROOT or path.split("/")[0] == "hydra":
+        if path == ROOT:
             continue
         source = next(source for source in sources if source.is_config(path))
         config = cast(DictConfig, source.load_config(path).config)

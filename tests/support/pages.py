@@ -1,0 +1,54 @@
+"""The pages of the documents, and what they show a reader to save and to run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    path
+    for path in [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("*/*/README.md"),
+        *ROOT.glob("*/*/*/README.md"),
+    ]
+    if ".venv" not in path.parts
+)
+WITH_FUNCTIONS = ("README.md", "docs/tutorials/quickstart.md", "plugins/rewards/rules/README.md")
+"""Those that train on a function of the reader's own."""
+TRAINED = ("quickstart", "quickstart-text")
+"""The recipes that they train."""
+
+
+def commands(pages: Iterable[Path]) -> list[str]:
+    """Every `unirl` command that these pages show in an indented or fenced block."""
+    result: dict[str, None] = {}
+    for page in pages:
+        for line in page.read_text(encoding="utf-8").splitlines():
+            match = re.match(
+                r"(?: {4}|\$ |)(?:python3 bootstrap\.py -- )?(unirl (?:train|compose|plan|plugins|recipes|doctor|conformance|new|data|league).*)",
+                line,
+            )
+            if match and "reference" not in page.parts and (line.startswith("    ") or line.startswith("unirl")):
+                result[match.group(1).split("  #")[0].strip()] = None
+    return list(result)
+
+
+def shown_files(pages: Iterable[Path]) -> dict[str, str]:
+    """Files that these pages tell a reader to save: Python blocks whose first line is a comment with the name."""
+    result: dict[str, str] = {}
+    for page in pages:
+        for name, code in re.findall(
+            r"```python\n# ([\w/]+\.py)\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL
+        ):
+            assert result.setdefault(name, code) == code, f"{page} shows another {name}"
+    return result
+
+
+def write_shown(folder: Path, pages: Iterable[Path]) -> None:
+    for name, code in shown_files(pages).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(code)
