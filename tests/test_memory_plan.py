@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
+import held_memory
 import pytest
 import torch
+import warm_workers
 from click.testing import CliRunner
-from held_memory import held_in_a_step, held_on_a_rank, kept_for_backward
+from held_memory import held_in_a_step, kept_for_backward
+from small_runs import catalog
 from unirl.core.cli import cli
 from unirl.core.errors import RecipeError
-from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.models.wan21.tiny import write
 from unirl.runtime.memory_plan import MemoryPlan, memory_plan
@@ -61,9 +64,8 @@ def one() -> MemoryPlan:
 
 
 def planned(*words: str, of: MemoryPlan | None = None) -> MemoryPlan:
-    catalog = Catalog.discover()
-    plan = compose(words[0], words[1:], catalog=catalog)
-    return memory_plan(plan, catalog=catalog, size=of.size if of else None)
+    plan = compose(words[0], words[1:], catalog=catalog())
+    return memory_plan(plan, catalog=catalog(), size=of.size if of else None)
 
 
 @pytest.mark.slow
@@ -72,11 +74,10 @@ def test_a_step_holds_the_bytes_that_were_planned(name: str, tmp_path: Path) -> 
     if "video" in name:
         write(tmp_path / "wan", seed=0)
         (tmp_path / "prompts.txt").write_text("a ring\na disc\na star\na line", encoding="utf-8")
-    catalog = Catalog.discover()
     recipe, *overrides = [word.replace("FOLDER", str(tmp_path)) for word in RECIPES[name]]
-    plan = compose(recipe, overrides, catalog=catalog)
-    (process,) = memory_plan(plan, catalog=catalog).processes
-    held = held_in_a_step(plan, catalog=catalog)
+    plan = compose(recipe, overrides, catalog=catalog())
+    (process,) = memory_plan(plan, catalog=catalog()).processes
+    held = held_in_a_step(plan, catalog=catalog())
     # Logits are computed a few rows at a time, again in the backward pass: nothing keeps them.
     items = {item: size for item, size in process.items.items() if item != "logits"}
     assert held.keys() == items.keys()
@@ -112,7 +113,13 @@ def test_two_ranks_hold_what_was_planned_for_each(tmp_path: Path) -> None:
     """Activations are left out: autograd also keeps the gathered weights, which are freed between."""
     settings = ("backend.defer_gradient_sync=false", "algorithm.kl_coef=0.01", "backend.reference_copy=true")
     words = ("quickstart", *SMALL, *settings)
-    torch.multiprocessing.spawn(held_on_a_rank, (words, str(tmp_path / "rank")), nprocs=2)
+    python, store = warm_workers.python(), str(tmp_path / "rank")
+    ranks = [subprocess.Popen([python, held_memory.__file__, str(number), store, *words]) for number in range(2)]
+    try:
+        assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
     (process,) = planned(*words, "launcher=ray", "launcher.train_ranks=2").processes
     for number in range(2):
         held = json.loads((tmp_path / f"rank-{number}.json").read_text(encoding="utf-8"))
@@ -122,8 +129,7 @@ def test_two_ranks_hold_what_was_planned_for_each(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_without_weights_is_planned_as_the_whole_one(tmp_path: Path, one: MemoryPlan) -> None:
-    catalog = Catalog.discover()
-    plan = compose("quickstart", catalog=catalog)
+    plan = compose("quickstart", catalog=catalog())
     folder = tmp_path / "configs"
     shutil.copytree(str(vars(plan.only.model.config)["path"]), folder)
     removed = [path.unlink() for path in folder.rglob("*.safetensors")]

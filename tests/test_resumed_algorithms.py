@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from small_runs import catalog, copy_up_to, flat
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from unirl.core.loop.run import RunResult, train
-from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 
 pytestmark = pytest.mark.keyed
@@ -74,26 +74,18 @@ def saved(folder: Path, into: Path) -> dict[str, Any]:
     return result
 
 
-def flat(value: Any, prefix: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {prefix: value}
-    return {name: item for key, inner in value.items() for name, item in flat(inner, f"{prefix}/{key}").items()}
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_two_steps_and_two_after_a_resume_equal_four(case: str, tmp_path: Path) -> None:
     recipe, words = CASES[case]
-    catalog = Catalog.discover()
     common = TEXTS if "text" in recipe or recipe == "quickstart-distillation" else IMAGES
 
     def run(name: str, *more: str, resume: Path | None = None) -> RunResult:
         overrides = [*common, *words, "run.max_steps=4", *more, *([] if resume else [f"run.dir={tmp_path / name}"])]
-        plan = compose(recipe, overrides, catalog=catalog)
-        return train(plan, catalog=catalog, resume=resume, overrides=overrides)
+        plan = compose(recipe, overrides, catalog=catalog())
+        return train(plan, catalog=catalog(), resume=resume, overrides=overrides)
 
-    whole, first = run("whole"), run("parts", "run.stop_at=2")
-    assert (first.status, first.step) == ("stopped", 2)
-    second = run("parts", resume=first.folder)
+    whole = run("whole", "run.save_every=2", "run.keep=0")
+    second = run("parts", resume=copy_up_to(whole.folder, 2, tmp_path / "parts"))
     assert (second.status, second.step) == ("done", 4)
     numbers = [metrics(folder) for folder in (whole.folder, second.folder)]
     assert len(numbers[0]) == 4 and numbers[0] == numbers[1]

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+import warm_commands
 from bad_input_page import answer
+from small_runs import catalog, copy_up_to, events, flat
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from unirl.core.cli import main
 from unirl.core.errors import CheckpointError, RewardFailed
 from unirl.core.loop.run import RunResult, train
-from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 
 pytestmark = pytest.mark.keyed
@@ -32,26 +30,24 @@ SMALL = [
     "sampling.num_inference_steps=4",
     "eval.every=0",
     "eval.num_prompts=2",
+    "eval.samples_per_prompt=4",
+    "data.eval=''",
     "run.media_every=0",
     "run.threads=1",
     "~tracker.report",
 ]
 
 
+EVALUATED = "data.eval=${asset:quickstart,prompts/heldout.jsonl}"
 VARIED = ["+reward@reward.light=brightness", "reward.light.weight=0.1"]
 """A second reward that no two images share: the shapes of a dozen images may all score the same."""
 
 
-@pytest.fixture(scope="module")
-def catalog() -> Catalog:
-    return Catalog.discover()
-
-
 @pytest.fixture
-def start(catalog: Catalog, tmp_path: Path) -> Callable[..., RunResult]:
+def start(tmp_path: Path) -> Callable[..., RunResult]:
     def run(name: str, *overrides: str, resume: Path | None = None) -> RunResult:
         words = [*SMALL, *overrides, *([] if resume else [f"run.dir={tmp_path / name}"])]
-        return train(compose("quickstart", words, catalog=catalog), catalog=catalog, resume=resume, overrides=words)
+        return train(compose("quickstart", words, catalog=catalog()), catalog=catalog(), resume=resume, overrides=words)
 
     return run
 
@@ -62,23 +58,12 @@ ROUNDING = [
 ]
 
 
-def events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    lines = (folder / "events.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["kind"] == kind]
-
-
 def tensors(folder: Path, step: int, tmp_path: Path) -> dict[str, Any]:
     """Everything that a checkpoint holds, flattened by name."""
     file = tmp_path / f"{folder.name}-{step}.pt"
     (backend,) = (p.parent for p in (folder / "checkpoints" / f"step-{step:06d}").rglob(".metadata"))
     dcp_to_torch_save(backend, file)
     return flat(torch.load(file, weights_only=True))
-
-
-def flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {prefix: value}
-    return {name: item for key, inner in value.items() for name, item in flat(inner, f"{prefix}/{key}").items()}
 
 
 def assert_equal_bit_for_bit(left: dict[str, Any], right: dict[str, Any]) -> None:
@@ -160,7 +145,7 @@ def test_the_kl_to_the_reference_is_zero_until_the_adapter_has_moved(start: Call
             "algorithm.kl_horizon=60",
         ],
         ["backend.trains=full"],
-        ["backend.trains=full", "backend.ema.kind=adaptive", "eval.policy=ema"],
+        ["backend.trains=full", "backend.ema.kind=adaptive", "eval.policy=ema", EVALUATED],
         ["backend.trains=lora", "backend.lagged.kind=linear"],
         ["sampling.sde.mode=window", "sampling.sde.window=2", "sampling.sde.move_every=1", "backend.lr_warmup_steps=3"],
     ],
@@ -169,10 +154,8 @@ def test_the_kl_to_the_reference_is_zero_until_the_adapter_has_moved(start: Call
 def test_two_steps_and_two_after_a_resume_equal_four(
     start: Callable[..., RunResult], tmp_path: Path, overrides: list[str]
 ) -> None:
-    whole = start("whole", "run.max_steps=4", *overrides)
-    first = start("parts", "run.max_steps=4", "run.stop_at=2", *overrides)
-    assert (first.status, first.step) == ("stopped", 2)
-    second = start("parts", "run.max_steps=4", *overrides, resume=first.folder)
+    whole = start("whole", "run.max_steps=4", "run.save_every=2", "run.keep=0", *overrides)
+    second = start("parts", "run.max_steps=4", *overrides, resume=copy_up_to(whole.folder, 2, tmp_path / "parts"))
     assert (second.status, second.step) == ("done", 4)
     assert_equal_bit_for_bit(tensors(whole.folder, 4, tmp_path), tensors(second.folder, 4, tmp_path))
     numbers = [[event["metrics"] for event in events(folder, "step")] for folder in (whole.folder, second.folder)]
@@ -204,8 +187,8 @@ def test_a_resumed_run_may_change_what_changes_nothing_but_rounding(
 ) -> None:
     words = ["run.max_steps=4", "run.save_every=2", "run.keep=0", "train.updates_per_step=1", *SMOOTH]
     whole = start("whole", *words, "train.micro_batch_size=4")
-    first = start("parts", *words, "train.micro_batch_size=4", "run.stop_at=2")
-    second = start("parts", *words, *changes, resume=first.folder)
+    parts = copy_up_to(whole.folder, 2, tmp_path / "parts")
+    second = start("parts", *words, *changes, resume=parts)
     assert (second.status, second.step) == ("done", 4)
     before, expected, result = (
         torch.cat([value.flatten() for name, value in tensors(folder, step, tmp_path).items() if "/weights" in name])
@@ -215,7 +198,7 @@ def test_a_resumed_run_may_change_what_changes_nothing_but_rounding(
     # the whole batch, or a row that is left out, is of the order of the step.
     assert float((result - expected).abs().max()) < 1e-4 * float((expected - before).abs().max())
     with pytest.raises(CheckpointError, match=r"another recipe: backend\.lr was 10\.0, is 5\.0"):
-        start("parts", *words, *changes, "backend.lr=5", resume=first.folder)
+        start("parts", *words, *changes, "backend.lr=5", resume=parts)
 
 
 def test_a_run_that_hashed_more_settings_resumes_and_another_recipe_is_still_refused(
@@ -273,7 +256,7 @@ def test_a_reward_that_fails_leaves_the_steps_before_it_resumable(
         nonlocal scored
         scored += 1
         scores = sound(self, samples)
-        return Scores(values=scores.values * float("nan")) if scored == 4 else scores
+        return Scores(values=scores.values * float("nan")) if scored == 3 else scores
 
     extra = ["+reward@reward.light=brightness", "run.max_steps=3"]
     monkeypatch.setattr(BrightnessReward, "score", breaks_in_the_third_step)
@@ -303,17 +286,6 @@ def test_a_constant_reward_skips_the_step_and_says_so_or_stops_the_run_on_reques
     assert any("all 12 samples of step 0 got 0" in event["text"] for event in events(result.folder, "finding"))
 
 
-def unirl(*words: str, cwd: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "unirl.core", *words],
-        cwd=cwd,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 def unirl_here(*words: str) -> int | str | None:
     """The exit code of a command in this process, which has imported everything."""
     with pytest.raises(SystemExit) as caught:
@@ -323,16 +295,16 @@ def unirl_here(*words: str) -> int | str | None:
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_resumable_run_and_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    process = unirl("train", "quickstart", *SMALL, "run.dir=run", "run.max_steps=500", cwd=tmp_path)
+    command = warm_commands.start("train", "quickstart", *SMALL, "run.dir=run", "run.max_steps=500", cwd=tmp_path)
     log, deadline = tmp_path / "run" / "events.jsonl", time.monotonic() + 120
     while (
-        process.poll() is None
+        command.stub.poll() is None
         and time.monotonic() < deadline
         and not (log.exists() and '"kind":"step"' in log.read_text())
     ):
-        time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+        time.sleep(0.05)
+    command.process.send_signal(signal.SIGINT)
+    output, _ = command.stub.communicate(timeout=60)
     steps = [event["step"] for event in events(tmp_path / "run", "step")]
     assert events(tmp_path / "run", "run_finished")[-1]["status"] == "stopped", output
     assert "unirl train --resume run" in output
@@ -366,28 +338,28 @@ def test_a_live_run_is_not_joined_and_a_killed_one_is_taken_over(
 
     monkeypatch.chdir(tmp_path)
     words = ("train", "quickstart", *SMALL, "run.dir=run", "run.max_steps=500", "run.save_every=1")
-    process = unirl(*words, cwd=tmp_path)
+    command = warm_commands.start(*words, cwd=tmp_path)
     deadline = time.monotonic() + 120
     while (
-        process.poll() is None
+        command.stub.poll() is None
         and time.monotonic() < deadline
         and not list((tmp_path / "run").glob("checkpoints/step-*/manifest.json"))
     ):
-        time.sleep(0.2)
-    assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    assert command.stub.poll() is None, command.stub.communicate()[0]
     try:
         events_of_both = ("two runs at once with one `run.dir`", "a resume of a run that is still running")
         for event, second in zip(events_of_both, (words, ("train", "--resume", "run")), strict=True):
             assert unirl_here(*second) == 1
             output = said()
             assert answer(event) in output
-            assert f"process {process.pid} on host" in output
+            assert f"process {command.process.pid} on host" in output
     finally:
-        process.kill()
-        process.communicate()
+        command.process.kill()
+        command.stub.communicate()
     done = max(int(path.name[5:]) for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert unirl_here("train", "--resume", "run", f"run.max_steps={done + 1}") == 0
-    assert f"{answer('the lock of a killed run')} {process.pid} on host" in said()
+    assert f"{answer('the lock of a killed run')} {command.process.pid} on host" in said()
     assert not (tmp_path / "run" / "run.lock").exists()
 
 
@@ -416,7 +388,7 @@ def test_a_resume_is_refused_when_the_code_of_a_reward_has_changed(
     file = tmp_path / "mine.py"
     code = "def score(images): return [float(image.getpixel((32, 32))[0]) for image in images]\n"
     file.write_text(code)
-    words = ("+reward@reward.mine=function", f"reward.mine.target={file}:score")
+    words = (EVALUATED, "+reward@reward.mine=function", f"reward.mine.target={file}:score")
     first = start("run", *words, "run.max_steps=1")
     recorded = json.loads((first.folder / "recipe.json").read_text())["files"]
     assert recorded["reward.mine.target"] == hashlib.sha256(code.encode()).hexdigest()

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 import ray_clusters
+from small_runs import catalog
 from unirl.core.errors import RecipeError
 from unirl.core.loop.build import with_run_folder
 from unirl.core.match.match import match
-from unirl.core.plugins.catalog import Catalog
 from unirl.engine_host.program import log_path
 from unirl.engines.vllm.config import VllmConfig
 from unirl.engines.vllm.environment import PRODUCT
@@ -30,8 +30,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def refusals(recipe: Path, *overrides: str) -> list[str]:
-    catalog = Catalog.discover()
-    return [str(reason) for reason in match(composed(recipe, *overrides), catalog=catalog).reasons]
+    return [str(reason) for reason in match(composed(recipe, *overrides), catalog=catalog()).reasons]
 
 
 def test_the_stages_of_a_plan(recipe: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 from external_engines.environments import make
 from painter_and_reader import RECIPE
 from PIL import Image
+from small_runs import catalog
 from unirl.core.loop.build import build_parts, with_run_folder
 from unirl.core.loop.generation import generate_stages
 from unirl.core.loop.parts import Parts
@@ -23,7 +24,6 @@ from unirl.core.loop.requests import step_requests
 from unirl.core.loop.run import train
 from unirl.core.loop.run_data import read_data
 from unirl.core.match.match import match
-from unirl.core.plugins.catalog import Catalog
 from unirl.core.roles import media_text_model
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.plan import Plan, Stage
@@ -106,7 +106,7 @@ def test_an_engine_that_takes_no_images_cannot_answer_about_those_of_a_parent(re
 
 def made(plan: Plan) -> tuple[Parts, Mapping[str, Track]]:
     """The parts of a plan, and the tracks of its first rollout."""
-    parts = build_parts(plan, catalog=Catalog.discover())
+    parts = build_parts(plan, catalog=catalog())
     requests = step_requests(parts, plan, read_data(plan).prompts[:2], step=0)
     versions = {stage.name: 0 for stage in plan.stages}
     rollout = generate_stages(parts, plan, requests, versions=versions, during=lambda stage: nullcontext())
@@ -186,7 +186,7 @@ def test_images_are_in_the_run_folder_for_as_long_as_their_step(recipe: Path, tm
             there[event.kind, event.step] = sorted(path.name for path in folder.iterdir())
 
     plan = composed(recipe, "eval.every=1", f"run.dir={tmp_path / 'run'}")
-    train(plan, catalog=Catalog.discover(), listeners=[note])
+    train(plan, catalog=catalog(), listeners=[note])
     assert there == {
         ("step", 1): ["0"],
         ("checkpoint_saved", 1): [],

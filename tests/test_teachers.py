@@ -13,11 +13,11 @@ import pytest
 import ray_clusters
 import torch
 from safetensors.torch import load_file, save_file
+from small_runs import catalog
 from unirl.backends.fsdp2.backend import Fsdp2Backend
 from unirl.core.errors import PlanRejected, RecipeError
 from unirl.core.loop.build import built_parts
 from unirl.core.match.match import match
-from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.types.track import Track
 from unirl.models.sd3.tiny import write
@@ -314,7 +314,7 @@ def test_two_ranks_give_the_numbers_of_one_process(
 
 def test_a_teacher_is_a_model_of_the_plan(recipe: Path) -> None:
     plan = composed(recipe, *KL, *TEACHER)
-    assert match(plan, catalog=Catalog.discover()).accepted
+    assert match(plan, catalog=catalog()).accepted
     assert list(plan.learners) == ["writer", "painter", "teacher"]
     assert "model.teacher" in [choice.key for choice in plan.choices]
 
@@ -354,7 +354,7 @@ def test_teachers_that_cannot_be_composed(recipe: Path, words: list[str], says: 
 )
 def test_teachers_that_do_not_fit_are_refused(recipe: Path, words: list[str], says: str) -> None:
     plan = composed(recipe, *KL, *TEACHER, *words)
-    reasons = [str(reason) for reason in match(plan, catalog=Catalog.discover()).reasons]
+    reasons = [str(reason) for reason in match(plan, catalog=catalog()).reasons]
     assert [reason for reason in reasons if says in reason and reason.startswith("stages.")], reasons
 
 
@@ -365,8 +365,7 @@ def refusals(folder: Path, stage: str, *words: str) -> list[str]:
         file.write_text(DISTILLED, encoding="utf-8")
     # Losses that compare the samples of a prompt need several.
     words = ("data.samples_per_prompt=2", *words)
-    catalog = Catalog.discover()
-    return [str(reason) for reason in match(composed(file, *words), catalog=catalog).reasons]
+    return [str(reason) for reason in match(composed(file, *words), catalog=catalog()).reasons]
 
 
 @pytest.mark.parametrize(
@@ -448,7 +447,7 @@ def test_a_model_without_guidance_has_no_guided_teacher(tmp_path: Path) -> None:
     spec = dataclasses.replace(stage.model.spec, capabilities=capabilities)
     learner = dataclasses.replace(stage.learner, model=dataclasses.replace(stage.learner.model, spec=spec))
     plan = dataclasses.replace(plan, stages=(dataclasses.replace(stage, learner=learner),))
-    reasons = [str(reason) for reason in match(plan, catalog=Catalog.discover()).reasons]
+    reasons = [str(reason) for reason in match(plan, catalog=catalog()).reasons]
     says = "model.student: stages.image.reference_guidance 3.5 needs 'guidance'; model 'sd3' states 'no'."
     assert says in reasons, reasons
 
@@ -483,7 +482,7 @@ def test_a_teacher_of_other_latents_is_refused(recipe: Path, tmp_path: Path, alg
     assert match(plan).accepted, "only the loaded models show it"
     with (
         pytest.raises(PlanRejected, match=r"stages\.image\.reference: 'teacher' has latents of shape \[16, .*\[4, "),
-        built_parts(plan, catalog=Catalog.discover()),
+        built_parts(plan, catalog=catalog()),
     ):
         pass
 
@@ -500,6 +499,6 @@ def test_a_teacher_of_another_vocabulary_is_refused(recipe: Path, teacher: Path,
     plan = composed(recipe, *own, *TEACHER, f"model.teacher.path={teacher}")
     with (
         pytest.raises(PlanRejected, match=r"stages\.rewrite\.reference: 'teacher' has a vocabulary of \d+ tokens"),
-        built_parts(plan, catalog=Catalog.discover()),
+        built_parts(plan, catalog=catalog()),
     ):
         pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import sys
 from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -36,7 +37,8 @@ __all__ = ["held_in_a_step", "held_on_a_rank", "kept_for_backward"]
 
 
 def held_on_a_rank(number: int, words: Sequence[str], store: str) -> None:
-    """What one of two ranks of a recipe holds, written to `<store>-<number>.json`. To be spawned."""
+    """What one of two ranks of a recipe holds, written to `<store>-<number>.json`. A process
+    each: this file with these three."""
     torch.set_num_threads(1)
     stored = dist.FileStore(store, 2)
     dist.init_process_group("gloo", store=stored, rank=number, world_size=2, timeout=timedelta(seconds=60))
@@ -167,3 +169,7 @@ def _full_length(track: Track, plan: Plan) -> Track:
     log_probs = tuple(torch.zeros(length) for _ in tokens)
     changes = {name: log_probs for name in ("log_probs", "engine_log_probs") if getattr(segment, name) is not None}
     return dataclasses.replace(track, segment=dataclasses.replace(segment, tokens=tokens, mask=None, **changes))
+
+
+if __name__ == "__main__":
+    held_on_a_rank(int(sys.argv[1]), sys.argv[3:], sys.argv[2])

@@ -20,8 +20,10 @@ SMALL = (
     "data.prompts_per_step=4",
     "data.samples_per_prompt=4",
     "sampling.num_inference_steps=4",
+    "data.eval=''",
     "eval.every=0",
     "eval.num_prompts=2",
+    "eval.samples_per_prompt=4",
     "run.media_every=0",
     "run.threads=1",
     "run.keep=0",
@@ -30,6 +32,8 @@ SMALL = (
     "+reward@reward.light=brightness",
     "reward.light.weight=0.1",
 )
+EVALUATED = ("data.eval=${asset:quickstart,prompts/heldout.jsonl}",)
+"""Beside SMALL: held-out prompts are scored before the first step and after the last one."""
 SMALL_TEXT = (
     "data.prompts_per_step=4",
     "data.samples_per_prompt=4",

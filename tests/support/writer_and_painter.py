@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from small_runs import catalog
 from torch import Tensor
 from unirl.core.loop.build import build_parts
 from unirl.core.loop.parts import Parts
 from unirl.core.loop.run import train
-from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.specs.plan import Plan
 from unirl.core.types.event import Event
@@ -55,7 +55,7 @@ JOINT = (
 
 
 def composed(recipe: Path, *overrides: str) -> Plan:
-    return compose(str(recipe), overrides, catalog=Catalog.discover())
+    return compose(str(recipe), overrides, catalog=catalog())
 
 
 def numbers(plan: Plan, *, resume: Path | None = None) -> dict[int, dict[str, float]]:
@@ -66,7 +66,7 @@ def numbers(plan: Plan, *, resume: Path | None = None) -> dict[int, dict[str, fl
         if event.kind == "step":
             steps[event.step] = dict(event.data["metrics"])
 
-    train(plan, catalog=Catalog.discover(), resume=resume, listeners=[note])
+    train(plan, catalog=catalog(), resume=resume, listeners=[note])
     return steps
 
 
@@ -77,7 +77,7 @@ def weights(parts: Parts) -> Weights:
 
 def saved_weights(plan: Plan, folder: Path, *, step: int) -> Weights:
     """Of a checkpoint of a run."""
-    parts = build_parts(plan, catalog=Catalog.discover())
+    parts = build_parts(plan, catalog=catalog())
     for name, backend in parts.backends.items():
         backend.load(folder / "checkpoints" / f"step-{step:06d}" / "backend" / name)
     return weights(parts)

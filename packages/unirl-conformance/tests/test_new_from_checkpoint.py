@@ -134,38 +134,63 @@ def test_plain_calls_are_written_out_and_others_are_pinned(plugins: Callable[[st
     assert "unirl-model-diffusers" in (plugins("flux") / "pyproject.toml").read_text()
 
 
+@pytest.fixture(scope="module")
+def installed(plugins: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """All of them installed from their wheels, beside each other: "tests" as [name, outcome, what failed], and the
+    "outcomes" of their claims. In one process, which imports once what they all need."""
+    place = tmp_path_factory.mktemp("installed")
+    uv = shutil.which("uv") or str(ROOT / ".uv-bin/bin/uv")
+    folders = [plugins(name) for name in WRITERS]
+    for folder in folders:
+        done = run(uv, "build", "--wheel", "--quiet", "--out-dir", place / "wheels", cwd=folder)
+        assert done.returncode == 0, done.stderr
+    for wheel in (place / "wheels").glob("*.whl"):
+        zipfile.ZipFile(wheel).extractall(place / "site")
+    done = run(sys.executable, "-c", TRIED, *folders, site=place / "site", cwd=place)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((place / "report.json").read_text())
+
+
+TRIED = """
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from unirl.conformance.results import to_json
+from unirl.conformance.run import run_suite
+from unirl.conformance.subjects import Selection
+
+tests = []
+
+
+class Noting:
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" or not report.passed:
+            tests.append([report.nodeid, report.outcome, report.longreprtext])
+
+
+folders = [Path(word) for word in sys.argv[1:]]
+words = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-W", "error", "-c", "/dev/null"]
+words += ["--ignore-glob", "/*test_conformance.py", "--rootdir", str(folders[0].parents[1])]
+status = pytest.main([*words, *(str(folder / "tests") for folder in folders)], plugins=[Noting()])
+assert status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), status
+report = run_suite(Selection(plugins=tuple(folder.name for folder in folders), kinds=("plugin", "model")))
+Path("report.json").write_text(json.dumps({"tests": tests, **json.loads(to_json(report))}))
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", WRITERS)
 def test_what_is_written_passes_its_tests_and_the_claims_about_its_kind(
-    plugins: Callable[[str], Path], name: str, tmp_path: Path
+    plugins: Callable[[str], Path], name: str, installed: dict[str, list[Any]]
 ) -> None:
     """Installed from its wheel. Its combinations with engines and algorithms are those of any model."""
     folder = plugins(name)
-    uv = shutil.which("uv") or str(ROOT / ".uv-bin/bin/uv")
-    done = run(uv, "build", "--wheel", "--quiet", "--out-dir", tmp_path / "wheels", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    (wheel,) = (tmp_path / "wheels").glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    done = run(
-        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-W", "error"),
-        *("--ignore", folder / "tests/test_conformance.py", "--rootdir", folder, "-c", "/dev/null", folder / "tests"),
-        site=tmp_path / "site",
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stdout
-    code = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from unirl.conformance.results import to_json\n"
-        "from unirl.conformance.run import run_suite\n"
-        "from unirl.conformance.subjects import Selection\n"
-        "report = run_suite(Selection(plugins=(sys.argv[1],), kinds=('plugin', 'model')))\n"
-        "Path('report.json').write_text(to_json(report))\n"
-    )
-    done = run(sys.executable, "-c", code, folder.name, site=tmp_path / "site", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    outcomes = json.loads((tmp_path / "report.json").read_text())["outcomes"]
+    own = [test for test in installed["tests"] if folder.name in Path(test[0]).parts]
+    assert own and [test for test in own if test[1] != "passed"] == []
+    outcomes = [o for o in installed["outcomes"] if {folder.name, f"my-{name}"} & set(o["subject"].split("+"))]
     assert [(o["claim"], o["reason"]) for o in outcomes if o["state"] in ("fail", "not run")] == []
     passed = {o["claim"] for o in outcomes if o["state"] == "pass"}
     is_text = name in ("llama", "qwen-vl")

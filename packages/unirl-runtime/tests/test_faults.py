@@ -9,8 +9,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray_clusters
+import warm_commands
 from fault_runs import (
     APART,
     HANG_S,
@@ -188,28 +187,22 @@ def test_nothing_is_left_of_a_run_whose_driver_ends(warm_python: str, tmp_path: 
     job = {"runtime_env": {"py_executable": warm_python}}
     # A cluster that the environment names is not joined: launcher.address is empty.
     elsewhere = {"RAY_ADDRESS": "127.0.0.1:1"}
-    driver = subprocess.Popen(
-        [sys.executable, "-m", "unirl.core", "train", "quickstart", *words],
-        cwd=tmp_path,
-        env={**os.environ, **elsewhere, "UNIRL_TEST_MARK": mark, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        text=True,
-    )
+    environment = {**elsewhere, "UNIRL_TEST_MARK": mark, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)}
+    driver = warm_commands.start("train", "quickstart", *words, cwd=tmp_path, environment=environment)
+    stub, own = driver.stub, driver.process.pid
     try:
-        wait_for(lambda: driver.poll() is not None or has_step(folder, "checkpoint_saved", 2), within_s=150)
-        assert driver.poll() is None, driver.stdout.read() if driver.stdout else ""
-        workers = {child.pid for child in forking.children()} - before
-        everything = marked(mark) | workers
+        wait_for(lambda: stub.poll() is not None or has_step(folder, "checkpoint_saved", 2), within_s=150)
+        assert stub.poll() is None, stub.stdout.read() if stub.stdout else ""
+        workers = {child.pid for child in forking.children()} - before - {own}
+        everything = marked(mark) | workers | {own}
         assert len(workers) >= 3
         if how is signal.SIGKILL:
-            driver.kill()
+            driver.process.kill()
         else:
-            os.killpg(driver.pid, how)
-        reply, _ = driver.communicate(timeout=60)
+            os.killpg(own, how)
+        reply, _ = stub.communicate(timeout=60)
     finally:
-        driver.kill()
+        stub.kill()
     # Where Ray's GCS ends before the raylet, Ray's two agents try to report the raylet's end to it, with a timeout of 60 s
     # that cannot be set (`publish_error_to_driver`); they were seen to end 61 s after it.
     assert not still_alive(everything | marked(mark) | ({c.pid for c in forking.children()} - before), within_s=75)

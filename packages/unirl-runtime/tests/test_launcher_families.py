@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from launched import BAR, RANKS, SEPARATE, assert_same_run
-from small_runs import SMALL, SMALL_DRAFT, SMALL_TEXT, events, run, steps, tensors
+from small_runs import EVALUATED, SMALL, SMALL_DRAFT, SMALL_TEXT, events, run, steps, tensors
 
 pytestmark = [pytest.mark.slow, pytest.mark.keyed]
 
@@ -33,7 +33,7 @@ def test_rollouts_of_workers_come_from_the_lagged_policy(
     way: Sequence[str], tmp_path: Path, ray_here: None, here: Here
 ) -> None:
     words = (
-        "run.max_steps=3", "eval.every=2", "backend.eps=1e-3", "backend.lr=1e-3",
+        *EVALUATED, "run.max_steps=3", "eval.every=2", "backend.eps=1e-3", "backend.lr=1e-3",
         "backend.lagged.kind=constant", "backend.lagged.decay=0.75",
     )  # fmt: skip
     folders = here("quickstart-nft", *words), run(tmp_path / "run", *words, *way, recipe="quickstart-nft").folder

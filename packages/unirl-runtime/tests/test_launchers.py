@@ -12,7 +12,7 @@ import pytest
 import ray
 from fault_runs import full_object_store, strike
 from launched import BAR, COLOCATE, KL_HORIZON, KL_TARGET, RANKS, SEPARATE, assert_same_run
-from small_runs import SMALL, catalog, copy_up_to, events, plan, run, steps
+from small_runs import EVALUATED, SMALL, catalog, copy_up_to, events, plan, run, steps
 from unirl.core.errors import PlanRejected
 from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
@@ -31,7 +31,7 @@ ADAPTIVE_KL = (
 """A state of the algorithm, which the driver decides, the ranks use and a resume goes on with."""
 # An element of Adam's step is lr g / (|g| + eps): with the usual eps of 1e-8 the rounding of a gradient near 0 decides its
 # sign, and eight updates may differ by 8 lr. With eps they differ by lr / eps of the rounding, see `BAR`.
-WHOLE = ("run.max_steps=4", "run.save_every=1", "backend.eps=1e-3", *ADAPTIVE_KL)
+WHOLE = ("run.max_steps=4", "run.save_every=2", "backend.eps=1e-3", *ADAPTIVE_KL)
 
 GAP = 5e-6
 """Log-probs of a rollout against those of a replay in batches of another size.
@@ -121,7 +121,14 @@ def test_where_the_object_store_is_full_ray_goes_by_files_and_the_numbers_stay(
 
 
 def test_workers_apart_are_evaluated_with_the_policy_that_is_asked_for(tmp_path: Path, ray_here: None) -> None:
-    words = ("run.max_steps=2", "eval.every=1", "eval.policy=ema", "backend.ema.kind=constant", "backend.ema.decay=0.5")
+    words = (
+        *EVALUATED,
+        "run.max_steps=2",
+        "eval.every=1",
+        "eval.policy=ema",
+        "backend.ema.kind=constant",
+        "backend.ema.decay=0.5",
+    )
     result = {name: run(tmp_path / name, *words, *way).folder for name, way in (("here", ()), ("there", SEPARATE))}
     scores = {
         name: [e["metrics"]["score_mean"] for e in events(folder, "evaluated")] for name, folder in result.items()

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 from fault_runs import last_good_step, still_alive, strike
-from small_runs import events, steps, tensors
+from small_runs import catalog, events, steps, tensors
 from unirl.core.errors import RunFailed
 from unirl.core.loop.run import train
-from unirl.core.plugins.catalog import Catalog
 from unirl.runtime import cluster
 from writer_and_painter import JOINT, RECIPE, composed
 
@@ -37,7 +36,7 @@ def run(folder: Path, *words: str, resume: Path | None = None) -> Path:
     recipe = folder / "writer.yaml"
     recipe.write_text(RECIPE, encoding="utf-8")
     plan = composed(recipe, *WORDS, *words, f"run.dir={folder / 'run'}")
-    train(plan, catalog=Catalog.discover(), resume=resume)
+    train(plan, catalog=catalog(), resume=resume)
     return folder / "run"
 
 
