@@ -57,7 +57,7 @@ def verify(model: DiffusersModel) -> None:
     usual loop.
     """
     try:
-        with _refusing(model), _seeing_dtypes(model):
+        with _refusing(model), _seeing_dtypes(model), model.session.remembering():
             _twice(model, on_shapes=False)
     except BaseException:
         model.facts.is_verified = False
@@ -73,7 +73,7 @@ def find_on_shapes(model: DiffusersModel) -> None:
     # Transformers keep tables of positions that they have made, which are shapes here. Buffers are replaced.
     model.transformer = copy.deepcopy(transformer, {id(buffer): buffer for buffer in transformer.buffers()})
     try:
-        with _refusing(model), shapes_only([model.transformer]):
+        with _refusing(model), shapes_only([model.transformer]), model.session.remembering():
             _on_cpu(model)
             _twice(model, on_shapes=True)
     except RecipeError as error:
