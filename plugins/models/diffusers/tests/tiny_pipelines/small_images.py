@@ -14,8 +14,8 @@ from transformers import Qwen2VLProcessor
 
 __all__ = ["small_images"]
 
-LENGTH = 768
-"""Tokens, a byte each, of a prompt in HunyuanVideo 1.5's template, of which it drops 108 more."""
+LENGTH = 512
+"""Tokens, a byte each, of a prompt in the template of HunyuanVideo 1.5, after the 108 that it drops: 114 of the prompt."""
 
 
 @contextmanager
