@@ -120,9 +120,9 @@ FAMILIES: dict[str, Family] = {
     "Krea2Pipeline": Family(parts=images.krea2, guided=_added_scale),
     "BriaPipeline": Family(parts=images.bria, guided=_scale),
     "ErnieImagePipeline": Family(parts=images.ernie, guided=_scale, takes_row_sigmas=False, is_ragged=True),
-    "WanPipeline": Family(parts=videos.wan, guided=_scale, frames=9),
+    "WanPipeline": Family(parts=videos.wan, guided=_scale, frames=5),
     "HunyuanVideoPipeline": Family(
-        parts=videos.hunyuan_video, call={"prompt_template": {"template": "{}", "crop_start": 0}}, frames=9
+        parts=videos.hunyuan_video, call={"prompt_template": {"template": "{}", "crop_start": 0}}, frames=5
     ),
     "LTXPipeline": Family(parts=videos.ltx, guided=_scale, frames=9),
     "FluxKontextPipeline": Family(
@@ -163,30 +163,30 @@ FAMILIES: dict[str, Family] = {
     ),
     "LuminaPipeline": Family(parts=images.lumina, is_ragged=True),
     "BriaFiboPipeline": Family(parts=images.bria_fibo, guided=_scale, is_ragged=True),
-    "WanPipeline 2.2-5B": Family(parts=videos.wan_5b, guided=_scale, frames=9, takes_row_sigmas=False),
+    "WanPipeline 2.2-5B": Family(parts=videos.wan_5b, guided=_scale, frames=5, takes_row_sigmas=False),
     "WanImageToVideoPipeline": Family(
-        parts=sources.wan_i2v, guided=_scale, frames=9, images=1, most_images=1, modes=NEEDS
+        parts=sources.wan_i2v, guided=_scale, frames=5, images=1, most_images=1, modes=NEEDS
     ),
-    "SkyReelsV2Pipeline": Family(parts=videos.skyreels, guided=_scale, frames=9),
+    "SkyReelsV2Pipeline": Family(parts=videos.skyreels, guided=_scale, frames=5),
     "SkyReelsV2ImageToVideoPipeline": Family(
-        parts=sources.skyreels_i2v, guided=_scale, frames=9, images=1, most_images=1, modes=NEEDS
+        parts=sources.skyreels_i2v, guided=_scale, frames=5, images=1, most_images=1, modes=NEEDS
     ),
     "SanaVideoPipeline": Family(
-        parts=videos.sana_video, call={"complex_human_instruction": None}, guided=_scale, frames=9
+        parts=videos.sana_video, call={"complex_human_instruction": None}, guided=_scale, frames=5
     ),
-    "HunyuanVideo15Pipeline": Family(parts=videos.hunyuan_video15, frames=9, idle=2),
+    "HunyuanVideo15Pipeline": Family(parts=videos.hunyuan_video15, frames=5, idle=2),
     "HunyuanSkyreelsImageToVideoPipeline": Family(
         parts=sources.hunyuan_skyreels,
         call={"prompt_template": {"template": "{}", "crop_start": 0}},
-        frames=9,
+        frames=5,
         is_single=True,
         images=1,
         most_images=1,
         modes=NEEDS,
     ),
-    "EasyAnimatePipeline": Family(parts=videos.easy_animate, guided=_scale, frames=9, takes_row_sigmas=False, idle=2),
+    "EasyAnimatePipeline": Family(parts=videos.easy_animate, guided=_scale, frames=5, takes_row_sigmas=False, idle=2),
     "Kandinsky5T2VPipeline": Family(
-        parts=sources.kandinsky_video, guided=_scale, frames=9, is_ragged=True, is_single=True
+        parts=sources.kandinsky_video, guided=_scale, frames=5, is_ragged=True, is_single=True
     ),
     "MochiPipeline": Family(parts=videos.mochi, guided=_scale, sign=-1, frames=7, idle=1),
 }

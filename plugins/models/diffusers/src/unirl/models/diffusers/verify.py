@@ -57,7 +57,7 @@ def verify(model: DiffusersModel) -> None:
     usual loop.
     """
     try:
-        with _refusing(model), _seeing_dtypes(model):
+        with _refusing(model), _seeing_dtypes(model), model.session.remembering():
             _twice(model, on_shapes=False)
     except BaseException:
         model.facts.is_verified = False
@@ -73,7 +73,7 @@ def find_on_shapes(model: DiffusersModel) -> None:
     # Transformers keep tables of positions that they have made, which are shapes here. Buffers are replaced.
     model.transformer = copy.deepcopy(transformer, {id(buffer): buffer for buffer in transformer.buffers()})
     try:
-        with _refusing(model), shapes_only([model.transformer]):
+        with _refusing(model), shapes_only([model.transformer]), model.session.remembering():
             _on_cpu(model)
             _twice(model, on_shapes=True)
     except RecipeError as error:
@@ -210,8 +210,9 @@ def _verify_with(
     def record(*prompts: str, own: int = 0) -> Any:
         return session.record(prompts, size=size, images=images[own], transformer=model.transformer)[0]
 
-    # First, for it turns guidance off.
-    samples, predictions, run = _unguided_run(model, size, short, images[0])
+    # First, for it turns guidance off. On shapes all steps are alike.
+    steps = 1 if on_shapes else _STEPS
+    samples, predictions, run = _unguided_run(model, size, short, images[0], steps=steps)
     one = record(short)
     others = [record(long, own=1), record("", own=2)]
     try:
@@ -223,7 +224,7 @@ def _verify_with(
     model.facts.is_inverted = bool(run.sigmas[-1] > run.sigmas[0])
     model.facts.has_whole_timesteps = not run.timesteps.is_floating_point()
     _check_timesteps(model, run)
-    sigmas = run.sigmas[:_STEPS].to(model.device)
+    sigmas = run.sigmas[:steps].to(model.device)
     if model.facts.is_inverted:
         sigmas = 1 - sigmas
     model.facts.channels, model.facts.grid = _grid(model, size, samples[0].shape[1:])
@@ -277,9 +278,9 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _unguided_run(
-    model: DiffusersModel, size: Size, prompt: str, images: Sequence[Image.Image]
+    model: DiffusersModel, size: Size, prompt: str, images: Sequence[Image.Image], *, steps: int
 ) -> tuple[list[Tensor], list[Tensor], Run]:
-    """States and predictions of the first steps of its own run, with its guidance off, and the run."""
+    """States and predictions of the first `steps` of its own run, with its guidance off, and the run."""
     rows = 0
     for scale in (1.0, 0.0):
         model.session.set_guidance(scale)
@@ -287,26 +288,28 @@ def _unguided_run(
         predictions: list[Tensor] = []
         run = Run(
             transformer=model.transformer,
-            on_step=partial(_watch, samples, predictions),
+            on_step=partial(_watch, samples, predictions, steps),
             on_encode=lambda _name, own: own(),
         )
         model.session.run(run, prompts=[prompt], size=size, images=images, num_steps=_STEPS)
-        if len(samples) != _STEPS:
-            raise ValueError(f"{_STEPS} steps called the scheduler {len(samples)} times")
-        if run.rows == _STEPS:
+        if len(samples) != steps:
+            raise ValueError(f"{steps} steps called the scheduler {len(samples)} times")
+        if run.rows == steps:
             return samples, predictions, run
         rows = run.rows
     raise ValueError(
-        f"its transformer is run for {rows} rows in {_STEPS} steps of one prompt, with guidance off; its own guidance "
+        f"its transformer is run for {rows} rows in {steps} steps of one prompt, with guidance off; its own guidance "
         "cannot be separated"
     )
 
 
-def _watch(samples: list[Tensor], predictions: list[Tensor], _index: int, prediction: Tensor, sample: Tensor) -> None:
+def _watch(
+    samples: list[Tensor], predictions: list[Tensor], steps: int, _index: int, prediction: Tensor, sample: Tensor
+) -> None:
     # Schedulers may step in place.
     samples.append(sample.clone())
     predictions.append(prediction.clone())
-    if len(samples) == _STEPS:
+    if len(samples) == steps:
         raise Done
 
 
@@ -351,18 +354,23 @@ def _check_batches(model: DiffusersModel, x: Tensor, both: dict[str, Any], *, bo
     rows = [0, 0, 0] if layout.ragged or layout.unshared else [0, 1, 0]
     xs = torch.cat([x, x.flip(-1), x.flip(-2)])
     sigmas = torch.tensor([0.8, 0.5, 0.3], device=model.device)
-    alone = [model.forward(xs[n : n + 1], sigmas[n : n + 1], _rows(both, [rows[n]])) for n in range(3)]
+
+    def check(what: str, together: Tensor, levels: Tensor) -> None:
+        # Each row is a forward of its own, which shapes do not need.
+        if bound is not None:
+            alone = [model.forward(xs[n : n + 1], levels[n : n + 1], _rows(both, [rows[n]])) for n in range(3)]
+            _check(what, together, torch.cat(alone), bound=bound)
+
     try:
         together = model.forward(xs, sigmas, _rows(both, rows))
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         # What the pipeline does with its timestep is not row by row.
         layout.takes_row_sigmas = False
     else:
-        _check("a batch of rows with their own sigmas", together, torch.cat(alone), bound=bound)
+        check("a batch of rows with their own sigmas", together, sigmas)
         return
     same = sigmas[:1].expand(3)
-    alone = [model.forward(xs[n : n + 1], same[:1], _rows(both, [rows[n]])) for n in range(3)]
-    _check("a batch of rows", model.forward(xs, same, _rows(both, rows)), torch.cat(alone), bound=bound)
+    check("a batch of rows", model.forward(xs, same, _rows(both, rows)), same)
 
 
 def _check(what: str, result: Tensor, expected: Tensor, *, bound: float | None) -> None:
