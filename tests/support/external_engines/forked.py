@@ -49,7 +49,7 @@ def forked_starts() -> Iterator[None]:
     def forked(engine: EngineProcess) -> None:
         program = engine.program
         environment = tuple(sorted(process._variables(program).items()))
-        preload = PRELOAD[program.serve.removeprefix("unirl.").partition(".server")[0]]
+        preload = PRELOAD[f"engines.{program.name.replace('-', '_')}"]
         python = fork_server.stub(str(program.python), preload=preload, environment=environment, flags=("-I",))
         engine.program = dataclasses.replace(program, python=Path(python))
         try:
