@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from plans import changed
-from small_runs import catalog, plan, run
+from small_runs import EVALUATED, catalog, plan, run
 from unirl.core.specs.capability import Cap, Support
 from unirl.runtime.actors import Call
 from unirl.runtime.cluster import Cluster
@@ -50,7 +50,7 @@ def test_a_device_is_free_before_the_other_one_takes_it(
         return sent(cluster, call)
 
     monkeypatch.setattr(Cluster, "_sent", noted)
-    run(tmp_path / "run", "run.max_steps=2", "launcher=ray", "launcher.placement=colocate")
+    run(tmp_path / "run", *EVALUATED, "run.max_steps=2", "launcher=ray", "launcher.placement=colocate")
     # The rollout of an evaluation leaves the device with the rollout workers, who need it next.
     first = [*SYNC, *ROLLOUT, *ROLLOUT, *BACK, *TRAIN]
     second = [*SYNC, *ROLLOUT, *BACK, *TRAIN]

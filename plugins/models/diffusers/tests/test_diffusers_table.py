@@ -7,7 +7,7 @@ from pathlib import Path
 from test_diffusers_families import WARNINGS
 from tiny_pipelines.families import FAMILIES, REFUSED, Family
 
-pytestmark = WARNINGS
+pytestmark = [*WARNINGS, pytest.mark.reads("plugins/models/diffusers/README.md")]
 README = Path(__file__).parents[1] / "README.md"
 
 
