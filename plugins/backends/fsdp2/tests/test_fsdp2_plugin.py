@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from unirl.backends.fsdp2.config import AverageConfig, Fsdp2Config, MeshConfig
 from unirl.backends.fsdp2.plugin import SPEC
 from unirl.core.limits import broken_limits

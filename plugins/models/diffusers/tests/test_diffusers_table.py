@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from test_diffusers_families import WARNINGS
 from tiny_pipelines.families import FAMILIES, REFUSED, Family
 
