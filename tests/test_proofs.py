@@ -185,6 +185,17 @@ def test_what_a_test_has_nothing_to_do_with_is_not_in_its_key(group: str, path: 
     assert path not in names(group)
 
 
+def test_what_tools_leave_behind_is_in_no_key(tmp_path: Path) -> None:
+    """Their caches are other ones in every checkout."""
+    ships = tmp_path / "packages/a/src/a"
+    for name in ("__init__.py", "table.txt", ".ruff_cache/1", "__pycache__/a.pyc", "input_cache.txt"):
+        (ships / name).parent.mkdir(parents=True, exist_ok=True)
+        (ships / name).touch()
+    (tmp_path / "packages/a/pyproject.toml").write_text("[project]\nname = 'a'\n")
+    (dist,) = Workspace(tmp_path).dists
+    assert [path.name for path in dist.data] == ["pyproject.toml", "input_cache.txt", "table.txt"]
+
+
 def test_locks_of_an_engine_and_weights_of_a_checkpoint_are_in_a_key() -> None:
     ships = {path.relative_to(ROOT).as_posix() for path in (ROOT / "plugins/engines/vllm/src").rglob("*.txt")}
     assert ships and ships <= names(VLLM)

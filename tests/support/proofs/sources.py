@@ -48,6 +48,8 @@ NAMED = re.compile(r"([A-Za-z_]\w*(?:\.\w+)+):\w")
 """A module in a recipe, such as that of a reward's function."""
 NAME_PACKAGES = {"unirl.conformance.environment", "unirl.conformance.fixtures.plugin", "unirl.runtime.doctor"}
 """Modules whose strings name packages of an index, which may be called as parts are."""
+TRACE = re.compile(r"__pycache__|.*\.egg-info|\..*_cache")
+"""What runs, tools and installations leave behind."""
 WRITTEN = {"proven.json", "durations.json"}
 """What the gate writes itself."""
 WHOLE_CATALOG = {"parts()", "specs()", "records"}
@@ -463,5 +465,5 @@ def _is_data(path: Path) -> bool:
 
 
 def _is_source(path: Path) -> bool:
-    """Whether it is no product of a run or an installation."""
-    return not any(part == "__pycache__" or part.endswith(".egg-info") for part in path.parts)
+    """Whether it is no product of a run, a tool or an installation."""
+    return not any(TRACE.fullmatch(part) for part in path.parts)
