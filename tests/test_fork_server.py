@@ -1,4 +1,4 @@
-"""Forks that stand for processes: a program cannot tell them from processes of their own, and nor can who started it."""
+"""Forks in place of separate processes: neither the program nor its parent can tell the difference."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Processes that have imported everything before they start: forks of one process that has.
+"""Processes that start with everything imported, because they are forked from one that has imported it.
 
 `stub(...)` starts the process that forks, once for all tests of a process that ask for the same, and gives the "Python"
 that is run in place of an interpreter: it hands its arguments, environment, folder and open files, under their numbers,
 to that process, lives as long as the fork does and ends as the fork ended. Children that a fork spawns by
 `multiprocessing` are forks, too. Needs nothing but the standard library, so it runs in any environment.
 
-Not as in a process of its own: the parent is the process that forks; a signal to the stub ends the fork by SIGKILL;
-modules are imported already, with the variables that the forking process was started with; the hash seed and numpy's
-unseeded generator are those of all forks; functions registered by `atexit` are not called.
+What differs from a separate process: its parent is the process that forks; a signal to the stub kills it with SIGKILL;
+its modules were imported with the environment of the forking process; all forks share the hash seed and the state of
+numpy's global generator; functions registered with `atexit` are not called.
 """
 
 from __future__ import annotations

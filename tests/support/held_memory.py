@@ -37,8 +37,8 @@ __all__ = ["held_in_a_step", "held_on_a_rank", "kept_for_backward"]
 
 
 def held_on_a_rank(number: int, words: Sequence[str], store: str) -> None:
-    """What one of two ranks of a recipe holds, written to `<store>-<number>.json`. A process
-    each: this file with these three."""
+    """What one of two ranks of a recipe holds, written to `<store>-<number>.json`. Each rank is a
+    process: `python held_memory.py NUMBER STORE WORDS...`."""
     torch.set_num_threads(1)
     stored = dist.FileStore(store, 2)
     dist.init_process_group("gloo", store=stored, rank=number, world_size=2, timeout=timedelta(seconds=60))

@@ -1,10 +1,12 @@
-"""Commands of `unirl` in processes of their own, which have imported everything before they start, see `warm_workers`."""
+"""`unirl` commands as separate processes that start with everything imported, see `warm_workers`."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +39,9 @@ def start(*words: str, cwd: Path, environment: Mapping[str, str] | None = None) 
     )
     while stub.poll() is None:
         for child in server.children():
-            if child.pid not in before:
-                return Command(stub, child)
+            # Ray's workers are forked from the same process, and run elsewhere.
+            with contextlib.suppress(psutil.Error):
+                if child.pid not in before and Path(child.cwd()) == cwd.resolve():
+                    return Command(stub, child)
+        time.sleep(0.01)
     raise AssertionError(f"the command ended at once: {stub.communicate()[0]}")

@@ -1,4 +1,4 @@
-"""Ray workers that have imported everything before they start: a worker of the quickstart spends 7 s of CPU on imports,
+"""Ray workers that start with everything imported: a worker of the quickstart spends 7 s of CPU on imports,
 and the tests start dozens. Ray runs `python()` in place of the interpreter (`py_executable`), see `fork_server`."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Engines whose processes have imported everything before they start, because that is most of a start: 5 s of CPU for
-each process of an engine, of which SGLang has two.
+"""Engines whose processes start with everything imported. Imports are most of a start: 5 s of CPU for each process of an
+engine, and SGLang has two.
 
 `forked_starts` makes `EngineProcess.start` run the stub of `fork_server` in place of the interpreter of the engine's
 environment, for one forking process for each environment and its variables. All else is as ever: the guard and the

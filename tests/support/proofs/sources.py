@@ -12,9 +12,9 @@ An edge leads from a Python file to
   they need;
 - the parts that it names. A part is built because somebody imports it or names it: so a string that equals the name of
   a part, in packages, and each word of a string, in tests and recipes, leads to the plugin with that part, and to all
-  that the plugin names. The same goes for recipes. Where the name is a word of every day, such as that of the reward
-  `format`, it does so in tests alone, as a whole string or where a value stands (`=format`, `reward: format`); a dotted
-  name, such as a module's, leads to none. Tests that discover what is installed and go through it (`.parts()`,
+  that the plugin names. The same goes for recipes. Names that are everyday words, such as the
+  reward `format`, count in tests only, as a whole string or as a value (`=format`, `reward: format`), and a dotted name,
+  such as that of a module, names no part. Tests that discover what is installed and go through it (`.parts()`,
   `.specs()`, `.records`) lead to all plugins.
 
 With a module of a dist go the dist's `pyproject.toml` and every file that it ships which is not Python: locks of
@@ -144,8 +144,8 @@ class Workspace:
 
     @cached_property
     def everyday(self) -> set[str]:
-        """Names of parts that mostly mean something else: those of rewards, and those of packages of the lock. Packages
-        have no such part by default."""
+        """Names of parts that usually mean something else: all rewards, and models that are also packages in `uv.lock`. No
+        default in `packages/` names such a part."""
         registry = tomllib.loads((self.root / "registry" / "plugins.toml").read_text(encoding="utf-8"))
         lock = tomllib.loads((self.root / "uv.lock").read_text(encoding="utf-8"))["package"]
         models = registry.get("model", {}).keys()
@@ -386,7 +386,8 @@ class Workspace:
             return
         if "*" in text:
             pattern = re.compile(re.escape(text).replace(r"\*", r"[^/]*"))
-            if "." in text and text.strip("*./"):
+            # Every module ends in `.py`, also one that a test writes elsewhere.
+            if "." in text and text.strip("*./") and not (text.startswith("*") and text.endswith(".py")):
                 yield from (file for file in path.parent.iterdir() if file.is_file() and pattern.fullmatch(file.name))
             return
         for file in (path.parent / text, self._folder(path) / text, self.root / text):
@@ -465,5 +466,5 @@ def _is_data(path: Path) -> bool:
 
 
 def _is_source(path: Path) -> bool:
-    """Whether it is no product of a run, a tool or an installation."""
+    """Whether it is part of the sources, not left behind by a run, a tool or an installation."""
     return not any(TRACE.fullmatch(part) for part in path.parts)

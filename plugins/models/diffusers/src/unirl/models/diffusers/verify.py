@@ -210,7 +210,7 @@ def _verify_with(
     def record(*prompts: str, own: int = 0) -> Any:
         return session.record(prompts, size=size, images=images[own], transformer=model.transformer)[0]
 
-    # First, for it turns guidance off. On shapes all steps are alike.
+    # First, because it turns guidance off. Every step has the same shapes.
     steps = 1 if on_shapes else _STEPS
     samples, predictions, run = _unguided_run(model, size, short, images[0], steps=steps)
     one = record(short)
@@ -280,7 +280,7 @@ def _same(a: Any, b: Any) -> bool:
 def _unguided_run(
     model: DiffusersModel, size: Size, prompt: str, images: Sequence[Image.Image], *, steps: int
 ) -> tuple[list[Tensor], list[Tensor], Run]:
-    """States and predictions of the first `steps` of its own run, with its guidance off, and the run."""
+    """Run the pipeline itself without guidance. Returns latents and predictions of the first `steps` steps, and the run."""
     rows = 0
     for scale in (1.0, 0.0):
         model.session.set_guidance(scale)
@@ -356,7 +356,7 @@ def _check_batches(model: DiffusersModel, x: Tensor, both: dict[str, Any], *, bo
     sigmas = torch.tensor([0.8, 0.5, 0.3], device=model.device)
 
     def check(what: str, together: Tensor, levels: Tensor) -> None:
-        # Each row is a forward of its own, which shapes do not need.
+        # One forward per row, which is only for the comparison of values.
         if bound is not None:
             alone = [model.forward(xs[n : n + 1], levels[n : n + 1], _rows(both, [rows[n]])) for n in range(3)]
             _check(what, together, torch.cat(alone), bound=bound)
