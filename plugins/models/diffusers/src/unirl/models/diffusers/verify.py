@@ -280,7 +280,7 @@ def _same(a: Any, b: Any) -> bool:
 def _unguided_run(
     model: DiffusersModel, size: Size, prompt: str, images: Sequence[Image.Image], *, steps: int
 ) -> tuple[list[Tensor], list[Tensor], Run]:
-    """Run the pipeline itself without guidance. Returns latents and predictions of the first `steps` steps, and the run."""
+    """Run the pipeline itself without guidance: latents and predictions of the first `steps` steps, and the run."""
     rows = 0
     for scale in (1.0, 0.0):
         model.session.set_guidance(scale)
