@@ -56,12 +56,15 @@ def _root(folder: str, *, packages: list[str], disk_bytes: int) -> None:
     options = f"size={disk_bytes},nr_inodes=10000,mode=755".encode()
     _call("mount", b"tmpfs", folder.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, options)
     paths = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *LIBRARIES, *packages]
-    for path in map(Path, dict.fromkeys(paths)):
+    # A folder before what lies in it: Debian's Python is in /usr/lib, with the libraries that packages need.
+    for path in sorted(map(Path, paths)):
         inside = Path(f"{folder}{path}")
+        if inside.exists():
+            continue
         if path.is_symlink():
             inside.parent.mkdir(parents=True, exist_ok=True)
             inside.symlink_to(path.readlink())
-        elif path.is_dir() and not inside.exists():
+        elif path.is_dir():
             inside.mkdir(parents=True)
             _call("mount", bytes(path), bytes(inside), None, MS_BIND | MS_REC, None)
             attributes = (ctypes.c_uint64 * 4)(READ_ONLY_NOSUID_NODEV, 0, 0, 0)
