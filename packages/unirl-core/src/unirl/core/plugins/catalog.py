@@ -71,13 +71,12 @@ class Catalog:
         """
         plugins: list[Plugin] = []
         off = {canonical(name) for name in disabled}
-        for item in find_plugins(group):
-            if isinstance(item, PluginRecord):
-                plugins.append(Plugin(record=item))
+        for record, point in find_plugins(group):
+            if point is None:
+                plugins.append(Plugin(record=record))
                 continue
-            _, point, dist = item
-            names = {canonical(point.name), canonical(dist.metadata["Name"] or "")}
-            plugins.append(load_plugin(point, dist, group=group, disabled=bool(names & off)))
+            names = {canonical(record.name), canonical(record.dist)}
+            plugins.append(load_plugin(point, record, group=group, disabled=bool(names & off)))
         if files:
             from .files import load_plugin_file
 

@@ -119,10 +119,11 @@ class Plugin:
         return getattr(self.hooks, hook)(**arguments)
 
 
-def find_plugins(group: str) -> Iterator[tuple[str, EntryPoint, Distribution] | PluginRecord]:
-    """Entry points of the group and of its other versions (`unirl.v1`, `unirl.v2`, ...); imports nothing.
+def find_plugins(group: str) -> Iterator[tuple[PluginRecord, EntryPoint | None]]:
+    """Entry points of the group and of its other versions (`unirl.v1`, `unirl.v2`, ...), each with the record of a
+    plugin that is not loaded yet; imports nothing.
 
-    A dist whose entry points cannot be read yields a broken record instead. Of two copies of a dist on the path, the
+    A dist whose entry points cannot be read yields a broken record alone. Of two copies of a dist on the path, the
     first is used, as for imports.
     """
     family = group.rpartition(".")[0]
@@ -135,28 +136,31 @@ def find_plugins(group: str) -> Iterator[tuple[str, EntryPoint, Distribution] | 
             # importlib.metadata raises these for a malformed entry_points.txt, which must not affect other plugins.
             name, version = _identity(dist)
             text = f"the entry points of its dist cannot be read: {error}. Reinstall {name}."
-            yield PluginRecord(
-                name=name, dist=name, version=version, module="", status="broken", error=text, cause=error
+            yield (
+                PluginRecord(
+                    name=name, dist=name, version=version, module="", status="broken", error=text, cause=error
+                ),
+                None,
             )
             continue
         if not points:
             continue
-        key = canonical(_identity(dist)[0])
-        if key in seen:
+        # Parsing the metadata takes longer than all else.
+        name, version = _identity(dist)
+        if canonical(name) in seen:
             continue
-        seen.add(key)
+        seen.add(canonical(name))
         for point in points:
-            yield point.group, point, dist
+            blank = PluginRecord(name=point.name, dist=name, version=version, module=point.value, status="loaded")
+            yield blank, point
 
 
-def load_plugin(point: EntryPoint, dist: Distribution, *, group: str, disabled: bool) -> Plugin:
+def load_plugin(point: EntryPoint, blank: PluginRecord, *, group: str, disabled: bool) -> Plugin:
     """Import the target of an entry point and collect its specs; a failure becomes its record."""
-    name, version = _identity(dist)
-    blank = PluginRecord(name=point.name, dist=name, version=version, module=point.value, status="loaded")
     if point.group != group:
         text = (
             f"it targets hook API {point.group}; this unirl-core provides {group}. "
-            f"Install a release of {name} for {group}, or another release of unirl-core."
+            f"Install a release of {blank.dist} for {group}, or another release of unirl-core."
         )
         return Plugin(record=_failed(blank, text, status="refused"))
     if disabled:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hydra import initialize
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.defaults_list import DefaultsList
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -28,7 +26,7 @@ from .env_resolver import env
 from .errors import explain
 from .exchanged import Exchange, exchanges
 from .files import RecipeFile, find_recipe, list_recipes, recipe_roots
-from .hydra_source import ROOT, Loader, config_class, exchanging, sources
+from .hydra_source import ROOT, Loader, config_class, exchanging, search_path, sources
 from .origins import Layer, Slot, layers_of, origin_below, origin_of, trace
 from .proposals import propose
 from .stages import stages_of
@@ -85,7 +83,7 @@ def compose_config(
     given = name.endswith(".yaml")
     if given:
         roots = [recipe.root, *roots]
-    with sources(catalog, roots, recipe=recipe.name), _hydra():
+    with sources(catalog, roots, recipe=recipe.name):
         try:
             loader = Loader(overrides)
             listed = loader.listed
@@ -198,19 +196,15 @@ def split_sweep(name: str, overrides: Sequence[str], *, catalog: Catalog) -> lis
     """
     roots = recipe_roots()
     recipe = find_recipe(name, roots)
-    with sources(catalog, roots, recipe=recipe.name), _hydra():
+    with sources(catalog, roots, recipe=recipe.name):
         from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
         try:
-            parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+            parser = OverridesParser.create(config_loader=ConfigLoaderImpl(search_path()))
             (jobs,) = BasicSweeper.split_arguments(parser.parse_overrides(list(overrides)), None)
         except HydraException as error:
             raise explain(error, recipe=recipe.name, catalog=catalog) from error
     return jobs
-
-
-def _hydra() -> AbstractContextManager[None]:
-    return initialize(version_base="1.3", config_path=None, job_name="unirl")
 
 
 def _chosen_in(listed: DefaultsList) -> dict[str, str | None]:

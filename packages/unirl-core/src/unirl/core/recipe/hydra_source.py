@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import yaml
+from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.defaults_list import create_defaults_list
+from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
+from hydra.core.utils import setup_globals
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
@@ -47,6 +49,7 @@ __all__ = [
     "RecipesSource",
     "config_class",
     "exchanging",
+    "search_path",
     "sources",
 ]
 
@@ -123,12 +126,20 @@ def config_class(catalog: Catalog, group: str, name: str) -> type[Any]:
     return target
 
 
+def search_path() -> ConfigSearchPath:
+    """Where Hydra looks for configs: what `hydra.initialize` sets up, without an application of Hydra's, of which a
+    process has one and which belongs to the user. Used inside of `sources()`."""
+    version.setbase("1.3")
+    setup_globals()
+    return create_config_search_path(None)
+
+
 class Loader(ConfigLoaderImpl):
     """Hydra's steps from overrides to a config, one by one, so that what lies between them needs no second list of
     defaults. Hydra's own configuration decides nothing here and is not loaded. Used inside of `sources()`."""
 
     def __init__(self, overrides: Sequence[str]) -> None:
-        super().__init__(GlobalHydra.instance().config_loader().get_search_path())
+        super().__init__(search_path())
         parsed, self._files = self._parse_overrides_and_create_caching_repo(ROOT, [*overrides])
         self.validate_sweep_overrides_legal(parsed, run_mode=RunMode.RUN, from_shell=False)
         self.listed = create_defaults_list(self._files, ROOT, parsed, prepend_hydra=False, skip_missing=False)
