@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.reads("docs/how-to/export.md", "unirl-quickstart", "trainside", "fsdp2", "function", "local", "report"),
 ]
 
-FILES = [ROOT / name for name in WITH_FUNCTIONS]
+FILES = tuple(ROOT / name for name in WITH_FUNCTIONS)
 FUNCTIONS = [command for command in commands(FILES) if "=function" in command]
 
 

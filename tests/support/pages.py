@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(
-    path
-    for path in [
-        *ROOT.glob("*.md"),
-        *ROOT.glob("docs/**/*.md"),
-        *ROOT.glob("*/*/README.md"),
-        *ROOT.glob("*/*/*/README.md"),
-    ]
-    if ".venv" not in path.parts
+PAGES = tuple(
+    sorted(
+        [
+            *ROOT.glob("*.md"),
+            *ROOT.glob("docs/**/*.md"),
+            *ROOT.glob("packages/*/README.md"),
+            *ROOT.glob("plugins/*/*/README.md"),
+            *ROOT.glob("tests/third_party/*/README.md"),
+            *ROOT.glob("conformance/*/README.md"),
+        ]
+    )
 )
 WITH_FUNCTIONS = ("README.md", "docs/tutorials/quickstart.md", "plugins/rewards/rules/README.md")
 """Those that train on a function of the reader's own."""
@@ -37,7 +40,13 @@ def commands(pages: Iterable[Path]) -> list[str]:
     return list(result)
 
 
-def shown_files(pages: Iterable[Path]) -> dict[str, str]:
+def about_recipes(command: str) -> bool:
+    """Whether a command composes or lists recipes and parts, or begins so and is not shown what comes after."""
+    return command.split()[1] in ("train", "compose", "plugins", "recipes", "league")
+
+
+@functools.cache
+def shown_files(pages: tuple[Path, ...]) -> Mapping[str, str]:
     """Files that these pages tell a reader to save: Python blocks whose first line is a comment with the name."""
     result: dict[str, str] = {}
     for page in pages:
@@ -48,7 +57,7 @@ def shown_files(pages: Iterable[Path]) -> dict[str, str]:
     return result
 
 
-def write_shown(folder: Path, pages: Iterable[Path]) -> None:
+def write_shown(folder: Path, pages: tuple[Path, ...]) -> None:
     for name, code in shown_files(pages).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(code)

@@ -20,6 +20,8 @@ Not covered are the C library and other packages of the system, and load: a test
 either way. The tenth of the proven groups that runs nevertheless is there to find what nobody thought of.
 
 `pytest.mark.reads(...)` names dists and files that a test depends on and does not name otherwise.
+`pytest.mark.composes` is for tests that compose recipes and match plans, and build no part: of plugins their key has what
+describes parts and their settings, and of the loop what tells whether a run can begin (`BEGINS`).
 `pytest.mark.keyed` is for tests of behaviour, which prose does not change. `pytest.mark.whole_tree` is for those about
 the repository as a whole, such as its documents and wheels: they have no key, and always run.
 """
@@ -39,6 +41,7 @@ from pathlib import Path
 from .sources import Workspace
 
 __all__ = [
+    "COMPOSES",
     "DRIVER",
     "KEYED",
     "MUTANTS",
@@ -58,8 +61,11 @@ __all__ = [
 MUTANTS = "packages/unirl-conformance/tests/test_mutants.py"
 """Its tests share one report of each kind of part, and nothing between the kinds."""
 KEYED = "pytest.mark.keyed"
+COMPOSES = "pytest.mark.composes"
 WHOLE_TREE = "pytest.mark.whole_tree"
 DRIVER = ("cli", "loop", "match", "observe", "recipe")
+BEGINS = ("prompts", "readiness", "run_data")
+"""Modules of the loop that `unirl compose` calls, too."""
 ABOUT_PLACES = ("packages/unirl-runtime/", "plugins/transports/")
 ABOUT_RUNS = (
     "tests/",
@@ -97,21 +103,29 @@ def groups(workspace: Workspace) -> list[str]:
     return result
 
 
-def is_marked(group: str, root: Path) -> bool:
-    """Whether a group is of behaviour alone."""
-    return KEYED in (root / group.partition("[")[0]).read_text(encoding="utf-8")
+def is_marked(group: str, root: Path, mark: str = KEYED) -> bool:
+    """Whether a group is of behaviour alone, or has another mark."""
+    return mark in (root / group.partition("[")[0]).read_text(encoding="utf-8")
 
 
 def reached_by(group: str, workspace: Workspace) -> set[Path]:
     """The files that decide how a group of tests ends."""
     file, _, kind = group.rstrip("]").partition("[")
     others = tuple(other for other in _kinds(workspace) if other != kind) if kind else ()
-    files = workspace.reached([workspace.root / file], follows=lambda path: not _is_of(path, others))
+    composes = is_marked(group, workspace.root, COMPOSES)
+
+    def follows(path: Path) -> bool:
+        return not _is_of(path, others) and not (composes and _is_built(path, workspace))
+
+    plugins = [module for dist in workspace.dists for module in workspace.of_plugin(dist)] if composes else []
+    files = workspace.reached([workspace.root / file, *plugins], follows=follows)
     return {path for path in files if counts(path, group, workspace.root)}
 
 
 def counts(path: Path, group: str, root: Path) -> bool:
     """Whether a file that a group reaches decides how it ends."""
+    if is_marked(group, root, COMPOSES) and _is_of_loop(path) and path.stem not in BEGINS:
+        return False
     if not is_marked(group, root):
         return True
     if group.startswith(ABOUT_PLACES) and path.is_relative_to(root / "plugins" / "rewards"):
@@ -128,6 +142,10 @@ def is_about_runs(group: str) -> bool:
 def drives(path: Path) -> bool:
     """Whether a file is of `DRIVER`."""
     return path.parent.name in DRIVER and path.parent.parent.name == "core"
+
+
+def _is_of_loop(path: Path) -> bool:
+    return path.parent.name == "loop" and path.parent.parent.name == "core"
 
 
 def reached_by_subject(kind: str, modules: Iterable[str], workspace: Workspace, *, tries_driver: bool) -> set[Path]:
@@ -177,6 +195,12 @@ def instruction_set() -> str:
     wide = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_tile", "sve") if name in flags]
     gpu = ["cuda"] if Path("/dev/nvidiactl").exists() else []
     return " ".join(["{}.{}".format(*sys.version_info[:2]), platform.machine(), *wide, *gpu])
+
+
+def _is_built(path: Path, workspace: Workspace) -> bool:
+    """Whether a module of a plugin is what its spec names to make a part: neither the plugin nor its settings."""
+    is_of_plugin = path.is_relative_to(workspace.root / "plugins") and workspace.dist_of(path) is not None
+    return is_of_plugin and path.name not in ("plugin.py", "config.py")
 
 
 def _kinds(workspace: Workspace) -> list[str]:

@@ -6,16 +6,17 @@ An edge leads from a Python file to
   TYPE_CHECKING does not run;
 - every module that one of its strings names, such as `"unirl.models.sd3.model:build"`, with `*` for what an f-string
   fills in; a string that names a package of test modules names those;
-- every file or folder that one of its strings names, from its own folder or from the root, when it is a test's;
+- every file or folder that one of its strings names, from its own folder or from the root, when it is a test's; a
+  pattern of paths, such as `docs/**/*.md`, names files from the root;
 - the command line, where a string of a test is the name of a script;
-- the dists that a string of a test names, as somebody installs them: README and all modules, and those of the dists that
-  they need;
+- the dists that a string of a test names, as somebody installs them: README and all modules, and of the dists that come
+  along because they are needed, README and what finding their plugins imports. A part of those that is used is named;
 - the parts that it names. A part is built because somebody imports it or names it: so a string that equals the name of
   a part, in packages, and each word of a string, in tests and recipes, leads to the plugin with that part, and to all
   that the plugin names. The same goes for recipes. Names that are everyday words, such as the
   reward `format`, count in tests only, as a whole string or as a value (`=format`, `reward: format`), and a dotted name,
   such as that of a module, names no part. Tests that discover what is installed and go through it (`.parts()`,
-  `.specs()`, `.records`) lead to all plugins.
+  `.specs()`, `.records`) lead to what finding all plugins imports.
 
 With a module of a dist go the dist's `pyproject.toml` and every file that it ships which is not Python: locks of
 engines, recipes, templates, checkpoints. With a test goes each `conftest.py` above it, what else lies in its folder and
@@ -105,10 +106,11 @@ class Workspace:
     root: Path
     _reads: dict[Path, _Reads] = field(default_factory=dict, repr=False)
     _digests: dict[Path, str] = field(default_factory=dict, repr=False)
-    _edges: dict[Path, tuple[set[Path], set[Path]]] = field(default_factory=dict, repr=False)
+    _edges: dict[Path, tuple[set[Path], set[Path], set[Path]]] = field(default_factory=dict, repr=False)
     _beside: dict[Path, dict[str, Path]] = field(default_factory=dict, repr=False)
     _dist_of: dict[Path, Dist | None] = field(default_factory=dict, repr=False)
     _tests: dict[Path, bool] = field(default_factory=dict, repr=False)
+    _founds: dict[str, set[Path]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def dists(self) -> tuple[Dist, ...]:
@@ -182,7 +184,7 @@ class Workspace:
             if not waiting:
                 is_whole = True
                 if self._goes_through_a_catalog(result):
-                    waiting += [module for dist in self.dists for module in self.of_plugin(dist)]
+                    result.update(path for dist in self.dists for path in self._found(dist))
                 continue
             path = waiting.pop()
             if path in done:
@@ -196,8 +198,9 @@ class Workspace:
             if dist is not None:
                 result.update(dist.data)
             if path.suffix == ".py":
-                imported, named = self._edges_of(path)
+                imported, named, ends = self._edges_of(path)
                 waiting += [*imported, *(target for target in named if follows(target))]
+                result.update(ends)
             elif path in self.recipes:
                 text = path.read_text(encoding="utf-8")
                 waiting += self._with_parts(WORD.findall(text))
@@ -208,10 +211,12 @@ class Workspace:
         """Read a file again, which was written to."""
         for known in (self._reads, self._digests, self._edges):
             known.pop(path, None)
+        self._founds.clear()
 
-    def _edges_of(self, path: Path) -> tuple[set[Path], set[Path]]:
+    def _edges_of(self, path: Path) -> tuple[set[Path], set[Path], set[Path]]:
+        """What a file imports, what it names, and files that lead no further."""
         if path not in self._edges:
-            self._edges[path] = set(self._imported(path)), set(self._named(path))
+            self._edges[path] = set(self._imported(path)), set(self._named(path)), set(self._along(path))
         return self._edges[path]
 
     def _goes_through_a_catalog(self, files: Iterable[Path]) -> bool:
@@ -370,21 +375,45 @@ class Workspace:
             yield from (path for path, name in self.recipes.items() if name == word)
 
     def _installed(self, dist: Dist) -> Iterator[Path]:
-        """README and modules of a dist, and of those that are installed with it."""
-        by_name, done, waiting = {other.name: other for other in self.dists}, set[str](), [dist.name]
+        """README and modules of a dist."""
+        yield dist.folder / "README.md"
+        yield from (path for path in dist.source.rglob("*.py") if _is_source(path))
+
+    def _along(self, path: Path) -> Iterator[Path]:
+        """Of the dists that come along with those that a test installs."""
+        if not self._is_test(path):
+            return
+        by_name = {dist.name: dist for dist in self.dists}
+        waiting = [name for text in self._read(path).strings if text in by_name for name in by_name[text].needs]
+        done = set[str]()
         while waiting:
             name = waiting.pop()
             if name in by_name and name not in done:
                 done.add(name)
                 waiting += by_name[name].needs
                 yield by_name[name].folder / "README.md"
-                yield from (path for path in by_name[name].source.rglob("*.py") if _is_source(path))
+                yield from self._found(by_name[name])
+
+    def _found(self, dist: Dist) -> set[Path]:
+        """What finding the plugins of a dist reads: modules and, of each dist that has one of them, all that it ships
+        besides."""
+        if dist.name not in self._founds:
+            self._founds[dist.name] = {
+                *dist.data,
+                *self.reached(self.of_plugin(dist), follows=lambda path: False),
+            }
+        return self._founds[dist.name]
 
     def _files_named(self, text: str, path: Path) -> Iterator[Path]:
         """Files, by their names or, where they are below the root, by their paths; and folders beside a test."""
         if not text or len(text) > 200 or not re.fullmatch(r"[\w./*-]+", text) or text.startswith(("/", ".")):
             return
         if "*" in text:
+            if re.fullmatch(
+                r"(conformance|docs|packages|plugins|tests)/(\*\*?/)*[\w*-]+\.[a-z]+", text
+            ) and not text.endswith(".py"):
+                yield from (file for file in self.root.glob(text) if _is_source(file))
+                return
             pattern = re.compile(re.escape(text).replace(r"\*", r"[^/]*"))
             # Every module ends in `.py`, also one that a test writes elsewhere.
             if "." in text and text.strip("*./") and not (text.startswith("*") and text.endswith(".py")):
