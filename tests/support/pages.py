@@ -12,11 +12,9 @@ PAGES = tuple(
     sorted(
         [
             *ROOT.glob("*.md"),
-            *ROOT.glob("docs/**/*.md"),
-            *ROOT.glob("packages/*/README.md"),
-            *ROOT.glob("plugins/*/*/README.md"),
-            *ROOT.glob("tests/third_party/*/README.md"),
-            *ROOT.glob("conformance/*/README.md"),
+            *(ROOT / "docs").rglob("*.md"),
+            *ROOT.glob("*/*/README.md"),
+            *ROOT.glob("*/*/*/README.md"),
         ]
     )
 )
