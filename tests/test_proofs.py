@@ -32,6 +32,7 @@ FAMILIES = "packages/unirl-runtime/tests/test_launcher_families.py"
 ENGINES = f"{keys.MUTANTS}[engine]"
 COMMAND = "packages/unirl-core/tests/test_cli.py"
 THIRD_PARTY = "tests/test_third_party.py"
+RECIPES = "tests/test_recipes.py"
 DRIVER = "packages/unirl-core/src/unirl/core/loop/run.py"
 
 
@@ -113,6 +114,9 @@ FUTURE = "from __future__ import annotations\n"
         (ENGINES, "packages/unirl-conformance/src/unirl/conformance/suite/test_engine_noise.py"),
         (ENGINES, "packages/unirl-conformance/tests/conformance_mutants/engine_apart_broken.py"),
         (ENGINES, "packages/unirl-conformance/src/unirl/conformance/fixtures/text_engine.py"),
+        # What recipes set.
+        (RECIPES, "plugins/algorithms/flow-grpo/src/unirl/algorithms/flow_grpo/config.py"),
+        (RECIPES, "plugins/rewards/rules/src/unirl/rewards/rules/function.py"),
     ],
 )
 def test_code_that_a_test_depends_on_changes_its_key_and_a_comment_there_does_not(
@@ -129,10 +133,13 @@ def test_prose_changes_the_key_of_a_test_that_is_not_marked(edit: Callable[..., 
 def test_a_dist_that_a_test_names_is_in_its_key_with_what_is_installed_with_it_and_others_are_not(
     edit: Callable[..., bool],
 ) -> None:
-    rules, ppo = "plugins/rewards/rules", "plugins/algorithms/ppo"
+    rules, ppo, awm = "plugins/rewards/rules", "plugins/algorithms/ppo", "plugins/algorithms/awm"
     assert edit(f"{rules}/README.md", "#", "##", THIRD_PARTY)
     assert edit(f"{rules}/src/unirl/rewards/rules/plugin.py", FUTURE, f"{FUTURE}\n# A comment.\n", THIRD_PARTY)
     assert not edit(f"{ppo}/src/unirl/algorithms/ppo/algorithm.py", FUTURE, f"{FUTURE}\nCHANGED = 1\n", THIRD_PARTY)
+    # It comes along, for a recipe that is not run.
+    assert edit(f"{awm}/src/unirl/algorithms/awm/plugin.py", FUTURE, f"{FUTURE}\nCHANGED = 1\n", THIRD_PARTY)
+    assert not edit(f"{awm}/src/unirl/algorithms/awm/algorithm.py", FUTURE, f"{FUTURE}\nCHANGED = 1\n", THIRD_PARTY)
 
 
 def test_what_stands_for_the_mutants_of_a_kind_is_of_their_group() -> None:
@@ -178,11 +185,21 @@ def test_recipes_locks_and_settings_change_a_key_byte_for_byte(
         (LAUNCHERS, "plugins/rewards/text/src/unirl/rewards/text/plugin.py"),
         (LAUNCHERS, "plugins/models/diffusers/src/unirl/models/diffusers/plugin.py"),
         (KLEIN, "plugins/engines/vllm/src/unirl/engines/vllm/plugin.py"),
+        # Nothing is built from a recipe that is only composed.
+        (RECIPES, "plugins/algorithms/flow-grpo/src/unirl/algorithms/flow_grpo/algorithm.py"),
+        (RECIPES, "packages/unirl-core/src/unirl/core/loop/loop.py"),
     ],
 )
 def test_what_a_test_has_nothing_to_do_with_is_not_in_its_key(group: str, path: str) -> None:
     assert (ROOT / path).is_file()
     assert path not in names(group)
+
+
+def test_a_module_that_is_named_by_a_string_with_a_name_is_in_a_key() -> None:
+    """`build=f"{_HERE}.dual_encoders:build_pickscore"`."""
+    keyed = Keyed(subjects(Catalog.discover()))
+    files = {path.relative_to(ROOT).as_posix() for path in keyed.reached("conformance reward:pickscore")}
+    assert "plugins/rewards/clip-family/src/unirl/rewards/clip_family/dual_encoders.py" in files
 
 
 def test_what_tools_leave_behind_is_in_no_key(tmp_path: Path) -> None:

@@ -28,6 +28,9 @@ from unirl.models.vlm import tiny as vlm
 from unirl.numerics.tokens.miniature import save_random
 
 ROOT = Path(__file__).parents[3]
+# What is written imports what fits the checkpoint.
+pytestmark = pytest.mark.reads("unirl-numerics")
+
 WRITERS: dict[str, Callable[..., None]] = {
     "llama": causal_lm.write,
     "qwen-vl": vlm.write,

@@ -5,7 +5,7 @@ An edge leads from a Python file to
 - every module that it imports, at the top or in a function, with the packages that hold it; what stands under
   TYPE_CHECKING does not run;
 - every module that one of its strings names, such as `"unirl.models.sd3.model:build"`, with `*` for what an f-string
-  fills in; a string that names a package of test modules names those;
+  fills in, unless it is a string that the module gives a name; a string that names a package of test modules names those;
 - every file or folder that one of its strings names, from its own folder or from the root, when it is a test's; a
   pattern of paths, such as `docs/**/*.md`, names files from the root;
 - the command line, where a string of a test is the name of a script;
@@ -28,7 +28,6 @@ broken does not hide the others (tests of the catalog show it), so parts that no
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import re
 import tomllib
@@ -37,7 +36,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from unirl.conformance.source_hash import source_digest
+from .dists import Dist, dotted, is_data, is_source, read_dist
+from .python_files import Reads, read
 
 __all__ = ["Dist", "Workspace"]
 
@@ -49,54 +49,10 @@ NAMED = re.compile(r"([A-Za-z_]\w*(?:\.\w+)+):\w")
 """A module in a recipe, such as that of a reward's function."""
 NAME_PACKAGES = {"unirl.conformance.environment", "unirl.conformance.fixtures.plugin", "unirl.runtime.doctor"}
 """Modules whose strings name packages of an index, which may be called as parts are."""
-TRACE = re.compile(r"__pycache__|.*\.egg-info|\..*_cache")
-"""What runs, tools and installations leave behind."""
 WRITTEN = {"proven.json", "durations.json"}
 """What the gate writes itself."""
 WHOLE_CATALOG = {"parts()", "specs()", "records"}
 """What gives all that is in a catalog: two methods, and an attribute."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Dist:
-    """A dist of the workspace."""
-
-    name: str
-    folder: Path
-    entry_points: tuple[str, ...]
-    """Modules that the group `unirl.v1` names."""
-    scripts: dict[str, str]
-    """Command -> its module."""
-    needs: tuple[str, ...]
-    """Names of the dists that it depends on."""
-
-    @property
-    def source(self) -> Path:
-        return self.folder / "src"
-
-    @cached_property
-    def data(self) -> tuple[Path, ...]:
-        """What decides what it does and is no module of it: files that are not Python, and projects in its package,
-        which engines install."""
-        inner = [path.parent for path in self.source.rglob("pyproject.toml")]
-        shipped = (
-            path
-            for path in self.source.rglob("*")
-            if path.is_file() and (_is_data(path) or (_is_source(path) and any(map(path.is_relative_to, inner))))
-        )
-        return (self.folder / "pyproject.toml", *sorted(shipped))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Reads:
-    """What stands in a Python file."""
-
-    digest: str
-    imports: frozenset[str] = frozenset()
-    """Absolute names; of `from a import b` both `a` and `a.b`."""
-    strings: frozenset[str] = frozenset()
-    """`*` stands for what an f-string fills in."""
-    attributes: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -104,7 +60,7 @@ class Workspace:
     """A checkout, as it is on disk now."""
 
     root: Path
-    _reads: dict[Path, _Reads] = field(default_factory=dict, repr=False)
+    _reads: dict[Path, Reads] = field(default_factory=dict, repr=False)
     _digests: dict[Path, str] = field(default_factory=dict, repr=False)
     _edges: dict[Path, tuple[set[Path], set[Path], set[Path]]] = field(default_factory=dict, repr=False)
     _beside: dict[Path, dict[str, Path]] = field(default_factory=dict, repr=False)
@@ -115,16 +71,16 @@ class Workspace:
     @cached_property
     def dists(self) -> tuple[Dist, ...]:
         files = [*self.root.glob("packages/*/pyproject.toml"), *self.root.glob("plugins/*/*/pyproject.toml")]
-        return tuple(_dist(path) for path in sorted(files))
+        return tuple(read_dist(path) for path in sorted(files))
 
     @cached_property
     def modules(self) -> dict[str, Path]:
         """Of all dists: dotted name -> file; a package without `__init__.py` is not among them."""
         return {
-            _dotted(path.relative_to(dist.source)): path
+            dotted(path.relative_to(dist.source)): path
             for dist in self.dists
             for path in dist.source.rglob("*.py")
-            if _is_source(path)
+            if is_source(path)
         }
 
     @cached_property
@@ -143,6 +99,13 @@ class Workspace:
             assert dist is not None, f"{path} lies outside of all dists"
             result.setdefault(name, set()).add(dist)
         return result
+
+    @cached_property
+    def settings(self) -> set[Path]:
+        """Modules of what can be set and of environments, as specs of plugins name them: `config=`, `environment=`."""
+        plugins = [module for dist in self.dists for module in self.of_plugin(dist)]
+        names = {text.partition(":")[0] for module in plugins for text in self._read(module).settings}
+        return {self.modules[name] for name in names}
 
     @cached_property
     def everyday(self) -> set[str]:
@@ -246,11 +209,11 @@ class Workspace:
                 break
             if (folder / "conftest.py").is_file():
                 yield folder / "conftest.py"
-        yield from (p for p in path.parent.iterdir() if p.is_file() and _is_data(p))
+        yield from (p for p in path.parent.iterdir() if p.is_file() and is_data(p))
         if path.is_relative_to(self.root / "plugins"):
             # Tests of a plugin are about all of it, also where only a variable names its modules.
             own = next(dist for dist in self.dists if path.is_relative_to(dist.folder))
-            yield from (file for file in own.source.rglob("*.py") if _is_source(file))
+            yield from (file for file in own.source.rglob("*.py") if is_source(file))
 
     def _is_test(self, path: Path) -> bool:
         if path not in self._tests:
@@ -259,29 +222,21 @@ class Workspace:
             self._tests[path] = is_beside or (is_ours and path.name == "conftest.py")
         return self._tests[path]
 
-    def _read(self, path: Path) -> _Reads:
+    def _read(self, path: Path) -> Reads:
         if path not in self._reads:
             source = path.read_text(encoding="utf-8")
-            tree = ast.parse(source)
-            imports, strings, attributes = set[str](), set[str](), set[str]()
-            _collect(tree, imports, strings, attributes, package=self._package(path), name=self._name(path))
-            self._reads[path] = _Reads(
-                digest=source_digest(source),
-                imports=frozenset(imports),
-                strings=frozenset(strings),
-                attributes=frozenset(attributes),
-            )
+            self._reads[path] = read(source, name=self._name(path), package=self._package(path))
         return self._reads[path]
 
     def _name(self, path: Path) -> str:
         """Dotted name of the module in a file, as those beside it import it."""
         dist = self.dist_of(path)
         if dist is not None:
-            return _dotted(path.relative_to(dist.source))
+            return dotted(path.relative_to(dist.source))
         base = path.parent
         while (base / "__init__.py").is_file():
             base = base.parent
-        return _dotted(path.relative_to(base))
+        return dotted(path.relative_to(base))
 
     def _package(self, path: Path) -> list[str]:
         parts = self._name(path).split(".")
@@ -356,7 +311,7 @@ class Workspace:
         module, _, folder = text.partition(":")
         package = self.modules.get(module)
         if folder and package is not None and (package.parent / folder).is_dir():
-            yield from (path for path in (package.parent / folder).rglob("*.py") if _is_source(path))
+            yield from (path for path in (package.parent / folder).rglob("*.py") if is_source(path))
 
     def _importable(self, path: Path) -> dict[str, Path]:
         """All modules that a file can import by name."""
@@ -364,7 +319,7 @@ class Workspace:
             return self.modules
         folder = self._folder(path)
         if folder not in self._beside:
-            files = (other for other in folder.rglob("*.py") if _is_source(other))
+            files = (other for other in folder.rglob("*.py") if is_source(other))
             self._beside[folder] = {**{self._name(other): other for other in files}, **self.modules}
         return self._beside[folder]
 
@@ -377,7 +332,7 @@ class Workspace:
     def _installed(self, dist: Dist) -> Iterator[Path]:
         """README and modules of a dist."""
         yield dist.folder / "README.md"
-        yield from (path for path in dist.source.rglob("*.py") if _is_source(path))
+        yield from (path for path in dist.source.rglob("*.py") if is_source(path))
 
     def _along(self, path: Path) -> Iterator[Path]:
         """Of the dists that come along with those that a test installs."""
@@ -412,7 +367,7 @@ class Workspace:
             if re.fullmatch(
                 r"(conformance|docs|packages|plugins|tests)/(\*\*?/)*[\w*-]+\.[a-z]+", text
             ) and not text.endswith(".py"):
-                yield from (file for file in self.root.glob(text) if _is_source(file))
+                yield from (file for file in self.root.glob(text) if is_source(file))
                 return
             pattern = re.compile(re.escape(text).replace(r"\*", r"[^/]*"))
             # Every module ends in `.py`, also one that a test writes elsewhere.
@@ -424,76 +379,4 @@ class Workspace:
                 yield file
         folder = path.parent / text
         if folder.is_dir():
-            yield from (file for file in folder.rglob("*") if file.is_file() and _is_source(file))
-
-
-def _collect(
-    node: ast.AST, imports: set[str], strings: set[str], attributes: set[str], *, package: list[str], name: str
-) -> None:
-    """What runs and may lead to another file."""
-    match node:
-        case ast.If(test=test) if "TYPE_CHECKING" in ast.unparse(test):
-            children: Iterable[ast.AST] = node.orelse
-        case ast.Expr(value=ast.Constant(value=str())):
-            return
-        case ast.Import(names=names):
-            imports.update(alias.name for alias in names)
-            return
-        case ast.ImportFrom(module=module, names=names, level=level):
-            base = [*package[: len(package) - level + 1], *([module] if module else [])] if level else [module or ""]
-            imports.add(".".join(base))
-            imports.update(".".join([*base, alias.name]) for alias in names)
-            return
-        case ast.JoinedStr(values=values):
-            strings.add("".join(_piece(value, package=package, name=name) for value in values))
-            children = values
-        case ast.Constant(value=str(text)):
-            strings.add(text)
-            return
-        case ast.Attribute(attr=attr):
-            attributes.add(attr)
-            children = ast.iter_child_nodes(node)
-        case ast.Call(func=ast.Attribute(attr=attr)):
-            attributes.add(f"{attr}()")
-            children = ast.iter_child_nodes(node)
-        case _:
-            children = ast.iter_child_nodes(node)
-    for child in children:
-        _collect(child, imports, strings, attributes, package=package, name=name)
-
-
-def _piece(value: ast.expr, *, package: list[str], name: str) -> str:
-    match value:
-        case ast.Constant(value=str(text)):
-            return text
-        case ast.FormattedValue(value=ast.Name(id="__package__")):
-            return ".".join(package)
-        case ast.FormattedValue(value=ast.Name(id="__name__")):
-            return name
-        case _:
-            return "*"
-
-
-def _dist(path: Path) -> Dist:
-    project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
-    return Dist(
-        name=project["name"],
-        folder=path.parent,
-        entry_points=tuple(project.get("entry-points", {}).get("unirl.v1", {}).values()),
-        scripts={name: target.partition(":")[0] for name, target in project.get("scripts", {}).items()},
-        needs=tuple(re.split(r"[^\w-]", line)[0] for line in project.get("dependencies", ())),
-    )
-
-
-def _dotted(path: Path) -> str:
-    parts = path.with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def _is_data(path: Path) -> bool:
-    return path.suffix != ".py" and _is_source(path)
-
-
-def _is_source(path: Path) -> bool:
-    """Whether it is part of the sources, not left behind by a run, a tool or an installation."""
-    return not any(TRACE.fullmatch(part) for part in path.parts)
+            yield from (file for file in folder.rglob("*") if file.is_file() and is_source(file))
