@@ -197,7 +197,7 @@ def test_what_a_test_has_nothing_to_do_with_is_not_in_its_key(group: str, path: 
 
 def test_a_module_that_is_named_by_a_string_with_a_name_is_in_a_key() -> None:
     """`build=f"{_HERE}.dual_encoders:build_pickscore"`."""
-    keyed = Keyed(subjects(Catalog.discover()))
+    keyed = conformance.Keyed(subjects(Catalog.discover()))
     files = {path.relative_to(ROOT).as_posix() for path in keyed.reached("conformance reward:pickscore")}
     assert "plugins/rewards/clip-family/src/unirl/rewards/clip_family/dual_encoders.py" in files
 

@@ -201,7 +201,7 @@ def _is_built(path: Path, workspace: Workspace) -> bool:
     """Whether a module of a plugin is what its spec names to make a part: neither the plugin nor its settings."""
     if not path.is_relative_to(workspace.root / "plugins") or workspace.dist_of(path) is None:
         return False
-    return path.name != "plugin.py" and path not in workspace.settings
+    return path.name not in ("plugin.py", "config.py") and path not in workspace.settings
 
 
 def _kinds(workspace: Workspace) -> list[str]:

@@ -105,7 +105,7 @@ class Workspace:
         """Modules of what can be set and of environments, as specs of plugins name them: `config=`, `environment=`."""
         plugins = [module for dist in self.dists for module in self.of_plugin(dist)]
         names = {text.partition(":")[0] for module in plugins for text in self._read(module).settings}
-        return {self.modules[name] for name in names}
+        return {self.modules[name] for name in names & self.modules.keys()}
 
     @cached_property
     def everyday(self) -> set[str]:
