@@ -117,8 +117,8 @@ def reached_by(group: str, workspace: Workspace) -> set[Path]:
     def follows(path: Path) -> bool:
         return not _is_of(path, others) and not (composes and _is_built(path, workspace))
 
-    plugins = [module for dist in workspace.dists for module in workspace.of_plugin(dist)] if composes else []
-    files = workspace.reached([workspace.root / file, *plugins], follows=follows)
+    composed = [path for dist in workspace.dists for path in workspace.of_plugin(dist)] + [*workspace.recipes]
+    files = workspace.reached([workspace.root / file, *(composed if composes else ())], follows=follows)
     return {path for path in files if counts(path, group, workspace.root)}
 
 

@@ -365,7 +365,7 @@ class Workspace:
             return
         if "*" in text:
             if re.fullmatch(
-                r"(conformance|docs|packages|plugins|tests)/(\*\*?/)*[\w*-]+\.[a-z]+", text
+                r"(conformance|docs|packages|plugins|tests)/([\w*-]+/)*[\w*-]+\.[a-z]+", text
             ) and not text.endswith(".py"):
                 yield from (file for file in self.root.glob(text) if is_source(file))
                 return
