@@ -161,6 +161,21 @@ def test_someone_who_stops_it_sees_no_traceback(cli: Cli, tmp_path: Path, monkey
     assert "Traceback" not in out + err
 
 
+def test_a_run_that_is_stopped_leaves_its_reports(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stops = "seen = []\ndef pytest_runtest_call(item):\n    seen.append(item)\n    if len(seen) == 4:\n"
+    (tmp_path / "stops_at_the_fourth.py").write_text(f"{stops}        raise KeyboardInterrupt\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / "out"
+    code, _, err = cli(*STATIC, "--report", folder, "--", "-p", "stops_at_the_fourth")
+    report = load(folder / "conformance.json")
+    assert (code, report.exit_code) == (130, 0)
+    assert f"wrote {folder / 'conformance.json'}" in err and err.endswith("stopped\n")
+    left = [outcome for outcome in report.outcomes if outcome.state == "not run"]
+    assert {outcome.reason for outcome in left} == {"the run was stopped before"}
+    assert report.count("pass") >= 1 and report.count("fail") == 0
+    assert len(left) == sum(kind == "plugin" for kind in claim_kinds().values()) - 3
+
+
 def test_claims_are_listed_with_their_meaning(cli: Cli) -> None:
     code, out, _ = cli("--claims", "--json")
     listed = {one["name"]: one for one in json.loads(out)}

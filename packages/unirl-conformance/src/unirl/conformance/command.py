@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Collection, Generator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -96,8 +96,6 @@ def conformance(
         return
     from .report.diff import compare, print_diff
     from .report.terminal import print_report
-    from .report.words import count_of
-    from .report.write import write_reports
     from .results import load, to_json
     from .subjects import Selection
 
@@ -119,7 +117,7 @@ def conformance(
         if folder is not None:
             pytest_args = (f"--junitxml={folder.resolve() / 'junit.xml'}", *pytest_args)
         # What pytest has to say goes where it does not mix with JSON.
-        with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        with redirect_stdout(sys.stderr) if as_json else nullcontext(), _kept_when_stopped(folder):
             report, left_out = _run(
                 selection, tier=cast(Tier, tier), batch_invariant=batch_invariant, pytest_args=pytest_args
             )
@@ -133,14 +131,35 @@ def conformance(
         print_diff(diff, stderr=as_json)
         code = 1 if diff.got_worse else code
     if folder is not None:
-        written = write_reports(report, folder)
-        single = [path for path in written if path.parent == folder]
-        for line in (*single, f"{count_of(len(written) - len(single), 'badge')} in {folder / 'badges'}"):
-            click.echo(f"wrote {line}", err=as_json)
+        _write(report, folder, err=as_json)
     ctx.exit(code)
 
 
 _part_options(conformance)
+
+
+def _write(report: Report, folder: Path, *, err: bool) -> None:
+    """All reports, and a line about each. err: whether on stderr."""
+    from .report.words import count_of
+    from .report.write import write_reports
+
+    written = write_reports(report, folder)
+    single = [path for path in written if path.parent == folder]
+    for line in (*single, f"{count_of(len(written) - len(single), 'badge')} in {folder / 'badges'}"):
+        click.echo(f"wrote {line}", err=err)
+
+
+@contextmanager
+def _kept_when_stopped(folder: Path | None) -> Generator[None]:
+    """Within this context, a run that someone stops leaves its reports in the folder, if one was given."""
+    from .run import Stopped
+
+    try:
+        yield
+    except Stopped as stopped:
+        if folder is not None:
+            _write(stopped.report, folder, err=True)
+        raise
 
 
 def _run(

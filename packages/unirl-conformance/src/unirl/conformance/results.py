@@ -276,6 +276,14 @@ class Collector:
         self._property = property_name
         self._found: dict[str, dict[str, Any]] = {}
         self._seconds: dict[str, float] = {}
+        self._collected: set[str] = set()
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._collected.update(item.nodeid for item in session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
+        self._collected.update(ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0.0) + report.duration
@@ -287,28 +295,31 @@ class Collector:
             # A later phase has more to say; only a failure is final.
             if known is not result and known.get("state") != "fail":
                 known.update(result)
-        if report.failed and report.nodeid not in self._found:
-            # Its process died before the claim began, so nothing but its address is known.
-            claim, _, subject = report.nodeid.rpartition("::")[2].removesuffix("]").partition("[")
-            name = claim.removeprefix("test_").replace("_", "-")
-            self._found[report.nodeid] = {"claim": name, "subject": subject, "kind": claim_kinds()[name]}
+        if report.failed:
+            # One whose process died has no state of its own and, before it began, nothing but its address.
+            died = {"state": "fail", "reason": "the process that tried it ended without a result"}
+            self._found[report.nodeid] = {**died, **self._found.get(report.nodeid, _named(report.nodeid))}
 
-    def report(self, *, created: str, seconds: float) -> Report:
-        """Everything so far."""
+    def report(self, *, created: str, seconds: float, is_stopped: bool = False) -> Report:
+        """Everything so far. is_stopped: what has not ended is not run."""
+        ended = {nodeid: result for nodeid, result in self._found.items() if "state" in result}
         outcomes = [
+            Outcome(**_named(nodeid), state="not run", reason="the run was stopped before")
+            for nodeid in (self._collected - ended.keys() if is_stopped else ())
+        ]
+        outcomes += [
             Outcome(
                 claim=result["claim"],
                 subject=result["subject"],
                 kind=result["kind"],
-                # A claim whose worker died has no state of its own.
-                state=result.get("state", "fail"),
-                reason=result.get("reason", "the process that tried it ended without a result"),
+                state=result["state"],
+                reason=result.get("reason", ""),
                 link=result.get("link", ""),
                 numbers=tuple(Number(**number) for number in result.get("numbers", ())),
                 seconds=round(self._seconds[nodeid], 4),
                 detail=result.get("detail", ""),
             )
-            for nodeid, result in self._found.items()
+            for nodeid, result in ended.items()
         ]
         # All that is static is about plugins; the modules of other claims import torch.
         kinds: set[SubjectKind] = {"plugin"} if self._tier == "static" else {one.kind for one in self._subjects}
@@ -341,6 +352,13 @@ class Collector:
         """Of the subjects, each once."""
         specs = (result.spec for subject in self._subjects for result in subject.parts)
         return list({spec.name: spec for spec in specs if isinstance(spec, EngineSpec)}.values())
+
+
+def _named(nodeid: str) -> dict[str, Any]:
+    """Claim, subject and its kind by the address of a test."""
+    claim, _, subject = nodeid.rpartition("::")[2].removesuffix("]").partition("[")
+    name = claim.removeprefix("test_").replace("_", "-")
+    return {"claim": name, "subject": subject, "kind": claim_kinds()[name]}
 
 
 def claim_info(claim: Claim) -> ClaimInfo:

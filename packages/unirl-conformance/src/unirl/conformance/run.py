@@ -17,7 +17,7 @@ from .pytest_plugin import COLLECTOR, PROGRESS
 from .results import Report
 from .subjects import Selection
 
-__all__ = ["run_suite"]
+__all__ = ["Stopped", "run_suite"]
 
 _SUITE = "unirl.conformance.suite"
 _QUIET = ("-q", "--no-header", "--no-summary", "--tb=no", "-p", "no:cacheprovider", "-p", "no:logging")
@@ -26,6 +26,15 @@ take a millisecond of each, and there are thousands."""
 _PLUGINS = ("--disable-plugin-autoload", "-p", "timeout", *(("-p", "xdist") if find_spec("xdist") else ()))
 """Pytest plugins that happen to be installed here are no part of the claims: some take seconds to load, and some change
 how tests run. Others can be enabled with `-p`."""
+
+
+class Stopped(KeyboardInterrupt):
+    """Someone stopped a run."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__()
+        self.report = report
+        """What it found so far; claims that it had not come to are not run."""
 
 
 def run_suite(
@@ -44,7 +53,7 @@ def run_suite(
     pytest_args: plain flags of pytest.  progress: shows how far it is; without one, pytest's dots do.
 
     Raises RecipeError when pytest does not take its flags, RunFailed when it could not do its work otherwise, with its
-    exit code, and KeyboardInterrupt when someone stopped it.
+    exit code, and Stopped when someone stopped it; KeyboardInterrupt when it had not begun.
     """
     selection = selection or Selection()
     ini = Path(__file__).parent / "suite" / "pytest.ini"
@@ -72,8 +81,11 @@ def run_suite(
         plugins=[holder],
     )
     seconds = time.perf_counter() - began
+    created = datetime.now(UTC).isoformat(timespec="seconds")
     if holder.stopped:
-        raise KeyboardInterrupt
+        if holder.config is None or COLLECTOR not in holder.config.stash:
+            raise KeyboardInterrupt
+        raise Stopped(holder.config.stash[COLLECTOR].report(created=created, seconds=seconds, is_stopped=True))
     if code == pytest.ExitCode.USAGE_ERROR:
         raise RecipeError("conformance: pytest rejected its arguments; see its output above.")
     if holder.config is None or code not in (
@@ -82,9 +94,7 @@ def run_suite(
         pytest.ExitCode.NO_TESTS_COLLECTED,
     ):
         raise RunFailed(f"conformance: pytest stopped with exit code {int(code)}; see its output above.")
-    return holder.config.stash[COLLECTOR].report(
-        created=datetime.now(UTC).isoformat(timespec="seconds"), seconds=seconds
-    )
+    return holder.config.stash[COLLECTOR].report(created=created, seconds=seconds)
 
 
 class _Holder:
