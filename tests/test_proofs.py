@@ -188,6 +188,7 @@ def test_recipes_locks_and_settings_change_a_key_byte_for_byte(
         # Nothing is built from a recipe that is only composed.
         (RECIPES, "plugins/algorithms/flow-grpo/src/unirl/algorithms/flow_grpo/algorithm.py"),
         (RECIPES, "packages/unirl-core/src/unirl/core/loop/loop.py"),
+        (THIRD_PARTY, "packages/unirl-core/src/unirl/core/loop/loop.py"),
     ],
 )
 def test_what_a_test_has_nothing_to_do_with_is_not_in_its_key(group: str, path: str) -> None:

@@ -13,6 +13,8 @@ A key covers
 A keyed group that is about one part leaves out the folders of core that compose a recipe and drive a run (`DRIVER`):
 parts are reached through their roles, and whether the driver calls them rightly is tested, at every change of it, by
 the groups that are about runs, and with parts in this process by all tests that are not marked.
+What is about wheels, plugins of others or a model on every engine (`ABOUT_OTHERS`) leaves out the loop, which is one more
+caller there.
 A keyed group that is about where parts are placed (`ABOUT_PLACES`) leaves out the plugins of rewards for the same reason: a
 reward is one object with one method, wherever it is, and its own tests and claims are about what it returns.
 
@@ -67,6 +69,7 @@ DRIVER = ("cli", "loop", "match", "observe", "recipe")
 BEGINS = ("prompts", "readiness", "run_data")
 """Modules of the loop that `unirl compose` calls, too."""
 ABOUT_PLACES = ("packages/unirl-runtime/", "plugins/transports/")
+ABOUT_OTHERS = ("tests/test_generic_engines.py", "tests/test_installed_wheels.py", "tests/test_third_party.py")
 ABOUT_RUNS = (
     "tests/",
     "packages/unirl-core/",
@@ -124,7 +127,7 @@ def reached_by(group: str, workspace: Workspace) -> set[Path]:
 
 def counts(path: Path, group: str, root: Path) -> bool:
     """Whether a file that a group reaches decides how it ends."""
-    if is_marked(group, root, COMPOSES) and _is_of_loop(path) and path.stem not in BEGINS:
+    if _is_of_loop(path) and (group in ABOUT_OTHERS or (is_marked(group, root, COMPOSES) and path.stem not in BEGINS)):
         return False
     if not is_marked(group, root):
         return True
