@@ -285,6 +285,7 @@ def proof(*, key: str = "0" * 32, machine: str = "3.11 x86_64") -> Proof:
 
 LONG = f"""
 import os
+import time
 
 import pytest
 from helper import SECONDS
@@ -297,7 +298,8 @@ def test_one():
     assert SECONDS < 9
 
 def test_two():
-    pass
+    # Durations are in whole seconds.
+    time.sleep(0.6)
 """
 
 
@@ -343,21 +345,10 @@ def commit(root: Path) -> None:
 
 def outcome_of(root: Path, *words: str, **environment: str) -> tuple[int, str]:
     """Exit code and output of pytest there, without plugins that happen to be installed here."""
-    command = [sys.executable, "-c", RUN, "-p", "no:cacheprovider", "-p", "xdist", *words]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "xdist", *words]
     alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment}
     done = subprocess.run(command, cwd=root, env=alone, capture_output=True, text=True, check=False, timeout=250)
     return done.returncode, done.stdout + done.stderr
-
-
-# Proofs of half a minute are written down; those of these tests are shorter.
-RUN = """
-import sys
-sys.path.insert(0, "tests/support")
-from proofs import pytest_plugin
-pytest_plugin.SHORTEST_S = 0.0
-import pytest
-sys.exit(pytest.main(sys.argv[1:]))
-"""
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2", "--dist", "loadfile")], ids=["alone", "parallel"])

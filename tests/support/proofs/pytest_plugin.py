@@ -25,9 +25,8 @@ from .record import Proof
 from .sources import Workspace
 
 DURATIONS = Path("tests") / "durations.json"
-"""Group -> seconds; `--prove` writes it. Which group starts first depends on it, and nothing else."""
-SHORTEST_S = 1.0
-"""Groups that take less are neither written down nor left out."""
+"""Group -> seconds, of those that take at least one; `--prove` writes it. Which group starts first depends on it, and
+nothing else."""
 REASON = "proven at "
 NEVER = r"not run: (needs a CUDA device$|run\.batch_invariant: |the extra \S+ is not installed$)"
 PROVEN = pytest.StashKey[dict[str, str]]()
@@ -297,7 +296,7 @@ class Account:
                 proofs.pop((group, machine), None)
                 names = ", ".join(str(path.relative_to(self.root)) for path in missed[:5])
                 reply.append(f"not proven: {group}: its key lacks {len(missed)} files that it opened: {names}")
-            elif self._seconds[group] >= SHORTEST_S:
+            else:
                 proofs[group, machine] = Proof(
                     key=keys.key_of_group(group, workspace),
                     commit=commit,
@@ -314,7 +313,7 @@ class Account:
         place = self.root / DURATIONS
         known: dict[str, float] = json.loads(place.read_text(encoding="utf-8")) if place.is_file() else {}
         known |= {group: round(seconds) for group, seconds in self._seconds.items() if group not in left_out}
-        long = sorted((pair for pair in known.items() if pair[1] >= SHORTEST_S), key=lambda pair: (-pair[1], pair[0]))
+        long = sorted((pair for pair in known.items() if pair[1]), key=lambda pair: (-pair[1], pair[0]))
         place.write_text(json.dumps(dict(long), indent=1) + "\n", encoding="utf-8")
 
 
