@@ -139,7 +139,7 @@ _part_options(conformance)
 
 
 def _write(report: Report, folder: Path, *, err: bool) -> None:
-    """All reports, and a line about each. err: whether on stderr."""
+    """Write all reports and print their paths. err: print to stderr."""
     from .report.words import count_of
     from .report.write import write_reports
 
@@ -151,7 +151,7 @@ def _write(report: Report, folder: Path, *, err: bool) -> None:
 
 @contextmanager
 def _kept_when_stopped(folder: Path | None) -> Generator[None]:
-    """Within this context, a run that someone stops leaves its reports in the folder, if one was given."""
+    """Write the reports of a run that is stopped inside this context, if a folder was given."""
     from .run import Stopped
 
     try:

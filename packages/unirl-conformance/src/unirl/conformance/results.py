@@ -256,6 +256,9 @@ def _report(file: _File, path: Path) -> Report:
     )
 
 
+_NO_RESULT = "the process that tried it ended without a result"
+
+
 class Collector:
     """A pytest plugin of the controlling process: gathers the outcomes, whichever worker ran the claims."""
 
@@ -296,15 +299,15 @@ class Collector:
             if known is not result and known.get("state") != "fail":
                 known.update(result)
         if report.failed:
-            # One whose process died has no state of its own and, before it began, nothing but its address.
-            died = {"state": "fail", "reason": "the process that tried it ended without a result"}
+            # When a worker dies, its report has no state, and nothing at all if the claim had not begun.
+            died = {"state": "fail", "reason": _NO_RESULT}
             self._found[report.nodeid] = {**died, **self._found.get(report.nodeid, _named(report.nodeid))}
 
     def report(self, *, created: str, seconds: float, is_stopped: bool = False) -> Report:
-        """Everything so far. is_stopped: what has not ended is not run."""
-        ended = {nodeid: result for nodeid, result in self._found.items() if "state" in result}
+        """Everything so far. is_stopped: claims without a result are not run; otherwise they have failed."""
+        ended = {nodeid: result for nodeid, result in self._found.items() if "state" in result or not is_stopped}
         outcomes = [
-            Outcome(**_named(nodeid), state="not run", reason="the run was stopped before")
+            Outcome(**_named(nodeid), state="not run", reason="the run was stopped before it was tried")
             for nodeid in (self._collected - ended.keys() if is_stopped else ())
         ]
         outcomes += [
@@ -312,8 +315,8 @@ class Collector:
                 claim=result["claim"],
                 subject=result["subject"],
                 kind=result["kind"],
-                state=result["state"],
-                reason=result.get("reason", ""),
+                state=result.get("state", "fail"),
+                reason=result.get("reason", _NO_RESULT),
                 link=result.get("link", ""),
                 numbers=tuple(Number(**number) for number in result.get("numbers", ())),
                 seconds=round(self._seconds[nodeid], 4),
@@ -355,7 +358,7 @@ class Collector:
 
 
 def _named(nodeid: str) -> dict[str, Any]:
-    """Claim, subject and its kind by the address of a test."""
+    """Claim, subject and its kind, from a pytest node id."""
     claim, _, subject = nodeid.rpartition("::")[2].removesuffix("]").partition("[")
     name = claim.removeprefix("test_").replace("_", "-")
     return {"claim": name, "subject": subject, "kind": claim_kinds()[name]}

@@ -29,12 +29,12 @@ how tests run. Others can be enabled with `-p`."""
 
 
 class Stopped(KeyboardInterrupt):
-    """Someone stopped a run."""
+    """The user stopped a run with Ctrl-C."""
 
     def __init__(self, report: Report) -> None:
         super().__init__()
         self.report = report
-        """What it found so far; claims that it had not come to are not run."""
+        """The results so far; claims that were not reached are listed as not run."""
 
 
 def run_suite(
@@ -53,7 +53,7 @@ def run_suite(
     pytest_args: plain flags of pytest.  progress: shows how far it is; without one, pytest's dots do.
 
     Raises RecipeError when pytest does not take its flags, RunFailed when it could not do its work otherwise, with its
-    exit code, and Stopped when someone stopped it; KeyboardInterrupt when it had not begun.
+    exit code, and Stopped on Ctrl-C, or a plain KeyboardInterrupt if pytest had not started.
     """
     selection = selection or Selection()
     ini = Path(__file__).parent / "suite" / "pytest.ini"
