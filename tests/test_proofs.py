@@ -203,6 +203,20 @@ def test_a_module_that_is_named_by_a_string_with_a_name_is_in_a_key() -> None:
     assert "plugins/rewards/clip-family/src/unirl/rewards/clip_family/dual_encoders.py" in files
 
 
+def test_a_command_that_composes_loads_these_modules_of_the_loop_and_no_others() -> None:
+    """Keys of tests that compose leave out the others, so that no file which they open would show one that is missing."""
+    prefix = "unirl.core.loop."
+    code = (
+        "import contextlib, io, sys\n"
+        "from unirl.core.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
+        "    main(['compose', 'quickstart'])\n"
+        f"print(*[name for name in sys.modules if name.startswith({prefix!r})])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {name.removeprefix(prefix) for name in done.stdout.split()} == set(keys.BEGINS)
+
+
 def test_what_tools_leave_behind_is_in_no_key(tmp_path: Path) -> None:
     """Their caches are other ones in every checkout."""
     ships = tmp_path / "packages/a/src/a"
@@ -285,7 +299,6 @@ def proof(*, key: str = "0" * 32, machine: str = "3.11 x86_64") -> Proof:
 
 LONG = f"""
 import os
-import time
 
 import pytest
 from helper import SECONDS
@@ -295,8 +308,6 @@ pytestmark = {keys.KEYED}
 assert "UNIMPORTABLE" not in os.environ
 
 def test_one():
-    # Durations are in whole seconds.
-    time.sleep(0.6)
     assert SECONDS < 9
 
 def test_two():
@@ -381,6 +392,9 @@ def test_what_passed_is_left_out_as_proven_until_its_sources_change(project: Pat
 
 
 def test_a_record_is_renewed_by_what_it_does_not_prove(project: Path) -> None:
+    # Durations are in whole seconds.
+    (project / "tests/test_long.py").write_text(LONG.replace("    pass", "    __import__('time').sleep(0.6)"))
+    commit(project)
     outcome_of(project, "--prove")
     (proven,) = record.read(project).values()
     commit(project)

@@ -33,8 +33,8 @@ class Dist:
 
     @cached_property
     def data(self) -> tuple[Path, ...]:
-        """What decides what it does and is no module of it: files that are not Python, and projects in its package,
-        which engines install."""
+        """Files that affect its behaviour besides its own modules: everything that is not Python, and the projects
+        inside its package, which engines install."""
         inner = [path.parent for path in self.source.rglob("pyproject.toml")]
         shipped = (
             path

@@ -13,8 +13,8 @@ A key covers
 A keyed group that is about one part leaves out the folders of core that compose a recipe and drive a run (`DRIVER`):
 parts are reached through their roles, and whether the driver calls them rightly is tested, at every change of it, by
 the groups that are about runs, and with parts in this process by all tests that are not marked.
-What is about wheels, plugins of others or a model on every engine (`ABOUT_OTHERS`) leaves out the loop, which is one more
-caller there.
+Groups about wheels, third-party plugins and generic models on engines (`ABOUT_OTHERS`) leave out the loop: they run it only
+to call what they are about.
 A keyed group that is about where parts are placed (`ABOUT_PLACES`) leaves out the plugins of rewards for the same reason: a
 reward is one object with one method, wherever it is, and its own tests and claims are about what it returns.
 
