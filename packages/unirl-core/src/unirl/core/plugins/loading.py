@@ -123,8 +123,8 @@ def find_plugins(group: str) -> Iterator[tuple[PluginRecord, EntryPoint | None]]
     """Entry points of the group and of its other versions (`unirl.v1`, `unirl.v2`, ...), each with the record of a
     plugin that is not loaded yet; imports nothing.
 
-    A dist whose entry points cannot be read yields a broken record alone. Of two copies of a dist on the path, the
-    first is used, as for imports.
+    A dist whose entry points cannot be read yields a broken record and no entry point. Of two copies of a dist on the
+    path, the first is used, as for imports.
     """
     family = group.rpartition(".")[0]
     versions = re.compile(re.escape(family) + r"\.v\d+") if family else re.compile(re.escape(group))
@@ -145,7 +145,7 @@ def find_plugins(group: str) -> Iterator[tuple[PluginRecord, EntryPoint | None]]
             continue
         if not points:
             continue
-        # Parsing the metadata takes longer than all else.
+        # Parsing metadata dominates the time of discovery, so do it once per dist.
         name, version = _identity(dist)
         if canonical(name) in seen:
             continue

@@ -127,8 +127,8 @@ def config_class(catalog: Catalog, group: str, name: str) -> type[Any]:
 
 
 def search_path() -> ConfigSearchPath:
-    """Where Hydra looks for configs: what `hydra.initialize` sets up, without an application of Hydra's, of which a
-    process has one and which belongs to the user. Used inside of `sources()`."""
+    """Hydra's config search path, set up as `hydra.initialize` does but without replacing the process-wide Hydra
+    instance, which belongs to the user. Call inside `sources()`."""
     version.setbase("1.3")
     setup_globals()
     return create_config_search_path(None)

@@ -56,7 +56,7 @@ def _root(folder: str, *, packages: list[str], disk_bytes: int) -> None:
     options = f"size={disk_bytes},nr_inodes=10000,mode=755".encode()
     _call("mount", b"tmpfs", folder.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, options)
     paths = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *LIBRARIES, *packages]
-    # A folder before what lies in it: Debian's Python is in /usr/lib, with the libraries that packages need.
+    # Parents first: Debian's Python is inside /usr/lib, which also has the shared libraries that packages need.
     for path in sorted(map(Path, paths)):
         inside = Path(f"{folder}{path}")
         if inside.exists():
