@@ -25,7 +25,7 @@ from unirl.core.recipe.compose import compose
 from unirl.core.roles import WeightUpdate
 from unirl.core.types.event import Event
 from unirl.core.types.weights import checksum
-from unirl.runtime.launchers import RayLauncher
+from unirl.runtime.ray_launcher import RayLauncher
 from unirl.runtime.ray_worker import SETTINGS
 from unirl.runtime.weights.carriers import SharedMemoryCarrier
 from unirl.runtime.weights.transfer import Receiver, send

@@ -30,6 +30,8 @@ RESUMED = "tests/test_resumed_algorithms.py"
 LAUNCHERS = "packages/unirl-runtime/tests/test_launchers.py"
 FAMILIES = "packages/unirl-runtime/tests/test_launcher_families.py"
 ENGINES = f"{keys.MUTANTS}[engine]"
+EDITS = "packages/unirl-quickstart/tests/test_edit_checkpoint.py"
+AWM = "plugins/algorithms/awm/tests/test_awm.py"
 COMMAND = "packages/unirl-core/tests/test_cli.py"
 THIRD_PARTY = "tests/test_third_party.py"
 RECIPES = "tests/test_recipes.py"
@@ -108,6 +110,9 @@ FUTURE = "from __future__ import annotations\n"
         (LAUNCHERS, "tests/support/fork_server.py"),
         (LAUNCHERS, "packages/unirl-runtime/src/unirl/runtime/ray_worker.py"),
         (LAUNCHERS, "packages/unirl-core/src/unirl/core/loop/loop.py"),
+        # By a default, and by a command.
+        (RESUMED, "packages/unirl-runtime/src/unirl/runtime/local_launcher.py"),
+        ("tests/test_export.py", "packages/unirl-runtime/src/unirl/runtime/export/command.py"),
         # Named by a value of a setting, `+reward@reward.size=length`.
         (RESUMED, "plugins/rewards/text/src/unirl/rewards/text/plugin.py"),
         # Collected by pytest from the name of their package; named by a pattern.
@@ -185,6 +190,12 @@ def test_recipes_locks_and_settings_change_a_key_byte_for_byte(
         (LAUNCHERS, "plugins/rewards/text/src/unirl/rewards/text/plugin.py"),
         (LAUNCHERS, "plugins/models/diffusers/src/unirl/models/diffusers/plugin.py"),
         (KLEIN, "plugins/engines/vllm/src/unirl/engines/vllm/plugin.py"),
+        # Another launcher of the same plugin, whose settings have a choice called like an engine.
+        (RESUMED, "packages/unirl-runtime/src/unirl/runtime/ray_launcher.py"),
+        (VLLM, "plugins/engines/trainside/src/unirl/engines/trainside/plugin.py"),
+        # A package of files that is called like a recipe, and a part that a recipe replaces.
+        (EDITS, "plugins/models/sd3/src/unirl/models/sd3/model.py"),
+        (AWM, "plugins/algorithms/flow-grpo/src/unirl/algorithms/flow_grpo/algorithm.py"),
         # Nothing is built from a recipe that is only composed.
         (RECIPES, "plugins/algorithms/flow-grpo/src/unirl/algorithms/flow_grpo/algorithm.py"),
         (RECIPES, "packages/unirl-core/src/unirl/core/loop/loop.py"),
@@ -246,11 +257,15 @@ def test_the_digest_of_a_source_is_blind_to_prose_and_to_nothing_else() -> None:
 
 
 def test_a_tenth_of_what_is_proven_runs_and_another_one_with_each_commit() -> None:
-    names_ = [f"tests/test_{number}.py" for number in range(400)]
-    chosen = [{name for name in names_ if record.runs_anyway(name, commit)} for commit in ("a", "b")]
-    # 400 draws of 1 in 10: mean 40, standard deviation 6.
-    assert all(40 - 5 * 6 < len(keys_) < 40 + 5 * 6 for keys_ in chosen)
-    assert chosen[0] != chosen[1]
+    """Of its seconds: a group of thirty and one of ten are of different tenths."""
+    seconds = {"long": 30.0, "other": 10.0} | {f"tests/test_{number}.py": number % 7 for number in range(400)}
+    tenths = {record.tenth(seconds, str(number)) for number in range(200)}
+    # Of ten, one is missed by all of 200 draws with probability 10 x 0.9^200, once in 1e8.
+    assert len(tenths) == 10
+    assert sorted(name for names_ in tenths for name in names_) == sorted(seconds)
+    for names_ in tenths:
+        # No part gets a group of which it is in need least, and the last groups are shorter than a second.
+        assert sum(seconds[name] for name in names_) == pytest.approx(sum(seconds.values()) / 10, abs=6)
 
 
 def test_subjects_that_wait_for_one_start_of_an_engine_are_of_the_same_tenth() -> None:
@@ -355,6 +370,10 @@ def commit(root: Path) -> None:
     git(root, "commit", "-q", "--allow-empty", "-m", "change")
 
 
+def is_of_the_tenth(root: Path) -> bool:
+    return bool(record.tenth({"tests/test_long.py": 1.0}, git(root, "rev-parse", "HEAD").strip()))
+
+
 def outcome_of(root: Path, *words: str, **environment: str) -> tuple[int, str]:
     """Exit code and output of pytest there, without plugins that happen to be installed here."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "xdist", *words]
@@ -371,7 +390,7 @@ def test_what_passed_is_left_out_as_proven_until_its_sources_change(project: Pat
     assert proven.commit == git(project, "rev-parse", "HEAD").strip()
     assert proven.num_tests == 2
     commit(project)
-    while record.runs_anyway("tests/test_long.py", git(project, "rev-parse", "HEAD").strip()):
+    while is_of_the_tenth(project):
         commit(project)
 
     # Its module is not imported, and its tests are counted all the same.
@@ -398,7 +417,7 @@ def test_a_record_is_renewed_by_what_it_does_not_prove(project: Path) -> None:
     outcome_of(project, "--prove")
     (proven,) = record.read(project).values()
     commit(project)
-    while not record.runs_anyway("tests/test_long.py", git(project, "rev-parse", "HEAD").strip()):
+    while not is_of_the_tenth(project):
         commit(project)
 
     code, output = outcome_of(project, "--prove", "--proven")

@@ -13,8 +13,8 @@ from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.runtime.actors import Actor
 from unirl.runtime.config import RayConfig
-from unirl.runtime.launchers import RayLauncher
 from unirl.runtime.placement import places
+from unirl.runtime.ray_launcher import RayLauncher
 from writer_and_painter import JOINT, RECIPE, composed, numbers
 
 pytestmark = pytest.mark.keyed

@@ -19,8 +19,8 @@ from unirl.runtime.actors import Actor
 from unirl.runtime.carrier_choice import carrier_between, sender_of
 from unirl.runtime.cluster import Cluster
 from unirl.runtime.config import RayConfig
-from unirl.runtime.launchers import build_ray
 from unirl.runtime.placement import Node, WorkerPlace, misfit, places
+from unirl.runtime.ray_launcher import build as build_ray
 from unirl.runtime.remote_parts import shares
 from unirl.runtime.worker import WorkerFacts
 

@@ -40,7 +40,7 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
-from .sources import Workspace
+from .sources import Node, Workspace
 
 __all__ = [
     "COMPOSES",
@@ -151,16 +151,16 @@ def _is_of_loop(path: Path) -> bool:
     return path.parent.name == "loop" and path.parent.parent.name == "core"
 
 
-def reached_by_subject(kind: str, modules: Iterable[str], workspace: Workspace, *, tries_driver: bool) -> set[Path]:
+def reached_by_subject(kind: str, parts: Iterable[Node], workspace: Workspace, *, tries_driver: bool) -> set[Path]:
     """The files that decide how all claims about a subject of conformance end.
 
-    modules: the `plugin.py` of each of its parts, by dotted name. Claims about it are in `suite/test_<kind>*.py`.
+    parts: as `Workspace.of_part` gives them. Claims about it are in `suite/test_<kind>*.py`.
     tries_driver: whether a change of the driver alone tries it again.
     """
     suite = workspace.modules["unirl.conformance.suite"].parent
     others = tuple(other for other in _kinds(workspace) if other != kind)
     run = [workspace.modules[f"unirl.conformance.{name}"] for name in ("command", "run", "pytest_plugin")]
-    roots = [*run, *suite.glob(f"test_{kind}*.py"), *(workspace.modules[name] for name in modules)]
+    roots = [*run, *suite.glob(f"test_{kind}*.py"), *parts]
     files = workspace.reached(roots, follows=lambda path: not _is_of(path, others))
     return files if tries_driver else {path for path in files if not drives(path)}
 

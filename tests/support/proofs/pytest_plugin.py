@@ -68,16 +68,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def _proven(root: Path, *, with_tenth: bool) -> tuple[dict[str, str], dict[str, list[str]]]:
     """The commits of the groups that are proven, and the files of which all groups are."""
     workspace, commit, machine = Workspace(root), record.commit_of(root), keys.instruction_set()
-    known = record.read(root)
-    result: dict[str, str] = {}
+    proofs = record.read(root)
+    known: dict[str, Proof] = {}
     files: dict[str, list[str]] = defaultdict(list)
     for group in keys.groups(workspace):
         files[group.partition("[")[0]].append(group)
-        proof = known.get((group, machine))
-        if proof is None or proof.cpu != record.cpu() or (with_tenth and record.runs_anyway(group, commit)):
-            continue
-        if proof.key == keys.key_of_group(group, workspace):
-            result[group] = proof.commit
+        proof = proofs.get((group, machine))
+        if proof and proof.cpu == record.cpu() and proof.key == keys.key_of_group(group, workspace):
+            known[group] = proof
+    again = record.tenth({group: proof.seconds for group, proof in known.items()}, commit) if with_tenth else ()
+    result = {group: proof.commit for group, proof in known.items() if group not in again}
     return result, {file: groups for file, groups in files.items() if result.keys() >= set(groups)}
 
 

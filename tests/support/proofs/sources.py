@@ -12,11 +12,14 @@ An edge leads from a Python file to
 - the dists that a string of a test names, as somebody installs them: README and all modules, and of the dists that come
   along because they are needed, README and what finding their plugins imports. A part of those that is used is named;
 - the parts that it names. A part is built because somebody imports it or names it: so a string that equals the name of
-  a part, in packages, and each word of a string, in tests and recipes, leads to the plugin with that part, and to all
-  that the plugin names. The same goes for recipes. Names that are everyday words, such as the
-  reward `format`, count in tests only, as a whole string or as a value (`=format`, `reward: format`), and a dotted name,
-  such as that of a module, names no part. Tests that discover what is installed and go through it (`.parts()`,
-  `.specs()`, `.records`) lead to what finding all plugins imports.
+  a part, in packages, and each word of a string, in tests and recipes, leads to the plugin with that part, and to what
+  the call there names that describes it. The same goes for recipes; of one that another is written on top of, parts that
+  the other chooses anew do not count. Names that are everyday words, such as the reward `format`, count in tests only, as
+  a whole string or as a value (`=format`, `reward: format`), and a dotted name, such as that of a module, names no part.
+  In packages neither do choices of a setting, what something is compared with, and the words of the dist with that part.
+  Tests that discover what is installed and go through it (`.parts()`, `.specs()`, `.records`) lead to what finding all
+  plugins imports;
+- the modules of the commands of plugins that a test calls, `unirl export` or `main(["export"])`.
 
 With a module of a dist go the dist's `pyproject.toml` and every file that it ships which is not Python: locks of
 engines, recipes, templates, checkpoints. With a test goes each `conftest.py` above it, what else lies in its folder and
@@ -30,23 +33,22 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from .dists import Dist, dotted, is_data, is_source, read_dist
+from .dists import Dist, dotted, is_data, is_source
 from .python_files import Reads, read
+from .recipes import ASSET, NAMED, WORD, Recipe, read_recipe
+from .tree import Tree
 
-__all__ = ["Dist", "Workspace"]
+__all__ = ["Dist", "Node", "Workspace"]
 
 MODULE = re.compile(r"[A-Za-z_*][\w*]*(\.[A-Za-z_*][\w*]*)*(:[\w.*-]+)?")
-WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(?:/[A-Za-z0-9_-]+)*")
 VALUE = re.compile(r"(?:^|[=,+]|: |--\w+ )([A-Za-z0-9][A-Za-z0-9_-]*)")
 """A word where the name of a part stands: all of a string or its beginning, or a value."""
-NAMED = re.compile(r"([A-Za-z_]\w*(?:\.\w+)+):\w")
-"""A module in a recipe, such as that of a reward's function."""
+COMMAND = re.compile(r"\bunirl ([a-z-]+)")
 NAME_PACKAGES = {"unirl.conformance.environment", "unirl.conformance.fixtures.plugin", "unirl.runtime.doctor"}
 """Modules whose strings name packages of an index, which may be called as parts are."""
 WRITTEN = {"proven.json", "durations.json"}
@@ -55,50 +57,36 @@ WHOLE_CATALOG = {"parts()", "specs()", "records"}
 """What gives all that is in a catalog: two methods, and an attribute."""
 
 
-@dataclass
-class Workspace:
-    """A checkout, as it is on disk now."""
+@dataclass(frozen=True)
+class Part:
+    """One part of a plugin."""
 
-    root: Path
+    file: Path
+    name: str
+
+
+@dataclass(frozen=True)
+class Base:
+    """A recipe under another one, which chooses some groups of parts again."""
+
+    file: Path
+    overridden: frozenset[str]
+
+
+Node = Path | Part | Base
+
+
+@dataclass
+class Workspace(Tree):
+    """A checkout, as it is on disk now, and what its files lead to."""
+
     _reads: dict[Path, Reads] = field(default_factory=dict, repr=False)
+    _recipes: dict[Path, Recipe] = field(default_factory=dict, repr=False)
     _digests: dict[Path, str] = field(default_factory=dict, repr=False)
-    _edges: dict[Path, tuple[set[Path], set[Path], set[Path]]] = field(default_factory=dict, repr=False)
+    _edges: dict[Node, tuple[set[Path], set[Node], set[Path]]] = field(default_factory=dict, repr=False)
     _beside: dict[Path, dict[str, Path]] = field(default_factory=dict, repr=False)
-    _dist_of: dict[Path, Dist | None] = field(default_factory=dict, repr=False)
     _tests: dict[Path, bool] = field(default_factory=dict, repr=False)
     _founds: dict[str, set[Path]] = field(default_factory=dict, repr=False)
-
-    @cached_property
-    def dists(self) -> tuple[Dist, ...]:
-        files = [*self.root.glob("packages/*/pyproject.toml"), *self.root.glob("plugins/*/*/pyproject.toml")]
-        return tuple(read_dist(path) for path in sorted(files))
-
-    @cached_property
-    def modules(self) -> dict[str, Path]:
-        """Of all dists: dotted name -> file; a package without `__init__.py` is not among them."""
-        return {
-            dotted(path.relative_to(dist.source)): path
-            for dist in self.dists
-            for path in dist.source.rglob("*.py")
-            if is_source(path)
-        }
-
-    @cached_property
-    def parts(self) -> dict[str, set[Dist]]:
-        """Name of a part or of a recipe -> the dists that have one of this name. Parts are those of the
-        registry, which a test compares with what is installed."""
-        result: dict[str, set[Dist]] = {}
-        by_name = {dist.name: dist for dist in self.dists}
-        registry = tomllib.loads((self.root / "registry" / "plugins.toml").read_text(encoding="utf-8"))
-        for kind, known in registry.items():
-            for name, part in known.items():
-                if part["dist"] in by_name and kind != "command":
-                    result.setdefault(name, set()).add(by_name[part["dist"]])
-        for path, name in self.recipes.items():
-            dist = self.dist_of(path)
-            assert dist is not None, f"{path} lies outside of all dists"
-            result.setdefault(name, set()).add(dist)
-        return result
 
     @cached_property
     def settings(self) -> set[Path]:
@@ -107,40 +95,14 @@ class Workspace:
         names = {text.partition(":")[0] for module in plugins for text in self._read(module).settings}
         return {self.modules[name] for name in names & self.modules.keys()}
 
-    @cached_property
-    def everyday(self) -> set[str]:
-        """Names of parts that usually mean something else: all rewards, and models that are also packages in `uv.lock`. No
-        default in `packages/` names such a part."""
-        registry = tomllib.loads((self.root / "registry" / "plugins.toml").read_text(encoding="utf-8"))
-        lock = tomllib.loads((self.root / "uv.lock").read_text(encoding="utf-8"))["package"]
-        models = registry.get("model", {}).keys()
-        return {*registry.get("reward", ()), *(models & {package["name"] for package in lock})}
-
-    @cached_property
-    def recipes(self) -> dict[Path, str]:
-        """File of a recipe -> its name."""
-        result: dict[Path, str] = {}
-        for dist in self.dists:
-            for path in dist.data:
-                if path.suffix == ".yaml" and "recipes" in path.parts:
-                    last = len(path.parts) - 1 - path.parts[::-1].index("recipes")
-                    result[path] = "/".join(path.with_suffix("").parts[last + 1 :])
-        return result
-
-    def dist_of(self, path: Path) -> Dist | None:
-        """The dist that ships a file."""
-        if path not in self._dist_of:
-            self._dist_of[path] = next((dist for dist in self.dists if path.is_relative_to(dist.source)), None)
-        return self._dist_of[path]
-
-    def reached(self, roots: Iterable[Path], *, follows: Callable[[Path], bool] = lambda path: True) -> set[Path]:
+    def reached(self, roots: Iterable[Node], *, follows: Callable[[Path], bool] = lambda path: True) -> set[Path]:
         """All files that decide what these do, themselves among them.
 
         follows: whether a file that only a string names, or a pattern, is meant.
         """
         result: set[Path] = set()
-        waiting = [path for root in roots for path in (root, *self._around(root))]
-        done: set[Path] = set()
+        waiting = [node for root in roots for node in (root, *self._around(_file(root)))]
+        done: set[Node] = set()
         gate = f"{self.root / 'tests' / 'support' / 'proofs'}/"
         is_whole = False
         while waiting or not is_whole:
@@ -149,10 +111,11 @@ class Workspace:
                 if self._goes_through_a_catalog(result):
                     result.update(path for dist in self.dists for path in self._found(dist))
                 continue
-            path = waiting.pop()
-            if path in done:
+            node = waiting.pop()
+            if node in done:
                 continue
-            done.add(path)
+            done.add(node)
+            path = _file(node)
             # The gate decides which tests run, not how they end.
             if path.name in WRITTEN or str(path).startswith(gate):
                 continue
@@ -161,26 +124,31 @@ class Workspace:
             if dist is not None:
                 result.update(dist.data)
             if path.suffix == ".py":
-                imported, named, ends = self._edges_of(path)
-                waiting += [*imported, *(target for target in named if follows(target))]
+                imported, named, ends = self._edges_of(node)
+                waiting += [*imported, *(target for target in named if follows(_file(target)))]
                 result.update(ends)
             elif path in self.recipes:
-                text = path.read_text(encoding="utf-8")
-                waiting += self._with_parts(WORD.findall(text))
-                waiting += (self.modules[name] for name in NAMED.findall(text) if name in self.modules)
+                waiting += self._of_recipe(path, node.overridden if isinstance(node, Base) else frozenset())
         return result
 
     def forget(self, path: Path) -> None:
         """Read a file again, which was written to."""
-        for known in (self._reads, self._digests, self._edges):
+        for known in (self._reads, self._digests, self._recipes):
             known.pop(path, None)
+        self._edges.clear()
         self._founds.clear()
 
-    def _edges_of(self, path: Path) -> tuple[set[Path], set[Path], set[Path]]:
-        """What a file imports, what it names, and files that lead no further."""
-        if path not in self._edges:
-            self._edges[path] = set(self._imported(path)), set(self._named(path)), set(self._along(path))
-        return self._edges[path]
+    def _edges_of(self, node: Node) -> tuple[set[Path], set[Node], set[Path]]:
+        """What it imports, what it names, and files that lead no further."""
+        if node not in self._edges:
+            path = _file(node)
+            reads = self._read(path)
+            imports, strings = reads.imports, reads.strings
+            if isinstance(node, Part):
+                imports, strings = imports - reads.commands, reads.parts[node.name]
+            named = {*self._named(strings, path), *self._with_commands(reads.begins if self._is_test(path) else ())}
+            self._edges[node] = self._imported(imports, path), named, set(self._along(path))
+        return self._edges[node]
 
     def _goes_through_a_catalog(self, files: Iterable[Path]) -> bool:
         """Whether tests look at all that is installed."""
@@ -242,9 +210,8 @@ class Workspace:
         parts = self._name(path).split(".")
         return parts if path.name == "__init__.py" else parts[:-1]
 
-    def _imported(self, path: Path) -> Iterator[Path]:
-        for name in self._read(path).imports:
-            yield from self._resolved(name, path)
+    def _imported(self, names: Iterable[str], path: Path) -> set[Path]:
+        return {module for name in names for module in self._resolved(name, path)}
 
     def _resolved(self, name: str, path: Path) -> Iterator[Path]:
         """Files of a module and of the packages that hold it; of a name in a module, those of the module."""
@@ -269,19 +236,21 @@ class Workspace:
         """The folder `tests` that a test is in, or what lies in the place of one."""
         return next((folder for folder in path.parents if folder.name == "tests"), path.parent)
 
-    def _named(self, path: Path) -> Iterator[Path]:
-        """What the strings of a Python file lead to."""
-        reads, is_test = self._read(path), self._is_test(path)
+    def _named(self, strings: Iterable[str], path: Path) -> Iterator[Node]:
+        """What strings of a Python file lead to."""
+        is_test, compared = self._is_test(path), self._read(path).compared
         has_defaults = path.is_relative_to(self.root / "packages")
-        for text in reads.strings:
+        for text in strings:
             if MODULE.fullmatch(text) and (is_test or "." in text):
                 yield from self._modules_named(text.partition(":")[0], path)
                 yield from self._tree_named(text)
             if is_test:
                 # A dotted name is that of a module or a setting.
-                words = [] if "." in text and MODULE.fullmatch(text) else WORD.findall(text)
+                words = [] if "." in text and MODULE.fullmatch(text) else WORD.findall(ASSET.sub("", text))
                 values = set(VALUE.findall(text))
                 yield from self._with_parts(w for w in words if w not in self.everyday or w in values)
+                yield from self._with_commands(COMMAND.findall(text))
+                yield from self._with_assets(ASSET.findall(text))
                 yield from self._files_named(text, path)
                 for name in NAMED.findall(text):
                     yield from self._resolved(name, path)
@@ -290,8 +259,9 @@ class Workspace:
                         yield from self._resolved(dist.scripts[text], path)
                     if text == dist.name:
                         yield from self._installed(dist)
-            elif has_defaults and text not in self.everyday and self._name(path) not in NAME_PACKAGES:
-                yield from self._with_parts([text])
+            elif has_defaults and text not in self.everyday | compared and self._name(path) not in NAME_PACKAGES:
+                # Those of its own dist are imported; what is called like one is something else, such as a carrier of Ray.
+                yield from self._with_parts([text], besides=self.dist_of(path))
 
     def _modules_named(self, text: str, path: Path) -> Iterator[Path]:
         if "*" not in text:
@@ -323,11 +293,44 @@ class Workspace:
             self._beside[folder] = {**{self._name(other): other for other in files}, **self.modules}
         return self._beside[folder]
 
-    def _with_parts(self, words: Iterable[str]) -> Iterator[Path]:
+    def _with_parts(self, words: Iterable[str], *, besides: Dist | None = None) -> Iterator[Node]:
         for word in words:
-            for dist in self.parts.get(word, ()):
-                yield from self.of_plugin(dist)
+            for dist in self.parts.get(word, set()) - {besides}:
+                yield from self.of_part(word, dist)
             yield from (path for path, name in self.recipes.items() if name == word)
+
+    def of_part(self, name: str, dist: Dist) -> Iterator[Node]:
+        """The part of this name of a plugin; all of the plugin where its sources do not tell its parts apart."""
+        modules = [*self.of_plugin(dist)]
+        found = [Part(module, name) for module in modules if name in self._read(module).parts]
+        yield from found or modules
+
+    def _of_recipe(self, path: Path, overridden: frozenset[str]) -> Iterator[Node]:
+        recipe = self._recipe(path)
+        yield from self._with_parts(part for group, part in recipe.chosen.items() if group not in overridden)
+        yield from self._with_parts(recipe.words)
+        yield from self._with_assets(recipe.assets)
+        yield from (self.modules[name] for name in recipe.modules if name in self.modules)
+        folder = self.recipes[path].rpartition("/")[0]
+        for base in recipe.bases:
+            names = (base, f"{folder}/{base}")
+            yield from (Base(file, overridden | recipe.overridden) for file, n in self.recipes.items() if n in names)
+
+    def _recipe(self, path: Path) -> Recipe:
+        if path not in self._recipes:
+            self._recipes[path] = read_recipe(path.read_text(encoding="utf-8"))
+        return self._recipes[path]
+
+    def _with_assets(self, names: Iterable[str]) -> Iterator[Path]:
+        """A file that has all that its dist ships along with it."""
+        for name in names:
+            yield from (dist.folder / "pyproject.toml" for dist in self.registered(["asset"]).get(name, ()))
+
+    def _with_commands(self, words: Iterable[str]) -> Iterator[Path]:
+        for word in words:
+            for dist in self.commands.get(word, ()):
+                for module in self.of_plugin(dist):
+                    yield from self._imported(self._read(module).commands, module)
 
     def _installed(self, dist: Dist) -> Iterator[Path]:
         """README and modules of a dist."""
@@ -380,3 +383,8 @@ class Workspace:
         folder = path.parent / text
         if folder.is_dir():
             yield from (file for file in folder.rglob("*") if file.is_file() and is_source(file))
+
+
+def _file(node: Node) -> Path:
+    """That it is, or in which it is described."""
+    return node if isinstance(node, Path) else node.file

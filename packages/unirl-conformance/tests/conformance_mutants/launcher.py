@@ -19,7 +19,7 @@ from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.plan import Plan
 from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
 from unirl.runtime.config import LocalConfig
-from unirl.runtime.launchers import LocalLauncher
+from unirl.runtime.local_launcher import LocalLauncher
 from unirl.runtime.plugin import LOCAL
 
 from conformance_mutants.mutant import mutant, mutants_in

@@ -183,7 +183,8 @@ class _Counted:
         self._shards = memory.shard_ranks or self._ranks
         self._samples = plan.data.prompts_per_step * plan.rows_per_prompt(stage)
         self._per_rank = math.ceil(self._samples * memory.row_ranks / self._ranks)
-        self._placement = self._ray.placement if self._ray else "trainside"
+        # In one process, too, the engine samples with the module that trains.
+        self._placement = (self._ray or RayConfig()).placement
         self._is_lora = memory.lora_rank > 0
         self._offloads = bool(vars(stage.engine.config).get("offload_idle"))
         """Whether encoders and decoder are in CPU memory while they are idle; of engines in process alone."""

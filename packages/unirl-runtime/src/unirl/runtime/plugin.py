@@ -18,13 +18,13 @@ __all__ = ["LOCAL", "RAY", "WORKER_STORE", "unirl_check_plan", "unirl_commands",
 LOCAL = LauncherSpec(
     name="local",
     summary="Runs everything in this process, easy to debug",
-    build="unirl.runtime.launchers:build_local",
+    build="unirl.runtime.local_launcher:build",
     config="unirl.runtime.config:LocalConfig",
 )
 RAY = LauncherSpec(
     name="ray",
     summary="Train ranks, rollout workers and reward workers placed on devices and machines by Ray",
-    build="unirl.runtime.launchers:build_ray",
+    build="unirl.runtime.ray_launcher:build",
     config="unirl.runtime.config:RayConfig",
     separates={"placement": "separate"},
     holds_reference={"reference": "separate"},

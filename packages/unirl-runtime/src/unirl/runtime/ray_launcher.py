@@ -1,12 +1,11 @@
-"""The launchers: `local` runs everything in this process, `ray` places workers on a cluster."""
+"""The launcher `ray`: workers on a cluster."""
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 
 from unirl.core.errors import PlanRejected
-from unirl.core.loop.build import build_algorithms, build_parts, reward_weights
+from unirl.core.loop.build import build_algorithms, reward_weights
 from unirl.core.loop.parts import Noted, Parts
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs.capability import Cap, Support
@@ -15,8 +14,7 @@ from unirl.core.specs.plan import Plan
 
 from .actors import Actor, Call
 from .cluster import Cluster
-from .config import LocalConfig, RayConfig
-from .idle_offload import taking_turns
+from .config import RayConfig
 from .out_of_memory import explanation
 from .placement import misfit, places
 from .remote_parts import RemoteBackend, RemoteEngine, RemoteModel, RemoteReward
@@ -25,32 +23,13 @@ from .session import NOTHING, Session, WeightVersions
 from .turns import Turns
 from .weight_sync import WeightSync
 
-__all__ = ["LocalLauncher", "RayLauncher", "build_local", "build_ray"]
+__all__ = ["RayLauncher", "build"]
 
 
-def build_local(config: LocalConfig) -> LocalLauncher:
-    return LocalLauncher(config)
-
-
-def build_ray(config: RayConfig) -> RayLauncher:
+def build(config: RayConfig) -> RayLauncher:
     """Raises RecipeError for invalid settings."""
     check_config(config, key="launcher")
     return RayLauncher(config)
-
-
-class LocalLauncher:
-    """Runs everything in this process, easy to debug."""
-
-    def __init__(self, config: LocalConfig) -> None:
-        self._config = config
-
-    def launch(self, plan: Plan, *, catalog: Catalog) -> Parts:
-        parts = build_parts(plan, catalog=catalog, offload=self._config.offload_idle)
-        parts = dataclasses.replace(parts, explained=partial(explanation, plan, catalog=catalog))
-        return taking_turns(parts, plan) if self._config.offload_idle else parts
-
-    def close(self) -> None:
-        pass
 
 
 class RayLauncher:
