@@ -1,11 +1,10 @@
-"""Latents of a Stable Diffusion 3 miniature from an engine, compared with those of the trained module."""
+"""Latents from an engine, compared with those of the trained module."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +20,6 @@ from unirl.core.types.track import LatentSegment, Track
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.engines.trainside.config import TrainsideConfig
 from unirl.engines.trainside.engine import build as build_trainside
-from unirl.models.sd3 import tiny
-from unirl.models.sd3.config import Sd3Config
-from unirl.models.sd3.model import Sd3Model, build
 from unirl.numerics.train.track_replay import TrackReplay
 
 __all__ = [
@@ -31,44 +27,20 @@ __all__ = [
     "Ask",
     "Fault",
     "adapter",
-    "ask",
     "asking",
     "asking_from_frames",
     "assert_same",
     "fault",
-    "folder",
     "gap",
-    "model",
     "trainside",
 ]
 
 Ask = Callable[..., Request]
 Fault = Callable[[str], None]
-PROMPTS = ("a red ring", "a blue square on the left", "")
 ROUNDING = 1e-5
 """Bound of a difference in log-probs, in nats, and in latents of unit scale: two libraries sum an fp32 forward in
 different orders, with errors of a few times 1e-7; log-probs, means over 1024 elements, stay below 2e-6 over five steps.
 Weights of another version are off by 5e-3 and more."""
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("sd3") / "tiny"
-    tiny.write(made, seed=0)
-    return made
-
-
-@pytest.fixture
-def model(folder: Path) -> Sd3Model:
-    """The trained module with the weights of the checkpoint, to be modified by tests."""
-    return build(Sd3Config(path=str(folder)), device="cpu")
-
-
-@pytest.fixture(scope="session")
-def ask(folder: Path) -> Ask:
-    """See `asking`."""
-    model = build(Sd3Config(path=str(folder)), device="cpu")
-    return asking(model, prompts=PROMPTS, height=64, width=64, max_sequence_length=16)
 
 
 def asking(

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from external_engines.environments import make
-from external_engines.latents import ask, fault, folder, model
+from external_engines.latents import fault
 from external_engines.listening import Listening
+from external_engines.sd3_latents import ask, folder, model
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.engines.vllm_omni.config import VllmOmniConfig
 from unirl.engines.vllm_omni.engine import build
