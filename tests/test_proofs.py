@@ -214,6 +214,16 @@ def test_a_module_that_is_named_by_a_string_with_a_name_is_in_a_key() -> None:
     assert "plugins/rewards/clip-family/src/unirl/rewards/clip_family/dual_encoders.py" in files
 
 
+def test_a_part_leads_to_every_module_that_its_spec_names() -> None:
+    """Specs are read from the sources for keys; here they are the objects."""
+    dists = {dist.name: dist for dist in HERE.dists}
+    for found in Catalog.discover().parts():
+        if found.dist in dists:
+            modules = {HERE.modules[name] for name in re.findall(r"'(unirl(?:\.\w+)+):\w+'", repr(found.spec))}
+            assert modules, found.spec
+            assert modules <= HERE.reached(HERE.of_part(found.spec.name, dists[found.dist])), found.spec.name
+
+
 def test_a_command_that_composes_loads_these_modules_of_the_loop_and_no_others() -> None:
     """Keys of tests that compose leave out the others, so that no file which they open would show one that is missing."""
     prefix = "unirl.core.loop."

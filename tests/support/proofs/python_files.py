@@ -159,7 +159,9 @@ def _calls_by_name(tree: ast.Module) -> dict[str, list[ast.AST]]:
     given: dict[str, ast.stmt] = {}
     for node in tree.body:
         match node:
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Assign(targets=[ast.Name(id=name)]):
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                given[name] = node
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
                 given[name] = node
             case _:
                 pass

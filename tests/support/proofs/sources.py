@@ -135,7 +135,7 @@ class Workspace(Tree):
         """Read a file again, which was written to."""
         for known in (self._reads, self._digests, self._recipes):
             known.pop(path, None)
-        self._edges.clear()
+        self._edges = {node: edges for node, edges in self._edges.items() if _file(node) != path}
         self._founds.clear()
 
     def _edges_of(self, node: Node) -> tuple[set[Path], set[Node], set[Path]]:
