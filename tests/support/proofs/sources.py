@@ -23,7 +23,7 @@ An edge leads from a Python file to
 
 With a module of a dist go the dist's `pyproject.toml` and every file that it ships which is not Python: locks of
 engines, recipes, templates, checkpoints. With a test goes each `conftest.py` above it, what else lies in its folder and
-is not Python and, of a plugin's test, all of the plugin.
+is not Python and, of a plugin's test, all of the plugin and what its recipes name.
 
 Not followed is `Catalog.discover()`: it reads the light `plugin.py` of every dist that is installed, and one that is
 broken does not hide the others (tests of the catalog show it), so parts that nobody names decide nothing.
@@ -179,9 +179,10 @@ class Workspace(Tree):
                 yield folder / "conftest.py"
         yield from (p for p in path.parent.iterdir() if p.is_file() and is_data(p))
         if path.is_relative_to(self.root / "plugins"):
-            # Tests of a plugin are about all of it, also where only a variable names its modules.
+            # Tests of a plugin are about all of it, also where only a variable names its modules and recipes.
             own = next(dist for dist in self.dists if path.is_relative_to(dist.folder))
             yield from (file for file in own.source.rglob("*.py") if is_source(file))
+            yield from (file for file in own.data if file in self.recipes)
 
     def _is_test(self, path: Path) -> bool:
         if path not in self._tests:
