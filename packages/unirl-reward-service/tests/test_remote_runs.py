@@ -33,7 +33,7 @@ from unirl.rewards.remote.config import RemoteConfig
 from unirl.rewards.remote.reward import build
 from unirl.rewards.rules.shapes_world import ALL_SCENES, render
 
-# A service names the code of a reward's package.
+# A service hashes the code of a reward's package.
 pytestmark = [pytest.mark.keyed, pytest.mark.reads("unirl-reward-rules")]
 
 SETTINGS = """

@@ -21,7 +21,7 @@ from unirl.reward_service.loading import LoadedReward, load_reward
 from unirl.reward_service.scorer import score_bodies
 from unirl.reward_service.server import api_keys
 
-# The code of a reward's package is named with its scores.
+# Scores carry a hash of the code of the reward's package.
 pytestmark = [pytest.mark.keyed, pytest.mark.reads("unirl-reward-remote", "unirl-reward-rules")]
 
 ROOT = Path(__file__).parents[3]
