@@ -267,14 +267,15 @@ def test_the_digest_of_a_source_is_blind_to_prose_and_to_nothing_else() -> None:
 
 
 def test_a_tenth_of_what_is_proven_runs_and_another_one_with_each_commit() -> None:
-    """Of its seconds: a group of thirty and one of ten are of different tenths."""
+    """A tenth of the seconds, not of the names."""
     seconds = {"long": 30.0, "other": 10.0} | {f"tests/test_{number}.py": number % 7 for number in range(400)}
     tenths = {record.tenth(seconds, str(number)) for number in range(200)}
     # Of ten, one is missed by all of 200 draws with probability 10 x 0.9^200, once in 1e8.
     assert len(tenths) == 10
     assert sorted(name for names_ in tenths for name in names_) == sorted(seconds)
     for names_ in tenths:
-        # No part gets a group of which it is in need least, and the last groups are shorter than a second.
+        # The next longest group goes to the part with the least time, so parts differ by no more than the longest group but
+        # for the first two: 6 s.
         assert sum(seconds[name] for name in names_) == pytest.approx(sum(seconds.values()) / 10, abs=6)
 
 

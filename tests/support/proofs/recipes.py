@@ -13,7 +13,7 @@ __all__ = ["ASSET", "NAMED", "WORD", "Recipe", "read_recipe"]
 
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(?:/[A-Za-z0-9_-]+)*")
 ASSET = re.compile(r"\$\{asset:([\w-]+)[^}]*\}")
-"""A file of a package, which may be called as a recipe is."""
+"""A file of a package, whose name may also be that of a recipe."""
 NAMED = re.compile(r"\b([A-Za-z_]\w*(?:\.\w+)+):\w")
 """A module, such as that of a reward's function."""
 
@@ -21,9 +21,9 @@ NAMED = re.compile(r"\b([A-Za-z_]\w*(?:\.\w+)+):\w")
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     bases: tuple[str, ...]
-    """Recipes that it is written on top of."""
+    """Recipes that it extends."""
     overridden: frozenset[str]
-    """Groups of parts that it chooses again, in place of its bases."""
+    """Groups of parts for which it overrides the choice of its bases."""
     chosen: dict[str, str]
     """Group -> part."""
     words: frozenset[str]

@@ -86,7 +86,7 @@ def tenth(seconds: Mapping[str, float], commit: str) -> frozenset[str]:
     parts = [(0.0, part, list[str]()) for part in range(ONE_IN)]
     for name in sorted(seconds, key=lambda name: (-seconds[name], name)):
         total, part, names = parts[0]
-        # What takes no time is spread as well.
+        # Groups that take no time are spread as well.
         heapreplace(parts, (total + max(seconds[name], SHORT_S), part, [*names, name]))
     chosen = int(hashlib.sha256(commit.encode()).hexdigest(), 16) % ONE_IN
     return frozenset(name for _, part, names in parts if part == chosen for name in names)

@@ -13,10 +13,11 @@ An edge leads from a Python file to
   along because they are needed, README and what finding their plugins imports. A part of those that is used is named;
 - the parts that it names. A part is built because somebody imports it or names it: so a string that equals the name of
   a part, in packages, and each word of a string, in tests and recipes, leads to the plugin with that part, and to what
-  the call there names that describes it. The same goes for recipes; of one that another is written on top of, parts that
-  the other chooses anew do not count. Names that are everyday words, such as the reward `format`, count in tests only, as
+  the call there names that describes it. The same goes for recipes; parts that a recipe overrides in the one that it
+  extends do not count. Names that are everyday words, such as the reward `format`, count in tests only, as
   a whole string or as a value (`=format`, `reward: format`), and a dotted name, such as that of a module, names no part.
-  In packages neither do choices of a setting, what something is compared with, and the words of the dist with that part.
+  In packages, these strings name no part either: choices of a setting, operands of a comparison, and in a dist the names
+  of its own parts. A list `PRELOAD` of tests is imported early for speed and leads nowhere.
   Tests that discover what is installed and go through it (`.parts()`, `.specs()`, `.records`) lead to what finding all
   plugins imports;
 - the modules of the commands of plugins that a test calls, `unirl export` or `main(["export"])`.
@@ -67,7 +68,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Base:
-    """A recipe under another one, which chooses some groups of parts again."""
+    """A recipe that another one extends, which chooses the parts of some groups itself."""
 
     file: Path
     overridden: frozenset[str]
@@ -261,7 +262,8 @@ class Workspace(Tree):
                     if text == dist.name:
                         yield from self._installed(dist)
             elif has_defaults and text not in self.everyday | compared and self._name(path) not in NAME_PACKAGES:
-                # Those of its own dist are imported; what is called like one is something else, such as a carrier of Ray.
+                # A dist imports its own parts; a string that equals the name of one means something else in it, as `ray` does
+                # in the choice of a weight carrier.
                 yield from self._with_parts([text], besides=self.dist_of(path))
 
     def _modules_named(self, text: str, path: Path) -> Iterator[Path]:
