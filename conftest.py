@@ -19,7 +19,6 @@ os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 # Its asserts show their values, as those of test modules do.
 pytest.register_assert_rewrite("external_engines")
-pytest_plugins = ["proofs.pytest_plugin"]
 
 TrlTrainer = Callable[..., Any]
 

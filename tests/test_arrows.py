@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from source_imports import imports, module_name
 
-pytestmark = pytest.mark.whole_tree
-
 ROOT = Path(__file__).parents[1]
 MEMBERS = sorted(
     path.parent for path in [*ROOT.glob("packages/*/pyproject.toml"), *ROOT.glob("plugins/*/*/pyproject.toml")]

@@ -24,8 +24,6 @@ from unirl.core.recipe.compose import compose
 from unirl.core.roles import Job
 from unirl.core.specs.plan import Plan
 
-pytestmark = pytest.mark.keyed
-
 SMALL = [
     "data.prompts_per_step=4",
     "data.samples_per_prompt=4",

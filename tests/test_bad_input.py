@@ -13,8 +13,6 @@ from bad_input_page import rows
 from unirl.core.cli import main
 from unirl.quickstart import checkpoint_path
 
-pytestmark = pytest.mark.keyed
-
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

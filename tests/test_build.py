@@ -14,8 +14,6 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.engines.trainside.engine import TrainsideEngine
 from writer_and_painter import RECIPE, composed
 
-pytestmark = pytest.mark.keyed
-
 
 @pytest.mark.parametrize(
     ("failing", "closed"),

@@ -17,8 +17,6 @@ from unirl.core.specs.spec import KINDS
 from unirl.models.causal_lm import tiny as causal_lm_tiny
 from unirl.models.sd3 import tiny as sd3_tiny
 
-pytestmark = pytest.mark.whole_tree
-
 
 def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

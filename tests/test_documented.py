@@ -19,8 +19,6 @@ from unirl.core.plugins.hookspec import HookSpecs
 from unirl.core.specs import config, spec
 from unirl.core.specs.capability import Cap, Needs, Support
 
-pytestmark = pytest.mark.whole_tree
-
 REFERENCE = Path(__file__).parents[1] / "docs/reference"
 
 

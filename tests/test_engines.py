@@ -34,8 +34,6 @@ from unirl.models.sd3 import tiny as tiny_sd3
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import build as build_sd3
 
-pytestmark = pytest.mark.whole_tree
-
 CATALOG = Catalog.discover()
 ENGINES = {spec.name: spec for spec in CATALOG.specs("engine") if isinstance(spec, EngineSpec) and spec.environment}
 MODELS = [spec for spec in CATALOG.specs("model") if isinstance(spec, ModelSpec)]

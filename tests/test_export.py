@@ -33,8 +33,6 @@ from unirl.quickstart import checkpoint_path
 from unirl.runtime.export.card import base_license
 from unirl.runtime.export.exporting import export
 
-pytestmark = pytest.mark.keyed
-
 LORA = ["backend.trains=lora", "backend.lora.rank=4", "backend.lora.alpha=6", "backend.lr=1e-2"]
 """A scale of 1.5, and a rate that moves the outputs far within two steps."""
 SMALL = [

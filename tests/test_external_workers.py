@@ -26,8 +26,6 @@ from unirl.core.types.weights import MadeTensors, checksum
 from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
 from writer_and_painter import RECIPE, composed, saved_weights
 
-pytestmark = pytest.mark.keyed
-
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:

@@ -24,14 +24,6 @@ from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.models.diffusers.config import DiffusersConfig
 from unirl.models.diffusers.model import build
 
-pytestmark = pytest.mark.reads(
-    "plugins/models/diffusers/README.md",
-    "unirl-model-hunyuan-video15",
-    "unirl-model-qwen-image",
-    "unirl-model-wan21",
-    "unirl-model-wan22",
-)
-
 CATALOG = Catalog.discover()
 ENGINES = sorted(spec.name for spec in CATALOG.specs("engine") if isinstance(spec, EngineSpec) and spec.needs_bridge)
 DEDICATED = [spec for spec in CATALOG.specs("model") if isinstance(spec, ModelSpec) and spec.bridges]

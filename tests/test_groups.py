@@ -16,8 +16,6 @@ from unirl.core.recipe.compose import compose
 from unirl.core.roles import Job
 from unirl.models.sd3.model import Sd3Model
 
-pytestmark = pytest.mark.keyed
-
 SMALL = {
     "quickstart": ["sampling.num_inference_steps=4", "sampling.sde.last=1", "data.samples_per_prompt=4"],
     "quickstart-text": ["data.samples_per_prompt=8"],

@@ -14,7 +14,6 @@ from external_engines import environments
 from siblings import with_siblings
 
 # What others need is read from the settings of all packages.
-pytestmark = [pytest.mark.keyed, pytest.mark.reads("unirl-engine-host", "unirl-reward-service")]
 
 ROOT = Path(__file__).parents[1]
 Run = Callable[..., subprocess.CompletedProcess[str]]

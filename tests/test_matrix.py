@@ -16,8 +16,6 @@ from unirl.conformance.subjects import subjects
 from unirl.core.errors import RecipeError
 from unirl.core.plugins.catalog import Catalog
 
-pytestmark = pytest.mark.whole_tree
-
 FOLDER = Path(__file__).parents[1] / "conformance"
 AGAIN = "Run `unirl conformance --report conformance/run`, then `python tools/publish_matrix.py conformance/run`."
 

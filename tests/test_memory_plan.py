@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import held_memory
 import pytest
 import torch
-import warm_workers
 from click.testing import CliRunner
 from held_memory import held_in_a_step, kept_for_backward
 from small_runs import catalog
@@ -113,8 +113,10 @@ def test_two_ranks_hold_what_was_planned_for_each(tmp_path: Path) -> None:
     """Activations are left out: autograd also keeps the gathered weights, which are freed between."""
     settings = ("backend.defer_gradient_sync=false", "algorithm.kl_coef=0.01", "backend.reference_copy=true")
     words = ("quickstart", *SMALL, *settings)
-    python, store = warm_workers.python(), str(tmp_path / "rank")
-    ranks = [subprocess.Popen([python, held_memory.__file__, str(number), store, *words]) for number in range(2)]
+    store = str(tmp_path / "rank")
+    ranks = [
+        subprocess.Popen([sys.executable, held_memory.__file__, str(number), store, *words]) for number in range(2)
+    ]
     try:
         assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
     finally:

@@ -13,8 +13,6 @@ from types import ModuleType
 
 import pytest
 
-pytestmark = pytest.mark.whole_tree
-
 ROOT = Path(__file__).parents[1]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 PYPROJECT = """\

@@ -22,7 +22,7 @@ from unirl.core.specs.plan import leaves
 from unirl.quickstart import checkpoint_path
 from unirl.runtime.out_of_memory import explanation
 
-pytestmark = [pytest.mark.slow, pytest.mark.keyed, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SCRIPT = Path(__file__).parent / "support" / "short_memory.py"
 WORDS = (

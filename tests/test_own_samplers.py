@@ -46,7 +46,6 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
         sys.modules.pop(name, None)
 
 
-@pytest.mark.keyed
 def test_a_run_samples_and_trains_with_the_kernel_and_the_guidance_of_a_file(catalog: Catalog, tmp_path: Path) -> None:
     words = [
         f"sampling.kernel={KERNEL}",

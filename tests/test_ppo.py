@@ -12,8 +12,6 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.types.event import Event
 
-pytestmark = pytest.mark.keyed
-
 PPO = ("algorithm=ppo", "backend.critic.lr=3e-3")
 
 

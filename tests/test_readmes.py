@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.whole_tree
-
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = {
     "packages/unirl-core": "it trains, so test_shown_runs runs it with smaller settings",

@@ -14,8 +14,6 @@ from unirl.core.recipe.files import find_recipe, list_recipes, recipe_roots
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.specs.plan import Plan, Stage, leaves
 
-pytestmark = [pytest.mark.keyed, pytest.mark.composes]
-
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = [recipe.name for recipe in list_recipes(recipe_roots(ROOT))]
 

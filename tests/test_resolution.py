@@ -17,8 +17,6 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs.spec import EngineSpec
 from unirl.engine_host.environment import EngineEnvironment
 
-pytestmark = pytest.mark.whole_tree
-
 CATALOG = Catalog.discover()
 ENVIRONMENTS: list[EngineEnvironment] = [
     CATALOG.resolve(spec.environment).of(release)

@@ -13,16 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-import warm_commands
 from bad_input_page import answer
-from small_runs import catalog, copy_up_to, events, flat
+from small_runs import catalog, copy_up_to, events, flat, start_command
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from unirl.core.cli import main
 from unirl.core.errors import CheckpointError, RewardFailed
 from unirl.core.loop.run import RunResult, train
 from unirl.core.recipe.compose import compose
-
-pytestmark = pytest.mark.keyed
 
 SMALL = [
     "data.prompts_per_step=3",
@@ -295,16 +292,16 @@ def unirl_here(*words: str) -> int | str | None:
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_resumable_run_and_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = warm_commands.start("train", "quickstart", *SMALL, "run.dir=run", "run.max_steps=500", cwd=tmp_path)
+    command = start_command("train", "quickstart", *SMALL, "run.dir=run", "run.max_steps=500", cwd=tmp_path)
     log, deadline = tmp_path / "run" / "events.jsonl", time.monotonic() + 120
     while (
-        command.stub.poll() is None
+        command.poll() is None
         and time.monotonic() < deadline
         and not (log.exists() and '"kind":"step"' in log.read_text())
     ):
         time.sleep(0.05)
-    command.process.send_signal(signal.SIGINT)
-    output, _ = command.stub.communicate(timeout=60)
+    command.send_signal(signal.SIGINT)
+    output, _ = command.communicate(timeout=60)
     steps = [event["step"] for event in events(tmp_path / "run", "step")]
     assert events(tmp_path / "run", "run_finished")[-1]["status"] == "stopped", output
     assert "unirl train --resume run" in output
@@ -338,28 +335,28 @@ def test_a_live_run_is_not_joined_and_a_killed_one_is_taken_over(
 
     monkeypatch.chdir(tmp_path)
     words = ("train", "quickstart", *SMALL, "run.dir=run", "run.max_steps=500", "run.save_every=1")
-    command = warm_commands.start(*words, cwd=tmp_path)
+    command = start_command(*words, cwd=tmp_path)
     deadline = time.monotonic() + 120
     while (
-        command.stub.poll() is None
+        command.poll() is None
         and time.monotonic() < deadline
         and not list((tmp_path / "run").glob("checkpoints/step-*/manifest.json"))
     ):
         time.sleep(0.05)
-    assert command.stub.poll() is None, command.stub.communicate()[0]
+    assert command.poll() is None, command.communicate()[0]
     try:
         events_of_both = ("two runs at once with one `run.dir`", "a resume of a run that is still running")
         for event, second in zip(events_of_both, (words, ("train", "--resume", "run")), strict=True):
             assert unirl_here(*second) == 1
             output = said()
             assert answer(event) in output
-            assert f"process {command.process.pid} on host" in output
+            assert f"process {command.pid} on host" in output
     finally:
-        command.process.kill()
-        command.stub.communicate()
+        command.kill()
+        command.communicate()
     done = max(int(path.name[5:]) for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert unirl_here("train", "--resume", "run", f"run.max_steps={done + 1}") == 0
-    assert f"{answer('the lock of a killed run')} {command.process.pid} on host" in said()
+    assert f"{answer('the lock of a killed run')} {command.pid} on host" in said()
     assert not (tmp_path / "run" / "run.lock").exists()
 
 

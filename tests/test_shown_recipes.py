@@ -12,14 +12,6 @@ import pytest
 from pages import PAGES, about_recipes, commands, shown_files, write_shown
 from unirl.core.cli import main
 
-pytestmark = [
-    pytest.mark.keyed,
-    pytest.mark.composes,
-    pytest.mark.reads(
-        "AGENTS.md", "CHANGES.md", "CONTRIBUTING.md", "README.md", "docs/**/*.md", "conformance/*/README.md"
-    ),
-    pytest.mark.reads("packages/*/README.md", "plugins/*/*/README.md", "tests/third_party/*/README.md", "unirl-league"),
-]
 ELSEWHERE = ("--resume", "warmth", "symmetry")
 """Those that need a run to go on with, see tests/test_runs.py, or the plugin of a page, see tests/test_third_party.py."""
 SHOWN = [command for command in commands(PAGES) if about_recipes(command)]

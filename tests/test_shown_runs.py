@@ -12,10 +12,6 @@ from pages import ROOT, WITH_FUNCTIONS, commands, write_shown
 from unirl.core.cli import main
 
 # Pages name their parts, which no string of this module does.
-pytestmark = [
-    pytest.mark.keyed,
-    pytest.mark.reads("docs/how-to/export.md", "unirl-quickstart", "trainside", "fsdp2", "function", "local", "report"),
-]
 
 FILES = tuple(ROOT / name for name in WITH_FUNCTIONS)
 FUNCTIONS = [command for command in commands(FILES) if "=function" in command]

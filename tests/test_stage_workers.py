@@ -17,8 +17,6 @@ from unirl.runtime.placement import places
 from unirl.runtime.ray_launcher import RayLauncher
 from writer_and_painter import JOINT, RECIPE, composed, numbers
 
-pytestmark = pytest.mark.keyed
-
 STEPS = ("run.max_steps=2", "run.save_every=1", "+reward@reward.light=brightness", "reward.light.weight=0.1")
 RAY = ("launcher=ray", "launcher.placement=separate", "launcher.cpus=0.1", "launcher.reward_cpus=0.1")
 OWN = "+launcher.stage_workers.image=2"

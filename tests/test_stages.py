@@ -19,8 +19,6 @@ from unirl.engines.vllm.config import VllmConfig
 from unirl.engines.vllm.environment import PRODUCT
 from writer_and_painter import JOINT, RECIPE, composed, numbers
 
-pytestmark = pytest.mark.keyed
-
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:

@@ -25,8 +25,6 @@ from unirl.core.specs.plan import Plan
 from unirl.core.types.rollout import Rollout
 from writer_and_painter import JOINT, RECIPE, Weights, composed, numbers, saved_weights, weights
 
-pytestmark = pytest.mark.keyed
-
 AHEAD = (
     "run.max_staleness=1",
     "train.old_log_probs=engine",

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from external_engines.environments import make
-from external_engines.forked import forked_engines  # noqa: F401
 from external_engines.texts import ROUNDING
 from unirl.core.errors import RunFailed
 from unirl.core.loop.build import build_parts
@@ -23,7 +22,7 @@ from unirl.engine_host.external import ExternalEngine
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from writer_and_painter import RECIPE, composed, numbers, saved_weights
 
-pytestmark = [pytest.mark.keyed, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SETTINGS = (
     "run.max_steps=2",

@@ -35,8 +35,6 @@ from unirl.core.types.sampling import TextSamplingConfig
 from unirl.core.types.track import Track
 from writer_and_painter import composed, numbers
 
-pytestmark = pytest.mark.keyed
-
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:

@@ -23,8 +23,6 @@ from unirl.core.types.track import Track
 from unirl.models.sd3.tiny import write
 from writer_and_painter import JOINT, RECIPE, composed, numbers
 
-pytestmark = pytest.mark.keyed
-
 STEPS = ("run.max_steps=2", "run.save_every=2", "+reward@reward.light=brightness", "reward.light.weight=0.1")
 KL = ("algorithm.rewrite.kl_coef=0.5", "algorithm.rewrite.aggregation=token-mean")
 PPO = ("algorithm@algorithm.rewrite=ppo", "backend.writer.critic.lr=1e-3", "algorithm.rewrite.kl_coef=0.1")

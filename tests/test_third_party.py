@@ -17,7 +17,6 @@ from unirl.conformance.claims import claim_kinds
 from unirl.core.plugins.registry import read_registry
 
 # What others need is read from the settings of all packages.
-pytestmark = pytest.mark.reads("unirl-engine-cpu", "unirl-engine-host", "unirl-league", "unirl-reward-service")
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/how-to/write-a-plugin.md"

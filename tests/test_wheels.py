@@ -5,10 +5,6 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.whole_tree
-
 ROOT = Path(__file__).parents[1]
 NAMESPACES = (
     "",

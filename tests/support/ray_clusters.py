@@ -1,4 +1,4 @@
-"""Ray for tests: one cluster for all tests of a process, or one of a test's own. Workers are forks, see `warm_workers`.
+"""Ray for tests: one cluster for all tests of a process, or one of a test's own.
 
 python ray_clusters.py     # start a cluster, print its address, and end it when nobody writes to this process any more
 """
@@ -13,13 +13,9 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import ray
-import warm_workers
-from ray._private import ray_constants
-from ray._private.node import Node
 from unirl.runtime.ray_worker import SETTINGS
 
 STORE_BYTES = 128 * 2**20
@@ -27,7 +23,7 @@ STORE_BYTES = 128 * 2**20
 STARTED_WITH = {
     # Ray gives a process that it is to end 5 s to do it itself, which one that was stopped does not.
     "RAY_kill_worker_timeout_milliseconds": "300",
-    # Workers that it starts before anyone asks have another Python than those of the tests.
+    # It would start one idle worker per CPU, which no test uses: workers have variables of their own.
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
 }
@@ -52,17 +48,8 @@ def own(*, num_cpus: int = 8, disk: float = 0.95, **variables: str) -> Iterator[
         yield
 
 
-def use_light_nodes() -> None:
-    """Have nodes that this process starts set up their workers as `ray_setup_worker.py` does, and follow no logs."""
-    # Ray joins it to a folder of its own, which leaves an absolute path as it is.
-    ray_constants.SETUP_WORKER_FILENAME = str(Path(__file__).with_name("ray_setup_worker.py"))
-    # It looks into the folder of all logs ten times a second, and drivers of tests print none of them.
-    Node.start_log_monitor = lambda self: None
-
-
 def _new(num_cpus: int) -> dict[str, Any]:
     """Arguments of `ray.init` for a new cluster."""
-    use_light_nodes()
     return {
         "address": "local",
         "num_cpus": num_cpus,
@@ -77,7 +64,7 @@ def _connected(
 ) -> Iterator[None]:
     before = dict(os.environ)
     os.environ.update(started_with)
-    environment = {"py_executable": warm_workers.python(), **({"env_vars": dict(variables)} if variables else {})}
+    environment = {"env_vars": dict(variables)} if variables else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ray.init(**words, log_to_driver=False, logging_level="ERROR", runtime_env=environment)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -66,6 +69,22 @@ def run(
     """Train in this process. Goes on with the run in `resume`, or starts one in `folder`."""
     words = words if resume else (f"run.dir={folder}", *words)
     return train(plan(*words, recipe=recipe, small=small), catalog=catalog(), resume=resume, overrides=words)
+
+
+def start_command(*words: str, cwd: Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """`unirl` as a process of its own, the leader of a process group.
+
+    environment: variables besides those of this process.
+    """
+    return subprocess.Popen(
+        [Path(sys.executable).with_name("unirl"), *words],
+        cwd=cwd,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:

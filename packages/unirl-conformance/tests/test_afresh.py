@@ -10,8 +10,6 @@ from unirl.conformance.doubles.afresh import Imported, import_afresh
 from unirl.conformance.doubles.modules import find_module, outermost_package
 from unirl.core.plugins.loading import PluginRecord
 
-pytestmark = pytest.mark.keyed
-
 HOOK = """
 from unirl.core.plugins.hookspec import hookimpl
 

@@ -23,8 +23,6 @@ from unirl.models.sd3.plugin import SPEC as SD3
 from unirl.models.wan21.model import Wan21Model
 from unirl.models.wan21.plugin import SPEC as WAN21
 
-pytestmark = pytest.mark.keyed
-
 # Specs name this module by a plain name.
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -24,8 +24,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from conformance_mutants import engine_apart
 
-pytestmark = pytest.mark.keyed
-
 CATALOG = "conformance_mutants.engine_apart:catalog"
 OWN = ("closing-leaves-nothing-running-and-may-be-done-twice", "the-same-seeds-give-the-same-texts")
 """Claims that ask for an engine of their own."""

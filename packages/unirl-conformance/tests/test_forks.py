@@ -14,8 +14,6 @@ import pytest
 from unirl.conformance.doubles.forks import Fork, wait_for
 from unirl.conformance.doubles.processes import MARK, marked
 
-pytestmark = pytest.mark.keyed
-
 
 def write(path: Path, text: str) -> None:
     path.write_text(f"{text} {os.environ.get('COLOUR')} {os.getpid()}")

@@ -21,8 +21,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from conformance_mutants.mutant import KINDS, Mutant, catalogs_of, mutants_of
 from mutants_table import AGAIN, PAGE, table
 
-pytestmark = pytest.mark.keyed
-
 REPORTS: dict[SubjectKind, Report] = {}
 
 

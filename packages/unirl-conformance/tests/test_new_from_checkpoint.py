@@ -29,7 +29,6 @@ from unirl.numerics.tokens.miniature import save_random
 
 ROOT = Path(__file__).parents[3]
 # What is written imports what fits the checkpoint.
-pytestmark = pytest.mark.reads("unirl-numerics")
 
 WRITERS: dict[str, Callable[..., None]] = {
     "llama": causal_lm.write,

@@ -17,8 +17,6 @@ from unirl.conformance.scaffold.kinds import KINDS
 from unirl.conformance.scaffold.names import Names
 from unirl.conformance.scaffold.render import render, write
 
-pytestmark = pytest.mark.keyed
-
 ROOT = Path(__file__).parents[3]
 NAMES = [Names.of(kind, "acme") for kind in KINDS]
 WITHOUT_A_REFERENCE = {

@@ -19,8 +19,6 @@ from unirl.conformance.subjects import Selection
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs.capability import Cap
 
-pytestmark = pytest.mark.keyed
-
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 

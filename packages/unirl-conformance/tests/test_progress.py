@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from unirl.conformance.progress import PRIOR_S, PRIOR_WEIGHT, Progress, Remaining, Status
 
-pytestmark = pytest.mark.keyed
-
 IDS = [
     "suite/test_model_media.py::test_media_has_the_requested_size[sd3]",
     "suite/test_engine_text.py::test_texts[apart+x]",

@@ -25,7 +25,6 @@ from unirl.core.specs.spec import (
 )
 
 # Of every part that is installed.
-pytestmark = pytest.mark.whole_tree
 
 CODE = """
 from dataclasses import dataclass

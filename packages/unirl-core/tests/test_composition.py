@@ -22,8 +22,6 @@ from unirl.core.specs.plan import Choice, Plan
 from unirl.core.specs.spec import RewardSpec
 from unirl.core.types.batch import same
 
-pytestmark = pytest.mark.keyed
-
 NAN = math.nan
 
 

@@ -20,7 +20,6 @@ from unirl.core.specs.spec import KINDS
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 
 # Of every part that is installed.
-pytestmark = pytest.mark.whole_tree
 
 SECTIONS = (
     schema.RunConfig,

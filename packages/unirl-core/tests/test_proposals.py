@@ -17,8 +17,6 @@ from unirl.core.specs.plan import Origin, Plan, leaves
 from unirl.core.specs.proposals import ValueIf
 from unirl.core.specs.spec import Kind
 
-pytestmark = pytest.mark.keyed
-
 DATA = "data.train=prompts.txt"
 OTHER = "algorithm=other"
 PROPOSED = {

@@ -14,8 +14,6 @@ from unirl.core.recipe.compose import compose, split_sweep
 from unirl.core.specs.plan import Origin, leaves
 from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
 
-pytestmark = pytest.mark.keyed
-
 DATA = "data.train=prompts.txt"
 
 

@@ -10,8 +10,6 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.specs.plan import Plan
 
-pytestmark = pytest.mark.keyed
-
 DATA = "data.train=prompts.txt"
 
 

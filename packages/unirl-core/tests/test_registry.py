@@ -12,8 +12,6 @@ from unirl.core.plugins.loading import PART_NAME, canonical
 from unirl.core.plugins.registry import DATA_FILE, KnownPart, Registry, install_hint, known_parts, read_registry
 from unirl.core.specs.spec import KINDS
 
-pytestmark = pytest.mark.whole_tree
-
 
 def test_every_part_of_the_workspace_is_known_with_its_dist() -> None:
     registry = known_parts()

@@ -12,8 +12,6 @@ from test_scoring_and_costs import make_track
 from unirl.core.loop.reward_watch import RewardWatch, shift
 from unirl.core.roles import ScoreInput, Scores
 
-pytestmark = pytest.mark.keyed
-
 WEIGHTS = {"trained": 1.0, "seen": 0.0, "avoided": -1.0}
 
 

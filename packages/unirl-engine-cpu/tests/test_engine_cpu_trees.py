@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from unirl import engine_cpu
 
-pytestmark = pytest.mark.keyed
-
 FOLDER = Path(engine_cpu.__file__).parent
 TREES = sorted(path.parent.name for path in FOLDER.glob("*/pyproject.toml"))
 TORCHVISION = {

@@ -22,10 +22,6 @@ from unirl.engine_host.environment import FOLDER_VARIABLE, EngineEnvironment, ca
 from unirl.engine_host.environment_files import COMPLETE
 from unirl.engine_host.install import install
 
-pytestmark = pytest.mark.reads(
-    "unirl-engine-cpu", "unirl-engine-sglang", "unirl-engine-sglang-llm", "unirl-engine-vllm", "unirl-engine-vllm-omni"
-)
-
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 

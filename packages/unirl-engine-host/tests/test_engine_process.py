@@ -17,8 +17,6 @@ import torch
 from unirl.engine_host.frames import BadFrame, read_frame, to_frame
 from unirl.engine_host.process import EngineDied, EngineProcess, EngineRaised, EngineTimedOut, Program
 
-pytestmark = pytest.mark.keyed
-
 SERVER = """
 import os, signal, subprocess, sys, time
 

@@ -41,8 +41,6 @@ from unirl.numerics.score_wire import (
     to_scores,
 )
 
-pytestmark = pytest.mark.keyed
-
 LIMITS = WireLimits(max_samples=8, max_image_pixels=4096, max_request_pixels=8192)
 
 

@@ -7,7 +7,7 @@ import torch
 from rank_processes import launch
 from sequence_ranks import CASES, SPLITS, run
 
-pytestmark = [pytest.mark.keyed, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).with_name("sequence_ranks.py")
 RECOMPUTED = [(name, "again") for name in SPLITS]

@@ -9,8 +9,6 @@ from unirl.core.types.track import LatentSegment, Sampler
 from unirl.numerics.diffusion.stored_points import stored_points
 from unirl.numerics.forward_config import ForwardConfig
 
-pytestmark = pytest.mark.keyed
-
 STEPS = 10
 IDS = tuple(f"r0/p/{row}" for row in range(400))
 

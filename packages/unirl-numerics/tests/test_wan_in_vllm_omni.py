@@ -12,8 +12,6 @@ import torch
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.numerics.diffusion.wan_in_vllm_omni import ONE_EXPERT, TWO_EXPERTS
 
-pytestmark = pytest.mark.keyed
-
 SAMPLING = LatentSamplingConfig(max_sequence_length=4)
 
 

@@ -15,8 +15,6 @@ import pytest
 import torch
 from unirl.quickstart import checkpoint_path, prompts_path
 
-pytestmark = pytest.mark.keyed
-
 RunScript = Callable[..., dict[str, bytes]]
 BAND = 0.03
 """Samples near a threshold fall either way on another machine: 576 samples, about 17 may turn."""

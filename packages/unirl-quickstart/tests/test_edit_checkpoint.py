@@ -30,8 +30,6 @@ from unirl.rewards.rules.edits_world import ALL_EDITS, Edit
 from unirl.rewards.rules.shapes_reading import read_shapes
 from unirl.rewards.rules.shapes_world import ALL_SCENES, COLORS, PLACES, SHAPES, Scene
 
-pytestmark = pytest.mark.keyed
-
 RunScript = Callable[..., dict[str, bytes]]
 Case = tuple[Edit, Tensor]
 SPLITS: tuple[Literal["train", "heldout"], ...] = ("train", "heldout")

@@ -24,8 +24,6 @@ from unirl.rewards.rules.clips_reading import read_clip
 from unirl.rewards.rules.clips_world import ALL_CLIPS, MOTIONS, NUM_FRAMES, SIZE_PX, Clip
 from unirl.rewards.rules.shapes_world import COLORS, SHAPES
 
-pytestmark = pytest.mark.keyed
-
 RunScript = Callable[..., dict[str, bytes]]
 Case = tuple[Clip, int, Tensor]
 Split = Literal["train", "heldout"]

@@ -14,8 +14,6 @@ import pytest
 import torch
 from unirl.quickstart import text_checkpoint_path, text_prompts_path
 
-pytestmark = pytest.mark.keyed
-
 RunScript = Callable[..., dict[str, bytes]]
 QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 

@@ -23,8 +23,6 @@ from unirl.rewards.rules.clips_reading import read_clip
 from unirl.rewards.rules.clips_world import ALL_CLIPS, MOTIONS, NUM_FRAMES, SIZE_PX, Clip, render_clips
 from unirl.rewards.rules.shapes_world import COLORS, SHAPES
 
-pytestmark = pytest.mark.keyed
-
 RunScript = Callable[..., dict[str, bytes]]
 SPLITS: tuple[Literal["train", "heldout"], ...] = ("train", "heldout")
 PARTS = ("color", "shape", "motion", "perfect", "reward")

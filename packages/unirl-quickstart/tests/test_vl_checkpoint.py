@@ -28,8 +28,6 @@ from unirl.quickstart.naming import color_and_shape
 from unirl.rewards.rules.shapes_reading import read_shapes
 from unirl.rewards.rules.shapes_world import COLORS, PLACES, SHAPES, Scene
 
-pytestmark = pytest.mark.keyed
-
 RunScript = Callable[..., dict[str, bytes]]
 SPLITS: tuple[Literal["train", "heldout"], ...] = ("train", "heldout")
 

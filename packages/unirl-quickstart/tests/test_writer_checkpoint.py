@@ -21,8 +21,6 @@ from unirl.quickstart import enhancer_checkpoint_path, enhancer_prompts_path, pr
 from unirl.rewards.rules.shapes import ShapesReward
 from unirl.rewards.rules.shapes_world import Scene, render
 
-pytestmark = pytest.mark.keyed
-
 RunScript = Callable[..., dict[str, bytes]]
 SPLITS: tuple[Literal["train", "heldout"], ...] = ("train", "heldout")
 

@@ -34,7 +34,6 @@ from unirl.rewards.remote.reward import build
 from unirl.rewards.rules.shapes_world import ALL_SCENES, render
 
 # A service hashes the code of a reward's package.
-pytestmark = [pytest.mark.keyed, pytest.mark.reads("unirl-reward-rules")]
 
 SETTINGS = """
 scorers:

@@ -22,7 +22,6 @@ from unirl.reward_service.scorer import score_bodies
 from unirl.reward_service.server import api_keys
 
 # Scores carry a hash of the code of the reward's package.
-pytestmark = [pytest.mark.keyed, pytest.mark.reads("unirl-reward-remote", "unirl-reward-rules")]
 
 ROOT = Path(__file__).parents[3]
 

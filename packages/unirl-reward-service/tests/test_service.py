@@ -25,8 +25,6 @@ from unirl.numerics.media import LoadedImage
 from unirl.numerics.score_wire import Encoded, ScoreReply, ScoreRequest, decode, encode
 from unirl.reward_service.errors import STATUS
 
-pytestmark = pytest.mark.keyed
-
 KEY = "a-key-of-many-characters"
 SETTINGS = (
     """

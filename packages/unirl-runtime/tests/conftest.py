@@ -9,12 +9,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import ray_clusters
-import warm_workers
-
-
-@pytest.fixture(scope="session")
-def warm_python() -> str:
-    return warm_workers.python()
 
 
 @pytest.fixture(scope="module")

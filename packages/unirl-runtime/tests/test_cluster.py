@@ -22,15 +22,7 @@ from unirl.runtime.doctor import look_at_cluster
 from unirl.runtime.doctor_command import command as doctor
 from unirl.runtime.ray_worker import SETTINGS
 
-# Doctor looks at the environments of all engines.
-ENVIRONMENTS = pytest.mark.reads(
-    "unirl-engine-cpu",
-    "plugins/engines/sglang/src/unirl/engines/sglang/environment.py",
-    "plugins/engines/sglang-llm/src/unirl/engines/sglang_llm/environment.py",
-    "plugins/engines/vllm/src/unirl/engines/vllm/environment.py",
-    "plugins/engines/vllm-omni/src/unirl/engines/vllm_omni/environment.py",
-)
-pytestmark = [pytest.mark.slow, pytest.mark.keyed, ENVIRONMENTS]
+pytestmark = pytest.mark.slow
 
 TWO_STEPS = ("run.max_steps=2", "data.prompts_per_step=3")
 # Each machine has two CPUs and each rank takes two, so every rank has a machine of its own.
@@ -51,15 +43,9 @@ def light(images):
 
 
 @pytest.fixture(scope="module")
-def machines(warm_python: str) -> Iterator[Cluster]:
-    ray_clusters.use_light_nodes()
-    environment = {
-        **SETTINGS,
-        **ray_clusters.STARTED_WITH,
-        "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {"py_executable": warm_python}}),
-    }
+def machines() -> Iterator[Cluster]:
     before = dict(os.environ)
-    os.environ.update(environment)
+    os.environ.update({**SETTINGS, **ray_clusters.STARTED_WITH})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         cluster = Cluster()

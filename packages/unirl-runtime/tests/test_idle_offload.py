@@ -13,8 +13,6 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.files import plugin_files
 from unirl.core.recipe.compose import compose
 
-pytestmark = pytest.mark.keyed
-
 PLUGIN = '''
 import dataclasses, json, os
 from pathlib import Path

@@ -19,7 +19,7 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.files import plugin_files
 from unirl.core.recipe.compose import compose
 
-pytestmark = [pytest.mark.slow, pytest.mark.keyed]
+pytestmark = pytest.mark.slow
 
 ADAPTIVE_KL = (
     "backend.reference_copy=true",

@@ -15,7 +15,7 @@ from unirl.core.plugins.files import plugin_files
 from unirl.core.recipe.compose import compose
 from unirl.quickstart import checkpoint_path
 
-pytestmark = [pytest.mark.slow, pytest.mark.keyed]
+pytestmark = pytest.mark.slow
 
 PLUGIN = """
 import dataclasses, json

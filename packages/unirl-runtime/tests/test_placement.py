@@ -24,8 +24,6 @@ from unirl.runtime.ray_launcher import build as build_ray
 from unirl.runtime.remote_parts import shares
 from unirl.runtime.worker import WorkerFacts
 
-pytestmark = pytest.mark.keyed
-
 
 def node(name: str, cpus: float, gpus: float = 0.0) -> Node:
     return Node(name=name, cpus=cpus, gpus=gpus)

@@ -12,8 +12,6 @@ from unirl.core.limits import broken_limits
 from unirl.runtime.config import RayConfig
 from unirl.runtime.placement import misfit, places
 
-pytestmark = pytest.mark.keyed
-
 KL = ("run.max_steps=2", "run.save_every=2", "algorithm.kl_coef=0.5")
 APART = ("launcher=ray", "launcher.reference=separate", "launcher.reference_workers=2")
 

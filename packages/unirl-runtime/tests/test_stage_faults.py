@@ -15,7 +15,7 @@ from unirl.core.loop.run import train
 from unirl.runtime import cluster
 from writer_and_painter import JOINT, RECIPE, composed
 
-pytestmark = [pytest.mark.slow, pytest.mark.keyed]
+pytestmark = pytest.mark.slow
 
 WORDS = (
     *JOINT,

@@ -18,8 +18,6 @@ from unirl.runtime import tensor_store
 from unirl.runtime.remote_rows import Piece, RemoteRows
 from unirl.runtime.tensor_store import Blob, TensorStore
 
-pytestmark = pytest.mark.keyed
-
 
 class Workers:
     """Stores that ask each other as processes do: questions and answers are pickled on the way."""

@@ -9,8 +9,6 @@ import torch
 from small_runs import run, steps, tensors
 from unirl.runtime.traffic import Traffic
 
-pytestmark = pytest.mark.keyed
-
 APART = ("launcher=ray", "launcher.placement=separate", "launcher.rollout_workers=2", "run.max_steps=2")
 
 

@@ -13,8 +13,6 @@ from unirl.core.specs.capability import Cap, Support
 from unirl.runtime.actors import Call
 from unirl.runtime.cluster import Cluster
 
-pytestmark = pytest.mark.keyed
-
 BUILD = [
     ("train-0", "build"),
     ("train-0", "offload"),

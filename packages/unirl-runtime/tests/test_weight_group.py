@@ -13,8 +13,6 @@ from unirl.core.errors import RunFailed
 from unirl.runtime.weights.carriers import CollectiveCarrier
 from unirl.runtime.weights.group import WeightGroup, listen, reach
 
-pytestmark = pytest.mark.keyed
-
 CPU = torch.device("cpu")
 
 

@@ -18,8 +18,6 @@ from unirl.runtime.weights.carriers import InProcessCarrier
 from unirl.runtime.weights.manifest import pack, plan_transfer, unpack
 from unirl.runtime.weights.transfer import Receiver, send
 
-pytestmark = pytest.mark.keyed
-
 SCRIPT = Path(__file__).with_name("transfer_receiver.py")
 GENERATOR = torch.Generator().manual_seed(3)
 TENSORS = {

@@ -28,7 +28,6 @@ from unirl.models.qwen_vl.config import QwenVlConfig
 from unirl.models.qwen_vl.model import QwenVlModel, build, build_qwen3
 from unirl.numerics.tokens.rollout import text_conditions
 
-from .forked import forked_engines
 from .latents import Fault, fault
 from .text_engines import (
     test_a_text_depends_on_its_seed_and_not_on_what_else_is_generated,
@@ -45,7 +44,6 @@ __all__ = [
     "fault",
     "faulty",
     "folder",
-    "forked_engines",
     "kind",
     "model",
     "test_a_text_depends_on_its_seed_and_not_on_what_else_is_generated",

@@ -27,7 +27,6 @@ from unirl.engines.vllm_omni.environment import PRODUCT as VLLM_OMNI
 from unirl.numerics.media import LoadedImage
 
 from . import environments
-from .forked import forked_starts
 from .latents import ROUNDING, Ask, adapter, assert_same, gap, trainside
 
 __all__ = [
@@ -47,17 +46,16 @@ MAX_NUM_SEQS = 4
 
 @contextlib.contextmanager
 def started(engine: str, model: DiffusionModel, **settings: Any) -> Iterator[ExternalLatentEngine]:
-    """An engine of `ENGINES` with batches of at most four, see `forked_starts`. Tests keep its weights as the one before
+    """An engine of `ENGINES` with batches of at most four. Tests keep its weights as the one before
     left them."""
     name, _, release = engine.partition(" ")
     environments.make(name, release=release)
     settings = {"max_num_seqs": MAX_NUM_SEQS, **settings}
-    with forked_starts():
-        result = (
-            build_sglang(SglangConfig(**settings), model=model, device="cpu")
-            if name == "sglang"
-            else build_vllm_omni(VllmOmniConfig(release=release, **settings), model=model, device="cpu")
-        )
+    result = (
+        build_sglang(SglangConfig(**settings), model=model, device="cpu")
+        if name == "sglang"
+        else build_vllm_omni(VllmOmniConfig(release=release, **settings), model=model, device="cpu")
+    )
     try:
         yield result
     finally:

@@ -18,8 +18,6 @@ from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
 from unirl.numerics.loss.reduction import reduce_terms, weight_totals
 
-pytestmark = pytest.mark.keyed
-
 CLEAN, NOISE, SIGMA = (1.0, -1.0), (0.5, 0.25), 0.6
 TARGET = (-0.5, 1.25)  # noise - clean
 OLD, LIVE = (-0.2, 1.0), (-0.3, 1.1)

@@ -21,8 +21,6 @@ from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
 from unirl.numerics.loss.reduction import reduce_terms, weight_totals
 
-pytestmark = pytest.mark.keyed
-
 WINNER, WINNER_REFERENCE, LOSER, LOSER_REFERENCE = 0.010, 0.012, 0.020, 0.019
 
 

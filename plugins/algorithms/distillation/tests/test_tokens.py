@@ -22,8 +22,6 @@ from unirl.numerics.loss.reduction import reduce_terms, weight_totals
 from unirl.numerics.tokens.batches import pad_batch
 from unirl.numerics.tokens.replay import token_mask
 
-pytestmark = pytest.mark.keyed
-
 SETTINGS: list[dict[str, Any]] = [
     {"divergence": kind, "top_k": top_k, "aggregation": aggregation, **({"beta": 0.1} if kind == "jensen" else {})}
     for kind, top_k, aggregation in itertools.product(

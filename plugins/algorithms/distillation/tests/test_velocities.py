@@ -15,8 +15,6 @@ from unirl.core.types.track import Track
 from unirl.numerics.diffusion.guidance import guided_velocity, make_guidance
 from unirl.numerics.loss.reduction import reduce_terms, weight_totals
 
-pytestmark = pytest.mark.keyed
-
 
 def make(**settings: Any) -> VelocityDistillation:
     return build(

@@ -19,8 +19,6 @@ from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import Track
 
-pytestmark = pytest.mark.keyed
-
 LENGTHS = (3, 5)
 
 

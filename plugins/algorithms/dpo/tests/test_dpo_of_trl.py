@@ -18,12 +18,7 @@ from unirl.core.types.track import TextSegment, Track
 from unirl.numerics.loss.reduction import reduce_terms, weight_totals
 from unirl.numerics.tokens.replay import token_mask
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.keyed,
-    # Raised inside TRL, transformers and accelerate while they import or build; none is about the numbers.
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 PAIRS = [
     {"prompt": "a b", "chosen": " c d e", "rejected": " f"},

@@ -32,8 +32,6 @@ from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
 from unirl.numerics.forward_process import forward_noise
 
-pytestmark = pytest.mark.keyed
-
 
 def make(score: Any = smooth_score, **settings: Any) -> Draft:
     return build(

@@ -29,8 +29,6 @@ from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
 from unirl.numerics.diffusion.through_sampler import spread_steps
 
-pytestmark = pytest.mark.keyed
-
 
 def make(replay: str = "stacked", **settings: Any) -> Drtune:
     return build(

@@ -19,8 +19,6 @@ from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import LatentSegment, Sampler, Status, Track
 from unirl.numerics.loss.reduction import reduce_terms, weight_totals
 
-pytestmark = pytest.mark.keyed
-
 OLD = (-1.0, -1.0002, -0.9999, -1.00005)
 NEW = (-0.99985, -1.00025, -1.0001, -1.00004)
 ADVANTAGES = (1.5, -0.7, 5.0, -2.0)

@@ -23,8 +23,6 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 
-pytestmark = pytest.mark.keyed
-
 
 def make(**settings: Any) -> Refl:
     return build(

@@ -10,8 +10,6 @@ from unirl.algorithms.sft.config import SftConfig
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.numerics.loss.reduction import reduce_terms, weight_totals
 
-pytestmark = pytest.mark.keyed
-
 
 def test_the_loss_is_the_mean_squared_error_of_the_velocity(monkeypatch: pytest.MonkeyPatch) -> None:
     """And its gradient 2 (v - v*) / (D n k)."""

@@ -28,8 +28,6 @@ from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.track import Track
 from unirl.numerics.forward_process import direct_align, forward_noise, forward_sigmas, noised
 
-pytestmark = pytest.mark.keyed
-
 
 def make(score: Any = smooth_score, **settings: Any) -> Srpo:
     return build(

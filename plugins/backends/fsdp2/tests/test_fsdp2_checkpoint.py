@@ -16,8 +16,6 @@ from unirl.core.errors import CheckpointError
 from unirl.core.roles import Job
 from unirl.train_host.checkpoint import read_tensors, write
 
-pytestmark = pytest.mark.keyed
-
 CASES = {
     "lora": {"lr_schedule": "cosine", "lr_warmup_steps": 2},
     "full": {"trains": "full", "weight_decay": 0.1, "max_grad_norm": 0.1},

@@ -20,8 +20,6 @@ from unirl.core.specs.config import TrainConfig
 from unirl.numerics.tokens.replay import per_token
 from unirl.train_host.critic_nets import TokenCriticNet
 
-pytestmark = pytest.mark.keyed
-
 EVERY = {
     "plain": {},
     "wrapped": {"shard": "always"},

@@ -15,8 +15,6 @@ from unirl.models.qwen3.tiny import write as write_text
 from unirl.models.wan21.tiny import write
 from unirl.models.wan22.tiny import write as write_experts
 
-pytestmark = pytest.mark.keyed
-
 SCRIPT = Path(__file__).with_name("fsdp2_four_ranks.py")
 
 

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 from unirl.backends.fsdp2.config import AverageConfig, Fsdp2Config, MeshConfig
 from unirl.backends.fsdp2.plugin import SPEC
 from unirl.core.limits import broken_limits
@@ -108,7 +107,6 @@ def test_a_sequence_that_the_model_cannot_split_is_refused():
     assert both.copies == 4
 
 
-@pytest.mark.reads("plugins/backends/fsdp2/README.md")
 def test_the_example_of_the_readme_runs(capsys):
     text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     exec(compile(text.split("```python")[1].split("```")[0], "README.md", "exec"), {"__name__": "readme"})

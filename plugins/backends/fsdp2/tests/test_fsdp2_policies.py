@@ -13,8 +13,6 @@ from unirl.core.roles import Job
 from unirl.core.types.weights import checksum
 from unirl.train_host.averages import decay_at
 
-pytestmark = pytest.mark.keyed
-
 X, SIGMA, TEXT = torch.randn(3, 2, 2, 2), torch.tensor([0.9, 0.5, 0.2]), {"text": torch.randn(3, 3)}
 
 

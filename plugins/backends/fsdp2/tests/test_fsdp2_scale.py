@@ -10,8 +10,6 @@ from transformers.utils import logging as transformers_logging
 from unirl.models.qwen3.tiny import write
 from unirl.numerics.model_files import no_progress_bars
 
-pytestmark = pytest.mark.keyed
-
 SCRIPT = Path(__file__).with_name("fsdp2_scale_ranks.py")
 SIZES = {
     "hidden_size": 768,

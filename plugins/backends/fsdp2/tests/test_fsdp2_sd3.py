@@ -10,8 +10,6 @@ from fsdp2_toy import SPEC, Clipped, gradients, make_backend, make_track
 from unirl.core.roles import Job
 from unirl.core.specs.config import TrainConfig
 
-pytestmark = pytest.mark.keyed
-
 SHAPE = (4, 8, 8)
 TARGETS = tuple(
     f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj")

@@ -13,8 +13,6 @@ from unirl.core.roles import Job
 from unirl.core.specs.config import TrainConfig
 from unirl.train_host.critic_nets import POOLED, StepCriticNet
 
-pytestmark = pytest.mark.keyed
-
 
 def pooled(output):
     """[64] means of runs of neighbours; the toy has 8 elements, so each is a run of its own and 56 are 0."""

@@ -16,8 +16,6 @@ from unirl.numerics.diffusion.kernels import make_kernel
 from unirl.numerics.diffusion.replay import replay
 from unirl.train_host.optimizer import learning_rate
 
-pytestmark = pytest.mark.keyed
-
 
 def relative(found, wanted):
     """Largest difference over all tensors, as a part of each one's largest entry."""

@@ -7,8 +7,6 @@ import torch
 from fsdp2_two_ranks import CASES, ROWS, backend_of, run
 from rank_processes import launch
 
-pytestmark = pytest.mark.keyed
-
 SCRIPT = Path(__file__).with_name("fsdp2_two_ranks.py")
 
 

@@ -13,8 +13,6 @@ from unirl.core.limits import broken_limits
 from unirl.core.specs.capability import Cap, Needs, Support
 from unirl.core.specs.spec import AlgorithmSpec, ModelSpec
 
-pytestmark = pytest.mark.keyed
-
 
 def reasons(config, **of_model) -> list[str]:
     """Why a stage of some model with these settings is refused."""

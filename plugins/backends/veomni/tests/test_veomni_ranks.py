@@ -12,7 +12,7 @@ from unirl.models.causal_lm.tiny import write as write_dense
 from unirl.models.wan21.tiny import write as write_video
 from veomni_cases import CASES, make_backend, make_model, run
 
-pytestmark = [pytest.mark.keyed, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).with_name("veomni_worlds.py")
 ALL = [(world, case) for world, cases in CASES.items() for case in cases if case not in ("anyprecision", "bf16")]

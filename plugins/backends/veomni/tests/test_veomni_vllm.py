@@ -9,7 +9,6 @@ import pytest
 import torch
 from causal_lm_moe import write as write_moe
 from external_engines.environments import make
-from external_engines.forked import forked_engines  # noqa: F401
 from transformers import AutoModelForCausalLM
 from unirl.conformance.doubles.requests import make_text_request
 from unirl.core.types.rollout import verify_echo
@@ -21,7 +20,7 @@ from unirl.models.causal_lm.config import AutoCausalLmConfig
 from unirl.models.causal_lm.model import build as build_text
 from unirl.models.causal_lm.tiny import write as write_dense
 
-pytestmark = [pytest.mark.keyed, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).with_name("veomni_exports.py")
 WRITE = {"dense": lambda folder: write_dense(folder, seed=0), "moe": write_moe}

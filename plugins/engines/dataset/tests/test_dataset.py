@@ -42,8 +42,6 @@ from unirl.models.sd3.model import Sd3Model
 from unirl.models.sd3.model import build as build_sd3
 from unirl.quickstart import checkpoint_path
 
-pytestmark = pytest.mark.keyed
-
 SIZE = 64
 TEXTS = ("a red ring", "a blue disc", "a green square", "a red disc", "a blue ring")
 

@@ -35,8 +35,6 @@ from unirl.models.qwen3.config import Qwen3Config
 from unirl.models.qwen3.model import build as build_qwen3
 from unirl.quickstart import text_checkpoint_path
 
-pytestmark = pytest.mark.keyed
-
 WORKED_OUT = "<think>\n7+5=12, 4+8+1=13\n</think>\n\n132"
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from external_engines.environments import make
-from external_engines.forked import forked_engines  # noqa: F401
 from external_engines.text_engines import (  # noqa: F401
     test_after_a_full_sync_it_samples_from_what_was_sent,
     test_an_adapter_is_sampled_from_and_gone_with_the_next_full_sync,
@@ -25,7 +24,7 @@ from unirl.models.qwen3 import tiny
 from unirl.models.qwen3.config import Qwen3Config
 from unirl.models.qwen3.model import Qwen3Model, build_moe
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.keyed, pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,6 @@ from unirl.engines.sglang_llm.config import SglangConfig
 from unirl.engines.sglang_llm.engine import build
 from unirl.engines.sglang_llm.environment import PRODUCT
 
-pytestmark = pytest.mark.keyed
-
 
 @pytest.fixture(scope="module")
 def engine(kind: str, folder: Path) -> Iterator[ExternalTextEngine]:

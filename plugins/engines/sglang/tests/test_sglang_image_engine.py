@@ -17,8 +17,6 @@ from unirl.core.errors import RunFailed
 from unirl.core.roles import DiffusionModel
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 
-pytestmark = pytest.mark.keyed
-
 
 def test_a_row_does_not_depend_on_the_batch_that_it_is_made_in(engine: ExternalLatentEngine, ask: Ask) -> None:
     """Rows of one prompt go together."""

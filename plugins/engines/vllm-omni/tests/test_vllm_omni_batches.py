@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from external_engines.environments import make
-from external_engines.forked import forked_engines  # noqa: F401
 from external_engines.latents import ROUNDING, Ask, gap
 from unirl.conformance.doubles.trained import full_update
 from unirl.engines.vllm_omni.config import VllmOmniConfig
@@ -16,8 +15,6 @@ from unirl.engines.vllm_omni.environment import ENVIRONMENT, PRODUCT
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import Sd3Model
 from unirl.models.sd3.model import build as build_model
-
-pytestmark = pytest.mark.keyed
 
 IN_A_PROCESS = {"distributed_executor_backend": "mp"}
 """The worker is a process of its own, as vLLM-Omni has it for several GPUs and always for Wan 2.2."""

@@ -17,8 +17,6 @@ from unirl.engines.vllm_omni.environment import ENVIRONMENT
 from unirl.engines.vllm_omni.settings import cpu_variables, omni_arguments
 from unirl.runtime.doctor import diagnose
 
-pytestmark = pytest.mark.keyed
-
 
 def arguments(**settings: Any) -> dict[str, Any]:
     return omni_arguments(VllmOmniConfig(**settings), folder=Path("/there"), dtype=torch.bfloat16, on_cpu=False)

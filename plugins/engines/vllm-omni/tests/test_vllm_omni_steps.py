@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from external_engines.environments import make
-from external_engines.forked import forked_engines  # noqa: F401
 from external_engines.latents import ROUNDING, Ask, adapter, assert_same, gap, trainside
 from unirl.conformance.doubles.trained import full_update, perturb, with_adapter
 from unirl.core.types.request import Request
@@ -24,8 +23,6 @@ from unirl.engines.vllm_omni.environment import ENVIRONMENT, PRODUCT
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import Sd3Model
 from unirl.models.sd3.model import build as build_model
-
-pytestmark = pytest.mark.keyed
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,6 @@ from unirl.engines.vllm.config import VllmConfig
 from unirl.engines.vllm.engine import build
 from unirl.engines.vllm.environment import PRODUCT
 
-pytestmark = pytest.mark.keyed
-
 
 @pytest.fixture(scope="module")
 def engine(kind: str, folder: Path) -> Iterator[ExternalTextEngine]:

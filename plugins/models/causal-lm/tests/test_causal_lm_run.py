@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
@@ -16,7 +15,6 @@ WORDS = (
 )  # fmt: skip
 
 
-@pytest.mark.keyed
 def test_two_steps_are_those_of_qwen3_bit_for_bit(tmp_path: Path) -> None:
     catalog, results = Catalog.discover(), []
     for name in ("qwen3", "causal-lm"):

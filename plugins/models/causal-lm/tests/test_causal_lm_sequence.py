@@ -14,7 +14,7 @@ from causal_lm_families import SETTINGS, write
 from causal_lm_ranks import CASES, run
 from rank_processes import launch
 
-pytestmark = [pytest.mark.keyed, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).with_name("causal_lm_ranks.py")
 

@@ -33,7 +33,7 @@ WARNINGS = [
     pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated"),
     pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight"),
 ]
-pytestmark = [pytest.mark.keyed, *WARNINGS]
+pytestmark = [*WARNINGS]
 Load = Callable[..., DiffusersModel]
 SAME = 1e-5
 """Of the largest element. The same fp32 operations, in batches of other sizes, which sum in another order: 1e-7 in each

@@ -20,8 +20,6 @@ from unirl.models.diffusers.model import DiffusersModel, build
 from unirl.models.diffusers.rows import RowTimestep
 from unirl.numerics.media import LoadedImage
 
-pytestmark = pytest.mark.keyed
-
 SAMPLING = LatentSamplingConfig(num_inference_steps=4, height=64, width=96, max_sequence_length=32)
 
 

@@ -14,8 +14,6 @@ from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 
-pytestmark = pytest.mark.keyed
-
 TEXTS = ("a red ring", "two blue squares on the left", "a disc")
 SHORT = ["sampling.num_inference_steps=3", "sampling.sde.count=2"]
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from test_diffusers_families import WARNINGS
 from tiny_pipelines.families import FAMILIES, REFUSED, Family
 
-pytestmark = [*WARNINGS, pytest.mark.reads("plugins/models/diffusers/README.md")]
+pytestmark = [*WARNINGS]
 README = Path(__file__).parents[1] / "README.md"
 
 

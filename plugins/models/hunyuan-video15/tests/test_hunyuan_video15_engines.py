@@ -16,8 +16,6 @@ from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.models.hunyuan_video15.config import HunyuanVideo15Config
 from unirl.models.hunyuan_video15.model import HunyuanVideo15Model, build
 
-pytestmark = pytest.mark.keyed
-
 PROMPTS = ('a sign that says "STOP" beside a red ring', "a blue square on the left of two green discs", "")
 """Of different lengths, one with quoted words; the first two are longer than their conditions."""
 

@@ -23,8 +23,6 @@ from unirl.models.hunyuan_video15 import tiny
 from unirl.models.hunyuan_video15.config import HunyuanVideo15ImageConfig
 from unirl.models.hunyuan_video15.image import HunyuanVideo15ImageModel, build
 
-pytestmark = pytest.mark.keyed
-
 PROMPTS = ('a sign that says "STOP" beside a red ring', "a blue square on the left of two green discs", "")
 """Of different lengths, one with quoted words; the first two are longer than their conditions."""
 

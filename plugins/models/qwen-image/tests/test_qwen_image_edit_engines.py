@@ -21,7 +21,6 @@ from unirl.models.qwen_image.edit import QwenImageEditModel
 
 __all__ = ["test_a_full_sync_and_adapters_are_sampled_from_and_a_full_sync_ends_them"]
 
-pytestmark = [pytest.mark.keyed, pytest.mark.reads("unirl-backend-fsdp2")]
 
 ENGINES = ("sglang", "vllm-omni")
 PROMPTS = ("make it red", "make it red", "put a blue square on the left of it")

@@ -26,8 +26,6 @@ from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.models.qwen_image import edit, model, tiny
 from unirl.models.qwen_image.config import QwenImageConfig, QwenImageEditConfig, QwenImageEditPlusConfig
 
-pytestmark = pytest.mark.keyed
-
 
 def inputs_of(*sources: tuple[MediaRef, ...], text: str = "make it red") -> Inputs:
     ids = tuple(map(str, range(len(sources))))

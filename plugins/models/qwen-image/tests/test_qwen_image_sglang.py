@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from external_engines import environments
-from external_engines.forked import forked_engines  # noqa: F401
 from external_engines.latents import Ask
 from external_engines.qwen_image import *
 from unirl.core.errors import RunFailed
@@ -16,8 +15,6 @@ from unirl.engines.sglang.config import SglangConfig
 from unirl.engines.sglang.engine import build as build_engine
 from unirl.models.qwen_image.config import QwenImageConfig
 from unirl.models.qwen_image.model import build
-
-pytestmark = pytest.mark.keyed
 
 
 @pytest.fixture(scope="module")

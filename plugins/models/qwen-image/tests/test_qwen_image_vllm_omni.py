@@ -20,8 +20,6 @@ from unirl.engines.vllm_omni.engine import build as build_engine
 from unirl.models.qwen_image.config import QwenImageConfig
 from unirl.models.qwen_image.model import QwenImageModel, build
 
-pytestmark = pytest.mark.keyed
-
 EARLIEST = "0.30.0"
 
 

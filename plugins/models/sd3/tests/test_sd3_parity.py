@@ -29,8 +29,6 @@ from unirl.numerics.diffusion.denoise import denoise
 from unirl.numerics.diffusion.guidance import guided_velocity, make_guidance
 from unirl.numerics.diffusion.kernels import make_kernel
 
-pytestmark = pytest.mark.keyed
-
 Load = Callable[..., StableDiffusion3Pipeline]
 
 PROMPTS = ["a red ring on the left", "a blue square", "two green discs, one above the other"]

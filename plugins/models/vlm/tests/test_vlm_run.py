@@ -23,7 +23,6 @@ def steps(folder: Path, *words: str) -> list[dict[str, float]]:
     return [event["metrics"] for event in events if event["kind"] == "step"]
 
 
-@pytest.mark.keyed
 def test_two_steps_are_those_of_qwen3_vl_bit_for_bit(tmp_path: Path) -> None:
     results = [steps(tmp_path / name, f"model={name}") for name in ("qwen3-vl", "vlm")]
     for left, right in zip(*results, strict=True):
@@ -32,7 +31,6 @@ def test_two_steps_are_those_of_qwen3_vl_bit_for_bit(tmp_path: Path) -> None:
         assert left["grad_norm"] > 0
 
 
-@pytest.mark.keyed
 @pytest.mark.parametrize("trains", ["full", "lora"])
 def test_a_run_that_trains_the_vision_tower_has_another_gradient(trains: str, tmp_path: Path) -> None:
     words = ("model=vlm", f"backend.trains={trains}")

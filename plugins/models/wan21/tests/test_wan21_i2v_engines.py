@@ -22,8 +22,6 @@ from unirl.models.wan21.config import Wan21I2VConfig
 from unirl.models.wan21.i2v import Wan21I2VModel, build
 from unirl.numerics.diffusion.wan_miniature import first_frame
 
-pytestmark = [pytest.mark.keyed, pytest.mark.reads("unirl-backend-fsdp2")]
-
 
 def test_a_second_frame_another_ratio_and_a_length_that_hides_features_are_refused_by_name(
     engine: ExternalLatentEngine, model: Wan21I2VModel, ask: Ask, tmp_path: Path

@@ -24,8 +24,6 @@ from unirl.models.wan21.i2v import Wan21I2VModel
 from unirl.models.wan21.model import build
 from wan_first_frames import frames_of, initial
 
-pytestmark = pytest.mark.keyed
-
 
 @pytest.fixture
 def sampling(sampling: LatentSamplingConfig) -> LatentSamplingConfig:

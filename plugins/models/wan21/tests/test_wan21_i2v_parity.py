@@ -23,8 +23,6 @@ from unirl.models.wan21.i2v import Wan21I2VModel
 from unirl.numerics.diffusion.wan_first_frame import WanFirstFrame
 from wan_first_frames import NEGATIVE, PROMPTS, frames_of, initial, pipeline_of, run_pipeline, sample
 
-pytestmark = pytest.mark.keyed
-
 SIZES = [(5, 32, 64), (9, 48, 32)]
 # The schedulers of diffusers shift in fp32, ours in fp64: two spacings of fp32 numbers just below 1.
 SIGMA_TOLERANCE = 1.2e-7

@@ -9,8 +9,6 @@ import torch
 from wan21_i2v_ranks import computed, rank
 from wan_first_frames import frames_of
 
-pytestmark = pytest.mark.keyed
-
 
 @pytest.mark.slow
 def test_two_ranks_of_a_sequence_have_the_velocity_and_the_gradients_of_one_process(

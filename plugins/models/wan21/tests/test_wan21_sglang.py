@@ -14,8 +14,6 @@ from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.models.wan21.config import Wan21Config
 from unirl.models.wan21.model import Wan21Model, build
 
-pytestmark = pytest.mark.keyed
-
 PROMPTS = ("a red ring  rolls &amp; stops", "a blue square on the left of two green discs", "")
 """The first is cleaned, the second is longer than its conditions."""
 

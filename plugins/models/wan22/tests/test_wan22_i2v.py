@@ -26,8 +26,6 @@ from unirl.models.wan22.model import build
 from unirl.numerics.diffusion.wan_first_frame import WanFirstFrame
 from wan_first_frames import NEGATIVE, PROMPTS, frames_of, initial, pipeline_of, run_pipeline, sample
 
-pytestmark = pytest.mark.keyed
-
 # Four or eight forwards of fp32 arithmetic at another batch size, from sigmas that differ in their last bit, of latents
 # of order 1.
 LATENT_TOLERANCE = 1e-5

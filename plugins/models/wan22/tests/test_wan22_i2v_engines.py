@@ -15,8 +15,6 @@ from wan22_experts import *
 
 __all__ = ["test_a_full_sync_and_adapters_are_sampled_from_and_a_full_sync_ends_them"]
 
-pytestmark = [pytest.mark.keyed, pytest.mark.reads("unirl-backend-fsdp2")]
-
 
 @pytest.mark.slow
 def test_a_run_trains_both_experts_from_first_frames_with_ratio_1(

@@ -20,7 +20,6 @@ from unirl.numerics.diffusion.kernels import make_kernel
 
 Pipelines = Callable[[Wan22Model], WanPipeline]
 
-pytestmark = pytest.mark.keyed
 
 PROMPTS = ["a red ring rolls to the left", "a dog"]
 NEGATIVES = ["blurry", ""]

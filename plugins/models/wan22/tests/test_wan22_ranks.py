@@ -8,8 +8,6 @@ import pytest
 import torch
 from wan22_ranks import SIGMAS, gradients, rank
 
-pytestmark = pytest.mark.keyed
-
 
 @pytest.mark.slow
 def test_two_ranks_with_other_experts_have_the_gradients_of_one_process(tiny_folder: Path, tmp_path: Path) -> None:

@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 from external_engines import environments
-from external_engines.forked import forked_engines  # noqa: F401
 from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
-
-pytestmark = pytest.mark.keyed
 
 SMALL = [
     "run.max_steps=2",

@@ -17,8 +17,6 @@ from unirl.models.wan22.model import Wan22Model, build
 from unirl.numerics.diffusion.wan_in_sglang import TWO_EXPERTS
 from wan22_experts import *
 
-pytestmark = pytest.mark.keyed
-
 PROMPTS = ("a red ring  rolls &amp; stops", "a blue square on the left of two green discs", "")
 """The first is cleaned, the second is longer than its conditions."""
 

@@ -19,8 +19,6 @@ from unirl.core.errors import RecipeError, RewardFailed
 from unirl.core.roles import ScoreInput
 from unirl.core.types.media import Media
 
-pytestmark = pytest.mark.keyed
-
 Build = Callable[..., Any]
 Tiny = Callable[[str], Mapping[str, Any]]
 Samples = Callable[..., ScoreInput]

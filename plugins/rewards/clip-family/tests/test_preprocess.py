@@ -17,8 +17,6 @@ from unirl.core.errors import RecipeError
 from unirl.numerics.pixels import resize
 from unirl.rewards.clip_family.preprocess import CLIP_MEAN, CLIP_STD, Preprocess
 
-pytestmark = pytest.mark.keyed
-
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 QUANTISED = 1.2 / 255
 """Pillow rounds after each pass: half of 1/255 twice, the first one times the sum of the second pass's absolute

@@ -17,8 +17,6 @@ from torch import Tensor
 from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel, SiglipImageProcessorPil, SiglipModel
 from unirl.core.roles import ScoreInput
 
-pytestmark = pytest.mark.keyed
-
 Build = Callable[..., Any]
 Samples = Callable[..., ScoreInput]
 Noise = Callable[..., Tensor]

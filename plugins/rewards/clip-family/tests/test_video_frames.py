@@ -17,8 +17,6 @@ from unirl.core.roles import ScoreInput
 from unirl.core.types.media import Media
 from unirl.rewards.clip_family.config import VideoPickScoreConfig
 
-pytestmark = pytest.mark.keyed
-
 Build = Callable[..., Any]
 Samples = Callable[..., ScoreInput]
 Noise = Callable[..., Tensor]

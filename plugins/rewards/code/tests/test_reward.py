@@ -17,8 +17,6 @@ from unirl.rewards.code.layouts import read_tests
 from unirl.rewards.code.plugin import UNIT_TESTS
 from unirl.rewards.code.reward import build, code_of
 
-pytestmark = pytest.mark.keyed
-
 CAN_UNSHARE = subprocess.run(["unshare", "-rnmp", "--fork", "true"], check=False, capture_output=True).returncode == 0
 needs_namespaces = pytest.mark.skipif(not CAN_UNSHARE, reason="not run: this machine does not allow user namespaces")
 ADD = "```python\ndef add(a, b):\n    return a + b\n```"

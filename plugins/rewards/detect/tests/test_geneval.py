@@ -26,8 +26,6 @@ from unirl.rewards.detect.geneval_metadata import COLORS, read_scene
 from unirl.rewards.detect.geneval_rules import Detection, judge
 from unirl.rewards.detect.object_color import ColorNamer, crop
 
-pytestmark = pytest.mark.keyed
-
 KEY = "reward.geneval.detector"
 # The same weights on the same pixels, one image or two at a time: sums in fp32 in another order.
 ROUNDING = 1e-5

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from unirl.rewards.detect.geneval_metadata import COLORS, RELATIONS, read_scene
 from unirl.rewards.detect.geneval_rules import Box, Detection, Judgement, judge, relations, without_overlaps
 
-pytestmark = pytest.mark.keyed
-
 
 def at(x: float, y: float, *, size: float = 10, score: float = 0.9, color: str | None = None) -> Detection:
     """A square around (x, y)."""

@@ -17,8 +17,6 @@ from unirl.rewards.detect import ocr
 from unirl.rewards.detect.config import OcrConfig
 from unirl.rewards.detect.text_target import Agreement, agreement, normalised, target_of
 
-pytestmark = pytest.mark.keyed
-
 
 @pytest.mark.parametrize(
     ("prompt", "metadata", "target"),

@@ -14,8 +14,6 @@ from unirl.rewards.detect import lettering, ocr, tiny
 from unirl.rewards.detect.plugin import unirl_rewards
 from unirl.rewards.detect.text_target import normalised
 
-pytestmark = pytest.mark.keyed
-
 
 @pytest.mark.parametrize("spec", unirl_rewards(), ids=lambda spec: spec.name)
 def test_specs_point_at_what_exists(spec: RewardSpec, tmp_path: Path) -> None:

@@ -19,8 +19,6 @@ from unirl.numerics.score_wire import FORMAT, ScoreReply, ScoreRequest, decode, 
 from unirl.rewards.remote.config import RemoteConfig
 from unirl.rewards.remote.reward import RemoteReward, build
 
-pytestmark = pytest.mark.keyed
-
 INFO: dict[str, Any] = {
     "name": "x",
     "version": "v1",

@@ -26,8 +26,6 @@ from unirl.rewards.text.config import RewardModelConfig
 from unirl.rewards.text.reward_model import build
 from unirl.rewards.text.tiny import tokenizer, write
 
-pytestmark = pytest.mark.keyed
-
 PROMPTS = ("What is 6 x 7?", "Why?", "Say something long, please.", "Ünïcode?")
 TEXTS = ("42", "Because.", "word " * 40, "\U0001f600 <|im_end|> \x00")
 # fp32 sums of two layers in another batch shape.

@@ -15,8 +15,6 @@ from unirl.rewards.text import format as formats
 from unirl.rewards.text import length
 from unirl.rewards.text.config import FormatConfig, LengthConfig
 
-pytestmark = pytest.mark.keyed
-
 GOOD = "<think>6 x 7</think>\n<answer>42</answer>"
 
 

@@ -14,8 +14,6 @@ from unirl.core.roles import ScoreInput
 from unirl.rewards.video.config import MotionConfig, SoftMotionConfig
 from unirl.rewards.video.motion import build, build_soft, flow_shifts, phase_shifts
 
-pytestmark = pytest.mark.keyed
-
 Samples = Callable[..., ScoreInput]
 Clip = Callable[..., Tensor]
 STEPS = [(0, 0), (3, 0), (-2, 0), (0, 4), (0, -1), (2, -3)]

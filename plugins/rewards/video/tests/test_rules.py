@@ -20,8 +20,6 @@ from unirl.core.types.media import Media
 from unirl.rewards.video import first_frame, motion, temporal
 from unirl.rewards.video.config import FirstFrameConfig, MotionConfig, SoftMotionConfig, TemporalConfig
 
-pytestmark = pytest.mark.keyed
-
 Samples = Callable[..., ScoreInput]
 Clip = Callable[..., Tensor]
 REWARDS: dict[str, tuple[Callable[[], Any], int]] = {

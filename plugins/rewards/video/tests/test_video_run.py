@@ -11,8 +11,6 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.models.wan21 import tiny
 
-pytestmark = pytest.mark.keyed
-
 
 def test_wan_trains_on_motion_and_smoothness(tmp_path: Path) -> None:
     tiny.write(tmp_path / "wan", seed=0)

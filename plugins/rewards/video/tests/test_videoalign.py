@@ -22,8 +22,6 @@ from unirl.rewards.video.config import VideoAlignConfig
 from unirl.rewards.video.tiny import write_videoalign
 from unirl.rewards.video.videoalign import VideoAlignReward, build, frame_size, sampled
 
-pytestmark = pytest.mark.keyed
-
 Samples = Callable[..., ScoreInput]
 Clip = Callable[..., Tensor]
 CLOSE = {"rtol": 0, "atol": 2e-5}

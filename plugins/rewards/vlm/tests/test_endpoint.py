@@ -25,8 +25,6 @@ from unirl.rewards.vlm.judge import JudgeReward, build, build_pairwise
 from vlm_chat_server import Reply, images_of, serving, text_of
 from vlm_samples import images, samples
 
-pytestmark = pytest.mark.keyed
-
 GOOD = '{"score": 4, "reason": "fine"}'
 
 

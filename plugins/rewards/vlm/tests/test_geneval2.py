@@ -18,8 +18,6 @@ from unirl.rewards.vlm.tiny import write
 from vlm_chat_server import Reply, images_of, serving, text_of
 from vlm_samples import images, samples
 
-pytestmark = pytest.mark.keyed
-
 BICYCLES = {
     "vqa_list": [
         ["How many bicycles are in the image?", "four"],

@@ -41,8 +41,6 @@ from unirl.rewards.vlm.template import load
 from unirl.rewards.vlm.tiny import write
 from vlm_samples import images, samples
 
-pytestmark = pytest.mark.keyed
-
 CLOSE = 2e-5
 """Of scores up to 5: sums in another order move the logits of two layers in fp32, of size 1, by about 1e-6."""
 

@@ -24,8 +24,6 @@ from unirl.rewards.vlm.preference import build_edit_reward, build_hpsv3
 from unirl.rewards.vlm.tiny import write_edit_reward, write_hpsv3
 from vlm_samples import images, samples
 
-pytestmark = pytest.mark.keyed
-
 CLOSE = 1e-5
 """Of means up to 1: sums over 1024 units of the head in another order, in fp32, move them by about 1e-6."""
 

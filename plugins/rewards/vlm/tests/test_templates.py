@@ -252,7 +252,6 @@ def test_expected_scores_need_whole_numbers(tmp_path: Path) -> None:
     assert reason.key == ".answer"
 
 
-@pytest.mark.reads("docs/how-to/vlm-judges.md")
 def test_the_template_that_the_docs_show_reads_its_own_answer(tmp_path: Path) -> None:
     page = Path(__file__).parents[4] / "docs" / "how-to" / "vlm-judges.md"
     file = tmp_path / "legible.toml"

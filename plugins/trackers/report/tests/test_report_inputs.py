@@ -26,8 +26,6 @@ from unirl.trackers.report.history import read_history
 from unirl.trackers.report.media import MediaFolder, read_media
 from unirl.trackers.report.tracker import build
 
-pytestmark = pytest.mark.keyed
-
 COLOURS = ((224, 0, 0), (0, 0, 224))
 
 

@@ -22,10 +22,8 @@ from unirl.transports.transfer_queue.config import TransferQueueConfig
 from unirl.transports.transfer_queue.transport import TransferQueueTransport, build
 
 pytestmark = [
-    pytest.mark.keyed,
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    # Ray's zero-copy tensors, which nobody here writes to.
     pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning"),
 ]
 

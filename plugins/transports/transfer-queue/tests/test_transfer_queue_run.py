@@ -14,10 +14,8 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 
 pytestmark = [
-    pytest.mark.keyed,
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    # Ray's zero-copy tensors, which nobody here writes to.
     pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning"),
 ]
 
