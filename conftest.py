@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from unirl.core.errors import PlanRejected
-from unirl.core.loop.batch_invariant import VARIABLES, batch_invariant
+from unirl.numerics.batch_invariant import VARIABLES, batch_invariant
 
 # Before anything loads torch, for MKL reads it once. `MKL_CBWR=OFF pytest ...` runs all that needs no such mode.
 os.environ.setdefault("MKL_CBWR", VARIABLES["MKL_CBWR"])

@@ -18,10 +18,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from unirl.core.loop.ahead import RolloutsAhead
-from unirl.core.loop.build import build_parts
-from unirl.core.loop.loop import run_step
-from unirl.core.loop.prompts import PromptOrder, StepPrompts, read_prompts
+from unirl.core.data.prompts import PromptOrder, StepPrompts, read_prompts
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
 from unirl.core.plugins.catalog import Catalog
@@ -29,6 +26,9 @@ from unirl.core.recipe.compose import compose
 from unirl.core.roles import Reward, ScoreInput, Scores
 from unirl.core.specs.plan import Plan
 from unirl.core.types.event import Event
+from unirl.loop.ahead import RolloutsAhead
+from unirl.loop.build import build_parts
+from unirl.loop.step import run_step
 
 SETTINGS = [
     "run.threads=1",

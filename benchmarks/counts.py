@@ -6,14 +6,14 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from unirl.core.loop.build import build_parts
-from unirl.core.loop.costs import latent_step_cost
-from unirl.core.loop.prompts import read_prompts
-from unirl.core.loop.requests import step_requests
-from unirl.core.loop.scoring import score
+from unirl.core.data.prompts import read_prompts
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.roles import Job
+from unirl.loop.build import build_parts
+from unirl.loop.costs import latent_step_cost
+from unirl.loop.requests import step_requests
+from unirl.loop.scoring import score
 
 CASES = {
     "quickstart": [],

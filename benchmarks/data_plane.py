@@ -21,9 +21,9 @@ import ray
 import torch
 from unirl.core.roles import Transport, TransportPlace
 from unirl.core.specs.config import PartConfig
-from unirl.runtime import tensor_store
-from unirl.runtime.ray_worker import SETTINGS
-from unirl.runtime.remote_rows import Piece, RemoteRows
+from unirl.launchers.ray.ray_worker import SETTINGS
+from unirl.transfer import tensor_store
+from unirl.transfer.remote_rows import Piece, RemoteRows
 from unirl.transports.transfer_queue import transport as transfer_queue
 from unirl.transports.transfer_queue.config import TransferQueueConfig
 

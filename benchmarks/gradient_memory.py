@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from unirl.core.loop.build import build_parts
-from unirl.core.loop.prompts import read_prompts
-from unirl.core.loop.requests import step_requests
-from unirl.core.loop.scoring import score
+from unirl.core.data.prompts import read_prompts
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.types.track import Track
+from unirl.loop.build import build_parts
+from unirl.loop.requests import step_requests
+from unirl.loop.scoring import score
 from unirl.numerics.diffusion.through_sampler import through_sampler, through_stored_inputs
 from unirl.numerics.train.track_replay import TrackReplay
 

@@ -15,14 +15,14 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from unirl.core.loop.build import build_parts
-from unirl.core.loop.parts import Parts
-from unirl.core.loop.prompts import read_prompts
-from unirl.core.loop.requests import build_request
+from unirl.core.data.prompts import read_prompts
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.specs.plan import Plan
 from unirl.core.types.track import Track
+from unirl.loop.build import build_parts
+from unirl.loop.parts import Parts
+from unirl.loop.requests import build_request
 from unirl.numerics.train.track_replay import TrackReplay
 
 DTYPES = ("float16", "bfloat16")

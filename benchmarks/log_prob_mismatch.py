@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
-from unirl.core.loop.build import build_parts
-from unirl.core.loop.loop import run_step
-from unirl.core.loop.prompts import PromptOrder, read_prompts
+from unirl.core.data.prompts import PromptOrder, read_prompts
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.types.event import Event
 from unirl.core.types.track import TextSegment
+from unirl.loop.build import build_parts
+from unirl.loop.step import run_step
 from unirl.numerics.tokens.batches import from_rows, pad_batch
 from unirl.numerics.tokens.replay import replay_text
 

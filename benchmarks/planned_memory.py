@@ -52,7 +52,7 @@ def measure(words: list[str]) -> dict[str, object]:
     from held_memory import held_in_a_step
     from unirl.core.plugins.catalog import Catalog
     from unirl.core.recipe.compose import compose
-    from unirl.runtime.memory_plan import memory_plan
+    from unirl.tools.plan.memory_plan import memory_plan
 
     catalog = Catalog.discover()
     recipe, *overrides = words

@@ -25,7 +25,7 @@ import torch
 from unirl.core.roles import ScoreInput
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
-from unirl.numerics.score_wire import FORMAT, ScoreReply, ScoreRequest, decode, encode, from_samples
+from unirl.reward_service.wire import FORMAT, ScoreReply, ScoreRequest, decode, encode, from_samples
 
 
 def main() -> None:

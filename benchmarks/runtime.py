@@ -16,8 +16,7 @@ from pathlib import Path
 
 import ray
 import torch
-from unirl.core.loop.loop import run_step
-from unirl.core.loop.prompts import PromptOrder, read_prompts
+from unirl.core.data.prompts import PromptOrder, read_prompts
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
 from unirl.core.plugins.catalog import Catalog
@@ -25,10 +24,11 @@ from unirl.core.recipe.compose import compose
 from unirl.core.roles import WeightUpdate
 from unirl.core.types.event import Event
 from unirl.core.types.weights import checksum
-from unirl.runtime.ray_launcher import RayLauncher
-from unirl.runtime.ray_worker import SETTINGS
-from unirl.runtime.weights.carriers import SharedMemoryCarrier
-from unirl.runtime.weights.transfer import Receiver, send
+from unirl.launchers.ray.launcher import RayLauncher
+from unirl.launchers.ray.ray_worker import SETTINGS
+from unirl.loop.step import run_step
+from unirl.transfer.weights.carriers import SharedMemoryCarrier
+from unirl.transfer.weights.transfer import Receiver, send
 
 COMMON = [
     "run.threads=1",

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from diffusers import WanTransformer3DModel
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from unirl.numerics.diffusion.sequence_parallel import split_transformer
+from unirl.model_host.diffusion.sequence_parallel import split_transformer
 from unirl.numerics.diffusion.wan import WanModel
 
 SIZE, ODD_SIZE = (16, 16), (14, 18)

@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 from bare_loop import BareLoop, Settings
 from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
-from unirl.core.loop.build import build_parts
-from unirl.core.loop.loop import run_step
-from unirl.core.loop.prompts import PromptOrder, read_prompts
+from unirl.core.data.prompts import PromptOrder, read_prompts
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
+from unirl.loop.build import build_parts
+from unirl.loop.step import run_step
 from unirl.quickstart import checkpoint_path
 
 WIDE = {"num_layers": 6, "num_attention_heads": 8, "attention_head_dim": 48, "caption_projection_dim": 384}

@@ -33,11 +33,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl_cases import CASES, Case, share_of_digits, write_checkpoint
-from unirl.core.loop.build import build_parts
-from unirl.core.loop.loop import run_step
-from unirl.core.loop.parts import Parts
-from unirl.core.loop.prompts import PromptOrder, read_prompts
-from unirl.core.loop.requests import step_requests
+from unirl.core.data.prompts import PromptOrder, read_prompts
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
 from unirl.core.plugins.catalog import Catalog
@@ -46,6 +42,10 @@ from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.plan import Plan
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import Status, TextSegment, Track
+from unirl.loop.build import build_parts
+from unirl.loop.parts import Parts
+from unirl.loop.requests import step_requests
+from unirl.loop.step import run_step
 from unirl.numerics.loss.reduction import reduce_terms, weight_totals
 from unirl.numerics.tokens.rollout import generate_text
 from unirl.numerics.train.track_replay import TrackReplay

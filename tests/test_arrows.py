@@ -8,31 +8,38 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from source_imports import imports, module_name
+from source_imports import imports, module_name, named_modules
 
 ROOT = Path(__file__).parents[1]
 MEMBERS = sorted(
     path.parent for path in [*ROOT.glob("packages/*/pyproject.toml"), *ROOT.glob("plugins/*/*/pyproject.toml")]
 )
 
+HOSTS = {"unirl.model_host", "unirl.engine_host", "unirl.train_host", "unirl.transfer"}
 ALLOWED = {
     "unirl.core": set[str](),
     "unirl.numerics": {"unirl.core"},
-    "unirl.runtime": {"unirl.core"},
-    "unirl.engine_host": {"unirl.core", "unirl.numerics"},
+    "unirl.loop": {"unirl.core", "unirl.numerics"},
+    "unirl.model_host": {"unirl.core", "unirl.numerics"},
+    "unirl.engine_host": {"unirl.core", "unirl.numerics", "unirl.model_host"},
     "unirl.train_host": {"unirl.core", "unirl.numerics"},
+    "unirl.transfer": {"unirl.core", "unirl.numerics"},
+    "unirl.launchers.ray": {"unirl.core", "unirl.numerics", "unirl.loop", *HOSTS},
+    "unirl.tools": {"unirl.core", "unirl.numerics", "unirl.loop", "unirl.model_host"},
+    "unirl.reward_service": {"unirl.core", "unirl.numerics", "unirl.loop"},
+    "unirl.conformance": {"unirl.core", "unirl.numerics", "unirl.loop", "unirl.model_host"},
+    "unirl.league": {"unirl.core", "unirl.numerics", "unirl.loop"},
     "unirl.datasets": {"unirl.core"},
-    "unirl.reward_service": {"unirl.core", "unirl.numerics"},
-    "unirl.conformance": {"unirl.core", "unirl.numerics"},
     "unirl.quickstart": {"unirl.core"},
-    "unirl.league": {"unirl.core", "unirl.numerics"},
     "unirl.engine_cpu": set[str](),
 }
 """Packages that a package may import besides itself; everything else is a plugin."""
-PLUGIN_MAY = {"unirl.core", "unirl.numerics", "unirl.runtime", "unirl.engine_host", "unirl.train_host"}
+PLUGIN_MAY = {"unirl.core", "unirl.numerics", *HOSTS}
 FOR_CONFORMANCE = ("reference.py", "parity.py")
-COMPARED_BY = ("unirl.conformance.reference", "unirl.conformance.pipeline_parity")
-"""Modules of plugins that conformance alone imports may import what it compares them by."""
+COMPARED_BY = tuple(
+    f"unirl.conformance.{name}" for name in ("reference", "pipeline_parity", "text_parity", "image_text_parity")
+)
+"""References of conformance. Specs name them, and modules of plugins that conformance alone imports may import them."""
 
 
 def module_of(member: Path) -> str:
@@ -63,6 +70,19 @@ def test_a_package_imports_only_what_its_room_may(package: str) -> None:
         if not (path.name.endswith(FOR_CONFORMANCE) and name.startswith(COMPARED_BY))
     }
     assert not wrong, f"{package} may import {sorted(allowed)}: {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_a_package_names_in_strings_only_what_it_may_import(package: str) -> None:
+    """A module that is imported by its name is an arrow, too."""
+    allowed = {package} | ALLOWED.get(package, PLUGIN_MAY)
+    wrong = {
+        f"{path.relative_to(ROOT)} names {name}"
+        for path in files(package)
+        for name in named_modules(path)
+        if (target := package_of(name)) is not None and target not in allowed and not name.startswith(COMPARED_BY)
+    }
+    assert not wrong, f"{package} may name modules of {sorted(allowed)}: {sorted(wrong)}"
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
@@ -99,7 +119,7 @@ def test_no_module_is_in_an_import_circle() -> None:
 
 
 FLOORS = {
-    "unirl.core": ("types", "specs", "roles", "plugins", "observe", "recipe", "match", "loop", "cli"),
+    "unirl.core": ("types", "specs", "roles", "plugins", "observe", "recipe", "match", "data", "cli"),
     "unirl.numerics": ("loss", "diffusion", "tokens", "train"),
 }
 """Folders of a package, each of which imports those before it at most; modules beside the folders lie below them all."""
@@ -113,7 +133,7 @@ def test_a_folder_imports_only_those_before_it(package: str) -> None:
     wrong = {
         f"{path.relative_to(root)} imports {name}"
         for path in files(package)
-        if (folder := path.relative_to(root).parts[0]) != "__main__.py"
+        if (folder := path.relative_to(root).parts[0]) not in ("__main__.py", "plugin.py")
         for name in imports(path, for_types=True)
         if (target := name.removeprefix(f"{package}.").split(".")[0]) in floors and name.startswith(f"{package}.")
         if folder not in floors or floors.index(target) > floors.index(folder)
@@ -129,15 +149,12 @@ def test_what_is_imported_to_list_and_compose_is_light(path: Path) -> None:
     """`plugin.py` and `config.py` import the standard library, each other and UniRL's packages, and nothing else. That
     those stay light is the next test."""
     own = {f"{module_name(path.with_name(name))}" for name in ("plugin.py", "config.py")}
+    siblings = ALLOWED.get(package_of(module_name(path)) or "", PLUGIN_MAY)
     wrong = [
         name
         for name in imports(path, top_level_only=True)
         if name.split(".")[0] not in {*sys.stdlib_module_names, "unirl"}
-        or (
-            name.startswith("unirl.")
-            and not name.startswith(("unirl.core", "unirl.numerics", "unirl.engine_host", "unirl.train_host", *own))
-            and name not in parents(own)
-        )
+        or (name.startswith("unirl.") and not name.startswith((*siblings, *own)) and name not in parents(own))
     ]
     assert not wrong, f"{path.relative_to(ROOT)} is imported to list parts or to compose; it must not import {wrong}"
 

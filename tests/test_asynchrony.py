@@ -12,17 +12,17 @@ import ray_clusters
 import torch
 from own_weights import with_own_weights
 from plans import changed
+from unirl.core.data.prompts import PromptOrder, read_prompts
 from unirl.core.errors import PlanRejected
-from unirl.core.loop.build import build_parts
-from unirl.core.loop.parts import Parts, sync_weights
-from unirl.core.loop.prompts import PromptOrder, read_prompts
-from unirl.core.loop.requests import step_requests
-from unirl.core.loop.run import train
-from unirl.core.loop.scoring import score
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.roles import Job
 from unirl.core.specs.plan import Plan
+from unirl.loop.build import build_parts
+from unirl.loop.parts import Parts, sync_weights
+from unirl.loop.requests import step_requests
+from unirl.loop.run import train
+from unirl.loop.scoring import score
 
 SMALL = [
     "data.prompts_per_step=4",

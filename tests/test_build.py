@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from unirl.backends.fsdp2.backend import Fsdp2Backend
 from unirl.core.errors import RunFailed
-from unirl.core.loop import build
-from unirl.core.loop.reward_guard import GuardedReward
 from unirl.core.plugins.catalog import Catalog
 from unirl.engines.trainside.engine import TrainsideEngine
+from unirl.loop import build
+from unirl.loop.reward_guard import GuardedReward
 from writer_and_painter import RECIPE, composed
 
 

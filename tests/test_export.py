@@ -22,16 +22,16 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from unirl.core.cli import main
 from unirl.core.errors import DiskFull, RunFolderError
-from unirl.core.loop.build import build_parts
-from unirl.core.loop.parts import Parts
-from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
+from unirl.loop.build import build_parts
+from unirl.loop.parts import Parts
+from unirl.loop.run import train
 from unirl.models.wan21 import tiny as wan21
 from unirl.models.wan22 import tiny as wan22
 from unirl.quickstart import checkpoint_path
-from unirl.runtime.export.card import base_license
-from unirl.runtime.export.exporting import export
+from unirl.tools.export.card import base_license
+from unirl.tools.export.exporting import export
 
 LORA = ["backend.trains=lora", "backend.lora.rank=4", "backend.lora.alpha=6", "backend.lr=1e-2"]
 """A scale of 1.5, and a rate that moves the outputs far within two steps."""

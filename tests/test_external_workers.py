@@ -13,9 +13,6 @@ import ray_clusters
 import torch
 from external_engines.environments import make
 from external_engines.texts import ROUNDING
-from unirl.core.loop.build import build_parts
-from unirl.core.loop.parts import NoEngine
-from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.files import plugin_files
 from unirl.core.recipe.compose import compose
@@ -24,6 +21,9 @@ from unirl.core.specs.plan import Plan, Stage
 from unirl.core.types.event import Event
 from unirl.core.types.weights import MadeTensors, checksum
 from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
+from unirl.loop.build import build_parts
+from unirl.loop.parts import NoEngine
+from unirl.loop.run import train
 from writer_and_painter import RECIPE, composed, saved_weights
 
 

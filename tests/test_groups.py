@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 from unirl.backends.fsdp2.backend import Fsdp2Backend
-from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.roles import Job
+from unirl.loop.run import train
 from unirl.models.sd3.model import Sd3Model
 
 SMALL = {

@@ -18,7 +18,7 @@ from unirl.core.cli import cli
 from unirl.core.errors import RecipeError
 from unirl.core.recipe.compose import compose
 from unirl.models.wan21.tiny import write
-from unirl.runtime.memory_plan import MemoryPlan, memory_plan
+from unirl.tools.plan.memory_plan import MemoryPlan, memory_plan
 from unirl.train_host.sharding import recompute
 
 TOLERANCE = 0.15

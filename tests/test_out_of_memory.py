@@ -14,13 +14,13 @@ import ray_clusters
 import torch
 from small_runs import SMALL, catalog, events, plan, run, tensors
 from unirl.core.errors import RunFailed
-from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.files import plugin_files
 from unirl.core.recipe.compose import compose
 from unirl.core.specs.plan import leaves
+from unirl.loop.run import train
 from unirl.quickstart import checkpoint_path
-from unirl.runtime.out_of_memory import explanation
+from unirl.tools.plan.out_of_memory import explanation
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

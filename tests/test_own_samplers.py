@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from unirl.core.loop.run import train
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.files import plugin_files
 from unirl.core.recipe.compose import compose
+from unirl.loop.run import train
 from unirl.numerics.diffusion.guidance import make_guidance
 from unirl.numerics.diffusion.kernels import make_kernel
 

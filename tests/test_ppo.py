@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unirl.core.loop.run import train
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.types.event import Event
+from unirl.loop.run import train
 
 PPO = ("algorithm=ppo", "backend.critic.lr=3e-3")
 

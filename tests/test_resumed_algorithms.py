@@ -13,8 +13,8 @@ import pytest
 import torch
 from small_runs import catalog, copy_up_to, flat
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from unirl.core.loop.run import RunResult, train
 from unirl.core.recipe.compose import compose
+from unirl.loop.run import RunResult, train
 
 SMALL = ("data.prompts_per_step=2", "data.samples_per_prompt=4", "data.eval=''", "run.media_every=0", "~tracker.report")
 IMAGES = (*SMALL, "sampling.num_inference_steps=3", "+reward@reward.light=brightness", "reward.light.weight=0.1")

@@ -18,8 +18,8 @@ from small_runs import catalog, copy_up_to, events, flat, start_command
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from unirl.core.cli import main
 from unirl.core.errors import CheckpointError, RewardFailed
-from unirl.core.loop.run import RunResult, train
 from unirl.core.recipe.compose import compose
+from unirl.loop.run import RunResult, train
 
 SMALL = [
     "data.prompts_per_step=3",

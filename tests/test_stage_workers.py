@@ -11,10 +11,10 @@ from fault_runs import strike
 from unirl.core.errors import RunFailed
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
-from unirl.runtime.actors import Actor
-from unirl.runtime.config import RayConfig
-from unirl.runtime.placement import places
-from unirl.runtime.ray_launcher import RayLauncher
+from unirl.launchers.ray.actors import Actor
+from unirl.launchers.ray.config import RayConfig
+from unirl.launchers.ray.launcher import RayLauncher
+from unirl.launchers.ray.placement import places
 from writer_and_painter import JOINT, RECIPE, composed, numbers
 
 STEPS = ("run.max_steps=2", "run.save_every=1", "+reward@reward.light=brightness", "reward.light.weight=0.1")

@@ -12,11 +12,11 @@ import pytest
 import ray_clusters
 from small_runs import catalog
 from unirl.core.errors import RecipeError
-from unirl.core.loop.build import with_run_folder
 from unirl.core.match.match import match
 from unirl.engine_host.program import log_path
 from unirl.engines.vllm.config import VllmConfig
 from unirl.engines.vllm.environment import PRODUCT
+from unirl.loop.build import with_run_folder
 from writer_and_painter import JOINT, RECIPE, composed, numbers
 
 

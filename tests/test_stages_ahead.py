@@ -10,19 +10,19 @@ import pytest
 import ray_clusters
 import torch
 from own_weights import with_own_weights
-from unirl.core.loop.build import build_parts
-from unirl.core.loop.credit import credited
-from unirl.core.loop.generation import generate_stages
-from unirl.core.loop.parts import attributed, sync_weights
-from unirl.core.loop.prompts import PromptOrder, read_prompts
-from unirl.core.loop.requests import step_requests
-from unirl.core.loop.scoring import score
+from unirl.core.data.prompts import PromptOrder, read_prompts
 from unirl.core.match.match import match
 from unirl.core.match.mismatch_bounds import train_settings
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.roles import Job
 from unirl.core.specs.plan import Plan
 from unirl.core.types.rollout import Rollout
+from unirl.loop.build import build_parts
+from unirl.loop.credit import credited
+from unirl.loop.generation import generate_stages
+from unirl.loop.parts import attributed, sync_weights
+from unirl.loop.requests import step_requests
+from unirl.loop.scoring import score
 from writer_and_painter import JOINT, RECIPE, Weights, composed, numbers, saved_weights, weights
 
 AHEAD = (

@@ -11,8 +11,6 @@ import pytest
 from external_engines.environments import make
 from external_engines.texts import ROUNDING
 from unirl.core.errors import RunFailed
-from unirl.core.loop.build import build_parts
-from unirl.core.loop.checkpoints import Checkpoints
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.roles import WeightReceipt, WeightUpdate
 from unirl.core.types.request import Request
@@ -20,6 +18,8 @@ from unirl.core.types.track import Track
 from unirl.core.types.weights import checksum
 from unirl.engine_host.external import ExternalEngine
 from unirl.engine_host.latent_engine import ExternalLatentEngine
+from unirl.loop.build import build_parts
+from unirl.loop.checkpoints import Checkpoints
 from writer_and_painter import RECIPE, composed, numbers, saved_weights
 
 pytestmark = pytest.mark.slow

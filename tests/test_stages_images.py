@@ -17,12 +17,7 @@ from external_engines.environments import make
 from painter_and_reader import RECIPE
 from PIL import Image
 from small_runs import catalog
-from unirl.core.loop.build import build_parts, with_run_folder
-from unirl.core.loop.generation import generate_stages
-from unirl.core.loop.parts import Parts
-from unirl.core.loop.requests import step_requests
-from unirl.core.loop.run import train
-from unirl.core.loop.run_data import read_data
+from unirl.core.data.run_data import read_data
 from unirl.core.match.match import match
 from unirl.core.roles import media_text_model
 from unirl.core.specs.capability import Cap, Support
@@ -33,6 +28,11 @@ from unirl.core.types.event import Event
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import TextSamplingConfig
 from unirl.core.types.track import Track
+from unirl.loop.build import build_parts, with_run_folder
+from unirl.loop.generation import generate_stages
+from unirl.loop.parts import Parts
+from unirl.loop.requests import step_requests
+from unirl.loop.run import train
 from writer_and_painter import composed, numbers
 
 

@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from small_runs import catalog
 from unirl.backends.fsdp2.backend import Fsdp2Backend
 from unirl.core.errors import PlanRejected, RecipeError
-from unirl.core.loop.build import built_parts
 from unirl.core.match.match import match
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.types.track import Track
+from unirl.loop.build import built_parts
 from unirl.models.sd3.tiny import write
 from writer_and_painter import JOINT, RECIPE, composed, numbers
 

@@ -19,9 +19,9 @@ from unirl.core.types import weights as core_weights
 from unirl.core.types.weights import tensor_digests
 from unirl.engine_host.received import read_weights
 from unirl.engine_host.transfer import files_of
-from unirl.runtime.weights import transfer
-from unirl.runtime.weights.carriers import ByValueCarrier
-from unirl.runtime.weights.manifest import Manifest
+from unirl.transfer.weights import transfer
+from unirl.transfer.weights.carriers import ByValueCarrier
+from unirl.transfer.weights.manifest import Manifest
 
 
 def test_every_process_on_the_way_of_an_update_hashes_each_tensor_once(

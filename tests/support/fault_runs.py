@@ -15,9 +15,9 @@ import numpy as np
 import psutil
 import ray
 from small_runs import events
-from unirl.core.loop.checkpoints import Checkpoints
-from unirl.runtime.actors import Call
-from unirl.runtime.cluster import Cluster
+from unirl.launchers.ray.actors import Call
+from unirl.launchers.ray.cluster import Cluster
+from unirl.loop.checkpoints import Checkpoints
 
 METHOD = {
     "build": "build",

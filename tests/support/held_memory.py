@@ -23,15 +23,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import set_checkpoint_early_stop
-from unirl.core.loop.build import build_parts
-from unirl.core.loop.prompts import read_prompts
-from unirl.core.loop.requests import step_requests
-from unirl.core.loop.scoring import score
+from unirl.core.data.prompts import read_prompts
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.roles import Job
 from unirl.core.specs.plan import Plan
 from unirl.core.types.track import TextSegment, Track
+from unirl.loop.build import build_parts
+from unirl.loop.requests import step_requests
+from unirl.loop.scoring import score
 
 __all__ = ["held_in_a_step", "held_on_a_rank", "kept_for_backward"]
 

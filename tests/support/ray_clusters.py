@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
-from unirl.runtime.ray_worker import SETTINGS
+from unirl.launchers.ray.ray_worker import SETTINGS
 
 STORE_BYTES = 128 * 2**20
 """Of objects that a cluster holds."""

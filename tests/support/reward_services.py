@@ -18,7 +18,7 @@ import torch
 from unirl.core.roles import ScoreInput
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
-from unirl.numerics.score_wire import FORMAT, ScoreRequest, encode, from_samples
+from unirl.reward_service.wire import FORMAT, ScoreRequest, encode, from_samples
 
 FUNCTION = '''
 import hashlib, os, time

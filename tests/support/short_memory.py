@@ -14,8 +14,8 @@ from pathlib import Path
 from small_runs import catalog, plan
 from unirl.core.cli.output import print_error
 from unirl.core.errors import UniRLError
-from unirl.core.loop.run import train
 from unirl.core.types.event import Event
+from unirl.loop.run import train
 
 __all__ = ["limit_memory"]
 

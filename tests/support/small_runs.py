@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from unirl.core.loop.run import RunResult, train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.specs.plan import Plan
+from unirl.loop.run import RunResult, train
 
 SMALL = (
     "data.prompts_per_step=4",

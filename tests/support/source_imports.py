@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["imports", "module_name"]
+__all__ = ["imports", "module_name", "named_modules"]
 
 
 def module_name(path: Path) -> str:
@@ -21,6 +22,14 @@ def imports(path: Path, *, top_level_only: bool = False, for_types: bool = False
     if for_types:
         tree = _Unguarded().visit(tree)
     yield from _imports(tree.body, path, top_level_only=top_level_only)
+
+
+def named_modules(path: Path) -> Iterator[str]:
+    """Modules of this project that a file names in string constants, as `package.module` or `package.module:attribute`."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        value = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(value, str) and re.fullmatch(r"unirl(\.\w+)+(:[\w.]+)?", value):
+            yield value.partition(":")[0]
 
 
 class _Unguarded(ast.NodeTransformer):

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from small_runs import catalog
 from torch import Tensor
-from unirl.core.loop.build import build_parts
-from unirl.core.loop.parts import Parts
-from unirl.core.loop.run import train
 from unirl.core.recipe.compose import compose
 from unirl.core.specs.plan import Plan
 from unirl.core.types.event import Event
+from unirl.loop.build import build_parts
+from unirl.loop.parts import Parts
+from unirl.loop.run import train
 
 __all__ = ["JOINT", "RECIPE", "Weights", "composed", "numbers", "saved_weights", "weights"]
 

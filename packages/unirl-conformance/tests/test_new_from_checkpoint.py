@@ -21,11 +21,11 @@ from tokenizers.processors import TemplateProcessing
 from unirl.conformance.scaffold.miniature import write_language_model, write_pipeline
 from unirl.conformance.scaffold.vocabulary import SMALL
 from unirl.core.cli import main
+from unirl.model_host.tokens.miniature import save_random
 from unirl.models.causal_lm import tiny as causal_lm
 from unirl.models.diffusers import tiny as diffusers
 from unirl.models.sd3 import tiny as sd3
 from unirl.models.vlm import tiny as vlm
-from unirl.numerics.tokens.miniature import save_random
 
 ROOT = Path(__file__).parents[3]
 # What is written imports what fits the checkpoint.

@@ -13,13 +13,14 @@ from typing import Any
 import click
 import pytest
 import yaml
-from unirl.core.cli import COMMANDS, main, progress, sweep, train
-from unirl.core.loop.run import RunResult
+from unirl.core.cli import COMMANDS, main
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.recipe.compose import compose
 from unirl.core.specs.plan import leaves
 from unirl.core.types.event import Event
+from unirl.loop.cli import progress, sweep, train
+from unirl.loop.run import RunResult
 
 DATA = "data.train=prompts.txt"
 Cli = Callable[..., tuple[int, str, str]]

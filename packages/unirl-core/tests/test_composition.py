@@ -13,7 +13,6 @@ import torch
 from loop_toy import Light, ToyBackend, parts, plan, prompts, run
 from test_scoring_and_costs import make_track
 from unirl.core.errors import RewardFailed
-from unirl.core.loop.scoring import MediaScore, counted_scores, mean_parts, score
 from unirl.core.match.match import match
 from unirl.core.observe.caption import captions
 from unirl.core.roles import Job, ScoreInput, Scores, TrainReport
@@ -21,6 +20,7 @@ from unirl.core.specs.config import GateConfig, RewardConfig
 from unirl.core.specs.plan import Choice, Plan
 from unirl.core.specs.spec import RewardSpec
 from unirl.core.types.batch import same
+from unirl.loop.scoring import MediaScore, counted_scores, mean_parts, score
 
 NAN = math.nan
 

@@ -11,13 +11,13 @@ import loop_toy
 import pytest
 import torch
 from plans import changed
+from unirl.core.data.run_data import read_data
 from unirl.core.errors import BatchError, DataError
-from unirl.core.loop.requests import build_request
-from unirl.core.loop.run_data import read_data
 from unirl.core.specs.capability import Cap, Support
 from unirl.core.types.data import MediaRef, Prompt
 from unirl.core.types.inputs import Inputs, distinct
 from unirl.core.types.sampling import TextSamplingConfig
+from unirl.loop.requests import build_request
 
 CAT, DOG = (MediaRef(modality="image", role="source", uri=f"/{name}.png") for name in ("cat", "dog"))
 EDITS = Inputs(

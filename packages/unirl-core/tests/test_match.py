@@ -21,13 +21,13 @@ from toy_specs import (
     without,
 )
 from unirl.core.limits import Reason
-from unirl.core.loop.build import with_batch_invariance
 from unirl.core.match.match import match_parts
 from unirl.core.specs.capability import Cap, Needs, Support
 from unirl.core.specs.config import PartConfig, RunConfig
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.engine_host.config import ExternalConfig
 from unirl.engine_host.text_config import ExternalTextConfig
+from unirl.loop.build import with_batch_invariance
 
 
 def test_parts_that_fit_are_accepted() -> None:

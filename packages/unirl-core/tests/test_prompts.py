@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from unirl.core.data.prompts import PromptOrder, read_prompts
 from unirl.core.errors import DataError
-from unirl.core.loop.prompts import PromptOrder, read_prompts
 from unirl.core.types.data import MediaRef
 
 

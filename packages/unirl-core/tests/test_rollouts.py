@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from unirl.core.errors import BatchError, EchoMismatch
-from unirl.core.loop.parts import generate
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import LatentRequest, Request, TextRequest
 from unirl.core.types.rollout import Rollout, verify_echo
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.core.types.track import LatentSegment, Sampler, Status, Track
+from unirl.loop.parts import generate
 
 SIGMAS = torch.tensor([1.0, 0.5, 0.0])
 

@@ -11,8 +11,8 @@ import pyarrow
 import pytest
 from pyarrow.parquet import write_table
 from unirl.core.cli import main
+from unirl.core.data.prompts import read_prompts
 from unirl.core.errors import DataError
-from unirl.core.loop.prompts import read_prompts
 from unirl.core.types.data import Prompt
 from unirl.datasets.convert import Conversion, convert
 from unirl.datasets.example import INSTRUCTION

@@ -210,7 +210,7 @@ def test_a_file_in_place_of_the_folder_of_environments_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from unirl.core.plugins.catalog import Catalog
-    from unirl.runtime.doctor import diagnose
+    from unirl.tools.doctor import diagnose
 
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "file"))

@@ -15,10 +15,10 @@ from unirl.core.types.rollout import verify_echo
 from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
 from unirl.core.types.serial import from_bytes, to_bytes
 from unirl.core.types.track import Conditions, LatentSegment, Track
+from unirl.engine_host.latent_rows import joined, rows_of
 from unirl.numerics.diffusion.branching import branch_noise_ids
 from unirl.numerics.diffusion.request import plan_latents
 from unirl.numerics.diffusion.rollout import latent_track, sample_latents
-from unirl.numerics.diffusion.rows import joined, rows_of
 
 SHAPE = (2, 3)
 STEPS = 4

@@ -9,13 +9,13 @@ import pytest
 import torch
 from tiny_text_model import VOCABULARY, TinyTextModel
 from unirl.core.errors import BatchError
-from unirl.core.loop.requests import sample_seed
 from unirl.core.match.mismatch_bounds import MismatchBounds
 from unirl.core.roles import Job, Losses, LossTerm
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import TextRequest
 from unirl.core.types.sampling import TextSamplingConfig
 from unirl.core.types.track import PER_TOKEN, Conditions, Status, TextSegment, Track
+from unirl.loop.requests import sample_seed
 from unirl.numerics.tokens.draws import BLOCK, choose_tokens, draws
 from unirl.numerics.tokens.log_probs import token_log_probs
 from unirl.numerics.tokens.replay import per_token, replay_text

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from unirl.core.loop.costs import latent_step_cost
 from unirl.core.types.request import LatentRequest
 from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
+from unirl.loop.costs import latent_step_cost
 from unirl.numerics.diffusion.denoise import denoise, storage_dtype
 from unirl.numerics.diffusion.kernels import Cps, DanceSde, FlowSde
 from unirl.numerics.diffusion.request import plan_latents

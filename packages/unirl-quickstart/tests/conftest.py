@@ -94,10 +94,10 @@ def rewards_of(tmp_path: Path) -> Callable[..., list[float]]:
     before and after."""
 
     def run(recipe: str, name: str, *words: str) -> list[float]:
-        from unirl.core.loop.run import train
         from unirl.core.plugins.catalog import Catalog
         from unirl.core.recipe.compose import compose
         from unirl.core.types.event import Event
+        from unirl.loop.run import train
 
         catalog, result = Catalog.discover(), list[float]()
         settings = [f"run.dir={tmp_path}", "run.max_steps=20", "eval.every=20", "run.save_every=0", "~tracker.report"]

@@ -15,7 +15,6 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from unirl.core.loop.run import train
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
@@ -23,6 +22,7 @@ from unirl.core.types.data import MediaRef
 from unirl.core.types.event import Event
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.loop.run import train
 from unirl.models.flux2_klein.config import Flux2KleinConfig
 from unirl.models.flux2_klein.model import build
 from unirl.quickstart import edit_checkpoint_path, edit_prompts_path, prompts_path

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from unirl.core.loop.run import train
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
@@ -21,6 +20,7 @@ from unirl.core.types.data import MediaRef
 from unirl.core.types.event import Event
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import TextSamplingConfig
+from unirl.loop.run import train
 from unirl.models.qwen_vl.config import QwenVlConfig
 from unirl.models.qwen_vl.model import build_qwen3
 from unirl.quickstart import prompts_path, vl_checkpoint_path, vl_prompts_path

@@ -21,16 +21,16 @@ import torch
 from PIL import Image
 from reward_services import NUMBER, RunningService, running, samples
 from unirl.core.errors import CheckpointError, RewardFailed
-from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
+from unirl.loop.run import train
 from unirl.reward_service.loading import load_reward
-from unirl.rewards.remote.config import RemoteConfig
-from unirl.rewards.remote.reward import build
+from unirl.reward_service.remote.config import RemoteConfig
+from unirl.reward_service.remote.reward import build
 from unirl.rewards.rules.shapes_world import ALL_SCENES, render
 
 # A service hashes the code of a reward's package.

@@ -22,8 +22,8 @@ import torch
 from reward_services import NUMBER, RunningService, request, running, samples
 from unirl.core.roles import ScoreInput
 from unirl.numerics.media import LoadedImage
-from unirl.numerics.score_wire import Encoded, ScoreReply, ScoreRequest, decode, encode
 from unirl.reward_service.errors import STATUS
+from unirl.reward_service.wire import Encoded, ScoreReply, ScoreRequest, decode, encode
 
 KEY = "a-key-of-many-characters"
 SETTINGS = (

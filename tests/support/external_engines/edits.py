@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from unirl.conformance.doubles.trained import full_update
 from unirl.core.errors import DataError, EchoMismatch
-from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.roles import DiffusionModel
@@ -26,6 +25,7 @@ from unirl.core.types.request import Request
 from unirl.engine_host import latent_engine
 from unirl.engine_host.latent_engine import ExternalLatentEngine
 from unirl.engine_host.sent_media import SentMedia, sent_media
+from unirl.loop.run import train
 
 from .image_models import recipe_words
 from .latents import ROUNDING, Ask, assert_same, gap, trainside

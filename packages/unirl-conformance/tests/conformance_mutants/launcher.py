@@ -13,13 +13,13 @@ from unirl.algorithms.flow_grpo.plugin import unirl_algorithms
 from unirl.backends.fsdp2.plugin import SPEC as FSDP2
 from unirl.conformance.doubles import model as latent_model
 from unirl.core.errors import UniRLError
-from unirl.core.loop.parts import Parts
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.plan import Plan
 from unirl.engines.trainside.plugin import SPEC as TRAINSIDE
-from unirl.runtime.config import LocalConfig
-from unirl.runtime.local_launcher import LocalLauncher
+from unirl.launchers.ray.config import LocalConfig
+from unirl.loop.local_launcher import LocalLauncher
+from unirl.loop.parts import Parts
 from unirl.runtime.plugin import LOCAL
 
 from conformance_mutants.mutant import mutant, mutants_in

@@ -15,7 +15,7 @@ from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.roles import TransportCounts, TransportPlace
 from unirl.core.specs.spec import TransportSpec
 from unirl.runtime.plugin import unirl_transports
-from unirl.runtime.tensor_store import Blob, TensorStore
+from unirl.transfer.tensor_store import Blob, TensorStore
 
 from conformance_mutants.mutant import mutant, mutants_in
 

@@ -15,13 +15,13 @@ import torch
 from unirl.algorithms.flow_grpo.algorithm import FlowGrpo
 from unirl.algorithms.flow_grpo.config import DdpoConfig, FlowGrpoConfig
 from unirl.algorithms.flow_grpo.ddpo import Ddpo
-from unirl.core.loop.run import RunResult, train
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.specs.config import AdvantageConfig, TrainConfig
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import LatentSegment, Sampler, Status, Track
+from unirl.loop.run import RunResult, train
 
 ADVANTAGE = AdvantageConfig(eps=1e-6, clip=None)
 STEP = {"samples": 8.0}

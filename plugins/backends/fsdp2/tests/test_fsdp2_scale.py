@@ -7,8 +7,8 @@ import pytest
 from rank_processes import launch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
+from unirl.model_host.model_files import no_progress_bars
 from unirl.models.qwen3.tiny import write
-from unirl.numerics.model_files import no_progress_bars
 
 SCRIPT = Path(__file__).with_name("fsdp2_scale_ranks.py")
 SIZES = {

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from unirl.model_host.tokens.miniature import byte_tokenizer, save_random
 from unirl.models.causal_lm import tiny
-from unirl.numerics.tokens.miniature import byte_tokenizer, save_random
 
 
 def write(folder: Path) -> None:

@@ -14,13 +14,9 @@ import pytest
 import torch
 from diffusers import AutoencoderKL  # pyright: ignore[reportPrivateImportUsage]
 from PIL import Image
+from unirl.core.data.prompts import read_prompts
+from unirl.core.data.run_data import read_data
 from unirl.core.errors import DataError, RewardFailed
-from unirl.core.loop.build import build_parts
-from unirl.core.loop.loop import run_step
-from unirl.core.loop.prompts import read_prompts
-from unirl.core.loop.requests import build_request
-from unirl.core.loop.run_data import read_data
-from unirl.core.loop.scoring import score_input
 from unirl.core.match.match import match
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
@@ -37,6 +33,10 @@ from unirl.core.types.track import Track
 from unirl.engines.dataset.config import DatasetConfig
 from unirl.engines.dataset.engine import build
 from unirl.engines.dataset.preference import build as build_preference
+from unirl.loop.build import build_parts
+from unirl.loop.requests import build_request
+from unirl.loop.scoring import score_input
+from unirl.loop.step import run_step
 from unirl.models.sd3.config import Sd3Config
 from unirl.models.sd3.model import Sd3Model
 from unirl.models.sd3.model import build as build_sd3

@@ -75,7 +75,7 @@ def drops_extra_args() -> Iterator[None]:
 @contextlib.contextmanager
 def swaps_rows() -> Iterator[None]:
     """Outputs come back in another order than requests."""
-    from unirl.numerics.diffusion import rows as latent_rows
+    from unirl.engine_host import latent_rows as latent_rows
 
     real = latent_rows.joined
     with patch.object(latent_rows, "joined", lambda request, found: real(request, found[::-1])):

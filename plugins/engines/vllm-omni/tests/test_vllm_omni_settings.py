@@ -15,7 +15,7 @@ from unirl.engine_host.environment_files import COMPLETE
 from unirl.engines.vllm_omni.config import VllmOmniConfig
 from unirl.engines.vllm_omni.environment import ENVIRONMENT
 from unirl.engines.vllm_omni.settings import cpu_variables, omni_arguments
-from unirl.runtime.doctor import diagnose
+from unirl.tools.doctor import diagnose
 
 
 def arguments(**settings: Any) -> dict[str, Any]:

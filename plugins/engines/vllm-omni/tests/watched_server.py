@@ -19,8 +19,8 @@ def calls() -> Mapping[str, Any]:
     those, and the steps of the rows of each batch."""
     from unirl.core.types.request import Request
     from unirl.core.types.serial import from_bytes
+    from unirl.engine_host.latent_rows import joined
     from unirl.engines.vllm_omni import pipeline, server
-    from unirl.numerics.diffusion.rows import joined
 
     answered = server.calls()
     real = answered["generate"].__self__

@@ -9,7 +9,6 @@ import pytest
 import torch
 from external_engines.plans import reasons_against
 from unirl.core.errors import RecipeError
-from unirl.core.loop.build import with_run_folder
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.engine_host.environment import FOLDER_VARIABLE
@@ -17,7 +16,8 @@ from unirl.engine_host.environment_files import COMPLETE
 from unirl.engines.vllm.config import VllmConfig
 from unirl.engines.vllm.environment import ENVIRONMENT
 from unirl.engines.vllm.settings import llm_arguments, variables
-from unirl.runtime.doctor import diagnose
+from unirl.loop.build import with_run_folder
+from unirl.tools.doctor import diagnose
 
 
 def arguments(*, reads_media: bool = False, **settings: Any) -> dict[str, Any]:

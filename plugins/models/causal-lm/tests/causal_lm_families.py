@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+from unirl.model_host.tokens.miniature import byte_tokenizer, save_random
 from unirl.models.causal_lm import tiny
-from unirl.numerics.tokens.miniature import byte_tokenizer, save_random
 
 COMMON: Mapping[str, Any] = {
     "hidden_size": 64,

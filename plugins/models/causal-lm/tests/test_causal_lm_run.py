@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
+from unirl.loop.run import train
 
 WORDS = (
     "data.prompts_per_step=4", "data.samples_per_prompt=4", "data.eval=''", "sampling.max_new_tokens=12",

@@ -18,9 +18,9 @@ from rank_processes import launch
 from tiny_pipelines.small_images import small_images
 from torch.distributed.tensor import DTensor
 from unirl.core.errors import RecipeError
-from unirl.core.loop.build import build_parts
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
+from unirl.loop.build import build_parts
 from unirl.models.diffusers.model import DiffusersModel
 
 RANKS = 2

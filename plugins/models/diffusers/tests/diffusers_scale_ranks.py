@@ -15,9 +15,9 @@ import torch.distributed as dist
 from tensor_meter import Meter
 from tiny_pipelines.small_images import small_images
 from torch import Tensor, nn
-from unirl.core.loop.build import build_parts
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
+from unirl.loop.build import build_parts
 from unirl.models.diffusers.model import DiffusersModel
 from unirl.train_host.sharding import local
 

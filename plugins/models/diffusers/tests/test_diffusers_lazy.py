@@ -18,7 +18,7 @@ from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.models.diffusers.config import DiffusersConfig
 from unirl.models.diffusers.model import DiffusersModel, build
-from unirl.runtime.memory_plan import memory_plan
+from unirl.tools.plan.memory_plan import memory_plan
 from unirl.train_host.sharding import allocate
 
 pytestmark = [*WARNINGS]

@@ -10,9 +10,9 @@ import pytest
 import ray_clusters
 from pipeline_inputs import FP32, SMALL, sources, words_of
 from tiny_pipelines.families import FAMILIES, TWO_RANKS
-from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
+from unirl.loop.run import train
 
 TEXTS = ("a red ring", "two blue squares on the left", "a disc")
 SHORT = ["sampling.num_inference_steps=3", "sampling.sde.count=2"]

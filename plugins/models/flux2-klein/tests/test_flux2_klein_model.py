@@ -14,12 +14,12 @@ import pytest
 import torch
 from PIL import Image
 from unirl.core.errors import DataError, RecipeError, RunFailed
-from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.loop.run import train
 from unirl.models.flux2_klein import tiny
 from unirl.models.flux2_klein.config import Flux2KleinConfig
 from unirl.models.flux2_klein.model import Flux2KleinModel, build
@@ -94,7 +94,7 @@ def test_editing_is_refused_on_ranks_that_share_a_sharded_model(
     """Ranks with other numbers of groups would wait for each other forever. Text alone has one forward everywhere."""
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    monkeypatch.setattr("unirl.numerics.diffusion.equal_forwards.FSDPModule", type(model.transformer))
+    monkeypatch.setattr("unirl.model_host.diffusion.equal_forwards.FSDPModule", type(model.transformer))
     x, sigma = torch.zeros(1, *model.latent_shape(sampling)), torch.tensor([0.5])
     with torch.no_grad():
         model.velocity(x, sigma, model.encode(Inputs.of_texts(["a ring"]), sampling=sampling))

@@ -16,13 +16,13 @@ import torch
 from PIL import Image
 from qwen_image_editors import AREAS, Editor
 from unirl.core.errors import DataError, RecipeError, RunFailed
-from unirl.core.loop.run import train
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.loop.run import train
 from unirl.models.qwen_image import edit, model, tiny
 from unirl.models.qwen_image.config import QwenImageConfig, QwenImageEditConfig, QwenImageEditPlusConfig
 
@@ -163,7 +163,7 @@ def test_ranks_that_share_a_sharded_model_edit_row_by_row(
     """Ranks with other numbers of groups would wait for each other forever; one row is one forward everywhere."""
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    monkeypatch.setattr("unirl.numerics.diffusion.equal_forwards.FSDPModule", type(editor.model.transformer))
+    monkeypatch.setattr("unirl.model_host.diffusion.equal_forwards.FSDPModule", type(editor.model.transformer))
     sources = editor.sources(tmp_path, number=0)
     x, sigma = torch.zeros(2, *editor.model.latent_shape(sampling)), torch.tensor([0.5, 0.5])
     conditions = editor.model.encode(inputs_of(sources, sources), sampling=sampling)

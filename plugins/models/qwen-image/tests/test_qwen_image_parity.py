@@ -14,10 +14,10 @@ from diffusers import FlowMatchEulerDiscreteScheduler, QwenImagePipeline
 from torch import Tensor
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
+from unirl.model_host.model_files import scheduler_config
 from unirl.models.qwen_image import tiny
 from unirl.models.qwen_image.config import QwenImageConfig
 from unirl.models.qwen_image.model import QwenImageModel, build
-from unirl.numerics.model_files import scheduler_config
 
 PROMPTS = ["a red ring on the left", "a dog", "two green discs, one above the other"]
 """Of different lengths, so that the shorter ones are padded and masked."""

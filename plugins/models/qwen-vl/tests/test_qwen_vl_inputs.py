@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText
 from unirl.core.errors import DataError, RecipeError
-from unirl.core.loop.requests import build_request
 from unirl.core.types.data import MediaRef, Prompt
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import TextSamplingConfig
@@ -22,6 +21,7 @@ from unirl.core.types.serial import from_bytes, to_bytes
 from unirl.core.types.track import Track
 from unirl.engines.trainside.config import TrainsideConfig
 from unirl.engines.trainside.engine import build as build_engine
+from unirl.loop.requests import build_request
 from unirl.models.qwen_vl.config import QwenVlConfig
 from unirl.models.qwen_vl.model import QwenVlModel, build
 from unirl.models.qwen_vl.plugin import QWEN3, SPEC

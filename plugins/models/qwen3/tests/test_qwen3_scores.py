@@ -19,10 +19,10 @@ from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_p
 from unirl.core.errors import RecipeError
 from unirl.core.roles import TokenBatch
 from unirl.core.specs.facts import names_in
+from unirl.model_host.tokens.causal_lm import packed_offsets
 from unirl.models.qwen3.model import Qwen3Model
 from unirl.models.qwen3.plugin import MOE, SPEC
 from unirl.numerics.tokens.batches import pack_batch, pad_batch
-from unirl.numerics.tokens.causal_lm import packed_offsets
 
 KINDS = ("dense", "untied", "moe")
 TOLERANCE = {"rtol": 0.0, "atol": 2e-5}

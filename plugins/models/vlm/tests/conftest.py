@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 from unirl.core.types.inputs import Inputs
-from unirl.numerics.tokens import image_miniature
+from unirl.model_host.tokens import image_miniature
 
 sys.path.insert(0, str(Path(__file__).parent))
 

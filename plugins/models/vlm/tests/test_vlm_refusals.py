@@ -17,10 +17,10 @@ from unirl.core.errors import DataError, RecipeError
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import TextSamplingConfig
+from unirl.model_host.tokens import image_miniature
+from unirl.model_host.tokens.miniature import byte_tokenizer, save_random
 from unirl.models.vlm.config import VlmConfig
 from unirl.models.vlm.model import Vlm, build
-from unirl.numerics.tokens import image_miniature
-from unirl.numerics.tokens.miniature import byte_tokenizer, save_random
 from vlm_families import TEXT, VISION, save, tokenizer
 
 OWN_CODE = """

@@ -8,9 +8,9 @@ from typing import Any
 
 import transformers
 from transformers.utils import logging as transformers_logging
-from unirl.numerics.model_files import no_progress_bars
-from unirl.numerics.tokens import image_miniature
-from unirl.numerics.tokens.miniature import byte_tokenizer, save_random
+from unirl.model_host.model_files import no_progress_bars
+from unirl.model_host.tokens import image_miniature
+from unirl.model_host.tokens.miniature import byte_tokenizer, save_random
 
 IMAGE_PX, PATCH_PX = 28, 7
 """16 patches of an image, in as many tokens or 4."""

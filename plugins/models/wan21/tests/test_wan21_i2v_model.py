@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from unirl.core.errors import DataError, RecipeError, RunFailed
-from unirl.core.loop.run import train
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.loop.run import train
 from unirl.models.wan21 import i2v, tiny
 from unirl.models.wan21.config import Wan21Config, Wan21I2VConfig
 from unirl.models.wan21.i2v import Wan21I2VModel

@@ -13,10 +13,10 @@ from diffusers import AutoencoderKLWan
 from unirl.core.errors import RecipeError
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.model_host.diffusion.pipeline_model import set_tiling
 from unirl.models.wan21.config import Wan21Config
 from unirl.models.wan21.model import Wan21Model, build
 from unirl.models.wan21.plugin import SPEC
-from unirl.numerics.diffusion.pipeline_model import set_tiling
 
 
 def test_a_hub_id_has_the_schedule_and_the_weights_of_the_local_path(

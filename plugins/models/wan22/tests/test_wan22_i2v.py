@@ -14,11 +14,11 @@ import torch
 from diffusers import WanImageToVideoPipeline
 from unirl.conformance.pipeline_parity import EulerScheduler
 from unirl.core.errors import DataError, RecipeError
-from unirl.core.loop.run import train
 from unirl.core.match.match import match
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
 from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.loop.run import train
 from unirl.models.wan22 import i2v
 from unirl.models.wan22.config import Wan22Config, Wan22I2VConfig
 from unirl.models.wan22.i2v import Wan22I2VModel

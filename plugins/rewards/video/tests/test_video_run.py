@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from unirl.core.loop.run import train
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.recipe.compose import compose
+from unirl.loop.run import train
 from unirl.models.wan21 import tiny
 
 

@@ -17,7 +17,7 @@ from queue_worker import QueueWorker, place
 from torch import Tensor
 from unirl.core.errors import RunFailed
 from unirl.core.roles import Transport, TransportCounts
-from unirl.runtime.remote_rows import Piece, RemoteRows
+from unirl.transfer.remote_rows import Piece, RemoteRows
 from unirl.transports.transfer_queue.config import TransferQueueConfig
 from unirl.transports.transfer_queue.transport import TransferQueueTransport, build
 

@@ -167,7 +167,7 @@ def _run(
 ) -> tuple[Report, str]:
     """The report, and a sentence about what a higher tier would try of the selection."""
     from unirl.core.cli.discovery import discover
-    from unirl.core.loop.batch_invariant import set_variables
+    from unirl.numerics.batch_invariant import set_variables
 
     if batch_invariant:
         # Before the suite loads torch; its workers inherit them.

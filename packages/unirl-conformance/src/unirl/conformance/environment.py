@@ -12,10 +12,10 @@ from importlib.resources import files
 from typing import Any
 
 from unirl.core.errors import PluginBroken
-from unirl.core.loop.batch_invariant import is_batch_invariant
-from unirl.core.loop.cpu import describe_cpu
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs.spec import EngineSpec
+from unirl.numerics.batch_invariant import is_batch_invariant
+from unirl.numerics.cpu import describe_cpu
 
 from .source_hash import source_hash
 

@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 from unirl.conformance.reference import ReferenceRun
 from unirl.core.types.data import MediaRef
 from unirl.core.types.sampling import LatentSamplingConfig
-from unirl.numerics.model_files import no_progress_bars
+from unirl.model_host.model_files import no_progress_bars
 
 __all__ = ["EulerScheduler", "Layout", "run"]
 

@@ -20,9 +20,9 @@ from typing import Any, cast
 import pytest
 from unirl.core.cli.discovery import discover
 from unirl.core.errors import UniRLError
-from unirl.core.loop.batch_invariant import batch_invariant
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.specs.spec import KINDS, Gap, Kind
+from unirl.numerics.batch_invariant import batch_invariant
 
 from .claims import SUBJECT_KINDS, TIERS, Claim, SubjectKind, Tier, claim_of
 from .progress import Status

@@ -49,7 +49,7 @@ def run_suite(
     """Run every selected claim and return the report.
 
     catalog: `"module:function"` that gives the catalog; empty takes what is installed.  batch_invariant: compute in
-    that mode, whose variables are to be set before torch is loaded, see `unirl.core.loop.batch_invariant`.
+    that mode, whose variables are to be set before torch is loaded, see `unirl.numerics.batch_invariant`.
     pytest_args: plain flags of pytest.  progress: shows how far it is; without one, pytest's dots do.
 
     Raises RecipeError when pytest does not take its flags, RunFailed when it could not do its work otherwise, with its

@@ -164,7 +164,7 @@ class ExternalLatentEngine(ExternalEngine):
                 )
             if problem:
                 raise DataError(f"sample {name!r}, model {self._model.spec.name!r}: {problem}. Change the prompt file.")
-        # By its attribute: a model may be lent through a stand-in. See `unirl.numerics.diffusion.first_frame`.
+        # By its attribute: a model may be lent through a stand-in. See `unirl.model_host.diffusion.first_frame`.
         check = getattr(self._encoder, "first_frame", None)
         if check is not None:
             inputs, sampling = request.inputs, request.latent.sampling

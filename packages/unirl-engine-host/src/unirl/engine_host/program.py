@@ -14,7 +14,7 @@ from unirl.core.roles import Model
 from unirl.core.specs.check import check_config
 from unirl.engine_host.config import ExternalConfig
 from unirl.engine_host.text_config import ExternalTextConfig
-from unirl.numerics import model_files
+from unirl.model_host import model_files
 
 from .environment import EngineEnvironment
 from .process import Program

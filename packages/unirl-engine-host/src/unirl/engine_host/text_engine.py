@@ -34,7 +34,7 @@ class ToConditions(Protocol):
 
 
 class ToTrack(Protocol):
-    """`unirl.numerics.tokens.received.received_track`, which this package does not import."""
+    """`unirl.engine_host.received_text.received_track`, which this package does not import."""
 
     def __call__(
         self,

@@ -14,7 +14,7 @@ __all__ = ["preload", "run_process"]
 
 # With accelerated libraries in it, a fork is not safe on macOS.
 _CONTEXT = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-_ALWAYS = ("torch", "unirl.league.run", "unirl.league.start", "unirl.core.loop.loop", "unirl.core.recipe.compose")
+_ALWAYS = ("torch", "unirl.league.run", "unirl.league.start", "unirl.loop.step", "unirl.core.recipe.compose")
 
 
 def preload(modules: Iterable[str]) -> None:

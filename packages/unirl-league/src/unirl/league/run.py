@@ -68,15 +68,15 @@ def main(file: Path) -> int:
 
 def run_job(job: Job, folder: Path) -> dict[str, Any]:
     """Train until the budget is spent. Returns `points`, one for each evaluation, and what else was measured."""
-    from unirl.core.loop.build import built_parts
-    from unirl.core.loop.evaluation import evaluate
-    from unirl.core.loop.loop import run_step
-    from unirl.core.loop.prompts import PromptOrder
-    from unirl.core.loop.run_data import read_data
+    from unirl.core.data.prompts import PromptOrder
+    from unirl.core.data.run_data import read_data
     from unirl.core.observe.events import EventStream
     from unirl.core.observe.tracking import Trackers
     from unirl.core.plugins.catalog import Catalog
     from unirl.core.recipe.compose import compose
+    from unirl.loop.build import built_parts
+    from unirl.loop.evaluation import evaluate
+    from unirl.loop.step import run_step
 
     from .meter import Meter
     from .start import StartPolicy

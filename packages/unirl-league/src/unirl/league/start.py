@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from unirl.core.loop.parts import Parts, generate, sampled_policy, shares_weights
-from unirl.core.loop.requests import build_request
 from unirl.core.roles import Replayed, ReplayedTokens
 from unirl.core.types.sampling import LatentSamplingConfig, SdeStepsConfig
+from unirl.loop.parts import Parts, generate, sampled_policy, shares_weights
+from unirl.loop.requests import build_request
 from unirl.numerics.loss.kl import kl_estimate
 from unirl.numerics.loss.losses import gaussian_kl
 from unirl.numerics.train.track_replay import TrackReplay

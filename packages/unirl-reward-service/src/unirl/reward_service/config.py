@@ -13,7 +13,7 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from unirl.core.errors import RecipeError
 from unirl.core.limits import Reason, broken_limits, limit
-from unirl.numerics.score_wire import WireLimits
+from unirl.reward_service.wire import WireLimits
 from yaml import YAMLError
 
 __all__ = ["ScorerConfig", "ServiceConfig", "read_config"]

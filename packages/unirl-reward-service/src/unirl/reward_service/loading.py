@@ -14,12 +14,12 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from unirl.core.errors import RecipeError, RewardFailed
-from unirl.core.loop.reward_guard import GuardedReward, errors_under
 from unirl.core.plugins.catalog import Catalog
 from unirl.core.roles import Reward, ScoreInput, Scores
 from unirl.core.specs.check import check_config
 from unirl.core.specs.config import RewardConfig
 from unirl.core.specs.spec import RewardSpec
+from unirl.loop.reward_guard import GuardedReward, errors_under
 
 __all__ = ["LoadedReward", "load_reward"]
 

@@ -20,7 +20,7 @@ from unirl.core.cli.discovery import discover
 from unirl.core.errors import BatchError, RewardFailed, UniRLError
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.capability import Cap, Support
-from unirl.numerics.score_wire import ScoreRequest, WireError, decode, to_samples
+from unirl.reward_service.wire import ScoreRequest, WireError, decode, to_samples
 
 from .loading import LoadedReward, load_reward
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 from unirl.core.errors import RunFailed
-from unirl.numerics.score_wire import FORMAT, ScoreReply, ScoreRequest, encode
+from unirl.reward_service.wire import FORMAT, ScoreReply, ScoreRequest, encode
 
 from .config import ScorerConfig
 from .errors import ServiceError

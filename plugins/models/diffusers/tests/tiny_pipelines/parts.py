@@ -9,7 +9,7 @@ from typing import Any
 import diffusers
 import transformers
 from tokenizers.processors import TemplateProcessing
-from unirl.numerics.tokens.miniature import byte_tokenizer
+from unirl.model_host.tokens.miniature import byte_tokenizer
 
 TEXT = 16
 """Width of language models."""

@@ -10,8 +10,8 @@ from unirl.core.errors import RewardFailed
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.check import check_config
 
-from .config import SymmetryConfig
-from .plugin import SPEC
+from symmetry_reward.config import SymmetryConfig
+from symmetry_reward.plugin import SPEC
 
 __all__ = ["Symmetry", "build", "mirror_symmetry"]
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from unirl.core.loop.requests import build_request
 from unirl.core.roles import DiffusionModel, TextModel
 from unirl.core.types.data import MediaRef, Prompt
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import LatentRequest, Request, TextRequest
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
+from unirl.loop.requests import build_request
 from unirl.numerics.diffusion.request import plan_latents
 
 __all__ = ["PROMPTS", "make_request", "make_text_request", "numbered", "params_of_another_kind"]

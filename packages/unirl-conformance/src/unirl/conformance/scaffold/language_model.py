@@ -25,8 +25,8 @@ _PARTS = ("unirl-engine-trainside", "unirl-backend-fsdp2", "unirl-algo-grpo")
 
 def files(folder: Path, names: Names, *, generic: str, catalog: Catalog, author: str) -> dict[str, str | bytes]:
     """See `from_checkpoint.files_from`."""
-    from unirl.numerics.module_names import attention_layers
-    from unirl.numerics.tokens.image_miniature import media
+    from unirl.model_host.module_names import attention_layers
+    from unirl.model_host.tokens.image_miniature import media
 
     model = build_generic(folder, generic, catalog=catalog)
     spec: Any = catalog.get("model", generic).spec
@@ -91,7 +91,7 @@ def _miniature(
     folder: Path, scratch: Path, generic: str, architecture: str, catalog: Catalog
 ) -> tuple[dict[str, bytes], Any, str]:
     """Files of the miniature, the model that the generic plugin builds on it, and the level of its sizes."""
-    from unirl.numerics.tokens.miniature import save_random_weights
+    from unirl.model_host.tokens.miniature import save_random_weights
 
     reasons: list[str] = []
     for level in LEVELS:

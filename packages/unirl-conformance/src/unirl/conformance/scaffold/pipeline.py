@@ -109,7 +109,7 @@ def _rendered(
 
 def _miniature(folder: Path, scratch: Path, generic: str, catalog: Catalog) -> tuple[Path, Any, str]:
     """Folder of the miniature's files, the model that the generic plugin builds and verifies on it, and its level."""
-    from unirl.numerics.diffusion.miniature import save_random_components
+    from unirl.model_host.diffusion.miniature import save_random_components
 
     reasons: list[str] = []
     for level in LEVELS:
@@ -145,7 +145,7 @@ def _media(model: Any, folder: Path) -> tuple[Any, ...]:
     """Images for a pipeline that generates nothing without them."""
     if False in model.facts.layouts:
         return ()
-    from unirl.numerics.tokens.image_miniature import media
+    from unirl.model_host.tokens.image_miniature import media
 
     return media(folder, number=0)
 

@@ -11,10 +11,8 @@ import torch
 from unirl.conformance.claims import claim
 from unirl.conformance.fixtures.algorithm import AlgorithmBench
 from unirl.conformance.verdicts import NotApplicable, NotRun
+from unirl.core.data.prompts import read_prompts
 from unirl.core.errors import PluginNotFound
-from unirl.core.loop.build import build_parts
-from unirl.core.loop.loop import run_step
-from unirl.core.loop.prompts import read_prompts
 from unirl.core.match.match import match
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
@@ -23,6 +21,8 @@ from unirl.core.recipe.files import list_recipes, recipe_roots
 from unirl.core.specs.plan import Choice, Plan
 from unirl.core.specs.spec import AlgorithmSpec
 from unirl.core.types.event import Event
+from unirl.loop.build import build_parts
+from unirl.loop.step import run_step
 
 RECIPE = "quickstart"
 STEPS = 24

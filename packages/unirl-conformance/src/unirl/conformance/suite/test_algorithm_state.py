@@ -9,9 +9,9 @@ from unirl.conformance.claims import claim
 from unirl.conformance.fixtures.algorithm import AlgorithmBench
 from unirl.conformance.fixtures.trial import AlreadyAnchored, Trial
 from unirl.conformance.verdicts import NotApplicable
-from unirl.core.loop.algorithm_state import algorithm_state
 from unirl.core.roles import Algorithm, StatefulAlgorithm
 from unirl.core.types.track import Track
+from unirl.loop.algorithm_state import algorithm_state
 
 STEPS = 3
 

@@ -14,9 +14,9 @@ from unirl.conformance.doubles.track_numbers import advantages_of
 from unirl.conformance.doubles.updates import PlainUpdater
 from unirl.conformance.fixtures.algorithm import REWARD_WEIGHTS, AlgorithmBench, scored
 from unirl.conformance.fixtures.trial import AlreadyAnchored, FrozenPolicies, of_policy
-from unirl.core.loop.requests import build_request
 from unirl.core.roles import Job, Policy
 from unirl.core.types.track import Track
+from unirl.loop.requests import build_request
 from unirl.numerics.train.stack import UpdateSettings, train_on
 from unirl.numerics.train.track_replay import TrackReplay
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from unirl.conformance.claims import claim
 from unirl.conformance.fixtures.cell import LINEAR, CellBench, Training
 from unirl.conformance.verdicts import NotApplicable
-from unirl.core.loop.algorithm_state import algorithm_state, resume_algorithm
-from unirl.core.loop.checkpoints import Checkpoints
-from unirl.core.loop.parts import sync_weights
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import TrainConfig
 from unirl.core.types.batch import same
+from unirl.loop.algorithm_state import algorithm_state, resume_algorithm
+from unirl.loop.checkpoints import Checkpoints
+from unirl.loop.parts import sync_weights
 
 BATCHING_BOUND = 1e-4
 """Relative, in norm. fp32 sums in another order differ by about 1e-6, more where a gradient nearly cancels."""

@@ -10,11 +10,11 @@ from unirl.conformance.claims import claim
 from unirl.conformance.doubles.rollouts import sample_track
 from unirl.conformance.fixtures.cell import CellBench
 from unirl.conformance.verdicts import NotApplicable
-from unirl.core.loop.parts import sync_weights
-from unirl.core.loop.requests import step_requests
 from unirl.core.roles import DiffusionModel, Engine, Policy, WeightReceipt, WeightUpdate, diffusion_model
 from unirl.core.types.request import Request
 from unirl.core.types.track import Track
+from unirl.loop.parts import sync_weights
+from unirl.loop.requests import step_requests
 
 SHARE = 0.01
 """How far samples may be from those of the right policy, as a share of the distance to those of the live one. Rounding
@@ -27,7 +27,7 @@ def test_rollouts_come_from_the_policy_whose_samples_are_trained_on(bench: CellB
     the lagged policy, not of the live one, and an engine with weights of its own holds the lagged ones by checksum.
 
     If it fails: an engine that shares the module samples inside `Backend.policy(...)`, others are sent
-    `export_weights(policy=...)`; see `unirl.core.loop.parts.sync_weights`.
+    `export_weights(policy=...)`; see `unirl.loop.parts.sync_weights`.
     """
     sampler: Policy = bench.algorithm.needs.sampler
     if sampler == "live":

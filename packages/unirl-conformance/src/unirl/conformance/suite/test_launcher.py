@@ -10,7 +10,7 @@ from unirl.conformance.doubles.processes import Running, patience
 from unirl.conformance.doubles.trainee import largest_gap
 from unirl.conformance.fixtures.launcher import FAILURE, LauncherBench
 from unirl.core.errors import RewardFailed, UniRLError
-from unirl.core.loop.algorithm_state import algorithm_state, resume_algorithm
+from unirl.loop.algorithm_state import algorithm_state, resume_algorithm
 
 BOUND = 1e-6
 """Of numbers and weights of order 1, in fp32: another process may add in another order, and nothing else differs."""

@@ -16,7 +16,7 @@ def test_a_lazy_build_is_filled_with_the_weights_of_an_eager_one(bench: ModelBen
     parameter and buffer with its dtype, frozen and tied ones included. So a rank that keeps a part of a model can load
     that part alone.
 
-    If it fails: build the module inside `unirl.numerics.lazy_weights.empty_parameters`, give its tensors the dtypes
+    If it fails: build the module inside `unirl.model_host.lazy_weights.empty_parameters`, give its tensors the dtypes
     that they have when they are loaded, and fill it by `CheckpointValues`. A buffer that differs was made on the meta
     device; a tie that is lost was made before the parameters were replaced.
     """

@@ -14,7 +14,6 @@ from ..errors import PluginBroken, PluginNotInstalled, UniRLError
 __all__ = ["main"]
 
 COMMANDS = {
-    "train": ("unirl.core.cli.train", "Train a recipe, or resume a run."),
     "compose": ("unirl.core.cli.compose", "Show the plan of a recipe, or why it is refused."),
     "recipes": ("unirl.core.cli.recipes", "List the recipes that are installed or in ./recipes."),
     "plugins": ("unirl.core.cli.plugins", "List installed parts, and plugins that did not load."),

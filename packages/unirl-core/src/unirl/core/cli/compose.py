@@ -11,9 +11,9 @@ from .config_dump import dump_config, dump_options
 from .discovery import discover, plugins_dir_option
 
 if TYPE_CHECKING:
-    from ..loop.readiness import Readiness
     from ..match.match import Verdict
     from ..specs.plan import Origin, Plan
+    from .preflight import Readiness
 
 __all__ = ["command", "plan_json", "show_plan"]
 
@@ -36,10 +36,10 @@ def command(
     reward. Also checks what can be checked without loading anything, such as data and engine environments.
     Exits with 1 if the plan is refused.
     """
-    from ..loop.readiness import look
     from ..match.match import match
     from ..recipe.compose import compose
     from .output import print_json
+    from .preflight import look
 
     catalog = discover()
     if dump_config(recipe, overrides, catalog=catalog, **dump):

@@ -135,7 +135,7 @@ def _of_images(stage: Stage, parent: Stage) -> Iterator[Reason]:
 
 def _teacher(plan: Plan, stage: Stage, teacher: Learner) -> Iterator[Reason]:
     """A model that cannot be the reference policy of a stage. Vocabularies and latent shapes are compared when it is
-    loaded, by `unirl.core.loop.teachers`."""
+    loaded, by `unirl.loop.teachers`."""
     key, got = f"stages.{stage.name}.reference", f"got {teacher.name!r}"
     own, other = stage.model.spec, teacher.model.spec
     if stage.needs.reference == "none":

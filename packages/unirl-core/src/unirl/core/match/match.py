@@ -77,7 +77,10 @@ def objections(plan: Plan, *, catalog: Catalog | None = None) -> list[Reason]:
                 serves = serves and stage.algorithm is not None and stage.backend is not None
             if serves or choice.spec.kind in ("launcher", "transport", "tracker"):
                 own += _problems(choice, plan, stage)
-    return list(dict.fromkeys(own)) + (catalog.check_plan(plan) if catalog is not None else [])
+    own = list(dict.fromkeys(own))
+    refused = {reason.key for reason in own}
+    others = catalog.check_plan(plan) if catalog is not None else []
+    return own + [reason for reason in others if reason.key not in refused]
 
 
 def match_parts(

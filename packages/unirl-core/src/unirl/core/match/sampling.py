@@ -10,7 +10,7 @@ from ..specs.capability import Cap
 from ..specs.options import model_option_problems
 from ..specs.plan import Stage
 from ..types.sampling import LatentSamplingConfig, TextSamplingConfig
-from .samplers import noiseless, sampler_problems
+from .samplers import sampler_problems
 from .wording import lacks, listed
 
 if TYPE_CHECKING:
@@ -66,10 +66,6 @@ def _latent(key: str, sampling: LatentSamplingConfig, stage: Stage, *, catalog: 
         yield from _rounded(key, sampling, stage)
     if stage.needs.stochastic:
         yield from _stochastic(key, sampling, stage)
-        if not own and stage.algorithm is not None and (why := noiseless(sampling)):
-            yield Reason(
-                key=f"{key}.kernel", text=f"algorithm {stage.algorithm.name!r} takes ratios of log-probs; {why}"
-            )
     yield from (reason.under(f"{key}.sde") for reason in sampling.sde.problems(sampling.num_inference_steps))
 
 

@@ -190,6 +190,16 @@ class Catalog:
                 self._record_failure(plugin.record, "unirl_event", error)
                 self._silenced.add((plugin.record.dist, plugin.record.name))
 
+    def explain_failure(self, plan: Plan, error: BaseException) -> str:
+        """Notes of plugins on the error that ended a run, one a paragraph. A plugin that raises is recorded."""
+        notes: list[str] = []
+        for plugin in self._implementing("unirl_explain_failure"):
+            try:
+                notes += [note for note in plugin.call("unirl_explain_failure", plan=plan, error=error) if note]
+            except Exception as failure:  # noqa: BLE001 - recorded in `failures`: the run failed for another reason
+                self._record_failure(plugin.record, "unirl_explain_failure", failure)
+        return "\n".join(notes)
+
     def add_commands(self, cli: click.Group) -> None:
         """Let plugins add commands. One that raises is recorded; a command that replaces another is reverted."""
         for plugin in self._implementing("unirl_commands"):

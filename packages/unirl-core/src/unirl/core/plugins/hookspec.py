@@ -110,5 +110,11 @@ class HookSpecs:
         """Observe one event of a run."""
 
     @hookspec
+    def unirl_explain_failure(self, plan: Plan, error: BaseException) -> str:
+        """A note for the user on the error that ended a run of this plan, such as settings that need less memory; empty
+        where there is nothing to add."""
+        raise NotImplementedError
+
+    @hookspec
     def unirl_commands(self, cli: click.Group) -> None:
         """Add commands to the command line."""

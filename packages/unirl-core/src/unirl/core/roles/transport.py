@@ -12,7 +12,7 @@ __all__ = ["PieceLike", "RemoteRowsLike", "Transport", "TransportCounts", "Trans
 
 
 class PieceLike(Protocol):
-    """Neighbouring rows of one kept tensor. See `unirl.runtime.remote_rows.Piece`."""
+    """Neighbouring rows of one kept tensor. See `unirl.transfer.remote_rows.Piece`."""
 
     @property
     def blob(self) -> Any:
@@ -26,7 +26,7 @@ class PieceLike(Protocol):
 
 
 class RemoteRowsLike(Protocol):
-    """[N, ...] rows that lie elsewhere, in pieces. See `unirl.runtime.remote_rows.RemoteRows`."""
+    """[N, ...] rows that lie elsewhere, in pieces. See `unirl.transfer.remote_rows.RemoteRows`."""
 
     @property
     def pieces(self) -> Sequence[PieceLike]: ...

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..limits import LARGEST_INT, Reason, limit, one_of
 
 if TYPE_CHECKING:
-    from .memory import TrainingMemory
+    from .memory import Processes, TrainingMemory
     from .plan import Plan, Stage
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "DataConfig",
     "EvalConfig",
     "GateConfig",
+    "LauncherConfig",
     "PartConfig",
     "RecipeConfig",
     "RewardConfig",
@@ -145,7 +146,23 @@ class BackendConfig(PartConfig):
         return None
 
 
-CONFIG_BASES: Mapping[str, type[PartConfig]] = {"reward": RewardConfig, "backend": BackendConfig}
+@dataclass
+class LauncherConfig(PartConfig):
+    """Base class of every launcher's config."""
+
+    @property
+    def processes(self) -> Processes:
+        """Number of processes with these settings, for `unirl plan`."""
+        from .memory import Processes
+
+        return Processes()
+
+
+CONFIG_BASES: Mapping[str, type[PartConfig]] = {
+    "reward": RewardConfig,
+    "backend": BackendConfig,
+    "launcher": LauncherConfig,
+}
 """Kind of part -> base class of its config; PartConfig for every other kind."""
 
 

@@ -1,10 +1,10 @@
-"""Sizes that a prediction of memory is made from: what a backend keeps by its settings, and what a model is made of."""
+"""Facts that `unirl plan` predicts memory from: what a backend keeps, and the processes that a launcher starts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ModelSize", "TrainingMemory"]
+__all__ = ["Processes", "TrainingMemory"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,49 +34,15 @@ class TrainingMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSize:
-    """Sizes of a model as its checkpoint and the settings of a stage give them. Bytes are of the dtypes it is loaded
-    in; a row is one sample at one denoising step, or one text."""
+class Processes:
+    """Number of processes by role, as a launcher's settings give it."""
 
-    weight_bytes: int
-    """Parameters and buffers of `trainable`."""
-    buffer_bytes: int
-    """Of those, buffers, which are not sharded."""
-    trained_bytes: int
-    """Of `weight_bytes`, parameters that may train."""
-    trained_elements: int
-    """Number of parameters that may train."""
-    adapter_elements: int
-    """Number of parameters of LoRA adapters."""
-    block_elements: int
-    """Parameters of the largest block that is sharded by itself."""
-    root_elements: int
-    """Parameters outside of blocks."""
-    largest_elements: int
-    """Elements of the largest tensor that is sent in an update."""
-    encode_bytes: int
-    """Text encoders and everything else outside of `trainable` that is not a decoder."""
-    decode_bytes: int
-    """The decoder (VAE)."""
-    row_elements: int
-    """Elements of a latent; tokens of a text, prompt included, as long as it may get."""
-    condition_bytes: int
-    """Conditions of one prompt, one branch of the guidance."""
-    saved_bytes: int
-    """What the forward pass of a row keeps for the backward pass, weights not included."""
-    kept_bytes: int
-    """Of a row with blocks that are computed again: what is kept outside of blocks, and their inputs."""
-    block_bytes: int
-    """What the largest block keeps of a row."""
-    head_bytes: int
-    """Logits of a row's tokens; 0 for latents."""
-    most_head_bytes: int
-    """Logits that are held at one time."""
-    flops: int
-    """Floating-point operations of the forward pass of a row, a multiplication and an addition being two."""
-    rollout_rows: int
-    """Rows that a sample is generated with."""
-    train_rows: int
-    """Rows that it is trained on."""
-    stored_bytes: int
-    """What is stored of a sample for training: latents of its trajectory, or tokens and their log-probs."""
+    train: int = 1
+    rollout: int = 0
+    """0: train ranks generate."""
+    reference: int = 0
+    """0: train ranks compute the log-probs of the reference policy."""
+    is_colocated: bool = False
+    """Each rollout worker shares the device of a train rank."""
+    bucket_bytes: int = 0
+    """Size of a weight-transfer bucket; 0 where no weights are sent."""

@@ -315,7 +315,7 @@ class LauncherSpec(Spec):
     keeps none. None says that the backend always answers."""
     look: str = ""
     """`module:function` for `unirl doctor --cluster`: takes the address of a cluster and returns a
-    `unirl.runtime.doctor.ClusterDiagnosis` of its machines. Empty for a launcher that knows none."""
+    `unirl.core.specs.diagnosis.ClusterDiagnosis` of its machines. Empty for a launcher that knows none."""
 
 
 @dataclass(frozen=True, kw_only=True)

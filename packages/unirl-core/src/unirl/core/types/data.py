@@ -1,4 +1,4 @@
-"""Prompt data: what one prompt of a file holds. The readers are in `unirl.core.loop.prompts`."""
+"""Prompt data: what one prompt of a file holds. The readers are in `unirl.core.data.prompts`."""
 
 from __future__ import annotations
 

@@ -10,9 +10,8 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 from unirl.core.types.sampling import LatentSamplingConfig
-
-from .pipeline_model import PipelineModel, own_memory
-from .sequence_parallel import TokenSplit
+from unirl.model_host.diffusion.pipeline_model import PipelineModel, own_memory
+from unirl.model_host.diffusion.sequence_parallel import TokenSplit
 
 __all__ = ["WanModel"]
 

@@ -10,8 +10,8 @@ from typing import Any
 from unirl.core.errors import RecipeError
 from unirl.core.limits import Reason
 from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.model_host.model_files import read_json
 
-from ..model_files import read_json
 from .wan_prompts import FEATURES_LENGTH, wrong_length
 
 __all__ = ["WanTask", "features_problems"]

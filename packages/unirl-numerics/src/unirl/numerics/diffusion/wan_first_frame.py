@@ -17,10 +17,10 @@ from unirl.core.errors import RecipeError
 from unirl.core.types.array import Ragged
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.model_host.diffusion.pipeline_config import PipelineConfig
+from unirl.model_host.diffusion.pipeline_files import PipelineFiles
+from unirl.model_host.model_files import check_parts
 
-from ..model_files import check_parts
-from .pipeline_config import PipelineConfig
-from .pipeline_files import PipelineFiles
 from .wan import WanModel
 from .wan_source import WanSource
 

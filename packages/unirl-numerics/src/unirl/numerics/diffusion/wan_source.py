@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from unirl.core.errors import RecipeError
-from unirl.numerics.diffusion.first_frame import FirstFrame
+from unirl.model_host.diffusion.first_frame import FirstFrame
 from unirl.numerics.diffusion.wan_prompts import FEATURES_LENGTH, wrong_length
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from unirl.core.loop.balance import check_costs
 from unirl.core.roles import TokenBatch
 from unirl.core.types.array import Ragged
+from unirl.numerics.balance import check_costs
 
 __all__ = ["TokenLoad", "from_rows", "micro_batches_by_tokens", "pack_batch", "pad_batch", "to_rows"]
 

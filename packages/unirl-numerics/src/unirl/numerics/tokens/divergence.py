@@ -10,7 +10,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from unirl.core.roles import DivergenceKind, OutputHead
 
-from .output_rows import OutputGradients, log_softmax_of, result_dtype, row_slices, rows_at_a_time
+from .output_rows import (
+    OutputGradients,
+    log_softmax_of,
+    result_dtype,
+    row_slices,
+    rows_at_a_time,
+)
 
 __all__ = ["dense_divergence", "token_divergence"]
 

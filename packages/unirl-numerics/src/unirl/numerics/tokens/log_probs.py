@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .output_rows import OutputGradients, log_softmax_of, logits_of, result_dtype, row_slices, rows_at_a_time
+from .output_rows import (
+    OutputGradients,
+    log_softmax_of,
+    logits_of,
+    result_dtype,
+    row_slices,
+    rows_at_a_time,
+)
 
 __all__ = ["output_logits", "token_log_probs"]
 

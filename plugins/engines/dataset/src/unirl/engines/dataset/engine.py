@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from unirl.core.data.prompts import read_prompts
 from unirl.core.errors import BatchError, DataError, RecipeError
-from unirl.core.loop.prompts import read_prompts
 from unirl.core.roles import EncodingModel, Model, StoredTextModel, WeightReceipt, WeightUpdate
 from unirl.core.specs.check import check_config
 from unirl.core.types.data import MediaRef, Prompt

@@ -8,8 +8,8 @@ import torch
 from unirl.core.roles import TextModel
 from unirl.engine_host.checkpoint_folder import transformers_folder
 from unirl.engine_host.program import dtype_of, program
+from unirl.engine_host.received_text import received_track
 from unirl.engine_host.text_engine import ExternalTextEngine
-from unirl.numerics.tokens.received import received_track
 from unirl.numerics.tokens.rollout import text_conditions
 
 from .config import SglangConfig

@@ -9,8 +9,8 @@ from unirl.core.roles import DiffusionModel
 from unirl.engine_host.checkpoint_folder import diffusers_folder
 from unirl.engine_host.external import Hosting
 from unirl.engine_host.latent_engine import ExternalLatentEngine, bridge_modules, fitting_bridge
+from unirl.engine_host.probe import probe_requests
 from unirl.engine_host.program import dtype_of, program
-from unirl.numerics.diffusion.probe import probe_requests
 
 from .bridge import Bridge
 from .config import SglangConfig

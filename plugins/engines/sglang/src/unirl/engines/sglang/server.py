@@ -63,10 +63,10 @@ class _Server:
 
     def generate(self, asked: Mapping[str, Any], tensors: Mapping[str, Any]) -> Answer:
         """A track. tensors: `request`, the bytes of a `Request`. Returns those of the `Track`, and the inputs used for
-        each row: see `unirl.numerics.diffusion.rows`."""
+        each row: see `unirl.engine_host.latent_rows`."""
         from unirl.core.types.request import Request
         from unirl.core.types.serial import from_bytes
-        from unirl.numerics.diffusion import rows as latent_rows
+        from unirl.engine_host import latent_rows as latent_rows
 
         request = from_bytes(tensors["request"].numpy().tobytes(), Request)
         made: dict[int, Mapping[str, Any]] = {}

@@ -22,10 +22,10 @@ from unirl.core.types.request import Request
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.serial import from_bytes
 from unirl.core.types.track import Conditions
+from unirl.engine_host.latent_rows import rows_of
 from unirl.engine_host.received_media import read_media
 from unirl.numerics.diffusion.denoise import Walk
 from unirl.numerics.diffusion.rollout import latent_walk
-from unirl.numerics.diffusion.rows import rows_of
 from unirl.numerics.diffusion.sampler import guidance_of
 from unirl.numerics.noise import noise_digest
 

@@ -14,7 +14,7 @@ from unirl.core.roles import Model, WeightReceipt, WeightUpdate, diffusion_model
 from unirl.core.specs.check import check_config
 from unirl.core.types.request import Request, TextRequest
 from unirl.core.types.track import Conditions, LatentSegment, Track
-from unirl.numerics.diffusion.pipeline_model import PipelineModel
+from unirl.model_host.diffusion.pipeline_model import PipelineModel
 from unirl.numerics.diffusion.rollout import branch_inputs, latent_track, sample_latents
 from unirl.numerics.tokens.rollout import GeneratedText, generate_text, text_track, visible_texts
 

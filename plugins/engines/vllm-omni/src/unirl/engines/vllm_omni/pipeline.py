@@ -23,11 +23,11 @@ from unirl.core.types.inputs import Inputs, distinct
 from unirl.core.types.request import Request
 from unirl.core.types.serial import from_bytes
 from unirl.core.types.track import Conditions
+from unirl.engine_host.latent_rows import rows_of
 from unirl.engine_host.received_media import read_media
 from unirl.numerics.diffusion.denoise import Walk, finish
 from unirl.numerics.diffusion.guidance import guided_velocity
 from unirl.numerics.diffusion.rollout import branch_inputs, latent_walk
-from unirl.numerics.diffusion.rows import rows_of
 from unirl.numerics.noise import noise_digest
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.platforms import current_platform

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unirl.numerics.tokens.causal_lm_config import CausalLmConfig
+from unirl.model_host.tokens.causal_lm_config import CausalLmConfig
 
 __all__ = ["AutoCausalLmConfig"]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from unirl.core.errors import RecipeError
-from unirl.numerics.tokens.causal_lm import CausalLmModel
-from unirl.numerics.tokens.causal_lm_files import find
-from unirl.numerics.tokens.scoring_class import scoring_class
-from unirl.numerics.tokens.verify import verify
+from unirl.model_host.tokens.causal_lm import CausalLmModel
+from unirl.model_host.tokens.causal_lm_files import find
+from unirl.model_host.tokens.scoring_class import scoring_class
+from unirl.model_host.tokens.verify import verify
 
 from .config import AutoCausalLmConfig
 from .plugin import SPEC

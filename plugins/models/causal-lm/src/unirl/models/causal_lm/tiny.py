@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from transformers import LlamaConfig, LlamaForCausalLM
-from unirl.numerics.tokens.miniature import byte_tokenizer, save_random
+from unirl.model_host.tokens.miniature import byte_tokenizer, save_random
 
 __all__ = ["CHAT_TEMPLATE", "SPECIAL", "write"]
 

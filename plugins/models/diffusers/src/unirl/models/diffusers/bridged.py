@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unirl.core.plugins.registry import known_parts
-from unirl.numerics.model_files import read_json
+from unirl.model_host.model_files import read_json
 
 __all__ = ["BRIDGED", "instead_of"]
 

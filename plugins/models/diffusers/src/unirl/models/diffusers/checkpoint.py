@@ -12,10 +12,10 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 from unirl.core.errors import RecipeError
-from unirl.numerics.diffusion.pipeline_config import pipeline_dtypes
-from unirl.numerics.diffusion.pipeline_model import empty_component
-from unirl.numerics.lazy_weights import CheckpointValues, weight_files
-from unirl.numerics.model_files import (
+from unirl.model_host.diffusion.pipeline_config import pipeline_dtypes
+from unirl.model_host.diffusion.pipeline_model import empty_component
+from unirl.model_host.lazy_weights import CheckpointValues, weight_files
+from unirl.model_host.model_files import (
     check_filled,
     check_parts,
     check_vocabulary,

@@ -8,7 +8,7 @@ from typing import Any
 
 from unirl.core.limits import Reason
 from unirl.core.specs.plan import Plan, Stage
-from unirl.numerics.diffusion.pipeline_config import PipelineConfig
+from unirl.model_host.diffusion.pipeline_config import PipelineConfig
 
 __all__ = ["DiffusersConfig"]
 

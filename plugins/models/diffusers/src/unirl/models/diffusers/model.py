@@ -18,10 +18,10 @@ from unirl.core.errors import DataError, RecipeError, RunFailed
 from unirl.core.specs.check import check_config
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig, ScheduleConfig
-from unirl.numerics.diffusion.equal_forwards import in_groups
-from unirl.numerics.diffusion.pipeline_model import check_size, set_tiling
+from unirl.model_host.diffusion.equal_forwards import in_groups
+from unirl.model_host.diffusion.pipeline_model import check_size, set_tiling
+from unirl.model_host.model_files import dtype_of
 from unirl.numerics.media import load_picture
-from unirl.numerics.model_files import dtype_of
 
 from .checkpoint import find, load_pipeline
 from .config import DiffusersConfig

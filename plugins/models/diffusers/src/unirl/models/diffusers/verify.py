@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_map_only
 from unirl.core.errors import RecipeError
-from unirl.numerics.shape_run import shapes_only
+from unirl.model_host.shape_run import shapes_only
 
 from diffusers.utils import logging
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from diffusers import Flux2KleinPipeline
 from unirl.core.errors import RecipeError
-from unirl.numerics.diffusion.pipeline_files import PipelineFiles
-from unirl.numerics.model_files import read_json
+from unirl.model_host.diffusion.pipeline_files import PipelineFiles
+from unirl.model_host.model_files import read_json
 
 __all__ = ["FILES", "TEXT_LAYERS"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unirl.numerics.diffusion.pipeline_config import PipelineConfig
+from unirl.model_host.diffusion.pipeline_config import PipelineConfig
 
 __all__ = ["Flux2KleinConfig"]
 

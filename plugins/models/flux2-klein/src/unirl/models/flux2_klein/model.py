@@ -20,9 +20,9 @@ from unirl.core.types.array import Ragged
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
-from unirl.numerics.diffusion.equal_forwards import check_equal_forwards
-from unirl.numerics.diffusion.pipeline_files import chat_tokens
-from unirl.numerics.diffusion.pipeline_model import PipelineModel
+from unirl.model_host.diffusion.equal_forwards import check_equal_forwards
+from unirl.model_host.diffusion.pipeline_files import chat_tokens
+from unirl.model_host.diffusion.pipeline_model import PipelineModel
 
 from .checkpoint import FILES, TEXT_LAYERS
 from .config import Flux2KleinConfig

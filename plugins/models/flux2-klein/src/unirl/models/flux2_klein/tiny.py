@@ -13,7 +13,7 @@ from diffusers import AutoencoderKLFlux2, FlowMatchEulerDiscreteScheduler, Flux2
 from PIL import Image
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from unirl.core.types.data import MediaRef
-from unirl.numerics.tokens.miniature import byte_tokenizer
+from unirl.model_host.tokens.miniature import byte_tokenizer
 
 __all__ = ["media", "write"]
 

@@ -12,9 +12,9 @@ from typing import Any
 from diffusers import HunyuanVideoPipeline
 from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PROMPT_TEMPLATE
 from unirl.core.errors import RecipeError
-from unirl.numerics.diffusion.pipeline_config import PipelineConfig
-from unirl.numerics.diffusion.pipeline_files import PipelineFiles, check_prefix
-from unirl.numerics.model_files import check_vocabulary, read_json
+from unirl.model_host.diffusion.pipeline_config import PipelineConfig
+from unirl.model_host.diffusion.pipeline_files import PipelineFiles, check_prefix
+from unirl.model_host.model_files import check_vocabulary, read_json
 
 __all__ = ["FILES"]
 

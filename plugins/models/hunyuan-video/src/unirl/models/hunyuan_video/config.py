@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unirl.core.limits import limit
-from unirl.numerics.diffusion.pipeline_config import PipelineConfig
+from unirl.model_host.diffusion.pipeline_config import PipelineConfig
 
 __all__ = ["HunyuanVideoConfig", "HunyuanVideoOptions"]
 

@@ -10,8 +10,8 @@ from typing import ClassVar
 from unirl.core.limits import Reason, limit
 from unirl.core.specs.plan import Plan, Stage
 from unirl.core.types.sampling import LatentSamplingConfig
-from unirl.numerics.diffusion.pipeline_config import PipelineConfig
-from unirl.numerics.model_files import read_json
+from unirl.model_host.diffusion.pipeline_config import PipelineConfig
+from unirl.model_host.model_files import read_json
 
 __all__ = ["MODELS", "HunyuanVideo15Config", "HunyuanVideo15ImageConfig"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from unirl.numerics.diffusion.first_frame import FirstFrame
+from unirl.model_host.diffusion.first_frame import FirstFrame
 
 if TYPE_CHECKING:
     from torch import Tensor

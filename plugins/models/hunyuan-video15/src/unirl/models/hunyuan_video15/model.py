@@ -16,9 +16,9 @@ from torch import Tensor
 from unirl.core.errors import RecipeError
 from unirl.core.specs.spec import MODEL_PARTS, ModelPart
 from unirl.core.types.sampling import LatentSamplingConfig
-from unirl.numerics.diffusion.pipeline_files import PipelineFiles
-from unirl.numerics.diffusion.pipeline_model import PipelineModel, own_memory
-from unirl.numerics.diffusion.sequence_parallel import TokenSplit
+from unirl.model_host.diffusion.pipeline_files import PipelineFiles
+from unirl.model_host.diffusion.pipeline_model import PipelineModel, own_memory
+from unirl.model_host.diffusion.sequence_parallel import TokenSplit
 
 from .checkpoint import FILES
 from .config import HunyuanVideo15Config

@@ -11,9 +11,9 @@ from typing import Any
 
 from diffusers import QwenImageEditPipeline, QwenImageEditPlusPipeline, QwenImagePipeline
 from unirl.core.errors import RecipeError
-from unirl.numerics.diffusion.pipeline_config import PipelineConfig
-from unirl.numerics.diffusion.pipeline_files import PipelineFiles, check_prefix
-from unirl.numerics.model_files import check_vocabulary, read_json
+from unirl.model_host.diffusion.pipeline_config import PipelineConfig
+from unirl.model_host.diffusion.pipeline_files import PipelineFiles, check_prefix
+from unirl.model_host.model_files import check_vocabulary, read_json
 
 from .sources import images_and_text
 

@@ -18,7 +18,7 @@ from unirl.core.specs.spec import MODEL_PARTS, ModelPart
 from unirl.core.types.array import Ragged
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import LatentSamplingConfig
-from unirl.numerics.diffusion.equal_forwards import check_equal_forwards, in_groups
+from unirl.model_host.diffusion.equal_forwards import check_equal_forwards, in_groups
 
 from .checkpoint import EDIT_FILES, EDIT_PLUS_FILES
 from .config import QwenImageEditConfig, QwenImageEditPlusConfig

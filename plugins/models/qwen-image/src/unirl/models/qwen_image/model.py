@@ -16,9 +16,9 @@ from diffusers import QwenImageTransformer2DModel
 from torch import Tensor
 from unirl.core.specs.spec import MODEL_PARTS, ModelPart
 from unirl.core.types.sampling import LatentSamplingConfig
-from unirl.numerics.diffusion.pipeline_config import PipelineConfig
-from unirl.numerics.diffusion.pipeline_files import PipelineFiles
-from unirl.numerics.diffusion.pipeline_model import PipelineModel
+from unirl.model_host.diffusion.pipeline_config import PipelineConfig
+from unirl.model_host.diffusion.pipeline_files import PipelineFiles
+from unirl.model_host.diffusion.pipeline_model import PipelineModel
 
 from .checkpoint import FILES
 from .config import QwenImageConfig

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from unirl.core.specs.spec import ModelSpec
-from unirl.numerics.tokens.image_lm import ImageLmModel
+from unirl.model_host.tokens.image_lm import ImageLmModel
 
 from .config import QwenVlConfig
 from .plugin import QWEN3, SPEC

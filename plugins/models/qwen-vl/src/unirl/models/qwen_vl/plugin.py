@@ -26,8 +26,8 @@ def _spec(name: str, *, architecture: str, write: str, build: str) -> ModelSpec:
         tracks={"text": "text"},
         inputs={"text": {"condition": "needs"}},
         trainable="causal_lm",
-        lora_targets="unirl.numerics.module_names:trained_attention_layers",
-        wrap_blocks="unirl.numerics.module_names:unsplit_blocks",
+        lora_targets="unirl.model_host.module_names:trained_attention_layers",
+        wrap_blocks="unirl.model_host.module_names:unsplit_blocks",
         tiny=Miniature(
             write=f"unirl.models.qwen_vl.tiny:{write}",
             media="unirl.models.qwen_vl.tiny:media",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unirl.numerics.tokens.image_miniature import (
+from unirl.model_host.tokens.image_miniature import (
     CHAT_TEMPLATE,
     image_processor,
     media,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 from transformers.models.qwen3_vl import modeling_qwen3_vl
-from unirl.numerics.tokens.token_scores import TokenScores
+from unirl.model_host.tokens.token_scores import TokenScores
 
 __all__ = ["Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration"]
 

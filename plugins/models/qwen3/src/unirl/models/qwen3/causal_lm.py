@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3_moe import modeling_qwen3_moe
-from unirl.numerics.tokens.token_scores import TokenScores
+from unirl.model_host.tokens.token_scores import TokenScores
 
 __all__ = ["Qwen3ForCausalLM", "Qwen3MoeForCausalLM"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from unirl.numerics.tokens.causal_lm import CausalLmModel
+from unirl.model_host.tokens.causal_lm import CausalLmModel
 
 from .causal_lm import Qwen3ForCausalLM, Qwen3MoeForCausalLM
 from .config import Qwen3Config

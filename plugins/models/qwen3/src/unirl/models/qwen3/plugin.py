@@ -16,7 +16,7 @@ _CAPABILITIES = {
     Cap.CONDITIONS: Support.NO,
     Cap.LAZY_BUILD: Support.NATIVE,
 }
-_TARGETS, _BLOCKS = (f"unirl.numerics.module_names:{function}" for function in ("attention_layers", "unsplit_blocks"))
+_TARGETS, _BLOCKS = (f"unirl.model_host.module_names:{function}" for function in ("attention_layers", "unsplit_blocks"))
 
 SPEC = ModelSpec(
     name="qwen3",

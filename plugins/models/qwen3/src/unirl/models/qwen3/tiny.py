@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
-from unirl.numerics.tokens.miniature import byte_tokenizer, save_random
+from unirl.model_host.tokens.miniature import byte_tokenizer, save_random
 
 __all__ = ["CHAT_TEMPLATE", "write", "write_moe"]
 

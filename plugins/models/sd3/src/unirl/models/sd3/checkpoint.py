@@ -13,8 +13,8 @@ from diffusers import StableDiffusion3Pipeline
 from diffusers.utils import logging as diffusers_logging
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
-from unirl.numerics.diffusion.pipeline_config import pipeline_dtypes
-from unirl.numerics.model_files import (
+from unirl.model_host.diffusion.pipeline_config import pipeline_dtypes
+from unirl.model_host.model_files import (
     check_filled,
     check_parts,
     check_vocabulary,

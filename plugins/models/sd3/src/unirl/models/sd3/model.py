@@ -16,7 +16,7 @@ from torch import Tensor
 from unirl.core.errors import RecipeError
 from unirl.core.specs.spec import MODEL_PARTS, ModelPart
 from unirl.core.types.sampling import LatentSamplingConfig
-from unirl.numerics.diffusion.pipeline_model import PipelineModel
+from unirl.model_host.diffusion.pipeline_model import PipelineModel
 
 from .checkpoint import find, load_pipeline
 from .config import Sd3Config, Sd3Options

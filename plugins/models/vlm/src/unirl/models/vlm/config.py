@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unirl.numerics.tokens.image_lm_config import ImageLmConfig
+from unirl.model_host.tokens.image_lm_config import ImageLmConfig
 
 __all__ = ["VlmConfig"]
 

@@ -15,10 +15,10 @@ from unirl.core.errors import DataError, RecipeError
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import TextSamplingConfig
-from unirl.numerics.tokens.causal_lm_files import find
-from unirl.numerics.tokens.image_lm import ImageLmModel
-from unirl.numerics.tokens.scoring_class import scoring_class
-from unirl.numerics.tokens.verify import verify
+from unirl.model_host.tokens.causal_lm_files import find
+from unirl.model_host.tokens.image_lm import ImageLmModel
+from unirl.model_host.tokens.scoring_class import scoring_class
+from unirl.model_host.tokens.verify import verify
 
 from .config import VlmConfig
 from .plugin import SPEC

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from unirl.numerics.tokens.image_miniature import media, write_qwen3
+from unirl.model_host.tokens.image_miniature import media, write_qwen3
 
 __all__ = ["media", "write"]
 

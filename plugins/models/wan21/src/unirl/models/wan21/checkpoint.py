@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from diffusers import WanPipeline
-from unirl.numerics.diffusion.pipeline_files import PipelineFiles
+from unirl.model_host.diffusion.pipeline_files import PipelineFiles
 
 from .config import FROM_TEXT
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from unirl.core.limits import Reason, limit
 from unirl.core.specs.plan import Plan, Stage
-from unirl.numerics.diffusion.pipeline_config import PipelineConfig
+from unirl.model_host.diffusion.pipeline_config import PipelineConfig
 from unirl.numerics.diffusion.wan_checkpoint import WanTask, features_problems
 
 __all__ = ["FROM_FRAME", "FROM_TEXT", "Wan21Config", "Wan21I2VConfig"]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from diffusers import WanTransformer3DModel
 from unirl.core.specs.spec import MODEL_PARTS, ModelPart
-from unirl.numerics.diffusion.pipeline_files import PipelineFiles
+from unirl.model_host.diffusion.pipeline_files import PipelineFiles
 from unirl.numerics.diffusion.wan import WanModel
 
 from .checkpoint import FILES

@@ -10,9 +10,9 @@ from typing import ClassVar
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.plan import Plan, Stage
 from unirl.core.types.sampling import LatentSamplingConfig
-from unirl.numerics.diffusion.pipeline_config import PipelineConfig
+from unirl.model_host.diffusion.pipeline_config import PipelineConfig
+from unirl.model_host.model_files import read_json
 from unirl.numerics.diffusion.wan_checkpoint import WanTask
-from unirl.numerics.model_files import read_json
 
 __all__ = ["FROM_FRAME", "FROM_TEXT", "Wan22Config", "Wan22I2VConfig"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from unirl.core.errors import RecipeError
 from unirl.core.specs.spec import MODEL_PARTS, ModelPart
 from unirl.core.types.sampling import LatentSamplingConfig
-from unirl.numerics.diffusion.pipeline_files import PipelineFiles
+from unirl.model_host.diffusion.pipeline_files import PipelineFiles
 from unirl.numerics.diffusion.wan import WanModel
 
 from .checkpoint import FILES

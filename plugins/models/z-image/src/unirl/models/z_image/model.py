@@ -15,8 +15,8 @@ from diffusers import ZImageTransformer2DModel
 from torch import Tensor
 from unirl.core.specs.spec import MODEL_PARTS, ModelPart
 from unirl.core.types.sampling import LatentSamplingConfig
-from unirl.numerics.diffusion.pipeline_files import chat_tokens
-from unirl.numerics.diffusion.pipeline_model import PipelineModel
+from unirl.model_host.diffusion.pipeline_files import chat_tokens
+from unirl.model_host.diffusion.pipeline_model import PipelineModel
 
 from .checkpoint import FILES
 from .config import ZImageConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
 from transformers import Qwen3Config, Qwen3ForCausalLM
-from unirl.numerics.tokens.miniature import byte_tokenizer
+from unirl.model_host.tokens.miniature import byte_tokenizer
 
 __all__ = ["write"]
 

@@ -14,10 +14,10 @@ from transformers import CLIPConfig, CLIPModel, SiglipModel
 from transformers.utils import logging as transformers_logging
 from unirl.core.errors import RecipeError
 from unirl.core.specs.check import check_config
-from unirl.numerics.lazy_weights import empty_parameters
-from unirl.numerics.model_files import no_progress_bars, read_json
+from unirl.model_host.lazy_weights import empty_parameters
+from unirl.model_host.model_files import no_progress_bars, read_json
+from unirl.model_host.state_dicts import fill, read_tensors
 from unirl.numerics.pixels import widened
-from unirl.numerics.state_dicts import fill, read_tensors
 
 from .config import AestheticConfig, ClipScoreConfig, EncoderConfig, HpsV2Config, PickScoreConfig, SiglipConfig
 from .files import find_file, find_folder

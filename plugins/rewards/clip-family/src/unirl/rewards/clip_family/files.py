@@ -9,7 +9,7 @@ from typing import Any
 from huggingface_hub import hf_hub_download, snapshot_download
 from transformers import AutoTokenizer
 from unirl.core.errors import RecipeError
-from unirl.numerics.model_files import check_vocabulary, find_checkpoint
+from unirl.model_host.model_files import check_vocabulary, find_checkpoint
 
 __all__ = ["find_file", "find_folder", "load_tokenizer"]
 

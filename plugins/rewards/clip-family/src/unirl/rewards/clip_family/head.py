@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 from unirl.core.errors import RecipeError
-from unirl.numerics.state_dicts import fill
+from unirl.model_host.state_dicts import fill
 
 __all__ = ["build_head"]
 

@@ -18,10 +18,10 @@ from transformers.models.blip.modeling_blip import BlipVisionModel
 from transformers.models.blip.modeling_blip_text import BlipTextModel
 from unirl.core.errors import RecipeError
 from unirl.core.specs.check import check_config
-from unirl.numerics.lazy_weights import empty_parameters
-from unirl.numerics.model_files import read_json
+from unirl.model_host.lazy_weights import empty_parameters
+from unirl.model_host.model_files import read_json
+from unirl.model_host.state_dicts import fill, read_tensors
 from unirl.numerics.pixels import widened
-from unirl.numerics.state_dicts import fill, read_tensors
 
 from .config import ImageRewardConfig
 from .files import find_folder

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 from torch import Tensor
 from torch.nn.functional import pad
 from unirl.core.errors import RecipeError
-from unirl.numerics.model_files import read_json
+from unirl.model_host.model_files import read_json
 from unirl.numerics.pixels import resize
 
 __all__ = ["CLIP_MEAN", "CLIP_STD", "Preprocess"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from unirl.core.errors import RewardFailed
 from unirl.core.roles import ScoreInput, Scores
-from unirl.numerics.model_files import dtype_of
+from unirl.model_host.model_files import dtype_of
 from unirl.numerics.pixels import check_range, widened
 
 from .config import EncoderConfig

@@ -24,7 +24,7 @@ from transformers import (
     SiglipTokenizer,
 )
 from transformers.utils import logging as transformers_logging
-from unirl.numerics.model_files import no_progress_bars
+from unirl.model_host.model_files import no_progress_bars
 
 from .preprocess import CLIP_MEAN, CLIP_STD
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
 from transformers.utils import logging
 from unirl.core.errors import RecipeError, RewardFailed
-from unirl.numerics.model_files import no_progress_bars
+from unirl.model_host.model_files import no_progress_bars
 
 __all__ = ["Checkpoint", "load"]
 

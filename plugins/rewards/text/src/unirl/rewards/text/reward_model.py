@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 from unirl.core.errors import RecipeError, RewardFailed
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.check import check_config
-from unirl.numerics.model_files import no_progress_bars
+from unirl.model_host.model_files import no_progress_bars
 
 from .config import RewardModelConfig
 

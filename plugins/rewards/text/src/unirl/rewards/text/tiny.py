@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import Qwen3Config, Qwen3ForSequenceClassification
-from unirl.numerics.tokens.miniature import byte_tokenizer, save_random
+from unirl.model_host.tokens.miniature import byte_tokenizer, save_random
 
 __all__ = ["tokenizer", "write"]
 

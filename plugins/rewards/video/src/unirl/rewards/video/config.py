@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from unirl.core.limits import Reason, limit, one_of
 from unirl.core.specs.config import RewardConfig
-from unirl.numerics.model_files import DTYPES
+from unirl.model_host.model_files import DTYPES
 
 if TYPE_CHECKING:
     from unirl.core.specs.plan import Plan, Stage

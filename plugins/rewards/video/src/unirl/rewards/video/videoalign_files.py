@@ -14,9 +14,9 @@ from huggingface_hub import snapshot_download
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, Qwen2VLConfig, Qwen2VLModel
 from unirl.core.errors import RecipeError
-from unirl.numerics.lazy_weights import empty_parameters
-from unirl.numerics.model_files import dtype_of, find_checkpoint, read_json
-from unirl.numerics.state_dicts import fill, read_tensors
+from unirl.model_host.lazy_weights import empty_parameters
+from unirl.model_host.model_files import dtype_of, find_checkpoint, read_json
+from unirl.model_host.state_dicts import fill, read_tensors
 
 from .config import DIMENSIONS, VideoAlignConfig
 

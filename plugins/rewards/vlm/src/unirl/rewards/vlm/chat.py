@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoToke
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.utils.hub import cached_file
 from unirl.core.errors import RewardFailed
-from unirl.numerics.model_files import read_json
+from unirl.model_host.model_files import read_json
 
 from .question import Question
 

@@ -17,7 +17,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 from unirl.core.errors import RecipeError, RewardFailed
-from unirl.numerics.model_files import dtype_of, no_progress_bars
+from unirl.model_host.model_files import dtype_of, no_progress_bars
 
 from .chat import Chat, missing_weights
 from .config import AnswererConfig

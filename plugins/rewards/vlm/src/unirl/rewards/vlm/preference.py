@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 from unirl.core.errors import RecipeError, RewardFailed
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.check import check_config
-from unirl.numerics.model_files import dtype_of, no_progress_bars
+from unirl.model_host.model_files import dtype_of, no_progress_bars
 
 from .chat import Chat, missing_weights
 from .config import REWARD_TOKEN, EditRewardConfig, HeadConfig, Hpsv3Config, instruction_of

@@ -18,7 +18,7 @@ from transformers import (
     Qwen2VLImageProcessorPil,
 )
 from transformers.utils import logging as transformers_logging
-from unirl.numerics.model_files import no_progress_bars
+from unirl.model_host.model_files import no_progress_bars
 
 if TYPE_CHECKING:
     from .config import HeadConfig

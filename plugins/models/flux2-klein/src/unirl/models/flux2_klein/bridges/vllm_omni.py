@@ -61,7 +61,7 @@ class Flux2KleinInVllmOmni(Sources):
 
     def velocity(self, pipeline: Any, x: Tensor, sigma: Tensor, conditions: Mapping[str, Any]) -> Tensor:
         """Rows whose sources have equal positions go through the transformer together."""
-        from unirl.numerics.diffusion.equal_forwards import in_groups
+        from unirl.model_host.diffusion.equal_forwards import in_groups
 
         keys = [ids.cpu().numpy().tobytes() for ids in conditions.get("source_ids", [torch.empty(0)] * len(x))]
         return in_groups(keys, lambda rows: self._velocity(pipeline, x[rows], sigma[rows], conditions, rows))

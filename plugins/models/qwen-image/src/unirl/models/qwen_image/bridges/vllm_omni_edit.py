@@ -47,7 +47,7 @@ class QwenImageEditInVllmOmni(EditSources, QwenImageInVllmOmni):
     def velocity(self, pipeline: Any, x: Tensor, sigma: Tensor, conditions: Mapping[str, Any]) -> Tensor:
         """Rows whose sources have equal shapes go through the transformer together."""
         from torch.nn.utils.rnn import pad_sequence
-        from unirl.numerics.diffusion.equal_forwards import in_groups
+        from unirl.model_host.diffusion.equal_forwards import in_groups
 
         shapes = [tuple(map(tuple, own.tolist())) for own in conditions["source_shapes"]]
 

@@ -1,0 +1,402 @@
+"""Building the parts of a plan, and closing them."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from unirl.core.errors import PlanRejected, RunFailed, UniRLError
+from unirl.core.match.mismatch_bounds import train_settings
+from unirl.core.roles import (
+    Algorithm,
+    Backend,
+    Engine,
+    LazyBackend,
+    Model,
+    Reward,
+    WeightUpdate,
+    lazy_model,
+    verified_model,
+)
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.config import PartConfig
+from unirl.core.specs.plan import Choice, Learner, Plan, Stage
+from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.core.types.weights import MadeTensors, checksum
+
+from .parts import Launcher, NoEngine, Parts, attributed, load, shares_weights
+from .reward_guard import GuardedReward, errors_under
+from .scoring import MediaScore
+from .teachers import check_teachers
+
+if TYPE_CHECKING:
+    from unirl.core.plugins.catalog import Catalog
+    from unirl.core.specs.spec import ModelPart, Spec
+    from unirl.core.types.array import Array
+    from unirl.core.types.media import MediaKind
+
+__all__ = [
+    "build_algorithms",
+    "build_part",
+    "build_parts",
+    "build_rewards",
+    "built_parts",
+    "gradient_score",
+    "reward_weights",
+    "with_batch_invariance",
+    "with_run_folder",
+]
+
+
+@contextmanager
+def built_parts(plan: Plan, *, catalog: Catalog) -> Generator[Parts]:
+    """The parts of a plan, built by its launcher or in this process, and closed at the end."""
+    launcher: Launcher | None = build_part(plan.launcher, catalog) if plan.launcher else None
+    try:
+        parts = launcher.launch(plan, catalog=catalog) if launcher else build_parts(plan, catalog=catalog)
+        try:
+            yield parts
+        finally:
+            _close(parts, plan)
+    finally:
+        if launcher is not None:
+            launcher.close()
+
+
+def build_parts(
+    plan: Plan,
+    *,
+    catalog: Catalog,
+    rewards: Literal["all", "backpropagated", "none"] = "all",
+    with_engine: bool = True,
+    lazy: bool = False,
+    offload: bool = False,
+) -> Parts:
+    """Build the parts of a plan in this process. What was built before an error is closed again.
+
+    rewards: where another process scores, only those that a loss backpropagates, or none if no loss is computed.
+    with_engine: False where another process generates.  lazy: this process is one of several
+    ranks that train, so the model is built without values and the backend fills in this rank's shards, if both can; a
+    teacher is sharded by the backend of its first student.
+    offload: offload each backend before the next one is built.
+
+    A model whose weights nothing here computes with is built without values, if it can, and gets no backend.
+    """
+    import torch
+
+    if plan.run.threads:
+        torch.set_num_threads(plan.run.threads)
+    # Adapters are initialised from torch's global generator; all later noise is counter-based.
+    torch.manual_seed(plan.run.seed)  # pyright: ignore[reportUnknownMemberType]
+    device = _device(plan.run.device)
+    models: dict[str, Model] = {}
+    backends: dict[str, Backend] = {}
+    engines: dict[str, Engine] = {}
+    algorithms: dict[str, Algorithm] = {}
+    scorers: dict[str, Reward] = {}
+    parts = Parts(
+        models=models,
+        backends=backends,
+        engines=engines,
+        algorithms=algorithms,
+        rewards=scorers,
+        reward_weights=reward_weights(plan),
+    )
+    try:
+        taught: list[tuple[Learner, Model]] = []
+        for name, learner in plan.learners.items():
+            is_used = _is_used(plan, name, with_engine=with_engine, with_losses=rewards != "none")
+            keeper = _keeper(plan, learner, with_engine=with_engine) if lazy else learner
+            empty = (learner.model, keeper.backend) if is_used else (learner.model,)
+            is_lazy = (lazy or not is_used) and all(
+                part is not None and part.spec.support(Cap.LAZY_BUILD) is Support.NATIVE for part in empty
+            )
+            context: dict[str, Any] = {"lazy": True} if is_lazy else {}
+            if learner.model.spec.optional_parts:
+                context["serves"] = _serves(plan, name, with_engine=with_engine, with_losses=rewards != "none")
+            models[name] = model = build_part(learner.model, catalog, device=device, **context)
+            if learner.backend is None:
+                _freeze(model)
+                if is_lazy and is_used:
+                    taught.append((keeper, model))
+            elif is_used:
+                # A worker that generates may have none of the stages that train the model.
+                stages = [stage for stage in (*plan.trained, *plan.stages) if stage.learner.name == name]
+                train = train_settings(stages[0])
+                backends[name] = build_part(
+                    learner.backend, catalog, model=model, train=train, steps=plan.run.max_steps, seed=plan.run.seed
+                )
+                if is_lazy:
+                    _verify(model)
+                if offload:
+                    backends[name].offload()
+            elif learner.backend.config.trains == "full":
+                # As a backend keeps them: engines start in the dtype of the updates that they will be sent.
+                for param in model.trainable.parameters():
+                    param.data = param.data.float() if param.requires_grad else param.data
+        for keeper, model in taught:
+            cast("LazyBackend", backends[keeper.name]).hold_frozen(lazy_model(model))
+            _verify(model)
+        check_teachers(plan, models)
+        backpropagated = {key for stage in plan.trained for key in _backpropagated(plan, stage)}
+        keys = {"all": plan.rewards.keys(), "backpropagated": backpropagated, "none": ()}[rewards]
+        for key in plan.rewards:
+            if key in keys:
+                scorers |= build_rewards(plan, catalog=catalog, keys=[key])
+        if with_engine:
+            for name, engine in _engines(plan, models, catalog=catalog, device=device):
+                engines[name] = engine
+        else:
+            engines.update({stage.name: NoEngine() for stage in plan.stages})
+        algorithms |= build_algorithms(plan, catalog=catalog, rewards=None if rewards == "none" else scorers)
+        return parts
+    except BaseException:
+        _close(parts, plan)
+        raise
+
+
+def _verify(model: Model) -> None:
+    """Of a lazily built model that has its values now. Collective over the ranks that share it."""
+    if model.spec.verifies_values:
+        verified_model(model).verify()
+
+
+def _is_used(plan: Plan, learner: str, *, with_engine: bool, with_losses: bool) -> bool:
+    """Whether this process computes with the weights of a model: it samples, teaches or trains."""
+    own = [stage for stage in plan.stages if stage.learner.name == learner]
+    samples = _samples(plan, learner, with_engine=with_engine)
+    teaches = any(stage.teacher is not None and stage.teacher.name == learner for stage in plan.stages)
+    # Without engine and losses it answers for reference policies.
+    asked = [stage for stage in own if with_losses or (not with_engine and stage.needs.reference != "none")]
+    return samples or teaches or any(stage.backend is not None for stage in asked)
+
+
+def _samples(plan: Plan, learner: str, *, with_engine: bool) -> bool:
+    """Whether an engine of this process reads the weights of a model."""
+    own = [stage for stage in plan.stages if stage.learner.name == learner]
+    return with_engine and any(stage.engine.spec.reads_weights for stage in own)
+
+
+def _keeper(plan: Plan, learner: Learner, *, with_engine: bool) -> Learner:
+    """Whose backend shards a model over the ranks: its own, or the first student's of a teacher that does not sample
+    here, where ranks could call it unequally often."""
+    if learner.backend is None and not _samples(plan, learner.name, with_engine=with_engine):
+        for stage in plan.trained:
+            if stage.teacher is not None and stage.teacher.name == learner.name:
+                return stage.learner
+    return learner
+
+
+def _serves(plan: Plan, learner: str, *, with_engine: bool, with_losses: bool) -> frozenset[ModelPart]:
+    """The optional parts of a model that this process uses."""
+    parts: set[ModelPart] = set()
+    if with_engine:
+        stages = [stage for stage in plan.stages if stage.learner.name == learner]
+        parts.update(*(stage.engine.spec.parts_of(stage.model.spec) for stage in stages))
+    trained = [stage for stage in plan.trained if stage.learner.name == learner]
+    if with_losses and any(stage.needs.reward == "differentiable" for stage in trained):
+        parts.add("decode")
+    return frozenset(parts)
+
+
+def _engines(plan: Plan, models: Mapping[str, Model], *, catalog: Catalog, device: Any) -> Iterator[tuple[str, Engine]]:
+    """Each stage and its engine. Stages of one model that chose the same section share it."""
+    built: dict[tuple[str, str], Engine] = {}
+    for stage in plan.stages:
+        key, model = (stage.engine.key, stage.learner.name), models[stage.learner.name]
+        if is_new := key not in built:
+            built[key] = build_part(stage.engine, catalog, model=model, device=device)
+        yield stage.name, built[key]
+        if is_new and stage.backend is None and not shares_weights(stage):
+            load(built[key], stage, _frozen_weights(model))
+
+
+def _frozen_weights(model: Model) -> WeightUpdate:
+    """Of a model that nothing trains; they stay at version 0. Of one without values, read when they are asked for."""
+    held = {name: weight.detach() for name, weight in model.trainable.named_parameters()}
+
+    def read(name: str) -> Array:
+        tensor = held[name].new_empty(held[name].shape, device="cpu")
+        lazy_model(model).fill({name: tensor})
+        return tensor
+
+    is_empty = any(weight.is_meta for weight in held.values())
+    tensors = MadeTensors({name: partial(read, name) for name in held}, forms=held) if is_empty else held
+    return WeightUpdate(version=0, tensors=tensors, kind="full", checksum=checksum(tensors))
+
+
+def _freeze(model: Model) -> None:
+    """No gradient and no dropout in a model that nothing trains."""
+    module = model.trainable
+    module.requires_grad_(False)
+    module.eval()
+
+
+def build_rewards(plan: Plan, *, catalog: Catalog, keys: Collection[str] | None = None) -> dict[str, Reward]:
+    """Build only the rewards of a plan, by key. keys: of those to build; None is all."""
+    device = _device(plan.run.device)
+    result: dict[str, Reward] = {}
+    for key, choice in plan.rewards.items():
+        if keys is not None and key not in keys:
+            continue
+        with errors_under(choice.key, name=choice.name):
+            spec = dataclasses.replace(choice.spec, parts=(*choice.spec.parts, *choice.config.further_parts()))
+            result[key] = GuardedReward(choice.key, build_part(choice, catalog, device=device), spec=spec)
+    return result
+
+
+def reward_weights(plan: Plan, *, step: int | None = None) -> dict[str, float]:
+    """Weight of each reward in the combined reward of a step; without one, that of the recipe."""
+    configs = {key: choice.config for key, choice in plan.rewards.items()}
+    return {key: float(one.weight if step is None else one.weight_at(step)) for key, one in configs.items()}
+
+
+def build_algorithms(
+    plan: Plan, *, catalog: Catalog, rewards: Mapping[str, Reward] | None = None
+) -> dict[str, Algorithm]:
+    """Build only the algorithms of a plan, by stage; they turn rewards into advantages and losses.
+
+    rewards: for those that backpropagate them; None where no loss is computed.
+    """
+    weights = reward_weights(plan)
+    result: dict[str, Algorithm] = {}
+    for stage in plan.trained:
+        assert stage.algorithm is not None
+        credited = (child.name for child in plan.children(stage.name) if child.settings.credit != "none")
+        result[stage.name] = build_part(
+            stage.algorithm,
+            catalog,
+            advantage=stage.advantage,
+            reward_weights={key: weights[key] for key in stage.rewards} | dict.fromkeys(credited, 1.0),
+            train=train_settings(stage),
+            seed=plan.run.seed,
+            **({"score": gradient_score(plan, stage, rewards)} if stage.needs.reward == "differentiable" else {}),
+        )
+    return result
+
+
+def _backpropagated(plan: Plan, stage: Stage) -> list[str]:
+    """Keys of the rewards whose gradient the loss of a stage takes, and of their gates."""
+    if stage.needs.reward != "differentiable":
+        return []
+    keys = [key for key in stage.rewards if plan.rewards[key].config.weight]
+    for key in keys:
+        gate = plan.rewards[key].config.gate.reward
+        if gate and gate not in keys:
+            keys.append(gate)
+    return keys
+
+
+def gradient_score(plan: Plan, stage: Stage, rewards: Mapping[str, Reward] | None) -> MediaScore | None:
+    """The score that the loss of a stage backpropagates, of rewards by key; None without them."""
+    if rewards is None:
+        return None
+    keys, weights = _backpropagated(plan, stage), reward_weights(plan)
+    fps = stage.sampling.fps if isinstance(stage.sampling, LatentSamplingConfig) else 0.0
+    return MediaScore(
+        rewards={key: rewards[key] for key in keys},
+        weights={key: weights[key] for key in keys},
+        kind=cast("MediaKind", stage.medium),
+        rate=(fps or stage.model.spec.fps or None) if stage.medium == "video" else None,
+        choices=plan.rewards,
+    )
+
+
+def build_part(choice: Choice[Spec, PartConfig], catalog: Catalog, **context: Any) -> Any:
+    """One part of a plan, by the `build` of its spec. Raises RunFailed for any error that is not the user's."""
+    build = catalog.resolve(choice.spec.build)
+    try:
+        part = build(choice.config, **context)
+    except UniRLError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise RunFailed(
+            f"{choice.key}: {choice.spec.kind} {choice.name!r} could not be built: {type(error).__name__}: {error}"
+        ) from error
+    if part is None:
+        raise RunFailed(f"{choice.key}: {choice.spec.build!r} returned None, expected a {choice.spec.kind}.")
+    return part
+
+
+def with_batch_invariance(plan: Plan) -> Plan:
+    """The plan with `engine.batch_invariant` set if the run is batch-invariant and the engine has such a mode."""
+    if not plan.run.batch_invariant:
+        return plan
+    return plan.with_stages(
+        lambda stage: _with_engine(
+            stage, {"batch_invariant": True} if "batch_invariant" in vars(stage.engine.config) else {}
+        )
+    )
+
+
+def with_run_folder(plan: Plan, folder: Path) -> Plan:
+    """The plan with this run folder as `run.dir`, which also replaces `{run}` in its engines' settings.
+
+    With several stages `{part}` gets the stage before it, so that two engines of one kind do not share a file.
+    """
+    path = str(folder.resolve())
+    return dataclasses.replace(plan, run=dataclasses.replace(plan.run, dir=path)).with_stages(
+        lambda stage: _with_engine(
+            stage,
+            {
+                name: text.replace("{part}", plan.prefix(stage) + "{part}").replace("{run}", path)
+                for name, text in vars(stage.engine.config).items()
+                if isinstance(text, str) and "{run}" in text
+            },
+        )
+    )
+
+
+def _with_engine(stage: Stage, settings: Mapping[str, Any]) -> Stage:
+    """The stage with these settings of its engine."""
+    if not settings:
+        return stage
+    config = dataclasses.replace(stage.engine.config, **settings)
+    return dataclasses.replace(stage, engine=dataclasses.replace(stage.engine, config=config))
+
+
+def _close(parts: Parts, plan: Plan) -> None:
+    """Close every part. The first failure is raised, or added as a note to the error that ends the run."""
+    ending, failures = sys.exception(), list[UniRLError]()
+    owned: list[tuple[str, Engine | Reward | Backend]] = []
+    engines = {id(parts.engines[stage.name]): stage for stage in plan.stages if stage.name in parts.engines}
+    owned += [(f"engine {stage.engine.name!r}", parts.engines[stage.name]) for stage in engines.values()]
+    owned += [(f"reward.{key}", reward) for key, reward in parts.rewards.items()]
+    owned += [(_backend_name(plan.learners[name]), backend) for name, backend in parts.backends.items()]
+    for owner, part in owned:
+        try:
+            with attributed(owner, phase="close"):
+                part.close()
+        except UniRLError as error:
+            failures.append(error)
+    if ending is not None:
+        for failure in failures:
+            ending.add_note(str(failure))
+    elif failures:
+        raise failures[0]
+
+
+def _backend_name(learner: Learner) -> str:
+    assert learner.backend is not None
+    return f"backend {learner.backend.name!r}"
+
+
+def _device(asked: str) -> Any:
+    import torch
+
+    if asked == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(asked)
+    except RuntimeError as error:
+        raise PlanRejected(f"run.device: got {asked!r}, expected `auto`, `cpu`, `cuda` or `cuda:N`.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise PlanRejected(
+            f"run.device: got {asked!r}, but torch {torch.__version__} finds no CUDA device here; use `auto` or `cpu`."
+        )
+    return device

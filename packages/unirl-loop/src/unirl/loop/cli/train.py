@@ -1,0 +1,122 @@
+"""`unirl train`: run a recipe or a sweep over one, or resume a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from unirl.core.cli.config_dump import dump_config, dump_options
+from unirl.core.cli.discovery import discover, plugins_dir_option
+from unirl.core.errors import CheckpointError, RecipeError
+
+from .running import refuse_unless_matched, run_plan
+
+if TYPE_CHECKING:
+    from ..run import RunResult
+    from .progress import RunSummary
+
+__all__ = ["command"]
+
+
+@click.command("train")
+@click.argument("recipe", required=False)
+@click.argument("overrides", nargs=-1)
+@click.option("--resume", type=click.Path(path_type=Path), help="Resume the run in this folder, or one checkpoint.")
+@click.option("--multirun", "-m", is_flag=True, help="Run every combination of `a=1,2`, `range(...)`, `choice(...)`.")
+@click.option("--make-env", is_flag=True, help="First create the engine's Python environment if it is missing.")
+@plugins_dir_option
+@dump_options
+@click.pass_context
+def command(
+    ctx: click.Context,
+    recipe: str | None,
+    overrides: tuple[str, ...],
+    resume: Path | None,
+    multirun: bool,
+    make_env: bool,
+    **dump: Any,
+) -> None:
+    """Train RECIPE with these OVERRIDES, in Hydra's syntax: `engine=sglang algorithm.clip_range=1e-4`.
+
+    Ctrl-C finishes the current step and saves; `--resume FOLDER` continues exactly from there, with the recipe and
+    overrides of that run unless others are given.
+    """
+    _refuse_ranks()
+    if resume is not None and multirun:
+        raise click.UsageError("--resume continues one run, --multirun starts several; use only one of them.")
+    if multirun and make_env:
+        raise click.UsageError("--make-env does not work with --multirun; first run `unirl engine-env`.")
+    if multirun and any(dump.values()):
+        raise click.UsageError("--cfg, --info, --resolve and --package show one plan; remove --multirun.")
+    if resume is not None:
+        recipe, overrides = _recorded(resume, recipe, overrides)
+    if recipe is None:
+        raise click.UsageError("Name a recipe, such as `unirl train quickstart`; `unirl recipes` lists them.")
+    catalog = discover()
+    if multirun:
+        from .sweep import run_sweep
+
+        ctx.exit(run_sweep(recipe, overrides, catalog=catalog))
+    if dump_config(recipe, overrides, catalog=catalog, **dump):
+        return
+    from unirl.core.recipe.compose import compose
+
+    plan = compose(recipe, overrides, catalog=catalog)
+    refuse_unless_matched(plan, catalog=catalog)
+    if make_env:
+        from unirl.core.cli.preflight import make_environments
+
+        make_environments(plan, catalog=catalog)
+    result, summary = run_plan(plan, overrides=overrides, resume=resume, catalog=catalog)
+    _say_how_it_ended(result, summary)
+    asked_to_stop = plan.run.stop_at > 0 and result.step >= plan.run.stop_at
+    ctx.exit(0 if result.status == "done" or asked_to_stop else 1)
+
+
+def _refuse_ranks() -> None:
+    """Refuse to start under torchrun, where every process would start a whole run."""
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if "RANK" in os.environ and ranks != "1":
+        raise RecipeError(
+            f"WORLD_SIZE={ranks}: this is one of {ranks} torchrun processes, and each would start a whole run. "
+            "Start `unirl train` once, with `launcher=ray launcher.train_ranks=N`: it starts the ranks itself. If "
+            "you are not using torchrun, unset RANK and WORLD_SIZE."
+        )
+
+
+def _recorded(resume: Path, recipe: str | None, overrides: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Recipe and overrides to resume with: those given, else those of the run followed by further overrides."""
+    if recipe is not None and ("=" in recipe or recipe.startswith(("+", "~"))):
+        recipe, overrides = None, (recipe, *overrides)
+    if recipe is not None:
+        return recipe, overrides
+    # A checkpoint lies in <run folder>/checkpoints/.
+    folder = resume.parent.parent if resume.parent.name == "checkpoints" else resume
+    file = folder / "recipe.json"
+    if not file.is_file():
+        raise CheckpointError(f"--resume {resume}: there is no {file}; give the folder that a run printed.")
+    try:
+        recorded = json.loads(file.read_text(encoding="utf-8"))
+        # `run.stop_at` has been reached; the resumed run must not stop there again.
+        kept = [override for override in recorded["overrides"] if not override.startswith("run.stop_at=")]
+        return recorded["recipe"], (*kept, *overrides)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{file}: cannot be read as the recipe of a run ({error}); "
+            f"name the recipe: `unirl train RECIPE --resume {resume}`."
+        ) from error
+
+
+def _say_how_it_ended(result: RunResult, summary: RunSummary) -> None:
+    lines = summary.lines()
+    if result.status == "done":
+        lines.append(f"done      {result.step} steps")
+    else:
+        lines.append(f"stopped   after step {result.step}, saved; resume with `{result.resume_command}`")
+    lines.append(f"folder    {result.folder}")
+    lines += [f"          {page}" for page in sorted(result.folder.glob("*.html"))]
+    sys.stdout.write("\n".join(lines) + "\n")

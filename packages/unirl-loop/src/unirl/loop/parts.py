@@ -1,0 +1,242 @@
+"""The objects of a run, who makes them, generating with the engine, and syncing the weights that sample to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from unirl.core.errors import EchoMismatch, RunFailed, UniRLError
+from unirl.core.roles import Algorithm, Backend, Engine, Model, Policy, Reward, WeightReceipt, WeightUpdate
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.types.rollout import verify_echo
+
+if TYPE_CHECKING:
+    from unirl.core.plugins.catalog import Catalog
+    from unirl.core.specs.plan import Plan, Stage
+    from unirl.core.types.request import Request
+    from unirl.core.types.track import Track
+
+__all__ = [
+    "Launcher",
+    "NoEngine",
+    "Noted",
+    "Parts",
+    "StageParts",
+    "attributed",
+    "generate",
+    "kept_weights",
+    "load",
+    "sampled_policy",
+    "shares_weights",
+    "sync_weights",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noted:
+    """What a launcher measured and noticed since it was last asked."""
+
+    metrics: Mapping[str, float]
+    """For the step that ends now."""
+    findings: Sequence[str] = ()
+    """What a user should know, such as a worker that was replaced."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageParts:
+    """The objects of one stage."""
+
+    model: Model
+    backend: Backend
+    engine: Engine
+    algorithm: Algorithm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The objects of a run."""
+
+    models: Mapping[str, Model]
+    """By learner."""
+    backends: Mapping[str, Backend]
+    """By learner, for those that train."""
+    engines: Mapping[str, Engine]
+    """By stage; stages of one model and one choice share an object."""
+    algorithms: Mapping[str, Algorithm]
+    """By stage, for those that are trained on."""
+    rewards: Mapping[str, Reward]
+    reward_weights: Mapping[str, float]
+    sync: Callable[[Stage], None] | None = None
+    """Brings the weights that train to a stage's engine that lives elsewhere and sets its version; checks what it then
+    holds. None: the engine shares the weights, or takes them by `load_weights`, in this process."""
+    noted: Callable[[], Noted] | None = None
+    """What moving data and weights took; the loop asks once a step."""
+    generating: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a rollout is made on another thread: the engine's weights must stay as they are."""
+
+    def version(self, stage: Stage, policy: Policy | None = None) -> int:
+        """Version of the weights that a stage samples with, or of another policy of its model; 0 of a frozen one."""
+        backend = self.backends.get(stage.learner.name)
+        return 0 if backend is None else backend.version_of(policy or stage.needs.sampler)
+
+    @property
+    def only(self) -> StageParts:
+        """The parts of a run with one stage that trains."""
+        ((stage, engine),), ((learner, backend),) = self.engines.items(), self.backends.items()
+        return StageParts(model=self.models[learner], backend=backend, engine=engine, algorithm=self.algorithms[stage])
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """Optimizer steps that each learner has taken."""
+        return {name: backend.version for name, backend in self.backends.items()}
+
+
+class Launcher(Protocol):
+    """Makes the parts of a plan where they are to run. Build: `build(config) -> Launcher`.
+
+    The parts that it gives fit the same roles as those of one process; the loop does not see the difference.
+    """
+
+    def launch(self, plan: Plan, *, catalog: Catalog) -> Parts:
+        """Start whatever is needed and build every part.
+
+        Raises PlanRejected, before anything starts, when it cannot fit. Called once. What was started before an error
+        is stopped again.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop everything that was started. No process is left, whatever happened before. May be called twice."""
+        ...
+
+
+@contextmanager
+def attributed(owner: str, *, phase: str) -> Generator[None]:
+    """What fails inside is `owner`'s: errors that do not say so themselves become a RunFailed that does."""
+    try:
+        yield
+    except UniRLError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise RunFailed(f"{owner} failed in phase {phase!r}: {type(error).__name__}: {error}", phase=phase) from error
+
+
+class NoEngine:
+    """In place of the engine, in a process that generates nothing."""
+
+    version = 0
+
+    def generate(self, request: Request) -> Track:
+        raise RuntimeError("rollouts are made by other processes")
+
+    def load_weights(self, update: WeightUpdate) -> WeightReceipt:
+        raise RuntimeError("rollouts are made by other processes")
+
+    def sleep(self) -> None:
+        """Nothing to free."""
+
+    def wake(self) -> None:
+        """Nothing was freed."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def generate(engine: Engine, request: Request, *, parent: str | None = None) -> Track:
+    """The track of a request. parent: the stage that it goes on from.
+
+    Raises EchoMismatch when the engine did not use what the request said.
+    """
+    track = engine.generate(request)
+    verify_echo(request, track)
+    return dataclasses.replace(track, parent_track=parent)
+
+
+def sync_weights(parts: Parts, plan: Plan) -> None:
+    """Give every engine the weights of the policy that samples, and check that it holds just those.
+
+    Nothing to do where it shares them, `sampled_policy` switches them, and for a frozen model. Never while a rollout is
+    made on another thread.
+    """
+    assert not parts.generating.locked(), "weights updated while a rollout is in flight"
+    for stage in plan.stages:
+        engine, version = parts.engines[stage.name], parts.version(stage)
+        if stage.backend is None or engine.version == version:
+            continue
+        if parts.sync is not None:
+            parts.sync(stage)
+        elif shares_weights(stage):
+            engine.version = version
+        else:
+            load(parts.engines[stage.name], stage, _exported(parts, stage, policy=stage.needs.sampler))
+
+
+@contextmanager
+def sampled_policy(parts: Parts, stage: Stage, policy: Policy | None = None) -> Generator[None]:
+    """Within the block the stage's engine samples with the weights of this policy; call `sync_weights` before.
+
+    policy: None is the one that samples rollouts.
+    An engine that shares the trained module samples inside `Backend.policy`. One with weights of its own holds those of
+    the policy that samples rollouts; it is sent any others, and those again afterwards. A frozen model has one policy.
+    Raises RecipeError for a policy that the backend does not keep.
+    """
+    backend, engine, sampler = parts.backends.get(stage.learner.name), parts.engines[stage.name], stage.needs.sampler
+    policy = policy or sampler
+    is_shared = parts.sync is None and shares_weights(stage)
+    if backend is None or (policy == sampler and (policy == "live" or not is_shared)):
+        yield
+    elif parts.sync is not None:
+        with backend.policy(policy):
+            yield
+    elif is_shared:
+        synced = engine.version
+        with backend.policy(policy):
+            engine.version = backend.version_of(policy)
+            try:
+                yield
+            finally:
+                engine.version = synced
+    else:
+        load(engine, stage, _exported(parts, stage, policy=policy))
+        yield
+        load(engine, stage, _exported(parts, stage, policy=sampler))
+
+
+def kept_weights(parts: Parts, stage: Stage) -> Callable[[], None]:
+    """A copy of the weights that sample now, for an engine that is busy: what is returned gives them to it, once.
+
+    Not where a launcher brings them, which it does at once only, nor for an engine that shares them.
+    """
+    assert parts.sync is None and not shares_weights(stage)
+    update = _exported(parts, stage, policy=stage.needs.sampler)
+    kept = dataclasses.replace(update, tensors=dict(update.tensors))
+    return lambda: load(parts.engines[stage.name], stage, kept)
+
+
+def shares_weights(stage: Stage) -> bool:
+    """Whether a stage's engine samples with the module of its model, not with weights of its own."""
+    return stage.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE
+
+
+def _exported(parts: Parts, stage: Stage, *, policy: Policy) -> WeightUpdate:
+    assert stage.backend is not None
+    # The reference is what adapters are added to, and has none.
+    lora = stage.engine.spec.support(Cap.WEIGHTS_LORA) is Support.NATIVE and policy != "reference"
+    is_full = stage.backend.config.trains == "full"
+    return parts.backends[stage.learner.name].export_weights(
+        policy=policy, kind="full" if is_full else ("lora" if lora else "merged")
+    )
+
+
+def load(engine: Engine, stage: Stage, update: WeightUpdate) -> None:
+    """Give a stage's engine these weights. Raises EchoMismatch when it then holds others."""
+    receipt = engine.load_weights(update)
+    if (receipt.version, receipt.checksum) != (update.version, update.checksum):
+        raise EchoMismatch(
+            f"weights: version {update.version} with checksum {update.checksum} was sent; engine {stage.engine.name!r} "
+            f"holds version {receipt.version} with checksum {receipt.checksum}."
+        )

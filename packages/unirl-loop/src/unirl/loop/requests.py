@@ -1,0 +1,227 @@
+"""Turning prompts, and samples of a parent stage, into requests: groups, ids, noise keys, SDE steps.
+
+Pure functions of the step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import struct
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from unirl.core.errors import BatchError, DataError, RecipeError
+from unirl.core.roles import diffusion_model, text_model
+from unirl.core.types.data import MediaRef, Prompt
+from unirl.core.types.inputs import Inputs, distinct
+from unirl.core.types.request import LatentRequest, Request, TextRequest
+from unirl.core.types.sampling import SamplingConfig, TextSamplingConfig
+from unirl.numerics.diffusion.request import plan_latents
+
+if TYPE_CHECKING:
+    from unirl.core.roles import Model, Policy, TextModel
+    from unirl.core.specs.plan import Plan, Stage
+    from unirl.core.types.track import Track
+
+    from .parts import Parts
+
+__all__ = ["build_request", "child_request", "evaluation_requests", "sample_seed", "step_requests"]
+
+
+def step_requests(parts: Parts, plan: Plan, prompts: Sequence[Prompt], *, step: int) -> dict[str, Request]:
+    """Stage -> its request of a step to the engine, for stages made from prompts and the weights that sample now."""
+    return {
+        stage.name: build_request(
+            prompts,
+            track=stage.name,
+            sampling=stage.sampling,
+            samples_per_prompt=stage.samples,
+            model=parts.models[stage.learner.name],
+            trajectory=stage.needs.trajectory,
+            seed=plan.run.seed,
+            rollout=step,
+            policy_version=parts.version(stage),
+        )
+        for stage in plan.stages
+        if stage.parent is None
+    }
+
+
+def evaluation_requests(parts: Parts, plan: Plan, prompts: Sequence[Prompt]) -> dict[str, Request]:
+    """Stage -> its request of an evaluation to the engine, for stages made from prompts, the current weights of
+    `eval.policy` and the same noise every time.
+
+    prompts: the held-out ones, of which the first `eval.num_prompts` are taken.
+    """
+    policy = cast("Policy", plan.eval.policy)
+    return {
+        stage.name: build_request(
+            prompts[: plan.eval.num_prompts or len(prompts)],
+            track=stage.name,
+            sampling=stage.evaluation,
+            samples_per_prompt=plan.eval.samples_per_prompt,
+            model=parts.models[stage.learner.name],
+            trajectory=stage.needs.trajectory,
+            seed=plan.eval.seed,
+            rollout=0,
+            policy_version=parts.version(stage, policy),
+        )
+        for stage in plan.stages
+        if stage.parent is None
+    }
+
+
+def build_request(
+    prompts: Sequence[Prompt],
+    *,
+    track: str,
+    sampling: SamplingConfig,
+    samples_per_prompt: int,
+    model: Model,
+    trajectory: Literal["none", "window", "full"],
+    seed: int,
+    rollout: int,
+    policy_version: int,
+) -> Request:
+    """A request for a track of `samples_per_prompt` samples of each prompt, the samples of a prompt forming a group.
+
+    Ids are `r<rollout>/<prompt id>` for groups and `.../<number>` for samples, so they never repeat in a run.
+    trajectory: the latents of a latent track that come back, see `unirl.core.specs.capability.Needs`.
+    Raises RecipeError for sampling settings that cannot be.
+    """
+    expanded = [(prompt, number) for prompt in prompts for number in range(samples_per_prompt)]
+    group_ids = tuple(f"r{rollout}/{prompt.prompt_id}" for prompt, _ in expanded)
+    return _request(
+        Inputs.of_prompts([prompt for prompt, _ in expanded]),
+        metadata=tuple(prompt.metadata for prompt, _ in expanded),
+        track=track,
+        sample_ids=tuple(f"{group}/{number}" for group, (_, number) in zip(group_ids, expanded, strict=True)),
+        group_ids=group_ids,
+        sampling=sampling,
+        model=model,
+        trajectory=trajectory,
+        seed=seed,
+        rollout=rollout,
+        policy_version=policy_version,
+    )
+
+
+def child_request(
+    parent: Track,
+    *,
+    stage: Stage,
+    prompt_ids: Sequence[str],
+    images: Sequence[tuple[MediaRef, ...]] | None = None,
+    model: Model,
+    like: Request,
+    policy_version: int,
+    evaluates: bool = False,
+) -> Request:
+    """A request for a stage that goes on from the texts or images of its parent's samples.
+
+    Ids are `<parent's sample id>/<stage>-<number>`. prompt_ids: group of the root sample behind each row of the parent.
+    images: of each row of the parent; None where it generates text.
+    like: a request of the same rollout.  evaluates: one sample of each row, with the sampling of evaluation.
+    """
+    number = 1 if evaluates else stage.samples
+    rows = [row for row in range(parent.num_rows) for _ in range(number)]
+    prompts = parent.inputs.prompts
+    if images is not None:
+        texts = tuple(stage.settings.instruction.replace("{prompt}", prompt) or prompt for prompt in prompts)
+    elif parent.media is not None:
+        texts = parent.media.texts
+    else:
+        raise BatchError(f"stage {stage.name!r}: its parent {parent.name!r} gave no texts to go on from.")
+    names = tuple(parent.sample_ids[row] for row in rows)
+    by_prompt = stage.settings.group == "prompt"
+    return _request(
+        Inputs(
+            ids=names,
+            prompts=tuple(prompts[row] for row in rows),
+            texts=tuple(texts[row] for row in rows),
+            media=tuple(images[row] if images else () for row in rows),
+        ),
+        metadata=tuple(parent.metadata[row] for row in rows),
+        track=stage.name,
+        sample_ids=tuple(f"{name}/{stage.name}-{place % number}" for place, name in enumerate(names)),
+        group_ids=tuple(prompt_ids[row] for row in rows) if by_prompt else names,
+        sampling=stage.evaluation if evaluates else stage.sampling,
+        model=model,
+        trajectory=stage.needs.trajectory,
+        seed=like.seed,
+        rollout=like.rollout,
+        policy_version=policy_version,
+    )
+
+
+def _request(
+    inputs: Inputs,
+    *,
+    metadata: tuple[Mapping[str, Any], ...],
+    track: str,
+    sample_ids: tuple[str, ...],
+    group_ids: tuple[str, ...],
+    sampling: SamplingConfig,
+    model: Model,
+    trajectory: Literal["none", "window", "full"],
+    seed: int,
+    rollout: int,
+    policy_version: int,
+) -> Request:
+    params: LatentRequest | TextRequest
+    if isinstance(sampling, TextSamplingConfig):
+        seeds = [sample_seed(seed=seed, rollout=rollout, sample_id=sample) for sample in sample_ids]
+        params = _text_request(inputs, sampling, model=text_model(model), seeds=seeds)
+    else:
+        latent = diffusion_model(model)
+        try:
+            params = plan_latents(
+                dataclasses.replace(sampling, fps=sampling.fps or latent.spec.fps),
+                sigmas=latent.schedule(sampling),
+                latent_shape=latent.latent_shape(sampling),
+                seed=seed,
+                rollout=rollout,
+                sample_ids=sample_ids,
+                group_ids=group_ids,
+                trajectory=trajectory,
+            )
+        except ValueError as error:
+            raise RecipeError(f"sampling of track {track!r}: {error}") from error
+    return Request(
+        track=track,
+        sample_ids=sample_ids,
+        group_ids=group_ids,
+        inputs=inputs,
+        metadata=metadata,
+        params=params,
+        seed=seed,
+        rollout=rollout,
+        policy_version=policy_version,
+    )
+
+
+def sample_seed(*, seed: int, rollout: int, sample_id: str) -> int:
+    """The seed of a sample, 63 bits: a function of the run's seed, the rollout and the sample alone."""
+    digest = hashlib.blake2b(struct.pack("<qq", seed, rollout) + sample_id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _text_request(
+    inputs: Inputs, settings: TextSamplingConfig, *, model: TextModel, seeds: Sequence[int]
+) -> TextRequest:
+    rows, index = distinct(inputs)
+    tokens = model.prompt_tokens(inputs.select(rows), sampling=settings)
+    for row, prompt in zip(rows, tokens, strict=True):
+        length, longest = int(prompt.shape[0]), settings.max_prompt_tokens
+        if longest and length > longest:
+            raise DataError(
+                f"prompt {inputs.ids[row]!r} has {length} tokens; sampling.max_prompt_tokens is {longest}. Leave it "
+                "out of the prompt file, or raise the bound."
+            )
+    return TextRequest(
+        sampling=settings,
+        prompt_tokens=tuple(tokens[at] for at in index),
+        stop_tokens=tuple(dict.fromkeys([*model.stop_tokens, *settings.stop_token_ids])),
+        seeds=tuple(seeds),
+    )

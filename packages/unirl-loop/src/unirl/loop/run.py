@@ -1,0 +1,176 @@
+"""Running a plan in its folder: build the parts, run the loop, and leave the run resumable whatever happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from unirl.core.data.run_data import RunData, read_data
+from unirl.core.errors import PlanRejected, UniRLError
+from unirl.core.match.match import match
+from unirl.core.observe.events import EventStream
+from unirl.core.observe.tracking import Trackers
+from unirl.core.roles import RunInfo
+from unirl.core.specs.plan import Plan
+from unirl.core.types.event import Event
+from unirl.numerics.batch_invariant import batch_invariant
+
+from .algorithm_state import resume_algorithm
+from .announce import announce, loading, predicted_costs
+from .build import build_part, built_parts, with_batch_invariance, with_run_folder
+from .checkpoints import Checkpoints
+from .parts import Parts
+from .resume import checkpoint_state, checkpoint_to_resume
+from .run_folder import CHECKPOINTS, EVENTS_FILE, RunFolder, run_folder, write_recipe, write_traceback
+from .step import run_loop
+from .stop import stop_on_signal
+
+if TYPE_CHECKING:
+    from unirl.core.plugins.catalog import Catalog
+
+Costs = Mapping[str, Mapping[str, float]]
+
+__all__ = ["RunResult", "train"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    folder: Path
+    status: Literal["done", "stopped"]
+    step: int
+    """Steps completed."""
+    resume_command: str
+    """Command that resumes the run from here."""
+
+
+def train(
+    plan: Plan,
+    *,
+    catalog: Catalog,
+    resume: Path | None = None,
+    overrides: Sequence[str] = (),
+    listeners: Sequence[Callable[[Event], None]] = (),
+) -> RunResult:
+    """Run a plan, or resume one from its run folder or from one of its checkpoint folders.
+
+    Raises PlanRejected before anything is built, DataError for invalid prompts, CheckpointError when the checkpoint is
+    broken or belongs to another plan. Whatever is raised later, completed steps are checkpointed.
+    """
+    verdict = match(plan, catalog=catalog)
+    if not verdict.accepted:
+        raise PlanRejected("\n".join(str(reason) for reason in verdict.reasons))
+    on_cuda = False if plan.run.device == "cpu" else None
+    with batch_invariant(on_cuda=on_cuda) if plan.run.batch_invariant else nullcontext():
+        data = read_data(plan)
+        with run_folder(plan, resume) as folder:
+            plan = with_run_folder(with_batch_invariance(plan), folder.path)
+            return _Run(plan, folder, data, catalog=catalog, resume=resume).train(overrides, listeners)
+
+
+class _Run:
+    """One run of a plan in its locked folder."""
+
+    def __init__(self, plan: Plan, folder: RunFolder, data: RunData, *, catalog: Catalog, resume: Path | None) -> None:
+        self._plan, self._catalog, self._data = plan, catalog, data
+        self._folder, self._stale_lock = folder.path, folder.stale
+        self._checkpoints = Checkpoints(folder.path / CHECKPOINTS, keep=plan.run.keep)
+        self._checkpoint = checkpoint_to_resume(plan, self._checkpoints, resume, data=data)
+        self._start = self._checkpoint.step if self._checkpoint else 0
+        self._resume_command = f"unirl train --resume {folder.path}"
+
+    def train(self, overrides: Sequence[str], listeners: Sequence[Callable[[Event], None]]) -> RunResult:
+        event = loading(self._plan, step=self._start)
+        for listener in listeners:
+            listener(event)
+        with built_parts(self._plan, catalog=self._catalog) as parts:
+            self._restore(parts)
+            trackers = {key: build_part(choice, self._catalog) for key, choice in self._plan.trackers.items()}
+            predicted = predicted_costs(self._plan, parts, self._data.prompts, self._checkpoint)
+            # Every check has passed by now, so a refused plan leaves no folder behind.
+            write_recipe(self._folder, self._plan, overrides, hashes=self._data.hashes)
+            events = EventStream(self._folder / EVENTS_FILE, step=self._start)
+            for listener in (*listeners, self._catalog.emit):
+                events.listen(listener)
+            return self._recorded(parts, events, Trackers(trackers, events), predicted)
+
+    def _restore(self, parts: Parts) -> None:
+        checkpoint = self._checkpoint
+        if checkpoint is not None:
+            states = checkpoint.state.get("algorithms", {})
+            for name, algorithm in parts.algorithms.items():
+                resume_algorithm(algorithm, states.get(name, {}), folder=checkpoint.folder)
+            for name, backend in parts.backends.items():
+                backend.load(checkpoint.backend_folder(name))
+
+    def _recorded(self, parts: Parts, events: EventStream, trackers: Trackers, predicted: Costs) -> RunResult:
+        """Run the steps; whatever happens, the events and the trackers get an end."""
+        began, step, status, problem = time.perf_counter(), None, "failed", ""
+        try:
+            step, status = self._steps(parts, events, trackers, predicted)
+            return RunResult(folder=self._folder, status=status, step=step, resume_command=self._resume_command)
+        except Exception as error:
+            problem = f"{error}" if isinstance(error, UniRLError) else f"{type(error).__name__}: {error}"
+            if not isinstance(error, UniRLError) or error.__cause__ is not None:
+                error.add_note(write_traceback(self._folder, error))
+            if note := self._catalog.explain_failure(self._plan, error):
+                error.add_note(note)
+                problem += f"\n{note}"
+            if self._checkpoints.any():
+                error.add_note(f"Completed steps are saved; resume with `{self._resume_command}`.")
+            raise
+        finally:
+            last = events.last_step if step is None else step
+            for failure in self._catalog.failures:
+                events.finding(f"plugin {failure.plugin!r}: {failure.hook} failed: {failure.error}", step=last)
+            wall_s, folder = time.perf_counter() - began, str(self._folder)
+            events.emit("run_finished", step=last, status=status, wall_s=wall_s, folder=folder, error=problem)
+            trackers.finish(status, step=last)
+            events.close()
+
+    def _steps(
+        self, parts: Parts, events: EventStream, trackers: Trackers, predicted: Costs
+    ) -> tuple[int, Literal["done", "stopped"]]:
+        """Announce the run, and train; returns the steps completed and whether they were all."""
+        plan = self._plan
+        trackers.start(
+            RunInfo(
+                name=plan.run.name or plan.recipe,
+                folder=self._folder,
+                plan_hash=plan.hash,
+                config=plan.resolved,
+                resumed_at=self._start if self._checkpoint else None,
+            )
+        )
+        announce(events, plan, self._checkpoint, predicted=predicted)
+        if self._stale_lock:
+            events.finding(self._stale_lock, step=self._start)
+        with stop_on_signal() as stop:
+            return run_loop(
+                parts,
+                plan,
+                prompts=self._data.prompts,
+                held_out=self._data.held_out,
+                start=self._start,
+                events=events,
+                trackers=trackers,
+                save=lambda step: self._save(step, parts, events),
+                should_stop=lambda: stop.is_set,
+            )
+
+    def _save(self, step: int, parts: Parts, events: EventStream) -> None:
+        began = time.perf_counter()
+        state = checkpoint_state(self._plan, data=self._data, algorithms=parts.algorithms)
+
+        def write(folder: Path) -> None:
+            for name, backend in parts.backends.items():
+                (folder / name).mkdir(exist_ok=True)
+                backend.save(folder / name)
+
+        path = self._checkpoints.save(step, write=write, state=state)
+        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        seconds = time.perf_counter() - began
+        events.emit("checkpoint_saved", step=step, folder=path.name, size_bytes=size, seconds=seconds)

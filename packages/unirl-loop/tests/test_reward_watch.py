@@ -1,0 +1,66 @@
+"""A trained reward that rises while something else falls is reported, once for each pair."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import pytest
+import torch
+from loop_toy import ToyEngine, parts, plan, run
+from test_scoring_and_costs import make_track
+from unirl.core.roles import ScoreInput, Scores
+from unirl.loop.reward_watch import RewardWatch, shift
+
+WEIGHTS = {"trained": 1.0, "seen": 0.0, "avoided": -1.0}
+
+
+def test_the_shift_is_that_of_the_means_in_standard_deviations() -> None:
+    """Halves 1, 2 and 4, 7 with spreads 1, 2, 2, 3: (5.5 - 1.5) / 2."""
+    assert shift([(1.0, 1.0), (2.0, 2.0), (4.0, 2.0), (7.0, 3.0)]) == 2.0
+    assert shift([(1.0, 0.0), (2.0, 0.0)]) == 0.0
+
+
+def reported(slopes: Mapping[str, float], *, steps: int = 20, max_steps: int = 50) -> list[tuple[str, str]]:
+    """Pairs of a series of steps in which parts move by their slope; in each step samples are the mean -1 and +1."""
+    watch, pairs = RewardWatch(max_steps), list[tuple[str, str]]()
+    for step in range(steps):
+        values = {name: torch.tensor([-1.0, 1.0]) + slope * step for name, slope in slopes.items()}
+        track = dataclasses.replace(make_track(2), reward_parts=values, reward_weights=WEIGHTS)
+        pairs += [(rising, falling) for rising, falling, _ in watch.pairs(track)]
+    return pairs
+
+
+def test_a_window_of_twenty_steps_in_which_one_rises_and_another_falls_is_reported() -> None:
+    """Halves of 10 steps with slope 0.06 are 0.6 apart, and 0.4 apart with slope 0.04; the spread is 1."""
+    slopes = {"trained": 0.06, "trained/x": -0.06, "seen": -0.06}
+    assert reported(slopes) == [("trained", "trained/x"), ("trained", "seen")]
+    assert reported(slopes, steps=19) == []
+    assert reported(slopes, max_steps=1000, steps=199) == []
+    assert reported({**slopes, "trained": 0.04}) == []
+    assert reported({"trained": 0.06, "seen": -0.04}) == []
+
+
+@pytest.mark.parametrize("slopes", [{"seen": 0.1, "trained": -0.1}, {"trained": 0.1, "avoided": -0.1}])
+def test_what_is_not_trained_may_rise_and_what_is_avoided_may_fall(slopes: dict[str, float]) -> None:
+    assert reported(slopes) == []
+
+
+class Trades:
+    """Brightness, which rises as the toy trains; a component of it falls."""
+
+    def score(self, samples: ScoreInput) -> Scores:
+        values = samples.of("image", reward="light").stacked[:, 0, 0, 0].clone()
+        return Scores(values=values, parts={"dark": -values})
+
+    def close(self) -> None: ...
+
+
+def test_a_run_says_each_pair_once() -> None:
+    """The toy adds the mean reward to its brightness: it doubles from step to step."""
+    toy = plan(run={"max_steps": 24})
+    ran = run(parts(engine=ToyEngine(), rewards={"light": Trades()}), toy)
+    findings = [event for event in ran.events if event.kind == "finding"]
+    (finding,) = [event for event in findings if "hacking" in event.data["text"]]
+    assert finding.step == 20
+    assert "the trained reward 'light' rose by" in finding.data["text"] and "'light/dark' fell" in finding.data["text"]

@@ -1,0 +1,189 @@
+"""Scores are checked before they become rewards; costs follow their formulas."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import pytest
+import torch
+from unirl.core.errors import RewardFailed
+from unirl.core.roles import ScoreInput, Scores
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.media import Media
+from unirl.core.types.request import LatentRequest
+from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.core.types.track import Status, Track
+from unirl.loop.costs import latent_step_cost
+from unirl.loop.scoring import MediaScore, constant_reward, score
+
+
+def make_track(rows: int = 4) -> Track:
+    return Track(
+        name="image",
+        sample_ids=tuple(f"p/{row}" for row in range(rows)),
+        group_ids=("p",) * rows,
+        inputs=Inputs.of_texts([f"prompt {row}" for row in range(rows)]),
+        metadata=({},) * rows,
+        media=Media(kind="image", values=torch.zeros(rows, 3, 2, 2)),
+        sample_weights=torch.ones(rows),
+        status=(Status.COMPLETED,) * rows,
+        policy_version=(0,) * rows,
+    )
+
+
+class Given:
+    """A reward that gives what it was given."""
+
+    def __init__(self, *values: float, parts: Mapping[str, list[float]] | None = None) -> None:
+        self._scores = Scores(
+            values=torch.tensor(values), parts={name: torch.tensor(v) for name, v in (parts or {}).items()}
+        )
+
+    def score(self, samples: ScoreInput) -> Scores:
+        return self._scores
+
+    def close(self) -> None: ...
+
+
+class Raises(Given):
+    def score(self, samples: ScoreInput) -> Scores:
+        raise ValueError("no face in the picture")
+
+
+def test_the_reward_is_the_weighted_sum_and_parts_keep_their_names() -> None:
+    rewards = {"a": Given(0, 1, 0, 1, parts={"colour": [1, 1, 0, 0]}), "b": Given(10, 20, 30, 40)}
+    track = score(make_track(), rewards, {"a": 1.0, "b": 0.5})
+    assert track.rewards is not None
+    assert track.rewards.tolist() == [5, 11, 15, 21]
+    assert sorted(track.reward_parts) == ["a", "a/colour", "b"]
+
+
+def test_a_score_that_is_not_finite_names_reward_sample_and_prompt() -> None:
+    with pytest.raises(RewardFailed, match=r"reward\.a: gave nan for sample 'p/2' \(prompt 'prompt 2'\)"):
+        score(make_track(), {"a": Given(0, 1, math.nan, 1)}, {"a": 1.0})
+
+
+def test_a_component_that_is_not_finite_is_found_as_well() -> None:
+    with pytest.raises(RewardFailed, match=r"reward\.a/colour: gave inf"):
+        score(make_track(), {"a": Given(0, 1, 0, 1, parts={"colour": [1, math.inf, 0, 0]})}, {"a": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("value", "weights", "total", "sample"),
+    [(2e38, (1.0, 1.0), "inf", 1), (1.0, (math.nan, 1.0), "nan", 0), (3e38, (10.0, -10.0), "nan", 1)],
+)
+def test_a_combined_reward_that_is_not_finite_names_the_sum_sample_and_prompt(
+    value: float, weights: tuple[float, float], total: str, sample: int
+) -> None:
+    """Each score is finite, and the sum is not in fp32, which ends at 3.4e38."""
+    rewards = {"a": Given(0, value, 0, 0), "b": Given(0, value, 0, 0)}
+    terms = f"{weights[0]:g} a \\+ {weights[1]:g} b".replace("-", "\\-")
+    where = rf"sample 'p/{sample}' \(prompt 'prompt {sample}'\)"
+    with pytest.raises(RewardFailed, match=f"reward: the weighted sum {terms} is {total} for {where}"):
+        score(make_track(), rewards, dict(zip("ab", weights, strict=True)))
+
+
+def test_a_wrong_number_of_scores_is_refused() -> None:
+    with pytest.raises(RewardFailed, match=r"reward\.a: gave values of shape \(3,\) for 4 samples"):
+        score(make_track(), {"a": Given(0, 1, 0)}, {"a": 1.0})
+
+
+def test_a_reward_that_raises_is_named_and_its_error_is_the_cause() -> None:
+    with pytest.raises(RewardFailed, match=r"reward\.a: raised ValueError: no face in the picture") as caught:
+        score(make_track(), {"a": Raises()}, {"a": 1.0})
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_constant_reward_is_seen_and_padding_does_not_hide_it() -> None:
+    assert constant_reward(score(make_track(), {"a": Given(2, 2, 2, 2)}, {"a": 1.0})) == 2
+    assert constant_reward(score(make_track(), {"a": Given(2, 2, 2, 3)}, {"a": 1.0})) is None
+
+
+def test_costs_count_the_steps_that_are_trained_on() -> None:
+    """Two samples of four steps, all stochastic; one step of each is trained on: positions {i, i+1, 4}."""
+    request = LatentRequest(
+        sampling=LatentSamplingConfig(num_inference_steps=4),
+        sigmas=torch.linspace(1, 0, 5),
+        sde_steps=torch.arange(4).repeat(2, 1),
+        train_steps=torch.tensor([[0], [3]]),
+        noise_ids=("a", "b"),
+        initial_noise=("", ""),
+        keep=torch.tensor([[0, 2], [3, -1]]),
+    )
+    cost = latent_step_cost(request, latent_shape=(2, 3), anchors=True)
+    assert (cost.rollout_rows, cost.old_log_prob_rows, cost.train_rows) == (8, 2, 2)
+    # Positions 0, 1, 2, 4 of the first row, 3 and 4 of the other.
+    assert cost.stored_bytes == (4 + 2) * 6 * 4
+
+
+@pytest.mark.parametrize("branches", [1, 2])
+def test_costs_are_the_formulas(branches: int) -> None:
+    rows, steps = 6, 10
+    request = LatentRequest(
+        sampling=LatentSamplingConfig(num_inference_steps=steps),
+        num_branches=branches,
+        sigmas=torch.linspace(1, 0, steps + 1),
+        # Three neighbours store 4 positions, two apart store 4; the end is one more; -1 is padding.
+        sde_steps=torch.tensor([[0, 1, 2]] * 3 + [[1, 4, -1]] * 3),
+        noise_ids=tuple("abcdef"),
+        initial_noise=("",) * rows,
+        keep=torch.zeros(rows, 0, dtype=torch.int64),
+    )
+    cost = latent_step_cost(request, latent_shape=(4, 8, 8), anchors=True)
+    assert cost.rollout_rows == rows * steps * branches
+    assert cost.old_log_prob_rows == cost.train_rows == (3 * 3 + 3 * 2) * branches
+    assert cost.stored_bytes == (3 * 5 + 3 * 5) * 4 * 8 * 8 * 4
+    # Training costs a forward for the anchor, and a forward and two more for the backward of the update.
+    assert cost.generate_share == pytest.approx(60 / (60 + 15 + 45))
+    assert latent_step_cost(request, latent_shape=(4, 8, 8), anchors=False).old_log_prob_rows == 0
+
+
+class Contrast(Given):
+    """Twice the mean pixel, for as many samples as it is given; its count is kept."""
+
+    def __init__(self, *, cut: bool = False) -> None:
+        self.counts: list[int] = []
+        self._cut = cut
+
+    def score(self, samples: ScoreInput) -> Scores:
+        self.counts.append(len(samples.sample_ids))
+        pixels = samples.of("image", reward="contrast").stacked
+        values = 2 * pixels.flatten(1).mean(dim=1)
+        return Scores(values=values.detach() if self._cut else values)
+
+
+def test_the_score_of_a_loss_has_the_weighted_gradient_of_its_rewards() -> None:
+    score_of = MediaScore(rewards={"a": Contrast(), "b": Contrast()}, weights={"a": 0.5, "b": 3.0}, kind="image")
+    media = torch.linspace(0, 1, 48).view(4, 3, 2, 2).requires_grad_()
+    values = score_of(make_track(), media)
+    expected = 2 * 3.5 * media.detach().flatten(1).mean(dim=1)
+    torch.testing.assert_close(values.detach(), expected)
+    (gradient,) = torch.autograd.grad(values.sum(), media)
+    torch.testing.assert_close(gradient, torch.full_like(gradient, 2 * 3.5 / 12))
+
+
+def test_rows_of_weight_0_are_not_scored_and_have_no_gradient() -> None:
+    reward = Contrast()
+    track = dataclasses.replace(make_track(), sample_weights=torch.tensor([1.0, 0.0, 0.5, 0.0]))
+    media = torch.full((4, 3, 2, 2), 0.5)
+    media[[1, 3]] = math.nan
+    values = MediaScore(rewards={"a": reward}, weights={"a": 1.0}, kind="image")(track, media.requires_grad_())
+    assert reward.counts == [2] and values.tolist() == [1.0, 0.0, 1.0, 0.0]
+    (gradient,) = torch.autograd.grad(values.sum(), media)
+    assert bool((gradient[[1, 3]] == 0).all()) and bool((gradient[[0, 2]] > 0).all())
+
+
+def test_a_rank_with_padding_alone_still_has_a_graph_to_go_back_through() -> None:
+    track = dataclasses.replace(make_track(), sample_weights=torch.zeros(4))
+    media = torch.full((4, 3, 2, 2), 0.5, requires_grad=True)
+    assert MediaScore(rewards={"a": Contrast()}, weights={"a": 1.0}, kind="image")(track, media).requires_grad
+
+
+def test_a_score_of_a_loss_without_a_gradient_is_refused() -> None:
+    score_of = MediaScore(rewards={"a": Contrast(cut=True)}, weights={"a": 1.0}, kind="image")
+    media = torch.full((4, 3, 2, 2), 0.5)
+    assert score_of(make_track(), media).tolist() == [1.0] * 4
+    with pytest.raises(RewardFailed, match=r"reward\.a: got scores without a gradient, expected scores that depend on"):
+        score_of(make_track(), media.requires_grad_())

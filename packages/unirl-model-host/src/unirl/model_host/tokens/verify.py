@@ -1,0 +1,106 @@
+"""What a new architecture must get right before anything is trained with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from unirl.core.errors import RecipeError
+from unirl.core.roles import TokenBatch
+from unirl.numerics.tokens.batches import pack_batch, pad_batch
+
+from .causal_lm import CausalLmModel
+
+__all__ = ["verify"]
+
+_TEXTS = ("The ring is red, is it not? Yes.", "2 + 3 = 5")
+
+
+@torch.no_grad()
+def verify(
+    model: CausalLmModel,
+    *,
+    prompts: Sequence[Tensor] = (),
+    conditions: Mapping[str, Sequence[Tensor]] | None = None,
+) -> None:
+    """Compare log-probs in a padded batch, packed where the model packs, and with a cache from padding on the left with
+    those of each text alone in the checkpoint's own forward.
+
+    prompts, conditions: two of a model that reads media; else they are made of texts.
+    Raises RecipeError, key `model.path`, with the difference, and for a forward that does not take such batches.
+    """
+    try:
+        found, bound = _gaps(model, prompts, conditions or {})
+    except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        raise RecipeError(
+            f"model.path: {type(model.causal_lm).__name__!r} does not take padded batches and a cache as transformers' "
+            f"usual models do: {error}. Choose another architecture, or write a model plugin."
+        ) from error
+    name, worst = max(found.items(), key=lambda item: item[1])
+    if not worst <= bound:
+        raise RecipeError(
+            f"model.path: {type(model.causal_lm).__name__!r} gives log-probs that differ by {worst:.2g} in a {name} "
+            f"batch from those of each text alone, expected at most {bound:.1g}. Its attention does not keep to masks "
+            "and positions as transformers' usual models do: choose another architecture, or write a model plugin."
+        )
+
+
+def _gaps(
+    model: CausalLmModel, prompts: Sequence[Tensor], conditions: Mapping[str, Sequence[Tensor]]
+) -> tuple[dict[str, float], float]:
+    """Way of computing -> largest difference of a log-prob; and the largest that rounding explains."""
+    rows = [torch.tensor(model.tokenizer(text)["input_ids"], dtype=torch.int64) for text in _TEXTS]
+    asked, answers = list(prompts) or [row[: len(row) // 2] for row in rows], [row[len(row) // 2 :] for row in rows]
+    media = {name: tuple(each) for name, each in conditions.items()}
+    own = [{name: each[row] for name, each in media.items()} for row in range(len(rows))]
+    expected = [_alone(model, *one) for one in zip(asked, answers, own, strict=True)]
+    ways = {"padded": pad_batch(asked, answers, pad_token=model.pad_token, conditions=media)}
+    if model.packs:
+        ways["packed"] = pack_batch(asked, answers, conditions=media)
+    largest = float(torch.cat(expected).abs().max())
+    dtype = model.autocast or next(model.causal_lm.parameters()).dtype
+    # Some ten layers of sums in another order; an error of masks or positions is of the order of the log-probs.
+    bound = 64 * torch.finfo(dtype).eps * max(1.0, largest) if dtype is torch.float32 else 0.1 * max(1.0, largest)
+    found = {name: _gap(_scored(model, batch), torch.cat(expected)) for name, batch in ways.items()}
+    found["cached"] = _gap(_cached(model, asked, answers, media), torch.stack([row[:2] for row in expected]))
+    return found, bound
+
+
+def _alone(model: CausalLmModel, prompt: Tensor, answer: Tensor, conditions: Mapping[str, Tensor]) -> Tensor:
+    with model.precision():
+        result = model.causal_lm(**model.plain_arguments(prompt, answer, conditions), use_cache=False)
+    logits: Tensor = result.logits[0, len(prompt) - 1 : -1]
+    return logits.float().log_softmax(dim=1).gather(1, answer[:, None].to(logits.device)).squeeze(1).cpu()
+
+
+def _scored(model: CausalLmModel, batch: TokenBatch) -> Tensor:
+    return model.score(batch, temperature=1.0)[0].cpu()
+
+
+def _cached(
+    model: CausalLmModel, prompts: Sequence[Tensor], answers: Sequence[Tensor], media: Mapping[str, Any]
+) -> Tensor:
+    """Log-probs [n, 2] of the first two tokens of each answer."""
+    longest = max(map(len, prompts))
+    left = [longest - len(prompt) for prompt in prompts]
+    tokens = torch.stack([
+        torch.cat([torch.full((pad,), model.pad_token), prompt]) for pad, prompt in zip(left, prompts, strict=True)
+    ])  # fmt: skip
+    mask = torch.stack([torch.arange(longest) >= pad for pad in left])
+    positions = (mask.cumsum(dim=1) - 1).clamp_min(0)
+    result: list[Tensor] = []
+    cache = None
+    first: dict[str, Any] = {"conditions": media} if media else {}
+    for step in range(2):
+        further = {} if step else first
+        logits, cache = model.next_logits(tokens, positions=positions, attention_mask=mask, cache=cache, **further)
+        tokens = torch.stack([answer[step : step + 1] for answer in answers])
+        result.append(logits.cpu().log_softmax(dim=1).gather(1, tokens).squeeze(1))
+        positions, mask = positions[:, -1:] + 1, torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+    return torch.stack(result, dim=1)
+
+
+def _gap(result: Tensor, expected: Tensor) -> float:
+    return float((result - expected).abs().nan_to_num(nan=torch.inf).max())

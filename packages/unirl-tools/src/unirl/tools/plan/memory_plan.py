@@ -1,0 +1,342 @@
+"""Bytes that each process of a plan will hold, predicted before anything starts.
+
+The formulas are in docs/explanation/memory.md. Sizes of the model are measured on shapes; nothing is loaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unirl.core.data.run_data import read_data
+from unirl.core.errors import DataError, RecipeError
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.config import LauncherConfig
+from unirl.core.specs.memory import Processes, TrainingMemory
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.sampling import LatentSamplingConfig
+from unirl.loop.build import build_part
+
+from .hollow import hollow
+from .model_size import ModelSize, model_size
+
+if TYPE_CHECKING:
+    from unirl.core.plugins.catalog import Catalog
+    from unirl.core.specs.plan import Plan, Stage
+
+__all__ = ["MemoryPlan", "Process", "StepTime", "memory_plan", "processes_of", "shown_bytes"]
+
+FP32 = 4
+FULL_BACKWARD, LORA_BACKWARD = 2, 1
+"""A backward pass, in forwards: products for inputs and weights, or for inputs alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """One kind of process, and what each of them holds at its fullest."""
+
+    role: str
+    """`train`, `rollout` or `reference`."""
+    count: int
+    items: Mapping[str, int]
+    """What -> bytes; the same tensor is in one of them."""
+    shares_device: bool = False
+    """Whether it is on the device of a train rank. It gives its memory back, or is counted there as well."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.items.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Floating-point operations of a step, by phase, over all processes."""
+
+    generate: int
+    old_log_probs: int
+    reference: int
+    train: int
+
+    @property
+    def total(self) -> int:
+        return self.generate + self.old_log_probs + self.reference + self.train
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """The prediction for a plan."""
+
+    size: ModelSize
+    processes: tuple[Process, ...]
+    samples: int
+    """Samples of a step."""
+    sync_bytes: int
+    """Bytes of an update of the weights, sent before every rollout where other processes generate; 0 where none is."""
+    flops: StepTime
+    notes: tuple[str, ...]
+    """What is not counted."""
+
+    def overfull(self, device_bytes: int) -> list[str]:
+        """A sentence for each kind of process that needs more than a device has."""
+        return [
+            f"{process.role}: needs {process.total / 2**30:.1f} GiB of each device, expected at most "
+            f"{device_bytes / 2**30:.1f} GiB. Largest: "
+            + ", ".join(f"{name} {size / 2**30:.1f} GiB" for name, size in _largest(process)[:3])
+            + ". Use more ranks, a smaller train.micro_batch_size, backend.activation_checkpointing=true or "
+            "backend.trains=lora."
+            for process in self.processes
+            if process.total > device_bytes
+        ]
+
+
+def memory_plan(plan: Plan, *, catalog: Catalog, size: ModelSize | None = None) -> MemoryPlan:
+    """Predict what a plan with one stage that trains will hold.
+
+    size: measured for a plan that differs in the launcher, in batch sizes or in where copies are kept; None measures.
+
+    `model.path` may be a folder without weights, with the configs and tokenizers alone. A model without `lazy-build` is
+    built with its weights.
+    Raises RecipeError for a plan of several stages, a backend or a model that cannot be predicted.
+    """
+    if len(plan.learners) != 1 or len(plan.stages) != 1 or plan.stages[0].backend is None:
+        raise RecipeError(
+            f"stages: got {', '.join(stage.name for stage in plan.stages)} with {len(plan.learners)} models, expected "
+            "one that trains; memory of several stages or models is not predicted."
+        )
+    stage = plan.stages[0]
+    assert stage.backend is not None
+    memory = stage.backend.config.memory(plan)
+    if memory is None:
+        raise RecipeError(
+            f"backend: {stage.backend.name!r} does not state what it holds with these settings (tensor parallelism and "
+            "critics are not predicted)."
+        )
+    inputs, unread = _longest_prompt(plan, stage)
+    size = size or _measured(plan, stage, memory, catalog, inputs)
+    return _Counted(plan, stage, memory, size).plan(*unread)
+
+
+def _measured(plan: Plan, stage: Stage, memory: TrainingMemory, catalog: Catalog, inputs: Inputs) -> ModelSize:
+    """The model's sizes, built without values and without encoders where it can be."""
+    spec, config = stage.model.spec, stage.model.config
+    context: dict[str, Any] = {}
+    with ExitStack() as stack:
+        if spec.support(Cap.LAZY_BUILD) is Support.NATIVE:
+            context["lazy"] = True
+            folder = Path(str(getattr(config, spec.path_key))).expanduser()
+            if folder.is_dir():
+                config = stack.enter_context(hollow(config, key=spec.path_key, folder=folder))
+        if spec.optional_parts:
+            # Conditions made from images pass through the VAE.
+            context["serves"] = frozenset(["decode"] if spec.inputs else ())
+        choice = type(stage.model)(
+            key=stage.model.key, spec=spec, config=config, dist=stage.model.dist, version=stage.model.version
+        )
+        model = build_part(choice, catalog, device="cpu", **context)
+        return model_size(
+            model, sampling=stage.sampling, inputs=inputs, memory=memory, trajectory=stage.needs.trajectory
+        )
+
+
+def _longest_prompt(plan: Plan, stage: Stage) -> tuple[Inputs, list[str]]:
+    """The longest prompt of the data. A plan can be made before there is data: then one of the length that the settings
+    allow, and a note that says why the data were not read. Raises DataError for a model that needs media."""
+    try:
+        longest = max(read_data(plan).prompts, key=lambda prompt: len(prompt.text))
+        return Inputs.of_prompts([longest]), []
+    except DataError as error:
+        if stage.model.spec.needs_media:
+            raise
+        length = stage.sampling.max_sequence_length if isinstance(stage.sampling, LatentSamplingConfig) else 1
+        return Inputs.of_texts([" ".join(["a"] * length)]), [
+            f"lengths of your prompts, which could not be read ({error}); prompts are as long as the settings allow"
+        ]
+
+
+def processes_of(plan: Plan) -> Processes:
+    """Number of processes that a plan's launcher starts; one without a launcher."""
+    config = plan.launcher.config if plan.launcher is not None else LauncherConfig()
+    assert isinstance(config, LauncherConfig), "the catalog checks the base class of configs"
+    return config.processes
+
+
+def shown_bytes(size: int) -> str:
+    """A number of bytes for people, such as `1.5 GiB`."""
+    for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} B"
+
+
+class _Counted:
+    """The formulas."""
+
+    def __init__(self, plan: Plan, stage: Stage, memory: TrainingMemory, size: ModelSize) -> None:
+        self._plan, self._stage, self._memory, self._size = plan, stage, memory, size
+        self._processes = processes_of(plan)
+        self._ranks = self._processes.train
+        self._shards = memory.shard_ranks or self._ranks
+        self._samples = plan.data.prompts_per_step * plan.rows_per_prompt(stage)
+        self._per_rank = math.ceil(self._samples * memory.row_ranks / self._ranks)
+        self._is_lora = memory.lora_rank > 0
+        self._offloads = bool(vars(stage.engine.config).get("offload_idle"))
+        """Whether encoders and decoder are in CPU memory while they are idle; of engines in process alone."""
+        self._elements = size.adapter_elements if self._is_lora else size.trained_elements
+
+    def plan(self, *unread: str) -> MemoryPlan:
+        processes = [self._train()]
+        if self._processes.rollout:
+            rollout = self._rollout()
+            if rollout.shares_device and self._stage.engine.spec.support(Cap.SLEEP) is not Support.NATIVE:
+                items = {**processes[0].items, "rollout worker on the device": rollout.total}
+                processes = [Process(role="train", count=self._ranks, items=items)]
+            processes.append(rollout)
+        notes = [
+            *unread,
+            "caches of the allocator, temporaries of operators, and what libraries and CUDA take",
+            "activations of sampling, text encoders and VAE, which keep nothing for a backward pass",
+        ]
+        if self._offloads:
+            idle = self._size.encode_bytes + self._size.decode_bytes
+            notes.append(
+                f"CPU memory: encoders and decoder are there while they are idle, {idle / 2**30:.2g} GiB each process"
+            )
+        if self._processes.rollout and not self._stage.engine.spec.reads_weights:
+            notes.append(f"buffers that engine {self._stage.engine.name!r} allocates itself, such as KV caches")
+        if (count := self._processes.reference) and self._stage.needs.reference == "policy":
+            items = {"weights": self._size.weight_bytes, **self._samples_of(count)}
+            processes.append(Process(role="reference", count=count, items=items))
+        if self._stage.needs.trajectory == "none" and isinstance(self._stage.sampling, LatentSamplingConfig):
+            notes.append("more than one point per sample, which losses without a trajectory may evaluate")
+        if plan_rewards := ", ".join(self._plan.rewards):
+            notes.append(f"models of rewards ({plan_rewards})")
+        return MemoryPlan(
+            size=self._size,
+            processes=tuple(processes),
+            samples=self._samples,
+            sync_bytes=self._update_bytes() if self._processes.rollout else 0,
+            flops=self._flops(),
+            notes=tuple(notes),
+        )
+
+    def _train(self) -> Process:
+        size, memory = self._size, self._memory
+        trained = FP32 * self._elements / self._shards
+        others = size.weight_bytes if self._is_lora else size.weight_bytes - size.trained_bytes
+        wraps = self._ranks > 1 or bool(memory.compute_dtype)
+        items: dict[str, float] = {
+            "frozen weights": (others - size.buffer_bytes) / self._shards + size.buffer_bytes,
+            "trained weights": trained,
+            "gradients": FP32 * self._elements if memory.whole_gradients and self._ranks > 1 else trained,
+            "optimizer": memory.optimizer_bytes * self._elements / self._shards,
+            **dict.fromkeys(memory.copies, trained),
+            "gathered blocks": self._gathered() if wraps else 0,
+            "activations": self._activations(),
+            "logits": min(size.most_head_bytes, self._rows() * size.head_bytes),
+        }
+        if not self._processes.rollout:
+            items |= self._parts(instead_of=items["activations"] + items["logits"])
+        elif self._stage.needs.reward == "differentiable":
+            items["decoder"] = size.decode_bytes
+        if self._processes.rollout:
+            # Gathered shards, the whole tensor and the bytes that are hashed, and a bucket on its way.
+            bucket = min(self._processes.bucket_bytes, self._update_bytes())
+            items["weight sync"] = 4 * FP32 * size.largest_elements + bucket
+        items |= self._samples_of(self._ranks / memory.row_ranks)
+        return Process(role="train", count=self._ranks, items=_whole(items))
+
+    def _rollout(self) -> Process:
+        size, count = self._size, self._processes.rollout
+        weights = size.weight_bytes if self._is_lora else size.weight_bytes - size.trained_bytes
+        items: dict[str, float] = {
+            # As updates have them: trained parameters in fp32.
+            "weights": weights + (0 if self._is_lora else FP32 * size.trained_elements),
+            # An update is collected before it is applied.
+            "weight sync": self._update_bytes(),
+            **self._parts(),
+            **self._samples_of(count),
+        }
+        return Process(role="rollout", count=count, items=_whole(items), shares_device=self._processes.is_colocated)
+
+    def _parts(self, *, instead_of: float = 0) -> dict[str, float]:
+        """What an engine uses of the model besides `trainable`. An external engine loads it in a process of its own; a
+        part that it names is in this process as well, to check what it encodes.
+
+        instead_of: bytes that are held only while nothing is encoded or decoded, which is when idle parts are not here.
+        """
+        spec, size = self._stage.engine.spec, self._size
+        parts = {"encode": size.encode_bytes, "decode": size.decode_bytes}
+        if self._offloads:
+            # Images among the inputs pass through the VAE.
+            encoding = size.encode_bytes + (size.decode_bytes if self._stage.model.spec.inputs else 0)
+            return {"encoders or decoder": max(encoding, size.decode_bytes, instead_of) - instead_of}
+        own = spec.parts_of(self._stage.model.spec)
+        again = sum(parts[part] for part in own) if not spec.reads_weights else 0
+        return {"encoders and decoder": size.encode_bytes + size.decode_bytes + again}
+
+    def _samples_of(self, holders: float) -> dict[str, float]:
+        """Of the samples of a step, divided among this many processes."""
+        sampling, size = self._stage.sampling, self._size
+        rows, prompts = (math.ceil(count / holders) for count in (self._samples, self._plan.data.prompts_per_step))
+        items: dict[str, float] = {"trajectories": rows * size.stored_bytes}
+        if isinstance(sampling, LatentSamplingConfig):
+            # The negative prompt is the same for all.
+            items["conditions"] = (prompts + sampling.is_guided) * size.condition_bytes
+            pixels = 3 * sampling.frames * sampling.height * sampling.width
+            items["media"] = rows * pixels * FP32 if sampling.decode else 0
+        return items
+
+    def _rows(self) -> int:
+        """Of the largest micro-batch."""
+        train = self._stage.train
+        rows = math.ceil(self._per_rank / train.updates_per_step)
+        if train.micro_batch_tokens and self._stage.kind == "text":
+            return min(rows, max(1, train.micro_batch_tokens // self._size.row_elements))
+        return min(rows, train.micro_batch_size or rows)
+
+    def _activations(self) -> float:
+        size, rows = self._size, self._rows()
+        forwards, sequence = rows * size.train_rows, self._memory.sequence_ranks
+        if not self._memory.recomputes_blocks:
+            return forwards * size.saved_bytes / sequence
+        # Serial replay computes a block again for one step at a time.
+        steps = 1 if self._stage.train.replay == "serial" else size.train_rows
+        return (forwards * size.kept_bytes + rows * steps * size.block_bytes) / sequence
+
+    def _gathered(self) -> float:
+        """A block whole, the next one, and the root, in the dtype that is computed in."""
+        size = self._size
+        total = size.root_elements + size.block_elements * 2
+        each = 2 if self._memory.compute_dtype else FP32
+        return each * total
+
+    def _update_bytes(self) -> int:
+        """LoRA: the adapters. Full: every parameter, those that train in fp32."""
+        size = self._size
+        if self._is_lora:
+            return FP32 * size.adapter_elements
+        return size.weight_bytes - size.trained_bytes + FP32 * size.trained_elements
+
+    def _flops(self) -> StepTime:
+        size, memory, stage = self._size, self._memory, self._stage
+        row = size.flops * self._samples
+        scored = row * size.train_rows
+        passes = 1 + (LORA_BACKWARD if self._is_lora else FULL_BACKWARD) + memory.recomputes_blocks
+        return StepTime(
+            generate=row * size.rollout_rows,
+            old_log_probs=scored if stage.train.old_log_probs == "replay" and stage.needs.log_probs != "none" else 0,
+            reference=scored if stage.needs.reference == "policy" else 0,
+            train=scored * passes,
+        )
+
+
+def _whole(items: Mapping[str, float]) -> dict[str, int]:
+    return {name: math.ceil(size) for name, size in items.items() if size}
+
+
+def _largest(process: Process) -> list[tuple[str, int]]:
+    return sorted(process.items.items(), key=lambda item: -item[1])

@@ -1,0 +1,293 @@
+"""Sizes of a model for `unirl plan`: its weights, and what a row of a stage takes, without running it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from unirl.core.errors import RecipeError
+from unirl.core.roles import Model, diffusion_model, text_model
+from unirl.core.specs.facts import names_in
+from unirl.core.specs.memory import TrainingMemory
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.sampling import LatentSamplingConfig, SamplingConfig, TextSamplingConfig
+from unirl.loop.costs import latent_step_cost
+from unirl.model_host.diffusion.pipeline_model import PipelineModel
+from unirl.model_host.shape_run import ForwardSize, shapes_only
+from unirl.numerics.diffusion.request import plan_latents
+from unirl.numerics.tokens.batches import pad_batch
+from unirl.numerics.tokens.output_rows import LOGITS_BUDGET
+
+__all__ = ["ModelSize", "model_size"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSize:
+    """Sizes of a model as its checkpoint and the settings of a stage give them. Bytes are of the dtypes it is loaded
+    in; a row is one sample at one denoising step, or one text."""
+
+    weight_bytes: int
+    """Parameters and buffers of `trainable`."""
+    buffer_bytes: int
+    """Of those, buffers, which are not sharded."""
+    trained_bytes: int
+    """Of `weight_bytes`, parameters that may train."""
+    trained_elements: int
+    """Number of parameters that may train."""
+    adapter_elements: int
+    """Number of parameters of LoRA adapters."""
+    block_elements: int
+    """Parameters of the largest block that is sharded by itself."""
+    root_elements: int
+    """Parameters outside of blocks."""
+    largest_elements: int
+    """Elements of the largest tensor that is sent in an update."""
+    encode_bytes: int
+    """Text encoders and everything else outside of `trainable` that is not a decoder."""
+    decode_bytes: int
+    """The decoder (VAE)."""
+    row_elements: int
+    """Elements of a latent; tokens of a text, prompt included, as long as it may get."""
+    condition_bytes: int
+    """Conditions of one prompt, one branch of the guidance."""
+    saved_bytes: int
+    """What the forward pass of a row keeps for the backward pass, weights not included."""
+    kept_bytes: int
+    """Of a row with blocks that are computed again: what is kept outside of blocks, and their inputs."""
+    block_bytes: int
+    """What the largest block keeps of a row."""
+    head_bytes: int
+    """Logits of a row's tokens; 0 for latents."""
+    most_head_bytes: int
+    """Logits that are held at one time."""
+    flops: int
+    """Floating-point operations of the forward pass of a row, a multiplication and an addition being two."""
+    rollout_rows: int
+    """Rows that a sample is generated with."""
+    train_rows: int
+    """Rows that it is trained on."""
+    stored_bytes: int
+    """What is stored of a sample for training: latents of its trajectory, or tokens and their log-probs."""
+
+
+def model_size(
+    model: Model,
+    *,
+    sampling: SamplingConfig,
+    inputs: Inputs,
+    memory: TrainingMemory,
+    trajectory: Literal["none", "window", "full"] = "window",
+) -> ModelSize:
+    """The sizes of a model with one row of `sampling`.
+
+    model: may be built without values, and without its encoders and decoder.  inputs: one prompt; the conditions are
+    those of its length.  trajectory: latents that the algorithm needs, as `Needs` has it.
+
+    Raises RecipeError for a model whose shapes depend on values.
+    """
+    module = model.trainable
+    blocks = _blocks(module, names_in(model.spec.wrap_blocks, module))
+    adapted = _adapted(model, memory)
+    params = list(module.parameters())
+    trained = [param for param in params if param.requires_grad]
+    in_blocks = {id(param) for block in blocks for param in block.parameters()}
+    adapters = [memory.lora_rank * (layer.in_features + layer.out_features) for layer in adapted]
+    layers = [memory.lora_rank * max(layer.in_features, layer.out_features) for layer in adapted]
+    encode, decode = _other_parts(model)
+    forward = _Row(model, memory=memory, blocks=blocks, adapted=adapted, trajectory=trajectory)
+    try:
+        if isinstance(sampling, LatentSamplingConfig):
+            forward.latent(inputs, sampling)
+        else:
+            forward.text(inputs, sampling)
+    except RuntimeError as error:
+        raise RecipeError(
+            f"model: {model.spec.name!r} cannot be run on shapes alone, so its memory cannot be predicted: {error}"
+        ) from error
+    return ModelSize(
+        weight_bytes=_bytes([*params, *module.buffers()]),
+        buffer_bytes=_bytes(module.buffers()),
+        trained_bytes=_bytes(trained),
+        trained_elements=sum(param.numel() for param in trained),
+        adapter_elements=sum(adapters),
+        block_elements=max((_elements(block.parameters()) for block in blocks), default=0),
+        root_elements=sum(param.numel() for param in params if id(param) not in in_blocks),
+        largest_elements=max(layers) if layers else max(param.numel() for param in params),
+        encode_bytes=encode,
+        decode_bytes=decode,
+        saved_bytes=forward.size.saved_bytes,
+        kept_bytes=forward.size.kept_bytes,
+        block_bytes=forward.size.block_bytes,
+        flops=forward.size.flops,
+        most_head_bytes=4 * LOGITS_BUDGET,
+        **forward.row,
+    )
+
+
+class _Row:
+    """The forward pass of one row, and what belongs to it."""
+
+    size: ForwardSize
+    row: dict[str, int]
+    """Fields of `ModelSize` by name."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        memory: TrainingMemory,
+        blocks: Sequence[nn.Module],
+        adapted: Sequence[nn.Linear],
+        trajectory: Literal["none", "window", "full"],
+    ) -> None:
+        self._model, self._blocks = model, blocks
+        self._trajectory: Literal["none", "window", "full"] = trajectory
+        self._adapted = dict.fromkeys(cast("Sequence[nn.Module]", adapted), memory.lora_rank)
+        self._dtype = getattr(torch, memory.compute_dtype) if memory.compute_dtype else None
+
+    def latent(self, inputs: Inputs, sampling: LatentSamplingConfig) -> None:
+        """Measure a latent of these settings."""
+        model = diffusion_model(self._model)
+        shape = model.latent_shape(sampling)
+        conditions = _conditions(model, inputs, sampling=sampling)
+        sigmas = model.schedule(sampling)
+        # A model of several denoisers may train those of one end of the schedule alone.
+        runs: list[ForwardSize] = []
+        for sigma in (sigmas[:1], sigmas[-2:-1]):
+            with self._shapes() as size:
+                model.velocity(torch.zeros(1, *shape), sigma, conditions)
+            runs.append(size)
+        self.size = max(runs, key=lambda run: run.saved_bytes)
+        # Steps and positions are those of any sample, also of one in a tree.
+        settings = dataclasses.replace(sampling, sde=dataclasses.replace(sampling.sde, branch_steps=[]))
+        request = plan_latents(
+            settings,
+            sigmas=sigmas,
+            latent_shape=shape,
+            seed=0,
+            rollout=0,
+            sample_ids=["sample"],
+            group_ids=["group"],
+            trajectory=self._trajectory,
+        )
+        cost = latent_step_cost(request, latent_shape=shape, anchors=False)
+        self.row = {
+            "row_elements": prod(shape),
+            "condition_bytes": sum(_bytes(_leaves(value)) for value in conditions.values()),
+            "head_bytes": 0,
+            "rollout_rows": cost.rollout_rows,
+            # A loss that reads no trajectory chooses its own points: one of them, with one branch.
+            "train_rows": cost.train_rows or 1,
+            "stored_bytes": cost.stored_bytes,
+        }
+
+    def text(self, inputs: Inputs, sampling: TextSamplingConfig) -> None:
+        """Measure a text of these settings, as long as it may get."""
+        model = text_model(self._model)
+        if model.spec.inputs:
+            raise RecipeError(
+                f"model: {model.spec.name!r} reads images with its texts, and how many tokens they are depends on the "
+                "images; its memory cannot be predicted."
+            )
+        (prompt,) = model.prompt_tokens(inputs, sampling=sampling)
+        length = max(len(prompt), sampling.max_prompt_tokens)
+        fill = torch.full((length - len(prompt),), model.pad_token)
+        new = torch.full((sampling.max_new_tokens,), model.pad_token)
+        batch = pad_batch([torch.cat([fill, prompt])], [new], pad_token=model.pad_token)
+        with self._shapes() as self.size:
+            model.hidden(batch)
+        self.row = {
+            "row_elements": length + len(new),
+            "condition_bytes": 0,
+            "head_bytes": 4 * len(new) * len(model.vocabulary),
+            "rollout_rows": 1,
+            "train_rows": 1,
+            # int64 tokens, and fp32 log-probs.
+            "stored_bytes": 8 * (length + len(new)) + 4 * len(new),
+        }
+
+    def _shapes(self) -> Any:
+        roots = _roots(self._model.trainable, self._blocks)
+        return shapes_only(roots, blocks=self._blocks, adapted=self._adapted, dtype=self._dtype)
+
+
+def _conditions(model: Any, inputs: Inputs, *, sampling: LatentSamplingConfig) -> dict[str, Any]:
+    """Conditions of one prompt; those of a pipeline are zeros, which need no encoder."""
+    if not isinstance(model, PipelineModel):
+        return dict(model.encode(inputs, sampling=sampling))
+    encoders = [part for name, part in _parts(model) if name not in (*model.experts, "vae")]
+    # Some models call the trunk of an encoder, without its head.
+    trunks = [child for encoder in encoders for child in encoder.children()]
+    with torch.no_grad(), shapes_only([*encoders, *trunks], dtype=model.text_dtype), model.without_encoders():
+        return dict(model.encode(inputs, sampling=sampling))
+
+
+def _other_parts(model: Model) -> tuple[int, int]:
+    """Bytes of a pipeline's encoders and decoder; of a `PipelineModel` whether or not they are loaded."""
+    trained = set(model.trainable.modules())
+    sizes = dict.fromkeys(("encode", "decode"), 0)
+    for name, part in _parts(model):
+        if part not in trained:
+            tensors = [*part.parameters(), *part.buffers()]
+            size = _bytes(tensors)
+            if isinstance(model, PipelineModel):
+                dtype: torch.dtype = model.vae_dtype if name == "vae" else model.text_dtype
+                size = _elements(tensors) * dtype.itemsize
+            sizes["decode" if name == "vae" else "encode"] += size
+    return sizes["encode"], sizes["decode"]
+
+
+def _parts(model: Any) -> Iterator[tuple[str, nn.Module]]:
+    """Modules of the pipeline of diffusers that a model runs, if it does."""
+    components: dict[str, Any] = getattr(getattr(model, "pipeline", None), "components", {})
+    for name, part in components.items():
+        if isinstance(part, nn.Module):
+            yield name, part
+
+
+def _blocks(module: nn.Module, names: Sequence[str]) -> list[nn.Module]:
+    return [part for part in module.modules() if type(part).__name__ in names]
+
+
+def _roots(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
+    """The modules that run blocks: what is above them may route rows by their values, which shapes do not have."""
+    if not blocks:
+        return [module]
+    found: list[nn.Module] = []
+    for part in module.modules():
+        lists = [child for child in part.children() if isinstance(child, nn.ModuleList | nn.ModuleDict)]
+        children = [*part.children(), *(block for each in lists for block in each.children())]
+        if not isinstance(part, nn.ModuleList | nn.ModuleDict) and any(child in blocks for child in children):
+            found.append(part)
+    return [part for part in found if not any(part is not other and part in other.modules() for other in found)]
+
+
+def _adapted(model: Model, memory: TrainingMemory) -> list[nn.Linear]:
+    """Linear layers with an adapter, as backends choose them: by the end of their names, and not frozen."""
+    if not memory.lora_rank:
+        return []
+    targets = memory.lora_targets or names_in(model.spec.lora_targets, model.trainable)
+    modules: list[tuple[str, nn.Module]] = list(cast(Any, model.trainable).named_modules())
+    return [
+        part
+        for name, part in modules
+        if isinstance(part, nn.Linear) and part.weight.requires_grad
+        if any(name == target or name.endswith("." + target) for target in targets)
+    ]
+
+
+def _leaves(value: Any) -> list[Tensor]:
+    return list(cast("Sequence[Tensor]", value)) if isinstance(value, tuple | list) else [value]
+
+
+def _elements(tensors: Any) -> int:
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def _bytes(tensors: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,85 @@
+"""Broadcasts of weights among ranks that are threads here: what they bring, and how one that cannot end is ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed as dist
+from unirl.core.errors import RunFailed
+from unirl.transfer.weights.carriers import CollectiveCarrier
+from unirl.transfer.weights.group import WeightGroup, listen, reach
+
+CPU = torch.device("cpu")
+
+
+def formed(world: int, *, timeout_s: float) -> list[WeightGroup]:
+    store, address = listen(world, timeout_s=30)
+
+    def join(rank: int) -> WeightGroup:
+        at = reach(address, world, timeout_s=30) if rank else store
+        return WeightGroup(at, rank=rank, world=world, device=CPU, timeout_s=timeout_s)
+
+    with ThreadPoolExecutor(world) as threads:
+        return list(threads.map(join, range(world)))
+
+
+def begun(call: Callable[[], object]) -> Future[object]:
+    thread = ThreadPoolExecutor(1)
+    job = thread.submit(call)
+    thread.shutdown(wait=False)
+    return job
+
+
+def test_a_bucket_comes_to_all_receivers_and_the_default_group_is_left_alone() -> None:
+    data = torch.arange(1000).to(torch.uint8)
+    carriers = [CollectiveCarrier(group) for group in formed(3, timeout_s=30)]
+    assert not dist.is_initialized()
+    for _ in range(2):
+        ticket = carriers[0].send(data)
+        result = [begun(lambda c=carrier, t=ticket: c.receive(t)) for carrier in carriers[1:]]
+        assert all(torch.equal(job.result(30), data) for job in result)
+        carriers[0].release(ticket)
+    for carrier in carriers:
+        carrier.leave()
+    with pytest.raises(RunFailed, match="has left its group of 3"):
+        wait_until(lambda: carriers[0].send(data))
+
+
+def wait_until(call: Callable[[], object]) -> None:
+    """Until it raises: a group ends on a thread of its own."""
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        call()
+        time.sleep(0.01)
+
+
+def test_a_rank_that_does_not_take_part_is_waited_for_no_longer_than_was_said() -> None:
+    carriers = [CollectiveCarrier(group) for group in formed(3, timeout_s=1)]
+    waits = begun(lambda: carriers[1].receive((1, 8)))
+    with pytest.raises(RunFailed, match=r"all 3 ranks .* within 1 s. .* launcher\.call_timeout_s"):
+        waits.result(20)
+
+
+def test_leaving_ends_what_waits_at_once() -> None:
+    """gloo itself would wait for as long as the group's timeout, here longer than a test may take."""
+    carriers = [CollectiveCarrier(group) for group in formed(3, timeout_s=600)]
+    waits = begun(lambda: carriers[1].receive((1, 8)))
+    time.sleep(0.1)
+    assert not waits.done()
+    carriers[1].leave()
+    with pytest.raises(RunFailed, match="left the group while a bucket was in flight"):
+        waits.result(5)
+    # What the sender began is given up as well, and gives back nothing.
+    ticket = carriers[0].send(torch.zeros(8, dtype=torch.uint8))
+    carriers[0].leave()
+    carriers[0].release(ticket)
+
+
+def test_a_rank_that_never_comes_is_an_error_of_the_start() -> None:
+    store, _ = listen(2, timeout_s=1)
+    with pytest.raises(RunFailed, match=r"rank 0 could not reach the others of a group of 2: .* timeout"):
+        WeightGroup(store, rank=0, world=2, device=CPU, timeout_s=1)

@@ -1,0 +1,408 @@
+"""A worker: a process that runs some parts of a plan, driven remotely.
+
+Large tensors are created, kept and used here. The driver gets batches that reference them, scalars and small tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from unirl.core.plugins.catalog import Catalog
+from unirl.core.roles import (
+    Backend,
+    Engine,
+    Job,
+    Policy,
+    ScoreInput,
+    Scores,
+    StatefulAlgorithm,
+    TrainReport,
+    TransportPlace,
+    WeightUpdate,
+    diffusion_model,
+    text_model,
+)
+from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.config import TrainConfig
+from unirl.core.specs.plan import Plan, Stage
+from unirl.core.types.inputs import Inputs
+from unirl.core.types.request import Request
+from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
+from unirl.core.types.track import LatentSegment, TextSegment, Track
+from unirl.loop.build import build_parts, build_rewards
+from unirl.loop.idle_offload import taking_turns
+from unirl.loop.parts import Parts
+from unirl.numerics.batch_invariant import batch_invariant
+from unirl.transfer.remote_rows import dehydrated, hydrated
+from unirl.transfer.weights.group import Address, listen, reach
+
+from .config import LauncherConfig
+from .kept_rows import padded, superseded
+from .machine_code import check_versions
+from .transports import make_transport
+from .weight_ends import Tell, WeightEnds
+
+__all__ = ["RemoteJob", "Worker", "WorkerFacts"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RemoteJob:
+    """A `Job` for workers, which have its track and an algorithm of their own."""
+
+    name: str
+    weight: float
+    train: TrainConfig | None
+    state: Mapping[str, Any]
+    """Of the driver's algorithm, authoritative for all ranks; empty if it is stateless."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerFacts:
+    """Identity of a worker, for messages."""
+
+    host: str
+    pid: int
+    device: str
+    gpu: str = ""
+    """Machine-wide id of its GPU; empty on the CPU."""
+
+
+class Worker:
+    """Independent of Ray: its launcher passes in the means to reach the other workers' transports."""
+
+    def __init__(
+        self,
+        name: str,
+        plan: Plan,
+        *,
+        run: str,
+        ask: Callable[[str, Any], Any],
+        tell: Tell,
+        machine: str,
+        address: Any = None,
+    ) -> None:
+        """run, ask, address: see `unirl.core.roles.TransportPlace`.
+
+        machine: name of this machine in messages.
+        """
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        check_versions(plan, machine)
+        self._name = name
+        self._tell = tell
+        self._plan = plan
+        self._parts: Parts | None = None
+        self._weights: WeightEnds | None = None
+        self._rewards: Mapping[str, Any] = {}
+        self._policy: ExitStack | None = None
+        self._brought: list[Track] | None = None
+        self._kept: dict[tuple[int, str], list[Any]] = {}
+        """Rollout number and track -> handles of its tensors stored here."""
+        self._said: dict[str, list[Any]] = {}
+        """Track -> handles of its latest reference-policy outputs."""
+        expected = plan.run.device
+        is_cuda = torch.cuda.is_available() and expected != "cpu"
+        self._device = torch.device("cuda" if is_cuda else "cpu")
+        self._numerics = ExitStack()
+        if plan.run.batch_invariant:
+            # Lives as long as the process; nothing closes it.
+            self._numerics.enter_context(batch_invariant(on_cuda=is_cuda))
+        if plan.run.threads:
+            torch.set_num_threads(plan.run.threads)
+        place = TransportPlace(run=run, process=name, device=self._device, ask=ask, address=address)
+        self.transport = make_transport(plan, place=place)
+
+    def facts(self) -> WorkerFacts:
+        gpu = str(torch.cuda.get_device_properties(self._device).uuid) if self._device.type == "cuda" else ""
+        return WorkerFacts(host=socket.gethostname(), pid=os.getpid(), device=str(self._device), gpu=gpu)
+
+    # The process group of the train ranks.
+
+    def open_group(self, world: int, *, within_s: float) -> Address:
+        """Rank 0: listen on a free port; returns its address."""
+        self._group_store, address = listen(world, timeout_s=within_s)
+        return address
+
+    def join_group(self, address: Address, *, rank: int, world: int, timeout_s: float, within_s: float) -> None:
+        """timeout_s: of a collective call.  within_s: for the rendezvous."""
+        if rank:
+            self._group_store = reach(address, world, timeout_s=within_s)
+        backend = "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        timeout = timedelta(seconds=timeout_s)
+        dist.init_process_group(backend, store=self._group_store, rank=rank, world_size=world, timeout=timeout)
+
+    # Building.
+
+    def build(
+        self,
+        role: Literal["train", "rollout", "reference", "reward"],
+        *,
+        with_engine: bool = True,
+        serves: Sequence[str] = (),
+    ) -> None:
+        """Build this worker's parts: rewards, or everything else, with the engine if this worker generates. Rewards
+        that a loss backpropagates are also built where it trains.
+
+        serves: the rewards that it scores, or the stages that it generates, whose models it builds; empty is all.
+        """
+        catalog = Catalog.of({})
+        plan = dataclasses.replace(
+            self._plan,
+            run=dataclasses.replace(self._plan.run, device=str(self._device), threads=self._plan.run.threads),
+        )
+        if role in ("rollout", "reference"):
+            plan = _alone(plan)
+        if role == "rollout" and serves:
+            plan = dataclasses.replace(plan, stages=tuple(stage for stage in plan.stages if stage.name in serves))
+        if role == "reward":
+            self._rewards = build_rewards(plan, catalog=catalog, keys=serves or None)
+        else:
+            is_sharded = role == "train" and dist.is_initialized() and dist.get_world_size() > 1
+            config = None if plan.launcher is None else plan.launcher.config
+            offloads = isinstance(config, LauncherConfig) and config.offload_idle
+            parts = build_parts(
+                plan,
+                catalog=catalog,
+                rewards="backpropagated" if role == "train" else "none",
+                with_engine=with_engine,
+                lazy=is_sharded,
+                offload=offloads,
+            )
+            self._parts = taking_turns(parts, plan) if offloads else parts
+            self._weights = WeightEnds(
+                self._name,
+                parts=self._parts,
+                plan=plan,
+                tell=self._tell,
+                device=self._device,
+            )
+
+    @property
+    def parts(self) -> Parts:
+        assert self._parts is not None, f"worker {self._name!r} was not built"
+        return self._parts
+
+    @property
+    def weights(self) -> WeightEnds:
+        """Its end of weight transfers."""
+        assert self._weights is not None, f"worker {self._name!r} was not built"
+        return self._weights
+
+    # Model.
+
+    def schedule(self, learner: str, sampling: LatentSamplingConfig) -> Tensor:
+        return diffusion_model(self.parts.models[learner]).schedule(sampling)
+
+    def latent_shape(self, learner: str, sampling: LatentSamplingConfig) -> tuple[int, ...]:
+        return diffusion_model(self.parts.models[learner]).latent_shape(sampling)
+
+    def prompt_tokens(self, learner: str, inputs: Inputs, sampling: TextSamplingConfig) -> list[Tensor]:
+        return text_model(self.parts.models[learner]).prompt_tokens(inputs, sampling=sampling)
+
+    def stop_tokens(self, learner: str) -> tuple[int, ...]:
+        return text_model(self.parts.models[learner]).stop_tokens
+
+    # Engine.
+
+    def generate(self, request: Request) -> Track:
+        """Generate this worker's share. The tensors stay here until no step needs them."""
+        key = (request.rollout, request.track)
+        if over := superseded(self._kept, by=key, run=self._plan.run, data=self._plan.data):
+            self.transport.drop([name for old in over for name in self._kept.pop(old)])
+        track = self.parts.engines[request.track].generate(request)
+
+        def keep(tensors: Sequence[Tensor]) -> list[Any]:
+            names = self.transport.keep(tensors)
+            self._kept.setdefault(key, []).extend(names)
+            return names
+
+        return dehydrated(padded(track, request), keep)
+
+    def set_version(self, stage: str, version: int) -> None:
+        self.parts.engines[stage].version = version
+
+    def sleep(self) -> None:
+        """Free the device for training."""
+        for engine in self._engines:
+            engine.sleep()
+        for backend in self._sampled_modules:
+            backend.offload()
+
+    def wake(self) -> None:
+        for backend in self._sampled_modules:
+            backend.onload()
+        for engine in self._engines:
+            engine.wake()
+
+    @property
+    def _engines(self) -> list[Engine]:
+        return list({id(engine): engine for engine in self.parts.engines.values()}.values())
+
+    @property
+    def _sampled_modules(self) -> list[Backend]:
+        """Backends whose module an engine of this worker samples with, having no weights of its own."""
+        sampled = {
+            stage.learner.name
+            for stage in self._plan.stages
+            if stage.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE
+        }
+        return [backend for name, backend in self.parts.backends.items() if name in sampled]
+
+    # Backends.
+
+    def offload(self) -> None:
+        for backend in self.parts.backends.values():
+            backend.offload()
+
+    def onload(self) -> None:
+        for backend in self.parts.backends.values():
+            backend.onload()
+
+    def bring(self, tracks: Sequence[Track]) -> None:
+        """Fetch this rank's rows for the next `train`. Has no side effects elsewhere, so it may be repeated."""
+        self._brought = [hydrated(track, self.transport.fetch) for track in tracks]
+
+    def train(self, learner: str, jobs: Sequence[RemoteJob], *, progress: float) -> tuple[TrainReport, int]:
+        """Train on the fetched rows, one track for each job; returns the report and the new version. Collective."""
+        here, self._brought = self._brought, None
+        assert here is not None, f"worker {self._name!r} has no fetched rows"
+        own: list[Job] = []
+        for job, track in zip(jobs, here, strict=True):
+            algorithm = self.parts.algorithms[job.name]
+            if job.state:
+                assert isinstance(algorithm, StatefulAlgorithm), "the driver's algorithm is stateful, this one is not"
+                algorithm.load_state(job.state)
+            stage = self._plan.stage(job.name)
+            own.append(
+                Job(
+                    track=track,
+                    algorithm=algorithm,
+                    name=job.name,
+                    weight=job.weight,
+                    train=job.train,
+                    reference=self.parts.models[stage.teacher.name] if stage.teacher else None,
+                    reference_guidance=stage.settings.reference_guidance,
+                )
+            )
+        backend = self.parts.backends[learner]
+        return backend.train(own, progress=progress), backend.version
+
+    def reference(self, learner: str, track: Track) -> Track:
+        """The track with the reference policy's outputs, which stay here until the next call for it."""
+        if said := self._said.pop(track.name, []):
+            self.transport.drop(said)
+        here = self.parts.backends[learner].with_reference(hydrated(track, self.transport.fetch), policy="live").segment
+        if isinstance(here, TextSegment):
+            assert isinstance(track.segment, TextSegment)
+            segment = dataclasses.replace(track.segment, reference_log_probs=here.reference_log_probs)
+        else:
+            assert isinstance(here, LatentSegment)
+            segment = dataclasses.replace(track.latent, reference_means=here.reference_means)
+
+        def keep(tensors: Sequence[Tensor]) -> list[Any]:
+            names = self.transport.keep(tensors)
+            self._said[track.name] = list(names)
+            return names
+
+        return dehydrated(dataclasses.replace(track, segment=segment), keep)
+
+    def enter_policy(self, learner: str, which: Policy) -> None:
+        stack = ExitStack()
+        stack.enter_context(self.parts.backends[learner].policy(which))
+        self._policy = stack
+
+    def leave_policy(self) -> None:
+        if self._policy is not None:
+            self._policy.close()
+            self._policy = None
+
+    def end_rollout(self, learner: str) -> None:
+        self.parts.backends[learner].end_rollout()
+
+    def save(self, learner: str, folder: Path) -> None:
+        self.parts.backends[learner].save(folder)
+
+    def load(self, learner: str, folder: Path) -> int:
+        self.parts.backends[learner].load(folder)
+        return self.parts.backends[learner].version
+
+    def versions(self) -> dict[str, int]:
+        return self.parts.versions
+
+    def version_of(self, learner: str, policy: Policy) -> int:
+        return self.parts.backends[learner].version_of(policy)
+
+    # Weights.
+
+    def export_weights(
+        self, learner: str, *, policy: Policy, kind: Literal["full", "lora", "merged"]
+    ) -> WeightUpdate | None:
+        """Collective. Rank 0 returns the gathered weights, other ranks None."""
+        update = self.parts.backends[learner].export_weights(policy=policy, kind=kind)
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            return dataclasses.replace(update, tensors=dict(update.tensors))
+        for _ in update.tensors.values():
+            pass  # its part in the gathers
+        return None
+
+    def adopt(self, learner: str, update: WeightUpdate) -> None:
+        self.parts.backends[learner].adopt(update)
+
+    # Rewards.
+
+    def score(self, name: str, samples: ScoreInput) -> Scores:
+        """Score samples; fetches their media from the workers that generated them."""
+        scores: Scores = self._rewards[name].score(hydrated(samples, self.transport.fetch))
+        return Scores(
+            values=scores.values.detach().cpu(),
+            parts={key: part.detach().cpu() for key, part in scores.parts.items()},
+            scored=None if scores.scored is None else scores.scored.cpu(),
+        )
+
+    # Data.
+
+    def answer(self, question: Any) -> Any:
+        return self.transport.answer(question)
+
+    def close(self) -> None:
+        self.leave_policy()
+        if self._weights is not None:
+            self._weights.leave_group()
+        if self._parts is not None:
+            for engine in self._engines:
+                engine.close()
+            for backend in self._parts.backends.values():
+                backend.close()
+            for reward in self._parts.rewards.values():
+                reward.close()
+        for reward in self._rewards.values():
+            reward.close()
+        self.transport.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _alone(plan: Plan) -> Plan:
+    """The plan for a process with complete weights that does not train: without the train ranks' mesh, critic and
+    teachers."""
+
+    def alone(stage: Stage) -> Stage:
+        stage = dataclasses.replace(stage, teacher=None)
+        if stage.backend is None:
+            return stage
+        config: Any = stage.backend.config
+        names = {item.name for item in dataclasses.fields(config)} & {"mesh", "critic"}
+        own = {name: type(getattr(config, name))() for name in names}
+        backend = dataclasses.replace(stage.backend, config=dataclasses.replace(config, **own))
+        return dataclasses.replace(stage, learner=dataclasses.replace(stage.learner, backend=backend))
+
+    return plan.with_stages(alone)

@@ -1,0 +1,58 @@
+"""What the driver carries, and what a weight transfer sends: counted in runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import run, steps, tensors
+from unirl.launchers.ray.traffic import Traffic
+
+APART = ("launcher=ray", "launcher.placement=separate", "launcher.rollout_workers=2", "run.max_steps=2")
+
+
+def test_counts_are_those_since_they_were_last_taken() -> None:
+    traffic = Traffic()
+    traffic.sent(b"12345")
+    traffic.received(b"123")
+    traffic.made(2)
+    traffic.media([torch.zeros(3)])
+    assert traffic.take() == {
+        "driver/sent_bytes": 5,
+        "driver/received_bytes": 3,
+        "driver/media_bytes": 12,
+        "driver/bytes_per_sample": 4,
+    }
+    assert traffic.take() == {}
+
+
+@pytest.mark.slow
+def test_the_driver_carries_less_than_4_kb_a_sample_at_any_image_size(tmp_path: Path, ray_here: None) -> None:
+    carried: list[float] = []
+    for side in (64, 128):
+        # Shapes are read from pictures of 64 pixels a side alone.
+        size = (f"sampling.height={side}", f"sampling.width={side}", "~reward@reward.shapes")
+        folder = run(tmp_path / str(side), *APART, *size).folder
+        numbers = steps(folder)[2]
+        # Of one image alone: 3 channels of fp32. It does not come this way.
+        assert numbers["driver/bytes_per_sample"] < 4096 < 3 * 4 * side**2
+        assert "driver/media_bytes" not in numbers
+        carried.append(numbers["driver/sent_bytes"] + numbers["driver/received_bytes"])
+    # Four times the pixels; what differs are the digits of a few sizes.
+    assert abs(carried[1] - carried[0]) < 0.01 * carried[0]
+
+
+@pytest.mark.slow
+def test_a_lora_sync_sends_the_adapter_and_hardly_more(tmp_path: Path, ray_here: None) -> None:
+    words = ("backend.trains=lora", "backend.lora.rank=256", "backend.lora.alpha=256")
+    folder = run(tmp_path / "run", *APART, *words).folder
+    saved = {name: value for name, value in tensors(folder, 2).items() if name.startswith("/weights/")}
+    assert saved and all("lora_" in name for name in saved)
+    adapter_bytes = sum(value.numel() * 4 for value in saved.values())
+    for numbers in steps(folder).values():
+        # To each of two workers.
+        assert numbers["sync/tensors"] == 2 * len(saved)
+        assert 2 * adapter_bytes < numbers["sync/bytes"] < 2 * adapter_bytes * 1.01
+        assert numbers["sync/seconds"] > 0
+        assert numbers["logp_mismatch_max"] < 1e-5
