@@ -106,8 +106,16 @@ TIMES = (
     "plan_hash",
 )
 """Fields of events that differ between runs or between versions without other numbers."""
-UNSTABLE = ("overlap", "generate_utilisation", "rollouts_waiting", "reward_queue_max", "_bytes", "_mb")
-"""Metrics of time and traffic."""
+UNSTABLE = (
+    "overlap",
+    "generate_utilisation",
+    "rollouts_waiting",
+    "reward_queue_max",
+    "_bytes",
+    "_per_sample",
+    "/bytes",
+)
+"""Ends of metrics of time and traffic."""
 
 
 def main() -> None:
@@ -176,7 +184,7 @@ def _stable(value: Any, key: str = "") -> Any:
         return {
             name: _stable(inner, name)
             for name, inner in value.items()
-            if name not in TIMES and not name.endswith(("_s", *UNSTABLE))
+            if name not in TIMES and not name.endswith(("_s", "seconds", *UNSTABLE))
         }
     return [_stable(inner) for inner in value] if isinstance(value, list) else value
 

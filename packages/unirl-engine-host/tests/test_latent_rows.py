@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_latent_rollout import a_request, sample
+from point_velocity import a_request, sample
 from unirl.core.types.data import MediaRef
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.request import Request

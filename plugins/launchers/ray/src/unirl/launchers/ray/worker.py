@@ -40,13 +40,13 @@ from unirl.core.types.request import Request
 from unirl.core.types.sampling import LatentSamplingConfig, TextSamplingConfig
 from unirl.core.types.track import LatentSegment, TextSegment, Track
 from unirl.loop.build import build_parts, build_rewards
+from unirl.loop.config import OffloadingConfig
 from unirl.loop.idle_offload import taking_turns
 from unirl.loop.parts import Parts
 from unirl.numerics.batch_invariant import batch_invariant
 from unirl.transfer.remote_rows import dehydrated, hydrated
 from unirl.transfer.weights.group import Address, listen, reach
 
-from .config import LauncherConfig
 from .kept_rows import padded, superseded
 from .machine_code import check_versions
 from .transports import make_transport
@@ -168,7 +168,7 @@ class Worker:
         else:
             is_sharded = role == "train" and dist.is_initialized() and dist.get_world_size() > 1
             config = None if plan.launcher is None else plan.launcher.config
-            offloads = isinstance(config, LauncherConfig) and config.offload_idle
+            offloads = isinstance(config, OffloadingConfig) and config.offload_idle
             parts = build_parts(
                 plan,
                 catalog=catalog,

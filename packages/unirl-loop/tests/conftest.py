@@ -1,0 +1,6 @@
+"""Modules beside these tests are imported by them."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
