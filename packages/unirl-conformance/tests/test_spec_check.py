@@ -74,7 +74,7 @@ MODEL = ModelSpec(
     summary="A model.",
     build=f"{P}:build_model",
     config=f"{P}:Config",
-    capabilities={Cap.LATENT_STAGE: Support.NATIVE, Cap.LORA: Support.NATIVE},
+    capabilities={Cap.LATENT_STAGE, Cap.LORA},
     tracks={"image": "latent"},
     trainable="net",
     lora_targets=("to_q",),
@@ -98,7 +98,7 @@ ENGINE = EngineSpec(
     summary="An engine.",
     build=f"{P}:build_any",
     config=f"{P}:Config",
-    capabilities={Cap.WEIGHTS_SHARED: Support.NATIVE},
+    capabilities={Cap.WEIGHTS_SHARED},
 )
 TRACKER = TrackerSpec(name="t", summary="A tracker.", build=f"{P}:build_tracker", config=f"{P}:Config")
 
@@ -139,7 +139,7 @@ def test_a_spec_that_keeps_what_it_says_passes(spec: Spec) -> None:
         ),
         (
             MODEL,
-            {"capabilities": {"latent-stge": Support.NATIVE}},
+            {"capabilities": {"latent-stge"}},
             "'latent-stge' is not a Cap; did you mean 'latent-stage'",
         ),
         (
@@ -154,7 +154,7 @@ def test_a_spec_that_keeps_what_it_says_passes(spec: Spec) -> None:
         ),
         (
             MODEL,
-            {"capabilities": {**MODEL.capabilities, Cap.TEXT_STAGE: Support.NATIVE}},
+            {"capabilities": MODEL.capabilities | {Cap.TEXT_STAGE}},
             "has no text track, and its capability text-stage is native",
         ),
         (MODEL, {"lora_targets": ()}, "lora_targets: empty, but the capability lora is claimed"),

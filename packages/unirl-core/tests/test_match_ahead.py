@@ -27,7 +27,7 @@ from unirl.core.specs.spec import EngineSpec, LauncherSpec
 
 OWN_WEIGHTS = dataclasses.replace(
     ENGINE,
-    capabilities={**ENGINE.capabilities, Cap.WEIGHTS_SHARED: NO, Cap.WEIGHTS_FULL: NATIVE, Cap.WEIGHTS_LORA: NATIVE},
+    capabilities=(ENGINE.capabilities - {Cap.WEIGHTS_SHARED}) | {Cap.WEIGHTS_FULL, Cap.WEIGHTS_LORA},
 )
 
 
@@ -40,9 +40,7 @@ def ahead_plan(*, staleness: Any = "any", old_log_probs: str = "replay", **chang
     algorithm = dataclasses.replace(ALGORITHM, needs=dataclasses.replace(ALGORITHM.needs, staleness=staleness))
     changes = {"engine": OWN_WEIGHTS, "algorithm": algorithm, **changes}
     engine = changes["engine"]
-    changes["engine"] = dataclasses.replace(
-        engine, capabilities={**engine.capabilities, Cap.LOG_PROBS_GAUSSIAN: NATIVE}
-    )
+    changes["engine"] = dataclasses.replace(engine, capabilities=engine.capabilities | {Cap.LOG_PROBS_GAUSSIAN})
     return make_plan(run=RunConfig(max_staleness=1), train=TrainConfig(old_log_probs=old_log_probs), **changes)
 
 
@@ -121,7 +119,7 @@ def test_a_policy_to_sample_from_must_be_kept_by_the_backend(sampler: Any, cap: 
     (result,) = refusals(make_plan(algorithm=algorithm, backend=without(BACKEND, cap, NO)))
     assert result == (
         f"backend: algorithm 'grpo-like', which trains on samples from the {sampler} policy, needs {cap.value!r}; backend "
-        f"{BACKEND.name!r} states 'no'."
+        f"{BACKEND.name!r} does not provide it."
     )
     scored = dataclasses.replace(ALGORITHM, needs=dataclasses.replace(ALGORITHM.needs, sampler=sampler))
     (result,) = refusals(make_plan(algorithm=scored, backend=kept))

@@ -14,7 +14,7 @@ from plans import one_stage
 from unirl.core.observe.events import EventStream
 from unirl.core.observe.tracking import Trackers
 from unirl.core.roles import Job, ScoreInput, Scores, TrainReport, WeightReceipt, WeightUpdate
-from unirl.core.specs.capability import Cap, Needs, Support
+from unirl.core.specs.capability import Cap, Needs
 from unirl.core.specs.config import (
     BackendConfig,
     DataConfig,
@@ -50,7 +50,7 @@ def plan(*, groups: int = 4, samples: int = 2, run: Mapping[str, Any] | None = N
     def choice(key: str, spec: Any, config: PartConfig) -> Any:
         return Choice(key=key, spec=spec, config=config, dist="toy", version="1")
 
-    engine = EngineSpec(name="own", capabilities={Cap.WEIGHTS_FULL: Support.NATIVE}, **PARTS)
+    engine = EngineSpec(name="own", capabilities={Cap.WEIGHTS_FULL}, **PARTS)
     return one_stage(
         model=choice("model", MODEL, PartConfig()),
         engine=choice("engine", engine, PartConfig()),

@@ -84,7 +84,7 @@ def lagged_plan(*, shares: bool = False) -> Plan:
     stage = toy.only
     algorithm = dataclasses.replace(stage.algorithm.spec, needs=Needs(sampler="lagged"))
     shared = {Cap.WEIGHTS_SHARED: Support.NATIVE if shares else Support.NO}
-    engine = dataclasses.replace(stage.engine.spec, capabilities={**stage.engine.spec.capabilities, **shared})
+    engine = dataclasses.replace(stage.engine.spec, capabilities=stage.engine.spec.capabilities | shared)
     return changed(
         toy,
         algorithm=dataclasses.replace(stage.algorithm, spec=algorithm),

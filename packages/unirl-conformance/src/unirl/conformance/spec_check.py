@@ -116,7 +116,7 @@ def _keys(spec: Spec) -> Iterator[tuple[str, str]]:
 def _by_kind(spec: Spec, resolve: Resolve) -> Iterator[str]:
     if isinstance(spec, ModelSpec):
         yield from _model(spec, resolve)
-    if isinstance(spec, EngineSpec) and not spec.reads_weights and spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE:
+    if isinstance(spec, EngineSpec) and not spec.reads_weights and Cap.WEIGHTS_SHARED in spec.capabilities:
         yield "reads_weights: False, but the capability weights-shared says that it samples with the trained module."
     if isinstance(spec, AlgorithmSpec):
         yield from _needs("needs", spec.needs)
@@ -151,10 +151,10 @@ def _reward(spec: RewardSpec, resolve: Resolve) -> Iterator[str]:
 def _model(spec: ModelSpec, resolve: Resolve) -> Iterator[str]:
     kinds = set(spec.tracks.values())
     for cap, kind in ((Cap.LATENT_STAGE, "latent"), (Cap.TEXT_STAGE, "text")):
-        if (kind in kinds) != (spec.support(cap) is Support.NATIVE):
+        if (kind in kinds) != (cap in spec.capabilities):
             has = f"has {kind} tracks" if kind in kinds else f"has no {kind} track"
             yield f"tracks: the model {has}, and its capability {cap} is {spec.support(cap)}."
-    if spec.support(Cap.LORA) is Support.NATIVE and not spec.lora_targets:
+    if Cap.LORA in spec.capabilities and not spec.lora_targets:
         yield f"lora_targets: empty, but the capability {Cap.LORA} is claimed."
     for field, fact in (("lora_targets", spec.lora_targets), ("wrap_blocks", spec.wrap_blocks)):
         if isinstance(fact, str):

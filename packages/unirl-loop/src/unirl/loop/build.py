@@ -23,7 +23,7 @@ from unirl.core.roles import (
     lazy_model,
     verified_model,
 )
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import PartConfig
 from unirl.core.specs.plan import Choice, Learner, Plan, Stage
 from unirl.core.types.sampling import LatentSamplingConfig
@@ -114,7 +114,7 @@ def build_parts(
             keeper = _keeper(plan, learner, with_engine=with_engine) if lazy else learner
             empty = (learner.model, keeper.backend) if is_used else (learner.model,)
             is_lazy = (lazy or not is_used) and all(
-                part is not None and part.spec.support(Cap.LAZY_BUILD) is Support.NATIVE for part in empty
+                part is not None and Cap.LAZY_BUILD in part.spec.capabilities for part in empty
             )
             context: dict[str, Any] = {"lazy": True} if is_lazy else {}
             if learner.model.spec.optional_parts:

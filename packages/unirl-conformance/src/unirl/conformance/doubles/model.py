@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from unirl.core.errors import RecipeError
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import PartConfig
 from unirl.core.specs.spec import Miniature, ModelSpec
 from unirl.core.types.inputs import Inputs
@@ -40,13 +40,7 @@ SPEC = ModelSpec(
     summary="A denoiser of a few thousand weights, for trying algorithms and backends",
     build=f"{__name__}:build",
     config=f"{__name__}:WorkbenchConfig",
-    capabilities={
-        Cap.LATENT_STAGE: Support.NATIVE,
-        Cap.TEXT_STAGE: Support.NO,
-        Cap.LORA: Support.NATIVE,
-        Cap.GUIDANCE: Support.NATIVE,
-        Cap.LAZY_BUILD: Support.NATIVE,
-    },
+    capabilities={Cap.LATENT_STAGE, Cap.LORA, Cap.GUIDANCE, Cap.LAZY_BUILD},
     tracks={"image": "latent"},
     inputs={"image": {"source": "takes"}},
     trainable="net",

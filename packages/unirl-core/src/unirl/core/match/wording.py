@@ -16,7 +16,7 @@ def lacks(key: str, spec: Spec, cap: Cap, *, asks: str, others: Iterable[Spec] =
     result = spec.support(cap)
     if result is not Support.NATIVE:
         says = "does not state it" if result is Support.UNKNOWN else f"states {result.value!r}"
-        able = [other for other in others if other.support(cap) is Support.NATIVE]
+        able = [other for other in others if cap in other.capabilities]
         advice = f" Installed {spec.kind}s that provide it: {listed(other.name for other in able)}." if able else ""
         if able and at:
             # The prompts are known to have the metadata of the part in place.

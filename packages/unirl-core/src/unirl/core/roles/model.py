@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from ..specs.capability import Cap, Support
+from ..specs.capability import Cap
 from ..types.array import Array, Module, Ragged
 
 if TYPE_CHECKING:
@@ -330,7 +330,7 @@ def text_model(model: Model) -> TextModel:
 
 def lazy_model(model: Model) -> LazyModel:
     """A model that was built lazily."""
-    assert model.spec.support(Cap.LAZY_BUILD) is Support.NATIVE, f"model {model.spec.name!r} cannot be built lazily"
+    assert Cap.LAZY_BUILD in model.spec.capabilities, f"model {model.spec.name!r} cannot be built lazily"
     return cast("LazyModel", model)
 
 

@@ -32,7 +32,7 @@ from unirl.core.roles import (
     diffusion_model,
     text_model,
 )
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import TrainConfig
 from unirl.core.specs.plan import Plan, Stage
 from unirl.core.types.inputs import Inputs
@@ -251,9 +251,7 @@ class Worker:
     def _sampled_modules(self) -> list[Backend]:
         """Backends whose module an engine of this worker samples with, having no weights of its own."""
         sampled = {
-            stage.learner.name
-            for stage in self._plan.stages
-            if stage.engine.spec.support(Cap.WEIGHTS_SHARED) is Support.NATIVE
+            stage.learner.name for stage in self._plan.stages if Cap.WEIGHTS_SHARED in stage.engine.spec.capabilities
         }
         return [backend for name, backend in self.parts.backends.items() if name in sampled]
 

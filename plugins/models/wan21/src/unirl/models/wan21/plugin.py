@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from unirl.core.plugins.hookspec import hookimpl
-from unirl.core.specs.capability import Cap, Support
+from unirl.core.specs.capability import Cap
 from unirl.core.specs.spec import Miniature, ModelSpec
 
 __all__ = ["I2V", "SPEC", "unirl_models"]
@@ -15,14 +15,7 @@ SPEC = ModelSpec(
     summary="Wan 2.1, text to video, from any checkpoint in the diffusers layout",
     build="unirl.models.wan21.model:build",
     config="unirl.models.wan21.config:Wan21Config",
-    capabilities={
-        Cap.LATENT_STAGE: Support.NATIVE,
-        Cap.TEXT_STAGE: Support.NO,
-        Cap.LORA: Support.NATIVE,
-        Cap.GUIDANCE: Support.NATIVE,
-        Cap.CONDITIONS: Support.NATIVE,
-        Cap.LAZY_BUILD: Support.NATIVE,
-    },
+    capabilities={Cap.LATENT_STAGE, Cap.LORA, Cap.GUIDANCE, Cap.CONDITIONS, Cap.LAZY_BUILD},
     tracks={"video": "latent"},
     # What diffusers' example exports videos with.
     fps=16.0,
