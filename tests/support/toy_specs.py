@@ -8,7 +8,7 @@ from typing import Any
 
 from plans import changed, one_stage
 from unirl.core.match.match import match
-from unirl.core.specs.capability import Cap, Needs, Support
+from unirl.core.specs.capability import Cap, Needs
 from unirl.core.specs.config import BackendConfig, DataConfig, PartConfig, RewardConfig
 from unirl.core.specs.plan import Choice, Plan
 from unirl.core.specs.spec import AlgorithmSpec, BackendSpec, EngineSpec, ModelSpec, RewardSpec
@@ -85,5 +85,9 @@ def refusals(plan: Plan) -> list[str]:
     return [str(reason) for reason in match(plan).reasons]
 
 
-def without(spec: Any, cap: Cap, support: Support = NO) -> Any:
-    return dataclasses.replace(spec, capabilities={**spec.capabilities, cap: support})
+def without(spec: Any, *caps: Cap) -> Any:
+    return dataclasses.replace(spec, capabilities=spec.capabilities - {*caps})
+
+
+def having(spec: Any, *caps: Cap) -> Any:
+    return dataclasses.replace(spec, capabilities=spec.capabilities | {*caps})

@@ -11,18 +11,17 @@ from toy_specs import (
     BACKEND,
     ENGINE,
     MODEL,
-    NATIVE,
-    NO,
     REWARD,
     Algorithm,
     Backend,
+    having,
     make_plan,
     refusals,
     without,
 )
 from unirl.core.limits import Reason
 from unirl.core.match.match import match_parts
-from unirl.core.specs.capability import Cap, Needs, Support
+from unirl.core.specs.capability import Cap, Needs
 from unirl.core.specs.config import PartConfig, RunConfig
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.engine_host.config import ExternalConfig
@@ -42,21 +41,13 @@ def test_every_refusal_is_one_sentence_with_its_key() -> None:
     ]
 
 
-def test_what_a_spec_does_not_state_is_refused_and_named_so() -> None:
-    capabilities = {cap for cap in ENGINE.capabilities if cap is not Cap.STEP_NOISE}
-    result = refusals(make_plan(engine=dataclasses.replace(ENGINE, capabilities=capabilities)))
-    assert result == [
-        "engine: algorithm 'grpo-like', which trains on trajectories, needs 'step-noise'; engine 'inside' does not provide it."
-    ]
-
-
 @pytest.mark.parametrize("cap", [Cap.LATENT_ROLLOUT, Cap.SIGMAS, Cap.INITIAL_NOISE, Cap.STEP_NOISE, Cap.SDE_STEPS])
 def test_an_engine_must_have_what_trajectories_need(cap: Cap) -> None:
     assert len(refusals(make_plan(engine=without(ENGINE, cap)))) == 1
 
 
 def test_a_full_trajectory_is_a_window_too() -> None:
-    engine = without(without(ENGINE, Cap.TRAJECTORY_WINDOW), Cap.TRAJECTORY_FULL, NATIVE)
+    engine = having(without(ENGINE, Cap.TRAJECTORY_WINDOW), Cap.TRAJECTORY_FULL)
     assert refusals(make_plan(engine=engine)) == []
     assert len(refusals(make_plan(engine=without(ENGINE, Cap.TRAJECTORY_WINDOW)))) == 1
 
@@ -65,7 +56,7 @@ def test_an_engine_that_can_never_get_the_weights_is_refused() -> None:
     result = refusals(make_plan(engine=without(ENGINE, Cap.WEIGHTS_SHARED)))
     assert len(result) == 1
     assert "always come from the initial policy" in result[0]
-    takes_lora = without(without(ENGINE, Cap.WEIGHTS_SHARED), Cap.WEIGHTS_LORA, NATIVE)
+    takes_lora = having(without(ENGINE, Cap.WEIGHTS_SHARED), Cap.WEIGHTS_LORA)
     assert refusals(make_plan(engine=takes_lora)) == []
     assert refusals(make_plan(engine=takes_lora, backend_config=Backend(trains="full"))) != []
 
@@ -88,23 +79,22 @@ def test_a_text_algorithm_is_refused_on_a_latent_model() -> None:
 def test_an_algorithm_with_a_critic_needs_a_backend_that_keeps_one_for_either_kind_of_track() -> None:
     judged = dataclasses.replace(ALGORITHM, name="ppo-like", needs=Needs(track="text", critic=True), when={})
     model = dataclasses.replace(MODEL, tracks={"text": "text"}, capabilities={Cap.TEXT_STAGE, Cap.LORA})
-    engine = without(without(ENGINE, Cap.TEXT_ROLLOUT, NATIVE), Cap.LOG_PROBS_TOKEN, NATIVE)
-    keeps = without(BACKEND, Cap.CRITIC, NATIVE)
+    engine = having(ENGINE, Cap.TEXT_ROLLOUT, Cap.LOG_PROBS_TOKEN)
+    keeps = having(BACKEND, Cap.CRITIC)
 
     def reasons(**parts: Any) -> list[str]:
         chosen = {"model": model, "engine": engine, "algorithm": judged, "backend": keeps, "rewards": {}, **parts}
         return [str(reason) for reason in match_parts(**chosen).reasons]
 
     assert reasons() == []
-    for support, says in ((NO, "does not provide it"), (Support.UNKNOWN, "does not state it")):
-        assert reasons(backend=without(BACKEND, Cap.CRITIC, support)) == [
-            f"backend: algorithm 'ppo-like' needs 'critic'; backend 'plain' {says}."
-        ]
+    assert reasons(backend=BACKEND) == [
+        "backend: algorithm 'ppo-like' needs 'critic'; backend 'plain' does not provide it."
+    ]
     on_latents = dataclasses.replace(
         ALGORITHM, name="ppo-like", needs=dataclasses.replace(ALGORITHM.needs, critic=True)
     )
     assert reasons(model=MODEL, engine=ENGINE, algorithm=on_latents) == []
-    assert reasons(model=MODEL, engine=ENGINE, algorithm=on_latents, backend=without(BACKEND, Cap.CRITIC, NO)) == [
+    assert reasons(model=MODEL, engine=ENGINE, algorithm=on_latents, backend=without(BACKEND, Cap.CRITIC)) == [
         "backend: algorithm 'ppo-like' needs 'critic'; backend 'plain' does not provide it."
     ]
 

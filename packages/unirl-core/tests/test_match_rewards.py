@@ -10,11 +10,10 @@ from toy_specs import (
     BACKEND,
     ENGINE,
     MODEL,
-    NATIVE,
     REWARD,
+    having,
     make_plan,
     refusals,
-    without,
 )
 from unirl.core.specs.capability import Cap, Needs
 from unirl.core.specs.config import EvalConfig, RewardConfig
@@ -88,7 +87,7 @@ def test_a_stage_that_follows_gradients_needs_a_reward_that_counts_of_its_own() 
     slope = REWARD.capabilities | {Cap.REWARD_DIFFERENTIABLE}
     plan = make_plan(
         algorithm=dataclasses.replace(ALGORITHM, needs=Needs(track="latent", reward="differentiable")),
-        backend=without(BACKEND, Cap.THROUGH_SAMPLER, NATIVE),
+        backend=having(BACKEND, Cap.THROUGH_SAMPLER),
         **{
             "reward.score": dataclasses.replace(REWARD, capabilities=slope),
             "reward.score_config": RewardConfig(weight=0),

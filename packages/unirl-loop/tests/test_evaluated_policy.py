@@ -72,7 +72,7 @@ def test_the_weights_go_in_the_form_that_the_engine_takes(
     trains: str, takes_lora: bool, policy: str, kind: str
 ) -> None:
     toy = wanted(policy=policy)
-    lora = {Cap.WEIGHTS_LORA} if takes_lora else {}
+    lora = {Cap.WEIGHTS_LORA} if takes_lora else set[Cap]()
     stage = toy.only
     spec = dataclasses.replace(stage.engine.spec, capabilities=stage.engine.spec.capabilities | lora)
     toy = changed(

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from ..types.data import MediaRef
 from ..types.sampling import PLAIN_GUIDANCE
-from .capability import Cap, Needs, Support
+from .capability import Cap, Needs
 
 __all__ = [
     "KINDS",
@@ -91,8 +92,9 @@ class Spec:
     """`"module:function"` that makes the part from its config. See `unirl.core.roles` for each kind's signature."""
     config: str
     """`"module:Class"` of its config dataclass, a subclass of `unirl.core.specs.config.PartConfig`."""
-    capabilities: Mapping[Cap, Support] = field(default_factory=lambda: dict[Cap, Support]())
-    """How it provides each of `unirl.core.specs.capability.CAPABILITIES_OF` its kind."""
+    capabilities: AbstractSet[Cap] = frozenset()
+    """Those of `unirl.core.specs.capability.CAPABILITIES_OF` its kind that it provides. Others are refused where a plan
+    needs them."""
     enabled_by: Mapping[Cap, Mapping[str, Any]] = field(default_factory=lambda: dict[Cap, Mapping[str, Any]]())
     """Settings that switch a capability on, by dotted config key, where the defaults leave it off.
 
@@ -105,10 +107,6 @@ class Spec:
     """Settings for conformance, by dotted config key, where the defaults do not suit a miniature."""
     gaps: tuple[Gap, ...] = ()
     """Claims that it is known not to meet."""
-
-    def support(self, cap: Cap) -> Support:
-        """How this part provides `cap`; `UNKNOWN` when it does not say."""
-        return self.capabilities.get(cap, Support.UNKNOWN)
 
 
 @dataclass(frozen=True, kw_only=True)

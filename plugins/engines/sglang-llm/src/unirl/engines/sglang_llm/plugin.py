@@ -23,7 +23,7 @@ SPEC = EngineSpec(
         Cap.MEDIA_REFS,
         Cap.WEIGHTS_FULL,
         Cap.WEIGHTS_LORA,
-        # Not `sleep`: SGLang releases no memory on a CPU, and its memory saver on CUDA has not been tested with this engine.
+        # No `sleep`: SGLang releases no memory on a CPU, and its memory saver on CUDA has not been tested here.
     },
     # As in `trial`, so that conformance starts one engine only.
     enabled_by={Cap.WEIGHTS_LORA: {"lora_rank": 64}},

@@ -16,7 +16,7 @@ SPEC = ModelSpec(
     capabilities={
         Cap.LATENT_STAGE,
         Cap.LORA,
-        # Not `guidance`: Distilled: the transformer is told the scale, by an option.
+        # No `guidance`: the model is distilled, and its transformer is told the scale by an option.
         Cap.CONDITIONS,
         Cap.LAZY_BUILD,
     },

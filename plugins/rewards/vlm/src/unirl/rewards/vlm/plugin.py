@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 _EACH = {Cap.REWARD_SAMPLE}
-_GROUPS = (_EACH - {Cap.REWARD_SAMPLE}) | {Cap.REWARD_GROUP}
+_GROUPS = {Cap.REWARD_GROUP}
 _EXAMPLES = (RewardExample(prompt="a red cube on a blue sphere"), RewardExample(prompt="two cats at a {table}"))
 _SOURCE = MediaRef(modality="image", role="source", uri=str(Path(__file__).with_name("source.png")))
 _EDITS = tuple(RewardExample(prompt=prompt, media=(_SOURCE,)) for prompt in ("make the disk green", "remove the disk"))
