@@ -19,7 +19,7 @@ from PIL import Image
 from small_runs import catalog
 from unirl.core.data.run_data import read_data
 from unirl.core.match.match import match
-from unirl.core.roles import media_text_model
+from unirl.core.roles import text_model
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.plan import Plan, Stage
 from unirl.core.types.batch import same
@@ -131,7 +131,7 @@ def test_the_reader_gets_what_files_of_the_images_would_give_it(recipe: Path, tm
             (MediaRef(modality="image", role="condition", uri=str(files[name])),) for name in answer.parent_ids
         ),
     )
-    model, sampling = media_text_model(parts.models["reader"]), TextSamplingConfig(max_new_tokens=4)
+    model, sampling = text_model(parts.models["reader"]), TextSamplingConfig(max_new_tokens=4)
     tokens = model.prompt_tokens(expected, sampling=sampling)
     assert all(torch.equal(*pair) for pair in zip(answer.text.prompt_tokens, tokens, strict=True))
     given = answer.conditions["positive"]

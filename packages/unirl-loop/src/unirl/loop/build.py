@@ -12,17 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from unirl.core.errors import PlanRejected, RunFailed, UniRLError
 from unirl.core.match.mismatch_bounds import train_settings
-from unirl.core.roles import (
-    Algorithm,
-    Backend,
-    Engine,
-    LazyBackend,
-    Model,
-    Reward,
-    WeightUpdate,
-    lazy_model,
-    verified_model,
-)
+from unirl.core.roles import Algorithm, Backend, Engine, Model, Reward, WeightUpdate
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import PartConfig
 from unirl.core.specs.plan import Choice, Learner, Plan, Stage
@@ -140,7 +130,7 @@ def build_parts(
                 for param in model.trainable.parameters():
                     param.data = param.data.float() if param.requires_grad else param.data
         for keeper, model in taught:
-            cast("LazyBackend", backends[keeper.name]).hold_frozen(lazy_model(model))
+            backends[keeper.name].hold_frozen(model)
             _verify(model)
         check_teachers(plan, models)
         backpropagated = {key for stage in plan.trained for key in _backpropagated(plan, stage)}
@@ -163,7 +153,7 @@ def build_parts(
 def _verify(model: Model) -> None:
     """Of a lazily built model that has its values now. Collective over the ranks that share it."""
     if model.spec.verifies_values:
-        verified_model(model).verify()
+        model.verify()
 
 
 def _is_used(plan: Plan, learner: str, *, with_engine: bool, with_losses: bool) -> bool:
@@ -222,7 +212,7 @@ def _frozen_weights(model: Model) -> WeightUpdate:
 
     def read(name: str) -> Array:
         tensor = held[name].new_empty(held[name].shape, device="cpu")
-        lazy_model(model).fill({name: tensor})
+        model.fill({name: tensor})
         return tensor
 
     is_empty = any(weight.is_meta for weight in held.values())

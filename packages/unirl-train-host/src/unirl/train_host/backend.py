@@ -31,7 +31,7 @@ from .ranks import Ranks
 from .sharding import allocate, fill, find_blocks, recompute, reshard, shard
 
 if TYPE_CHECKING:
-    from unirl.core.roles import Job, LazyModel, Model, Policy
+    from unirl.core.roles import Job, Model, Policy
     from unirl.core.specs.config import TrainConfig
     from unirl.core.types.track import Track
 
@@ -42,7 +42,7 @@ CRITIC = "critic"
 
 
 class ShardedBackend(ABC):
-    """Fits `unirl.core.roles.CriticBackend`. Every method that touches weights is collective: all ranks call it."""
+    """Fits `unirl.core.roles.Backend`. Every method that touches weights is collective: all ranks call it."""
 
     def __init__(self, config: ShardedConfig, *, model: Model, train: TrainConfig, steps: int, seed: int) -> None:
         self._config = config
@@ -163,8 +163,8 @@ class ShardedBackend(ABC):
             metrics={**report.metrics, **facts}, num_updates=report.num_updates, num_skipped=report.num_skipped
         )
 
-    def hold_frozen(self, model: LazyModel) -> None:
-        """See `unirl.core.roles.LazyBackend`. It computes in the model's dtype and stays on the device."""
+    def hold_frozen(self, model: Model) -> None:
+        """See `unirl.core.roles.Backend`. It computes in the model's dtype and stays on the device."""
         module = model.trainable
         if self._wraps:
             blocks = find_blocks(module, names_in(model.spec.wrap_blocks, module))
@@ -179,7 +179,7 @@ class ShardedBackend(ABC):
         return type(track).concat(result)
 
     def with_values(self, track: Track) -> Track:
-        """See `unirl.core.roles.CriticBackend`."""
+        """See `unirl.core.roles.Backend`."""
         if self._critic is None:
             raise RecipeError(
                 "backend.critic.lr: got null, but the algorithm needs the values of a critic; set it, such as 1e-5."

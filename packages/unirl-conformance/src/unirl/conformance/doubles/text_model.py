@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from unirl.core.errors import RecipeError
-from unirl.core.roles import DivergenceKind, OutputHead, TokenBatch
+from unirl.core.roles import DivergenceKind, OutputHead, TextModel, TokenBatch
 from unirl.core.specs.capability import Cap
 from unirl.core.specs.config import PartConfig
 from unirl.core.specs.spec import Miniature, ModelSpec
@@ -122,7 +122,7 @@ class TextNet(nn.Module):
         return states if is_hidden else self.leave(states), tuple(kept)
 
 
-class TextWorkbenchModel:
+class TextWorkbenchModel(TextModel):
     """A `unirl.core.roles.TextModel`. Tokens are the bytes of UTF-8, and a few special ones."""
 
     spec: ModelSpec = SPEC

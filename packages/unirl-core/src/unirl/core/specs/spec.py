@@ -157,9 +157,9 @@ class ModelSpec(Spec):
     """Linear layers that may be split over ranks, by name below `trainable`, `*` standing for one component: `colwise`
     splits the outputs of the first of a pair, `rowwise` the inputs of the second."""
     splits_sequence: bool = False
-    """Whether it is a `unirl.core.roles.SequenceModel`: the ranks of a group may share the tokens of each sample."""
+    """Whether it implements `split_sequence`: the ranks of a group may share the tokens of each sample."""
     verifies_values: bool = False
-    """Whether it is a `unirl.core.roles.VerifiedModel`: it compares itself with a reference for each checkpoint."""
+    """Whether it implements `verify`: it compares itself with a reference for each checkpoint."""
     optional_parts: tuple[ModelPart, ...] = ()
     """Parts that its `build` leaves out on request, see `unirl.core.roles.Model`."""
     path_key: str = "path"
@@ -230,7 +230,7 @@ class AlgorithmSpec(Spec):
     """Further needs while a config key is set to something true, such as `{"kl_coef": Needs(reference="policy")}`."""
     stateful: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Settings, by config key, with which it keeps a state from step to step that an update changes, see
-    `unirl.core.roles.StatefulAlgorithm`; empty where it never does. Conformance resumes it with them."""
+    `unirl.core.roles.Algorithm`; empty where it never does. Conformance resumes it with them."""
     clip_key: str = ""
     """Config key of the clip range, which bounds the log-prob gap that a run over latents tolerates."""
     paper: str = ""

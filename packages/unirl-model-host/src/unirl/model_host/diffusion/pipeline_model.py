@@ -132,7 +132,7 @@ class PipelineModel(ABC):
             values.fill(own)
 
     def split_sequence(self, mesh: Any) -> None:
-        """See `unirl.core.roles.SequenceModel`; for those whose spec says `splits_sequence`."""
+        """See `unirl.core.roles.Model`; for those whose spec says `splits_sequence`."""
         for name in self.experts:
             split_transformer(self.pipeline.components[name], mesh, self.sequence)
 

@@ -14,7 +14,7 @@ from .batches import pack_batch, pad_batch, to_rows
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from unirl.core.roles import ComparedTextModel, DivergenceKind, OutputHead, TextModel
+    from unirl.core.roles import DivergenceKind, OutputHead, TextModel
     from unirl.core.types.track import TextSegment, Track
 
 __all__ = [
@@ -73,14 +73,14 @@ def replay_divergence(
     return ReplayedTokens(log_probs=log_probs, entropy=None, valid=valid, divergence=divergence)
 
 
-def _compared(model: TextModel) -> ComparedTextModel:
+def _compared(model: TextModel) -> TextModel:
     if not (hasattr(model, "output_head") and hasattr(model, "divergence")):
         raise RecipeError(
             f"model: got a {type(model).__name__}, which does not show its distributions over tokens; expected a "
-            "unirl.core.roles.ComparedTextModel, as student and as teacher. A KL penalty of sampled tokens works with "
+            "unirl.core.roles.TextModel, as student and as teacher. A KL penalty of sampled tokens works with "
             "any text model: algorithm.kl_coef of grpo."
         )
-    return cast("ComparedTextModel", model)
+    return cast("TextModel", model)
 
 
 def replay_values(critic: Callable[[TokenBatch], Tensor], model: TextModel, track: Track, *, packing: bool) -> Tensor:

@@ -27,7 +27,7 @@ from .partition import UpdateSettings, micro_batches
 from .updater import CriticUpdater, StepReport, Updater
 
 if TYPE_CHECKING:
-    from unirl.core.roles import Algorithm, CriticAlgorithm, Forward, Job, Losses
+    from unirl.core.roles import Algorithm, Forward, Job, Losses
 
 __all__ = ["StepReport", "UpdateSettings", "Updater", "train_on"]
 
@@ -50,7 +50,7 @@ def train_on(
     jobs: the same ones on every rank. The gradient of a step is the sum of theirs, each times its weight; their losses
     are divided by their own total weights.  settings: of jobs that bring none.
     progress: fraction of the run that is done, 0 to 1.
-    critic: for a `CriticAlgorithm`, whose critic takes its steps after each step of the policy. Values are computed and
+    critic: for an algorithm that trains one, which takes its steps after each step of the policy. Values are computed and
     `after_anchor` runs between the old-log-prob pass and the first update. The policy takes no step in critic warm-up.
 
     Metrics are exact over micro-batches and ranks: the algorithm's own, `loss`, `grad_norm` (mean and `_max`),
@@ -196,14 +196,14 @@ class _Work:
         return metrics
 
 
-def _critic_of(jobs: Sequence[Job], critic: CriticUpdater | None) -> tuple[CriticAlgorithm, CriticUpdater] | None:
+def _critic_of(jobs: Sequence[Job], critic: CriticUpdater | None) -> tuple[Algorithm, CriticUpdater] | None:
     pairs = [critic_pair(job.algorithm, critic) for job in jobs]
     if len(jobs) > 1 and any(pair is not None for pair in pairs):
         raise BatchError(f"algorithm: a critic is trained by one job, got {len(jobs)} jobs of one model.")
     return pairs[0]
 
 
-def _critic_share(share: _Share, algorithm: CriticAlgorithm, critic: CriticUpdater, *, progress: float) -> _Share:
+def _critic_share(share: _Share, algorithm: Algorithm, critic: CriticUpdater, *, progress: float) -> _Share:
     """The same micro-batches for the critic."""
 
     def losses(micro: Track) -> Losses:

@@ -88,7 +88,7 @@ class Dpok(AdaptiveKl):
 
 
 class CriticDpok(Dpok):
-    """With A = R - V(x_t, text, sigma) at each step. Fits `CriticAlgorithm`."""
+    """With A = R - V(x_t, text, sigma) at each step. Fits `Algorithm`."""
 
     def advantages(self, track: Track) -> tuple[Track, Mapping[str, float]]:
         """Nothing yet: they are computed after the old-log-prob pass, from the critic's values."""

@@ -34,7 +34,7 @@ def build(
 
 
 class Ppo(TokenPolicyLoss):
-    """PPO, arXiv 1707.06347, equations 7 and 9, with the advantages of arXiv 1506.02438. Fits `CriticAlgorithm`.
+    """PPO, arXiv 1707.06347, equations 7 and 9, with the advantages of arXiv 1506.02438. Fits `Algorithm`.
 
     Each token is an action: the reward comes at the last one, and a KL penalty to the reference policy may be
     subtracted at each (arXiv 1909.08593, equation 2).

@@ -35,7 +35,7 @@ def build(
 
 
 class FlowPpo(AdaptiveKl):
-    """PPO, arXiv 1707.06347, equations 7 and 9, with the advantages of arXiv 1506.02438. Fits `CriticAlgorithm`.
+    """PPO, arXiv 1707.06347, equations 7 and 9, with the advantages of arXiv 1506.02438. Fits `Algorithm`.
 
     Denoising as a decision process (DDPO, arXiv 2305.13301, section 4.2): each scored step is an action, whose state is
     the latent, the prompt and the noise level, and the reward comes at the last one.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from unirl.core.data.prompts import read_prompts
 from unirl.core.errors import BatchError, DataError, RecipeError
-from unirl.core.roles import EncodingModel, Model, StoredTextModel, WeightReceipt, WeightUpdate
+from unirl.core.roles import DiffusionModel, Model, TextModel, WeightReceipt, WeightUpdate
 from unirl.core.specs.check import check_config
 from unirl.core.types.data import MediaRef, Prompt
 from unirl.core.types.inputs import Inputs
@@ -52,8 +52,8 @@ class DatasetEngine:
 
     def __init__(self, config: DatasetConfig, *, model: Model) -> None:
         self.version = 0
-        self._model, self._batch = cast("EncodingModel", model), config.encode_batch
-        self._texts = StoredTexts(cast("StoredTextModel", model))
+        self._model, self._batch = cast("DiffusionModel", model), config.encode_batch
+        self._texts = StoredTexts(cast("TextModel", model))
         self._own = _examples(Path(config.path).expanduser()) if config.path else ()
 
     @torch.no_grad()

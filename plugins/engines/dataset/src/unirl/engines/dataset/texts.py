@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 from unirl.core.errors import DataError, RecipeError
-from unirl.core.roles import StoredTextModel
+from unirl.core.roles import TextModel
 from unirl.core.types.request import Request
 from unirl.core.types.track import Track
 from unirl.numerics.tokens.rollout import GeneratedText, text_conditions, text_track
@@ -21,7 +21,7 @@ TARGET, SIDES = "target", SPEC.samples[1]
 class StoredTexts:
     """Completions of a prompt file, under the keys `target`, or `preferred` and `rejected`, of its rows."""
 
-    def __init__(self, model: StoredTextModel) -> None:
+    def __init__(self, model: TextModel) -> None:
         self._model = model
 
     def track(self, request: Request, *, version: int) -> Track:

@@ -25,7 +25,6 @@ from unirl.core.roles import (
     Policy,
     ScoreInput,
     Scores,
-    StatefulAlgorithm,
     TrainReport,
     TransportPlace,
     WeightUpdate,
@@ -277,7 +276,6 @@ class Worker:
         for job, track in zip(jobs, here, strict=True):
             algorithm = self.parts.algorithms[job.name]
             if job.state:
-                assert isinstance(algorithm, StatefulAlgorithm), "the driver's algorithm is stateful, this one is not"
                 algorithm.load_state(job.state)
             stage = self._plan.stage(job.name)
             own.append(

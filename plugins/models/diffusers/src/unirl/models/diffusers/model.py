@@ -62,7 +62,7 @@ def build(config: DiffusersConfig, *, device: Any, lazy: bool = False) -> Diffus
 
 
 class DiffusersModel:
-    """A `unirl.core.roles.DiffusionModel` and `VerifiedModel`.
+    """A `unirl.core.roles.DiffusionModel`.
 
     Latents: see `Grid`. Conditions: what the pipeline's recorded methods return, `<method>.<call>.<place>` -> a tensor
     for each prompt; `call` [n, 4], the size that they were made for; for prompts with images `images`, n times [k, 2],
@@ -101,12 +101,12 @@ class DiffusersModel:
         return self.transformer
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """See `unirl.core.roles.LazyModel`."""
+        """See `unirl.core.roles.Model`."""
         assert self._values is not None, "the model was not built lazily"
         self._values.fill(tensors)
 
     def verify(self) -> None:
-        """See `unirl.core.roles.VerifiedModel`. The pipeline's own run has the same transformer, sharded or not."""
+        """See `unirl.core.roles.Model`. The pipeline's own run has the same transformer, sharded or not."""
         from .verify import verify
 
         verify(self)
