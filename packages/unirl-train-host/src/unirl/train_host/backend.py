@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from unirl.core.errors import EchoMismatch, RecipeError, RunFailed
-from unirl.core.roles import TrainReport, WeightUpdate
+from unirl.core.roles import Backend, TrainReport, WeightUpdate
 from unirl.core.specs.facts import names_in
 from unirl.core.types.weights import forms, joined, tensor_digests, weight_mismatch
 from unirl.numerics.train.critic import with_values
@@ -41,8 +41,8 @@ CRITIC = "critic"
 """Folder of the critic within a checkpoint."""
 
 
-class ShardedBackend(ABC):
-    """Fits `unirl.core.roles.Backend`. Every method that touches weights is collective: all ranks call it."""
+class ShardedBackend(Backend):
+    """Every method that touches weights is collective: all ranks call it."""
 
     def __init__(self, config: ShardedConfig, *, model: Model, train: TrainConfig, steps: int, seed: int) -> None:
         self._config = config

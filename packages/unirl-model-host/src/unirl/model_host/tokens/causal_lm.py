@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 from unirl.core.errors import DataError, RecipeError
-from unirl.core.roles import DivergenceKind, OutputHead, TokenBatch
+from unirl.core.roles import DivergenceKind, OutputHead, TextModel, TokenBatch
 from unirl.core.specs.check import check_config
 from unirl.core.specs.spec import ModelSpec
 from unirl.core.types.data import MediaRef
@@ -37,8 +37,8 @@ def _positions(config: Any) -> int:
     return 0 if is_scaled else int(getattr(config, "max_position_embeddings", None) or 0)
 
 
-class CausalLmModel:
-    """A `unirl.core.roles.TextModel`. A subclass names an `example` of a hub id."""
+class CausalLmModel(TextModel):
+    """A language model of transformers. A subclass names an `example` of a hub id."""
 
     example: ClassVar[str]
     renames: ClassVar[Mapping[str, str]] = {}

@@ -24,18 +24,17 @@ def critic_pair(algorithm: Algorithm, critic: CriticUpdater | None) -> tuple[Alg
 
     Raises BatchError if there is one without the other.
     """
-    result = algorithm if algorithm.trains_critic else None
-    if result is not None and critic is None:
+    if algorithm.trains_critic and critic is None:
         raise BatchError(
             f"algorithm: {type(algorithm).__name__} trains a critic, and the backend keeps none; configure one "
             "(fsdp2: backend.critic.lr)."
         )
-    if result is None and critic is not None:
+    if critic is not None and not algorithm.trains_critic:
         raise BatchError(
             f"backend: it keeps a critic, and {type(algorithm).__name__} trains none; leave the critic out (fsdp2: "
             "backend.critic.lr=null)."
         )
-    return None if result is None or critic is None else (result, critic)
+    return None if critic is None else (algorithm, critic)
 
 
 def with_values(track: Track, critic: CriticUpdater) -> Track:

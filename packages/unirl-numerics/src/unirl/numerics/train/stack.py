@@ -50,7 +50,7 @@ def train_on(
     jobs: the same ones on every rank. The gradient of a step is the sum of theirs, each times its weight; their losses
     are divided by their own total weights.  settings: of jobs that bring none.
     progress: fraction of the run that is done, 0 to 1.
-    critic: for an algorithm that trains one, which takes its steps after each step of the policy. Values are computed and
+    critic: of an algorithm that trains one; it takes its steps after each step of the policy. Values are computed and
     `after_anchor` runs between the old-log-prob pass and the first update. The policy takes no step in critic warm-up.
 
     Metrics are exact over micro-batches and ranks: the algorithm's own, `loss`, `grad_norm` (mean and `_max`),

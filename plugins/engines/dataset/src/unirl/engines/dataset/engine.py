@@ -34,12 +34,6 @@ ROLES = {role for roles in SPEC.samples for role in roles}
 def build(config: DatasetConfig, *, model: Model, device: Any) -> DatasetEngine:
     """The engine over `model`, whose encoders and VAE it uses. Raises RecipeError and DataError for its own file."""
     check_config(config, key="engine")
-    expected = {"latent": "latents_of", "text": "completion_tokens"}
-    if not any(hasattr(model, expected[kind]) for kind in model.spec.tracks.values()):
-        names = " or ".join(f"`{expected[kind]}`" for kind in sorted(set(model.spec.tracks.values())))
-        raise RecipeError(
-            f"engine: got model {model.spec.name!r}, which has no {names}; expected one that encodes stored samples."
-        )
     return DatasetEngine(config, model=model)
 
 

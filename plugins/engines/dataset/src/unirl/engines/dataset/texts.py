@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from unirl.core.errors import DataError, RecipeError
+from unirl.core.errors import DataError
 from unirl.core.roles import TextModel
 from unirl.core.types.request import Request
 from unirl.core.types.track import Track
@@ -30,11 +30,6 @@ class StoredTexts:
         Raises DataError for a completion of more tokens than `sampling.max_new_tokens`, and for one that its tokens do
         not give again; RecipeError for a model that gives no tokens of completions.
         """
-        if not hasattr(self._model, "completion_tokens"):
-            raise RecipeError(
-                f"engine: got model {self._model.spec.name!r}, which has no `completion_tokens`; expected one with "
-                "it, to read stored completions."
-            )
         texts = [_completion(request, row) for row in range(request.num_rows)]
         # Samples of one target are one text.
         distinct = list(dict.fromkeys(texts))

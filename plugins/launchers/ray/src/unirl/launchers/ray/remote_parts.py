@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 from unirl.core.errors import UniRLError
-from unirl.core.roles import Job, Policy, ScoreInput, Scores, TrainReport, WeightReceipt, WeightUpdate
+from unirl.core.roles import Backend, Job, Policy, ScoreInput, Scores, TrainReport, WeightReceipt, WeightUpdate
 from unirl.core.specs.plan import Stage
 from unirl.core.specs.spec import ModelSpec
 from unirl.core.types.batch import inverse, rows_by_group
@@ -191,7 +191,7 @@ class RemoteEngine:
         pass
 
 
-class RemoteBackend:
+class RemoteBackend(Backend):
     """The train ranks as one backend."""
 
     def __init__(
