@@ -378,7 +378,7 @@ def _wrong_fields(spec: Spec) -> Iterator[str]:
         elif (hint is str and not isinstance(value, str)) or (get_origin(hint) is tuple and type(value) is not tuple):
             yield f"{name}: got {_brief(value)}, expected a {'string' if hint is str else 'tuple'}"
         elif get_origin(hint) is AbstractSet and not isinstance(value, AbstractSet):
-            yield f"{name}: got {_brief(value)}, expected a set"
+            yield f"{name}: got {_brief(getattr(spec, name))}, expected a set"
     if isinstance(spec, AlgorithmSpec):
         yield from wrong_proposals(spec)
 
