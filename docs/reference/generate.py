@@ -24,7 +24,7 @@ from unirl.core.plugins.hookspec import HookSpecs
 from unirl.core.plugins.registry import known_parts
 from unirl.core.specs import config as schema
 from unirl.core.specs import spec as specs
-from unirl.core.specs.capability import CAPABILITIES_OF, Cap, Needs
+from unirl.core.specs.capability import Cap, Needs
 from unirl.core.specs.spec import KINDS, AlgorithmSpec, EngineSpec, ModelSpec, RewardSpec, Spec
 from unirl.core.types import sampling
 
@@ -106,7 +106,7 @@ def capabilities_page(catalog: Catalog) -> str:
         names = catalog.names(kind)
         specs = [catalog.get(kind, name).spec for name in names]
         lines += [f"\n## Every {kind}\n", f"| capability | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
-        for cap in CAPABILITIES_OF[kind]:
+        for cap in (cap for cap in Cap if kind in cap.kinds):
             lines.append(
                 f"| `{cap.value}` | {' | '.join('yes' if cap in spec.capabilities else '' for spec in specs)} |"
             )

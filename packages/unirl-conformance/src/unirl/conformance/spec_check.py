@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args, get_origin, get_type
 
 from unirl.core.errors import PluginBroken
 from unirl.core.names import did_you_mean
-from unirl.core.specs.capability import CAPABILITIES_OF, Cap, Needs
+from unirl.core.specs.capability import Cap, Needs
 from unirl.core.specs.config import CONFIG_BASES, PartConfig
 from unirl.core.specs.spec import (
     RESERVED_PARTS,
@@ -62,7 +62,7 @@ def _capabilities(spec: Spec) -> Iterator[str]:
     for cap in cast(Iterable[object], spec.capabilities):
         if not isinstance(cap, Cap):
             yield f"capabilities: {cap!r} is not a Cap{did_you_mean(str(cap), [str(c) for c in Cap])}."
-        elif cap not in CAPABILITIES_OF[spec.kind]:
+        elif spec.kind not in cap.kinds:
             yield f"capabilities.{cap}: a {spec.kind} has no such capability."
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ..limits import Reason
@@ -104,10 +104,8 @@ def _inputs(plan: Plan, stage: Stage) -> Iterator[Reason]:
             "another model.",
         )
     if settings.credit != "none" and parent.algorithm is None:
-        yield Reason(
-            key=f"{at}.credit",
-            text=f"got {settings.credit!r}, but stage {parent.name!r} is not trained on. Use none, or train it.",
-        )
+        text = f"got {settings.credit!r}, but stage {parent.name!r} is not trained on. Use none, or train it."
+        yield Reason(key=f"{at}.credit", text=text)
     if settings.credit != "none" and not _has_rewards(plan, stage):
         yield Reason(
             key=f"{at}.credit",
@@ -119,16 +117,16 @@ def _inputs(plan: Plan, stage: Stage) -> Iterator[Reason]:
 def _of_images(stage: Stage, parent: Stage) -> Iterator[Reason]:
     """A stage that cannot take the images of its parent."""
     key, spec = f"stages.{stage.name}.parent", stage.model.spec
-    got, roles = f"got {parent.name!r}, which generates {parent.medium}", spec.inputs.get(stage.track)
+    refused = _refusals(key, f"got {parent.name!r}, which generates {parent.medium}")
+    roles = spec.inputs.get(stage.track)
     if parent.medium != "image" or "image" not in spec.reads or not stage.parent_role:
         takes = f"{listed(spec.reads)} as {listed(roles)}" if roles else "text alone"
-        yield Reason(
-            key=key,
-            text=f"{got}; model {spec.name!r} takes {takes}. Expected a parent of text, or of images for a model that "
-            "takes them in one role.",
+        yield refused(
+            f"; model {spec.name!r} takes {takes}. Expected a parent of text, or of images for a model that takes them "
+            "in one role."
         )
     elif not (parent.sampling.decode and parent.evaluation.decode):  # type: ignore[union-attr]
-        yield Reason(key=key, text=f"{got}, but is not decoded. Set sampling.{parent.name}.decode=true.")
+        yield refused(f", but is not decoded. Set sampling.{parent.name}.decode=true.")
     else:
         yield from lacks(stage.engine.key, stage.engine.spec, Cap.MEDIA_REFS, asks=f"{key}={parent.name}")
 
@@ -136,66 +134,58 @@ def _of_images(stage: Stage, parent: Stage) -> Iterator[Reason]:
 def _teacher(plan: Plan, stage: Stage, teacher: Learner) -> Iterator[Reason]:
     """A model that cannot be the reference policy of a stage. Vocabularies and latent shapes are compared when it is
     loaded, by `unirl.loop.teachers`."""
-    key, got = f"stages.{stage.name}.reference", f"got {teacher.name!r}"
+    refused = _refusals(f"stages.{stage.name}.reference", f"got {teacher.name!r}")
     own, other = stage.model.spec, teacher.model.spec
     if stage.needs.reference == "none":
-        asked = (
-            f"algorithm {stage.algorithm.name!r} uses no reference policy" if stage.algorithm else "it is not trained"
-        )
-        yield Reason(key=key, text=f"{got}, but {asked} as configured. Leave it out, or enable a KL penalty.")
+        yield refused(_without_reference(stage))
     if teacher.backend is not None:
-        yield Reason(
-            key=key, text=f"{got}, which a backend trains; expected a frozen model. Remove {teacher.backend.key}."
-        )
+        yield refused(f", which a backend trains; expected a frozen model. Remove {teacher.backend.key}.")
     if stage.track not in other.tracks and stage.kind not in other.tracks.values():
-        made = ", ".join(sorted(set(other.tracks.values())))
-        yield Reason(
-            key=key, text=f"{got}, which generates {made} tracks; expected a model of {stage.kind} tracks, as this one."
-        )
+        made = listed(set(other.tracks.values()))
+        yield refused(f", which generates {made} tracks; expected a model of {stage.kind} tracks, as this one.")
     elif stage.kind == "latent" and own.name != other.name:
-        yield Reason(
-            key=key,
-            text=f"{got}, a model {other.name!r}; expected a model {own.name!r}, whose latents, conditions and "
-            "prediction are those of this stage.",
+        yield refused(
+            f", a model {other.name!r}; expected a model {own.name!r}, whose latents, conditions and prediction are "
+            "those of this stage."
         )
     elif own.inputs != other.inputs:
-        yield Reason(
-            key=key,
-            text=f"{got}, a model {other.name!r}, which reads other media than {own.name!r}; use one that does.",
-        )
+        yield refused(f", a model {other.name!r}, which reads other media than {own.name!r}; use one that does.")
     if plan.has_reference_workers:
-        yield Reason(
-            key=key,
-            text=f"{got}, but reference workers hold the initial weights of {stage.learner.name!r} alone; a teacher "
-            "runs on the train ranks. Use launcher.reference=trainside.",
+        yield refused(
+            f", but reference workers hold the initial weights of {stage.learner.name!r} alone; a teacher runs on the "
+            "train ranks. Use launcher.reference=trainside."
         )
 
 
 def _guided_reference(plan: Plan, stage: Stage) -> Iterator[Reason]:
     """A guidance of the reference policy that nothing asks for, or that lacks conditions."""
-    scale, sampling = stage.settings.reference_guidance, stage.sampling
-    key, got = f"stages.{stage.name}.reference_guidance", f"got {scale}"
+    scale, sampling, key = stage.settings.reference_guidance, stage.sampling, f"stages.{stage.name}.reference_guidance"
+    refused = _refusals(key, f"got {scale}")
     if not isinstance(sampling, LatentSamplingConfig):
-        yield Reason(key=key, text=f"{got}, but a {stage.kind} track has no guidance. Leave it out.")
+        yield refused(f", but a {stage.kind} track has no guidance. Leave it out.")
         return
     if stage.needs.reference == "none":
-        asked = (
-            f"algorithm {stage.algorithm.name!r} uses no reference policy" if stage.algorithm else "it is not trained"
-        )
-        yield Reason(key=key, text=f"{got}, but {asked} as configured. Leave it out, or enable a KL penalty.")
+        yield refused(_without_reference(stage))
         return
     yield from lacks(stage.model.key, stage.model.spec, Cap.GUIDANCE, asks=f"{key} {scale}")
     if scale != 1.0 and not sampling.is_guided:
-        yield Reason(
-            key=key,
-            text=f"{got}, but without guidance the samples have no negative conditions. Set sampling.guidance_mode to "
-            "one that encodes them, such as that of docs/how-to/several-models.md, or sample with guidance.",
+        yield refused(
+            ", but without guidance the samples have no negative conditions. Set sampling.guidance_mode to one that "
+            "encodes them, such as that of docs/how-to/several-models.md, or sample with guidance."
         )
     if plan.has_reference_workers:
-        yield Reason(
-            key=key,
-            text=f"{got}, but reference workers follow the student's guidance. Use launcher.reference=trainside.",
-        )
+        yield refused(", but reference workers follow the student's guidance. Use launcher.reference=trainside.")
+
+
+def _refusals(key: str, got: str) -> Callable[[str], Reason]:
+    """Makes reasons of one key that begin alike, of the rest of their texts."""
+    return lambda rest: Reason(key=key, text=f"{got}{rest}")
+
+
+def _without_reference(stage: Stage) -> str:
+    algorithm = stage.algorithm
+    asked = f"algorithm {algorithm.name!r} uses no reference policy" if algorithm else "it is not trained"
+    return f", but {asked} as configured. Leave it out, or enable a KL penalty."
 
 
 def _signal(plan: Plan, stage: Stage) -> Iterator[Reason]:

@@ -158,9 +158,7 @@ def _parts(
     if needs.trajectory != "none":
         for cap in ECHOED:
             yield from lacks("engine", engine, cap, asks=f"{asks}, which trains on trajectories,")
-        window = Cap.TRAJECTORY_WINDOW in engine.capabilities
-        full = Cap.TRAJECTORY_FULL in engine.capabilities
-        if not full and (needs.trajectory == "full" or not window):
+        if Cap.TRAJECTORY_FULL not in engine.capabilities:
             cap = Cap.TRAJECTORY_FULL if needs.trajectory == "full" else Cap.TRAJECTORY_WINDOW
             yield from lacks("engine", engine, cap, asks=asks)
     if needs.sampler != "live" and needs.log_probs != "none":
@@ -193,21 +191,20 @@ def _backend(
     has_teacher: bool = False,
 ) -> Iterator[Reason]:
     asks = f"algorithm {algorithm.name!r}"
-    if not any(cap in backend.capabilities for cap in trains):
+    if backend.capabilities.isdisjoint(trains):
         yield Reason(key="backend", text=f"backend {backend.name!r} does not support {listed(trains)}.")
     if tuple(trains) == (Cap.TRAIN_LORA,):
         yield from lacks("model", model, Cap.LORA, asks="training LoRA adapters")
-    if Cap.WEIGHTS_SHARED not in engine.capabilities:
-        carriers = {Cap.TRAIN_LORA: (Cap.WEIGHTS_LORA, Cap.WEIGHTS_FULL), Cap.TRAIN_FULL: (Cap.WEIGHTS_FULL,)}
-        if not any(c in engine.capabilities for cap in trains for c in carriers[cap]):
-            yield Reason(
-                key="engine",
-                text=f"engine {engine.name!r} neither shares the training weights nor accepts weight updates "
-                f"({listed(trains)}); its rollouts would always come from the initial policy.",
-            )
+    adapters = {Cap.WEIGHTS_LORA} if Cap.TRAIN_LORA in trains else set[Cap]()
+    if engine.capabilities.isdisjoint({Cap.WEIGHTS_SHARED, Cap.WEIGHTS_FULL} | adapters):
+        yield Reason(
+            key="engine",
+            text=f"engine {engine.name!r} neither shares the training weights nor accepts weight updates "
+            f"({listed(trains)}); its rollouts would always come from the initial policy.",
+        )
     if needs.reference == "policy" and not has_teacher:
         ways = [Cap.REFERENCE_ADAPTER_OFF if cap is Cap.TRAIN_LORA else Cap.REFERENCE_COPY for cap in trains]
-        if not any(cap in backend.capabilities for cap in ways):
+        if backend.capabilities.isdisjoint(ways):
             yield from lacks("backend", backend, ways[0], asks=f"{asks} with a KL penalty to the reference policy")
     if needs.critic:
         yield from lacks("backend", backend, Cap.CRITIC, asks=asks)

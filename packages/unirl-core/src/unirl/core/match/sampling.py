@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from dataclasses import is_dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
 
-from ..limits import Reason
+from ..errors import PluginBroken
+from ..limits import Reason, broken_limits
+from ..names import did_you_mean
 from ..specs.capability import Cap
-from ..specs.options import model_option_problems
+from ..specs.overrides import option_problems
 from ..specs.plan import Stage
 from ..types.sampling import LatentSamplingConfig, TextSamplingConfig
-from .samplers import sampler_problems
 from .wording import lacks, listed
 
 if TYPE_CHECKING:
     from ..plugins.catalog import Catalog
+    from ..specs.spec import EngineSpec, ModelSpec
 
 __all__ = ["DETERMINISTIC_KERNELS", "sampling_problems"]
 
@@ -36,14 +40,39 @@ def sampling_problems(stage: Stage, *, key: str, catalog: Catalog | None) -> Ite
 
 
 def _options(stage: Stage, *, key: str) -> Iterator[Reason]:
-    """Reasons against the model's own settings, of training and where evaluation has others."""
-    sections = {key: stage.sampling.options}
+    """Reasons against the model's own settings, of training and where evaluation has others.
+
+    Raises PluginBroken when the model's spec names no dataclass for them.
+    """
+    model, engine, sections = stage.model.spec, stage.engine.spec, {f"{key}.options": stage.sampling.options}
     if "options" in stage.eval_sampling:
-        sections[f"eval.{key}"] = stage.evaluation.options
+        sections[f"eval.{key}.options"] = stage.evaluation.options
     for where, given in sections.items():
-        yield from model_option_problems(
-            given, key=where, track=stage.track, model=stage.model.spec, engine=stage.engine.spec
-        )
+        if given and stage.track not in model.options:
+            got = f"got {', '.join(sorted(given))}"
+            text = f"{got}; model {model.name!r} has no options of track {stage.track!r}. Remove them."
+            yield Reason(key=where, text=text)
+        elif given:
+            kind = _options_class(model, stage.track)
+            reasons = option_problems(kind, given, key=where)
+            yield from reasons or broken_limits(kind(**given), key=where)
+            if engine.needs_bridge:
+                text = (
+                    f"engine {engine.name!r} has a pipeline of its own, which takes no options of model {model.name!r}."
+                )
+                yield Reason(key=where, text=f"{text} Remove them, or use an engine without a bridge.")
+
+
+def _options_class(model: ModelSpec, track: str) -> type[Any]:
+    got = f"model {model.name!r} names {model.options[track]!r} as its options"
+    module, _, name = model.options[track].partition(":")
+    try:
+        kind: Any = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise PluginBroken(f"{got}: {error}") from error
+    if not (isinstance(kind, type) and is_dataclass(kind)):
+        raise PluginBroken(f"{got}, expected a dataclass.")
+    return kind
 
 
 def _latent(key: str, sampling: LatentSamplingConfig, stage: Stage, *, catalog: Catalog | None) -> Iterator[Reason]:
@@ -75,12 +104,35 @@ def _rollouts(key: str, sampling: LatentSamplingConfig, stage: Stage, *, catalog
     if sampling.frames > 1 and not (sampling.fps or model.fps):
         text = f"got 0 for videos, and model {model.name!r} states no rate of its own; set frames per second."
         yield Reason(key=f"{key}.fps", text=text)
-    yield from sampler_problems(key, sampling, engine, catalog=catalog)
+    yield from _samplers(key, sampling, engine, catalog=catalog)
     if sampling.is_guided:
         asks = f"guidance_scale {sampling.guidance_scale}"
         asks = asks if sampling.guidance_scale != 1.0 else f"guidance_mode {sampling.guidance_mode!r}"
         yield from lacks(stage.engine.key, engine, Cap.GUIDANCE, asks=asks)
         yield from lacks(stage.model.key, model, Cap.GUIDANCE, asks=asks)
+
+
+def _samplers(
+    key: str, sampling: LatentSamplingConfig, engine: EngineSpec, *, catalog: Catalog | None
+) -> Iterator[Reason]:
+    """Reasons against `kernel` and `guidance_mode` of the settings at `key`."""
+    kernels = (engine.kernels, catalog.offered("kernels") if catalog is not None else None)
+    guidances = (engine.guidances, catalog.offered("guidances") if catalog is not None else None)
+    for name, value, (short, offered) in (
+        ("kernel", sampling.kernel, kernels),
+        ("guidance_mode", sampling.guidance_mode, guidances),
+    ):
+        others = sorted(offered or ()) if Cap.PLUGIN_SAMPLERS in engine.capabilities else []
+        available = ", ".join([*sorted(short), *others]) or "nothing"
+        if ":" not in value and value not in short:
+            text = f"got {value!r}; engine {engine.name!r} supports {available}{did_you_mean(value, short) or '.'}"
+            yield Reason(key=f"{key}.{name}", text=text)
+        elif ":" in value and Cap.PLUGIN_SAMPLERS not in engine.capabilities:
+            text = f"got {value!r}; engine {engine.name!r} computes none of plugins. It supports {available}."
+            yield Reason(key=f"{key}.{name}", text=text)
+        elif ":" in value and offered is not None and value not in offered:
+            text = f"got {value!r}, which no loaded plugin offers. Available: {available}"
+            yield Reason(key=f"{key}.{name}", text=f"{text}{did_you_mean(value, offered) or '.'}")
 
 
 def _rounded(key: str, sampling: LatentSamplingConfig, stage: Stage) -> Iterator[Reason]:

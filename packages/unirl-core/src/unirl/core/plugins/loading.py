@@ -18,7 +18,7 @@ from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 import pluggy
 
 from ..names import did_you_mean, shortened
-from ..specs.proposals import wrong_proposals
+from ..specs.overrides import wrong_proposals
 from ..specs.spec import (
     AlgorithmSpec,
     BackendSpec,

@@ -16,8 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import PluginBroken
 from ..specs.config import AdvantageConfig, TrainConfig
+from ..specs.overrides import ValueIf, has_key
 from ..specs.plan import LeftOut, Origin, leaves
-from ..specs.proposals import ValueIf, has_key
 from ..specs.spec import AlgorithmSpec
 from .exchanged import Exchange
 from .origins import Layer, Slot, trace

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
+
+from omegaconf import OmegaConf
 
 from ..errors import RecipeError
 from ..names import did_you_mean
 from ..specs.config import RecipeConfig, RewardConfig, StageConfig
-from ..specs.eval_sampling import evaluation_base, laid_over
 from ..specs.plan import Choice, Learner, Stage, medium_of
 from ..specs.spec import ModelSpec
 from ..types.sampling import SamplingConfig
@@ -17,6 +18,7 @@ from ..types.sampling import SamplingConfig
 __all__ = ["stages_of"]
 
 Chosen = Mapping[str, Choice[Any, Any]]
+T = TypeVar("T")
 
 
 def stages_of(recipe: RecipeConfig, parts: Mapping[str, Chosen], rewards: Chosen) -> tuple[Stage, ...]:
@@ -54,8 +56,8 @@ def stages_of(recipe: RecipeConfig, parts: Mapping[str, Chosen], rewards: Chosen
                 engine=engine,
                 algorithm=parts["algorithm"].get(name, common),
                 sampling=sampling[name],
-                advantage=laid_over(recipe.advantage, own.advantage, key=f"stages.{name}.advantage"),
-                train=laid_over(recipe.train, own.train, key=f"stages.{name}.train"),
+                advantage=_laid_over(recipe.advantage, own.advantage, key=f"stages.{name}.advantage"),
+                train=_laid_over(recipe.train, own.train, key=f"stages.{name}.train"),
                 samples=own.samples or (1 if own.parent else recipe.data.samples_per_prompt),
                 settings=own,
                 teacher=learners[own.reference] if own.reference else None,
@@ -173,8 +175,22 @@ def _evaluation(given: Mapping[str, Any], settings: Mapping[str, StageConfig]) -
     return {name: given.get(name, {}) for name in settings}
 
 
+def _laid_over(base: T, given: Mapping[str, Any], *, key: str) -> T:
+    """The dataclass `base` with the values of `given`, in the types of its fields, nested ones whole.
+
+    key: config path of `given`. Raises OmegaConf's errors, of that path and what is below it, for a key that the
+    dataclass does not have and for a value of another type.
+    """
+    if not given:
+        return base
+    config = OmegaConf.create({})
+    OmegaConf.update(config, key, OmegaConf.structured(base))
+    OmegaConf.update(config, key, dict(given), merge=True)
+    return OmegaConf.to_object(OmegaConf.select(config, key))  # type: ignore[return-value]
+
+
 def _typed(sampling: SamplingConfig, given: Mapping[str, Any], key: str) -> dict[str, Any]:
-    laid = laid_over(evaluation_base(sampling, given), given, key=key)
+    laid = _laid_over(sampling.for_evaluation(given), given, key=key)
     return {name: getattr(laid, name) for name in given}
 
 

@@ -2,145 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 if TYPE_CHECKING:
     from .spec import Kind
 
-__all__ = ["CAPABILITIES_OF", "Cap", "Needs"]
+__all__ = ["Cap", "Needs"]
 
 
 class Cap(StrEnum):
-    """One thing that a part can do. The sentence says what is promised."""
+    """One thing that a part can do, and the kinds of parts that can have it. The sentence says what is promised.
+
+    Algorithms state needs instead.
+    """
+
+    kinds: tuple[Kind, ...]
+
+    def __new__(cls, value: str, *kinds: Kind) -> Self:
+        """A member with its kinds."""
+        member = str.__new__(cls, value)
+        member._value_, member.kinds = value, kinds
+        return member
 
     # Rollouts.
-    LATENT_ROLLOUT = "latent-rollout"
+    LATENT_ROLLOUT = "latent-rollout", "engine"
     """Generates latent tracks: image or video diffusion."""
-    TEXT_ROLLOUT = "text-rollout"
+    TEXT_ROLLOUT = "text-rollout", "engine"
     """Generates text tracks."""
-    SIGMAS = "sigmas"
+    SIGMAS = "sigmas", "engine"
     """Uses the sigmas of the request, bit for bit, and echoes them."""
-    INITIAL_NOISE = "initial-noise"
+    INITIAL_NOISE = "initial-noise", "engine"
     """Starts from the initial noise that the request's recipe gives."""
-    STEP_NOISE = "step-noise"
+    STEP_NOISE = "step-noise", "engine"
     """Draws the noise of each SDE step from the request's recipe."""
-    SEEDS = "seeds"
+    SEEDS = "seeds", "engine"
     """Draws the tokens of each text from the seed of its sample, whatever else it generates."""
-    SDE_STEPS = "sde-steps"
+    SDE_STEPS = "sde-steps", "engine"
     """Is stochastic at the steps that the request names, deterministic elsewhere."""
-    SDE_STEPS_PER_GROUP = "sde-steps-per-group"
+    SDE_STEPS_PER_GROUP = "sde-steps-per-group", "engine"
     """Takes another set of SDE steps for each group."""
-    TRAJECTORY_WINDOW = "trajectory-window"
+    TRAJECTORY_WINDOW = "trajectory-window", "engine"
     """Returns the latents around the scored SDE steps, and the end."""
-    TRAJECTORY_FULL = "trajectory-full"
+    TRAJECTORY_FULL = "trajectory-full", "engine"
     """Returns the latents at any further position that the request keeps."""
-    LOG_PROBS_GAUSSIAN = "log-probs-gaussian"
+    LOG_PROBS_GAUSSIAN = "log-probs-gaussian", "engine"
     """Gives the log-prob of every SDE step under the policy that sampled it."""
-    LOG_PROBS_TOKEN = "log-probs-token"
+    LOG_PROBS_TOKEN = "log-probs-token", "engine"
     """Gives the log-prob of every token under the policy that sampled it."""
-    CONDITIONS = "conditions"
+    CONDITIONS = "conditions", "model", "engine"
     """Returns the conditions (prompt embeddings) that it generated from."""
-    GUIDANCE = "guidance"
+    GUIDANCE = "guidance", "model", "engine"
     """Honours classifier-free guidance, negative prompts included, and echoes the scale."""
-    PLUGIN_SAMPLERS = "plugin-samplers"
+    PLUGIN_SAMPLERS = "plugin-samplers", "engine"
     """Computes with the kernels and guidances of plugins, named `module:Class`."""
-    MEDIA_REFS = "media-refs"
+    MEDIA_REFS = "media-refs", "engine"
     """Generates from the media of a request, where the model takes them."""
     # Weights of an engine.
-    WEIGHTS_SHARED = "weights-shared"
+    WEIGHTS_SHARED = "weights-shared", "engine"
     """Samples from the very module that trains; nothing is transferred."""
-    WEIGHTS_FULL = "weights-full"
+    WEIGHTS_FULL = "weights-full", "engine"
     """Takes full weights and returns the checksum of what it then holds."""
-    WEIGHTS_LORA = "weights-lora"
+    WEIGHTS_LORA = "weights-lora", "engine"
     """Takes LoRA weights under a name."""
-    SLEEP = "sleep"
+    SLEEP = "sleep", "engine"
     """Gives its device memory back between rollouts."""
     # Models and backends.
-    LAZY_BUILD = "lazy-build"
+    LAZY_BUILD = "lazy-build", "model", "backend"
     """Of a model: can be built without the values of `trainable`. Of a backend: shards such a module and fills in what
     each rank keeps, so that no rank ever holds the whole of it; with teachers of the model, too."""
     # Models.
-    LATENT_STAGE = "latent-stage"
+    LATENT_STAGE = "latent-stage", "model"
     """Has a denoiser: encode, velocity, schedule, decode."""
-    TEXT_STAGE = "text-stage"
+    TEXT_STAGE = "text-stage", "model"
     """Has a decoder of tokens."""
-    LORA = "lora"
+    LORA = "lora", "model"
     """Names the layers that LoRA adapts."""
     # Backends.
-    TRAIN_LORA = "train-lora"
+    TRAIN_LORA = "train-lora", "backend"
     """Trains LoRA adapters."""
-    TRAIN_FULL = "train-full"
+    TRAIN_FULL = "train-full", "backend"
     """Trains all weights of the trainable module."""
-    REFERENCE_ADAPTER_OFF = "reference-adapter-off"
+    REFERENCE_ADAPTER_OFF = "reference-adapter-off", "backend"
     """Gives the reference policy by switching the adapter off."""
-    REFERENCE_COPY = "reference-copy"
+    REFERENCE_COPY = "reference-copy", "backend"
     """Keeps a frozen copy of the initial weights as the reference policy."""
-    EMA = "ema"
+    EMA = "ema", "backend"
     """Keeps an exponential moving average of what it trains."""
-    LAGGED_POLICY = "lagged-policy"
+    LAGGED_POLICY = "lagged-policy", "backend"
     """Keeps a lagged policy (an EMA adapter or copy) that rollouts and losses can use."""
-    MANY_RANKS = "many-ranks"
+    MANY_RANKS = "many-ranks", "backend"
     """Trains on all ranks of torch's default process group, each with rows of its own, as one rank with all rows."""
-    CRITIC = "critic"
+    CRITIC = "critic", "backend"
     """Keeps a critic of its own, for tokens and for denoise steps, and trains it with an optimizer of its own; engines
     never see it."""
-    THROUGH_SAMPLER = "through-sampler"
+    THROUGH_SAMPLER = "through-sampler", "backend"
     """Backpropagates a reward through the sampler."""
     # Rewards.
-    REWARD_SAMPLE = "reward-sample"
+    REWARD_SAMPLE = "reward-sample", "reward"
     """Scores samples one by one."""
-    REWARD_GROUP = "reward-group"
+    REWARD_GROUP = "reward-group", "reward"
     """Scores the samples of a group against each other."""
-    REWARD_DIFFERENTIABLE = "reward-differentiable"
+    REWARD_DIFFERENTIABLE = "reward-differentiable", "reward"
     """Is differentiable with respect to the media."""
-
-
-CAPABILITIES_OF: Mapping[Kind, tuple[Cap, ...]] = {
-    "model": (Cap.LATENT_STAGE, Cap.TEXT_STAGE, Cap.LORA, Cap.CONDITIONS, Cap.GUIDANCE, Cap.LAZY_BUILD),
-    "engine": (
-        Cap.LATENT_ROLLOUT,
-        Cap.TEXT_ROLLOUT,
-        Cap.SIGMAS,
-        Cap.INITIAL_NOISE,
-        Cap.STEP_NOISE,
-        Cap.SEEDS,
-        Cap.SDE_STEPS,
-        Cap.SDE_STEPS_PER_GROUP,
-        Cap.TRAJECTORY_WINDOW,
-        Cap.TRAJECTORY_FULL,
-        Cap.LOG_PROBS_GAUSSIAN,
-        Cap.LOG_PROBS_TOKEN,
-        Cap.CONDITIONS,
-        Cap.GUIDANCE,
-        Cap.PLUGIN_SAMPLERS,
-        Cap.MEDIA_REFS,
-        Cap.WEIGHTS_SHARED,
-        Cap.WEIGHTS_FULL,
-        Cap.WEIGHTS_LORA,
-        Cap.SLEEP,
-    ),
-    "backend": (
-        Cap.TRAIN_LORA,
-        Cap.TRAIN_FULL,
-        Cap.REFERENCE_ADAPTER_OFF,
-        Cap.REFERENCE_COPY,
-        Cap.EMA,
-        Cap.LAGGED_POLICY,
-        Cap.MANY_RANKS,
-        Cap.CRITIC,
-        Cap.THROUGH_SAMPLER,
-        Cap.LAZY_BUILD,
-    ),
-    "algorithm": (),
-    "reward": (Cap.REWARD_SAMPLE, Cap.REWARD_GROUP, Cap.REWARD_DIFFERENTIABLE),
-    "tracker": (),
-    "launcher": (),
-    "transport": (),
-}
-"""Capabilities that a part of each kind can have. Algorithms state needs instead."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,6 @@ from .config import (
     StageConfig,
     TrainConfig,
 )
-from .eval_sampling import evaluation_base
 from .spec import (
     AlgorithmSpec,
     BackendSpec,
@@ -207,7 +206,7 @@ class Stage:
         Latent tracks are sampled without noise, by `euler`, and text tracks greedily, unless `eval.sampling` says
         otherwise.
         """
-        return replace(evaluation_base(self.sampling, self.eval_sampling), **self.eval_sampling)
+        return replace(self.sampling.for_evaluation(self.eval_sampling), **self.eval_sampling)
 
     @property
     def parts(self) -> dict[str, Choice[Spec, PartConfig]]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 from ..types.data import MediaRef
 from ..types.sampling import PLAIN_GUIDANCE
@@ -44,21 +44,12 @@ last three are stored samples, see `EngineSpec.samples`."""
 MediaUses: TypeAlias = Mapping[MediaRole, Literal["takes", "needs", "needs one"]]
 ModelPart = Literal["encode", "decode"]
 """A part of a model besides `trainable`, by the method that uses it: its encoders, its decoder."""
-MODEL_PARTS: frozenset[ModelPart] = frozenset({"encode", "decode"})
+MODEL_PARTS: frozenset[ModelPart] = frozenset(get_args(ModelPart))
 NamesInModule: TypeAlias = tuple[str, ...] | str
 """Names, or `"module:function"` of a function that finds them in the trainable module, as a checkpoint has it. Read it
 through `unirl.core.specs.facts.names_in`."""
 Kind = Literal["model", "engine", "backend", "algorithm", "reward", "tracker", "launcher", "transport"]
-KINDS: tuple[Kind, ...] = (
-    "model",
-    "engine",
-    "backend",
-    "algorithm",
-    "reward",
-    "tracker",
-    "launcher",
-    "transport",
-)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +84,7 @@ class Spec:
     config: str
     """`"module:Class"` of its config dataclass, a subclass of `unirl.core.specs.config.PartConfig`."""
     capabilities: AbstractSet[Cap] = frozenset()
-    """Those of `unirl.core.specs.capability.CAPABILITIES_OF` its kind that it provides. Others are refused where a plan
-    needs them."""
+    """What it provides, of the capabilities of its kind. A plan that needs another one of it is refused."""
     enabled_by: Mapping[Cap, Mapping[str, Any]] = field(default_factory=lambda: dict[Cap, Mapping[str, Any]]())
     """Settings that switch a capability on, by dotted config key, where the defaults leave it off.
 
@@ -238,7 +228,7 @@ class AlgorithmSpec(Spec):
     proposes: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Settings of `sampling`, `train`, `backend` and `advantage` that suit it, by dotted key: above the defaults, below
     what a recipe sets for this algorithm. A mapping stands for a whole section, `{"sampling.sde": {"mode": "none"}}`;
-    a `unirl.core.specs.proposals.ValueIf` depends on other settings."""
+    a `unirl.core.specs.overrides.ValueIf` depends on other settings."""
     reference: str = ""
     """`"module:function"` that gives the loss again in NumPy, see `unirl.conformance.reference.LossInNumpy`."""
 

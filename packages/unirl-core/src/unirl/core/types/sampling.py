@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..limits import Reason, limit, one_of
@@ -181,6 +181,16 @@ class LatentSamplingConfig:
         """Whether guidance may be on. Only the plain modes are known to be off at a scale of 1."""
         return self.guidance_scale != 1.0 or self.guidance_mode not in PLAIN_GUIDANCE
 
+    def for_evaluation(self, given: Collection[str]) -> LatentSamplingConfig:
+        """The base of `eval.sampling`: without noise, by `euler`, and with nothing stored for training.
+
+        given: keys of `eval.sampling`.
+        """
+        # Options belong to the kernel, or the guidance, that they were written for.
+        guidance: dict[str, Any] = {"guidance_options": {}} if "guidance_mode" in given else {}
+        plain: dict[str, Any] = {"kernel": "euler", "eta": 0.0, "kernel_options": {}, "trajectory_dtype": "float32"}
+        return replace(self, **plain, **guidance, sde=SdeStepsConfig(mode="none"))
+
 
 @dataclass
 class TextSamplingConfig:
@@ -211,6 +221,10 @@ class TextSamplingConfig:
     """Passed to the chat template as `enable_thinking`; None keeps the template's default."""
     options: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Settings that only the model has, see its README and `ModelSpec.options`."""
+
+    def for_evaluation(self, given: Collection[str]) -> TextSamplingConfig:
+        """The base of `eval.sampling`: greedy."""
+        return replace(self, temperature=0.0)
 
 
 SamplingConfig = LatentSamplingConfig | TextSamplingConfig

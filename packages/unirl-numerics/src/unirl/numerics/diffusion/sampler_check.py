@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from unirl.core.limits import Reason
 from unirl.core.specs.capability import Cap
-from unirl.core.specs.options import option_problems
+from unirl.core.specs.overrides import option_problems
 from unirl.core.types.sampling import PLAIN_GUIDANCE, LatentSamplingConfig
 
 from .guidance import GUIDANCES, Guidance, make_guidance

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from unirl.core.plugins.hookspec import hookimpl
 from unirl.core.specs.capability import Needs
-from unirl.core.specs.proposals import ValueIf
+from unirl.core.specs.overrides import ValueIf
 from unirl.core.specs.spec import AlgorithmSpec
 
 DIFFUSION_DPO = AlgorithmSpec(

@@ -1,11 +1,13 @@
-"""Settings that an algorithm proposes for other sections of a recipe, and whether those sections have them."""
+"""Values that one part gives for fields of another's dataclass: options of plugins, and settings that an algorithm
+proposes for other sections."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, cast
 
+from ..limits import Reason
 from ..names import did_you_mean
 from ..types.sampling import LatentSamplingConfig, TextSamplingConfig
 from .config import AdvantageConfig, TrainConfig
@@ -14,7 +16,7 @@ from .plan import leaves
 if TYPE_CHECKING:
     from .spec import AlgorithmSpec
 
-__all__ = ["SECTIONS", "ValueIf", "has_key", "wrong_proposals"]
+__all__ = ["SECTIONS", "ValueIf", "has_key", "option_problems", "wrong_proposals"]
 
 SECTIONS = ("sampling", "train", "backend", "advantage")
 """Sections that an algorithm may propose settings for."""
@@ -58,3 +60,35 @@ def wrong_proposals(spec: AlgorithmSpec) -> Iterator[str]:
                 yield f"proposes: got {section}.{entry!s}; {kind} has no such key{hint}"
         if isinstance(value, ValueIf) and any(other.split(".")[0] != section for other in value.when):
             yield f"proposes: {path!r} depends on {', '.join(value.when)}, expected settings of {section!r}"
+
+
+def option_problems(
+    kind: type[Any], given: Mapping[str, Any], *, key: str, names: Collection[str] | None = None
+) -> list[Reason]:
+    """A reason for each unknown option and for each value of another type than its field.
+
+    kind: dataclass with the fields.  key: path of the options.  names: fields that are options; None is all of them.
+    """
+    # Not above: what decides whether parts go together imports this, and must stay light.
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    known = [item.name for item in fields(kind)] if names is None else list(names)
+    typed: Any = OmegaConf.structured(kind)
+    # Frozen dataclasses are read-only.
+    OmegaConf.set_readonly(typed, False)
+    reasons: list[Reason] = []
+    for name, value in given.items():
+        if name not in known:
+            text = f"{kind.__name__} has no such option{did_you_mean(name, known) or '.'} It has "
+            reasons.append(Reason(key=f"{key}.{name}", text=f"{text}{', '.join(sorted(known)) or 'none'}."))
+            continue
+        try:
+            OmegaConf.update(typed, name, value)
+            converted: Any = OmegaConf.to_container(typed)
+        except OmegaConfBaseException:
+            converted = {}
+        if name not in converted or converted[name] != value:
+            expected = next(item.type for item in fields(kind) if item.name == name)
+            reasons.append(Reason(key=f"{key}.{name}", text=f"got {value!r}, expected a value of type {expected}."))
+    return reasons
