@@ -205,6 +205,8 @@ def test_a_critic_without_its_algorithm_and_the_other_way_round_are_refused(benc
     class Plain:
         """An algorithm without a critic."""
 
+        trains_critic = False
+
         def __init__(self) -> None:
             other = make()
             self.advantages, self.with_old_log_probs, self.loss_weights, self.loss = (
