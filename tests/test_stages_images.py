@@ -107,8 +107,8 @@ def made(plan: Plan) -> tuple[Parts, Mapping[str, Track]]:
     parts = build_parts(plan, catalog=catalog())
     requests = step_requests(parts, plan, read_data(plan).prompts[:2], step=0)
     versions = {stage.name: 0 for stage in plan.stages}
-    rollout = generate_stages(parts, plan, requests, versions=versions, during=lambda stage: nullcontext())
-    return parts, rollout.tracks
+    tracks = generate_stages(parts, plan, requests, versions=versions, during=lambda stage: nullcontext())
+    return parts, tracks
 
 
 def test_the_reader_gets_what_files_of_the_images_would_give_it(recipe: Path, tmp_path: Path) -> None:

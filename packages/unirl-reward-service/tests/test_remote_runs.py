@@ -118,7 +118,7 @@ def scenes() -> ScoreInput:
 @pytest.mark.parametrize("encoding", ["raw", "png", "webp"])
 def test_scores_are_those_of_this_process(service: RunningService, catalog: Catalog, encoding: str) -> None:
     batch = scenes()
-    own = load_reward("shapes", {}, device="cpu", catalog=catalog).score(batch)
+    own = load_reward("shapes", {}, device="cpu", catalog=catalog).reward.score(batch)
     parts = ["color", "shape", "place", "perfect"]
     config = remote(service, scorer="shapes", encoding=encoding, batch_size=3, parts=parts)
     scores = scores_of(config, batch)

@@ -140,7 +140,7 @@ def run(case, folder, *, rank=0, world=1):
         backend.save(folder / case)
     live = dict(backend.export_weights(kind="merged").tensors)
     backend.close()
-    return {"sampled": sampled, "gradients": first, "metrics": dict(report.metrics), "live": live}
+    return {"sampled": sampled, "gradients": first, "metrics": dict(report.only), "live": live}
 
 
 def refusals(folder, rank):

@@ -29,8 +29,8 @@ from unirl.core.specs.plan import Choice, Learner, Plan, Stage
 from unirl.core.types.sampling import LatentSamplingConfig
 from unirl.core.types.weights import MadeTensors, checksum
 
+from .checked_reward import CheckedReward, errors_under
 from .parts import Launcher, NoEngine, Parts, attributed, load, shares_weights
-from .reward_guard import GuardedReward, errors_under
 from .scoring import MediaScore
 from .teachers import check_teachers
 
@@ -246,7 +246,7 @@ def build_rewards(plan: Plan, *, catalog: Catalog, keys: Collection[str] | None 
             continue
         with errors_under(choice.key, name=choice.name):
             spec = dataclasses.replace(choice.spec, parts=(*choice.spec.parts, *choice.config.further_parts()))
-            result[key] = GuardedReward(choice.key, build_part(choice, catalog, device=device), spec=spec)
+            result[key] = CheckedReward(choice.key, build_part(choice, catalog, device=device), spec=spec)
     return result
 
 

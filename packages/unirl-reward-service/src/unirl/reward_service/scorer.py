@@ -82,7 +82,7 @@ def score_bodies(loaded: LoadedReward, bodies: Sequence[bytes]) -> list[dict[str
 
 def _score(loaded: LoadedReward, batch: list[ScoreInput]) -> list[dict[str, Any]]:
     try:
-        scores = loaded.score(_joined(batch))
+        scores = loaded.reward.score(_joined(batch))
     except Exception as error:  # noqa: BLE001 - each request gets its own
         if len(batch) > 1:
             return [result for samples in batch for result in _score(loaded, [samples])]

@@ -1,4 +1,4 @@
-"""A reward as a run holds it: every failure names the reward, and it gives just what its spec declares."""
+"""The boundary between a run and a reward, where its errors are attributed and its scores are checked."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from unirl.core.types.array import Array
 if TYPE_CHECKING:
     from unirl.core.specs.spec import RewardSpec
 
-__all__ = ["GuardedReward", "errors_under"]
+__all__ = ["CheckedReward", "errors_under"]
 
 ROUNDING = 1e-6
 """A mean or a sum of fp32 numbers may pass an exact bound of the range by this share of it."""
 
 
-class GuardedReward:
+class CheckedReward:
     """Calls a reward, checks its reply, and refuses side effects on the run.
 
     Side effects that are refused: pixels changed in place (by the version counters of their tensors), another seed of
@@ -41,9 +41,10 @@ class GuardedReward:
         self._key, self._reward, self._spec = key, reward, spec
 
     def score(self, samples: ScoreInput) -> Scores:
-        """The scores of the reward.
+        """The scores of the reward, as it gives them.
 
-        Raises RewardFailed when it raises or exits, when the reply is not what the spec declares, and for side effects.
+        Raises RewardFailed when it raises or exits, when the scores are not finite numbers, one per sample, or not what
+        the spec declares, and for side effects.
         """
         before = _State(samples)
         try:
@@ -74,7 +75,7 @@ class GuardedReward:
                 f"{self._key}: set the seed of torch's global generator, which the whole process draws from. "
                 "Use a `torch.Generator` of its own."
             )
-        return self._declared(scores, samples)
+        return self._checked(scores, samples)
 
     def close(self) -> None:
         """Close the reward. Raises RewardFailed when that raises or exits."""
@@ -83,13 +84,13 @@ class GuardedReward:
         except (Exception, SystemExit) as error:
             raise RewardFailed(f"{self._key}: close() raised {_named(error)}.") from error
 
-    def _declared(self, scores: object, samples: ScoreInput) -> Scores:
+    def _checked(self, scores: object, samples: ScoreInput) -> Scores:
         if not isinstance(scores, Scores):
             raise RewardFailed(
                 f"{self._key}: score() returned {_described(scores)}; expected "
                 "unirl.core.roles.Scores(values=<tensor [N]>, parts={name: <tensor [N]>})."
             )
-        rows, scored = len(samples.sample_ids), scores.scored
+        rows, scored = samples.num_rows, scores.scored
         if scored is not None and not (
             _is_tensor(scored) and f"{scored.dtype} {[*scored.shape]}" == f"torch.bool [{rows}]"
         ):
@@ -104,22 +105,34 @@ class GuardedReward:
                 f"reward {self._spec.name!r} declares in `parts`."
             )
         for name, values in (("values", scores.values), *((f"parts[{n!r}]", v) for n, v in scores.parts.items())):
-            if not _is_tensor(values):
-                raise RewardFailed(
-                    f"{self._key}: {name} of Scores is {_described(values)}; expected a tensor of shape [N], one "
-                    "number per sample."
-                )
-        values = scores.values.detach()
-        has_shape = scored is not None and values.shape == scored.shape
-        self._check_range(values[scored.to(values.device)] if scored is not None and has_shape else values)
+            self._check_values(name, values, samples, scored=scored)
+        self._check_range(scores.values.detach(), scored=scored)
         return scores
 
-    def _check_range(self, values: Array) -> None:
+    def _check_values(self, name: str, values: Any, samples: ScoreInput, *, scored: Array | None) -> None:
+        """One finite number for each sample that has a score."""
+        if not _is_tensor(values) or tuple(values.shape) != (samples.num_rows,):
+            result = f"a tensor of shape {tuple(values.shape)}" if _is_tensor(values) else _described(values)
+            raise RewardFailed(
+                f"{self._key}: {name} of Scores is {result}; expected a tensor of shape ({samples.num_rows},), one "
+                "number per sample, in their order."
+            )
+        finite = values.isfinite() if scored is None else values.isfinite() | ~scored.to(values.device)
+        if not bool(finite.all()):
+            row = int((~finite).nonzero()[0])
+            raise RewardFailed(
+                f"{self._key}: {name} of Scores is {float(values[row])} for sample {samples.sample_ids[row]!r} (prompt "
+                f"{samples.inputs.prompts[row]!r}). A score must be finite; make the reward raise where it cannot "
+                "score."
+            )
+
+    def _check_range(self, values: Array, *, scored: Array | None) -> None:
         low, high = self._spec.range
-        if not values.numel() or not bool(values.isfinite().all()):
-            return  # Shape and finiteness are for `unirl.loop.scoring`, which names the sample.
+        counted = values if scored is None else values[scored.to(values.device)]
+        if not counted.numel():
+            return
         slack = ROUNDING * max([1.0, *(abs(bound) for bound in (low, high) if abs(bound) != float("inf"))])
-        result = (float(values.min()), float(values.max()))
+        result = (float(counted.min()), float(counted.max()))
         if result[0] < low - slack or result[1] > high + slack:
             raise RewardFailed(
                 f"{self._key}: got scores from {result[0]:.6g} to {result[1]:.6g}, expected {low:g} to {high:g}, the "

@@ -16,7 +16,7 @@ from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.spec import RewardSpec
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.media import Media
-from unirl.loop.reward_guard import GuardedReward
+from unirl.loop.checked_reward import CheckedReward
 
 SPEC = RewardSpec(
     name="taste",
@@ -57,7 +57,7 @@ def pictures(values: torch.Tensor | None = None) -> Media:
 
 
 def scored(score: Callable[[ScoreInput], Any], media: Media | None = None, *, spec: RewardSpec = SPEC) -> Scores:
-    return GuardedReward("reward.mine", Reward(score), spec=spec).score(samples(media))
+    return CheckedReward("reward.mine", Reward(score), spec=spec).score(samples(media))
 
 
 def test_a_reward_that_keeps_its_word_passes_unchanged() -> None:
@@ -100,7 +100,23 @@ REPLIES = {
     "list in Scores": (Scores(values=[0.0, 1.0], parts=GOOD.parts), r"values of Scores is list .*expected a tensor"),
     "list in a part": (
         Scores(values=GOOD.values, parts={"colour": [1, 0]}),
-        r"parts\['colour'\] of Scores is list \[1, 0\]; expected a tensor of shape \[N\]",
+        r"parts\['colour'\] of Scores is list \[1, 0\]; expected a tensor of shape \(2,\), one number per sample",
+    ),
+    "wrong number": (
+        Scores(values=torch.tensor([0.0, 1.0, 1.0]), parts=GOOD.parts),
+        r"values of Scores is a tensor of shape \(3,\); expected a tensor of shape \(2,\), one number per sample",
+    ),
+    "not finite": (
+        Scores(values=torch.tensor([0.0, float("nan")]), parts=GOOD.parts),
+        r"values of Scores is nan for sample 'b' \(prompt 'y'\)\. A score must be finite",
+    ),
+    "not finite where scored": (
+        Scores(values=torch.tensor([float("nan")] * 2), parts=GOOD.parts, scored=torch.tensor([False, True])),
+        r"values of Scores is nan for sample 'b'",
+    ),
+    "part not finite": (
+        Scores(values=GOOD.values, parts={"colour": torch.tensor([float("inf"), 0.0])}),
+        r"parts\['colour'\] of Scores is inf for sample 'a'",
     ),
     "missing part": (Scores(values=GOOD.values), r"got components none, expected \['colour'\]"),
     "other part": (
@@ -128,6 +144,15 @@ def test_a_reply_that_the_spec_does_not_declare_is_refused(case: str) -> None:
     reply, says = REPLIES[case]
     with pytest.raises(RewardFailed, match=f"^reward.mine: {says}"):
         scored(lambda _: reply)
+
+
+def test_a_reward_that_raises_is_named_and_its_error_is_the_cause() -> None:
+    def fails(_: ScoreInput) -> Scores:
+        raise ValueError("no face in the picture")
+
+    with pytest.raises(RewardFailed, match=r"reward\.mine: raised ValueError: no face in the picture") as caught:
+        scored(fails)
+    assert isinstance(caught.value.__cause__, ValueError)
 
 
 def test_an_exit_inside_score_is_a_failure_of_the_reward() -> None:
@@ -202,7 +227,7 @@ def test_another_working_folder_is_put_back(tmp_path: Path, monkeypatch: pytest.
 
 def test_an_object_that_is_not_a_reward_is_refused_when_it_is_built() -> None:
     with pytest.raises(RewardFailed, match=r"reward.mine: 'taste:build' returned dict, which has no method 'score'"):
-        GuardedReward("reward.mine", {}, spec=SPEC)  # type: ignore[arg-type]
+        CheckedReward("reward.mine", {}, spec=SPEC)  # type: ignore[arg-type]
 
 
 def test_a_close_that_raises_names_the_reward() -> None:
@@ -210,7 +235,7 @@ def test_a_close_that_raises_names_the_reward() -> None:
         raise OSError("device busy")
 
     with pytest.raises(RewardFailed, match=r"reward.mine: close\(\) raised OSError: device busy."):
-        GuardedReward("reward.mine", Reward(lambda _: GOOD, fails), spec=SPEC).close()
+        CheckedReward("reward.mine", Reward(lambda _: GOOD, fails), spec=SPEC).close()
 
 
 def test_media_of_another_kind_are_refused_before_the_reward_runs() -> None:

@@ -1,11 +1,11 @@
-"""Streaming: pieces are scored while later ones are generated, and nothing but time depends on it."""
+"""Reward overlap: pieces are scored while later ones are generated, and nothing but time depends on it."""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,58 +13,63 @@ import torch
 from loop_toy import LIMIT_S, Light, ToyEngine, at, met, parts, passed, plan, prompts, threads
 from plans import changed
 from unirl.core.errors import EchoMismatch, RewardFailed, RunFailed
+from unirl.core.specs.plan import Plan
 from unirl.core.types.batch import same
 from unirl.loop.parts import Parts
-from unirl.loop.requests import step_requests
+from unirl.loop.phases import Phases
+from unirl.loop.queue import MAX_UNSCORED, GroupQueue, ScoredGroups
 from unirl.loop.scoring import score
-from unirl.loop.streaming import MAX_WAITING, MadeRollout, Phases, RolloutMaker, group_pieces
 
 
-def maker(
-    made_of: Parts,
-    *,
-    groups: int = 4,
-    pieces_of: int = 1,
-    phases: Phases | None = None,
-    rows: Sequence[int] | None = None,
-) -> RolloutMaker:
-    """Of a request for 2 samples of each group, or of these rows of it."""
-    made_of.only.engine.version, made_of.only.engine.weight = 0, 0.25  # type: ignore[attr-defined]
+@dataclass
+class Maker:
+    """The groups of one step, as a run takes them from the queue."""
+
+    made_of: Parts
+    plan: Plan
+    phases: Phases
+
+    def make(self) -> ScoredGroups:
+        with self.queue() as queue:
+            return self.taken(queue)
+
+    def queue(self) -> GroupQueue:
+        return GroupQueue(self.made_of, self.plan)
+
+    def taken(self, queue: GroupQueue) -> ScoredGroups:
+        queue.put(0, prompts(self.plan.data.prompts_per_step), phases=self.phases)
+        return queue.get(0, phases=self.phases)
+
+
+def maker(made_of: Parts, *, groups: int = 4, pieces_of: int = 1, phases: Phases | None = None) -> Maker:
+    """Of 2 samples of each group."""
     toy = plan(groups=groups, run={"reward_overlap_groups": pieces_of})
     toy = changed(toy, rewards=dict.fromkeys(made_of.rewards, toy.rewards["light"]))
-    requests = step_requests(made_of, toy, prompts(groups), step=0)
-    chosen = {name: request if rows is None else request.select(rows) for name, request in requests.items()}
-    return RolloutMaker(made_of, toy, chosen, phases=phases or Phases())
+    return Maker(made_of, toy, phases or Phases())
 
 
-def assert_same_rollout(left: MadeRollout, right: MadeRollout) -> None:
-    for name, track in left.rollout.tracks.items():
-        assert same(track, right.rollout.tracks[name])
-
-
-def test_pieces_are_whole_groups_in_the_order_of_their_first_rows() -> None:
-    assert group_pieces(("a", "a", "b", "b", "c"), 2) == [[0, 1, 2, 3], [4]]
-    assert group_pieces(("a", "b", "a", "c", "b"), 1) == [[0, 2], [1, 4], [3]]
+def assert_same_rollout(left: ScoredGroups, right: ScoredGroups) -> None:
+    for name, track in left.tracks.items():
+        assert same(track, right.tracks[name])
 
 
 @pytest.mark.parametrize("pieces_of", [1, 2, 3])
 def test_a_streamed_rollout_is_the_rollout_bit_for_bit(pieces_of: int) -> None:
     whole, streamed = (maker(parts(), pieces_of=size).make() for size in (0, pieces_of))
     assert_same_rollout(whole, streamed)
-    track = streamed.rollout.tracks["image"]
+    track = streamed.tracks["image"]
     # The rewards as one call over all samples gives them, group means included.
     assert same(
         track, score(dataclasses.replace(track, rewards=None, reward_parts={}), {"light": Light()}, {"light": 1.0})
     )
 
 
-def test_rows_of_a_group_may_stand_anywhere_and_come_back_in_the_order_of_the_request() -> None:
-    rows, engine = [0, 2, 4, 6, 7, 5, 3, 1], ToyEngine()
-    made = maker(parts(engine=engine), rows=rows).make()
-    ids = [f"r0/p{group}/{number}" for group in range(4) for number in range(2)]
-    assert made.rollout.tracks["image"].sample_ids == tuple(ids[row] for row in rows)
-    assert [request.group_ids for request in engine.requests] == [(f"r0/p{n}",) * 2 for n in range(4)]
-    assert_same_rollout(maker(parts(), rows=rows, pieces_of=0).make(), made)
+def test_pieces_are_whole_groups_in_the_order_of_the_prompts() -> None:
+    engine = ToyEngine()
+    made = maker(parts(engine=engine), groups=5, pieces_of=2).make()
+    groups = tuple(f"r0/p{sample // 2}" for sample in range(10))
+    assert [request.group_ids for request in engine.requests] == [groups[:4], groups[4:8], groups[8:]]
+    assert made.tracks["image"].group_ids == groups
 
 
 def test_a_piece_is_scored_while_the_next_one_is_generated() -> None:
@@ -75,7 +80,7 @@ def test_a_piece_is_scored_while_the_next_one_is_generated() -> None:
             engine=ToyEngine(during=at(1, lambda: met(both))), rewards={"light": Light(during=at(0, lambda: met(both)))}
         )
     ).make()
-    assert made.queue_max >= 1
+    assert made.most_unscored >= 1
 
 
 def test_rewards_score_a_piece_at_once_and_each_has_one_thread() -> None:
@@ -101,7 +106,7 @@ def test_the_numbers_do_not_depend_on_which_reward_is_slow() -> None:
     slow = maker(parts(rewards=last)).make()
     assert_same_rollout(maker(parts(rewards={"light": Light(), "other": Light()})).make(), slow)
     assert len(slow.latencies_s) == 4
-    assert slow.queue_max == 4
+    assert slow.most_unscored == 4
 
 
 def test_generation_waits_when_scoring_is_too_far_behind() -> None:
@@ -110,9 +115,9 @@ def test_generation_waits_when_scoring_is_too_far_behind() -> None:
 
     def generating(number: int) -> None:
         seen.append(number - light.done)
-        if number == MAX_WAITING - 1:
+        if number == MAX_UNSCORED - 1:
             full.set()
-        if number >= MAX_WAITING and light.done == 0:
+        if number >= MAX_UNSCORED and light.done == 0:
             beyond.set()
 
     def first_score() -> None:
@@ -123,8 +128,8 @@ def test_generation_waits_when_scoring_is_too_far_behind() -> None:
     light.during = at(0, first_score)
     made = maker(parts(engine=ToyEngine(during=generating), rewards={"light": light}), groups=8).make()
     assert len(seen) == 8
-    assert max(seen) <= MAX_WAITING - 1
-    assert made.queue_max == MAX_WAITING
+    assert max(seen) <= MAX_UNSCORED - 1
+    assert made.most_unscored == MAX_UNSCORED
 
 
 def test_a_reward_that_fails_ends_generation_and_is_named() -> None:
@@ -138,7 +143,7 @@ def test_a_reward_that_fails_ends_generation_and_is_named() -> None:
     with pytest.raises(RewardFailed, match=r"reward\.light: raised ValueError: no face in the picture on a batch of 2"):
         maker(parts(engine=engine, rewards={"light": Light(during=at(0, fail))}), groups=64).make()
     # Some pieces may be generated before the failure is noted; the first one still counts as waiting.
-    assert 2 <= len(engine.requests) <= MAX_WAITING
+    assert 2 <= len(engine.requests) <= MAX_UNSCORED
     assert not threads("reward-")
 
 
@@ -196,21 +201,23 @@ def test_a_cancelled_rollout_ends_with_the_call_that_it_is_in() -> None:
 
     engine, light = ToyEngine(), Light(during=at(0, first_score))
     result = maker(parts(engine=engine, rewards={"light": light}), groups=8)
-    with ThreadPoolExecutor(1) as pool:
-        made = pool.submit(result.make)
+    queue = result.queue()
+    with ThreadPoolExecutor(2) as pool:
+        made = pool.submit(result.taken, queue)
         passed(scoring)
-        result.cancel()
+        left = pool.submit(queue.__exit__, None, None, None)
         release.set()
         with pytest.raises(CancelledError):
             made.result(timeout=LIMIT_S)
-    assert len(engine.requests) <= MAX_WAITING
+        left.result(timeout=LIMIT_S)
+    assert len(engine.requests) <= MAX_UNSCORED
     assert light.calls == 1
 
 
 def test_the_phases_are_those_of_the_thread_that_asks() -> None:
     phases = Phases()
     made = maker(parts(), phases=phases).make()
-    assert set(phases.seconds) == {"generate", "score"}
+    assert set(phases.seconds) == {"sync", "request", "generate", "score"}
     # The same spans, timed inside and outside of the phase.
     assert phases.seconds["generate"] <= made.generate_s
     assert torch.tensor(made.latencies_s).min() > 0

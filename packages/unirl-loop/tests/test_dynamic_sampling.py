@@ -16,10 +16,9 @@ from unirl.core.match.match import match
 from unirl.core.roles import Job, ScoreInput, Scores, TrainReport
 from unirl.core.specs.config import DataConfig, StageConfig
 from unirl.core.specs.plan import Plan, Stage
-from unirl.core.types.data import Prompt
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.track import Status, Track
-from unirl.loop.refill import Refill, prompt_groups, with_spread
+from unirl.loop.dynamic_sampling import UsefulGroups, prompt_groups, with_spread
 
 
 class Easy:
@@ -44,9 +43,8 @@ class Noting(ToyBackend):
     """A backend that notes which groups it is trained on."""
 
     def train(self, jobs: Sequence[Job], *, progress: float) -> TrainReport:
-        track, algorithm = jobs[0].track, jobs[0].algorithm
-        self.groups = [*getattr(self, "groups", []), list(track.groups())]
-        return super().train([Job(track=track, algorithm=algorithm)], progress=progress)
+        self.groups = [*getattr(self, "groups", []), list(jobs[0].track.groups())]
+        return super().train(jobs, progress=progress)
 
 
 def a_plan(*, rounds: int, groups: int = 2, **run: Any) -> Plan:
@@ -218,8 +216,13 @@ def test_a_prompt_stays_while_one_stage_that_trains_can_learn_from_it(
 
 def test_samples_of_a_prompt_are_drawn_and_dropped_together() -> None:
     stages = [stage("text"), stage("image", parent="text")]
-    refill = Refill(wanted=2, rounds=1, spare=[Prompt(prompt_id="texts", text="", metadata={})], stages=stages)
-    drawn = refill.run(written("equal", "images"), lambda prompts: written(*(prompt.prompt_id for prompt in prompts)))
-    # The second prompt of the first round, and the only one of the second, whose rows follow 4 texts and 8 images.
-    assert drawn.rows == {"text": (2, 3, 4, 5), "image": (4, 5, 6, 7, 8, 9, 10, 11)}
+    useful = UsefulGroups(stages, wanted=2)
+    assert useful.num_to_draw(3) == 2
+    useful.add(written("equal", "images"))
+    # One of two was useful, and one is missing: two more, of which one is left.
+    assert useful.num_to_draw(1) == 1
+    useful.add(written("texts"))
+    tracks, drawn = useful.chosen()
+    ids = {name: [sample.split("/")[0] for sample in track.sample_ids] for name, track in tracks.items()}
+    assert ids == {"text": ["images"] * 2 + ["texts"] * 2, "image": ["images"] * 4 + ["texts"] * 4}
     assert (drawn.num_groups, drawn.num_without_spread, drawn.num_missing) == (3, 1, 0)
