@@ -213,7 +213,7 @@ def test_the_gradient_of_a_joint_step_is_the_weighted_sum_of_those_of_its_jobs(m
     # Sums of the same fp64 terms in another order; the log-probs that they come from are fp32.
     torch.testing.assert_close(gradient, alone[0] + 3 * alone[1], rtol=1e-6, atol=1e-9)
     assert report.num_updates == 1 and all(
-        {"loss", "grad_norm"} <= report.only[name].keys() for name in ("one", "other")
+        {"loss", "grad_norm"} <= report.metrics[name].keys() for name in ("one", "other")
     )
 
 
@@ -237,4 +237,4 @@ def test_a_job_without_weight_leaves_the_step_to_the_others():
         ]
     )
     torch.testing.assert_close(joint.gradients[0], alone.gradients[0], rtol=0, atol=0)
-    assert report.num_updates == 1 and not any("updates_empty" in job for job in report.only.values())
+    assert report.num_updates == 1 and not any("updates_empty" in job for job in report.metrics.values())
