@@ -28,11 +28,12 @@ from unirl.core.types.event import Event
 from unirl.core.types.inputs import Inputs
 from unirl.core.types.sampling import TextSamplingConfig
 from unirl.core.types.track import Track
-from unirl.loop.build import build_parts, with_run_folder
+from unirl.loop.build import build_parts
 from unirl.loop.generation import generate_stages
 from unirl.loop.parts import Parts
 from unirl.loop.requests import step_requests
 from unirl.loop.run import train
+from unirl.loop.run_plan import with_run_folder
 from writer_and_painter import composed, numbers
 
 

@@ -20,7 +20,8 @@ from unirl.core.cli.discovery import discover
 from unirl.core.errors import BatchError, RewardFailed, UniRLError
 from unirl.core.roles import ScoreInput, Scores
 from unirl.core.specs.capability import Cap, Support
-from unirl.reward_service.wire import ScoreRequest, WireError, decode, to_samples
+from unirl.reward_service.wire import ScoreRequest, decode, to_samples
+from unirl.reward_service.wire_pixels import WireError
 
 from .loading import LoadedReward, load_reward
 
