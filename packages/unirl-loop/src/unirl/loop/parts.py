@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Launcher",
+    "LauncherReport",
     "NoEngine",
-    "Noted",
     "Parts",
     "StageParts",
     "attributed",
@@ -39,13 +39,13 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noted:
-    """What a launcher measured and noticed since it was last asked."""
+class LauncherReport:
+    """A launcher's metrics and findings since the last report."""
 
     metrics: Mapping[str, float]
-    """For the step that ends now."""
+    """Of the step that ends now."""
     findings: Sequence[str] = ()
-    """What a user should know, such as a worker that was replaced."""
+    """News for the user, such as a worker that was replaced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +75,8 @@ class Parts:
     sync: Callable[[Stage], None] | None = None
     """Brings the weights that train to a stage's engine that lives elsewhere and sets its version; checks what it then
     holds. None: the engine shares the weights, or takes them by `load_weights`, in this process."""
-    noted: Callable[[], Noted] | None = None
-    """What moving data and weights took; the loop asks once a step."""
+    report: Callable[[], LauncherReport] | None = None
+    """Traffic of data and weights, and findings; the loop asks once a step."""
 
     def version(self, stage: Stage, policy: Policy | None = None) -> int:
         """Version of the weights that a stage samples with, or of another policy of its model; 0 of a frozen one."""

@@ -160,10 +160,10 @@ def train_step(
         metrics |= _overlap(groups, train_s=phases.seconds.get("train", 0.0), step_s=time.perf_counter() - began)
     if plan.run.max_staleness:
         metrics["rollouts_waiting"] = float(num_ready)
-    if parts.noted is not None:
-        noted = parts.noted()
-        metrics |= noted.metrics
-        for text in noted.findings:
+    if parts.report is not None:
+        report = parts.report()
+        metrics |= report.metrics
+        for text in report.findings:
             events.finding(text, step=step + 1)
     events.emit("step", step=step + 1, metrics=metrics, phases=phases.seconds, samples=rollout.num_samples)
 
