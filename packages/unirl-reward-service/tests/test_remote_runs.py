@@ -134,7 +134,7 @@ def test_raw_pixels_keep_every_bit_and_texts_their_order(service: RunningService
     batch = samples([str(n) for n in range(7)], pixels=pixels)
     own = load_reward("brightness", {}, device="cpu", catalog=catalog)
     # One at a time on both sides, because sums of another batch may be rounded differently.
-    expected = torch.cat([own.score(batch.select([row])).values for row in range(7)])
+    expected = torch.cat([own.reward.score(batch.select([row])).values for row in range(7)])
     alone = [scores_of(remote(service, scorer="light"), batch.select([row])).values for row in range(7)]
     assert torch.equal(torch.cat(alone), expected)
     names = tuple(f"s{n}" for n in range(20))

@@ -267,8 +267,8 @@ def test_the_rate_of_each_update_is_reported_and_used():
     first = backend.train([Job(track=make_track(model), algorithm=Clipped())], progress=0.0)
     second = backend.train([Job(track=make_track(model), algorithm=Clipped())], progress=1.0)
     # Steps 0 to 3 of 4: 1, 3/4, 1/2, 1/4 of the rate; the report is their mean over a call.
-    assert first.metrics["lr"] == pytest.approx(0.875e-2)
-    assert second.metrics["lr"] == pytest.approx(0.375e-2)
+    assert first.only["lr"] == pytest.approx(0.875e-2)
+    assert second.only["lr"] == pytest.approx(0.375e-2)
 
 
 def test_wrong_settings_and_blocks_are_named():
