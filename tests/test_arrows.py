@@ -42,12 +42,13 @@ COMPARED_BY = tuple(
 """References of conformance. Specs name them, and modules of plugins that conformance alone imports may import them."""
 
 
-def module_of(member: Path) -> str:
+def module_of(member: Path) -> str | None:
+    """None where a dist has no code: it requires another one, under a name of its own."""
     with (member / "pyproject.toml").open("rb") as file:
-        return tomllib.load(file)["tool"]["uv"]["build-backend"]["module-name"]
+        return tomllib.load(file)["tool"]["uv"]["build-backend"]["module-name"] or None
 
 
-PACKAGES = {module_of(member): member for member in MEMBERS}
+PACKAGES = {module: member for member in MEMBERS if (module := module_of(member))}
 
 
 def files(package: str) -> list[Path]:
